@@ -1,0 +1,5 @@
+"""What is trained: networks (Keras 3, stock layers only), datasets, and the tasks that join them.
+
+Networks take float32 images [N, H, W, C], already normalised, and give float32 logits [N, num_classes].
+`models.networks` builds them by name. This room knows `towers`; it never imports `strategies` or `launch`.
+"""

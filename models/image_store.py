@@ -1,0 +1,161 @@
+"""Labelled images by number: in memory, and the pair of stores that make a set."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+import tensorflow as tf
+
+from towers.errors import UserError
+
+# Examples that stand for the whole set when its mean and deviation are not known beforehand.
+STATISTICS_EXAMPLES = 10_000
+
+
+class Store(Protocol):
+    """Labelled images that are read by number. `ImageStore` holds them in memory, `RecordStore` on disk."""
+
+    @property
+    def num_examples(self) -> int:
+        """How many images there are."""
+
+    def gather(self, indices: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Images uint8 [n, H, W, C] and labels int64 [n] of `indices` int64 [n]; works in a tf.data graph."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class ImageStore:
+    """Decoded images in memory, on the host.
+
+    Attributes:
+      images: uint8 [N, H, W, C], arrays or tensors; held as a tensor.
+      labels: whole numbers [N]; held as an int64 tensor.
+      num_classes: labels are 0 .. num_classes - 1.
+      name: how messages call the set.
+
+    Raises:
+      UserError: no images, another type or shape, or a label out of range.
+    """
+
+    images: Any
+    labels: Any
+    num_classes: int
+    name: str = "image store"
+
+    def __post_init__(self):
+        images, labels = np.asarray(self.images), np.asarray(self.labels)
+        _check_images(self.name, images, labels)
+        check_labels(self.name, labels, self.num_classes)
+        # The host's memory, also where there is a GPU, and also when a dataset is made inside a graph.
+        with tf.init_scope(), tf.device("CPU:0"):
+            object.__setattr__(self, "images", tf.constant(images))
+            object.__setattr__(self, "labels", tf.constant(labels, tf.int64))
+
+    @property
+    def num_examples(self) -> int:
+        return self.images.shape[0]
+
+    def gather(self, indices: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """As `Store.gather`."""
+        return tf.gather(self.images, indices), tf.gather(self.labels, indices)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class ImageSet:
+    """A train store and an eval store that are opened when first read.
+
+    A planner that only wants the shapes, or a server that reads no data, never pays for the decoding.
+    Opening is lifted out of a graph that is being traced (a dataset function of a cluster).
+
+    Attributes:
+      name: how messages call the set.
+      image_shape: (H, W, C) in pixels.
+      num_classes: how many classes there are.
+      num_examples: examples by split, 'train' and 'eval'.
+      open_store: gives the store of a split.
+      known_mean, known_std: pixel statistics of the training split by channel, in 0..255; None: measured.
+    """
+
+    name: str
+    image_shape: tuple[int, int, int]
+    num_classes: int
+    num_examples: Mapping[str, int]
+    open_store: Callable[[str], Store]
+    known_mean: tuple[float, ...] | None = None
+    known_std: tuple[float, ...] | None = None
+
+    @functools.cached_property
+    def train(self) -> Store:
+        """What is trained on."""
+        with tf.init_scope():
+            return self.open_store("train")
+
+    @functools.cached_property
+    def evaluation(self) -> Store:
+        """What is held out."""
+        with tf.init_scope():
+            return self.open_store("eval")
+
+    @functools.cached_property
+    def statistics(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """(mean, standard deviation) of the training pixels by channel, in 0..255."""
+        if self.known_mean is not None and self.known_std is not None:
+            return self.known_mean, self.known_std
+        with tf.init_scope():
+            return channel_statistics(self.train)
+
+
+def channel_statistics(store: Store) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation by channel, in 0..255, of up to `STATISTICS_EXAMPLES` evenly spaced images.
+
+    Sums are whole numbers, so every machine gets the same floats. A channel that never varies gets
+    deviation 1, which leaves it 0 after normalisation.
+    """
+    num_read = min(store.num_examples, STATISTICS_EXAMPLES)
+    numbers = np.arange(num_read, dtype=np.int64) * store.num_examples // num_read
+    count, total, squares = 0, 0, 0
+    for start in range(0, num_read, 1000):
+        images, _ = store.gather(tf.constant(numbers[start : start + 1000]))
+        pixels = images.numpy().reshape(-1, images.shape[-1])
+        count += len(pixels)
+        total = total + pixels.sum(0, dtype=np.int64)
+        squares = squares + np.square(pixels, dtype=np.int64).sum(0)
+    mean = total / count
+    deviation = np.sqrt(np.maximum(squares / count - mean**2, 0))
+    deviation[deviation == 0] = 1.0
+    return tuple(mean.tolist()), tuple(deviation.tolist())
+
+
+def check_labels(
+    name: str, labels: np.ndarray, num_classes: int, *, numbers: np.ndarray | None = None
+) -> None:
+    """Refuses labels that no output of the network stands for; `numbers` are their examples'.
+
+    Raises:
+      UserError: a label is not one of 0 .. num_classes - 1.
+    """
+    outside = (labels < 0) | (labels >= num_classes)
+    if outside.any():
+        first = int(np.argmax(outside))
+        example = first if numbers is None else numbers[first]
+        raise UserError(
+            f"{name}: label {labels[first]} (example {example}; {int(outside.sum())} such labels): "
+            f"{num_classes} classes are numbered 0 to {num_classes - 1}; correct the labels or num_classes"
+        )
+
+
+def _check_images(name: str, images: np.ndarray, labels: np.ndarray) -> None:
+    if images.ndim != 4 or images.dtype != np.uint8:
+        raise UserError(
+            f"{name}: images are {images.dtype} {list(images.shape)}: "
+            "they must be uint8 [N, height, width, channels]; scale and convert them with .astype('uint8')"
+        )
+    if len(images) == 0:
+        raise UserError(f"{name}: 0 images: there is nothing to train on; give at least one")
+    if labels.shape != images.shape[:1] or not np.issubdtype(labels.dtype, np.integer):
+        raise UserError(
+            f"{name}: labels are {labels.dtype} {list(labels.shape)} for {len(images)} images: "
+            "give one whole number an image"
+        )

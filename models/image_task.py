@@ -1,0 +1,128 @@
+"""Image classification as a task: a network by name on a set of labelled images."""
+
+import dataclasses
+from collections.abc import Mapping
+
+import keras
+import tensorflow as tf
+
+from models.augment import CropFlip, crop_flip, draw_crop_flip, normalise
+from models.batch_stream import BatchSlice, derived_seed, eval_stream, train_stream
+from models.image_store import ImageSet
+from models.networks import build_network
+from towers.errors import UserError
+from towers.task import Batch, InputShard, WeightedLoss, WeightedValue
+
+SPLITS = ("train", "eval")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class ImageTask:
+    """Implements `towers.task.Task`. Weight decay is not here: it belongs to the update.
+
+    Attributes:
+      name: name of the task, for reports.
+      images: what is read.
+      network: name of the network, one of `models.networks.network_names()`.
+      batch_size: examples in a global training batch.
+      eval_batch_size: examples in a global evaluation batch; None is batch_size.
+      seed: decides the order of the examples and their augmentation.
+      augment: random crops and mirrored images in training.
+      label_smoothing: share of the probability that is spread evenly over the classes, 0 to below 1.
+      num_input_threads: threads that make batches.
+
+    Raises:
+      UserError: a batch size below 1, label_smoothing outside [0, 1), or no input thread.
+    """
+
+    name: str
+    images: ImageSet
+    network: str
+    batch_size: int
+    eval_batch_size: int | None = None
+    seed: int = 0
+    augment: bool = True
+    label_smoothing: float = 0.0
+    num_input_threads: int = 2
+
+    def __post_init__(self):
+        if self.eval_batch_size is None:
+            object.__setattr__(self, "eval_batch_size", self.batch_size)
+        for field in ("batch_size", "eval_batch_size", "num_input_threads"):
+            if getattr(self, field) < 1:
+                raise UserError(f"{field}={getattr(self, field)}: it must be at least 1; raise --{field}")
+        if not 0 <= self.label_smoothing < 1:
+            raise UserError(
+                f"label_smoothing={self.label_smoothing}: it is a share of the probability, "
+                "from 0 to below 1; use 0.1 or leave it out"
+            )
+
+    def num_examples(self, split: str) -> int:
+        """Examples in 'train' or 'eval'."""
+        return self.images.num_examples[_checked_split(split)]
+
+    def build_model(self) -> keras.Model:
+        """A new model: float32 [N, H, W, C], normalised, to logits [N, classes]."""
+        return build_network(
+            self.network, image_shape=self.images.image_shape, num_classes=self.images.num_classes
+        )
+
+    def dataset(self, split: str, shard: InputShard) -> tf.data.Dataset:
+        """Batches of features float32 [n, H, W, C] and labels int64 [n], as `towers.task.Task.dataset`."""
+        if _checked_split(split) == "train":
+            return train_stream(
+                self._train_batch,
+                num_examples=self.images.train.num_examples,
+                batch_size=self.batch_size,
+                seed=self.seed,
+                shard=shard,
+                num_threads=self.num_input_threads,
+            )
+        return eval_stream(
+            self._eval_batch,
+            num_examples=self.images.evaluation.num_examples,
+            batch_size=self.eval_batch_size,
+            shard=shard,
+            num_threads=self.num_input_threads,
+        )
+
+    def loss(self, outputs: tf.Tensor, batch: Batch) -> WeightedLoss:
+        """SUM of the softmax cross-entropy, in float32, and the sum of the examples' weights."""
+        logits = tf.cast(outputs, tf.float32)
+        values = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=batch.labels, logits=logits)
+        if self.label_smoothing:
+            evenly = -tf.reduce_mean(tf.nn.log_softmax(logits), axis=-1)
+            values = (1 - self.label_smoothing) * values + self.label_smoothing * evenly
+        return WeightedLoss(*_weighted_sum(values, batch.weights))
+
+    def metrics(self, outputs: tf.Tensor, batch: Batch) -> Mapping[str, WeightedValue]:
+        """{'accuracy': how many of the largest logits are at the label, and of how many}."""
+        right = tf.equal(tf.argmax(outputs, axis=-1), tf.cast(batch.labels, tf.int64))
+        return {"accuracy": WeightedValue(*_weighted_sum(tf.cast(right, tf.float32), batch.weights))}
+
+    def _train_batch(self, part: BatchSlice) -> Batch:
+        images, labels = self.images.train.gather(part.indices)
+        if self.augment:
+            # Drawn for the whole global batch and then cut: the draws do not know how it is divided.
+            seed = tf.stack([tf.constant(derived_seed(self.seed, "augment"), tf.int64), part.number])
+            draws = draw_crop_flip(self.batch_size, seed)
+            images = crop_flip(images, CropFlip(*(draw[part.begin : part.end] for draw in draws)))
+        return Batch(normalise(images, *self.images.statistics), labels)
+
+    def _eval_batch(self, part: BatchSlice) -> Batch:
+        images, labels = self.images.evaluation.gather(part.indices)
+        return Batch(normalise(images, *self.images.statistics), labels)
+
+
+def _checked_split(split: str) -> str:
+    if split not in SPLITS:
+        raise UserError(f"split {split!r}: a task has 'train' and 'eval'; name one of them")
+    return split
+
+
+def _weighted_sum(values: tf.Tensor, weights: tf.Tensor | tuple) -> tuple[tf.Tensor, tf.Tensor]:
+    """Sum of float32 [N] `values` and of their weights; () weighs each example 1."""
+    if isinstance(weights, tuple):
+        return tf.reduce_sum(values), tf.cast(tf.shape(values)[0], tf.float32)
+    weights = tf.cast(weights, tf.float32)
+    return tf.reduce_sum(values * weights), tf.reduce_sum(weights)

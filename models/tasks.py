@@ -1,0 +1,81 @@
+"""The ready tasks by name. To add one: write what gives its `ImageSet`, add its row."""
+
+import difflib
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from models.image_store import ImageSet
+from models.image_task import ImageTask
+from models.shapes import shapes_set
+from models.tfds_images import cifar10_set, tfds_set
+from towers.errors import UserError
+
+TFDS_PREFIX = "tfds:"
+DEFAULT_CACHE_BYTES = 2 << 30
+
+_SETS: Mapping[str, Callable[..., ImageSet]] = MappingProxyType(
+    {
+        "shapes": lambda **unused: shapes_set(),
+        "cifar10": cifar10_set,
+    }
+)
+
+
+def task_names() -> tuple[str, ...]:
+    """Gives the names that `build_task` takes; 'tfds:NAME' stands for any prepared TFDS set of images."""
+    return (*_SETS, f"{TFDS_PREFIX}NAME")
+
+
+def build_task(
+    name: str,
+    *,
+    network: str,
+    batch_size: int,
+    data_dir: str | None = None,
+    seed: int = 0,
+    augment: bool | None = None,
+    eval_batch_size: int | None = None,
+    label_smoothing: float = 0.0,
+    num_input_threads: int = 2,
+    cache_bytes: int = DEFAULT_CACHE_BYTES,
+    image_size: int | None = None,
+) -> ImageTask:
+    """Builds the task called `name`. Images are decoded or drawn when they are first read, not here.
+
+    Args:
+      name: one of `task_names()`, for example 'shapes' or 'tfds:mnist'.
+      network: name of the network, for `models.networks.build_network`.
+      batch_size: examples in a global batch.
+      data_dir: where TFDS keeps its prepared sets.
+      seed: decides the order of the examples and their augmentation.
+      augment: random crops and mirrored images; None: yes, but for 'shapes', which need none.
+      eval_batch_size: examples in an evaluation batch; None is batch_size.
+      label_smoothing: 0 to below 1.
+      num_input_threads: threads that make batches.
+      cache_bytes: a split that takes more when decoded is read from disk by record instead.
+      image_size: sets of TFDS are resized to this side in pixels; None as `tfds_images.tfds_set`.
+
+    Raises:
+      UserError: unknown name, a size that cannot be, or data that is not there.
+    """
+    images = _image_set(name, data_dir=data_dir, cache_bytes=cache_bytes, image_size=image_size)
+    return ImageTask(
+        name=name,
+        images=images,
+        network=network,
+        batch_size=batch_size,
+        eval_batch_size=eval_batch_size,
+        seed=seed,
+        augment=name != "shapes" if augment is None else augment,
+        label_smoothing=label_smoothing,
+        num_input_threads=num_input_threads,
+    )
+
+
+def _image_set(name: str, **where: object) -> ImageSet:
+    if name.startswith(TFDS_PREFIX):
+        return tfds_set(name.removeprefix(TFDS_PREFIX), **where)
+    if name in _SETS:
+        return _SETS[name](**where)
+    nearest = difflib.get_close_matches(name, task_names(), n=1, cutoff=0.0)[0]
+    raise UserError(f"task={name!r}: must be one of {', '.join(task_names())}; did you mean {nearest!r}?")

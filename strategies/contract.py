@@ -1,0 +1,99 @@
+"""What the Trainer knows of a strategy, and what a strategy reports."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Protocol
+
+import keras
+import tensorflow as tf
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StepReport:
+    """What some steps did, in plain host numbers.
+
+    Attributes:
+      step: steps done since the beginning of the run, these included.
+      num_steps: how many steps this report is about.
+      examples: examples in them.
+      loss: mean over their examples, each at the parameters of its own step; nan if none was finite.
+      metrics: means over their examples, by name.
+      learning_rate: of the last step.
+      gradient_norm: of the last step's mean gradient, before clipping.
+      skipped: steps of these whose update was not applied.
+      seconds: wall time of all of it.
+      input_seconds: of that, time spent waiting for batches.
+    """
+
+    step: int
+    num_steps: int
+    examples: int
+    loss: float
+    metrics: Mapping[str, float]
+    learning_rate: float
+    gradient_norm: float
+    skipped: int
+    seconds: float
+    input_seconds: float
+
+    @property
+    def examples_per_second(self) -> float:
+        return self.examples / self.seconds if self.seconds > 0 else float("nan")
+
+
+class NonFiniteStep(ArithmeticError):
+    """Training stopped at a step whose loss or gradients were not finite; its update was not applied.
+
+    Attributes:
+      step: number of the step, counted from 0.
+    """
+
+    def __init__(self, message: str, *, step: int):
+        super().__init__(message)
+        self.step = step
+
+
+class Strategy(Protocol):
+    """A mode of training: where the parameters live and how gradients meet."""
+
+    @property
+    def name(self) -> str:
+        """Name in the registry."""
+
+    @property
+    def step(self) -> int:
+        """Global batches used so far."""
+
+    @property
+    def batch_size(self) -> int:
+        """Examples in a full global batch."""
+
+    @property
+    def steps_per_epoch(self) -> int | None:
+        """Batches in one pass over the training examples; None when not known in advance."""
+
+    @property
+    def num_towers(self) -> int:
+        """Towers over all workers."""
+
+    def run_steps(self, num_steps: int) -> StepReport:
+        """Runs that many training steps and blocks until their numbers are known.
+
+        Raises:
+          NonFiniteStep: under on_nan=stop.
+        """
+
+    def evaluate(self, num_batches: int | None = None) -> Mapping[str, float]:
+        """'loss' and the task's metrics over the 'eval' split (its first batches), exact means."""
+
+    def checkpointables(self) -> Mapping[str, tf.Variable | Mapping]:
+        """Everything a checkpoint keeps, nested by kind, by canonical and unsharded names."""
+
+    def restored(self) -> None:
+        """To be called after the checkpointables were given other values: the input begins at their step."""
+
+    def portable_model(self) -> keras.Model:
+        """A new float32 Keras model of the task with the present parameters and state."""
+
+    def graph(self) -> tf.Graph | None:
+        """The graph of a training step, for TensorBoard."""

@@ -1,0 +1,220 @@
+"""tf.distribute.MirroredStrategy around the same tower function: the comparison that users know.
+
+Every device holds a copy of parameters, state and slots; gradients meet by all-reduce; every copy is updated.
+"""
+
+from collections.abc import Mapping
+
+import keras
+import tensorflow as tf
+
+from strategies.synchronous import SynchronousStrategy
+from towers import gradients, split, step
+from towers.counters import Counters
+from towers.devices import Devices
+from towers.exchange import TowerExchange
+from towers.options import StepOptions
+from towers.placement import apply_rule, constraints_of, make_slots, variables_like
+from towers.precision import loss_scaling_for
+from towers.task import Batch, Task, WeightedValue
+from towers.tower import EvaluationFunction, EvaluationResult, TowerFunction, TowerResult
+
+
+def mirrored_strategy(
+    task: Task, devices: Devices, options: StepOptions, *, shares: tuple[float, ...] | None = None
+) -> SynchronousStrategy:
+    """The strategy 'mirrored'. Parameters live on every tower's device, whatever `devices.parameters` says.
+
+    Raises:
+      UserError: shares that don't match the towers, or a batch too small for all of them.
+    """
+
+    def make_engine(model, batch_spec):
+        return MirroredEngine(task, model, devices, options, batch_spec=batch_spec, shares=shares)
+
+    return SynchronousStrategy("mirrored", task, options, make_engine, devices.num_towers)
+
+
+class MirroredEngine:
+    """As `towers.engine.TowersEngine`, each tower a replica of MirroredStrategy."""
+
+    def __init__(
+        self,
+        task: Task,
+        model: keras.Model,
+        devices: Devices,
+        options: StepOptions,
+        *,
+        batch_spec: Batch,
+        shares: tuple[float, ...] | None = None,
+    ):
+        self.options = options
+        self._shares = split.checked_shares(shares, devices.num_towers, "tower_shares")
+        step.check_batch_size(task.batch_size, options.accumulation, self._shares)
+        self._strategy = tf.distribute.MirroredStrategy(
+            list(devices.towers), cross_device_ops=_reduction(devices.towers)
+        )
+        synced = options.batch_stats == "synced" and devices.num_towers > 1
+        self.tower = TowerFunction(
+            task,
+            model,
+            exchange=TowerExchange(devices.num_towers) if synced else None,
+            fused_batch_norm=options.fused_batch_norm,
+            xla=options.xla,
+        )
+        self._evaluation = EvaluationFunction(task, model, fused_batch_norm=options.fused_batch_norm)
+        with self._strategy.scope():
+            self._parameters = variables_like(self.tower.variables.parameters)
+            self._state = variables_like(self.tower.variables.state)
+            self._slots = make_slots(options.rule, self._parameters)
+        self._constraints = constraints_of(self.tower.variables)
+        with tf.device(step.HOST):
+            self.counters = Counters.new(loss_scaling_for(options.precision))
+        rate = tf.TensorSpec([], tf.float32)
+        self.train_function = tf.function(self._train, input_signature=[batch_spec, rate], autograph=False)
+        self.evaluate_function = tf.function(self._evaluate, input_signature=[batch_spec], autograph=False)
+        self.first_function = tf.function(self._gather_first, input_signature=[batch_spec], autograph=False)
+        self.more_function = tf.function(self._gather_more, autograph=False)
+        self.finish_function = tf.function(self._apply, autograph=False)
+
+    def train(self, batch: Batch, rate: float) -> step.StepOutcome:
+        return step.train_accumulated(self, batch, tf.constant(rate, tf.float32), self.options.accumulation)
+
+    def evaluate(self, batch: Batch) -> EvaluationResult:
+        return self.evaluate_function(batch)
+
+    def parameters(self) -> Mapping[str, tf.Variable]:
+        return self._parameters
+
+    def state(self) -> Mapping[str, tf.Variable]:
+        return self._state
+
+    def slots(self) -> Mapping[str, Mapping[str, tf.Variable]]:
+        return self._slots
+
+    def graph(self) -> tf.Graph:
+        function = self.train_function if self.options.accumulation == 1 else self.first_function
+        return function.get_concrete_function().graph
+
+    def _train(self, batch, rate):
+        return self._apply(batch, self._gather_first(batch), rate)
+
+    def _gather_first(self, batch):
+        """Every replica's own sums over the first microbatch: PerReplica values."""
+
+        def replica(batch):
+            own = step.microbatch(batch, 0, self.options.accumulation)
+            return self._gather(own, 0, [variable.read_value() for variable in self._state.values()])
+
+        return self._strategy.run(replica, args=(batch,))
+
+    def _gather_more(self, batch, micro, sums):
+        def replica(batch, sums):
+            own = step.microbatch(batch, micro, self.options.accumulation)
+            result = self._gather(own, micro, sums.new_state)
+            return step.add_results([sums, result], _sum_here)._replace(new_state=result.new_state)
+
+        return self._strategy.run(replica, args=(batch, sums))
+
+    def _gather(self, batch, micro, state) -> TowerResult:
+        """This replica's pass over its part of a (micro)batch."""
+        place = _replica_place()
+        part, busy = step.part(batch, place, self._shares)
+        seed = step.tower_seed(
+            self.options.seed, self.counters.step.read_value(), micro * len(self._shares) + place
+        )
+        parameters = [variable.read_value() for variable in self._parameters.values()]
+        return self.tower(parameters, state, part, seed, busy * self.counters.loss_scale.read_value())
+
+    def _apply(self, batch, sums, rate):
+        outcomes = self._strategy.run(self._replica_apply, args=(batch, sums, rate))
+        # Every replica found the same: the first one's report is the step's.
+        outcome, mean = tf.nest.map_structure(self._first_of, outcomes)
+        with tf.device(step.HOST):
+            step.count_step(mean, self.options, self.counters)
+            return outcome
+
+    def _first_of(self, value):
+        return self._strategy.experimental_local_results(value)[0]
+
+    def _replica_apply(self, batch, own, rate):
+        context = tf.distribute.get_replica_context()
+        state = [variable.read_value() for variable in self._state.values()]
+        sums = self._reduced(context, _replica_place(), state, own)
+        mean = step.mean_gradients(sums, self.options, self.counters)
+        context.merge_call(self._update, args=(mean, sums.new_state, rate))
+        # The gradients themselves have done their work: only scalars leave the replica.
+        return step.outcome(batch, sums, mean), mean._replace(gradients=[])
+
+    def _reduced(self, context, place, old_state, own: TowerResult) -> TowerResult:
+        """The sums over all replicas, on each of them."""
+        scalars = [own.loss_sum, own.weight, *(part for value in own.metric_sums.values() for part in value)]
+        loss_sum, weight, *metrics = tf.unstack(context.all_reduce("sum", tf.stack(scalars)))
+        average = tf.math.divide_no_nan(own.weight, weight)
+        first = tf.constant(1.0 if place == 0 else 0.0)
+        changes = []
+        for old, new in zip(old_state, own.new_state, strict=True):
+            factor = average if self.options.batch_stats == "average" and old.dtype.is_floating else first
+            changes.append((new - old) * tf.cast(factor, old.dtype))
+        # all_reduce takes no empty list.
+        changes = context.all_reduce("sum", changes) if changes else []
+        new_state = [old + change for old, change in zip(old_state, changes, strict=True)]
+        pairs = zip(metrics[::2], metrics[1::2], strict=True)
+        return TowerResult(
+            loss_sum,
+            weight,
+            context.all_reduce("sum", own.gradients),
+            new_state,
+            dict(zip(own.metric_sums, (WeightedValue(*pair) for pair in pairs), strict=True)),
+        )
+
+    def _update(self, strategy, mean, new_state, rate):
+        """In the cross-replica context: each device updates its own copy."""
+        may_update = step.may_update(tf.nest.map_structure(self._first_of, mean), self.counters)
+
+        def update_all():
+            for (name, variable), gradient in zip(self._parameters.items(), mean.gradients, strict=True):
+                slots = {slot: by_name[name] for slot, by_name in self._slots.items()}
+                arguments = (name, slots, gradient, rate)
+                strategy.extended.update(variable, self._update_one, args=arguments, group=False)
+            for variable, value in zip(self._state.values(), new_state, strict=True):
+                strategy.extended.update(
+                    variable, lambda own, new: own.assign(new), args=(value,), group=False
+                )
+            return tf.constant(True)
+
+        tf.cond(may_update, update_all, lambda: tf.constant(False))
+
+    def _update_one(self, variable, name, slots, gradient, rate):
+        update = self.counters.updates.read_value()
+        by_slot = {slot: {name: own} for slot, own in slots.items()}
+        apply_rule(self.options.rule, {name: variable}, by_slot, self._constraints, [gradient], rate, update)
+
+    def _evaluate(self, batch):
+        def replica(batch):
+            part, busy = step.part(batch, _replica_place(), self._shares)
+            parameters = [variable.read_value() for variable in self._parameters.values()]
+            state = [variable.read_value() for variable in self._state.values()]
+            return self._evaluation(parameters, state, part, busy)
+
+        results = self._strategy.run(replica, args=(batch,))
+        local = [self._strategy.experimental_local_results(value) for value in tf.nest.flatten(results)]
+        with tf.device(step.HOST):
+            return step.add_evaluations(
+                [tf.nest.pack_sequence_as(results, of_one) for of_one in zip(*local, strict=True)]
+            )
+
+
+def _replica_place() -> int:
+    """Which replica this is, from 0; known while its graph is traced."""
+    return int(tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group))
+
+
+def _reduction(devices) -> tf.distribute.CrossDeviceOps | None:
+    """NCCL for GPUs; on CPUs plain sums: TensorFlow's collectives there serve one MirroredStrategy a process."""
+    on_gpus = all("GPU" in device for device in devices)
+    return None if on_gpus else tf.distribute.ReductionToOneDevice()
+
+
+def _sum_here(per_microbatch):
+    return [gradients.add(of_one) for of_one in zip(*per_microbatch, strict=True)]

@@ -1,0 +1,228 @@
+"""What all synchronous strategies of one process share: input, the loop over steps, evaluation, export.
+
+Where towers run and gradients meet is the engine's; this is the host's side of it.
+"""
+
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Protocol
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from strategies.contract import NonFiniteStep, StepReport
+from towers.counters import Counters
+from towers.errors import UserError
+from towers.options import StepOptions
+from towers.precision import layer_precision
+from towers.step import StepOutcome, open_length
+from towers.task import Batch, InputShard, Task, as_batch
+from towers.tower import EvaluationResult, ModelVariables
+
+
+class Engine(Protocol):
+    """Steps as graphs; `towers.engine.TowersEngine` is one."""
+
+    counters: Counters
+
+    def train(self, batch: Batch, rate: float) -> StepOutcome: ...
+
+    def evaluate(self, batch: Batch) -> EvaluationResult: ...
+
+    def parameters(self) -> Mapping[str, tf.Variable]: ...
+
+    def state(self) -> Mapping[str, tf.Variable]: ...
+
+    def slots(self) -> Mapping[str, Mapping[str, tf.Variable]]: ...
+
+    def graph(self) -> tf.Graph: ...
+
+
+class SynchronousStrategy:
+    """Implements `strategies.contract.Strategy` over an engine."""
+
+    def __init__(
+        self,
+        name: str,
+        task: Task,
+        options: StepOptions,
+        make_engine: Callable[[keras.Model, Batch], Engine],
+        num_towers: int,
+    ):
+        """Args:
+        name: in the registry.
+        task: what is trained.
+        options: of the step.
+        make_engine: called with a template model and the spec of a batch.
+        num_towers: for reports.
+        """
+        self.name, self.num_towers = name, num_towers
+        self.task, self.options = task, options
+        self.model = self._build_template()
+        # The template is never trained, so the first batches' spec is all that the input is asked for here.
+        self._input = as_batches(task.dataset("train", InputShard()))
+        self.engine = make_engine(self.model, open_length(self._input.element_spec))
+        self._batches: Iterator[Batch] | None = None
+
+    def _build_template(self) -> keras.Model:
+        keras.utils.set_random_seed(self.options.seed)
+        # The towers' copies of the parameters are the engine's; the template need not take a GPU's memory.
+        with tf.device("/device:CPU:0"), layer_precision(self.options.precision):
+            return self.task.build_model()
+
+    @property
+    def step(self) -> int:
+        return int(self.engine.counters.step)
+
+    @property
+    def batch_size(self) -> int:
+        return self.task.batch_size
+
+    @property
+    def steps_per_epoch(self) -> int | None:
+        examples = self.task.num_examples("train")
+        return None if examples is None else -(-examples // self.task.batch_size)
+
+    def run_steps(self, num_steps: int) -> StepReport:
+        started = time.perf_counter()
+        first = self.step
+        input_seconds, outcomes = 0.0, []
+        for step in range(first, first + num_steps):
+            asked = time.perf_counter()
+            batch = self._next_batch()
+            input_seconds += time.perf_counter() - asked
+            with readable_errors(step):
+                outcomes.append(self.engine.train(batch, self.options.schedule(step)))
+        outcomes = [tf.nest.map_structure(np.asarray, outcome) for outcome in outcomes]
+        self._stop_if_bad(first, outcomes)
+        return report_of(
+            outcomes,
+            step=first + num_steps,
+            learning_rate=self.options.schedule(first + num_steps - 1),
+            seconds=time.perf_counter() - started,
+            input_seconds=input_seconds,
+        )
+
+    def _next_batch(self) -> Batch:
+        if self._batches is None:
+            self._batches = iter(self._input_from(self.step))
+        try:
+            return next(self._batches)
+        except StopIteration:
+            raise UserError(
+                f"the training data ended at step {self.step}: a task's 'train' split never ends; repeat() it"
+            ) from None
+
+    def _input_from(self, step: int) -> tf.data.Dataset:
+        if step == 0:
+            return self._input
+        return as_batches(self.task.dataset("train", InputShard(first_batch=step)))
+
+    def _stop_if_bad(self, first, outcomes):
+        bad = int(self.engine.counters.bad_step)
+        if bad < 0:
+            return
+        found = outcomes[bad - first]
+        what = f"loss {float(found.loss_sum / found.weight):g}, gradient norm {float(found.gradient_norm):g}"
+        cause = (
+            "lower the learning rate or clip the gradients"
+            if found.inputs_finite
+            else "its batch holds NaN or infinite features: clean the data"
+        )
+        raise NonFiniteStep(
+            f"step {bad} is not finite ({what}) and was not applied: {cause}, or go on with on_nan=skip",
+            step=bad,
+        )
+
+    def evaluate(self, num_batches: int | None = None) -> dict[str, float]:
+        sums: dict[str, np.ndarray] = {}
+        dataset = as_batches(self.task.dataset("eval", InputShard()))
+        for batch in dataset if num_batches is None else dataset.take(num_batches):
+            with readable_errors(None):
+                result = self.engine.evaluate(batch)
+            for name, value in {"loss": (result.loss_sum, result.weight), **result.metric_sums}.items():
+                sums[name] = sums.get(name, 0.0) + np.array([float(part) for part in value])
+        if not sums:
+            raise UserError("the 'eval' split is empty: give it at least one example")
+        return {name: float(total / weight) for name, (total, weight) in sums.items()}
+
+    def checkpointables(self) -> dict:
+        engine = self.engine
+        return {
+            "parameters": dict(engine.parameters()),
+            "state": dict(engine.state()),
+            "slots": {slot: dict(by_name) for slot, by_name in engine.slots().items()},
+            "counters": dict(engine.counters.variables()),
+        }
+
+    def restored(self) -> None:
+        self._batches = None
+
+    def portable_model(self) -> keras.Model:
+        with tf.device("/device:CPU:0"), layer_precision("float32"):
+            model = self.task.build_model()
+        variables = ModelVariables.of(model)
+        for templates, values in (
+            (variables.parameters, self.engine.parameters()),
+            (variables.state, self.engine.state()),
+        ):
+            # By order: the names of unnamed layers count up with every model a process builds.
+            for template, value in zip(templates, values.values(), strict=True):
+                template.assign(tf.convert_to_tensor(value))
+        return model
+
+    def graph(self) -> tf.Graph:
+        return self.engine.graph()
+
+
+def as_batches(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """The dataset with each element a `Batch`."""
+    if isinstance(dataset.element_spec, Batch):
+        return dataset
+    return dataset.map(lambda *parts: as_batch(parts if len(parts) > 1 else parts[0]))
+
+
+def report_of(outcomes, *, step, learning_rate, seconds, input_seconds) -> StepReport:
+    """One report of several steps' outcomes; steps that were not finite don't count in the means."""
+    finite = [outcome for outcome in outcomes if outcome.finite]
+    weight = sum(float(outcome.weight) for outcome in finite)
+    totals: dict[str, np.ndarray] = {}
+    for outcome in finite:
+        for name, value in outcome.metric_sums.items():
+            totals[name] = totals.get(name, 0.0) + np.array([float(value.total), float(value.weight)])
+    return StepReport(
+        step=step,
+        num_steps=len(outcomes),
+        examples=sum(int(outcome.examples) for outcome in outcomes),
+        loss=sum(float(outcome.loss_sum) for outcome in finite) / weight if weight else float("nan"),
+        metrics={name: float(total / weight) for name, (total, weight) in totals.items()},
+        learning_rate=learning_rate,
+        gradient_norm=float(outcomes[-1].gradient_norm),
+        skipped=len(outcomes) - len(finite),
+        seconds=seconds,
+        input_seconds=input_seconds,
+    )
+
+
+class readable_errors:
+    """Within, TensorFlow's complaint about a label is the user's one line; every other error is left as it is."""
+
+    def __init__(self, step: int | None):
+        self._where = "evaluation" if step is None else f"step {step}"
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, error, traceback):
+        if not isinstance(error, tf.errors.InvalidArgumentError):
+            return
+        found = re.search(
+            r"label value of (-?\d+) which is outside the valid range of \[0, (\d+)\)", error.message
+        )
+        if found:
+            raise UserError(
+                f"{self._where}: label {found.group(1)} is out of range: the outputs have {found.group(2)} classes, "
+                f"labels 0..{int(found.group(2)) - 1}; mend the labels or the number of classes"
+            ) from error

@@ -1,0 +1,45 @@
+"""The drawn set is the same everywhere, balanced, and drawn fast."""
+
+import hashlib
+import time
+
+import numpy as np
+
+from models.shapes import CLASS_NAMES, NUM_EVAL, NUM_TRAIN, shapes_images, shapes_set
+
+IMAGES_SHA256, LABELS_SHA256 = "f3ed4b5d2e2d621e", "c880ed43fe650c6f"
+
+
+def test_pixels_are_the_same_on_every_machine():
+    images, labels = shapes_images(1_100)
+    assert hashlib.sha256(images.tobytes()).hexdigest()[:16] == IMAGES_SHA256
+    assert hashlib.sha256(labels.tobytes()).hexdigest()[:16] == LABELS_SHA256
+
+
+def test_seeds_differ():
+    assert not np.array_equal(shapes_images(20, seed=1)[0], shapes_images(20, seed=2)[0])
+
+
+def test_the_set_is_drawn_in_two_seconds_and_balanced():
+    start = time.process_time()
+    images, labels = shapes_images(NUM_TRAIN + NUM_EVAL)
+    assert time.process_time() - start < 2
+    assert images.shape == (12_000, 32, 32, 3) and images.dtype == np.uint8
+    assert np.bincount(labels).tolist() == [1_200] * len(CLASS_NAMES)
+
+
+def test_train_and_held_out_images_differ():
+    images = shapes_set()
+    assert (images.train.num_examples, images.evaluation.num_examples) == (NUM_TRAIN, NUM_EVAL)
+    train = {image.tobytes() for image in images.train.images.numpy()}
+    assert len(train) == NUM_TRAIN
+    assert not any(image.tobytes() in train for image in images.evaluation.images.numpy())
+
+
+def test_colour_alone_does_not_tell_the_class():
+    # The nearest class mean of the channels' averages must stay near chance.
+    images, labels = shapes_images(4_000)
+    colours = images.mean((1, 2))
+    centres = np.stack([colours[:2_000][labels[:2_000] == kind].mean(0) for kind in range(10)])
+    guesses = np.square(colours[2_000:, None] - centres).sum(-1).argmin(1)
+    assert (guesses == labels[2_000:]).mean() < 0.2

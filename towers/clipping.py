@@ -1,0 +1,55 @@
+"""Clipping of the averaged gradients: by value, by each parameter's norm, by the norm over all."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from towers.errors import UserError
+from towers.gradients import Gradient, map_values, squared_norm
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Clipping:
+    """At most one of the three is set; None and None and None leaves the gradients as they are.
+
+    Attributes:
+      value: every element into [-value, value].
+      norm: every parameter's gradient scaled down to at most this Euclidean norm.
+      global_norm: all gradients scaled down by one factor to at most this norm over all (Pascanu et al. 2013).
+    """
+
+    value: float | None = None
+    norm: float | None = None
+    global_norm: float | None = None
+
+    def __post_init__(self):
+        given = {name: bound for name, bound in dataclasses.asdict(self).items() if bound is not None}
+        if len(given) > 1:
+            written = ", ".join(f"{name}={bound:g}" for name, bound in given.items())
+            raise UserError(f"clipping by {written}: one way at a time; keep one")
+        for name, bound in given.items():
+            if not bound > 0:
+                raise UserError(
+                    f"clipping {name}={bound:g}: a bound is positive; leave it out for no clipping"
+                )
+
+    def apply(self, gradients: Sequence[Gradient], overall_norm: tf.Tensor) -> list[Gradient]:
+        """The clipped gradients. Sparse ones are merged; `overall_norm` is their `global_norm`."""
+        if self.value is not None:
+            return [map_values(self._clip_value, gradient) for gradient in gradients]
+        if self.norm is not None:
+            return [
+                _scaled_to(gradient, tf.sqrt(squared_norm(gradient)), self.norm) for gradient in gradients
+            ]
+        if self.global_norm is not None:
+            return [_scaled_to(gradient, overall_norm, self.global_norm) for gradient in gradients]
+        return list(gradients)
+
+    def _clip_value(self, values):
+        return tf.clip_by_value(values, -self.value, self.value)
+
+
+def _scaled_to(gradient, norm, bound):
+    factor = tf.cast(bound, norm.dtype) / tf.maximum(norm, tf.cast(bound, norm.dtype))
+    return map_values(lambda values: values * tf.cast(factor, values.dtype), gradient)

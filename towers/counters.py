@@ -1,0 +1,67 @@
+"""Counters of a run: how far it has come, and whether a step went wrong. Saved with the parameters."""
+
+import dataclasses
+from collections.abc import Mapping
+
+import tensorflow as tf
+
+from towers.precision import LossScaling
+
+_NONE = -1
+
+
+@dataclasses.dataclass(frozen=True)
+class Counters:
+    """Variables on the host.
+
+    Attributes:
+      step: global batches used; also the place in the data and in every random sequence.
+      updates: updates applied: steps less those skipped.
+      bad_step: the first step whose loss or gradients were not finite, under on_nan=stop; else -1.
+      loss_scale, good_steps: of dynamic loss scaling; 1 and 0 without it.
+    """
+
+    step: tf.Variable
+    updates: tf.Variable
+    skipped: tf.Variable
+    bad_step: tf.Variable
+    loss_scale: tf.Variable
+    good_steps: tf.Variable
+
+    @classmethod
+    def new(cls, scaling: LossScaling | None) -> "Counters":
+        """Counters of a run that has not begun, on the current device."""
+
+        def count(value):
+            return tf.Variable(tf.constant(value, tf.int64), trainable=False)
+
+        scale = tf.Variable(scaling.initial if scaling else 1.0, dtype=tf.float32, trainable=False)
+        return cls(count(0), count(0), count(0), count(_NONE), scale, count(0))
+
+    def variables(self) -> Mapping[str, tf.Variable]:
+        """What a checkpoint keeps, by name."""
+        kept = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        del kept["bad_step"]
+        return kept
+
+    def advance(self, finite, loss_finite, scaling: LossScaling | None, stop: bool) -> None:
+        """Counts one step, in a graph; after a bad step under `stop` nothing is counted any more.
+
+        An overflow under loss scaling (gradients not finite, loss finite) lowers the scale and is skipped;
+        at the smallest scale it is as bad as a loss that is not finite.
+        """
+        bad = tf.logical_not(finite)
+        if scaling is not None:
+            overflow_only = tf.logical_and(loss_finite, self.loss_scale > scaling.smallest)
+            bad = tf.logical_and(bad, tf.logical_not(overflow_only))
+            scale, good = scaling.next_state(self.loss_scale, self.good_steps, finite)
+            self.loss_scale.assign(scale)
+            self.good_steps.assign(good)
+        running = self.bad_step.read_value() == _NONE
+        applied = tf.logical_and(finite, running)
+        self.updates.assign_add(tf.cast(applied, tf.int64))
+        self.skipped.assign_add(tf.cast(tf.logical_and(tf.logical_not(finite), running), tf.int64))
+        if stop:
+            first_bad = tf.logical_and(bad, running)
+            self.bad_step.assign(tf.where(first_bad, self.step.read_value(), self.bad_step.read_value()))
+        self.step.assign_add(tf.cast(running, tf.int64))

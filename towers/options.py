@@ -1,0 +1,49 @@
+"""How a step computes, apart from where: the choices that are the same in every mode."""
+
+import dataclasses
+
+from towers.batch_stats import check_batch_stats
+from towers.clipping import Clipping
+from towers.errors import UserError
+from towers.precision import check_precision
+from towers.schedules import Constant, Schedule
+from towers.update_rules import Momentum, UpdateRule
+
+ON_NAN = ("stop", "skip")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StepOptions:
+    """The options of a training step.
+
+    Attributes:
+      rule, schedule, clipping: how averaged gradients change the parameters.
+      accumulation: microbatches a batch is divided into, one after another, to save memory.
+      batch_stats: 'average' over towers by weight, 'first' tower's, or 'synced': of the whole batch.
+      precision: what layers compute in; parameters are float32 (float64 for 'float64').
+      xla: compile the tower function with XLA.
+      fused_batch_norm: run Keras's BatchNormalization on TensorFlow's fused kernel.
+      on_nan: what a step with a non-finite loss or gradient does: 'stop' training, or 'skip' the update.
+      seed: of the initial weights, dropout and whatever else is drawn.
+    """
+
+    rule: UpdateRule = dataclasses.field(default_factory=Momentum)
+    schedule: Schedule = dataclasses.field(default_factory=lambda: Constant(0.1))
+    clipping: Clipping = dataclasses.field(default_factory=Clipping)
+    accumulation: int = 1
+    batch_stats: str = "average"
+    precision: str = "float32"
+    xla: bool = False
+    fused_batch_norm: bool = True
+    on_nan: str = "stop"
+    seed: int = 0
+
+    def __post_init__(self):
+        check_batch_stats(self.batch_stats)
+        check_precision(self.precision)
+        if self.accumulation < 1:
+            raise UserError(f"accumulation={self.accumulation}: a batch is at least 1 microbatch")
+        if self.on_nan not in ON_NAN:
+            raise UserError(f"on_nan={self.on_nan!r} is unknown: use one of {', '.join(ON_NAN)}")
+        if not 0 <= self.seed < 2**31:
+            raise UserError(f"seed={self.seed}: it lies in 0..{2**31 - 1}")

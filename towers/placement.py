@@ -1,0 +1,109 @@
+"""Where parameters, state and slots live, and so where gradients meet and updates run. One policy a class.
+
+The variables here are the only ones there are: the Keras model is a template that lends its structure, its
+names and its first values.
+"""
+
+import collections
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import keras
+import tensorflow as tf
+
+from towers import gradients
+from towers.tower import ModelVariables
+from towers.update_rules import UpdateRule
+
+
+def canonical_names(variables: Sequence[keras.Variable]) -> list[str]:
+    """One name a variable, the same in every mode: its Keras path, numbered where a path stands twice."""
+    seen = collections.Counter()
+    names = []
+    for variable in variables:
+        seen[variable.path] += 1
+        names.append(variable.path if seen[variable.path] == 1 else f"{variable.path}#{seen[variable.path]}")
+    return names
+
+
+class Placement(Protocol):
+    """A policy. `parameters` and `state` are by canonical name, in the model's order."""
+
+    parameters: Mapping[str, tf.Variable]
+    state: Mapping[str, tf.Variable]
+    slots: Mapping[str, Mapping[str, tf.Variable]]
+
+    def read(self) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        """Parameters and state as tensors, read once a step."""
+
+    def sum(self, per_tower: Sequence[Sequence[gradients.Gradient]]) -> list[gradients.Gradient]:
+        """The towers' gradients, summed where they are needed."""
+
+    def update(self, means: Sequence[gradients.Gradient], rule: UpdateRule, rate, update) -> None:
+        """Applies the rule to every parameter."""
+
+
+@dataclasses.dataclass(frozen=True)
+class CentralPlacement:
+    """Everything on one device, CPU or GPU; towers are sent a copy once a step."""
+
+    device: str
+    parameters: Mapping[str, tf.Variable]
+    state: Mapping[str, tf.Variable]
+    slots: Mapping[str, Mapping[str, tf.Variable]]
+    constraints: Mapping[str, object]
+
+    @classmethod
+    def of(cls, variables: ModelVariables, rule: UpdateRule, device: str) -> "CentralPlacement":
+        """Variables on `device` with the template's present values; slots are zero."""
+        with tf.device(device):
+            parameters = variables_like(variables.parameters)
+            state = variables_like(variables.state)
+            slots = make_slots(rule, parameters)
+        return cls(device, parameters, state, slots, constraints_of(variables))
+
+    def read(self):
+        with tf.device(self.device):
+            values = [variable.read_value() for variable in self.parameters.values()]
+            return values, [variable.read_value() for variable in self.state.values()]
+
+    def sum(self, per_tower):
+        with tf.device(self.device):
+            return [gradients.add(of_one) for of_one in zip(*per_tower, strict=True)]
+
+    def update(self, means, rule, rate, update):
+        with tf.device(self.device):
+            apply_rule(rule, self.parameters, self.slots, self.constraints, means, rate, update)
+
+
+def variables_like(templates: Sequence[keras.Variable]) -> dict[str, tf.Variable]:
+    """New variables of the templates' values, by canonical name, on the current device."""
+    return {
+        name: tf.Variable(tf.convert_to_tensor(template.value), name=name.replace("#", "_"), trainable=False)
+        for name, template in zip(canonical_names(templates), templates, strict=True)
+    }
+
+
+def make_slots(rule: UpdateRule, parameters: Mapping[str, tf.Variable]) -> dict[str, dict[str, tf.Variable]]:
+    """Zero slots by slot name and canonical name, on the current device."""
+    return {
+        slot: {name: tf.Variable(tf.zeros_like(value), trainable=False) for name, value in parameters.items()}
+        for slot in rule.slot_names
+    }
+
+
+def constraints_of(variables: ModelVariables) -> dict[str, object]:
+    """Keras constraints (non-negative weights, unit norms) by canonical name, where a parameter has one."""
+    names = canonical_names(variables.parameters)
+    found = {name: variable.constraint for name, variable in zip(names, variables.parameters, strict=True)}
+    return {name: constraint for name, constraint in found.items() if constraint is not None}
+
+
+def apply_rule(rule, parameters, slots, constraints, means, rate, update) -> None:
+    """One update of all parameters; a constraint is applied after its parameter's update, as Keras does."""
+    for (name, variable), mean in zip(parameters.items(), means, strict=True):
+        own = {slot: by_name[name] for slot, by_name in slots.items()}
+        rule.apply(name, variable, own, mean, rate, update)
+        if name in constraints:
+            variable.assign(constraints[name](variable.read_value()))

@@ -1,0 +1,64 @@
+"""Number formats: what the layers compute in, and the loss scale that keeps float16 gradients alive.
+
+Parameters, slots and updates are float32 in every precision.
+"""
+
+import contextlib
+import dataclasses
+
+import keras
+import tensorflow as tf
+
+from towers.errors import UserError
+
+_POLICIES = {
+    "float32": "float32",
+    "bfloat16": "mixed_bfloat16",
+    "float16": "mixed_float16",
+    "float64": "float64",
+}
+PRECISIONS = tuple(_POLICIES)
+
+
+def check_precision(name: str) -> None:
+    """Raises UserError for a precision that is not known."""
+    if name not in _POLICIES:
+        raise UserError(f"precision={name!r} is unknown: use one of {', '.join(PRECISIONS)}")
+
+
+@contextlib.contextmanager
+def layer_precision(name: str):
+    """Layers built within compute in this precision; Keras's own setting is put back afterwards."""
+    check_precision(name)
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(_POLICIES[name])
+    try:
+        yield
+    finally:
+        keras.config.set_dtype_policy(before)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LossScaling:
+    """Dynamic loss scaling (Micikevicius et al. 2018): halve on overflow, double after a run of good steps.
+
+    The scale multiplies the SUM of the losses, so it begins lower than one that multiplies their mean.
+    """
+
+    initial: float = 256.0
+    growth_steps: int = 1000
+    factor: float = 2.0
+    smallest: float = 2.0**-14
+
+    def next_state(self, scale, good_steps, finite) -> tuple[tf.Tensor, tf.Tensor]:
+        """The scale and the count of good steps after a step whose gradients were finite or not."""
+        grown = good_steps + 1 >= self.growth_steps
+        scale_if_good = tf.where(grown, scale * self.factor, scale)
+        scale_if_bad = tf.maximum(scale / self.factor, self.smallest)
+        steps_if_good = tf.where(grown, tf.zeros_like(good_steps), good_steps + 1)
+        return tf.where(finite, scale_if_good, scale_if_bad), tf.where(finite, steps_if_good, 0 * good_steps)
+
+
+def loss_scaling_for(precision: str) -> LossScaling | None:
+    """float16 needs one; the other formats have float32's range."""
+    return LossScaling() if precision == "float16" else None

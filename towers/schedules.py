@@ -1,0 +1,114 @@
+"""Learning rates as data: a number for every step, counted from 0. Plain arithmetic on the host."""
+
+import bisect
+import dataclasses
+import math
+from collections.abc import Callable
+
+from towers.errors import UserError
+
+Schedule = Callable[[int], float]
+
+
+@dataclasses.dataclass(frozen=True)
+class Constant:
+    """The same rate at every step."""
+
+    rate: float
+
+    def __post_init__(self):
+        if not (self.rate >= 0 and math.isfinite(self.rate)):
+            raise UserError(f"learning rate {self.rate}: a rate is a finite number of at least 0")
+
+    def __call__(self, step: int) -> float:
+        return self.rate
+
+
+@dataclasses.dataclass(frozen=True)
+class Piecewise:
+    """rates[i] from boundaries[i - 1] on: rates has one number more than boundaries."""
+
+    boundaries: tuple[int, ...]
+    rates: tuple[float, ...]
+
+    def __post_init__(self):
+        if len(self.rates) != len(self.boundaries) + 1:
+            raise UserError(
+                f"piecewise schedule with {len(self.boundaries)} boundaries and {len(self.rates)} rates: "
+                "give one rate more than boundaries"
+            )
+        if list(self.boundaries) != sorted(set(self.boundaries)):
+            raise UserError(f"piecewise boundaries {self.boundaries}: they ascend, each once")
+
+    def __call__(self, step: int) -> float:
+        return self.rates[bisect.bisect_right(self.boundaries, step)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Cosine:
+    """From `peak` to `end` along half a cosine over `steps` (Loshchilov and Hutter 2017), then `end`."""
+
+    peak: float
+    steps: int
+    end: float = 0.0
+
+    def __post_init__(self):
+        _check_steps(self.steps)
+
+    def __call__(self, step: int) -> float:
+        progress = min(step, self.steps) / self.steps
+        return self.end + (self.peak - self.end) * 0.5 * (1.0 + math.cos(math.pi * progress))
+
+
+@dataclasses.dataclass(frozen=True)
+class OneCycle:
+    """Up in a straight line from peak / start_divisor, then down along a cosine (Smith and Topin 2018).
+
+    Attributes:
+      peak: the highest rate, reached at `rise` of the steps.
+      steps: length of the whole cycle; the rate stays at the end value afterwards.
+      rise: the part of the steps that goes up, within (0, 1).
+      start_divisor, end_divisor: the first and the last rate are peak divided by these.
+    """
+
+    peak: float
+    steps: int
+    rise: float = 0.3
+    start_divisor: float = 25.0
+    end_divisor: float = 1e4
+
+    def __post_init__(self):
+        _check_steps(self.steps)
+        if not 0 < self.rise < 1:
+            raise UserError(f"one-cycle rise={self.rise}: the part that goes up lies between 0 and 1")
+
+    def __call__(self, step: int) -> float:
+        top = self.rise * self.steps
+        if step < top:
+            start = self.peak / self.start_divisor
+            return start + (self.peak - start) * step / top
+        end = self.peak / self.end_divisor
+        progress = min((step - top) / (self.steps - top), 1.0)
+        return end + (self.peak - end) * 0.5 * (1.0 + math.cos(math.pi * progress))
+
+
+@dataclasses.dataclass(frozen=True)
+class WarmUp:
+    """The first `steps` of another schedule scaled by (step + 1) / steps (Goyal et al. 2017)."""
+
+    schedule: Schedule
+    steps: int
+
+    def __post_init__(self):
+        if self.steps < 0:
+            raise UserError(f"warm-up of {self.steps} steps: give 0 or more")
+
+    def __call__(self, step: int) -> float:
+        return self.schedule(step) * min(1.0, (step + 1) / max(self.steps, 1))
+
+
+def _check_steps(steps):
+    if steps < 1:
+        raise UserError(
+            f"schedule over {steps} steps: it needs at least 1; set the number of steps or epochs"
+        )

@@ -1,0 +1,118 @@
+"""What is trained: the types at which models and strategies meet.
+
+A task owns the model, the data and the meaning of its loss. It knows nothing of devices or processes.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import keras
+import tensorflow as tf
+
+from towers.errors import UserError
+
+
+class WeightedLoss(NamedTuple):
+    """The loss of some examples, undivided: division by the weight happens once, after all towers met.
+
+    Attributes:
+      total: float32 scalar, SUM of the loss over the examples (or valid tokens).
+      weight: float32 scalar, how many examples (or valid tokens) are in the sum.
+    """
+
+    total: tf.Tensor
+    weight: tf.Tensor
+
+
+class WeightedValue(NamedTuple):
+    """A metric of some examples, undivided, as `WeightedLoss`."""
+
+    total: tf.Tensor
+    weight: tf.Tensor
+
+
+class Batch(NamedTuple):
+    """A batch as the model, the loss and the metrics see it; every leaf has the examples as dimension 0.
+
+    Attributes:
+      features: what the model is called with (a tensor or any structure of them).
+      labels: what the loss compares the outputs with (tensor, structure, or ()).
+      weights: weight of each example, float32 [N], or () for 1 each.
+    """
+
+    features: Any
+    labels: Any = ()
+    weights: Any = ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class InputShard:
+    """Which part of the stream of global batches a reader wants.
+
+    Attributes:
+      index, count: this reader's place among the readers that divide each global batch.
+      shares: how much of a batch each reader takes, one number a reader; None is equal parts.
+      first_batch: number of the global batch to begin with (a resumed run continues here).
+    """
+
+    index: int = 0
+    count: int = 1
+    shares: tuple[float, ...] | None = None
+    first_batch: int = 0
+
+    def __post_init__(self):
+        if not 0 <= self.index < self.count:
+            raise UserError(f"input shard {self.index} of {self.count}: the index counts from 0 to count - 1")
+        if self.shares is not None and len(self.shares) != self.count:
+            raise UserError(f"{len(self.shares)} shares for {self.count} readers: give one share a reader")
+        if self.first_batch < 0:
+            raise UserError(f"first_batch={self.first_batch}: batches are counted from 0")
+
+
+@runtime_checkable
+class Task(Protocol):
+    """What a strategy needs to know of the work. `models` has ready ones; anything with this face will do."""
+
+    @property
+    def batch_size(self) -> int:
+        """Examples in a full global batch, over all towers and workers."""
+
+    def num_examples(self, split: str) -> int | None:
+        """Examples in 'train' or 'eval'; None when not known in advance."""
+
+    def build_model(self) -> keras.Model:
+        """A new, built model under Keras's current dtype policy; called for every copy that is needed."""
+
+    def dataset(self, split: str, shard: InputShard) -> tf.data.Dataset:
+        """Batches of `split`, each element a `Batch`, (features, labels) or (features, labels, weights).
+
+        'train' never ends: epochs follow each other, the last batch of an epoch holds what is left, and
+        global batch k is the same examples whoever reads it. 'eval' is one pass, in order, nothing dropped.
+        A reader's part of a short batch may be empty.
+        """
+
+    def loss(self, outputs: Any, batch: Batch) -> WeightedLoss:
+        """SUM of the loss over the batch's examples, and their weight."""
+
+    def metrics(self, outputs: Any, batch: Batch) -> Mapping[str, WeightedValue]:
+        """Undivided metrics by name."""
+
+
+def as_batch(element: Any) -> Batch:
+    """An element as a `Batch`: it is one, or (features, labels), (features, labels, weights) or features."""
+    if isinstance(element, Batch):
+        return element
+    if isinstance(element, tuple):
+        if 1 <= len(element) <= 3:
+            return Batch(*element)
+        raise UserError(
+            f"a dataset element is a tuple of {len(element)}: "
+            "give (features, labels) or (features, labels, weights); several inputs go in a dict or list"
+        )
+    return Batch(element)
+
+
+def batch_length(batch: Batch) -> tf.Tensor:
+    """Number of examples in a batch, an int32 scalar (dimension 0 of its first leaf)."""
+    return tf.shape(tf.nest.flatten(batch.features)[0])[0]

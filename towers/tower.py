@@ -1,0 +1,236 @@
+"""The tower: one copy of the computation, as a pure function.
+
+    tower(parameters, state, batch, seed, gain) -> TowerResult
+
+Forward, loss and backward on a part of the batch. It owns no variable: parameters and state (the moving
+statistics of batch norm, say) come in as tensors, gradients and new state go out as tensors. So it is traced
+once and called once a tower, each call on its own device, wherever the parameters live.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from towers.batch_norm import replaced_batch_norms
+from towers.errors import UserError
+from towers.exchange import TowerExchange
+from towers.task import Batch, Task, WeightedValue
+
+_SEED_STATE = "seed_generator_state"
+
+
+class TowerResult(NamedTuple):
+    """What one tower found. Sums, not means: they add up over towers whatever the parts' sizes.
+
+    Attributes:
+      loss_sum: float32 scalar, SUM of the losses (and of weight times the regularisation losses).
+      weight: float32 scalar, examples (or valid tokens) in the sum; 0 for an idle tower.
+      gradients: one tensor or IndexedSlices a parameter, of gain * loss_sum.
+      new_state: one tensor a state variable.
+      metric_sums: undivided metrics by name.
+    """
+
+    loss_sum: tf.Tensor
+    weight: tf.Tensor
+    gradients: list[tf.Tensor | tf.IndexedSlices]
+    new_state: list[tf.Tensor]
+    metric_sums: Mapping[str, WeightedValue]
+
+
+class EvaluationResult(NamedTuple):
+    """Undivided loss and metrics of some examples, nothing trained."""
+
+    loss_sum: tf.Tensor
+    weight: tf.Tensor
+    metric_sums: Mapping[str, WeightedValue]
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelVariables:
+    """A model's variables by what a tower does with them, each kind in the model's own order.
+
+    Attributes:
+      parameters: trained by gradients.
+      state: changed by the forward pass, or constant (moving statistics, frozen weights).
+      seeds: the state of dropout and its like; given anew every step, never kept.
+    """
+
+    parameters: tuple[keras.Variable, ...]
+    state: tuple[keras.Variable, ...]
+    seeds: tuple[keras.Variable, ...]
+
+    @classmethod
+    def of(cls, model: keras.Model) -> "ModelVariables":
+        """Sorts the variables of a built model.
+
+        Raises:
+          UserError: the model is not built, or has nothing to train.
+        """
+        if not model.built:
+            raise UserError(
+                f"model {model.name!r} is not built: call it once on an example, or give its inputs a shape"
+            )
+        if not model.trainable_variables:
+            raise UserError(f"model {model.name!r} has no trainable variables: set trainable=True on a layer")
+        rest = model.non_trainable_variables
+        return cls(
+            parameters=tuple(model.trainable_variables),
+            state=tuple(variable for variable in rest if variable.name != _SEED_STATE),
+            seeds=tuple(variable for variable in rest if variable.name == _SEED_STATE),
+        )
+
+    def mapping(self, parameters, state, seed):
+        """Pairs (variable, tensor) for a `keras.StatelessScope`."""
+        pairs = [*zip(self.parameters, parameters, strict=True), *zip(self.state, state, strict=True)]
+        for place, variable in enumerate(self.seeds):
+            folded = tf.random.experimental.stateless_fold_in(seed, place)
+            pairs.append((variable, tf.cast(folded, variable.dtype)))
+        return pairs
+
+
+class TowerFunction:
+    """The training pass of a task's model, traced once for batches of any length."""
+
+    def __init__(
+        self,
+        task: Task,
+        model: keras.Model,
+        *,
+        exchange: TowerExchange | None = None,
+        fused_batch_norm: bool = True,
+        xla: bool = False,
+    ):
+        """Args:
+        task: gives the loss and the metrics.
+        model: a built template; its variables are never read or written by the tower.
+        exchange: where there is one, batch norms take the statistics of all towers.
+        fused_batch_norm: False leaves Keras's batch norms their own arithmetic.
+        xla: compile the tower (and nothing else) with XLA.
+
+        Raises:
+          UserError: `xla` with an exchange, which XLA can't compile on every device.
+        """
+        if xla and exchange is not None:
+            raise UserError(
+                "xla with batch_stats=synced: a compiled tower can't exchange; use batch_stats=average"
+            )
+        self.model = model
+        self.variables = ModelVariables.of(model)
+        self._task = task
+        self._exchange = exchange
+        self._fused = fused_batch_norm or exchange is not None
+        self.num_traces = 0
+        self._function = tf.function(self._train, jit_compile=xla or None, autograph=False)
+        self._concrete = None
+
+    def __call__(self, parameters, state, batch: Batch, seed, gain) -> TowerResult:
+        """One pass.
+
+        Args:
+          parameters, state: one tensor a variable, in the order of `self.variables`.
+          batch: the tower's part; any number of examples but 0.
+          seed: int32 [2], for dropout and its like.
+          gain: float32 scalar the loss is multiplied by before differentiation: 1, a loss scale, or 0 for a
+            tower that is idle in this step (it is given some example of the batch, to no effect).
+        """
+        arguments = (list(parameters), list(state), batch, seed, gain)
+        if self._concrete is None:
+            self._concrete = self._function.get_concrete_function(*_any_length(arguments))
+        return self._concrete(*arguments)
+
+    def _train(self, parameters, state, batch, seed, gain):
+        self.num_traces += 1
+        active = tf.sign(gain)
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(parameters)
+            # The values in use are the tape's: Keras reads them through the mapping.
+            outputs, losses, new_state = self._forward(parameters, state, batch, seed, active)
+            loss = self._task.loss(outputs, batch)
+            loss_sum = total_loss(loss, losses)
+            objective = loss_sum * gain
+        gradients = tape.gradient(objective, parameters)
+        self._check_gradients(gradients)
+        metrics = {
+            name: WeightedValue(value.total * active, value.weight * active)
+            for name, value in self._task.metrics(outputs, batch).items()
+        }
+        return TowerResult(loss_sum * active, loss.weight * active, gradients, new_state, metrics)
+
+    def _forward(self, parameters, state, batch, seed, active):
+        mapping = self.variables.mapping(parameters, state, seed)
+        return run_model(
+            self.model, mapping, self.variables.state, batch, True, self._fused, self._exchange, active
+        )
+
+    def _check_gradients(self, gradients):
+        missing = [v.path for v, g in zip(self.variables.parameters, gradients, strict=True) if g is None]
+        if missing:
+            raise UserError(
+                f"no gradient reaches parameter {', '.join(missing)}: the loss does not depend on it; "
+                "use it in the outputs or set trainable=False on its layer"
+            )
+
+
+class EvaluationFunction:
+    """The evaluation pass of a task's model: no gradient, no state, dropout off."""
+
+    def __init__(self, task: Task, model: keras.Model, *, fused_batch_norm: bool = True):
+        self._task, self._model, self._fused = task, model, fused_batch_norm
+        self._variables = ModelVariables.of(model)
+        self._function = tf.function(self._evaluate, autograph=False)
+        self._concrete = None
+
+    def __call__(self, parameters, state, batch: Batch, gain) -> EvaluationResult:
+        """Arguments as for `TowerFunction`."""
+        arguments = (list(parameters), list(state), batch, gain)
+        if self._concrete is None:
+            self._concrete = self._function.get_concrete_function(*_any_length(arguments))
+        return self._concrete(*arguments)
+
+    def _evaluate(self, parameters, state, batch, gain):
+        mapping = self._variables.mapping(parameters, state, tf.zeros([2], tf.int32))
+        outputs, losses, _ = run_model(self._model, mapping, (), batch, False, self._fused)
+        loss = self._task.loss(outputs, batch)
+        metrics = {
+            name: WeightedValue(value.total * gain, value.weight * gain)
+            for name, value in self._task.metrics(outputs, batch).items()
+        }
+        return EvaluationResult(total_loss(loss, losses) * gain, loss.weight * gain, metrics)
+
+
+def run_model(
+    model, mapping, state, batch, training, fused, exchange=None, weight=None
+) -> tuple[Any, list, list]:
+    """The model's outputs, its regularisation losses, and the new values of `state`."""
+    with keras.StatelessScope(state_mapping=mapping, collect_losses=True) as scope:
+        if fused:
+            with replaced_batch_norms(model, exchange, weight):
+                outputs = model(batch.features, training=training)
+        else:
+            outputs = model(batch.features, training=training)
+        losses = list(model.losses)
+        new_state = [tf.convert_to_tensor(scope.get_current_value(variable)) for variable in state]
+    return outputs, losses, new_state
+
+
+def total_loss(loss, regularization_losses: Sequence[tf.Tensor]) -> tf.Tensor:
+    """SUM over the examples, each with the whole of the regularisation losses: the division mends both."""
+    total = tf.cast(loss.total, tf.float32)
+    if regularization_losses:
+        total += loss.weight * tf.cast(
+            tf.add_n([tf.cast(r, tf.float32) for r in regularization_losses]), tf.float32
+        )
+    return total
+
+
+def _any_length(arguments):
+    """The arguments' specs, the batch's with an open dimension 0, so that no batch length is traced again."""
+    *_, batch_place = (place for place, argument in enumerate(arguments) if isinstance(argument, Batch))
+    specs = list(tf.nest.map_structure(lambda tensor: tf.TensorSpec(tensor.shape, tensor.dtype), arguments))
+    specs[batch_place] = tf.nest.map_structure(
+        lambda tensor: tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype), arguments[batch_place]
+    )
+    return specs

@@ -1,0 +1,145 @@
+"""Update rules: the arithmetic of a step, by TensorFlow's fused kernels on the variable's own device.
+
+The kernels lock the variable while they change it, so updates that come at once lose nothing. A rule holds
+numbers only; its slots (momenta) are variables that whoever places the parameters makes beside them.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+import tensorflow as tf
+
+from towers.errors import UserError
+from towers.gradients import Gradient
+
+Slots = Mapping[str, tf.Variable]
+
+
+def matrices_only(path: str, shape: tf.TensorShape) -> bool:
+    """Weight decay on kernels and embeddings, none on biases and the vectors of norm layers."""
+    return shape.rank > 1
+
+
+def everything(path: str, shape: tf.TensorShape) -> bool:
+    """Weight decay on every parameter."""
+    return True
+
+
+class UpdateRule(Protocol):
+    """How a gradient changes a parameter."""
+
+    @property
+    def slot_names(self) -> tuple[str, ...]:
+        """Slots a parameter needs: each of its shape and dtype, zero at the start."""
+
+    def apply(self, path: str, variable: tf.Variable, slots: Slots, gradient: Gradient, rate, update) -> None:
+        """Changes `variable` and `slots`, in place.
+
+        Args:
+          path: the parameter's canonical name.
+          variable, slots: its storage.
+          gradient: of the mean loss; IndexedSlices have every row at most once.
+          rate: float32 scalar, the learning rate.
+          update: int64 scalar, updates applied before this one.
+        """
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Decaying:
+    """Decoupled weight decay (Loshchilov and Hutter 2019), first: w -= rate * weight_decay * w."""
+
+    weight_decay: float = 0.0
+    decays: Callable[[str, tf.TensorShape], bool] = matrices_only
+
+    def __post_init__(self):
+        if not self.weight_decay >= 0:
+            raise UserError(f"weight_decay={self.weight_decay}: give 0 or more")
+
+    def _decay(self, path, variable, rate):
+        if self.weight_decay and self.decays(path, variable.shape):
+            variable.assign_sub(variable * (rate * tf.cast(self.weight_decay, rate.dtype)))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SGD(_Decaying):
+    """w -= rate * g. Sparse gradients touch only their rows."""
+
+    slot_names = ()
+
+    def apply(self, path, variable, slots, gradient, rate, update):
+        rate = tf.cast(rate, variable.dtype)
+        self._decay(path, variable, rate)
+        if isinstance(gradient, tf.IndexedSlices):
+            variable.scatter_sub(tf.IndexedSlices(gradient.values * rate, gradient.indices))
+            return
+        tf.raw_ops.ResourceApplyGradientDescent(
+            var=variable.handle, alpha=rate, delta=gradient, use_locking=True
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Momentum(_Decaying):
+    """v = momentum * v - rate * g; w += v (Keras's form), or with nesterov w += momentum * v - rate * g.
+
+    The momentum of a row decays whether or not a sparse gradient touches it, so sparse gradients are made
+    dense here: anything lazier would not be the single-device numbers of the dense rule.
+    """
+
+    momentum: float = 0.9
+    nesterov: bool = False
+    slot_names = ("momentum",)
+
+    def __post_init__(self):
+        super().__post_init__()
+        if not 0 <= self.momentum < 1:
+            raise UserError(f"momentum={self.momentum}: it lies in [0, 1); 0.9 is usual")
+
+    def apply(self, path, variable, slots, gradient, rate, update):
+        rate = tf.cast(rate, variable.dtype)
+        self._decay(path, variable, rate)
+        tf.raw_ops.ResourceApplyKerasMomentum(
+            var=variable.handle,
+            accum=slots["momentum"].handle,
+            lr=rate,
+            grad=tf.convert_to_tensor(gradient),
+            momentum=tf.cast(self.momentum, variable.dtype),
+            use_locking=True,
+            use_nesterov=self.nesterov,
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Adam(_Decaying):
+    """Adam (Kingma and Ba 2015), epsilon outside the bias correction as in Keras; with decay it is AdamW."""
+
+    beta_1: float = 0.9
+    beta_2: float = 0.999
+    epsilon: float = 1e-7
+    slot_names = ("first_moment", "second_moment")
+
+    def __post_init__(self):
+        super().__post_init__()
+        for name in ("beta_1", "beta_2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise UserError(f"{name}={getattr(self, name)}: it lies in [0, 1)")
+
+    def apply(self, path, variable, slots, gradient, rate, update):
+        dtype = variable.dtype
+        rate, count = tf.cast(rate, dtype), tf.cast(update + 1, dtype)
+        beta_1, beta_2 = tf.cast(self.beta_1, dtype), tf.cast(self.beta_2, dtype)
+        self._decay(path, variable, rate)
+        tf.raw_ops.ResourceApplyAdam(
+            var=variable.handle,
+            m=slots["first_moment"].handle,
+            v=slots["second_moment"].handle,
+            beta1_power=tf.pow(beta_1, count),
+            beta2_power=tf.pow(beta_2, count),
+            lr=rate,
+            beta1=beta_1,
+            beta2=beta_2,
+            epsilon=tf.cast(self.epsilon, dtype),
+            grad=tf.convert_to_tensor(gradient),
+            use_locking=True,
+            use_nesterov=False,
+        )
