@@ -1,0 +1,1 @@
+"""The only room that reads flags and the environment and starts processes."""

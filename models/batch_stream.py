@@ -56,7 +56,7 @@ def batches_per_epoch(num_examples: int, batch_size: int) -> int:
 
 def shuffled(positions: tf.Tensor, *, seed: int, epoch: tf.Tensor, num_examples: int) -> tf.Tensor:
     """The examples at `positions`, int64 [n], of the epoch's permutation of 0 .. N - 1: int64 [n]."""
-    # The kernel takes no empty vector, which a reader's part of a short batch may be: one is added and cut off.
+    # The kernel takes no empty vector, as a reader's part of a short batch may be: one is added and cut off.
     examples = tf.raw_ops.RandomIndexShuffle(
         index=tf.concat([positions, [0]], axis=0),
         seed=tf.stack([tf.constant(seed >> 32, tf.int64), tf.constant(seed & 0xFFFFFFFF, tf.int64), epoch]),

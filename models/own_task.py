@@ -112,7 +112,7 @@ class OwnTask:
                 "a built keras.Model is needed; call model.build(input_shape) first"
             )
         # Remembered, so that finding losses by name does not build another one.
-        self.__dict__.setdefault("_output_names", tuple(model.output_names or ()))
+        self.__dict__.setdefault("_output_names", _output_names_of(model))
         return model
 
     def dataset(self, split: str, shard: InputShard) -> tf.data.Dataset:
@@ -183,7 +183,7 @@ class OwnTask:
     def _output_names(self) -> tuple[str, ...]:
         with tf.init_scope():
             model = self.model if isinstance(self.model, keras.Model) else self.model()
-        return tuple(model.output_names or ())
+        return _output_names_of(model)
 
     def _names(self, outputs: Any) -> tuple[str, ...]:
         return tuple(outputs) if isinstance(outputs, Mapping) else self._output_names
@@ -231,6 +231,13 @@ def _flat(outputs: Any) -> list[Any]:
     return list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
 
 
+def _output_names_of(model: keras.Model) -> tuple[str, ...]:
+    """The names that Keras knows outputs by; a subclassed model has none."""
+    if isinstance(model, keras.Sequential):
+        return (model.layers[-1].name,)
+    return tuple(getattr(model, "output_names", None) or ())
+
+
 def _map_leaves(function: Callable[[Any], Any], structure: Any) -> Any:
     """As tf.nest.map_structure, but it leaves objects that look like structures alone."""
     if isinstance(structure, Mapping):
@@ -248,6 +255,10 @@ def _by_output(what: str, given: Any, outputs: Any, names: Callable[[], tuple[st
     """
     num_outputs = len(_flat(outputs))
     if isinstance(given, Mapping):
+        if not names():
+            raise UserError(
+                f"{what} by name: the model does not name its outputs; give a list in their order"
+            )
         unknown = sorted(set(given) - set(names()))
         if unknown:
             raise UserError(
@@ -412,14 +423,22 @@ def _num_examples(batch: Batch) -> int:
 
 
 def _host_tensors(data: Any) -> Batch:
-    """Arrays as tensors in the host's memory; float64 becomes float32, as Keras does."""
+    """Arrays as tensors in the host's memory; as in Keras, float64 becomes float32, and lists tuples."""
 
     def to_tensor(array: Any) -> tf.Tensor:
         tensor = tf.convert_to_tensor(array)
         return tf.cast(tensor, keras.config.floatx()) if tensor.dtype == tf.float64 else tensor
 
+    def convert(structure: Any) -> Any:
+        if isinstance(structure, Mapping):
+            return {key: convert(value) for key, value in structure.items()}
+        # tf.data takes a list for one tensor.
+        if isinstance(structure, (list, tuple)):
+            return tuple(convert(value) for value in structure)
+        return to_tensor(structure)
+
     with tf.init_scope(), tf.device("CPU:0"):
-        return tf.nest.map_structure(to_tensor, as_batch(data))
+        return Batch(*(convert(part) for part in as_batch(data)))
 
 
 def _batch_size(data: Any, given: int | None) -> int:

@@ -41,7 +41,7 @@ _MIN_RADIUS, _MAX_RADIUS = 48, 60  # quarters of a pixel
 _MAX_GROUND = 144  # of a background's channel
 _MIN_LIGHT, _MAX_LIGHT = 60, 112  # a figure's channel above its background's
 # One image in so many has a figure that is so much fainter: nobody gets all of these.
-_ONE_FAINT_IN, _FAINTER = 32, 16
+_ONE_FAINT_IN, _FAINTER = 80, 12
 _MIN_NOISE, _MAX_NOISE = 8, 40  # most that is added to a channel or taken away, by image
 _SLOPE = 24  # brightness from edge to edge
 

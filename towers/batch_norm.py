@@ -152,7 +152,8 @@ def _exchanged(inputs, gamma, beta, axis, epsilon, exchange, weight):
             upstream = tf.cast(upstream, compute)
             beta_gradient = tf.reduce_sum(upstream, axes)
             gamma_gradient = tf.reduce_sum(upstream * normalized, axes)
-            sums = exchange.sum(tf.stack([beta_gradient, gamma_gradient])) / count
+            # Examples that are not in the moments get no gradient by way of them.
+            sums = weight * exchange.sum(tf.stack([beta_gradient, gamma_gradient])) / count
             inner = upstream - tf.reshape(sums[0], shape) - normalized * tf.reshape(sums[1], shape)
             inputs_gradient = inner * tf.reshape(gamma * inverse, shape)
             return tf.cast(inputs_gradient, inputs.dtype), gamma_gradient, beta_gradient

@@ -76,9 +76,12 @@ def train_accumulated(engine, batch: Batch, rate: tf.Tensor, count: int) -> Step
     """
     if count == 1:
         return engine.train_function(batch, rate)
+    sizes = split.sizes(int(batch_length(batch)), split.even_shares(count))
     sums = engine.first_function(batch)
     for place in range(1, count):
-        sums = engine.more_function(batch, tf.constant(place), sums)
+        # A last batch of fewer examples than microbatches leaves some empty, and kernels refuse empty tensors.
+        if sizes[place] > 0:
+            sums = engine.more_function(batch, tf.constant(place), sums)
     return engine.finish_function(batch, sums, rate)
 
 

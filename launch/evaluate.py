@@ -1,0 +1,56 @@
+"""Evaluates the newest checkpoint of a run.
+
+    python -m launch.evaluate --directory=runs/NAME
+        evaluation of step 395: loss 0.0412, accuracy 0.9880
+
+The run's own flags are taken over; those given on the command line come first.
+"""
+
+from launch import binary
+
+binary.quiet_tensorflow()
+
+import json  # noqa: E402
+
+from absl import flags  # noqa: E402
+
+from launch import training  # noqa: E402
+from launch.task_flags import task_from_flags  # noqa: E402
+from strategies.trainer import Trainer  # noqa: E402
+from towers.errors import UserError  # noqa: E402
+
+FLAGS = flags.FLAGS
+flags.DEFINE_bool("json", False, "Print one JSON object instead.")
+
+
+def restored_trainer() -> Trainer:
+    """A Trainer of the run in --directory at its newest checkpoint (or at --resume's).
+
+    Raises:
+      UserError: there is no run, or it has no checkpoint.
+    """
+    training.load_flags(FLAGS.directory)
+    trainer = training.build_trainer(training.build_strategy(task_from_flags()))
+    if trainer.restore() is None:
+        raise UserError(f"--directory={FLAGS.directory}: it has no checkpoint yet; train first")
+    return trainer
+
+
+def main(_) -> int:
+    trainer = restored_trainer()
+    found = dict(trainer.evaluate())
+    step = trainer.strategy.step
+    if FLAGS.json:
+        print(json.dumps({"step": step, **found}))
+    else:
+        print(f"evaluation of step {step}: " + ", ".join(f"{name} {value:.4f}" for name, value in found.items()))
+    return binary.DONE
+
+
+def cli() -> None:
+    """Console script."""
+    binary.run(main)
+
+
+if __name__ == "__main__":
+    cli()

@@ -1,0 +1,34 @@
+"""SIGTERM and SIGINT as a wish to stop: noted when they come, obeyed between steps."""
+
+import signal
+
+
+class StopSignals:
+    """Within, the first SIGTERM or SIGINT is noted; a second SIGINT interrupts at once, as usual."""
+
+    def __init__(self):
+        self._received: int | None = None
+        self._before = {}
+
+    def __enter__(self) -> "StopSignals":
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *_) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def requested(self) -> bool:
+        """Whether one has come."""
+        return self._received is not None
+
+    @property
+    def name(self) -> str:
+        """Which one came: 'SIGTERM' or 'SIGINT'."""
+        return signal.Signals(self._received).name
+
+    def _note(self, number, frame) -> None:
+        if self._received is not None and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self._received = number

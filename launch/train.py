@@ -1,0 +1,86 @@
+"""Trains a built-in task.
+
+    python -m launch.train
+        draws the data set 'shapes', trains for about a minute on two cores, and prints where the checkpoint,
+        the exported model, the metrics and the TensorBoard logs lie
+
+    python -m launch.train --task=cifar10 --data_dir=DIR --model=resnet20 --epochs=10
+
+    python -m launch.train --verify ...
+        runs twenty steps in the chosen mode and on one device, and prints the largest differences
+
+Exit codes: launch/binary.py.
+"""
+
+from launch import binary
+
+binary.quiet_tensorflow()
+
+from absl import flags  # noqa: E402
+
+from launch import training  # noqa: E402
+from launch.device_flags import shares_from_flags  # noqa: E402
+from launch.signals import StopSignals  # noqa: E402
+from launch.task_flags import task_from_flags  # noqa: E402
+from strategies.contract import NonFiniteStep  # noqa: E402
+from strategies.verification import differences, reference_strategy  # noqa: E402
+
+FLAGS = flags.FLAGS
+VERIFY_STEPS = 20
+_SHOWN_DIFFERENCES = 5
+
+
+def main(_) -> int:
+    task = task_from_flags()
+    strategy = training.build_strategy(task)
+    if FLAGS.verify:
+        return verify(task, strategy)
+    with StopSignals() as signals:
+        trainer = training.build_trainer(strategy, stop_requested=signals.requested)
+        if trainer.directory is not None:
+            trainer.prepare()
+            training.save_flags(trainer.directory)
+        try:
+            result = trainer.fit()
+        except NonFiniteStep as error:
+            binary.fail(error)
+            return binary.NOT_FINITE
+        report(result)
+        if not result.completed:
+            print(f"{signals.name}: stopped at step {result.step}; the same command with", end=" ")
+            print(f"--directory={trainer.directory} goes on from there")
+            return binary.INTERRUPTED
+    return binary.DONE
+
+
+def report(result) -> None:
+    """What came of the run, for a person."""
+    if result.evaluation is not None:
+        written = ", ".join(f"{name} {value:.4f}" for name, value in result.evaluation.items())
+        print(f"step {result.step}: evaluation {written}")
+    if result.summary["images_per_second"]:
+        print(f"speed: {result.summary['images_per_second']:,.0f} examples/s, steady median")
+    for what, path in result.files.items():
+        print(f"{what}: {path}")
+
+
+def verify(task, strategy) -> int:
+    """Twenty steps beside one device; prints the largest relative differences."""
+    reference, how = reference_strategy(task, strategy, strategy.options, shares=shares_from_flags())
+    found = differences(strategy, reference, VERIFY_STEPS)
+    print(f"{strategy.name} with {strategy.num_towers} towers beside {how}, {VERIFY_STEPS} steps:")
+    for difference in found[:_SHOWN_DIFFERENCES]:
+        print(f"  {difference.relative:.2e}  {difference.kind}/{difference.name}")
+    largest = found[0].relative
+    good = largest <= FLAGS.verify_tolerance
+    print(f"{'verified' if good else 'DIFFERS'}: largest {largest:.2e}, tolerance {FLAGS.verify_tolerance:.0e}")
+    return binary.DONE if good else binary.DIFFERS
+
+
+def cli() -> None:
+    """Console script."""
+    binary.run(main)
+
+
+if __name__ == "__main__":
+    cli()

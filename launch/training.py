@@ -1,0 +1,121 @@
+"""All the flags of training, and what is built from them. A program of your own needs this one import:
+
+    from absl import app
+    from launch import training
+
+    def main(_):
+        strategy = training.build_strategy(my_task)
+        training.build_trainer(strategy).fit()
+
+    app.run(main)
+"""
+
+import datetime
+import math
+import os
+import pathlib
+from collections.abc import Callable, Mapping
+
+from absl import flags
+
+from launch.device_flags import devices_from_flags, shares_from_flags
+from launch.run_flags import callbacks_from_flags, trainer_options_from_flags
+from launch.step_flags import options_from_flags
+from strategies import registry
+from strategies.contract import Strategy
+from strategies.trainer import Trainer
+from towers.errors import UserError
+from towers.options import StepOptions
+from towers.task import Task
+
+FLAGS = flags.FLAGS
+FLAG_FILE = "flags.txt"
+_OWN_MODULES = ("device_flags", "task_flags", "step_flags", "run_flags")
+
+
+def build_strategy(task: Task, options: StepOptions | None = None) -> Strategy:
+    """The strategy of --strategy on this process's devices.
+
+    Args:
+      task: what is trained.
+      options: how a step computes; None for what the flags say.
+    """
+    devices = devices_from_flags()
+    options = options or options_from_flags(run_length(task))
+    return registry.build_strategy(FLAGS.strategy, task, devices, options, shares=shares_from_flags())
+
+
+def build_trainer(strategy: Strategy, *, stop_requested: Callable[[], bool] = lambda: False) -> Trainer:
+    """A Trainer of the run that the flags describe, with a display."""
+    return Trainer(
+        strategy,
+        trainer_options_from_flags(str(run_directory())),
+        callbacks=callbacks_from_flags(),
+        stop_requested=stop_requested,
+        settings=flag_settings(),
+    )
+
+
+def run_length(task: Task) -> int:
+    """Steps of the whole run, for the schedule."""
+    options = trainer_options_from_flags(None)
+    if options.steps is not None:
+        return options.steps
+    examples = task.num_examples("train")
+    if examples is None:
+        raise UserError(f"--epochs={options.epochs:g}: the data's length is not known; give --steps")
+    return max(1, round(options.epochs * math.ceil(examples / task.batch_size)))
+
+
+def run_directory() -> pathlib.Path:
+    """--directory, or a new one named for the time; the same at every call in a process."""
+    if FLAGS.directory is None:
+        started = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+        FLAGS.directory = os.path.join("runs", f"{started}-{os.getpid()}")
+    return pathlib.Path(FLAGS.directory)
+
+
+def flag_settings() -> Mapping[str, object]:
+    """The flags of this package and their values, by name."""
+    return {
+        flag.name: flag.value
+        for module, of_module in FLAGS.flags_by_module_dict().items()
+        if module.startswith("launch.") or module.rpartition(".")[2] in _OWN_MODULES
+        for flag in of_module
+    }
+
+
+def save_flags(directory: pathlib.Path) -> None:
+    """Writes the flags of this run for `launch.evaluate` and `launch.export` to read."""
+    lines = []
+    for name, value in flag_settings().items():
+        if value is not None and value != [] and name not in _NOT_KEPT:
+            text = ",".join(map(str, value)) if isinstance(value, list) else value
+            lines.append(f"--{name}={text}\n")
+    temporary = directory / (FLAG_FILE + ".new")
+    temporary.write_text("".join(lines), encoding="utf-8")
+    temporary.replace(directory / FLAG_FILE)
+
+
+# What is true of one call and not of the run.
+_NOT_KEPT = ("directory", "resume", "dry_run", "verify", "verify_tolerance", "profile_steps")
+
+
+def load_flags(directory: str | None) -> None:
+    """Takes over the flags of the run in `directory`, but for those given on the command line.
+
+    Raises:
+      UserError: no directory, or none that a run was kept in.
+    """
+    if directory is None:
+        raise UserError("--directory is missing: name the directory of a run")
+    path = pathlib.Path(directory) / FLAG_FILE
+    if not path.exists():
+        raise UserError(f"--directory={directory}: no run was kept there (it has no {FLAG_FILE}); name one that was")
+    given = {flag.name for flag in FLAGS.get_flags_for_module("") if flag.present} | {
+        name for name in FLAGS if FLAGS[name].present
+    }
+    for line in path.read_text(encoding="utf-8").splitlines():
+        name, _, value = line.removeprefix("--").partition("=")
+        if name in FLAGS and name not in given:
+            FLAGS[name].parse(value)

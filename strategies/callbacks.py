@@ -1,0 +1,50 @@
+"""What can look on while a Trainer works. Callbacks act between calls of `run_steps`, never inside one."""
+
+import dataclasses
+import pathlib
+from collections.abc import Mapping
+
+from strategies.contract import StepReport, Strategy
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Run:
+    """What is known of a run when it begins.
+
+    Attributes:
+      strategy: that does the work.
+      directory: where files go; None when nothing is kept.
+      first_step: steps done before (by the run that this one resumes).
+      last_step: step at which training ends.
+    """
+
+    strategy: Strategy
+    directory: pathlib.Path | None
+    first_step: int
+    last_step: int
+
+
+class Callback:
+    """Does nothing; override what is of interest."""
+
+    def begin(self, run: Run) -> None:
+        """Before the first step."""
+
+    def before_steps(self, step: int) -> None:
+        """Before a call of run_steps that begins at this step."""
+
+    def boundaries(self) -> tuple[int, ...]:
+        """Steps that no call of run_steps may pass over."""
+        return ()
+
+    def steps(self, report: StepReport) -> None:
+        """After a call of run_steps."""
+
+    def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
+        """After an evaluation."""
+
+    def message(self, text: str) -> None:
+        """Something the user should read: a checkpoint saved, a run resumed."""
+
+    def end(self) -> None:
+        """After the last step, also when an error ended the run."""

@@ -1,0 +1,215 @@
+"""Checkpoints: saved whole or not at all, restored from the newest one that can be read."""
+
+import contextlib
+import json
+import logging
+import pathlib
+import re
+import shutil
+import tempfile
+from collections.abc import Mapping
+
+import tensorflow as tf
+
+from strategies.contract import Strategy
+from towers.errors import UserError
+
+_LAYOUT = "layout"
+_PREFIX = "step"
+# What reading a truncated, corrupted or half-deleted checkpoint raises.
+_UNREADABLE = (tf.errors.OpError, RuntimeError, ValueError, KeyError, OSError)
+
+log = logging.getLogger(__name__)
+
+
+class Checkpoints:
+    """The checkpoints of a run in one directory, `step-N.*`, the last few kept."""
+
+    def __init__(self, directory: str | pathlib.Path, strategy: Strategy, *, keep: int = 3):
+        """Nothing is written before `prepare` or `save`.
+
+        Raises:
+          UserError: keep is below 1.
+        """
+        if keep < 1:
+            raise UserError(f"keep_checkpoints={keep}: keep at least 1")
+        self.directory = pathlib.Path(directory)
+        self._strategy = strategy
+        self._contents = strategy.checkpointables()
+        self._layout = layout_of(self._contents)
+        with tf.device("/device:CPU:0"):
+            written = tf.Variable(json.dumps(self._layout), dtype=tf.string, trainable=False)
+        self._checkpoint = tf.train.Checkpoint(**self._contents, **{_LAYOUT: written})
+        self._keep = keep
+        self._manager: tf.train.CheckpointManager | None = None
+
+    def size_bytes(self) -> int:
+        """About how large one checkpoint is."""
+        return sum(
+            variable.dtype.size * variable.shape.num_elements() for variable in tf.nest.flatten(self._contents)
+        )
+
+    def prepare(self) -> None:
+        """Makes the directory, and finds out before training whether a checkpoint can be saved in it.
+
+        Raises:
+          UserError: it can't be made or written to, or the disk has no room for one more checkpoint.
+        """
+        check_writable(self.directory)
+        needed, free = 2 * self.size_bytes(), shutil.disk_usage(self.directory).free
+        if free < needed:
+            raise UserError(
+                f"{self.directory}: {free:,} bytes are free and a checkpoint needs about {needed:,}: "
+                "make room or choose another --directory"
+            )
+        self._remove_unfinished()
+
+    def save(self) -> str:
+        """Saves the strategy as it is; the checkpoints before stay until this one is whole.
+
+        Raises:
+          UserError: it could not be written; what it left is removed, earlier checkpoints are untouched.
+        """
+        if self._manager is None:
+            self._manager = tf.train.CheckpointManager(
+                self._checkpoint, str(self.directory), max_to_keep=self._keep, checkpoint_name=_PREFIX
+            )
+        try:
+            return self._manager.save(checkpoint_number=self._strategy.step)
+        except (tf.errors.OpError, OSError) as error:
+            self._remove_unfinished()
+            raise UserError(
+                f"{self.directory}: the checkpoint of step {self._strategy.step} could not be written "
+                f"({_first_line(error)}); earlier ones are kept: make room, then run the same command again"
+            ) from error
+
+    def restore_latest(self) -> int | None:
+        """Restores the newest readable checkpoint; the step it was saved at, or None if there is none at all.
+
+        A checkpoint that can't be read is reported in the log, and the one before it is used.
+
+        Raises:
+          UserError: the checkpoint is of another model or update rule, or there are some and none is readable.
+        """
+        candidates = self.saved()
+        for path in candidates:
+            try:
+                return self._restore(path)
+            except UserError:
+                raise
+            except _UNREADABLE as error:
+                log.warning("checkpoint %s can't be read (%s): trying the one before it", path, _first_line(error))
+        if candidates:
+            raise UserError(
+                f"{self.directory}: none of its {len(candidates)} checkpoints can be read; "
+                "start anew with --resume=never or in another --directory"
+            )
+        return None
+
+    def restore_from(self, path: str | pathlib.Path) -> int:
+        """Restores one checkpoint, named by its prefix or by a directory whose newest one is meant.
+
+        Raises:
+          UserError: there is none at `path`, it can't be read, or it is of another model.
+        """
+        path = pathlib.Path(path)
+        if path.is_dir():
+            found = Checkpoints(path, self._strategy)
+            step = found.restore_latest() if found.saved() else None
+            if step is None:
+                raise UserError(f"resume={path}: there is no checkpoint in this directory; name one that has")
+            return step
+        prefix = re.sub(r"\.(index|data-\d+-of-\d+)$", "", str(path))
+        if not pathlib.Path(prefix + ".index").exists():
+            raise UserError(f"resume={path}: there is no such checkpoint; give a directory or a prefix like D/step-100")
+        try:
+            return self._restore(prefix)
+        except UserError:
+            raise
+        except _UNREADABLE as error:
+            raise UserError(f"resume={path}: it can't be read ({_first_line(error)}); name another checkpoint") from error
+
+    def saved(self) -> list[str]:
+        """Prefixes of the checkpoints in the directory, newest first."""
+        found = []
+        for index in self.directory.glob(f"{_PREFIX}-*.index"):
+            match = re.fullmatch(rf"{_PREFIX}-(\d+)\.index", index.name)
+            if match:
+                found.append((int(match.group(1)), str(index)[: -len(".index")]))
+        return [prefix for _, prefix in sorted(found, reverse=True)]
+
+    def set_aside(self) -> pathlib.Path | None:
+        """Moves an earlier run's checkpoints into a folder of their own beside them; None if there are none."""
+        if not self.saved():
+            return None
+        number = 1
+        while (aside := self.directory.with_name(f"{self.directory.name}.before-{number}")).exists():
+            number += 1
+        self.directory.rename(aside)
+        return aside
+
+    def _restore(self, prefix: str) -> int:
+        reader = tf.train.load_checkpoint(prefix)
+        stored = json.loads(reader.get_tensor(f"{_LAYOUT}/.ATTRIBUTES/VARIABLE_VALUE"))
+        check_layout(prefix, stored, self._layout)
+        self._checkpoint.restore(prefix).assert_existing_objects_matched()
+        self._strategy.restored()
+        return self._strategy.step
+
+    def _remove_unfinished(self) -> None:
+        """What a save that was killed or ran out of disk left behind."""
+        for left in [*self.directory.glob("*.tempstate*"), *self.directory.glob("*_temp")]:
+            with contextlib.suppress(OSError):
+                shutil.rmtree(left) if left.is_dir() else left.unlink()
+
+
+def layout_of(contents: Mapping) -> dict:
+    """What a checkpoint is of: shapes by kind and name, without the counters, which every model has."""
+
+    def shapes(node):
+        if isinstance(node, Mapping):
+            return {name: shapes(child) for name, child in node.items()}
+        return node.shape.as_list()
+
+    return {kind: shapes(node) for kind, node in contents.items() if kind != "counters"}
+
+
+def check_layout(prefix: str, stored: Mapping, wanted: Mapping) -> None:
+    """Raises UserError, naming the first difference, when a checkpoint is not of this model."""
+    for kind in wanted:
+        theirs, ours = stored.get(kind, {}), wanted[kind]
+        for name in [*ours, *theirs]:
+            if theirs.get(name) != ours.get(name):
+                fix = "the same --optimizer" if kind == "slots" and name not in ours.keys() & theirs.keys() else "the same --model"
+                raise UserError(
+                    f"checkpoint {prefix} is of another model: {kind}/{name} is {_described(theirs.get(name))} in it "
+                    f"and {_described(ours.get(name))} here; use {fix} or another --directory"
+                )
+
+
+def _described(shape) -> str:
+    if shape is None:
+        return "absent"
+    return "present" if isinstance(shape, Mapping) else f"of shape {shape}"
+
+
+def check_writable(directory: pathlib.Path) -> None:
+    """Makes a directory and writes a byte in it.
+
+    Raises:
+      UserError: either fails.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=directory) as probe:
+            probe.write(b"0")
+            probe.flush()
+    except OSError as error:
+        raise UserError(
+            f"{directory}: nothing can be written there ({error.strerror}); make it writable or choose another --directory"
+        ) from error
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0][:200]

@@ -1,0 +1,33 @@
+"""The trained model as a `.keras` file: stock layers, float32, no trace of how it was trained."""
+
+import os
+import pathlib
+import tempfile
+
+import keras
+
+from towers.errors import UserError
+
+
+def save_model(model: keras.Model, path: pathlib.Path) -> pathlib.Path:
+    """Writes the file whole, in place of an older one if there is one; returns its absolute path.
+
+    Raises:
+      UserError: the path does not end in .keras, or can't be written.
+    """
+    path = path.absolute()
+    if path.suffix != ".keras":
+        raise UserError(f"export to {path}: a Keras model's file ends in .keras; use {path.with_suffix('.keras')}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".keras")
+        os.close(handle)
+        try:
+            model.save(temporary)
+            os.chmod(temporary, 0o644)
+            os.replace(temporary, path)
+        finally:
+            pathlib.Path(temporary).unlink(missing_ok=True)
+    except OSError as error:
+        raise UserError(f"{path}: the model can't be written there ({error.strerror}); choose another path") from error
+    return path

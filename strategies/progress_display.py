@@ -1,0 +1,85 @@
+"""What a person sees of a run: a live bar on a terminal, plain lines anywhere else."""
+
+import math
+import time
+from collections.abc import Mapping
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from strategies.callbacks import Callback, Run
+from strategies.contract import StepReport
+
+
+class ProgressDisplay(Callback):
+    """A rich progress bar, or one line every `line_seconds` where the output is no terminal."""
+
+    def __init__(self, console: Console | None = None, *, line_seconds: float = 10.0):
+        self._console = console or Console(highlight=False, soft_wrap=True)
+        self._line_seconds = line_seconds
+        self._bar: Progress | None = None
+
+    def begin(self, run: Run) -> None:
+        self._run = run
+        self._started = self._last_line = time.monotonic()
+        if self._console.is_terminal:
+            self._bar = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=24),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[numbers]}"),
+                TimeElapsedColumn(),
+                TextColumn("left"),
+                TimeRemainingColumn(),
+                console=self._console,
+            )
+            self._task = self._bar.add_task(
+                "training", total=run.last_step, completed=run.first_step, numbers="compiling the first step"
+            )
+            self._bar.start()
+
+    def steps(self, report: StepReport) -> None:
+        if self._bar is not None:
+            self._bar.update(self._task, completed=report.step, numbers=_numbers(report))
+            return
+        now = time.monotonic()
+        if now - self._last_line < self._line_seconds and report.step < self._run.last_step:
+            return
+        self._last_line = now
+        left = _left_seconds(report.step, self._run, now - self._started)
+        self._print(f"step {report.step}/{self._run.last_step}  {_numbers(report)}  {left} left")
+
+    def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
+        written = "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())
+        self._print(f"step {step}  evaluation  {written}")
+
+    def message(self, text: str) -> None:
+        self._print(text)
+
+    def end(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def _print(self, text: str) -> None:
+        # Through the bar's own console, which draws the bar again below the line.
+        self._console.print(text, markup=False)
+
+
+def _numbers(report: StepReport) -> str:
+    means = {"loss": report.loss, **report.metrics}
+    written = "  ".join(f"{name} {value:.4f}" for name, value in means.items())
+    step_milliseconds = 1e3 * report.seconds / report.num_steps
+    waiting = 100.0 * report.input_seconds / max(report.seconds, 1e-9)
+    return (
+        f"{written}  {report.examples_per_second:,.0f} examples/s  "
+        f"{step_milliseconds:.0f} ms/step  input {waiting:.0f}%"
+    )
+
+
+def _left_seconds(step: int, run: Run, elapsed_seconds: float) -> str:
+    done = step - run.first_step
+    if done <= 0:
+        return "?"
+    seconds = math.ceil(elapsed_seconds / done * (run.last_step - step))
+    return f"{seconds // 60}:{seconds % 60:02d}"

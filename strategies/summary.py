@@ -1,0 +1,105 @@
+"""summary.json: what a run was and what came of it, in one file for programs to read."""
+
+import dataclasses
+import json
+import pathlib
+import platform
+import statistics
+from collections.abc import Mapping
+from importlib import metadata
+
+import psutil
+import tensorflow as tf
+
+from strategies.callbacks import Callback
+from strategies.contract import StepReport
+
+# Raise it when a field changes its meaning or goes; new fields may come without.
+VERSION = 1
+
+
+@dataclasses.dataclass
+class RunFigures(Callback):
+    """Gathers a run's figures from its reports.
+
+    The first report is of the compiling step, so the steady rate is the median over the others.
+    """
+
+    first_seconds: float | None = None
+    examples: int = 0
+    skipped_steps: int = 0
+    loss: float | None = None
+    metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    evaluated: Mapping[str, float] | None = None
+    rates: list[float] = dataclasses.field(default_factory=list)
+
+    def steps(self, report: StepReport) -> None:
+        if self.first_seconds is None:
+            self.first_seconds = report.seconds
+        else:
+            self.rates.append(report.examples_per_second)
+        self.examples += report.examples
+        self.skipped_steps += report.skipped
+        self.loss, self.metrics = report.loss, dict(report.metrics)
+
+    def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
+        self.evaluated = dict(metrics)
+
+    @property
+    def images_per_second(self) -> float | None:
+        return statistics.median(self.rates) if self.rates else None
+
+
+def peak_memory_bytes() -> dict[str, int]:
+    """The most memory each device has held, by name; 'host' is this process's peak resident size."""
+    memory = psutil.Process().memory_info()
+    found = {"host": getattr(memory, "peak_wset", None) or _peak_resident_bytes()}
+    for place in range(len(tf.config.list_physical_devices("GPU"))):
+        found[f"gpu:{place}"] = int(tf.config.experimental.get_memory_info(f"GPU:{place}")["peak"])
+    return found
+
+
+def _peak_resident_bytes() -> int:
+    import resource  # absent on Windows, where psutil knows
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if platform.system() == "Darwin" else peak * 1024
+
+
+def versions() -> dict[str, str]:
+    """Versions of what decides the numbers."""
+    packages = ("towers", "tensorflow", "keras", "numpy", "tensorflow-datasets")
+    found = {"python": platform.python_version()}
+    for package in packages:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            found[package] = "not installed"
+    return found
+
+
+def summarize(figures: RunFigures, *, outcome: str, step: int, settings: Mapping, seconds: float) -> dict:
+    """The content of summary.json. `outcome` is 'completed', 'interrupted' or 'not_finite'."""
+    return {
+        "version": VERSION,
+        "outcome": outcome,
+        "flags": dict(settings),
+        "versions": versions(),
+        "steps": step,
+        "examples": figures.examples,
+        "skipped_steps": figures.skipped_steps,
+        "loss": figures.loss,
+        "metrics": dict(figures.metrics),
+        "evaluation": figures.evaluated,
+        "images_per_second": figures.images_per_second,
+        "time_to_first_step_seconds": figures.first_seconds,
+        "training_seconds": seconds,
+        "peak_memory_bytes": peak_memory_bytes(),
+    }
+
+
+def write_summary(summary: Mapping, path: pathlib.Path) -> None:
+    """Writes the file whole: a reader sees the old one or the new one."""
+    temporary = path.with_suffix(".json.new")
+    temporary.write_text(json.dumps(summary, indent=2, default=str) + "\n", encoding="utf-8")
+    temporary.replace(path)

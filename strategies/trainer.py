@@ -1,0 +1,333 @@
+"""The Trainer: drives any strategy to its last step, and keeps what came of it."""
+
+import dataclasses
+import pathlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from strategies.callbacks import Callback, Run
+from strategies.checkpoints import Checkpoints, check_writable
+from strategies.contract import NonFiniteStep, StepReport, Strategy
+from strategies.export import save_model
+from strategies.metrics_log import MetricsLog
+from strategies.summary import RunFigures, summarize, write_summary
+from strategies.tensorboard_log import TensorBoardLog
+from towers.errors import UserError
+
+# A call of run_steps lasts about this long, so that the display lives and a signal is soon obeyed.
+_CALL_SECONDS = 0.5
+_MOST_STEPS_A_CALL = 1000
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainerOptions:
+    """How a run goes on, apart from how a step computes.
+
+    Attributes:
+      steps, epochs: where training ends, counted from the beginning of the first run; exactly one is given.
+      directory: of checkpoints, logs and the exported model; None keeps nothing.
+      resume: 'auto' goes on from the newest checkpoint in the directory, 'never' sets an earlier run's aside,
+        and anything else is the checkpoint (or directory of them) to go on from.
+      checkpoint_every_seconds, checkpoint_every_steps: whichever comes first; None is never. The end of a
+        run is always saved.
+      keep_checkpoints: how many stay.
+      evaluate_every_epochs, evaluate_every_steps: None is only at the end.
+      report_every_steps: steps between reports; None is about half a second's worth.
+      dry_run: two steps and one evaluation, nothing kept.
+    """
+
+    steps: int | None = None
+    epochs: float | None = None
+    directory: str | pathlib.Path | None = None
+    resume: str = "auto"
+    checkpoint_every_seconds: float | None = 300.0
+    checkpoint_every_steps: int | None = None
+    keep_checkpoints: int = 3
+    evaluate_every_epochs: float | None = 1.0
+    evaluate_every_steps: int | None = None
+    report_every_steps: int | None = None
+    dry_run: bool = False
+
+    def __post_init__(self):
+        if (self.steps is None) == (self.epochs is None):
+            raise UserError(f"steps={self.steps}, epochs={self.epochs}: give one of them")
+        for name in (
+            "steps",
+            "epochs",
+            "checkpoint_every_seconds",
+            "checkpoint_every_steps",
+            "evaluate_every_epochs",
+            "evaluate_every_steps",
+            "report_every_steps",
+        ):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise UserError(f"{name}={value}: it is more than 0; leave it out for the default")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FitResult:
+    """What came of `Trainer.fit`.
+
+    Attributes:
+      completed: False when it was asked to stop before the last step.
+      step: steps done, those of earlier runs included.
+      loss: of the last report; None if no step was left to do.
+      evaluation: of the last evaluation; None if it was asked to stop before one.
+      summary: as in summary.json.
+      files: what was kept, by what it is.
+    """
+
+    completed: bool
+    step: int
+    loss: float | None
+    evaluation: Mapping[str, float] | None
+    summary: Mapping
+    files: Mapping[str, pathlib.Path]
+
+
+class Trainer:
+    """Runs a strategy step by step, evaluates, saves and reports."""
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        options: TrainerOptions,
+        *,
+        callbacks: Sequence[Callback] = (),
+        stop_requested: Callable[[], bool] = lambda: False,
+        settings: Mapping | None = None,
+    ):
+        """Args:
+        strategy: at its beginning.
+        options: where training ends and what is kept.
+        callbacks: look on beside those that the directory asks for.
+        stop_requested: asked between calls; True saves and ends the run early.
+        settings: written into summary.json as 'flags'.
+
+        Raises:
+          UserError: epochs of a set whose length is not known.
+        """
+        self.strategy, self.options = strategy, options
+        self._stop_requested = stop_requested
+        self._settings = dict(settings or {})
+        self._figures = RunFigures()
+        keeps = options.directory is not None and not options.dry_run
+        self.directory = pathlib.Path(options.directory).absolute() if keeps else None
+        self._checkpoints = None
+        own: list[Callback] = [self._figures]
+        if self.directory is not None:
+            self._checkpoints = Checkpoints(
+                self.directory / "checkpoints", strategy, keep=options.keep_checkpoints
+            )
+            own += [MetricsLog(), TensorBoardLog()]
+        self._callbacks = [*own, *callbacks]
+        self._last_step = 2 if options.dry_run else self._wanted_steps()
+        self._evaluated_at = -1
+        self._prepared, self._resumed_from = False, None
+        self._notices: list[str] = []
+
+    def _wanted_steps(self) -> int:
+        if self.options.steps is not None:
+            return self.options.steps
+        return max(1, round(self.options.epochs * self._epoch_steps("epochs")))
+
+    def _epoch_steps(self, what: str) -> int:
+        steps = self.strategy.steps_per_epoch
+        if steps is None:
+            raise UserError(f"{what}={getattr(self.options, what)}: the data's length is not known; give steps instead")
+        return steps
+
+    def fit(self) -> FitResult:
+        """Trains to the last step, evaluates, and writes checkpoint, model and summary.
+
+        Raises:
+          NonFiniteStep: under on_nan=stop; the last checkpoint is from before.
+          UserError: the directory can't be used, or the checkpoint is not of this model.
+        """
+        started = time.monotonic()
+        resumed_from = self.prepare()
+        first_step = self.strategy.step
+        run = Run(
+            strategy=self.strategy, directory=self.directory, first_step=first_step, last_step=self._last_step
+        )
+        begun: list[Callback] = []
+        outcome = "not_finite"
+        try:
+            for callback in self._callbacks:
+                callback.begin(run)
+                begun.append(callback)
+            self._tell(resumed_from)
+            completed = self._run_to_end()
+            outcome = "completed" if completed else "interrupted"
+        except NonFiniteStep:
+            raise
+        except BaseException:
+            outcome = "failed"
+            raise
+        finally:
+            for callback in begun:
+                callback.end()
+            summary = summarize(
+                self._figures,
+                outcome=outcome,
+                step=self.strategy.step,
+                settings=self._settings,
+                seconds=time.monotonic() - started,
+            )
+            if self.directory is not None and len(begun) == len(self._callbacks):
+                write_summary(summary, self.directory / "summary.json")
+        return FitResult(
+            completed=completed,
+            step=self.strategy.step,
+            loss=self._figures.loss,
+            evaluation=self._figures.evaluated,
+            summary=summary,
+            files=self._files(completed),
+        )
+
+    def evaluate(self) -> Mapping[str, float]:
+        """Exact loss and metrics over the whole 'eval' split."""
+        return self.strategy.evaluate()
+
+    def export(self, path: str | pathlib.Path) -> pathlib.Path:
+        """Saves the model as a `.keras` file that loads without this project.
+
+        Raises:
+          UserError: the path does not end in .keras, or can't be written.
+        """
+        return save_model(self.strategy.portable_model(), pathlib.Path(path))
+
+    def restore(self) -> int | None:
+        """Brings the strategy to where `resume` says; the step, or None for a beginning. Writes nothing."""
+        if self.options.resume not in ("auto", "never"):
+            return Checkpoints(self.options.resume, self.strategy).restore_from(self.options.resume)
+        if self.options.resume == "never" or self._checkpoints is None:
+            return None
+        return self._checkpoints.restore_latest()
+
+    def prepare(self) -> int | None:
+        """Restores what is to be resumed and makes the directory ready; the step, or None for a beginning.
+
+        `fit` does it where it was not done before. Everything that can be found wrong is found here, before
+        anything is written.
+        """
+        if not self._prepared:
+            self._resumed_from = self.restore()
+            self._prepared = True
+            if self._checkpoints is not None:
+                self._make_directory()
+        return self._resumed_from
+
+    def _make_directory(self) -> None:
+        check_writable(self.directory)
+        if self.options.resume != "auto":
+            aside = self._checkpoints.set_aside()
+            if aside is not None:
+                self._notices.append(f"an earlier run's checkpoints were set aside in {aside}")
+        self._checkpoints.prepare()
+
+    def _tell(self, resumed_from: int | None) -> None:
+        if resumed_from is not None:
+            self._notices.append(f"resumed at step {resumed_from} of {self._last_step}")
+        for notice in self._notices:
+            for callback in self._callbacks:
+                callback.message(notice)
+
+    def _run_to_end(self) -> bool:
+        """Whether the last step was reached; False when asked to stop before."""
+        self._saved_at, self._saved_time = self.strategy.step, time.monotonic()
+        steps_a_call = 1
+        while self.strategy.step < self._last_step:
+            if self._stop_requested():
+                self._save()
+                return False
+            report = self._run_steps(self._call_length(steps_a_call))
+            steps_a_call = self._next_call_length(report)
+            if self._due(self.options.evaluate_every_steps, self._evaluation_epoch_steps(), report):
+                self._evaluate()
+            if self._checkpoint_due(report):
+                self._save()
+        if self._stop_requested():
+            self._save()
+            return False
+        if self._evaluated_at != self.strategy.step:
+            self._evaluate()
+        self._save()
+        if self.directory is not None:
+            self.export(self.directory / "model.keras")
+        return True
+
+    def _run_steps(self, count: int) -> StepReport:
+        for callback in self._callbacks:
+            callback.before_steps(self.strategy.step)
+        report = self.strategy.run_steps(count)
+        for callback in self._callbacks:
+            callback.steps(report)
+        return report
+
+    def _next_call_length(self, report: StepReport) -> int:
+        if self.options.report_every_steps is not None:
+            return self.options.report_every_steps
+        if len(self._figures.rates) < 1:
+            return 1  # the compiling step says nothing of the others
+        seconds_a_step = report.seconds / report.num_steps
+        return int(min(max(1, _CALL_SECONDS / max(seconds_a_step, 1e-6)), _MOST_STEPS_A_CALL))
+
+    def _call_length(self, wanted: int) -> int:
+        """At most `wanted` steps, fewer where something is to happen before."""
+        step = self.strategy.step
+        stops = [self._last_step]
+        for every in (
+            self.options.checkpoint_every_steps,
+            self.options.evaluate_every_steps,
+            self._evaluation_epoch_steps(),
+            self.options.report_every_steps,
+        ):
+            if every is not None:
+                stops.append((step // every + 1) * every)
+        for callback in self._callbacks:
+            stops.extend(boundary for boundary in callback.boundaries() if boundary > step)
+        return min(wanted, min(stops) - step)
+
+    def _evaluation_epoch_steps(self) -> int | None:
+        every = self.options.evaluate_every_epochs
+        if every is None or self.options.dry_run or self.strategy.steps_per_epoch is None:
+            return None
+        return max(1, round(every * self.strategy.steps_per_epoch))
+
+    def _due(self, *every_and_report) -> bool:
+        *everies, report = every_and_report
+        return any(every is not None and report.step % every == 0 for every in everies)
+
+    def _checkpoint_due(self, report: StepReport) -> bool:
+        if self._checkpoints is None:
+            return False
+        seconds = self.options.checkpoint_every_seconds
+        late = seconds is not None and time.monotonic() - self._saved_time >= seconds
+        return late or self._due(self.options.checkpoint_every_steps, report)
+
+    def _evaluate(self) -> None:
+        metrics = self.strategy.evaluate()
+        self._evaluated_at = self.strategy.step
+        for callback in self._callbacks:
+            callback.evaluation(self.strategy.step, metrics)
+
+    def _save(self) -> None:
+        if self._checkpoints is None:
+            return
+        if self._saved_at != self.strategy.step or not self._checkpoints.saved():
+            self._checkpoints.save()
+        self._saved_at, self._saved_time = self.strategy.step, time.monotonic()
+
+    def _files(self, completed: bool) -> dict[str, pathlib.Path]:
+        if self.directory is None:
+            return {}
+        saved = self._checkpoints.saved()
+        files = {"checkpoint": pathlib.Path(saved[0])} if saved else {}
+        if completed:
+            files["model"] = self.directory / "model.keras"
+        files["metrics"] = self.directory / "metrics.jsonl"
+        files["summary"] = self.directory / "summary.json"
+        files["tensorboard"] = self.directory / "tensorboard"
+        return files

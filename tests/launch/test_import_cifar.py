@@ -1,0 +1,247 @@
+"""An archive becomes TFDS's own cifar10, or nothing at all and one line."""
+
+import io
+import os
+import subprocess
+import sys
+import tarfile
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_datasets as tfds
+
+from launch import import_cifar as binary
+from launch.import_cifar import FOLDER, IMAGE_FILES, LABEL_NAMES_FILE, import_cifar
+from models.tasks import build_task
+from towers.errors import UserError
+from towers.task import InputShard
+
+NAMES = [f"kind{number}" for number in range(10)]
+PER_FILE = 4
+
+
+def rows(seed):
+    """uint8 [PER_FILE, 3073]: a label and the planes of a picture."""
+    made = np.random.default_rng(seed).integers(0, 256, (PER_FILE, 3073)).astype(np.uint8)
+    made[:, 0] %= 10
+    return made
+
+
+def contents():
+    files = {name: rows(number).tobytes() for number, name in enumerate(IMAGE_FILES)}
+    return files | {LABEL_NAMES_FILE: ("\n".join(NAMES) + "\n\n").encode(), "readme.html": b"hello"}
+
+
+def plain(name, content):
+    member = tarfile.TarInfo(name)
+    member.size = len(content)
+    return member, io.BytesIO(content)
+
+
+def write_archive(path, members=None, more=()):
+    members = (
+        [plain(f"{FOLDER}/{name}", data) for name, data in contents().items()] if members is None else members
+    )
+    with tarfile.open(path, "w:gz") as archive:
+        for member, data in [*members, *more]:
+            archive.addfile(member, data)
+    return os.fspath(path)
+
+
+def refused(archive, data_dir, **options):
+    """The message; nothing may have been left behind."""
+    with pytest.raises(UserError) as error:
+        import_cifar(archive=archive, data_dir=os.fspath(data_dir), **{"allow_any_checksum": True} | options)
+    assert "\n" not in str(error.value)
+    assert not data_dir.exists() or not list(data_dir.rglob("*"))
+    return str(error.value)
+
+
+@pytest.fixture(scope="module")
+def imported(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("imported")
+    import_cifar(
+        archive=write_archive(folder / "a.tar.gz"),
+        data_dir=os.fspath(folder / "tfds"),
+        allow_any_checksum=True,
+    )
+    return folder / "tfds"
+
+
+def test_tfds_loads_what_was_imported(imported):
+    data, info = tfds.load(
+        "cifar10",
+        data_dir=os.fspath(imported),
+        download=False,
+        as_supervised=True,
+        with_info=True,
+        batch_size=-1,
+    )
+    assert info.features["label"].names == NAMES
+    for split, seeds in (("train", range(5)), ("test", [5])):
+        expected = np.concatenate([rows(seed) for seed in seeds])
+        pictures = {row[1:].reshape(3, 32, 32).transpose(1, 2, 0).tobytes(): row[0] for row in expected}
+        images, labels = (tensor.numpy() for tensor in data[split])
+        assert {image.tobytes(): label for image, label in zip(images, labels, strict=True)} == pictures
+
+
+def test_only_the_set_is_left(imported):
+    assert [path.name for path in imported.iterdir()] == ["cifar10"]
+    assert [path.name for path in (imported / "cifar10").iterdir()] == ["3.0.2"]
+
+
+def test_the_task_reads_what_was_imported(imported):
+    task = build_task("cifar10", network="classic_cnn", batch_size=6, data_dir=os.fspath(imported))
+    sizes = [len(batch.labels) for batch in task.dataset("train", InputShard()).take(4)]
+    assert sizes == [6, 6, 6, 2]
+
+
+def test_nothing_is_overwritten(imported, tmp_path):
+    before = {path: path.stat().st_mtime_ns for path in imported.rglob("*")}
+    with pytest.raises(UserError, match="exists: nothing is overwritten"):
+        import_cifar(
+            archive=write_archive(tmp_path / "a.tar.gz"),
+            data_dir=os.fspath(imported),
+            allow_any_checksum=True,
+        )
+    assert before == {path: path.stat().st_mtime_ns for path in imported.rglob("*")}
+
+
+def test_another_checksum_is_refused(tmp_path):
+    archive = write_archive(tmp_path / "a.tar.gz")
+    assert binary.OFFICIAL_SHA256 in refused(archive, tmp_path / "tfds", allow_any_checksum=False)
+
+
+def test_the_checksum_is_the_one_that_tfds_registers():
+    registered = tfds.core.tfds_path() / "url_checksums" / "cifar10.txt"
+    assert binary.OFFICIAL_SHA256 in registered.read_text()
+
+
+def link(kind):
+    member = tarfile.TarInfo(f"{FOLDER}/link")
+    member.type, member.linkname = kind, "/etc/passwd"
+    return member, None
+
+
+@pytest.mark.parametrize(
+    "more, said",
+    [
+        ([plain("../outside", b"x")], "../outside does not lie in"),
+        ([plain(f"{FOLDER}/../../outside", b"x")], "does not lie in"),
+        ([plain("/tmp/outside", b"x")], "does not lie in"),
+        ([plain(f"/{FOLDER}/data_batch_9.bin", b"x")], "does not lie in"),
+        ([plain(f"{FOLDER}/deeper/file", b"x")], "does not lie in"),
+        ([link(tarfile.SYMTYPE)], "no plain file"),
+        ([link(tarfile.LNKTYPE)], "no plain file"),
+        ([link(tarfile.CHRTYPE)], "no plain file"),
+        ([link(tarfile.FIFOTYPE)], "no plain file"),
+        ([plain(f"{FOLDER}/data_batch_1.bin", b"x")], "twice"),
+        ([plain(f"{FOLDER}/./data_batch_1.bin", b"x")], "twice"),
+        ([plain(f"{FOLDER}/{number}", b"") for number in range(80)], "more than 64"),
+    ],
+)
+def test_unsafe_members_are_refused(tmp_path, more, said):
+    assert said in refused(write_archive(tmp_path / "a.tar.gz", more=more), tmp_path / "tfds")
+
+
+def test_a_member_of_absurd_size_is_refused_unread(tmp_path, monkeypatch):
+    monkeypatch.setattr(binary, "MAX_FILE_BYTES", 1_000)
+    assert "unpacks to 12292 bytes" in refused(write_archive(tmp_path / "a.tar.gz"), tmp_path / "tfds")
+
+
+@pytest.mark.parametrize(
+    "name, content, said",
+    [
+        ("data_batch_2.bin", None, "holds no"),
+        ("data_batch_2.bin", b"", "0 bytes"),
+        ("data_batch_2.bin", rows(0).tobytes()[:-1], "records have 3073"),
+        ("test_batch.bin", b"\x0a" + bytes(3072), "label 10"),
+        (LABEL_NAMES_FILE, b"one\ntwo\n", "2 names"),
+    ],
+)
+def test_files_that_are_no_cifar_are_refused(tmp_path, name, content, said):
+    files = contents() | {name: content}
+    members = [plain(f"{FOLDER}/{name}", data) for name, data in files.items() if data is not None]
+    assert said in refused(write_archive(tmp_path / "a.tar.gz", members), tmp_path / "tfds")
+
+
+@pytest.mark.parametrize("kept", [0, 10, 20_000])
+def test_a_damaged_archive_is_refused(tmp_path, kept):
+    archive = write_archive(tmp_path / "a.tar.gz")
+    os.truncate(archive, kept)
+    assert "fetch it again" in refused(archive, tmp_path / "tfds")
+
+
+def test_a_missing_archive_is_refused(tmp_path):
+    assert "no such file" in refused(os.fspath(tmp_path / "none"), tmp_path / "tfds")
+
+
+def test_a_data_dir_that_is_a_file_is_refused(tmp_path):
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(UserError, match="can be written"):
+        import_cifar(
+            archive=write_archive(tmp_path / "a.tar.gz"),
+            data_dir=os.fspath(tmp_path / "file"),
+            allow_any_checksum=True,
+        )
+
+
+def test_an_interrupted_import_leaves_nothing(tmp_path, monkeypatch):
+    def interrupted(*unused):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(binary, "_move_in_place", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        import_cifar(
+            archive=write_archive(tmp_path / "a.tar.gz"),
+            data_dir=os.fspath(tmp_path / "tfds"),
+            allow_any_checksum=True,
+        )
+    assert not list((tmp_path / "tfds").rglob("*"))
+
+
+def run(*arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "launch.import_cifar", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "2"},
+        cwd=os.path.dirname(os.path.dirname(binary.__file__)),
+        check=False,
+    )
+
+
+def test_the_binary_says_where_the_set_is(tmp_path):
+    archive = write_archive(tmp_path / "a.tar.gz")
+    done = run(f"--archive={archive}", f"--data_dir={tmp_path}/tfds", "--allow_any_checksum")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"cifar10 3.0.2: 20 train and 4 test images in {tmp_path}/tfds/cifar10/3.0.2\n"
+    assert (tmp_path / "tfds/cifar10/3.0.2/dataset_info.json").exists()
+
+
+def test_the_binary_tells_a_users_mistake_in_one_line(tmp_path):
+    done = run("--archive=/none.tar.gz", f"--data_dir={tmp_path}")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert [line for line in done.stderr.splitlines() if "error" in line] == [
+        "import_cifar: error: --archive=/none.tar.gz: no such file; give the path of cifar-10-binary.tar.gz"
+    ]
+    assert "Traceback" not in done.stderr
+
+
+def test_records_keep_their_order_in_every_store(imported):
+    def labels(cache_bytes):
+        task = build_task(
+            "cifar10",
+            network="classic_cnn",
+            batch_size=5,
+            data_dir=os.fspath(imported),
+            cache_bytes=cache_bytes,
+        )
+        return [
+            tf.nest.map_structure(lambda tensor: tensor.numpy().tolist(), batch)
+            for batch in task.dataset("train", InputShard()).take(5)
+        ]
+
+    assert labels(cache_bytes=2**30) == labels(cache_bytes=0)

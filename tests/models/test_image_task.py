@@ -1,0 +1,172 @@
+"""Image tasks: what is read, its loss and accuracy, and the names they go by."""
+
+import dataclasses
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from models.augment import PADDING
+from models.image_store import ImageSet, ImageStore
+from models.image_task import ImageTask
+from models.tasks import build_task, task_names
+from towers.errors import UserError
+from towers.task import Batch, InputShard, Task
+
+COUNTS = {"train": 11, "eval": 5}
+
+
+def open_store(split):
+    random = np.random.default_rng(len(split))
+    number = COUNTS[split]
+    images = random.integers(0, 256, (number, 8, 8, 3)).astype(np.uint8)
+    return ImageStore(images=images, labels=np.arange(number) % 3, num_classes=3)
+
+
+def image_task(**fields):
+    images = ImageSet(
+        name="tiny", image_shape=(8, 8, 3), num_classes=3, num_examples=COUNTS, open_store=open_store
+    )
+    return ImageTask(**{"name": "tiny", "images": images, "network": "classic_cnn", "batch_size": 4} | fields)
+
+
+def read(task, split="train", num_batches=3, **shard):
+    return [
+        tf.nest.map_structure(lambda tensor: tensor.numpy(), batch)
+        for batch in task.dataset(split, InputShard(**shard)).take(num_batches)
+    ]
+
+
+def test_it_is_a_task():
+    task = image_task()
+    assert isinstance(task, Task)
+    assert (task.num_examples("train"), task.num_examples("eval"), task.eval_batch_size) == (11, 5, 4)
+
+
+def test_the_model_takes_the_images_and_gives_the_classes():
+    (batch,) = read(image_task(), num_batches=1)
+    model = image_task().build_model()
+    assert model(batch.features).shape == (4, 3)
+
+
+@pytest.mark.parametrize("augment", [False, True])
+@pytest.mark.parametrize("shares", [None, (1.0, 3.0, 1.0)])
+def test_readers_see_the_same_augmented_batches_together(augment, shares):
+    task = image_task(augment=augment)
+    whole = read(task, num_batches=4)
+    parts = [read(task, num_batches=4, index=index, count=3, shares=shares) for index in range(3)]
+    for number, batch in enumerate(whole):
+        together = np.concatenate([part[number].features for part in parts])
+        np.testing.assert_array_equal(together, batch.features)
+        np.testing.assert_array_equal(np.concatenate([part[number].labels for part in parts]), batch.labels)
+
+
+def test_a_stream_started_later_is_augmented_alike():
+    later = read(image_task(), num_batches=1, first_batch=5)[0]
+    np.testing.assert_array_equal(later.features, read(image_task(), num_batches=6)[5].features)
+
+
+def test_the_number_of_threads_changes_nothing():
+    one, two = (read(image_task(num_input_threads=threads), num_batches=6) for threads in (1, 2))
+    for mine, other in zip(one, two, strict=True):
+        np.testing.assert_array_equal(mine.features, other.features)
+
+
+def test_epochs_are_augmented_anew():
+    task = image_task(batch_size=11)
+    first, second = read(task, num_batches=2)
+    by_label = [batch.features[np.argsort(batch.labels, kind="stable")] for batch in (first, second)]
+    assert not np.array_equal(*by_label)
+
+
+def test_images_are_normalised_by_the_training_split():
+    task = image_task(augment=False)
+    (batch,) = read(dataclasses.replace(task, batch_size=11), num_batches=1)
+    np.testing.assert_allclose(batch.features.mean((0, 1, 2)), 0, atol=1e-5)
+    np.testing.assert_allclose(batch.features.std((0, 1, 2)), 1, atol=1e-5)
+
+
+def test_augmentation_is_a_shift_of_at_most_four_pixels():
+    plain, moved = (
+        read(image_task(augment=augment), num_batches=1)[0].features[0] for augment in (False, True)
+    )
+    black = (0 - np.array(image_task().images.statistics[0])) / np.array(image_task().images.statistics[1])
+    padded = np.tile(black.astype(np.float32), (16, 16, 1))
+    padded[PADDING:-PADDING, PADDING:-PADDING] = plain
+    crops = [padded[r : r + 8, c : c + 8] for r in range(9) for c in range(9)]
+    assert any(
+        np.allclose(moved, crop, atol=1e-5) or np.allclose(moved[:, ::-1], crop, atol=1e-5) for crop in crops
+    )
+
+
+def test_evaluation_is_plain_and_in_order():
+    batches = read(image_task(), "eval", num_batches=9)
+    assert [batch.labels.tolist() for batch in batches] == [[0, 1, 2, 0], [1]]
+    again = read(image_task(eval_batch_size=5), "eval")[0].features
+    np.testing.assert_array_equal(np.concatenate([batch.features for batch in batches]), again)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("weights", [(), [0.0, 1.0, 2.0, 0.5]])
+def test_loss_is_the_sum_of_keras_values(smoothing, weights):
+    logits = tf.random.stateless_normal([4, 3], [1, 2]) * 3
+    labels = tf.constant([0, 2, 1, 1], tf.int64)
+    keras_loss = keras.losses.CategoricalCrossentropy(
+        from_logits=True, label_smoothing=smoothing, reduction=None
+    )
+    values = keras_loss(tf.one_hot(labels, 3), logits).numpy()
+    task = image_task(label_smoothing=smoothing)
+    batch = Batch(tf.zeros([4, 8, 8, 3]), labels, weights if weights == () else tf.constant(weights))
+    loss = task.loss(logits, batch)
+    expected = np.ones(4) if weights == () else np.array(weights)
+    np.testing.assert_allclose(loss.total, (values * expected).sum(), rtol=1e-5)
+    assert float(loss.weight) == expected.sum()
+
+
+def test_loss_is_computed_in_float32():
+    logits = tf.constant([[100.0, 99.0, 0.0]], tf.bfloat16)
+    loss = image_task().loss(logits, Batch((), tf.constant([1], tf.int64)))
+    assert loss.total.dtype == tf.float32
+    np.testing.assert_allclose(loss.total, np.log1p(np.e), rtol=1e-5)
+
+
+def test_accuracy_counts_weights():
+    logits = tf.one_hot([0, 1, 2, 2], 3)
+    batch = Batch((), tf.constant([0, 1, 0, 2], tf.int64), tf.constant([1.0, 2.0, 4.0, 0.0]))
+    accuracy = image_task().metrics(logits, batch)["accuracy"]
+    assert (float(accuracy.total), float(accuracy.weight)) == (3.0, 7.0)
+
+
+def test_nothing_weighs_nothing():
+    batch = Batch(tf.zeros([0, 8, 8, 3]), tf.zeros([0], tf.int64))
+    loss = image_task().loss(tf.zeros([0, 3]), batch)
+    assert (float(loss.total), float(loss.weight)) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"batch_size": 0}, {"eval_batch_size": 0}, {"label_smoothing": 1.0}, {"num_input_threads": 0}]
+)
+def test_fields_that_cannot_be_are_refused(fields):
+    with pytest.raises(UserError) as error:
+        image_task(**fields)
+    assert next(iter(fields)) in str(error.value) and "\n" not in str(error.value)
+
+
+def test_unknown_split_is_refused():
+    with pytest.raises(UserError, match="'test'"):
+        image_task().dataset("test", InputShard())
+
+
+def test_an_unknown_task_names_the_nearest():
+    with pytest.raises(UserError, match="did you mean 'shapes'"):
+        build_task("shaeps", network="classic_cnn", batch_size=4)
+    assert task_names() == ("shapes", "cifar10", "tfds:NAME")
+
+
+def test_shapes_task_reads_nothing_until_asked():
+    task = build_task("shapes", network="classic_cnn", batch_size=64, seed=3)
+    assert not {"train", "evaluation"} & set(vars(task.images))
+    assert (task.num_examples("train"), task.augment, task.seed) == (10_000, False, 3)
+    with pytest.raises(UserError, match="batch_size=0"):
+        build_task("shapes", network="classic_cnn", batch_size=0)

@@ -1,0 +1,392 @@
+"""A model of one's own: what divides out is what Keras reports for the same model and data."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from models.own_task import OwnTask
+from towers.errors import UserError
+from towers.task import Batch, InputShard, Task, as_batch
+
+RANDOM = np.random.default_rng(0)
+N = 12
+X = RANDOM.normal(size=(N, 5)).astype(np.float32)
+KINDS = RANDOM.integers(0, 3, N)
+VALUES = RANDOM.normal(size=(N, 2)).astype(np.float32)
+WEIGHTS = RANDOM.uniform(0.1, 2.0, N).astype(np.float32)
+TOKENS = RANDOM.integers(1, 7, (N, 6)) * (np.arange(6) < RANDOM.integers(1, 7, (N, 1)))
+NEXT_TOKENS = RANDOM.integers(0, 4, (N, 6))
+
+
+def dense_model():
+    return keras.Sequential([keras.Input((5,)), keras.layers.Dense(4, "tanh"), keras.layers.Dense(3)])
+
+
+def flat_model():
+    return keras.Sequential([keras.Input((5,)), keras.layers.Dense(2)])
+
+
+def single_value_model():
+    return keras.Sequential([keras.Input((5,)), keras.layers.Dense(1)])
+
+
+def sequence_model(mask_zero=False):
+    return keras.Sequential(
+        [
+            keras.Input((6,), dtype="int32"),
+            keras.layers.Embedding(7, 3, mask_zero=mask_zero),
+            keras.layers.Dense(4),
+        ]
+    )
+
+
+def masked_model():
+    return sequence_model(mask_zero=True)
+
+
+def two_headed(as_dict):
+    inputs = keras.Input((5,))
+    heads = {
+        "values": keras.layers.Dense(2, name="values")(inputs),
+        "kind": keras.layers.Dense(3, name="kind")(inputs),
+    }
+    return keras.Model(inputs, heads if as_dict else list(heads.values()))
+
+
+def sparse(**options):
+    return keras.losses.SparseCategoricalCrossentropy(from_logits=True, **options)
+
+
+def own_task(**fields):
+    return OwnTask(
+        **{"model": dense_model, "train_data": (X, KINDS), "losses": sparse(), "batch_size": 4} | fields
+    )
+
+
+def ours(task, model, data, parts=1):
+    """The loss and the metrics as `parts` towers would give them."""
+    batch = as_batch(tf.nest.map_structure(tf.constant, data))
+    step = N // parts
+    total, weight, metrics = 0.0, 0.0, {}
+    for start in range(0, N, step):
+        part = Batch(*tf.nest.map_structure(lambda array: array[start : start + step], tuple(batch)))  # noqa: B023
+        outputs = model(part.features)
+        loss = task.loss(outputs, part)
+        total, weight = total + float(loss.total), weight + float(loss.weight)
+        for name, value in task.metrics(outputs, part).items():
+            sums = metrics.setdefault(name, np.zeros(2))
+            sums += [float(value.total), float(value.weight)]
+    return {"loss": total / weight} | {name: sums[0] / sums[1] for name, sums in metrics.items()}
+
+
+def keras_says(model, data, **compiled):
+    model.compile(**compiled)
+    x, y, *w = data
+    return model.evaluate(x, y, sample_weight=w[0] if w else None, batch_size=N, verbose=0, return_dict=True)
+
+
+MEAN, BY_WEIGHT = "sum_over_batch_size", "mean_with_sample_weight"
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("reduction", [MEAN, "mean", BY_WEIGHT])
+@pytest.mark.parametrize(
+    "build, x, y, loss",
+    [
+        (dense_model, X, KINDS, sparse),
+        (flat_model, X, VALUES, keras.losses.MeanSquaredError),
+        (single_value_model, X, VALUES[:, 0], keras.losses.Huber),
+        (sequence_model, TOKENS, NEXT_TOKENS, sparse),
+        (masked_model, TOKENS, NEXT_TOKENS, sparse),
+    ],
+)
+def test_one_output_gives_keras_number(build, x, y, loss, reduction, weighted, parts):
+    weights = WEIGHTS if y.ndim == 1 or y is VALUES else np.tile(WEIGHTS[:, None], 6)
+    data = (x, y, weights) if weighted else (x, y)
+    model, one = build(), loss(reduction=reduction)
+    task = own_task(model=build, train_data=data, losses=one)
+    expected = keras_says(model, data, loss=one)["loss"]
+    np.testing.assert_allclose(ours(task, model, data, parts)["loss"], expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("as_dict", [False, True])
+@pytest.mark.parametrize("by_name", [False, True])
+@pytest.mark.parametrize("loss_weights", [None, {"values": 0.3, "kind": 2.0}])
+def test_several_outputs_give_keras_number(as_dict, by_name, loss_weights, weighted):
+    labels = {"values": VALUES, "kind": KINDS}
+    losses = {"values": keras.losses.MeanSquaredError(), "kind": sparse()}
+    if not by_name:
+        if as_dict:
+            pytest.skip("outputs by name take losses by name")
+        labels, losses = list(labels.values()), list(losses.values())
+        loss_weights = loss_weights and list(loss_weights.values())
+    data = (X, labels, WEIGHTS) if weighted else (X, labels)
+    model = two_headed(as_dict)
+    task = own_task(model=model, train_data=data, losses=losses, loss_weights=loss_weights)
+
+    # Keras takes the weights of several outputs only in the outputs' own structure.
+    def in_keras_way(given):
+        return given if as_dict or not isinstance(given, dict) else list(given.values())
+
+    for_keras = (X, in_keras_way(labels))
+    if weighted:
+        for_keras += (tf.nest.map_structure(lambda _: WEIGHTS, in_keras_way(labels)),)
+    compiled = {"loss": in_keras_way(losses), "loss_weights": in_keras_way(loss_weights)}
+    expected = keras_says(model, for_keras, **compiled)["loss"]
+    np.testing.assert_allclose(ours(task, model, data, 3)["loss"], expected, rtol=1e-5)
+
+
+def test_outputs_with_weights_of_their_own():
+    labels, weights = {"values": VALUES, "kind": KINDS}, {"values": WEIGHTS, "kind": WEIGHTS[::-1].copy()}
+    losses = {"values": keras.losses.MeanSquaredError(), "kind": sparse()}
+    model, data = two_headed(True), (X, labels, weights)
+    expected = keras_says(model, data, loss=losses)["loss"]
+    task = own_task(model=model, train_data=data, losses=losses)
+    np.testing.assert_allclose(ours(task, model, data, 2)["loss"], expected, rtol=1e-5)
+
+
+def test_an_output_may_go_without_a_loss():
+    model = two_headed(True)
+    task = own_task(model=model, train_data=(X, {"kind": KINDS}), losses={"kind": sparse()})
+    loss = task.loss(model(X), Batch(X, {"kind": tf.constant(KINDS)}))
+    expected = sparse()(KINDS, model(X)["kind"])
+    np.testing.assert_allclose(loss.total / loss.weight, expected, rtol=1e-5)
+
+
+def test_loss_weight_of_one_output():
+    model = dense_model()
+    expected = keras_says(model, (X, KINDS), loss=sparse(), loss_weights=0.25)["loss"]
+    task = own_task(loss_weights=0.25)
+    np.testing.assert_allclose(ours(task, model, (X, KINDS))["loss"], expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("build", [sequence_model, masked_model, dense_model])
+def test_metrics_are_keras_weighted_metrics(build):
+    y = KINDS if build is dense_model else NEXT_TOKENS
+    x = X if build is dense_model else TOKENS
+    weights = WEIGHTS if build is dense_model else np.tile(WEIGHTS[:, None], 6)
+    model, data = build(), (x, y, weights)
+    expected = keras_says(
+        model,
+        data,
+        loss=sparse(),
+        weighted_metrics=[keras.metrics.SparseCategoricalAccuracy(name="accuracy")],
+    )
+    functions = {"accuracy": keras.metrics.sparse_categorical_accuracy}
+    task = own_task(model=build, train_data=data, metric_functions=functions)
+    made = ours(task, model, data, 3)
+    np.testing.assert_allclose(made["accuracy"], expected["accuracy"], rtol=1e-5)
+
+
+def test_metrics_by_output_have_keras_names():
+    model = two_headed(False)
+    labels = {"values": VALUES, "kind": KINDS}
+    task = own_task(
+        model=model,
+        train_data=(X, labels),
+        losses={"values": keras.losses.MeanSquaredError(), "kind": sparse()},
+        metric_functions={"kind": {"accuracy": keras.metrics.sparse_categorical_accuracy}},
+    )
+    made = ours(task, model, (X, labels))
+    expected = keras.metrics.sparse_categorical_accuracy(KINDS, model(X)[1]).numpy().mean()
+    assert set(made) == {"loss", "kind_accuracy"} and made["kind_accuracy"] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("reduction", ["sum", "none", None])
+def test_reductions_that_do_not_add_up_are_refused(reduction):
+    with pytest.raises(UserError, match="reduction=") as error:
+        own_task(losses={"a": sparse(reduction=reduction)})
+    assert "\n" not in str(error.value)
+
+
+class WholeBatch(keras.losses.Loss):
+    def call(self, y_true, y_pred):
+        return keras.ops.mean(y_pred)
+
+
+def test_a_loss_without_values_for_examples_is_refused():
+    task = own_task(losses=WholeBatch())
+    with pytest.raises(UserError, match="must give one for each example"):
+        ours(task, dense_model(), (X, KINDS))
+
+
+def refused_loss(task, model, data):
+    with pytest.raises(UserError) as error:
+        ours(task, model, data)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_losses_without_a_common_divisor_are_refused():
+    labels = {"values": VALUES, "kind": KINDS}
+    losses = {"values": keras.losses.MeanSquaredError(reduction=BY_WEIGHT), "kind": sparse()}
+    data = (X, labels, WEIGHTS)
+    task = own_task(model=two_headed(True), train_data=data, losses=losses)
+    assert BY_WEIGHT in refused_loss(task, two_headed(True), data)
+    inputs = keras.Input((6,), dtype="int32")
+    hidden = keras.layers.Embedding(7, 3, mask_zero=True)(inputs)
+    model = keras.Model(inputs, [keras.layers.Dense(4)(hidden), keras.layers.Dense(4)(hidden)])
+    data = (TOKENS, [NEXT_TOKENS, NEXT_TOKENS])
+    assert "mask" in refused_loss(own_task(model=model, train_data=data), model, data)
+
+
+@pytest.mark.parametrize(
+    "fields, labels, said",
+    [
+        ({"losses": {"values": sparse(), "knd": sparse()}}, {"values": KINDS, "kind": KINDS}, "'knd'"),
+        ({"losses": [sparse()] * 3}, [KINDS, KINDS], "3 losses for 2 outputs"),
+        ({"loss_weights": [1.0]}, [KINDS, KINDS], "1 loss_weights for 2 outputs"),
+        ({}, KINDS, "one array of labels for 2 outputs"),
+        (
+            {"metric_functions": {"a": keras.metrics.sparse_categorical_accuracy}},
+            [KINDS % 2] * 2,
+            "say of which",
+        ),
+    ],
+)
+def test_what_does_not_fit_the_outputs_is_refused(fields, labels, said):
+    data = (X, labels)
+    task = own_task(**{"model": two_headed(False), "train_data": data} | fields)
+    assert said in refused_loss(task, two_headed(False), data)
+
+
+@pytest.mark.parametrize(
+    "fields, said",
+    [
+        ({"losses": keras.losses.sparse_categorical_crossentropy}, "an instance of a Keras loss"),
+        ({"losses": "mse"}, "an instance of a Keras loss"),
+        ({"metric_functions": {"a": keras.metrics.SparseCategoricalAccuracy()}}, "for each example"),
+        ({"train_data": (X, KINDS[:5])}, "arrays of 5, 12 examples"),
+        ({"eval_data": (X[:0], KINDS[:0])}, "arrays of 0 examples"),
+        ({"batch_size": None}, "arrays do not say"),
+        ({"batch_size": 0}, "batch_size=0"),
+        (
+            {"train_data": tf.data.Dataset.from_tensor_slices((X, KINDS)).batch(5), "batch_size": None},
+            "pass batch_size",
+        ),
+        ({"train_data": tf.data.Dataset.from_tensor_slices(KINDS)}, "scalars"),
+        (
+            {"train_data": tf.data.Dataset.from_tensor_slices((X, KINDS)).batch(6, drop_remainder=True)},
+            "gives batches of 6",
+        ),
+    ],
+)
+def test_fields_that_cannot_be_are_refused(fields, said):
+    with pytest.raises(UserError) as error:
+        own_task(**fields)
+    assert said in str(error.value) and "\n" not in str(error.value)
+
+
+def read(task, split="train", num_batches=9, **shard):
+    return [
+        tf.nest.map_structure(lambda tensor: tensor.numpy(), batch)
+        for batch in task.dataset(split, InputShard(**shard)).take(num_batches)
+    ]
+
+
+def test_arrays_are_shuffled_and_stay_together():
+    features, labels = {"a": X, "b": [TOKENS, np.arange(N)]}, {"y": VALUES}
+    task = own_task(train_data=(features, labels, WEIGHTS), batch_size=5, seed=1)
+    assert isinstance(task, Task) and task.num_examples("train") == N
+    epoch = read(task, num_batches=3)
+    order = np.concatenate([batch.features["b"][1] for batch in epoch])
+    assert sorted(order) == list(range(N)) and order.tolist() != list(range(N))
+    for batch in epoch:
+        chosen = batch.features["b"][1]
+        np.testing.assert_array_equal(batch.features["a"], X[chosen])
+        np.testing.assert_array_equal(batch.labels["y"], VALUES[chosen])
+        np.testing.assert_array_equal(batch.weights, WEIGHTS[chosen])
+
+
+def test_arrays_are_evaluated_in_order():
+    batches = read(own_task(eval_data=(X, KINDS), eval_batch_size=7), "eval")
+    assert [len(batch.labels) for batch in batches] == [7, 5]
+    np.testing.assert_array_equal(np.concatenate([batch.labels for batch in batches]), KINDS)
+
+
+def test_float64_arrays_become_float32_as_in_keras():
+    (batch,) = read(own_task(train_data=(X.astype(np.float64), KINDS)), num_batches=1)
+    assert batch.features.dtype == np.float32 and batch.labels.dtype == KINDS.dtype
+
+
+def numbered(num_examples=11, batch_size=4):
+    numbers = tf.data.Dataset.range(num_examples).batch(batch_size)
+    return numbers.map(lambda number: (tf.cast(number, tf.float32)[:, None], number))
+
+
+def test_a_dataset_is_repeated_divided_and_started_anywhere():
+    task = own_task(train_data=numbered(), batch_size=4)
+    whole = [batch.labels.tolist() for batch in read(task, num_batches=7)]
+    assert whole[:4] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10], [0, 1, 2, 3]]
+    parts = [read(task, num_batches=7, index=index, count=2, shares=(3.0, 1.0)) for index in range(2)]
+    together = [[*first.labels, *second.labels] for first, second in zip(*parts, strict=True)]
+    assert together == whole
+    for first in (2, 3, 5):
+        assert [batch.labels.tolist() for batch in read(task, num_batches=2, first_batch=first)] == (
+            whole[first : first + 2]
+        )
+
+
+def test_a_dataset_without_known_length_is_started_by_skipping():
+    data = numbered().filter(lambda features, labels: labels[0] != 4)
+    task = own_task(train_data=data, batch_size=4, eval_data=data)
+    assert read(task, num_batches=1, first_batch=3)[0].labels.tolist() == [8, 9, 10]
+    assert [batch.labels.tolist() for batch in read(task, "eval")] == [[0, 1, 2, 3], [8, 9, 10]]
+
+
+def test_a_dataset_tells_its_batch_size():
+    data = tf.data.Dataset.from_tensor_slices(X).batch(3, drop_remainder=True)
+    task = own_task(train_data=data, batch_size=None)
+    assert task.batch_size == 3 and task.num_examples("train") is None
+    assert read(task, num_batches=1)[0].labels == ()
+
+
+def test_evaluation_without_data_is_refused():
+    with pytest.raises(UserError, match="eval_data=None"):
+        own_task().dataset("eval", InputShard())
+
+
+def test_copies_start_from_the_users_weights():
+    model = dense_model()
+    task = own_task(model=model)
+    one, other = task.build_model(), task.build_model()
+    assert one is not model and one is not other
+    np.testing.assert_array_equal(one(X), model(X))
+    one.weights[0].assign(tf.zeros_like(one.weights[0]))
+    np.testing.assert_array_equal(other(X), model(X))
+
+
+class Subclassed(keras.Model):
+    def __init__(self, width, **options):
+        super().__init__(**options)
+        self.dense = keras.layers.Dense(width)
+
+    def call(self, inputs):
+        return self.dense(inputs)
+
+
+def test_models_that_cannot_be_made_are_refused():
+    with pytest.raises(UserError, match="call model.build"):
+        own_task(model=lambda: Subclassed(3)).build_model()
+    with pytest.raises(UserError, match="call model.build"):
+        own_task(model=lambda: "model").build_model()
+    built = Subclassed(3)
+    built.build((None, 5))
+    with pytest.raises(UserError, match="pass a function"):
+        own_task(model=built).build_model()
+
+
+def test_the_loss_works_in_a_graph_with_unknown_batch_size():
+    task, model = own_task(), dense_model()
+    spec = (tf.TensorSpec([None, 5]), tf.TensorSpec([None], tf.int64))
+
+    @tf.function(input_signature=spec)
+    def loss(x, y):
+        return tuple(task.loss(model(x), Batch(x, y)))
+
+    total, weight = loss(X, KINDS)
+    np.testing.assert_allclose(total / weight, sparse()(KINDS, model(X)), rtol=1e-5)
+    assert [float(value) for value in loss(X[:0], KINDS[:0])] == [0.0, 0.0]

@@ -1,0 +1,120 @@
+"""Records found by number are those found by reading along."""
+
+import os
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from models.record_index import RecordRange, index_records
+from models.record_store import RecordReader, RecordStore
+from towers.errors import UserError
+
+
+@pytest.fixture
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("records")
+
+
+def write(path, records):
+    with tf.io.TFRecordWriter(os.fspath(path)) as writer:
+        for record in records:
+            writer.write(record)
+    return os.fspath(path)
+
+
+def whole(path, number):
+    return RecordRange(path=path, skip=0, take=number)
+
+
+@settings(max_examples=20, deadline=None)
+@given(files=st.lists(st.lists(st.binary(max_size=300), max_size=9), min_size=1, max_size=4), data=st.data())
+def test_random_access_equals_reading_along(tmp_path_factory, files, data):
+    folder = tmp_path_factory.mktemp("files")
+    paths = [write(folder / f"{number}.tfrecord", records) for number, records in enumerate(files)]
+    index = index_records([whole(path, len(records)) for path, records in zip(paths, files, strict=True)])
+    along = list(tf.data.TFRecordDataset(paths).as_numpy_iterator())
+    assert len(index) == len(along)
+    numbers = data.draw(st.lists(st.integers(0, len(along) - 1), max_size=12)) if along else []
+    read = RecordReader(index, num_threads=3).read(np.array(numbers, np.int64))
+    assert read.tolist() == [along[number] for number in numbers]
+
+
+def test_a_range_is_a_part_of_its_file(folder):
+    path = write(folder / "a", [b"0", b"1", b"2", b"3", b"4"])
+    index = index_records([RecordRange(path=path, skip=3, take=2), RecordRange(path=path, skip=0, take=1)])
+    assert RecordReader(index, num_threads=1).read(np.arange(3)).tolist() == [b"3", b"4", b"0"]
+
+
+@pytest.mark.parametrize("kept", [0, 5, 12, 20, -1])
+def test_a_file_that_ends_early_is_refused(folder, kept):
+    path = write(folder / "a", [b"a record", b"another"])
+    with open(path, "rb+") as file:
+        file.truncate(kept if kept >= 0 else os.path.getsize(path) + kept)
+    with pytest.raises(UserError, match="incomplete") as error:
+        index_records([whole(path, 2)])
+    assert "\n" not in str(error.value)
+
+
+def test_a_file_of_something_else_is_refused(folder):
+    path = folder / "a"
+    path.write_bytes(bytes(range(1, 200)))
+    with pytest.raises(UserError, match="no TFRecord file"):
+        index_records([whole(os.fspath(path), 1)])
+
+
+def test_a_missing_file_is_refused(folder):
+    with pytest.raises(UserError, match="No such file"):
+        index_records([whole(os.fspath(folder / "none"), 1)])
+
+
+def image_records(number):
+    images = np.random.default_rng(0).integers(0, 256, (number, 3, 4, 1)).astype(np.uint8)
+    return images, [bytes([label % 5]) + image.tobytes() for label, image in enumerate(images)]
+
+
+def record_store(path, number, num_classes=5):
+    def decode(record):
+        content = tf.io.decode_raw(record, tf.uint8)
+        return tf.reshape(content[1:], [3, 4, 1]), tf.cast(content[0], tf.int64)
+
+    return RecordStore(
+        index=index_records([whole(path, number)]),
+        decode=decode,
+        image_shape=(3, 4, 1),
+        num_classes=num_classes,
+    )
+
+
+def test_the_store_gathers_in_a_graph_of_several_threads(folder):
+    images, records = image_records(40)
+    store = record_store(write(folder / "a", records), 40)
+    numbers = np.random.default_rng(1).integers(0, 40, (30, 7))
+    dataset = tf.data.Dataset.from_tensor_slices(numbers).map(store.gather, num_parallel_calls=4)
+    assert dataset.element_spec[0].shape.as_list() == [7, 3, 4, 1]
+    for wanted, (read, labels) in zip(numbers, dataset, strict=True):
+        np.testing.assert_array_equal(read, images[wanted])
+        np.testing.assert_array_equal(labels, wanted % 5)
+
+
+def test_the_store_gathers_nothing(folder):
+    _, records = image_records(3)
+    images, labels = record_store(write(folder / "a", records), 3).gather(tf.zeros([0], tf.int64))
+    assert images.shape == (0, 3, 4, 1) and labels.shape == (0,)
+
+
+def test_a_label_out_of_range_is_named_with_its_example(folder):
+    _, records = image_records(9)
+    store = record_store(write(folder / "a", records), 9, num_classes=4)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"label 4 \(example 4; 1 such"):
+        tf.function(store.gather)(tf.constant([1, 4, 2], tf.int64))
+
+
+def test_a_file_that_shrinks_while_in_use_is_noticed(folder):
+    path = write(folder / "a", [b"x" * 50] * 3)
+    reader = RecordReader(index_records([whole(path, 3)]), num_threads=1)
+    os.truncate(path, 100)
+    with pytest.raises(OSError, match="changed"):
+        reader.read(np.array([2]))

@@ -1,0 +1,250 @@
+"""Sets that TFDS prepared: what is read of them, and what is said where there is none."""
+
+import os
+import pathlib
+import socket
+import types
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_datasets as tfds
+
+from models.image_store import ImageStore
+from models.record_store import RecordStore
+from models.tasks import build_task
+from models.tfds_images import DEFAULT_IMAGE_SIZE, cifar10_set, tfds_set
+from towers.errors import UserError
+from towers.task import InputShard
+
+SHARED = pathlib.Path(__file__).parents[3] / "shared" / "data" / "tfds"
+LABELLED = {"picture": tfds.features.Image(shape=(6, 5, 3)), "kind": tfds.features.ClassLabel(num_classes=4)}
+
+
+def picture(number, shape=(6, 5, 3)):
+    return np.random.default_rng(number).integers(0, 256, shape).astype(np.uint8)
+
+
+def example(number):
+    return {"picture": picture(number), "kind": number % 4}
+
+
+def prepare(folder, name, features, splits, make=example, num_shards=1):
+    """Lets TFDS write a set of its own kind; `splits` gives the examples' numbers by split."""
+
+    def info(self):
+        return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(features))
+
+    def split_generators(self, dl_manager):
+        return {split: ((number, make(number)) for number in numbers) for split, numbers in splits.items()}
+
+    body = {
+        "VERSION": tfds.core.Version("1.0.0"),
+        "name": name,
+        "_info": info,
+        "_split_generators": split_generators,
+        "_generate_examples": lambda self: (),
+    }
+    # Not registered: it is found by its files, like a folder that was copied here.
+    bases = (tfds.core.GeneratorBasedBuilder,)
+    builder_class = types.new_class(
+        name.title(), bases, {"skip_registration": True}, lambda space: space.update(body)
+    )
+    builder = builder_class(data_dir=os.fspath(folder))
+    # TFDS's download manager needs importlib_resources, which it does not require; nothing is downloaded here.
+    builder._make_download_manager = lambda **unused: types.SimpleNamespace(downloaded_size=0)
+    builder.download_and_prepare(
+        download_config=tfds.download.DownloadConfig(try_download_gcs=False, num_shards=num_shards)
+    )
+    return os.fspath(folder)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("tfds")
+
+
+@pytest.fixture(scope="module")
+def three_files(folder):
+    return prepare(folder, "three_files", LABELLED, {"train": range(20), "test": range(20, 27)}, num_shards=3)
+
+
+@pytest.fixture(autouse=True)
+def no_network(monkeypatch):
+    def refuse(*unused, **also_unused):
+        raise AssertionError("the network was asked")
+
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+
+
+def of(name, data_dir, **options):
+    return tfds_set(name, **{"data_dir": data_dir, "cache_bytes": 2**20} | options)
+
+
+def everything(store):
+    images, labels = store.gather(tf.range(store.num_examples, dtype=tf.int64))
+    return images.numpy(), labels.numpy()
+
+
+def test_a_set_is_read_whole_and_held_out_examples_apart(three_files):
+    images = of("three_files", three_files)
+    assert (images.image_shape, images.num_classes) == ((6, 5, 3), 4)
+    assert images.num_examples == {"train": 20, "eval": 7}
+    for store, numbers in ((images.train, range(20)), (images.evaluation, range(20, 27))):
+        assert isinstance(store, ImageStore)
+        read = {image.tobytes(): label for image, label in zip(*everything(store), strict=True)}
+        assert read == {picture(number).tobytes(): number % 4 for number in numbers}
+
+
+def test_memory_and_disk_hold_the_same_in_the_same_order(three_files):
+    small, large = of("three_files", three_files), of("three_files", three_files, cache_bytes=7 * 90)
+    assert isinstance(large.train, RecordStore) and isinstance(large.evaluation, ImageStore)
+    assert len(set(large.train.index.files.tolist())) == 3
+    for mine, other in zip(everything(small.train), everything(large.train), strict=True):
+        np.testing.assert_array_equal(mine, other)
+    assert small.statistics == large.statistics
+
+
+def test_batches_are_the_same_from_memory_and_disk(three_files):
+    read = []
+    for cache_bytes in (2**20, 0):
+        task = build_task(
+            "tfds:three_files",
+            network="classic_cnn",
+            batch_size=8,
+            data_dir=three_files,
+            cache_bytes=cache_bytes,
+        )
+        stream = task.dataset("train", InputShard(index=1, count=2, first_batch=1)).take(4)
+        read.append([(batch.features.numpy(), batch.labels.numpy()) for batch in stream])
+    for (mine, my_labels), (other, other_labels) in zip(*read, strict=True):
+        np.testing.assert_array_equal(mine, other)
+        np.testing.assert_array_equal(my_labels, other_labels)
+
+
+def test_validation_stands_in_for_a_test_split(folder):
+    splits = {"train": range(5), "validation": range(5, 8)}
+    data_dir = prepare(folder, "validated", LABELLED, splits)
+    assert of("validated", data_dir).num_examples == {"train": 5, "eval": 3}
+
+
+@pytest.mark.parametrize("cache_bytes", [2**20, 0])
+def test_a_set_of_train_alone_is_divided(folder, cache_bytes):
+    name = f"undivided{cache_bytes}"
+    data_dir = prepare(folder, name, LABELLED, {"train": range(20)}, num_shards=2)
+    images = of(name, data_dir, cache_bytes=cache_bytes)
+    assert images.num_examples == {"train": 18, "eval": 2}
+    parts = [
+        {image.tobytes() for image in everything(store)[0]} for store in (images.train, images.evaluation)
+    ]
+    assert parts[0] | parts[1] == {picture(number).tobytes() for number in range(20)}
+    assert not parts[0] & parts[1]
+
+
+def striped(number):
+    """Red left and right of a blue centred square, in one of two shapes."""
+    high, wide = (40, 40 + 20 * number) if number % 2 else (60, 60)
+    image = np.zeros((high, wide, 3), np.uint8)
+    image[..., 0] = 255
+    left = (wide - high) // 2
+    image[:, left : left + high] = (0, 0, 200)
+    return {"picture": image, "kind": 0}
+
+
+@pytest.mark.parametrize("image_size, side", [(None, DEFAULT_IMAGE_SIZE), (16, 16)])
+def test_sizes_that_differ_become_the_centred_square(folder, image_size, side):
+    name = f"varied{side}"
+    features = LABELLED | {"picture": tfds.features.Image(shape=(None, None, 3))}
+    data_dir = prepare(folder, name, features, {"train": range(4), "test": range(1)}, make=striped)
+    images = of(name, data_dir, image_size=image_size)
+    assert images.image_shape == (side, side, 3)
+    for store in (images.train, of(name, data_dir, image_size=image_size, cache_bytes=0).train):
+        read, _ = everything(store)
+        np.testing.assert_array_equal(
+            read, np.broadcast_to(np.array([0, 0, 200], np.uint8), (4, side, side, 3))
+        )
+
+
+def test_grey_images_keep_their_channel(folder):
+    features = LABELLED | {"picture": tfds.features.Image(shape=(6, 5, 1))}
+    data_dir = prepare(
+        folder,
+        "grey",
+        features,
+        {"train": range(3), "test": range(2)},
+        make=lambda number: {"picture": picture(number, (6, 5, 1)), "kind": 1},
+    )
+    assert of("grey", data_dir).train.images.shape == (3, 6, 5, 1)
+
+
+@pytest.mark.parametrize(
+    "name, features, said",
+    [
+        ("unlabelled", {"picture": LABELLED["picture"]}, "picture: Image"),
+        ("twice_labelled", LABELLED | {"other": LABELLED["kind"]}, "other: ClassLabel"),
+        ("deep", LABELLED | {"picture": tfds.features.Image(shape=(6, 5, 3), dtype=np.uint16)}, "uint16"),
+    ],
+)
+def test_other_features_are_named(folder, name, features, said):
+    values = {"picture": picture(0).astype(features["picture"].np_dtype), "kind": 0, "other": 1}
+    made = {key: values[key] for key in features}
+    data_dir = prepare(folder, name, features, {"train": range(1)}, make=lambda number: made)
+    with pytest.raises(UserError) as error:
+        of(name, data_dir)
+    assert said in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_set_without_train_is_refused(folder):
+    data_dir = prepare(folder, "only_test", LABELLED, {"test": range(3)})
+    with pytest.raises(UserError, match="only_test has test: a split 'train'"):
+        of("only_test", data_dir)
+
+
+@pytest.mark.parametrize("given", [None, "empty"])
+@pytest.mark.parametrize(
+    "make, name, second_way",
+    [
+        (
+            cifar10_set,
+            "cifar10",
+            "python -m launch.import_cifar --archive cifar-10-binary.tar.gz --data_dir {}",
+        ),
+        (lambda **where: tfds_set("mnist", **where), "mnist", "copy a prepared folder mnist/ into {}"),
+        (
+            lambda **where: tfds_set("no_such_set", **where),
+            "no_such_set",
+            "copy a prepared folder no_such_set/ into {}",
+        ),
+    ],
+)
+def test_what_is_not_prepared_gets_one_line_with_both_ways_out(tmp_path, given, make, name, second_way):
+    data_dir = given and os.fspath(tmp_path / given)
+    with pytest.raises(UserError) as error:
+        make(data_dir=data_dir, cache_bytes=2**20)
+    message, shown = str(error.value), data_dir or "D"
+    assert "\n" not in message and second_way.format(shown) in message
+    assert f"tfds.builder('{name}', data_dir='{shown}').download_and_prepare()" in message
+    assert not (tmp_path / "empty").exists()
+
+
+@pytest.mark.parametrize("name", ["huggingface:mnist", "", "a b", "../mnist", "mnist:latest"])
+def test_names_that_would_ask_the_network_are_refused(tmp_path, name):
+    with pytest.raises(UserError, match="give a TFDS name"):
+        of(name, os.fspath(tmp_path))
+
+
+def test_an_image_size_that_cannot_be_is_refused(three_files):
+    with pytest.raises(UserError, match="image_size=0"):
+        of("three_files", three_files, image_size=0)
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason=f"{SHARED} is not here")
+def test_the_shared_cifar10_is_read_whole():
+    task = build_task("cifar10", network="resnet20", batch_size=256, data_dir=os.fspath(SHARED))
+    assert (task.num_examples("train"), task.num_examples("eval")) == (50_000, 10_000)
+    labels = np.concatenate([batch.labels for batch in task.dataset("eval", InputShard())])
+    assert np.bincount(labels).tolist() == [1_000] * 10
+    # The usual constants fit the pixels.
+    (batch,) = task.dataset("eval", InputShard()).take(1)
+    np.testing.assert_allclose(batch.features.numpy().std(), 1, atol=0.1)
