@@ -1,11 +1,11 @@
 """How every program here begins and ends: absl flags in, one line for a user's mistake, a documented exit code.
 
-    0   done
-    1   a fault of the program: a traceback stands above
-    2   the user asked for what can't be done: one line says what, why and the way out
-    3   --verify found a difference above the tolerance
-    4   training met a loss or gradient that is not finite, under --on_nan=stop
-    75  interrupted by SIGTERM or SIGINT, everything saved: the same command goes on from there
+0   done
+1   a fault of the program: a traceback stands above
+2   the user asked for what can't be done: one line says what, why and the way out
+3   --verify found a difference above the tolerance
+4   training met a loss or gradient that is not finite, under --on_nan=stop
+75  interrupted by SIGTERM or SIGINT, everything saved: the same command goes on from there
 """
 
 import logging
@@ -18,11 +18,6 @@ from absl import app, flags
 from towers.errors import UserError
 
 DONE, USER_ERROR, DIFFERS, NOT_FINITE, INTERRUPTED = 0, 2, 3, 4, 75
-
-
-def quiet_tensorflow() -> None:
-    """Keeps TensorFlow's start-up notices off the screen; to be called before it is imported to have effect."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 
 def run(main: Callable[[list[str]], int | None]) -> None:

@@ -6,18 +6,14 @@
 The run's own flags are taken over; those given on the command line come first.
 """
 
-from launch import binary
+import json
 
-binary.quiet_tensorflow()
+from absl import flags
 
-import json  # noqa: E402
-
-from absl import flags  # noqa: E402
-
-from launch import training  # noqa: E402
-from launch.task_flags import task_from_flags  # noqa: E402
-from strategies.trainer import Trainer  # noqa: E402
-from towers.errors import UserError  # noqa: E402
+from launch import binary, training
+from launch.task_flags import task_from_flags
+from strategies.trainer import Trainer
+from towers.errors import UserError
 
 FLAGS = flags.FLAGS
 flags.DEFINE_bool("json", False, "Print one JSON object instead.")

@@ -1,26 +1,23 @@
 """Exports the newest checkpoint of a run as a `.keras` file, and checks it in a process without this project.
 
-    python -m launch.export --directory=runs/NAME --output=model.keras
-        exported step 395 to /path/model.keras
-        checked in a fresh process: outputs agree to 1.2e-07
+python -m launch.export --directory=runs/NAME --output=model.keras
+    exported step 395 to /path/model.keras
+    checked in a fresh process: outputs agree to 1.2e-07
 """
 
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+import numpy as np
+from absl import flags
+
 from launch import binary
-
-binary.quiet_tensorflow()
-
-import os  # noqa: E402
-import pathlib  # noqa: E402
-import subprocess  # noqa: E402
-import sys  # noqa: E402
-import tempfile  # noqa: E402
-
-import numpy as np  # noqa: E402
-from absl import flags  # noqa: E402
-
-from launch.evaluate import restored_trainer  # noqa: E402
-from strategies.export import save_model  # noqa: E402
-from towers.errors import UserError  # noqa: E402
+from launch.evaluate import restored_trainer
+from strategies.export import save_model
+from towers.errors import UserError
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("output", None, "The file to write; default: model.keras in --directory.")
@@ -71,7 +68,9 @@ def checked_apart(model, path: pathlib.Path) -> float:
         )
         if done.returncode != 0:
             why = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
-            raise UserError(f"{path} does not load without this project ({why}); build the model of Keras's own layers")
+            raise UserError(
+                f"{path} does not load without this project ({why}); build the model of Keras's own layers"
+            )
         with np.load(found) as arrays:
             actual = [arrays[name] for name in arrays.files]
     largest = max(float(np.abs(a - b).max(initial=0)) for a, b in zip(actual, expected, strict=True))

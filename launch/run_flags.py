@@ -6,8 +6,9 @@ from launch.flag_values import positive
 from strategies.callbacks import Callback
 from strategies.profiler import Profiler
 from strategies.progress_display import ProgressDisplay
-from strategies.trainer import TrainerOptions
+from strategies.trainer_options import TrainerOptions
 from towers.errors import UserError
+from towers.precision import PRECISIONS
 
 FLAGS = flags.FLAGS
 
@@ -24,6 +25,7 @@ flags.DEFINE_integer("report_every_steps", None, "Steps between reports; default
 flags.DEFINE_string("profile_steps", None, "FIRST:LAST: TensorFlow's profiler over these steps.")
 flags.DEFINE_bool("dry_run", False, "Two steps and one evaluation, nothing kept.")
 flags.DEFINE_bool("verify", False, "Twenty steps beside one device on the same batches, then stop.")
+flags.DEFINE_enum("verify_precision", "float64", PRECISIONS, "What layers compute in under --verify.")
 flags.DEFINE_float("verify_tolerance", 1e-5, "Largest relative difference that --verify accepts.")
 positive(
     "steps",

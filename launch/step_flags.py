@@ -38,7 +38,9 @@ flags.DEFINE_float("decay_factor", 0.1, "piecewise: factor at each boundary.")
 flags.DEFINE_float("momentum", 0.9, "Of momentum and nesterov.")
 flags.DEFINE_float("adam_beta_1", 0.9, "Decay of the first moment of adam and adamw.")
 flags.DEFINE_float("adam_beta_2", 0.999, "Decay of the second moment of adam and adamw.")
-flags.DEFINE_float("weight_decay", None, "Decoupled: w -= rate * this * w. Default: 0.005, and 0 for adam and sgd.")
+flags.DEFINE_float(
+    "weight_decay", None, "Decoupled: w -= rate * this * w. Default: 0.005, and 0 for adam and sgd."
+)
 flags.DEFINE_bool("decay_all", False, "Decay biases and norm layers too, not kernels and embeddings alone.")
 flags.DEFINE_float("clip_value", None, "Clip every element of the averaged gradients to this.")
 flags.DEFINE_float("clip_norm", None, "Clip every parameter's averaged gradient to this norm.")
@@ -97,5 +99,7 @@ def _piecewise(peak: float) -> Piecewise:
     try:
         boundaries = tuple(int(word) for word in FLAGS.boundaries)
     except ValueError:
-        raise UserError(f"--boundaries={','.join(FLAGS.boundaries)}: give steps with commas between them") from None
+        raise UserError(
+            f"--boundaries={','.join(FLAGS.boundaries)}: give steps with commas between them"
+        ) from None
     return Piecewise(boundaries, tuple(peak * FLAGS.decay_factor**place for place in range(len(boundaries) + 1)))

@@ -12,18 +12,16 @@
 Exit codes: launch/binary.py.
 """
 
-from launch import binary
+import dataclasses
 
-binary.quiet_tensorflow()
+from absl import flags
 
-from absl import flags  # noqa: E402
-
-from launch import training  # noqa: E402
-from launch.device_flags import shares_from_flags  # noqa: E402
-from launch.signals import StopSignals  # noqa: E402
-from launch.task_flags import task_from_flags  # noqa: E402
-from strategies.contract import NonFiniteStep  # noqa: E402
-from strategies.verification import differences, reference_strategy  # noqa: E402
+from launch import binary, step_flags, training
+from launch.device_flags import shares_from_flags
+from launch.signals import StopSignals
+from launch.task_flags import task_from_flags
+from strategies.contract import NonFiniteStep
+from strategies.verification import differences, reference_strategy
 
 FLAGS = flags.FLAGS
 VERIFY_STEPS = 20
@@ -32,9 +30,9 @@ _SHOWN_DIFFERENCES = 5
 
 def main(_) -> int:
     task = task_from_flags()
-    strategy = training.build_strategy(task)
     if FLAGS.verify:
-        return verify(task, strategy)
+        return verify(task)
+    strategy = training.build_strategy(task)
     with StopSignals() as signals:
         trainer = training.build_trainer(strategy, stop_requested=signals.requested)
         if trainer.directory is not None:
@@ -47,8 +45,7 @@ def main(_) -> int:
             return binary.NOT_FINITE
         report(result)
         if not result.completed:
-            print(f"{signals.name}: stopped at step {result.step}; the same command with", end=" ")
-            print(f"--directory={trainer.directory} goes on from there")
+            print(f"{signals.name}: stopped at step {result.step}" + how_to_go_on(trainer.directory))
             return binary.INTERRUPTED
     return binary.DONE
 
@@ -64,8 +61,19 @@ def report(result) -> None:
         print(f"{what}: {path}")
 
 
-def verify(task, strategy) -> int:
-    """Twenty steps beside one device; prints the largest relative differences."""
+def how_to_go_on(directory) -> str:
+    """What to type to resume; nothing was kept of a dry run."""
+    return "" if directory is None else f"; the same command with --directory={directory} goes on from there"
+
+
+def verify(task) -> int:
+    """Twenty steps beside one device; prints the largest relative differences.
+
+    In float64 unless asked otherwise: in float32 a sum in another order moves some activation across a ReLU's
+    corner at nearly every step of a large network, and two runs that are both right drift apart.
+    """
+    options = step_flags.options_from_flags(training.run_length(task))
+    strategy = training.build_strategy(task, dataclasses.replace(options, precision=FLAGS.verify_precision))
     reference, how = reference_strategy(task, strategy, strategy.options, shares=shares_from_flags())
     found = differences(strategy, reference, VERIFY_STEPS)
     print(f"{strategy.name} with {strategy.num_towers} towers beside {how}, {VERIFY_STEPS} steps:")

@@ -1,13 +1,13 @@
 """All the flags of training, and what is built from them. A program of your own needs this one import:
 
-    from absl import app
-    from launch import training
+from absl import app
+from launch import training
 
-    def main(_):
-        strategy = training.build_strategy(my_task)
-        training.build_trainer(strategy).fit()
+def main(_):
+    strategy = training.build_strategy(my_task)
+    training.build_trainer(strategy).fit()
 
-    app.run(main)
+app.run(main)
 """
 
 import datetime
@@ -98,7 +98,15 @@ def save_flags(directory: pathlib.Path) -> None:
 
 
 # What is true of one call and not of the run.
-_NOT_KEPT = ("directory", "resume", "dry_run", "verify", "verify_tolerance", "profile_steps")
+_NOT_KEPT = (
+    "directory",
+    "resume",
+    "dry_run",
+    "verify",
+    "verify_precision",
+    "verify_tolerance",
+    "profile_steps",
+)
 
 
 def load_flags(directory: str | None) -> None:
@@ -111,7 +119,9 @@ def load_flags(directory: str | None) -> None:
         raise UserError("--directory is missing: name the directory of a run")
     path = pathlib.Path(directory) / FLAG_FILE
     if not path.exists():
-        raise UserError(f"--directory={directory}: no run was kept there (it has no {FLAG_FILE}); name one that was")
+        raise UserError(
+            f"--directory={directory}: no run was kept there (it has no {FLAG_FILE}); name one that was"
+        )
     given = {flag.name for flag in FLAGS.get_flags_for_module("") if flag.present} | {
         name for name in FLAGS if FLAGS[name].present
     }

@@ -17,6 +17,8 @@ as there, without local response normalisation.
 import keras
 from keras import layers
 
+from models.logits import logits_layer
+
 # (filters, kernel size, followed by a pool)
 CONVOLUTIONS = ((64, 5, True), (192, 5, True), (384, 3, False), (256, 3, False), (256, 3, True))
 DENSE_UNITS = (1024, 1024)
@@ -36,7 +38,7 @@ def alexnet(*, image_shape: tuple[int, int, int] = (32, 32, 3), num_classes: int
         name = f"dense{number}"
         x = layers.Dense(units, activation="relu", kernel_initializer="he_normal", name=name)(x)
         x = layers.Dropout(DROPOUT_RATE, name=f"{name}_dropout")(x)
-    logits = layers.Dense(num_classes, dtype="float32", name="logits")(x)
+    logits = logits_layer(num_classes)(x)
     return keras.Model(images, logits, name="alexnet")
 
 

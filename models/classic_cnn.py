@@ -14,6 +14,7 @@ import keras
 from keras import layers
 
 from models.local_response import local_response_normalization
+from models.logits import logits_layer
 
 
 def classic_cnn(*, image_shape: tuple[int, int, int] = (32, 32, 3), num_classes: int = 10) -> keras.Model:
@@ -24,7 +25,7 @@ def classic_cnn(*, image_shape: tuple[int, int, int] = (32, 32, 3), num_classes:
     x = layers.Flatten()(x)
     x = layers.Dense(384, activation="relu", kernel_initializer="he_normal", name="dense1")(x)
     x = layers.Dense(192, activation="relu", kernel_initializer="he_normal", name="dense2")(x)
-    logits = layers.Dense(num_classes, dtype="float32", name="logits")(x)
+    logits = logits_layer(num_classes)(x)
     return keras.Model(images, logits, name="classic_cnn")
 
 

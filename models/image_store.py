@@ -128,9 +128,7 @@ def channel_statistics(store: Store) -> tuple[tuple[float, ...], tuple[float, ..
     return tuple(mean.tolist()), tuple(deviation.tolist())
 
 
-def check_labels(
-    name: str, labels: np.ndarray, num_classes: int, *, numbers: np.ndarray | None = None
-) -> None:
+def check_labels(name: str, labels: np.ndarray, num_classes: int, *, numbers: np.ndarray | None = None) -> None:
     """Refuses labels that no output of the network stands for; `numbers` are their examples'.
 
     Raises:

@@ -87,13 +87,13 @@ class ImageTask:
         )
 
     def loss(self, outputs: tf.Tensor, batch: Batch) -> WeightedLoss:
-        """SUM of the softmax cross-entropy, in float32, and the sum of the examples' weights."""
-        logits = tf.cast(outputs, tf.float32)
+        """SUM of the softmax cross-entropy, in at least float32, and the sum of the examples' weights."""
+        logits = outputs if outputs.dtype == tf.float64 else tf.cast(outputs, tf.float32)
         values = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=batch.labels, logits=logits)
         if self.label_smoothing:
             evenly = -tf.reduce_mean(tf.nn.log_softmax(logits), axis=-1)
             values = (1 - self.label_smoothing) * values + self.label_smoothing * evenly
-        return WeightedLoss(*_weighted_sum(values, batch.weights))
+        return WeightedLoss(*_weighted_sum(tf.cast(values, tf.float32), batch.weights))
 
     def metrics(self, outputs: tf.Tensor, batch: Batch) -> Mapping[str, WeightedValue]:
         """{'accuracy': how many of the largest logits are at the label, and of how many}."""

@@ -21,6 +21,8 @@ from typing import NamedTuple
 import keras
 from keras import layers
 
+from models.logits import logits_layer
+
 
 class Branches(NamedTuple):
     """Filters of the convolutions of one block, named as in table 1 of the paper."""
@@ -61,7 +63,7 @@ def inception(*, image_shape: tuple[int, int, int] = (32, 32, 3), num_classes: i
             x = _block(x, branches, f"block{name}")
     x = layers.GlobalAveragePooling2D()(x)
     x = layers.Dropout(DROPOUT_RATE, name="dropout")(x)
-    logits = layers.Dense(num_classes, dtype="float32", name="logits")(x)
+    logits = logits_layer(num_classes)(x)
     return keras.Model(images, logits, name="inception")
 
 
@@ -80,9 +82,7 @@ def _block(x: keras.KerasTensor, filters: Branches, name: str) -> keras.KerasTen
 
 def _conv_norm_relu(x: keras.KerasTensor, filters: int, size: int, name: str) -> keras.KerasTensor:
     # No bias: the norm would cancel it.
-    conv = layers.Conv2D(
-        filters, size, padding="same", use_bias=False, kernel_initializer="he_normal", name=name
-    )
+    conv = layers.Conv2D(filters, size, padding="same", use_bias=False, kernel_initializer="he_normal", name=name)
     # Momentum 0.9, not Keras's 0.99, so that the averages are usable after a few hundred steps.
     norm = layers.BatchNormalization(momentum=0.9, name=f"{name}_norm")
     return layers.ReLU()(norm(conv(x)))

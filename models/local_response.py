@@ -1,5 +1,6 @@
 """Local response normalisation from `keras.ops`, so that a saved network needs no class of ours to load."""
 
+import keras
 import numpy as np
 from keras import KerasTensor, ops
 
@@ -33,7 +34,7 @@ def local_response_normalization(
     Returns:
       [N, H, W, C] in the dtype of `images`.
     """
-    values = ops.cast(images, "float32")
+    values = ops.cast(images, keras.backend.result_type(images.dtype, "float32"))
     energy = ops.matmul(ops.square(values), channel_window(images.shape[-1], depth_radius))
     inverse_root = ops.rsqrt(bias + alpha * energy)
     return ops.cast(values * inverse_root * ops.sqrt(inverse_root), images.dtype)

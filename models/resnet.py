@@ -21,14 +21,13 @@ At 32x32x3 and 10 classes:
 import keras
 from keras import layers
 
+from models.logits import logits_layer
 from towers.errors import UserError
 
 STAGE_FILTERS = (16, 32, 64)
 
 
-def resnet(
-    depth: int, *, image_shape: tuple[int, int, int] = (32, 32, 3), num_classes: int = 10
-) -> keras.Model:
+def resnet(depth: int, *, image_shape: tuple[int, int, int] = (32, 32, 3), num_classes: int = 10) -> keras.Model:
     """Builds the network: float32 images [N, H, W, C] to float32 logits [N, num_classes].
 
     Raises:
@@ -42,7 +41,7 @@ def resnet(
             shrinks = stage > 1 and number == 1
             x = _block(x, filters, f"stage{stage}_block{number}", stride=2 if shrinks else 1)
     x = layers.GlobalAveragePooling2D()(x)
-    logits = layers.Dense(num_classes, dtype="float32", name="logits")(x)
+    logits = logits_layer(num_classes)(x)
     return keras.Model(images, logits, name=f"resnet{depth}")
 
 

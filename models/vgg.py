@@ -17,6 +17,8 @@ without their dropout between convolutions.
 import keras
 from keras import layers
 
+from models.logits import logits_layer
+
 # (filters, convolutions) of each stage
 STAGES = ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3))
 DENSE_UNITS = 512
@@ -34,14 +36,12 @@ def vgg16(*, image_shape: tuple[int, int, int] = (32, 32, 3), num_classes: int =
     x = layers.Flatten()(x)
     x = layers.Dense(DENSE_UNITS, activation="relu", kernel_initializer="he_normal", name="dense1")(x)
     x = layers.Dropout(DROPOUT_RATE, name="dense1_dropout")(x)
-    logits = layers.Dense(num_classes, dtype="float32", name="logits")(x)
+    logits = logits_layer(num_classes)(x)
     return keras.Model(images, logits, name="vgg16")
 
 
 def _conv_norm_relu(x: keras.KerasTensor, filters: int, name: str) -> keras.KerasTensor:
-    conv = layers.Conv2D(
-        filters, 3, padding="same", use_bias=False, kernel_initializer="he_normal", name=name
-    )
+    conv = layers.Conv2D(filters, 3, padding="same", use_bias=False, kernel_initializer="he_normal", name=name)
     # Momentum 0.9, not Keras's 0.99, so that the averages are usable after a few hundred steps.
     norm = layers.BatchNormalization(momentum=0.9, name=f"{name}_norm")
     return layers.ReLU()(norm(conv(x)))

@@ -121,13 +121,17 @@ class Checkpoints:
             return step
         prefix = re.sub(r"\.(index|data-\d+-of-\d+)$", "", str(path))
         if not pathlib.Path(prefix + ".index").exists():
-            raise UserError(f"resume={path}: there is no such checkpoint; give a directory or a prefix like D/step-100")
+            raise UserError(
+                f"resume={path}: there is no such checkpoint; give a directory or a prefix like D/step-100"
+            )
         try:
             return self._restore(prefix)
         except UserError:
             raise
         except _UNREADABLE as error:
-            raise UserError(f"resume={path}: it can't be read ({_first_line(error)}); name another checkpoint") from error
+            raise UserError(
+                f"resume={path}: it can't be read ({_first_line(error)}); name another checkpoint"
+            ) from error
 
     def saved(self) -> list[str]:
         """Prefixes of the checkpoints in the directory, newest first."""
@@ -180,7 +184,11 @@ def check_layout(prefix: str, stored: Mapping, wanted: Mapping) -> None:
         theirs, ours = stored.get(kind, {}), wanted[kind]
         for name in [*ours, *theirs]:
             if theirs.get(name) != ours.get(name):
-                fix = "the same --optimizer" if kind == "slots" and name not in ours.keys() & theirs.keys() else "the same --model"
+                fix = (
+                    "the same --optimizer"
+                    if kind == "slots" and name not in ours.keys() & theirs.keys()
+                    else "the same --model"
+                )
                 raise UserError(
                     f"checkpoint {prefix} is of another model: {kind}/{name} is {_described(theirs.get(name))} in it "
                     f"and {_described(ours.get(name))} here; use {fix} or another --directory"

@@ -65,6 +65,10 @@ class Strategy(Protocol):
         """Global batches used so far."""
 
     @property
+    def examples(self) -> int:
+        """Examples in them."""
+
+    @property
     def batch_size(self) -> int:
         """Examples in a full global batch."""
 

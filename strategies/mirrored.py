@@ -131,7 +131,7 @@ class MirroredEngine:
         # Every replica found the same: the first one's report is the step's.
         outcome, mean = tf.nest.map_structure(self._first_of, outcomes)
         with tf.device(step.HOST):
-            step.count_step(mean, self.options, self.counters)
+            step.count_step(batch, mean, self.options, self.counters)
             return outcome
 
     def _first_of(self, value):
@@ -178,9 +178,7 @@ class MirroredEngine:
                 arguments = (name, slots, gradient, rate)
                 strategy.extended.update(variable, self._update_one, args=arguments, group=False)
             for variable, value in zip(self._state.values(), new_state, strict=True):
-                strategy.extended.update(
-                    variable, lambda own, new: own.assign(new), args=(value,), group=False
-                )
+                strategy.extended.update(variable, lambda own, new: own.assign(new), args=(value,), group=False)
             return tf.constant(True)
 
         tf.cond(may_update, update_all, lambda: tf.constant(False))

@@ -12,7 +12,7 @@ import psutil
 import tensorflow as tf
 
 from strategies.callbacks import Callback
-from strategies.contract import StepReport
+from strategies.contract import StepReport, Strategy
 
 # Raise it when a field changes its meaning or goes; new fields may come without.
 VERSION = 1
@@ -26,7 +26,6 @@ class RunFigures(Callback):
     """
 
     first_seconds: float | None = None
-    examples: int = 0
     skipped_steps: int = 0
     loss: float | None = None
     metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
@@ -38,7 +37,6 @@ class RunFigures(Callback):
             self.first_seconds = report.seconds
         else:
             self.rates.append(report.examples_per_second)
-        self.examples += report.examples
         self.skipped_steps += report.skipped
         self.loss, self.metrics = report.loss, dict(report.metrics)
 
@@ -78,15 +76,25 @@ def versions() -> dict[str, str]:
     return found
 
 
-def summarize(figures: RunFigures, *, outcome: str, step: int, settings: Mapping, seconds: float) -> dict:
-    """The content of summary.json. `outcome` is 'completed', 'interrupted' or 'not_finite'."""
+def summarize(figures: RunFigures, strategy: Strategy, *, outcome: str, settings: Mapping, seconds: float) -> dict:
+    """The content of summary.json.
+
+    Steps and examples are those since the beginning, the rest is of this run alone.
+
+    Args:
+      figures: gathered over the run.
+      strategy: as the run left it.
+      outcome: 'completed', 'interrupted', 'not_finite' or 'failed'.
+      settings: the flags.
+      seconds: wall time from the start of `fit` to its end.
+    """
     return {
         "version": VERSION,
         "outcome": outcome,
         "flags": dict(settings),
         "versions": versions(),
-        "steps": step,
-        "examples": figures.examples,
+        "steps": strategy.step,
+        "examples": strategy.examples,
         "skipped_steps": figures.skipped_steps,
         "loss": figures.loss,
         "metrics": dict(figures.metrics),

@@ -77,6 +77,10 @@ class SynchronousStrategy:
         return int(self.engine.counters.step)
 
     @property
+    def examples(self) -> int:
+        return int(self.engine.counters.examples)
+
+    @property
     def batch_size(self) -> int:
         return self.task.batch_size
 

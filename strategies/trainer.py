@@ -1,10 +1,12 @@
 """The Trainer: drives any strategy to its last step, and keeps what came of it."""
 
+import contextlib
 import dataclasses
 import pathlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+from strategies.cadence import Cadence, due, steps_of_a_call
 from strategies.callbacks import Callback, Run
 from strategies.checkpoints import Checkpoints, check_writable
 from strategies.contract import NonFiniteStep, StepReport, Strategy
@@ -12,57 +14,8 @@ from strategies.export import save_model
 from strategies.metrics_log import MetricsLog
 from strategies.summary import RunFigures, summarize, write_summary
 from strategies.tensorboard_log import TensorBoardLog
+from strategies.trainer_options import TrainerOptions
 from towers.errors import UserError
-
-# A call of run_steps lasts about this long, so that the display lives and a signal is soon obeyed.
-_CALL_SECONDS = 0.5
-_MOST_STEPS_A_CALL = 1000
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class TrainerOptions:
-    """How a run goes on, apart from how a step computes.
-
-    Attributes:
-      steps, epochs: where training ends, counted from the beginning of the first run; exactly one is given.
-      directory: of checkpoints, logs and the exported model; None keeps nothing.
-      resume: 'auto' goes on from the newest checkpoint in the directory, 'never' sets an earlier run's aside,
-        and anything else is the checkpoint (or directory of them) to go on from.
-      checkpoint_every_seconds, checkpoint_every_steps: whichever comes first; None is never. The end of a
-        run is always saved.
-      keep_checkpoints: how many stay.
-      evaluate_every_epochs, evaluate_every_steps: None is only at the end.
-      report_every_steps: steps between reports; None is about half a second's worth.
-      dry_run: two steps and one evaluation, nothing kept.
-    """
-
-    steps: int | None = None
-    epochs: float | None = None
-    directory: str | pathlib.Path | None = None
-    resume: str = "auto"
-    checkpoint_every_seconds: float | None = 300.0
-    checkpoint_every_steps: int | None = None
-    keep_checkpoints: int = 3
-    evaluate_every_epochs: float | None = 1.0
-    evaluate_every_steps: int | None = None
-    report_every_steps: int | None = None
-    dry_run: bool = False
-
-    def __post_init__(self):
-        if (self.steps is None) == (self.epochs is None):
-            raise UserError(f"steps={self.steps}, epochs={self.epochs}: give one of them")
-        for name in (
-            "steps",
-            "epochs",
-            "checkpoint_every_seconds",
-            "checkpoint_every_steps",
-            "evaluate_every_epochs",
-            "evaluate_every_steps",
-            "report_every_steps",
-        ):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise UserError(f"{name}={value}: it is more than 0; leave it out for the default")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -135,7 +88,9 @@ class Trainer:
     def _epoch_steps(self, what: str) -> int:
         steps = self.strategy.steps_per_epoch
         if steps is None:
-            raise UserError(f"{what}={getattr(self.options, what)}: the data's length is not known; give steps instead")
+            raise UserError(
+                f"{what}={getattr(self.options, what)}: the data's length is not known; give steps instead"
+            )
         return steps
 
     def fit(self) -> FitResult:
@@ -145,38 +100,27 @@ class Trainer:
           NonFiniteStep: under on_nan=stop; the last checkpoint is from before.
           UserError: the directory can't be used, or the checkpoint is not of this model.
         """
-        started = time.monotonic()
-        resumed_from = self.prepare()
-        first_step = self.strategy.step
+        self.prepare()
         run = Run(
-            strategy=self.strategy, directory=self.directory, first_step=first_step, last_step=self._last_step
+            strategy=self.strategy,
+            directory=self.directory,
+            first_step=self.strategy.step,
+            last_step=self._last_step,
         )
-        begun: list[Callback] = []
-        outcome = "not_finite"
-        try:
+        outcome, started = "failed", time.monotonic()
+        with contextlib.ExitStack() as ends:
             for callback in self._callbacks:
                 callback.begin(run)
-                begun.append(callback)
-            self._tell(resumed_from)
-            completed = self._run_to_end()
-            outcome = "completed" if completed else "interrupted"
-        except NonFiniteStep:
-            raise
-        except BaseException:
-            outcome = "failed"
-            raise
-        finally:
-            for callback in begun:
-                callback.end()
-            summary = summarize(
-                self._figures,
-                outcome=outcome,
-                step=self.strategy.step,
-                settings=self._settings,
-                seconds=time.monotonic() - started,
-            )
-            if self.directory is not None and len(begun) == len(self._callbacks):
-                write_summary(summary, self.directory / "summary.json")
+                ends.callback(callback.end)
+            try:
+                self._tell()
+                completed = self._run_to_end()
+                outcome = "completed" if completed else "interrupted"
+            except NonFiniteStep:
+                outcome = "not_finite"
+                raise
+            finally:
+                summary = self._summarize(outcome, time.monotonic() - started)
         return FitResult(
             completed=completed,
             step=self.strategy.step,
@@ -185,6 +129,14 @@ class Trainer:
             summary=summary,
             files=self._files(completed),
         )
+
+    def _summarize(self, outcome: str, seconds: float) -> Mapping:
+        summary = summarize(
+            self._figures, self.strategy, outcome=outcome, settings=self._settings, seconds=seconds
+        )
+        if self.directory is not None:
+            write_summary(summary, self.directory / "summary.json")
+        return summary
 
     def evaluate(self) -> Mapping[str, float]:
         """Exact loss and metrics over the whole 'eval' split."""
@@ -227,9 +179,9 @@ class Trainer:
                 self._notices.append(f"an earlier run's checkpoints were set aside in {aside}")
         self._checkpoints.prepare()
 
-    def _tell(self, resumed_from: int | None) -> None:
-        if resumed_from is not None:
-            self._notices.append(f"resumed at step {resumed_from} of {self._last_step}")
+    def _tell(self) -> None:
+        if self._resumed_from is not None:
+            self._notices.append(f"resumed at step {self._resumed_from} of {self._last_step}")
         for notice in self._notices:
             for callback in self._callbacks:
                 callback.message(notice)
@@ -237,16 +189,16 @@ class Trainer:
     def _run_to_end(self) -> bool:
         """Whether the last step was reached; False when asked to stop before."""
         self._saved_at, self._saved_time = self.strategy.step, time.monotonic()
-        steps_a_call = 1
+        cadence, steps_a_call = self._cadence(), 1
         while self.strategy.step < self._last_step:
             if self._stop_requested():
                 self._save()
                 return False
-            report = self._run_steps(self._call_length(steps_a_call))
+            report = self._run_steps(cadence.call_length(self.strategy.step, steps_a_call))
             steps_a_call = self._next_call_length(report)
-            if self._due(self.options.evaluate_every_steps, self._evaluation_epoch_steps(), report):
+            if due(report.step, self.options.evaluate_every_steps, self._evaluation_epoch_steps()):
                 self._evaluate()
-            if self._checkpoint_due(report):
+            if self._checkpoint_due(report.step):
                 self._save()
         if self._stop_requested():
             self._save()
@@ -269,26 +221,22 @@ class Trainer:
     def _next_call_length(self, report: StepReport) -> int:
         if self.options.report_every_steps is not None:
             return self.options.report_every_steps
-        if len(self._figures.rates) < 1:
+        if not self._figures.rates:
             return 1  # the compiling step says nothing of the others
-        seconds_a_step = report.seconds / report.num_steps
-        return int(min(max(1, _CALL_SECONDS / max(seconds_a_step, 1e-6)), _MOST_STEPS_A_CALL))
+        return steps_of_a_call(report.seconds / report.num_steps)
 
-    def _call_length(self, wanted: int) -> int:
-        """At most `wanted` steps, fewer where something is to happen before."""
-        step = self.strategy.step
-        stops = [self._last_step]
-        for every in (
+    def _cadence(self) -> Cadence:
+        periods = (
             self.options.checkpoint_every_steps,
             self.options.evaluate_every_steps,
             self._evaluation_epoch_steps(),
             self.options.report_every_steps,
-        ):
-            if every is not None:
-                stops.append((step // every + 1) * every)
-        for callback in self._callbacks:
-            stops.extend(boundary for boundary in callback.boundaries() if boundary > step)
-        return min(wanted, min(stops) - step)
+        )
+        return Cadence(
+            last_step=self._last_step,
+            periods=tuple(period for period in periods if period is not None),
+            boundaries=tuple(step for callback in self._callbacks for step in callback.boundaries()),
+        )
 
     def _evaluation_epoch_steps(self) -> int | None:
         every = self.options.evaluate_every_epochs
@@ -296,16 +244,12 @@ class Trainer:
             return None
         return max(1, round(every * self.strategy.steps_per_epoch))
 
-    def _due(self, *every_and_report) -> bool:
-        *everies, report = every_and_report
-        return any(every is not None and report.step % every == 0 for every in everies)
-
-    def _checkpoint_due(self, report: StepReport) -> bool:
+    def _checkpoint_due(self, step: int) -> bool:
         if self._checkpoints is None:
             return False
         seconds = self.options.checkpoint_every_seconds
         late = seconds is not None and time.monotonic() - self._saved_time >= seconds
-        return late or self._due(self.options.checkpoint_every_steps, report)
+        return late or due(step, self.options.checkpoint_every_steps)
 
     def _evaluate(self) -> None:
         metrics = self.strategy.evaluate()

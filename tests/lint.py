@@ -19,7 +19,10 @@ def main(fix: bool) -> int:
     shared = ["--isolated", f"--line-length={rules['line-length']}", f"--target-version={rules['target-version']}"]
     check = ["check", *shared, f"--select={rules['select']}", *(["--fix"] if fix else [])]
     layout = ["format", *shared, *([] if fix else ["--check"])]
-    codes = [subprocess.run([sys.executable, "-m", "ruff", *command, "."], cwd=ROOT).returncode for command in (check, layout)]
+    codes = [
+        subprocess.run([sys.executable, "-m", "ruff", *command, "."], cwd=ROOT).returncode
+        for command in (check, layout)
+    ]
     return max(codes)
 
 

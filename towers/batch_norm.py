@@ -57,12 +57,7 @@ def replaced_batch_norms(model: keras.Model, exchange: TowerExchange | None, wei
 
 def _has_stock_call(layer) -> bool:
     stock = type(layer).call is keras.layers.BatchNormalization.call
-    return (
-        stock
-        and not layer.renorm
-        and layer.epsilon >= _SMALLEST_FUSED_EPSILON
-        and "call" not in layer.__dict__
-    )
+    return stock and not layer.renorm and layer.epsilon >= _SMALLEST_FUSED_EPSILON and "call" not in layer.__dict__
 
 
 def _call(layer, exchange, weight, inputs, training=None, mask=None):

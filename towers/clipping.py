@@ -30,18 +30,14 @@ class Clipping:
             raise UserError(f"clipping by {written}: one way at a time; keep one")
         for name, bound in given.items():
             if not bound > 0:
-                raise UserError(
-                    f"clipping {name}={bound:g}: a bound is positive; leave it out for no clipping"
-                )
+                raise UserError(f"clipping {name}={bound:g}: a bound is positive; leave it out for no clipping")
 
     def apply(self, gradients: Sequence[Gradient], overall_norm: tf.Tensor) -> list[Gradient]:
         """The clipped gradients. Sparse ones are merged; `overall_norm` is their `global_norm`."""
         if self.value is not None:
             return [map_values(self._clip_value, gradient) for gradient in gradients]
         if self.norm is not None:
-            return [
-                _scaled_to(gradient, tf.sqrt(squared_norm(gradient)), self.norm) for gradient in gradients
-            ]
+            return [_scaled_to(gradient, tf.sqrt(squared_norm(gradient)), self.norm) for gradient in gradients]
         if self.global_norm is not None:
             return [_scaled_to(gradient, overall_norm, self.global_norm) for gradient in gradients]
         return list(gradients)

@@ -16,12 +16,14 @@ class Counters:
 
     Attributes:
       step: global batches used; also the place in the data and in every random sequence.
+      examples: examples in them.
       updates: updates applied: steps less those skipped.
       bad_step: the first step whose loss or gradients were not finite, under on_nan=stop; else -1.
       loss_scale, good_steps: of dynamic loss scaling; 1 and 0 without it.
     """
 
     step: tf.Variable
+    examples: tf.Variable
     updates: tf.Variable
     skipped: tf.Variable
     bad_step: tf.Variable
@@ -36,7 +38,7 @@ class Counters:
             return tf.Variable(tf.constant(value, tf.int64), trainable=False)
 
         scale = tf.Variable(scaling.initial if scaling else 1.0, dtype=tf.float32, trainable=False)
-        return cls(count(0), count(0), count(0), count(_NONE), scale, count(0))
+        return cls(count(0), count(0), count(0), count(0), count(_NONE), scale, count(0))
 
     def variables(self) -> Mapping[str, tf.Variable]:
         """What a checkpoint keeps, by name."""
@@ -44,7 +46,7 @@ class Counters:
         del kept["bad_step"]
         return kept
 
-    def advance(self, finite, loss_finite, scaling: LossScaling | None, stop: bool) -> None:
+    def advance(self, examples, finite, loss_finite, scaling: LossScaling | None, stop: bool) -> None:
         """Counts one step, in a graph; after a bad step under `stop` nothing is counted any more.
 
         An overflow under loss scaling (gradients not finite, loss finite) lowers the scale and is skipped;
@@ -65,3 +67,4 @@ class Counters:
             first_bad = tf.logical_and(bad, running)
             self.bad_step.assign(tf.where(first_bad, self.step.read_value(), self.bad_step.read_value()))
         self.step.assign_add(tf.cast(running, tf.int64))
+        self.examples.assign_add(tf.where(running, tf.cast(examples, tf.int64), 0))

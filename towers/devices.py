@@ -69,9 +69,7 @@ def configure_devices(
     if kind not in KINDS:
         raise UserError(f"tower device {kind!r} is unknown: use one of {', '.join(KINDS)}")
     if num_towers is not None and num_towers < 1:
-        raise UserError(
-            f"num_towers={num_towers}: at least one tower does the work; leave it out for all devices"
-        )
+        raise UserError(f"num_towers={num_towers}: at least one tower does the work; leave it out for all devices")
     on_gpu = kind == "gpu" or (kind == "auto" and bool(gpus))
     _check_gpus(len(gpus), on_gpu, num_towers)
     count = num_towers or (len(gpus) if on_gpu else num_cores())
@@ -116,9 +114,7 @@ def _configure_runtime(gpus, *, num_cpus: int, threads: int) -> None:
             _set_threads(threads)
         cpu = tf.config.list_physical_devices("CPU")[0]
         if len(tf.config.get_logical_device_configuration(cpu) or [None]) < num_cpus:
-            tf.config.set_logical_device_configuration(
-                cpu, [tf.config.LogicalDeviceConfiguration()] * num_cpus
-            )
+            tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * num_cpus)
     except RuntimeError as error:
         raise UserError(
             f"{num_cpus} logical CPU devices: TensorFlow is already running in this process with others; "

@@ -134,7 +134,7 @@ class TowersEngine:
         tf.cond(may_update, lambda: self._update(mean, sums, rate), lambda: tf.constant(False))
         with tf.device(step.HOST):
             result = step.outcome(batch, sums, mean)
-            step.count_step(mean, self.options, self.counters)
+            step.count_step(batch, mean, self.options, self.counters)
             return result
 
     def _update(self, mean, sums, rate):

@@ -60,5 +60,7 @@ def squared_norm(gradient: Gradient) -> tf.Tensor:
 
 
 def global_norm(gradients: Sequence[Gradient]) -> tf.Tensor:
-    """Euclidean norm over all of some merged gradients: a float32 (or float64) scalar."""
-    return tf.sqrt(tf.add_n([squared_norm(gradient) for gradient in gradients]))
+    """Euclidean norm over all of some merged gradients: a float32 scalar, summed in the widest of their types."""
+    squares = [squared_norm(gradient) for gradient in gradients]
+    widest = tf.float64 if any(square.dtype == tf.float64 for square in squares) else tf.float32
+    return tf.cast(tf.sqrt(tf.add_n([tf.cast(square, widest) for square in squares])), tf.float32)

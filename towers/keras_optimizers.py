@@ -90,9 +90,7 @@ class _KerasDecay:
 def _sgd(optimizer) -> UpdateRule:
     if not optimizer.momentum:
         return SGD(**_decay(optimizer))
-    return Momentum(
-        momentum=float(optimizer.momentum), nesterov=bool(optimizer.nesterov), **_decay(optimizer)
-    )
+    return Momentum(momentum=float(optimizer.momentum), nesterov=bool(optimizer.nesterov), **_decay(optimizer))
 
 
 def _adam(optimizer) -> UpdateRule:

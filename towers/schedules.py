@@ -109,6 +109,4 @@ class WarmUp:
 
 def _check_steps(steps):
     if steps < 1:
-        raise UserError(
-            f"schedule over {steps} steps: it needs at least 1; set the number of steps or epochs"
-        )
+        raise UserError(f"schedule over {steps} steps: it needs at least 1; set the number of steps or epochs")

@@ -64,9 +64,7 @@ def check_batch_size(batch_size: int, accumulation: int, shares: Sequence[float]
 
 def open_length(element_spec) -> Batch:
     """The spec of a dataset's batches with dimension 0 open, so that the last one fits the same graph."""
-    return tf.nest.map_structure(
-        lambda spec: tf.TensorSpec([None, *spec.shape[1:]], spec.dtype), element_spec
-    )
+    return tf.nest.map_structure(lambda spec: tf.TensorSpec([None, *spec.shape[1:]], spec.dtype), element_spec)
 
 
 def train_accumulated(engine, batch: Batch, rate: tf.Tensor, count: int) -> StepOutcome:
@@ -112,9 +110,7 @@ def _cut(batch, begin, end):
 
 def tower_seed(seed: int, step: tf.Tensor, place: tf.Tensor | int) -> tf.Tensor:
     """int32 [2], different for every step and every tower (and microbatch) within it."""
-    of_step = tf.random.experimental.stateless_fold_in(
-        tf.constant([seed, 0], tf.int32), tf.cast(step, tf.int32)
-    )
+    of_step = tf.random.experimental.stateless_fold_in(tf.constant([seed, 0], tf.int32), tf.cast(step, tf.int32))
     return tf.random.experimental.stateless_fold_in(of_step, place)
 
 
@@ -146,9 +142,7 @@ def add_results(results: Sequence[TowerResult], sum_gradients) -> TowerResult:
     )
 
 
-def combine_state(
-    old: Sequence[tf.Tensor], results: Sequence[TowerResult], batch_stats: str
-) -> list[tf.Tensor]:
+def combine_state(old: Sequence[tf.Tensor], results: Sequence[TowerResult], batch_stats: str) -> list[tf.Tensor]:
     """The state after the towers' passes, by the policy's name in COMBINATIONS."""
     weights = [result.weight for result in results]
     columns = zip(*(result.new_state for result in results), strict=True)
@@ -192,7 +186,7 @@ def may_update(mean: Mean, counters: Counters) -> tf.Tensor:
     return tf.logical_and(mean.finite, counters.bad_step.read_value() < 0)
 
 
-def count_step(mean: Mean, options: StepOptions, counters: Counters) -> None:
+def count_step(batch: Batch, mean: Mean, options: StepOptions, counters: Counters) -> None:
     """Advances the counters; to be called after the update."""
     scaling = loss_scaling_for(options.precision)
-    counters.advance(mean.finite, mean.loss_finite, scaling, options.on_nan == "stop")
+    counters.advance(batch_length(batch), mean.finite, mean.loss_finite, scaling, options.on_nan == "stop")

@@ -201,9 +201,7 @@ class EvaluationFunction:
         return EvaluationResult(total_loss(loss, losses) * gain, loss.weight * gain, metrics)
 
 
-def run_model(
-    model, mapping, state, batch, training, fused, exchange=None, weight=None
-) -> tuple[Any, list, list]:
+def run_model(model, mapping, state, batch, training, fused, exchange=None, weight=None) -> tuple[Any, list, list]:
     """The model's outputs, its regularisation losses, and the new values of `state`."""
     with keras.StatelessScope(state_mapping=mapping, collect_losses=True) as scope:
         if fused:

@@ -73,9 +73,7 @@ class SGD(_Decaying):
         if isinstance(gradient, tf.IndexedSlices):
             variable.scatter_sub(tf.IndexedSlices(gradient.values * rate, gradient.indices))
             return
-        tf.raw_ops.ResourceApplyGradientDescent(
-            var=variable.handle, alpha=rate, delta=gradient, use_locking=True
-        )
+        tf.raw_ops.ResourceApplyGradientDescent(var=variable.handle, alpha=rate, delta=gradient, use_locking=True)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

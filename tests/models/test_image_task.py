@@ -62,6 +62,20 @@ def test_readers_see_the_same_augmented_batches_together(augment, shares):
         np.testing.assert_array_equal(np.concatenate([part[number].labels for part in parts]), batch.labels)
 
 
+def test_a_dataset_made_in_a_graph_is_the_same():
+    # As on the servers of a cluster, which run a traced dataset function.
+    task, (expected,) = image_task(), read(image_task(), num_batches=1)
+
+    @tf.function
+    def is_same():
+        same = tf.constant(False)
+        for batch in task.dataset("train", InputShard()).take(1):
+            same = tf.reduce_all(batch.features == expected.features)
+        return same
+
+    assert is_same()
+
+
 def test_a_stream_started_later_is_augmented_alike():
     later = read(image_task(), num_batches=1, first_batch=5)[0]
     np.testing.assert_array_equal(later.features, read(image_task(), num_batches=6)[5].features)
@@ -88,9 +102,7 @@ def test_images_are_normalised_by_the_training_split():
 
 
 def test_augmentation_is_a_shift_of_at_most_four_pixels():
-    plain, moved = (
-        read(image_task(augment=augment), num_batches=1)[0].features[0] for augment in (False, True)
-    )
+    plain, moved = (read(image_task(augment=augment), num_batches=1)[0].features[0] for augment in (False, True))
     black = (0 - np.array(image_task().images.statistics[0])) / np.array(image_task().images.statistics[1])
     padded = np.tile(black.astype(np.float32), (16, 16, 1))
     padded[PADDING:-PADDING, PADDING:-PADDING] = plain
@@ -112,9 +124,7 @@ def test_evaluation_is_plain_and_in_order():
 def test_loss_is_the_sum_of_keras_values(smoothing, weights):
     logits = tf.random.stateless_normal([4, 3], [1, 2]) * 3
     labels = tf.constant([0, 2, 1, 1], tf.int64)
-    keras_loss = keras.losses.CategoricalCrossentropy(
-        from_logits=True, label_smoothing=smoothing, reduction=None
-    )
+    keras_loss = keras.losses.CategoricalCrossentropy(from_logits=True, label_smoothing=smoothing, reduction=None)
     values = keras_loss(tf.one_hot(labels, 3), logits).numpy()
     task = image_task(label_smoothing=smoothing)
     batch = Batch(tf.zeros([4, 8, 8, 3]), labels, weights if weights == () else tf.constant(weights))

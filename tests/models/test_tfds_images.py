@@ -46,10 +46,8 @@ def prepare(folder, name, features, splits, make=example, num_shards=1):
         "_generate_examples": lambda self: (),
     }
     # Not registered: it is found by its files, like a folder that was copied here.
-    bases = (tfds.core.GeneratorBasedBuilder,)
-    builder_class = types.new_class(
-        name.title(), bases, {"skip_registration": True}, lambda space: space.update(body)
-    )
+    bases, unregistered = (tfds.core.GeneratorBasedBuilder,), {"skip_registration": True}
+    builder_class = types.new_class(name.title(), bases, unregistered, lambda space: space.update(body))
     builder = builder_class(data_dir=os.fspath(folder))
     # TFDS's download manager needs importlib_resources, which it does not require; nothing is downloaded here.
     builder._make_download_manager = lambda **unused: types.SimpleNamespace(downloaded_size=0)
@@ -135,9 +133,7 @@ def test_a_set_of_train_alone_is_divided(folder, cache_bytes):
     data_dir = prepare(folder, name, LABELLED, {"train": range(20)}, num_shards=2)
     images = of(name, data_dir, cache_bytes=cache_bytes)
     assert images.num_examples == {"train": 18, "eval": 2}
-    parts = [
-        {image.tobytes() for image in everything(store)[0]} for store in (images.train, images.evaluation)
-    ]
+    parts = [{image.tobytes() for image in everything(store)[0]} for store in (images.train, images.evaluation)]
     assert parts[0] | parts[1] == {picture(number).tobytes() for number in range(20)}
     assert not parts[0] & parts[1]
 
@@ -161,9 +157,7 @@ def test_sizes_that_differ_become_the_centred_square(folder, image_size, side):
     assert images.image_shape == (side, side, 3)
     for store in (images.train, of(name, data_dir, image_size=image_size, cache_bytes=0).train):
         read, _ = everything(store)
-        np.testing.assert_array_equal(
-            read, np.broadcast_to(np.array([0, 0, 200], np.uint8), (4, side, side, 3))
-        )
+        np.testing.assert_array_equal(read, np.broadcast_to(np.array([0, 0, 200], np.uint8), (4, side, side, 3)))
 
 
 def test_grey_images_keep_their_channel(folder):

@@ -1,0 +1,33 @@
+"""TensorFlow without its start-up notices, so that what a program prints is what it has to say."""
+
+import os
+import sys
+import tempfile
+
+_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
+
+
+def import_tensorflow_quietly() -> None:
+    """Imports TensorFlow and looks for GPUs with stderr set aside; all of it is printed if that fails.
+
+    TensorFlow 2.21 writes some notices before it reads its own log level, so that alone does not silence it.
+    Whoever sets TF_CPP_MIN_LOG_LEVEL wants to choose what is printed, and nothing is set aside.
+    """
+    if _LEVEL in os.environ or "tensorflow" in sys.modules:
+        return
+    os.environ[_LEVEL] = "2"
+    sys.stderr.flush()
+    saved = os.dup(2)
+    with tempfile.TemporaryFile() as aside:
+        os.dup2(aside.fileno(), 2)
+        try:
+            import tensorflow as tf
+
+            tf.config.list_physical_devices()
+        except BaseException:
+            aside.seek(0)
+            os.write(saved, aside.read())
+            raise
+        finally:
+            os.dup2(saved, 2)
+            os.close(saved)

@@ -1,0 +1,11 @@
+"""The last layer of a classifier."""
+
+import keras
+
+
+def logits_layer(num_classes: int) -> keras.layers.Dense:
+    """Dense [N, num_classes] in at least float32: a softmax of half-precision logits loses small probabilities."""
+    compute_dtype = keras.config.dtype_policy().compute_dtype
+    return keras.layers.Dense(
+        num_classes, dtype=keras.backend.result_type(compute_dtype, "float32"), name="logits"
+    )

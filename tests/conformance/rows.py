@@ -1,0 +1,98 @@
+"""The table of strategies: every row gives the numbers of one device. A new mode joins by adding its row."""
+
+import dataclasses
+from collections.abc import Callable
+
+from strategies.contract import Strategy
+from strategies.mirrored import mirrored_strategy
+from strategies.towers import towers_strategy
+from tests.towers.logical_cpus import cpus
+from towers.devices import Devices
+from towers.options import StepOptions
+from towers.task import Task
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Reference:
+    """What one device does to a batch for a row to be compared with.
+
+    Attributes:
+      microbatches: of a network without batch norm.
+      microbatches_with_batch_norm: statistics are those of a microbatch, so there its bounds are in the numbers.
+    """
+
+    microbatches: int = 1
+    microbatches_with_batch_norm: int = 1
+
+    def microbatches_for(self, batch_norm: bool) -> int:
+        return self.microbatches_with_batch_norm if batch_norm else self.microbatches
+
+
+UNDIVIDED = Reference()
+FOUR_MICROBATCHES = Reference(microbatches_with_batch_norm=4)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Row:
+    """A configuration of a strategy.
+
+    Attributes:
+      name: in the names of tests.
+      make_strategy: called with a task and the options of the step.
+      accumulation: microbatches of a step, put into those options.
+      reference: what one device does that this row must agree with.
+    """
+
+    name: str
+    make_strategy: Callable[[Task, StepOptions], Strategy]
+    accumulation: int = 1
+    reference: Reference = UNDIVIDED
+
+
+def _towers(devices: Devices, shares: tuple[float, ...] | None = None):
+    return lambda task, options: towers_strategy(task, devices, options, shares=shares)
+
+
+def _mirrored(devices: Devices, shares: tuple[float, ...] | None = None):
+    return lambda task, options: mirrored_strategy(task, devices, options, shares=shares)
+
+
+one_device = _towers(cpus(1))
+_SHARES = (5.0, 3.0, 2.0)
+
+ROWS = (
+    Row(name="towers_1", make_strategy=one_device),
+    Row(name="towers_2", make_strategy=_towers(cpus(2))),
+    Row(name="towers_3", make_strategy=_towers(cpus(3))),
+    Row(name="towers_4", make_strategy=_towers(cpus(4))),
+    Row(name="towers_3_shares_5_3_2", make_strategy=_towers(cpus(3), _SHARES)),
+    Row(name="towers_2_parameters_on_cpu_1", make_strategy=_towers(cpus(2, parameters=1))),
+    Row(name="towers_3_shares_parameters_on_cpu_3", make_strategy=_towers(cpus(3, parameters=3), _SHARES)),
+    Row(
+        name="towers_1_accumulation_4",
+        make_strategy=one_device,
+        accumulation=4,
+        reference=FOUR_MICROBATCHES,
+    ),
+    Row(
+        name="towers_2_accumulation_4",
+        make_strategy=_towers(cpus(2)),
+        accumulation=4,
+        reference=FOUR_MICROBATCHES,
+    ),
+    Row(
+        name="towers_3_shares_accumulation_4",
+        make_strategy=_towers(cpus(3, parameters=1), _SHARES),
+        accumulation=4,
+        reference=FOUR_MICROBATCHES,
+    ),
+    Row(name="mirrored_1", make_strategy=_mirrored(cpus(1))),
+    Row(name="mirrored_2", make_strategy=_mirrored(cpus(2))),
+    Row(name="mirrored_3_shares_5_3_2", make_strategy=_mirrored(cpus(3), _SHARES)),
+    Row(
+        name="mirrored_2_accumulation_4",
+        make_strategy=_mirrored(cpus(2)),
+        accumulation=4,
+        reference=FOUR_MICROBATCHES,
+    ),
+)

@@ -1,0 +1,93 @@
+"""What the rows train: a network of 8x8x3 images with and without batch norm, on epochs that end unevenly."""
+
+import dataclasses
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import layers
+
+from towers.task import Batch, InputShard, WeightedLoss, WeightedValue
+
+NUM_CLASSES = 10
+
+
+@dataclasses.dataclass(frozen=True)
+class SmallImages:
+    """Implements `towers.task.Task` over drawn images, the same in every process.
+
+    Attributes:
+      name: of the task, in the names of tests.
+      num_images: 30 in a batch, so what is left of an epoch is the last batch.
+      batch_norm: whether the network has one.
+    """
+
+    name: str
+    num_images: int
+    batch_norm: bool
+    batch_size: int = 30
+
+    def num_examples(self, split: str) -> int:
+        return self.num_images
+
+    def build_model(self) -> keras.Model:
+        """Every layer has a name, so that the variables' names are the same in every mode."""
+        inputs = layers.Input((8, 8, 3))
+        outputs = self._block(inputs, "1", filters=8, strides=1)
+        outputs = self._block(outputs, "2", filters=12, strides=2)
+        outputs = layers.Flatten(name="flatten")(outputs)
+        return keras.Model(inputs, layers.Dense(NUM_CLASSES, name="logits")(outputs))
+
+    def _block(self, inputs, name, *, filters, strides):
+        # A bias before a batch norm has no gradient: all that would be compared of it is rounding.
+        convolution = layers.Conv2D(
+            filters, 3, strides=strides, use_bias=not self.batch_norm, name=f"convolution{name}"
+        )
+        outputs = convolution(inputs)
+        if self.batch_norm:
+            outputs = layers.BatchNormalization(momentum=0.9, name=f"norm{name}")(outputs)
+        return layers.ReLU(name=f"relu{name}")(outputs)
+
+    def dataset(self, split: str, shard: InputShard) -> tf.data.Dataset:
+        if shard.count != 1:
+            raise NotImplementedError("SmallImages is read by one process")
+        batches = tf.data.Dataset.from_tensor_slices(self._examples(split)).batch(self.batch_size)
+        return batches.repeat().skip(shard.first_batch) if split == "train" else batches
+
+    def _examples(self, split: str) -> Batch:
+        """Weights are multiples of 1/2, whose sums are exact in any order."""
+        draw = np.random.default_rng({"train": 1, "eval": 2}[split])
+        return Batch(
+            features=draw.normal(size=(self.num_images, 8, 8, 3)).astype(np.float32),
+            labels={
+                "number": np.arange(self.num_images, dtype=np.int32),
+                "class": draw.integers(0, NUM_CLASSES, self.num_images).astype(np.int32),
+            },
+            weights=draw.choice([0.5, 1.0, 2.0], self.num_images).astype(np.float32),
+        )
+
+    def loss(self, outputs, batch: Batch) -> WeightedLoss:
+        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(batch.labels["class"], outputs)
+        return WeightedLoss(tf.reduce_sum(losses * batch.weights), tf.reduce_sum(batch.weights))
+
+    def metrics(self, outputs, batch: Batch) -> dict[str, WeightedValue]:
+        """'accuracy', and two whose weight is 1 over a whole split, so that their means are its totals."""
+        right = tf.cast(tf.equal(tf.argmax(outputs, -1, tf.int32), batch.labels["class"]), tf.float32)
+        once = tf.reduce_sum(tf.cast(tf.equal(batch.labels["number"], 0), tf.float32))
+        return {
+            "accuracy": WeightedValue(tf.reduce_sum(right), tf.cast(tf.size(right), tf.float32)),
+            "total_examples": WeightedValue(tf.cast(tf.size(right), tf.float32), once),
+            "total_weight": WeightedValue(tf.reduce_sum(batch.weights), once),
+        }
+
+    def total_weight(self, split: str) -> float:
+        return float(np.sum(self._examples(split).weights))
+
+
+# 70 images end an epoch on a batch of 10; 61 on a batch of 1, which leaves towers and microbatches without one.
+TASKS = (
+    SmallImages("plain_last_10", num_images=70, batch_norm=False),
+    SmallImages("plain_last_1", num_images=61, batch_norm=False),
+    SmallImages("batch_norm_last_10", num_images=70, batch_norm=True),
+    SmallImages("batch_norm_last_1", num_images=61, batch_norm=True),
+)

@@ -1,0 +1,65 @@
+"""Clipping: TensorFlow's own functions on dense gradients, also for sparse ones with doubled rows."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.towers.user_errors import refused
+from towers import gradients
+from towers.clipping import Clipping
+
+
+def sample():
+    """A doubled sparse row, a matrix, a vector and a gradient that no bound touches."""
+    draw = np.random.default_rng(5)
+    sparse = tf.IndexedSlices(
+        tf.constant(draw.normal(size=(3, 2)), tf.float32), tf.constant([4, 1, 4]), tf.constant([6, 2])
+    )
+    return [gradients.merged(sparse), tf.constant(draw.normal(size=(3, 4)), tf.float32), tf.constant([1e-3])]
+
+
+def clipped(clipping):
+    found = clipping.apply(sample(), gradients.global_norm(sample()))
+    assert isinstance(found[0], tf.IndexedSlices)
+    return [tf.convert_to_tensor(gradient).numpy() for gradient in found]
+
+
+def assert_equal(found, expected):
+    for ours, theirs in zip(found, expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-6)
+
+
+def dense_sample():
+    return [tf.convert_to_tensor(gradient) for gradient in sample()]
+
+
+@pytest.mark.parametrize("bound", [0.1, 1.0, 100.0])
+def test_by_global_norm(bound):
+    expected, _ = tf.clip_by_global_norm(dense_sample(), bound)
+    assert_equal(clipped(Clipping(global_norm=bound)), expected)
+
+
+@pytest.mark.parametrize("bound", [0.1, 1.0, 100.0])
+def test_by_norm(bound):
+    assert_equal(clipped(Clipping(norm=bound)), [tf.clip_by_norm(g, bound) for g in dense_sample()])
+
+
+@pytest.mark.parametrize("bound", [0.1, 1.0, 100.0])
+def test_by_value(bound):
+    assert_equal(clipped(Clipping(value=bound)), [tf.clip_by_value(g, -bound, bound) for g in dense_sample()])
+
+
+def test_none_leaves_them():
+    assert_equal(clipped(Clipping()), dense_sample())
+
+
+@pytest.mark.parametrize("name", ["value", "norm", "global_norm"])
+@pytest.mark.parametrize("bound", [0.0, -1.0, float("nan")])
+def test_bounds_are_positive(name, bound):
+    with refused(f"{name}={bound:g}"):
+        Clipping(**{name: bound})
+
+
+def test_one_way_at_a_time():
+    with refused("value=1", "norm=2", "keep one"):
+        Clipping(value=1.0, norm=2.0)

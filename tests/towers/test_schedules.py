@@ -1,0 +1,106 @@
+"""Schedules: their bounds, ends and joints, and what they refuse."""
+
+import math
+
+import keras
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as drawn
+
+from tests.towers.user_errors import refused
+from towers.schedules import Constant, Cosine, OneCycle, Piecewise, WarmUp
+
+rates = drawn.floats(1e-4, 10)
+lengths = drawn.integers(1, 500)
+places = drawn.integers(0, 1000)
+
+
+@given(rates, places)
+def test_constant(rate, step):
+    assert Constant(rate)(step) == rate
+
+
+@given(drawn.lists(drawn.integers(1, 900), max_size=5, unique=True).map(sorted), places, drawn.data())
+def test_piecewise_changes_at_its_boundaries(boundaries, step, data):
+    own_rates = data.draw(
+        drawn.lists(rates, min_size=len(boundaries) + 1, max_size=len(boundaries) + 1), label="rates"
+    )
+    schedule = Piecewise(tuple(boundaries), tuple(own_rates))
+    assert schedule(step) == own_rates[sum(step >= boundary for boundary in boundaries)]
+
+
+@given(rates, lengths, drawn.floats(0, 1), places)
+def test_cosine_falls_from_peak_to_end(peak, steps, part, step):
+    end = peak * part
+    schedule = Cosine(peak, steps, end)
+    assert schedule(0) == pytest.approx(peak)
+    assert schedule(steps) == pytest.approx(end, abs=1e-12)
+    assert schedule(steps + step) == schedule(steps)
+    assert schedule(step + 1) <= schedule(step) * (1 + 1e-12)
+    assert end * (1 - 1e-12) <= schedule(step) <= peak
+
+
+@given(rates, lengths, places)
+def test_cosine_is_that_of_keras(peak, steps, step):
+    ours, theirs = Cosine(peak, steps)(step), keras.optimizers.schedules.CosineDecay(peak, steps)(step)
+    assert ours == pytest.approx(float(theirs), rel=1e-4, abs=1e-5 * peak)
+
+
+@given(rates, drawn.integers(2, 500), drawn.floats(0.05, 0.95), places)
+def test_one_cycle_rises_then_falls(peak, steps, rise, step):
+    schedule, top = OneCycle(peak, steps, rise), rise * steps
+    assert schedule(0) == pytest.approx(peak / 25)
+    assert schedule(steps) == pytest.approx(peak / 1e4)
+    assert schedule(steps + step) == schedule(steps)
+    assert peak / 1e4 * (1 - 1e-9) <= schedule(step) <= peak * (1 + 1e-9)
+    if step + 1 <= top:
+        assert schedule(step) < schedule(step + 1)
+    if top <= step and step + 1 <= steps:
+        assert schedule(step) > schedule(step + 1)
+
+
+@given(rates, drawn.integers(2, 500), drawn.floats(0.05, 0.95))
+def test_one_cycle_is_continuous(peak, steps, rise):
+    """At the top both branches meet at the peak; elsewhere no step is steeper than the steeper branch."""
+    schedule = OneCycle(peak, steps, rise)
+    steepest = peak * max(1 / (rise * steps), math.pi / 2 / ((1 - rise) * steps))
+    changes = [abs(schedule(step + 1) - schedule(step)) for step in range(steps + 2)]
+    assert max(changes) <= steepest * (1 + 1e-9)
+
+
+@given(rates, drawn.integers(0, 100), places)
+def test_warm_up_scales_the_first_steps(rate, steps, step):
+    schedule = WarmUp(Constant(rate), steps)
+    assert 0 < schedule(step) <= rate
+    if step + 1 >= steps:
+        assert schedule(step) == rate
+    else:
+        assert schedule(step) == pytest.approx(rate * (step + 1) / steps)
+
+
+@given(rates, drawn.integers(1, 100), lengths, places)
+def test_warm_up_keeps_the_place_of_what_it_wraps(rate, warm_up, steps, step):
+    assume(step >= warm_up)
+    inner = Cosine(rate, steps)
+    assert WarmUp(inner, warm_up)(step) == inner(step)
+
+
+@pytest.mark.parametrize(
+    "make, parts",
+    [
+        (lambda: Constant(-0.1), ["-0.1"]),
+        (lambda: Constant(float("nan")), ["nan"]),
+        (lambda: Constant(float("inf")), ["inf"]),
+        (lambda: Piecewise((10, 20), (1.0, 0.1)), ["2 boundaries and 2 rates"]),
+        (lambda: Piecewise((20, 10), (1.0, 0.1, 0.01)), ["(20, 10)", "ascend"]),
+        (lambda: Piecewise((10, 10), (1.0, 0.1, 0.01)), ["(10, 10)"]),
+        (lambda: Cosine(0.1, 0), ["0 steps"]),
+        (lambda: OneCycle(0.1, 0), ["0 steps"]),
+        (lambda: OneCycle(0.1, 10, rise=1.0), ["rise=1.0"]),
+        (lambda: OneCycle(0.1, 10, rise=0.0), ["rise=0.0"]),
+        (lambda: WarmUp(Constant(0.1), -1), ["-1 steps"]),
+    ],
+)
+def test_what_is_refused(make, parts):
+    with refused(*parts):
+        make()

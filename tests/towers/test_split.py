@@ -1,0 +1,107 @@
+"""Splits: every example in exactly one part, for any number of examples and any shares."""
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as drawn
+
+from tests.towers.user_errors import refused
+from towers import split
+
+# Whole tenths: their sums have an exact value to compare with.
+shares = drawn.lists(drawn.integers(1, 100), min_size=1, max_size=9).map(lambda s: tuple(x / 10 for x in s))
+num_examples = drawn.integers(1, 100_000)
+
+
+def exact_boundaries(count, given_shares):
+    """ceil(count * cumulated share) in fractions, which know no rounding."""
+    tenths = [Fraction(round(share * 10)) for share in given_shares]
+    ends = [sum(tenths[: place + 1]) for place in range(len(tenths))]
+    return [0, *(math.ceil(count * end / ends[-1]) for end in ends)]
+
+
+@given(num_examples, shares)
+def test_parts_are_a_partition(count, given_shares):
+    boundaries = split.boundaries(count, given_shares)
+    assert boundaries[0] == 0 and boundaries[-1] == count
+    assert boundaries == sorted(boundaries)
+    assert split.sizes(count, given_shares) == list(np.diff(boundaries))
+
+
+@given(num_examples, shares)
+def test_boundaries_are_the_exact_ceilings(count, given_shares):
+    assert split.boundaries(count, given_shares) == exact_boundaries(count, given_shares)
+
+
+@given(num_examples, shares)
+def test_sizes_are_within_one_of_the_shares(count, given_shares):
+    for size, share in zip(split.sizes(count, given_shares), given_shares, strict=True):
+        assert abs(size - count * share / sum(given_shares)) < 1 + 1e-6
+
+
+@given(num_examples, shares)
+def test_part_0_is_never_empty(count, given_shares):
+    assert split.sizes(count, given_shares)[0] >= 1
+
+
+@given(num_examples, drawn.integers(1, 16))
+def test_even_sizes_differ_by_at_most_one(count, parts):
+    sizes = split.sizes(count, split.even_shares(parts))
+    assert max(sizes) - min(sizes) <= 1
+
+
+@settings(max_examples=60, deadline=None)
+@given(num_examples, shares)
+def test_the_graph_has_the_same_boundaries(count, given_shares):
+    tensor = split.boundaries_tensor(tf.constant(count), given_shares)
+    assert tensor.dtype == tf.int32
+    assert tensor.numpy().tolist() == split.boundaries(count, given_shares)
+
+
+@pytest.mark.parametrize(
+    "count, given_shares, sizes",
+    [
+        (5, (1, 1, 1, 1), [2, 1, 1, 1]),
+        (1, (1, 1, 1, 1), [1, 0, 0, 0]),
+        (7, (5, 3, 2), [4, 2, 1]),
+        (0, (1, 1), [0, 0]),
+        (30, (5, 3, 2), [15, 9, 6]),
+    ],
+)
+def test_drawn_examples(count, given_shares, sizes):
+    assert split.sizes(count, given_shares) == sizes
+
+
+def test_checked_shares():
+    assert split.checked_shares(None, 3, "tower_shares") == (1.0, 1.0, 1.0)
+    assert split.checked_shares([5, 3, 2], 3, "tower_shares") == (5.0, 3.0, 2.0)
+
+
+@pytest.mark.parametrize(
+    "given_shares, parts",
+    [
+        ((5, 3), ["tower_shares=5,3", "2 for 3 towers"]),
+        ((5, 3, 0), ["tower_shares=5,3,0", "positive"]),
+        ((5, 3, -1), ["tower_shares=5,3,-1"]),
+        ((5, 3, float("nan")), ["5,3,nan"]),
+        ((5, 3, float("inf")), ["5,3,inf"]),
+    ],
+)
+def test_shares_that_are_refused(given_shares, parts):
+    with refused(*parts):
+        split.checked_shares(given_shares, 3, "tower_shares")
+
+
+def test_a_batch_smaller_than_the_towers():
+    with refused("4 towers for a batch of 3", "--num_towers=3"):
+        split.check_batch_feeds_all(3, split.even_shares(4))
+
+
+def test_a_share_too_small_for_the_batch():
+    with refused("shares 1,50", "a batch of 2", "--batch_size"):
+        split.check_batch_feeds_all(2, (50.0, 0.1))
+    split.check_batch_feeds_all(2, (0.1, 50.0))
