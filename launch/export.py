@@ -31,7 +31,8 @@ model = keras.saving.load_model(sys.argv[1])
 given = numpy.load(sys.argv[2])
 features = [given[name] for name in sorted(given.files)]
 outputs = model.predict_on_batch(features if len(features) > 1 else features[0])
-outputs = outputs.values() if isinstance(outputs, dict) else outputs if isinstance(outputs, (list, tuple)) else [outputs]
+outputs = outputs.values() if isinstance(outputs, dict) else outputs
+outputs = [outputs] if hasattr(outputs, "shape") else outputs
 numpy.savez(sys.argv[3], *outputs)
 assert not [name for name in sys.modules if name.split(".")[0] in ("towers", "strategies", "models", "launch")]
 """

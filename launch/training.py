@@ -14,10 +14,12 @@ import datetime
 import math
 import os
 import pathlib
+import sys
 from collections.abc import Callable, Mapping
 
-from absl import flags
+from absl import app, flags
 
+from launch import binary
 from launch.device_flags import devices_from_flags, shares_from_flags
 from launch.run_flags import callbacks_from_flags, trainer_options_from_flags
 from launch.step_flags import options_from_flags
@@ -31,6 +33,17 @@ from towers.task import Task
 FLAGS = flags.FLAGS
 FLAG_FILE = "flags.txt"
 _OWN_MODULES = ("device_flags", "task_flags", "step_flags", "run_flags")
+
+
+def _configure_at_start() -> None:
+    """Devices can be made only before the first tensor, and a program's main may begin with its data."""
+    try:
+        devices_from_flags()
+    except UserError as error:
+        sys.exit(binary.fail(error))
+
+
+app.call_after_init(_configure_at_start)
 
 
 def build_strategy(task: Task, options: StepOptions | None = None) -> Strategy:

@@ -3,3 +3,9 @@
 Networks take float32 images [N, H, W, C], already normalised, and give float32 logits [N, num_classes].
 `models.networks` builds them by name. This room knows `towers`; it never imports `strategies` or `launch`.
 """
+
+from models.networks import build_network, network_names
+from models.own_task import OwnTask
+from models.tasks import build_task, task_names
+
+__all__ = ["OwnTask", "build_network", "build_task", "network_names", "task_names"]

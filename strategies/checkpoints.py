@@ -17,7 +17,7 @@ from towers.errors import UserError
 _LAYOUT = "layout"
 _PREFIX = "step"
 # What reading a truncated, corrupted or half-deleted checkpoint raises.
-_UNREADABLE = (tf.errors.OpError, RuntimeError, ValueError, KeyError, OSError)
+_UNREADABLE = (tf.errors.OpError, RuntimeError, ValueError, LookupError, OSError)
 
 log = logging.getLogger(__name__)
 
@@ -162,7 +162,12 @@ class Checkpoints:
 
     def _remove_unfinished(self) -> None:
         """What a save that was killed or ran out of disk left behind."""
-        for left in [*self.directory.glob("*.tempstate*"), *self.directory.glob("*_temp")]:
+        patterns = (f"{_PREFIX}-*.tempstate*", f"{_PREFIX}-*_temp", "checkpoint.tmp*")
+        found = [left for pattern in patterns for left in self.directory.glob(pattern)]
+        # The index is written last: data without one was never whole.
+        data = self.directory.glob(f"{_PREFIX}-*.data-*")
+        found += [left for left in data if not left.with_suffix(".index").exists()]
+        for left in found:
             with contextlib.suppress(OSError):
                 shutil.rmtree(left) if left.is_dir() else left.unlink()
 
@@ -214,7 +219,8 @@ def check_writable(directory: pathlib.Path) -> None:
             probe.flush()
     except OSError as error:
         raise UserError(
-            f"{directory}: nothing can be written there ({error.strerror}); make it writable or choose another --directory"
+            f"{directory}: nothing can be written there ({error.strerror}); "
+            "make it writable or choose another --directory"
         ) from error
 
 

@@ -227,6 +227,6 @@ class readable_errors:
         )
         if found:
             raise UserError(
-                f"{self._where}: label {found.group(1)} is out of range: the outputs have {found.group(2)} classes, "
-                f"labels 0..{int(found.group(2)) - 1}; mend the labels or the number of classes"
+                f"{self._where}: label {found.group(1)} is out of range: the outputs have {found.group(2)} "
+                f"classes, labels 0..{int(found.group(2)) - 1}; mend the labels or the number of classes"
             ) from error

@@ -6,6 +6,8 @@ import pathlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+import keras
+
 from strategies.cadence import Cadence, due, steps_of_a_call
 from strategies.callbacks import Callback, Run
 from strategies.checkpoints import Checkpoints, check_writable
@@ -148,7 +150,11 @@ class Trainer:
         Raises:
           UserError: the path does not end in .keras, or can't be written.
         """
-        return save_model(self.strategy.portable_model(), pathlib.Path(path))
+        return save_model(self.model(), pathlib.Path(path))
+
+    def model(self) -> keras.Model:
+        """A new float32 Keras model with the present weights."""
+        return self.strategy.portable_model()
 
     def restore(self) -> int | None:
         """Brings the strategy to where `resume` says; the step, or None for a beginning. Writes nothing."""

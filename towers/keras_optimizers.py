@@ -75,16 +75,17 @@ class _KerasDecay:
     """The parameters that a Keras optimizer decays: all but those it was told to leave out."""
 
     def __init__(self, optimizer):
-        self._names = tuple(getattr(optimizer, "_exclude_from_weight_decay_pattern", None) or ())
-        self._variables = frozenset(getattr(optimizer, "_exclude_from_weight_decay", None) or ())
-        if self._variables:
+        if getattr(optimizer, "_exclude_from_weight_decay", None):
             raise UserError(
                 f"{type(optimizer).__name__}.exclude_from_weight_decay(var_list=...) has no translation: "
                 "give var_names instead"
             )
+        self._left_out = getattr(optimizer, "_exclude_from_weight_decay_pattern", None)
 
     def __call__(self, path, shape) -> bool:
-        return not any(name in path for name in self._names)
+        # As Keras: the pattern is sought in the variable's own name, not in its layer's.
+        name = path.rpartition("/")[2].partition("#")[0]
+        return self._left_out is None or self._left_out.search(name) is None
 
 
 def _sgd(optimizer) -> UpdateRule:

@@ -2,9 +2,12 @@
 
 import dataclasses
 
+import keras
+
 from towers.batch_stats import check_batch_stats
 from towers.clipping import Clipping
 from towers.errors import UserError
+from towers.keras_optimizers import translate
 from towers.precision import check_precision
 from towers.schedules import Constant, Schedule
 from towers.update_rules import Momentum, UpdateRule
@@ -37,6 +40,15 @@ class StepOptions:
     fused_batch_norm: bool = True
     on_nan: str = "stop"
     seed: int = 0
+
+    @classmethod
+    def of_keras(cls, optimizer: keras.optimizers.Optimizer, **others) -> "StepOptions":
+        """Options whose rule, schedule and clipping are a Keras optimizer's; `others` as for the class.
+
+        Raises:
+          UserError: the optimizer, or one of its options, has no translation.
+        """
+        return cls(**translate(optimizer)._asdict(), **others)
 
     def __post_init__(self):
         check_batch_stats(self.batch_stats)
