@@ -11,11 +11,10 @@ def import_tensorflow_quietly() -> None:
     """Imports TensorFlow and looks for GPUs with stderr set aside; all of it is printed if that fails.
 
     TensorFlow 2.21 writes some notices before it reads its own log level, so that alone does not silence it.
-    Whoever sets TF_CPP_MIN_LOG_LEVEL wants to choose what is printed, and nothing is set aside.
+    Whoever sets TF_CPP_MIN_LOG_LEVEL to 0 or 1 wants to see them, and nothing is set aside.
     """
-    if _LEVEL in os.environ or "tensorflow" in sys.modules:
+    if os.environ.setdefault(_LEVEL, "2") in ("0", "1") or "tensorflow" in sys.modules:
         return
-    os.environ[_LEVEL] = "2"
     sys.stderr.flush()
     saved = os.dup(2)
     with tempfile.TemporaryFile() as aside:

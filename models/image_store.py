@@ -128,8 +128,8 @@ def channel_statistics(store: Store) -> tuple[tuple[float, ...], tuple[float, ..
     return tuple(mean.tolist()), tuple(deviation.tolist())
 
 
-def check_labels(name: str, labels: np.ndarray, num_classes: int, *, numbers: np.ndarray | None = None) -> None:
-    """Refuses labels that no output of the network stands for; `numbers` are their examples'.
+def check_labels(name: str, labels: np.ndarray, num_classes: int) -> None:
+    """Refuses labels that no output of the network stands for.
 
     Raises:
       UserError: a label is not one of 0 .. num_classes - 1.
@@ -137,9 +137,8 @@ def check_labels(name: str, labels: np.ndarray, num_classes: int, *, numbers: np
     outside = (labels < 0) | (labels >= num_classes)
     if outside.any():
         first = int(np.argmax(outside))
-        example = first if numbers is None else numbers[first]
         raise UserError(
-            f"{name}: label {labels[first]} (example {example}; {int(outside.sum())} such labels): "
+            f"{name}: label {labels[first]} (example {first}; {int(outside.sum())} such labels): "
             f"{num_classes} classes are numbered 0 to {num_classes - 1}; correct the labels or num_classes"
         )
 

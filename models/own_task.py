@@ -256,7 +256,9 @@ def _by_output(what: str, given: Any, outputs: Any, names: Callable[[], tuple[st
     num_outputs = len(_flat(outputs))
     if isinstance(given, Mapping):
         if not names():
-            raise UserError(f"{what} by name: the model does not name its outputs; give a list in their order")
+            raise UserError(
+                f"{what} by name: the model does not name its outputs; give a list in their order"
+            )
         unknown = sorted(set(given) - set(names()))
         if unknown:
             raise UserError(
@@ -265,7 +267,9 @@ def _by_output(what: str, given: Any, outputs: Any, names: Callable[[], tuple[st
         return [given.get(name) for name in names()]
     if isinstance(given, (list, tuple)):
         if isinstance(outputs, Mapping):
-            raise UserError(f"{what} in order: the outputs have names, {', '.join(names())}; give a dict by name")
+            raise UserError(
+                f"{what} in order: the outputs have names, {', '.join(names())}; give a dict by name"
+            )
         if len(given) != num_outputs:
             raise UserError(f"{len(given)} {what} for {num_outputs} outputs: give one an output")
         return list(given)
@@ -337,12 +341,13 @@ def _sums(term: _Term) -> tuple[tf.Tensor, tf.Tensor]:
     """Sum of one loss's values and what Keras divides it by.
 
     keras.losses.Loss.__call__: 'sum_over_batch_size' divides by the number of values that the mask leaves,
-    whatever the sample weights; 'mean_with_sample_weight' divides by the sum of mask times weights.
+    whatever the sample weights; 'mean_with_sample_weight' divides by the sum of mask times weights. (Weights
+    [N] of examples with several values count once a value here; Keras takes none, and [N, 1] once.)
     """
     values = _values(term)
     mask = _mask(term.output)
-    weights = tf.ones_like(values) if mask is None else _fitted(values, mask)
-    divisor = tf.reduce_sum(weights) * _num_values(values) / _num_values(weights, at_least=1)
+    weights = tf.ones_like(values) if mask is None else tf.ones_like(values) * _fitted(values, mask)
+    divisor = tf.reduce_sum(weights)
     if not _is_empty(term.weights):
         weights = weights * _fitted(values, term.weights)
         if term.loss.reduction == _DIVIDED_BY_WEIGHTS:
@@ -361,10 +366,6 @@ def _sums_by_example(term: _Term) -> tuple[tf.Tensor, tf.Tensor]:
     total = tf.reduce_sum(values * weights) / values_an_example
     is_by_weight = term.loss.reduction == _DIVIDED_BY_WEIGHTS
     return total, tf.reduce_sum(weights) if is_by_weight else num_examples
-
-
-def _num_values(values: tf.Tensor, at_least: int = 0) -> tf.Tensor:
-    return tf.cast(tf.maximum(tf.size(values), at_least), tf.float32)
 
 
 def _check_common_divisor(terms: Sequence[_Term]) -> None:
@@ -451,7 +452,9 @@ def _batch_size(data: Any, given: int | None) -> int:
         return given
     spec = tf.nest.flatten(data.element_spec)[0]
     if spec.shape.rank == 0:
-        raise UserError(f"train_data gives {spec.dtype.name} scalars: batches are needed; add .batch(batch_size)")
+        raise UserError(
+            f"train_data gives {spec.dtype.name} scalars: batches are needed; add .batch(batch_size)"
+        )
     known = spec.shape[0] if spec.shape.rank else None
     if known is None and given is None:
         raise UserError(

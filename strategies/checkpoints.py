@@ -142,6 +142,10 @@ class Checkpoints:
                 found.append((int(match.group(1)), str(index)[: -len(".index")]))
         return [prefix for _, prefix in sorted(found, reverse=True)]
 
+    def prefix(self, step: int) -> pathlib.Path:
+        """Prefix of the checkpoint of a step, whether it is there or not."""
+        return self.directory / f"{_PREFIX}-{step}"
+
     def set_aside(self) -> pathlib.Path | None:
         """Moves an earlier run's checkpoints into a folder of their own beside them; None if there are none."""
         if not self.saved():
@@ -225,5 +229,6 @@ def check_writable(directory: pathlib.Path) -> None:
 
 
 def _first_line(error: BaseException) -> str:
-    text = str(error).strip() or type(error).__name__
-    return text.splitlines()[0][:200]
+    """What an error says, without the names TensorFlow gives its operations."""
+    text = re.sub(r"\{\{.*?\}\}\s*|\s*\[Op:\w+\]", "", str(error)).strip() or type(error).__name__
+    return text.splitlines()[0][:500]

@@ -1,11 +1,14 @@
 """metrics.jsonl: one JSON object a line for every report and evaluation."""
 
+import contextlib
 import json
 import pathlib
 from collections.abc import Mapping
 
 from strategies.callbacks import Callback, Run
 from strategies.contract import StepReport
+from strategies.strict_json import dumps
+from towers.errors import UserError
 
 
 class MetricsLog(Callback):
@@ -15,9 +18,9 @@ class MetricsLog(Callback):
     """
 
     def begin(self, run: Run) -> None:
-        path = run.directory / "metrics.jsonl"
-        _keep_until(path, run.first_step)
-        self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 (closed in `end`)
+        self._path = run.directory / "metrics.jsonl"
+        _drop_what_comes_again(self._path, run)
+        self._file = open(self._path, "a", encoding="utf-8")  # noqa: SIM115 (closed in `end`)
 
     def steps(self, report: StepReport) -> None:
         self._write(
@@ -38,29 +41,33 @@ class MetricsLog(Callback):
         self._write(kind="evaluation", step=step, **metrics)
 
     def end(self) -> None:
-        self._file.close()
+        # Every line was flushed when it was written; one that could not be was reported then.
+        with contextlib.suppress(OSError):
+            self._file.close()
 
     def _write(self, **fields) -> None:
-        self._file.write(json.dumps({name: _plain(value) for name, value in fields.items()}) + "\n")
-        self._file.flush()
+        try:
+            self._file.write(dumps(fields) + "\n")
+            self._file.flush()
+        except OSError as error:
+            raise UserError(
+                f"{self._path}: it can't be written ({error.strerror}); checkpoints are kept: "
+                "make room, then run the same command again"
+            ) from error
 
 
-def _plain(value):
-    """NaN and infinity are no JSON: they are written as null."""
-    if isinstance(value, float) and not abs(value) < float("inf"):
-        return None
-    return value
-
-
-def _keep_until(path: pathlib.Path, step: int) -> None:
+def _drop_what_comes_again(path: pathlib.Path, run: Run) -> None:
+    """Leaves out steps after the first, the evaluation that a finished run makes again, and half a line."""
     if not path.exists():
         return
-    kept = []
+    finished, kept = run.first_step >= run.last_step, []
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
-            if json.loads(line)["step"] <= step:
+            record = json.loads(line)
+            again = finished and (record["kind"], record["step"]) == ("evaluation", run.first_step)
+            if record["step"] <= run.first_step and not again:
                 kept.append(line + "\n")
-        except (ValueError, KeyError):
+        except (ValueError, KeyError, TypeError):
             continue  # half a line: the run before was killed while it wrote
     temporary = path.with_suffix(".jsonl.new")
     temporary.write_text("".join(kept), encoding="utf-8")

@@ -15,6 +15,11 @@ class Profiler(Callback):
         self._first, self._last, self._running = first, last, False
 
     def begin(self, run: Run) -> None:
+        if run.directory is None:
+            raise UserError(
+                f"profile_steps={self._first}:{self._last}: this run has no directory to keep a profile in; "
+                "leave the profile out, or give a directory and no dry run"
+            )
         if not run.first_step <= self._first < run.last_step:
             raise UserError(
                 f"profile_steps={self._first}:{self._last}: this run takes steps "

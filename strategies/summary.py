@@ -1,7 +1,6 @@
 """summary.json: what a run was and what came of it, in one file for programs to read."""
 
 import dataclasses
-import json
 import pathlib
 import platform
 import statistics
@@ -13,6 +12,7 @@ import tensorflow as tf
 
 from strategies.callbacks import Callback
 from strategies.contract import StepReport, Strategy
+from strategies.strict_json import dumps
 
 # Raise it when a field changes its meaning or goes; new fields may come without.
 VERSION = 1
@@ -109,5 +109,8 @@ def summarize(figures: RunFigures, strategy: Strategy, *, outcome: str, settings
 def write_summary(summary: Mapping, path: pathlib.Path) -> None:
     """Writes the file whole: a reader sees the old one or the new one."""
     temporary = path.with_suffix(".json.new")
-    temporary.write_text(json.dumps(summary, indent=2, default=str) + "\n", encoding="utf-8")
-    temporary.replace(path)
+    try:
+        temporary.write_text(dumps(summary, indent=2) + "\n", encoding="utf-8")
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)

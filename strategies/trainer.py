@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import logging
 import pathlib
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +19,8 @@ from strategies.summary import RunFigures, summarize, write_summary
 from strategies.tensorboard_log import TensorBoardLog
 from strategies.trainer_options import TrainerOptions
 from towers.errors import UserError
+
+log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -137,8 +140,19 @@ class Trainer:
             self._figures, self.strategy, outcome=outcome, settings=self._settings, seconds=seconds
         )
         if self.directory is not None:
-            write_summary(summary, self.directory / "summary.json")
+            self._write_summary(summary)
         return summary
+
+    def _write_summary(self, summary: Mapping) -> None:
+        path = self.directory / "summary.json"
+        try:
+            write_summary(summary, path)
+        except OSError as error:
+            text = f"{path}: it can't be written ({error.strerror}): make room, then run the same command again"
+            if summary["outcome"] in ("completed", "interrupted"):
+                raise UserError(text) from error
+            # What ended the run is what the user has to read.
+            log.warning(text)
 
     def evaluate(self) -> Mapping[str, float]:
         """Exact loss and metrics over the whole 'eval' split."""
@@ -273,8 +287,7 @@ class Trainer:
     def _files(self, completed: bool) -> dict[str, pathlib.Path]:
         if self.directory is None:
             return {}
-        saved = self._checkpoints.saved()
-        files = {"checkpoint": pathlib.Path(saved[0])} if saved else {}
+        files = {"checkpoint": self._checkpoints.prefix(self._saved_at)}
         if completed:
             files["model"] = self.directory / "model.keras"
         files["metrics"] = self.directory / "metrics.jsonl"

@@ -7,3 +7,6 @@ class UserError(ValueError):
     The binaries in `launch` print it without a traceback. Any other ValueError is somebody's mistake
     in code (ours, Keras's, the user's own model) and keeps its traceback.
     """
+
+    # Keras adds lines about the arguments to what is raised within a layer's call, but for errors so marked.
+    _keras_call_info_injected = True

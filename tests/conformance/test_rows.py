@@ -83,8 +83,9 @@ def test_parameters_state_and_slots(outcomes):
     outcome, expected = outcomes
     assert outcome.values.keys() == expected.values.keys()
     differences = relative_differences(outcome.values, expected.values)
-    worst = max(differences, key=differences.get)
-    assert differences[worst] <= TOLERANCE, f"{worst} is off by {differences[worst]:.1e}"
+    # NaN is not within anything.
+    apart = {name: difference for name, difference in differences.items() if not difference <= TOLERANCE}
+    assert not apart
 
 
 @every_row_and_task

@@ -1,6 +1,11 @@
 """Records found by number are those found by reading along."""
 
 import os
+import pathlib
+import subprocess
+import sys
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -9,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models.record_index import RecordRange, index_records
-from models.record_store import RecordReader, RecordStore
+from models.record_store import ExitGate, RecordReader, RecordStore
 from towers.errors import UserError
 
 
@@ -38,14 +43,14 @@ def test_random_access_equals_reading_along(tmp_path_factory, files, data):
     along = list(tf.data.TFRecordDataset(paths).as_numpy_iterator())
     assert len(index) == len(along)
     numbers = data.draw(st.lists(st.integers(0, len(along) - 1), max_size=12)) if along else []
-    read = RecordReader(index, num_threads=3).read(np.array(numbers, np.int64))
+    read = RecordReader(index).read(np.array(numbers, np.int64))
     assert read.tolist() == [along[number] for number in numbers]
 
 
 def test_a_range_is_a_part_of_its_file(folder):
     path = write(folder / "a", [b"0", b"1", b"2", b"3", b"4"])
     index = index_records([RecordRange(path=path, skip=3, take=2), RecordRange(path=path, skip=0, take=1)])
-    assert RecordReader(index, num_threads=1).read(np.arange(3)).tolist() == [b"3", b"4", b"0"]
+    assert RecordReader(index).read(np.arange(3)).tolist() == [b"3", b"4", b"0"]
 
 
 @pytest.mark.parametrize("kept", [0, 5, 12, 20, -1])
@@ -108,13 +113,79 @@ def test_the_store_gathers_nothing(folder):
 def test_a_label_out_of_range_is_named_with_its_example(folder):
     _, records = image_records(9)
     store = record_store(write(folder / "a", records), 9, num_classes=4)
-    with pytest.raises(tf.errors.InvalidArgumentError, match=r"label 4 \(example 4; 1 such"):
-        tf.function(store.gather)(tf.constant([1, 4, 2], tf.int64))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="record store: a label is out of range"):
+        store.gather(tf.constant([1, 4, 2], tf.int64))
+
+
+def test_a_batch_reads_more_than_is_read_at_once(folder):
+    path = write(folder / "a", [bytes([number]) for number in range(200)])
+    numbers = np.random.default_rng(0).permutation(200)
+    read = RecordReader(index_records([whole(path, 200)])).read(numbers)
+    assert read.tolist() == [bytes([number]) for number in numbers]
+
+
+def test_a_closed_gate_waits_for_calls_and_refuses_new_ones():
+    gate, order = ExitGate(), []
+
+    def slow():
+        with gate.call():
+            entered.set()
+            time.sleep(0.2)
+            order.append("call")
+
+    entered = threading.Event()
+    thread = threading.Thread(target=slow)
+    thread.start()
+    entered.wait()
+    gate.close()
+    order.append("closed")
+    thread.join()
+    assert order == ["call", "closed"]
+    with pytest.raises(RuntimeError, match="ending"), gate.call():
+        pass
+
+
+PROGRAM_THAT_ENDS_IN_THE_MIDDLE = """
+import sys, time
+import numpy as np, tensorflow as tf
+from models.batch_stream import train_stream
+from models.record_index import RecordRange, index_records
+from models.record_store import RecordStore
+from towers.task import InputShard
+
+def decode(record):
+    return tf.zeros([1, 1, 1], tf.uint8), tf.constant(0, tf.int64)
+
+store = RecordStore(
+    index=index_records([RecordRange(path=sys.argv[1], skip=0, take=500)]),
+    decode=decode, image_shape=(1, 1, 1), num_classes=1,
+)
+stream = train_stream(
+    lambda part: store.gather(part.indices), num_examples=500, batch_size=200, seed=0, shard=InputShard()
+)
+batches = iter(stream)
+for _ in range(4):
+    next(batches)
+print("read")
+"""
+
+
+def test_a_program_may_end_while_it_reads(folder):
+    path = write(folder / "a", [b"record"] * 500)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM_THAT_ENDS_IN_THE_MIDDLE, path],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=pathlib.Path(__file__).parents[2],
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "read\n"), done.stderr
 
 
 def test_a_file_that_shrinks_while_in_use_is_noticed(folder):
     path = write(folder / "a", [b"x" * 50] * 3)
-    reader = RecordReader(index_records([whole(path, 3)]), num_threads=1)
+    reader = RecordReader(index_records([whole(path, 3)]))
     os.truncate(path, 100)
     with pytest.raises(OSError, match="changed"):
         reader.read(np.array([2]))

@@ -49,7 +49,7 @@ def prepare(folder, name, features, splits, make=example, num_shards=1):
     bases, unregistered = (tfds.core.GeneratorBasedBuilder,), {"skip_registration": True}
     builder_class = types.new_class(name.title(), bases, unregistered, lambda space: space.update(body))
     builder = builder_class(data_dir=os.fspath(folder))
-    # TFDS's download manager needs importlib_resources, which it does not require; nothing is downloaded here.
+    # TFDS's download manager needs importlib_resources, which TFDS does not require; nothing is fetched.
     builder._make_download_manager = lambda **unused: types.SimpleNamespace(downloaded_size=0)
     builder.download_and_prepare(
         download_config=tfds.download.DownloadConfig(try_download_gcs=False, num_shards=num_shards)
@@ -64,7 +64,8 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def three_files(folder):
-    return prepare(folder, "three_files", LABELLED, {"train": range(20), "test": range(20, 27)}, num_shards=3)
+    # More than 16 examples a file: TFDS would deal 16 from each in turn.
+    return prepare(folder, "three_files", LABELLED, {"train": range(60), "test": range(60, 67)}, num_shards=3)
 
 
 @pytest.fixture(autouse=True)
@@ -88,8 +89,8 @@ def everything(store):
 def test_a_set_is_read_whole_and_held_out_examples_apart(three_files):
     images = of("three_files", three_files)
     assert (images.image_shape, images.num_classes) == ((6, 5, 3), 4)
-    assert images.num_examples == {"train": 20, "eval": 7}
-    for store, numbers in ((images.train, range(20)), (images.evaluation, range(20, 27))):
+    assert images.num_examples == {"train": 60, "eval": 7}
+    for store, numbers in ((images.train, range(60)), (images.evaluation, range(60, 67))):
         assert isinstance(store, ImageStore)
         read = {image.tobytes(): label for image, label in zip(*everything(store), strict=True)}
         assert read == {picture(number).tobytes(): number % 4 for number in numbers}
@@ -133,7 +134,9 @@ def test_a_set_of_train_alone_is_divided(folder, cache_bytes):
     data_dir = prepare(folder, name, LABELLED, {"train": range(20)}, num_shards=2)
     images = of(name, data_dir, cache_bytes=cache_bytes)
     assert images.num_examples == {"train": 18, "eval": 2}
-    parts = [{image.tobytes() for image in everything(store)[0]} for store in (images.train, images.evaluation)]
+    parts = [
+        {image.tobytes() for image in everything(store)[0]} for store in (images.train, images.evaluation)
+    ]
     assert parts[0] | parts[1] == {picture(number).tobytes() for number in range(20)}
     assert not parts[0] & parts[1]
 
@@ -157,7 +160,9 @@ def test_sizes_that_differ_become_the_centred_square(folder, image_size, side):
     assert images.image_shape == (side, side, 3)
     for store in (images.train, of(name, data_dir, image_size=image_size, cache_bytes=0).train):
         read, _ = everything(store)
-        np.testing.assert_array_equal(read, np.broadcast_to(np.array([0, 0, 200], np.uint8), (4, side, side, 3)))
+        np.testing.assert_array_equal(
+            read, np.broadcast_to(np.array([0, 0, 200], np.uint8), (4, side, side, 3))
+        )
 
 
 def test_grey_images_keep_their_channel(folder):

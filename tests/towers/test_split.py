@@ -102,6 +102,6 @@ def test_a_batch_smaller_than_the_towers():
 
 
 def test_a_share_too_small_for_the_batch():
-    with refused("shares 1,50", "a batch of 2", "--batch_size"):
+    with refused("shares 50,0.1", "a batch of 2", "--batch_size"):
         split.check_batch_feeds_all(2, (50.0, 0.1))
     split.check_batch_feeds_all(2, (0.1, 50.0))

@@ -1,0 +1,87 @@
+"""What several tests here look at: one run, kept whole."""
+
+import dataclasses
+import os
+import pathlib
+import shutil
+import subprocess
+
+import pytest
+
+from strategies.contract import Strategy
+from strategies.profiler import Profiler
+from strategies.trainer import FitResult, Trainer
+from strategies.trainer_options import TrainerOptions
+from tests.strategies.small_task import random_task, small_strategy
+
+
+@dataclasses.dataclass(frozen=True)
+class KeptRun:
+    """A finished run; look, don't touch.
+
+    Attributes:
+      directory: of its files.
+      result: what `fit` gave.
+      strategy: as the run left it.
+      options: it was made with.
+    """
+
+    directory: pathlib.Path
+    result: FitResult
+    strategy: Strategy
+    options: TrainerOptions
+
+
+@pytest.fixture(scope="session")
+def kept_run(tmp_path_factory) -> KeptRun:
+    """12 steps on two towers, a checkpoint every 2 and an evaluation every 4, steps 6 to 8 profiled."""
+    directory = tmp_path_factory.mktemp("kept") / "run"
+    options = TrainerOptions(
+        steps=12,
+        directory=directory,
+        checkpoint_every_steps=2,
+        evaluate_every_steps=4,
+        evaluate_every_epochs=None,
+        report_every_steps=2,
+    )
+    strategy = small_strategy(random_task(), num_towers=2)
+    trainer = Trainer(strategy, options, callbacks=[Profiler(6, 8)], settings={"learning_rate": 0.05})
+    return KeptRun(directory, trainer.fit(), strategy, options)
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A function that mounts a disk of so many KiB and gives its folder."""
+    if os.geteuid() != 0:
+        pytest.skip("a full disk is a tmpfs here, and only root may mount one")
+    mounted = []
+
+    def mount(kibibytes: int) -> pathlib.Path:
+        folder = tmp_path / f"disk{len(mounted)}"
+        folder.mkdir()
+        command = ["mount", "-t", "tmpfs", "-o", f"size={kibibytes}k", "tmpfs", str(folder)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+        if done.returncode != 0:
+            pytest.skip(f"no tmpfs can be mounted here: {done.stderr.strip()}")
+        mounted.append(folder)
+        return folder
+
+    yield mount
+    for folder in mounted:
+        subprocess.run(["umount", "-l", str(folder)], check=True, timeout=20)
+
+
+@pytest.fixture
+def fill():
+    """A function that writes a file until the disk it lies on is full."""
+
+    def fill_disk(path: pathlib.Path) -> None:
+        with open(path, "wb", buffering=0) as file:
+            free = shutil.disk_usage(path.parent).free
+            try:
+                while free > 0:
+                    free -= file.write(b"x" * min(free, 1 << 16))
+            except OSError:
+                pass
+
+    return fill_disk

@@ -1,0 +1,103 @@
+"""What these tests train: a small network on drawn 6x6 images, with whatever could break exactness on request."""
+
+import dataclasses
+from collections.abc import Mapping
+
+import keras
+import numpy as np
+from keras import layers
+
+from models.image_store import ImageSet, ImageStore
+from models.image_task import ImageTask
+from strategies.contract import Strategy
+from strategies.registry import build_strategy
+from tests.towers.logical_cpus import cpus
+from towers.options import StepOptions
+from towers.schedules import Cosine
+from towers.update_rules import Momentum
+
+NUM_TRAIN, NUM_EVAL, NUM_CLASSES = 37, 13, 3
+BATCH_SIZE = 8  # five batches an epoch, the last of 5 examples
+STEPS_AN_EPOCH = 5
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class SmallTask(ImageTask):
+    """An image task with a network of its own.
+
+    Attributes:
+      width: units of the hidden layer.
+      batch_norm, dropout: layers after it.
+      depth: hidden layers.
+    """
+
+    width: int = 8
+    depth: int = 1
+    batch_norm: bool = False
+    dropout: float = 0.0
+
+    def build_model(self) -> keras.Model:
+        """Every layer that has variables has a name: tests build many models in one process."""
+        inputs = layers.Input((6, 6, 3))
+        outputs = layers.Flatten()(inputs)
+        for place in range(self.depth):
+            outputs = layers.Dense(self.width, activation="relu", name=f"hidden{place}")(outputs)
+            if self.batch_norm:
+                outputs = layers.BatchNormalization(momentum=0.8, name=f"norm{place}")(outputs)
+        if self.dropout:
+            outputs = layers.Dropout(self.dropout, name="dropout")(outputs)
+        return keras.Model(inputs, layers.Dense(NUM_CLASSES, name="logits")(outputs))
+
+
+def _open_store(split: str) -> ImageStore:
+    count = {"train": NUM_TRAIN, "eval": NUM_EVAL}[split]
+    draw = np.random.default_rng(len(split))
+    labels = draw.integers(0, NUM_CLASSES, count)
+    images = draw.integers(0, 256, (count, 6, 6, 3)) // 2 + 40 * labels[:, None, None, None]
+    return ImageStore(images=images.astype(np.uint8), labels=labels, num_classes=NUM_CLASSES, name=split)
+
+
+def small_task(**changes) -> SmallTask:
+    """The plain network, neither augmented nor dropped out, unless asked for."""
+    images = ImageSet(
+        name="drawn",
+        image_shape=(6, 6, 3),
+        num_classes=NUM_CLASSES,
+        num_examples={"train": NUM_TRAIN, "eval": NUM_EVAL},
+        open_store=_open_store,
+    )
+    plain = {"name": "small", "network": "own", "batch_size": BATCH_SIZE, "augment": False, "seed": 5}
+    return SmallTask(images=images, **plain | changes)
+
+
+def random_task() -> SmallTask:
+    """All that a resumed run could repeat wrongly: statistics, dropout masks, augmentation, order."""
+    return small_task(batch_norm=True, dropout=0.3, augment=True)
+
+
+def small_strategy(task: SmallTask | None = None, *, name="towers", num_towers=1, **options) -> Strategy:
+    """A strategy at its beginning, by default with momentum and a rate that changes every step."""
+    defaults = {"rule": Momentum(momentum=0.9), "schedule": Cosine(0.05, 40), "seed": 3}
+    return build_strategy(name, task or small_task(), cpus(num_towers), StepOptions(**defaults | options))
+
+
+def values_of(strategy: Strategy) -> dict[str, np.ndarray]:
+    """Everything a checkpoint keeps, by 'kind/name'."""
+    found = {}
+
+    def gather(prefix, node):
+        if isinstance(node, Mapping):
+            for name, child in node.items():
+                gather(f"{prefix}/{name}" if prefix else name, child)
+        else:
+            found[prefix] = np.array(node)
+
+    gather("", strategy.checkpointables())
+    return found
+
+
+def assert_same_bits(values: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]) -> None:
+    """Every value equal to the last bit."""
+    assert values.keys() == expected.keys()
+    apart = [name for name in expected if values[name].tobytes() != expected[name].tobytes()]
+    assert not apart, f"not bit-equal: {', '.join(apart)}"

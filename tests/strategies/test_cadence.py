@@ -1,0 +1,63 @@
+"""Calls of run_steps: none passes over a step at which something is due, and together they reach the end."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from strategies.cadence import CALL_SECONDS, MOST_STEPS_A_CALL, Cadence, due, steps_of_a_call
+
+steps = st.integers(1, 200)
+cadences = st.builds(
+    Cadence,
+    last_step=steps,
+    periods=st.lists(steps, max_size=4).map(tuple),
+    boundaries=st.lists(st.integers(0, 250), max_size=4).map(tuple),
+)
+
+
+def calls_of(cadence: Cadence, first: int, wanted) -> list[tuple[int, int]]:
+    """(begin, end) of the calls from `first` to the end; `wanted` gives a length a call."""
+    calls, step = [], first
+    while step < cadence.last_step:
+        length = cadence.call_length(step, next(wanted))
+        assert length > 0, "a call that does nothing never ends"
+        calls.append((step, step + length))
+        step += length
+    return calls
+
+
+@given(cadence=cadences, first=st.integers(0, 199), data=st.data())
+def test_no_call_passes_over_what_is_due(cadence, first, data):
+    lengths = data.draw(st.lists(st.integers(1, 50), min_size=1, max_size=5))
+    calls = calls_of(cadence, first, (lengths[place % len(lengths)] for place in range(10**6)))
+    assert not calls or (calls[0][0], calls[-1][1]) == (first, cadence.last_step)
+    for begin, end in calls:
+        for passed in range(begin + 1, end):
+            assert not due(passed, *cadence.periods)
+            assert passed not in cadence.boundaries
+
+
+@given(cadence=cadences, step=st.integers(0, 199), wanted=st.integers(1, 50))
+def test_a_call_is_no_longer_than_wanted(cadence, step, wanted):
+    if step < cadence.last_step:
+        assert 1 <= cadence.call_length(step, wanted) <= wanted
+
+
+def test_the_drawn_example():
+    cadence = Cadence(last_step=10, periods=(4,), boundaries=(7,))
+    calls = calls_of(cadence, 0, iter([100] * 10))
+    assert calls == [(0, 4), (4, 7), (7, 8), (8, 10)]
+
+
+@given(st.floats(0, 1e6))
+def test_calls_of_about_the_same_time(seconds):
+    count = steps_of_a_call(seconds)
+    assert 1 <= count <= MOST_STEPS_A_CALL
+    assert count == 1 or count * seconds <= CALL_SECONDS * 1.001
+
+
+def test_due():
+    assert due(6, 4, 3)
+    assert not due(7, 4, 3)
+    assert due(6, None, 3)
+    assert not due(6, None)
+    assert not due(6)

@@ -1,0 +1,355 @@
+"""Checkpoints: whole or not at all, and the newest readable one is found."""
+
+import functools
+import logging
+import pathlib
+import shutil
+import subprocess
+
+import pytest
+
+from strategies.checkpoints import Checkpoints
+from strategies.trainer import Trainer
+from strategies.trainer_options import TrainerOptions
+from tests.strategies.small_task import assert_same_bits, small_strategy, small_task, values_of
+from tests.towers.user_errors import refused
+from towers.errors import UserError
+from towers.update_rules import SGD, Adam, Momentum
+
+BATCH_NORM_TASK = small_task(batch_norm=True)
+STEPS = (2, 4, 6)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """(directory of checkpoints of STEPS, what was in the variables at each)."""
+    directory = tmp_path_factory.mktemp("saved") / "checkpoints"
+    strategy = small_strategy(BATCH_NORM_TASK, num_towers=2)
+    checkpoints = Checkpoints(directory, strategy)
+    checkpoints.prepare()
+    values = {}
+    for step in STEPS:
+        strategy.run_steps(step - strategy.step)
+        checkpoints.save()
+        values[step] = values_of(strategy)
+    return directory, values
+
+
+@pytest.fixture
+def copied(saved, tmp_path):
+    """A copy of the directory, to be spoilt."""
+    return shutil.copytree(saved[0], tmp_path / "checkpoints")
+
+
+def fresh_strategy(**options):
+    return small_strategy(BATCH_NORM_TASK, num_towers=2, **options)
+
+
+def data_file(directory, step) -> pathlib.Path:
+    return directory / f"step-{step}.data-00000-of-00001"
+
+
+def index_file(directory, step) -> pathlib.Path:
+    return directory / f"step-{step}.index"
+
+
+def cut_data_in_half(directory, step):
+    path = data_file(directory, step)
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def change_one_byte_of_data(directory, step):
+    content = bytearray(data_file(directory, step).read_bytes())
+    content[len(content) // 2] ^= 0x10
+    data_file(directory, step).write_bytes(content)
+
+
+def remove_data(directory, step):
+    data_file(directory, step).unlink()
+
+
+def empty_data(directory, step):
+    data_file(directory, step).write_bytes(b"")
+
+
+def fill_index_with_garbage(directory, step):
+    index_file(directory, step).write_bytes(b"\x93garbage\n" * 100)
+
+
+def cut_index_in_half(directory, step):
+    path = index_file(directory, step)
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def empty_index(directory, step):
+    index_file(directory, step).write_bytes(b"")
+
+
+DAMAGES = (
+    cut_data_in_half,
+    change_one_byte_of_data,
+    remove_data,
+    empty_data,
+    fill_index_with_garbage,
+    cut_index_in_half,
+    empty_index,
+)
+every_damage = pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
+
+
+@every_damage
+def test_of_a_damaged_newest_checkpoint_the_one_before_is_used(copied, saved, damage, caplog):
+    damage(copied, 6)
+    strategy = fresh_strategy()
+    with caplog.at_level(logging.WARNING, logger="strategies.checkpoints"):
+        assert Checkpoints(copied, strategy).restore_latest() == 4
+    [report] = caplog.messages
+    assert str(copied / "step-6") in report
+    assert "trying the one before it" in report
+    assert "\n" not in report
+    assert_same_bits(values_of(strategy), saved[1][4])
+
+
+def test_of_two_damaged_ones_the_third_is_used(copied, saved, caplog):
+    fill_index_with_garbage(copied, 6)
+    cut_data_in_half(copied, 4)
+    strategy = fresh_strategy()
+    assert Checkpoints(copied, strategy).restore_latest() == 2
+    assert len(caplog.messages) == 2
+    assert_same_bits(values_of(strategy), saved[1][2])
+
+
+def test_the_state_file_of_tensorflow_is_not_needed(copied):
+    (copied / "checkpoint").write_bytes(b"garbage")
+    strategy = fresh_strategy()
+    checkpoints = Checkpoints(copied, strategy)
+    assert checkpoints.restore_latest() == 6
+    strategy.run_steps(1)
+    checkpoints.save()
+    assert Checkpoints(copied, fresh_strategy()).restore_latest() == 7
+
+
+def test_none_readable(copied):
+    for step, damage in zip(STEPS, DAMAGES, strict=False):
+        damage(copied, step)
+    with refused(str(copied), "none of its 3 checkpoints can be read", "--resume=never"):
+        Checkpoints(copied, fresh_strategy()).restore_latest()
+
+
+def test_none_at_all(tmp_path):
+    assert Checkpoints(tmp_path / "nowhere", fresh_strategy()).restore_latest() is None
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_a_wider_network_is_another_model(copied):
+    wider = small_strategy(small_task(batch_norm=True, width=12))
+    with refused("parameters/hidden0/kernel", "[108, 8]", "[108, 12]", "use the same --model", "--directory"):
+        Checkpoints(copied, wider).restore_latest()
+
+
+def test_a_deeper_network_is_another_model(copied):
+    deeper = small_strategy(small_task(batch_norm=True, depth=2))
+    with refused("parameters/hidden1/kernel", "absent in it", "[8, 8]", "use the same --model"):
+        Checkpoints(copied, deeper).restore_latest()
+
+
+def test_a_network_of_fewer_layers_is_another_model(copied):
+    with refused("parameters/norm0/gamma", "[8] in it", "absent here", "use the same --model"):
+        Checkpoints(copied, small_strategy()).restore_latest()
+
+
+def test_another_model_leaves_the_strategy_as_it_was(copied):
+    wider = small_strategy(small_task(batch_norm=True, width=12))
+    before = values_of(wider)
+    with pytest.raises(UserError):
+        Checkpoints(copied, wider).restore_latest()
+    assert_same_bits(values_of(wider), before)
+
+
+@pytest.mark.parametrize("rule, slot", [(Adam(), "first_moment"), (SGD(), "momentum")], ids=["adam", "sgd"])
+def test_another_optimizer(copied, rule, slot):
+    with refused(f"slots/{slot}", "use the same --optimizer"):
+        Checkpoints(copied, fresh_strategy(rule=rule)).restore_latest()
+
+
+def test_another_rate_of_the_same_optimizer_is_welcome(copied):
+    assert Checkpoints(copied, fresh_strategy(rule=Momentum(nesterov=True))).restore_latest() == 6
+
+
+@pytest.mark.parametrize(
+    "path, step",
+    [("", 6), ("step-4", 4), ("step-4.index", 4), ("step-2.data-00000-of-00001", 2)],
+    ids=["directory", "prefix", "index", "data"],
+)
+def test_forms_of_a_path(copied, saved, tmp_path, path, step):
+    strategy = fresh_strategy()
+    elsewhere = Checkpoints(tmp_path / "elsewhere", strategy)
+    assert elsewhere.restore_from(copied / path) == step == strategy.step
+    assert_same_bits(values_of(strategy), saved[1][step])
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_relative_path(copied, monkeypatch):
+    monkeypatch.chdir(copied)
+    assert Checkpoints("elsewhere", fresh_strategy()).restore_from("step-4") == 4
+
+
+def test_a_path_that_is_not_there(copied):
+    with refused(f"resume={copied / 'step-5'}", "there is no such checkpoint", "D/step-100"):
+        Checkpoints(copied, fresh_strategy()).restore_from(copied / "step-5")
+
+
+def test_a_directory_without_checkpoints(tmp_path):
+    with refused(f"resume={tmp_path}", "there is no checkpoint in this directory"):
+        Checkpoints(tmp_path, fresh_strategy()).restore_from(tmp_path)
+
+
+@every_damage
+def test_a_damaged_checkpoint_by_name_is_refused(copied, damage):
+    damage(copied, 4)
+    with refused(f"resume={copied / 'step-4'}", "it can't be read", "name another checkpoint"):
+        Checkpoints(copied, fresh_strategy()).restore_from(copied / "step-4")
+
+
+def test_an_earlier_run_is_set_aside_whole(copied):
+    checkpoints = Checkpoints(copied, fresh_strategy())
+    names = sorted(path.name for path in copied.iterdir())
+    aside = checkpoints.set_aside()
+    assert aside == copied.with_name("checkpoints.before-1")
+    assert sorted(path.name for path in aside.iterdir()) == names
+    assert not copied.exists()
+    assert checkpoints.set_aside() is None
+    shutil.copytree(aside, copied)
+    assert checkpoints.set_aside() == copied.with_name("checkpoints.before-2")
+    assert Checkpoints(aside, fresh_strategy()).restore_latest() == 6
+
+
+def test_resume_never_begins_anew_and_keeps_the_earlier_run(copied, saved, tmp_path):
+    options = TrainerOptions(steps=1, directory=tmp_path, resume="never")
+    trainer = Trainer(small_strategy(BATCH_NORM_TASK, num_towers=2), options)
+    trainer.fit()
+    assert [pathlib.Path(prefix).name for prefix in Checkpoints(copied, trainer.strategy).saved()] == ["step-1"]
+    earlier = fresh_strategy()
+    assert Checkpoints(tmp_path / "checkpoints.before-1", earlier).restore_latest() == 6
+    assert_same_bits(values_of(earlier), saved[1][6])
+
+
+def test_only_the_last_few_are_kept(tmp_path):
+    strategy = small_strategy()
+    checkpoints = Checkpoints(tmp_path, strategy, keep=2)
+    for _ in range(4):
+        strategy.run_steps(1)
+        checkpoints.save()
+    assert {path.stem for path in tmp_path.glob("step-*")} == {"step-3", "step-4"}
+    # A run that resumes knows of those before it.
+    strategy.run_steps(1)
+    Checkpoints(tmp_path, strategy, keep=2).save()
+    assert {path.stem for path in tmp_path.glob("step-*")} == {"step-4", "step-5"}
+
+
+def test_none_kept_is_refused(tmp_path):
+    with refused("keep_checkpoints=0", "at least 1"):
+        Checkpoints(tmp_path, small_strategy(), keep=0)
+
+
+@pytest.mark.parametrize("name, num_towers", [("mirrored", 2), ("towers", 1), ("towers", 2), ("mirrored", 1)])
+def test_what_two_towers_saved_goes_on_in_any_mode(saved, name, num_towers):
+    strategy = small_strategy(BATCH_NORM_TASK, name=name, num_towers=num_towers)
+    assert Checkpoints(saved[0], strategy).restore_latest() == 6
+    assert_same_bits(values_of(strategy), saved[1][6])
+    report = strategy.run_steps(1)
+    assert report.step == 7
+
+
+def test_what_mirrored_saved_goes_on_under_towers(tmp_path):
+    mirrored = small_strategy(BATCH_NORM_TASK, name="mirrored", num_towers=2)
+    mirrored.run_steps(3)
+    Checkpoints(tmp_path, mirrored).save()
+    towers = fresh_strategy()
+    assert Checkpoints(tmp_path, towers).restore_latest() == 3
+    assert_same_bits(values_of(towers), values_of(mirrored))
+
+
+def test_a_directory_under_a_file(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    strategy = small_strategy()
+    with refused(str(tmp_path / "file" / "run"), "nothing can be written there", "another --directory"):
+        Trainer(strategy, TrainerOptions(steps=3, directory=tmp_path / "file" / "run")).fit()
+    assert strategy.step == 0
+
+
+def test_a_directory_where_nothing_can_be_made():
+    strategy = small_strategy()
+    with refused("/proc/run", "nothing can be written there"):
+        Trainer(strategy, TrainerOptions(steps=3, directory="/proc/run")).fit()
+    assert strategy.step == 0
+
+
+def test_a_directory_that_is_read_only(small_disk):
+    disk = small_disk(256)
+    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True, timeout=20)
+    strategy = small_strategy()
+    with refused(str(disk), "nothing can be written there (Read-only file system)"):
+        Trainer(strategy, TrainerOptions(steps=3, directory=disk)).fit()
+    assert strategy.step == 0
+
+
+def test_what_an_unfinished_save_left_is_removed_at_start(copied):
+    (copied / "step-8_temp").mkdir()
+    (copied / "step-8_temp" / "part-00000-of-00001.data-00000-of-00001").write_bytes(b"half")
+    (copied / "step-8.index.tempstate12345").write_bytes(b"half")
+    (copied / "checkpoint.tmp0123456789abcdef").write_bytes(b"half")
+    (copied / "step-8.data-00000-of-00001").write_bytes(b"without an index")
+    (copied / "notes.txt").write_text("somebody's own")
+    checkpoints = Checkpoints(copied, fresh_strategy())
+    checkpoints.prepare()
+    assert sorted(path.name for path in copied.iterdir()) == [
+        "checkpoint",
+        "notes.txt",
+        *(f"step-{step}.{end}" for step in STEPS for end in ("data-00000-of-00001", "index")),
+    ]
+    assert checkpoints.restore_latest() == 6
+
+
+class TestFullDisk:
+    """A network of some 120 KB, so that pages of 4 KiB are small beside a checkpoint."""
+
+    make = staticmethod(functools.partial(small_strategy, small_task(width=128)))
+
+    def test_room_is_looked_for_before_training(self, small_disk):
+        disk = small_disk(128)
+        strategy = self.make()
+        with refused(str(disk), "bytes are free and a checkpoint needs about", "--directory"):
+            Trainer(strategy, TrainerOptions(steps=3, directory=disk)).fit()
+        assert strategy.step == 0
+        assert not list(disk.rglob("step-*"))
+
+    def test_size_is_about_right(self, tmp_path):
+        checkpoints = Checkpoints(tmp_path, self.make())
+        prefix = checkpoints.save()
+        written = data_file(tmp_path, 0).stat().st_size + pathlib.Path(prefix + ".index").stat().st_size
+        assert checkpoints.size_bytes() == pytest.approx(written, rel=0.1)
+
+    def test_save_on_a_full_disk(self, small_disk, fill):
+        """Whatever is left of the disk, a save that fails leaves what was there."""
+        strategy = self.make()
+        disk = small_disk(1024)
+        checkpoints = Checkpoints(disk, strategy)
+        checkpoints.prepare()
+        strategy.run_steps(1)
+        checkpoints.save()
+        expected, names = values_of(strategy), sorted(path.name for path in disk.iterdir())
+        strategy.run_steps(1)
+        for free_kibibytes in (0, 4, 8, 60, 100, 112):
+            fill(disk / "filler")
+            with open(disk / "filler", "rb+") as filler:
+                filler.truncate((disk / "filler").stat().st_size - free_kibibytes * 1024)
+            with refused(str(disk), "step 2 could not be written", "earlier ones are kept", "make room"):
+                checkpoints.save()
+            (disk / "filler").unlink()
+            assert sorted(path.name for path in disk.iterdir()) == names, f"with {free_kibibytes} KiB free"
+            again = self.make()
+            assert Checkpoints(disk, again).restore_latest() == 1
+            assert_same_bits(values_of(again), expected)
+        assert pathlib.Path(checkpoints.save()).name == "step-2"
+        assert Checkpoints(disk, self.make()).restore_latest() == 2

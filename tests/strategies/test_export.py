@@ -1,0 +1,131 @@
+"""The exported model: it loads without this project, and a failing export leaves the older file."""
+
+import json
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+
+from strategies.export import save_model
+from strategies.trainer import Trainer
+from strategies.trainer_options import TrainerOptions
+from tests.strategies.small_task import random_task, small_strategy
+from tests.towers.user_errors import refused
+
+IMAGES = np.random.default_rng(0).normal(size=(5, 6, 6, 3)).astype(np.float32)
+
+# -I: neither the current folder nor PYTHONPATH is looked in.
+LOADER = """
+import json, sys, numpy, keras
+model = keras.saving.load_model(sys.argv[1])
+outputs = model.predict_on_batch(numpy.load(sys.argv[2]))
+ours = [name for name in sys.modules if name.split(".")[0] in ("towers", "strategies", "models", "launch")]
+dtypes = sorted({str(variable.dtype) for variable in model.weights if "seed" not in variable.path})
+print(json.dumps({"outputs": outputs.tolist(), "ours": ours, "dtypes": dtypes}))
+"""
+
+
+def tiny_model(bias: float) -> keras.Model:
+    inputs = keras.Input((2,))
+    outputs = keras.layers.Dense(1, bias_initializer=keras.initializers.Constant(bias))(inputs)
+    return keras.Model(inputs, outputs)
+
+
+def bias_of(path) -> float:
+    return float(keras.saving.load_model(path).weights[1][0])
+
+
+@pytest.mark.timeout(120)
+def test_it_loads_in_a_fresh_process(kept_run, tmp_path):
+    """A network with batch norm and dropout, trained on two towers."""
+    path = shutil.copy(kept_run.result.files["model"], tmp_path / "model.keras")
+    np.save(tmp_path / "images.npy", IMAGES)
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", LOADER, str(path), str(tmp_path / "images.npy")],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["ours"] == []
+    assert found["dtypes"] == ["float32"]
+    expected = kept_run.strategy.portable_model().predict_on_batch(IMAGES)
+    assert np.ptp(expected) > 0.1, "outputs that are all alike would prove nothing"
+    np.testing.assert_array_equal(np.array(found["outputs"], np.float32), expected)
+
+
+def test_the_model_computes_what_is_evaluated(kept_run):
+    """Its accuracy and loss over the held-out examples are the run's."""
+    model = keras.saving.load_model(kept_run.result.files["model"])
+    images, labels = [], []
+    from towers.task import InputShard
+
+    for batch in random_task().dataset("eval", InputShard()):
+        images.append(batch.features.numpy())
+        labels.append(batch.labels.numpy())
+    outputs, labels = model.predict_on_batch(np.concatenate(images)), np.concatenate(labels)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)(labels, outputs)
+    assert float(loss) == pytest.approx(kept_run.result.evaluation["loss"], rel=1e-5)
+    assert (outputs.argmax(1) == labels).mean() == pytest.approx(kept_run.result.evaluation["accuracy"])
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float64"])
+def test_it_is_float32_whatever_was_trained_in(precision, tmp_path):
+    strategy = small_strategy(random_task(), precision=precision)
+    path = Trainer(strategy, TrainerOptions(steps=1)).export(tmp_path / "deep" / "model.keras")
+    model = keras.saving.load_model(path)
+    assert model.dtype_policy.name == "float32"
+    assert {layer.compute_dtype for layer in model.layers} == {"float32"}
+
+
+@pytest.mark.parametrize("name", ["model.h5", "model", "model.keras.zip"])
+def test_another_suffix(name, tmp_path):
+    with refused(str(tmp_path / name), "ends in .keras", "use "):
+        save_model(tiny_model(1.0), tmp_path / name)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_older_file_is_replaced(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    save_model(tiny_model(1.0), pathlib.Path("model.keras"))
+    assert save_model(tiny_model(2.0), pathlib.Path("model.keras")) == tmp_path / "model.keras"
+    assert bias_of(tmp_path / "model.keras") == 2.0
+    assert [path.name for path in tmp_path.iterdir()] == ["model.keras"]
+
+
+def test_a_failing_save_leaves_the_older_file(tmp_path):
+    path = save_model(tiny_model(1.0), tmp_path / "model.keras")
+
+    class Failing:
+        def save(self, where):
+            pathlib.Path(where).write_bytes(b"half")
+            raise OSError(28, "No space left on device")
+
+    with refused(str(path), "No space left on device", "another path"):
+        save_model(Failing(), path)
+    assert bias_of(path) == 1.0
+    assert [found.name for found in tmp_path.iterdir()] == ["model.keras"]
+
+
+def test_a_full_disk_leaves_the_older_file(small_disk, fill):
+    disk = small_disk(256)
+    path = save_model(tiny_model(1.0), disk / "model.keras")
+    fill(disk / "filler")
+    with open(disk / "filler", "rb+") as filler:
+        filler.truncate((disk / "filler").stat().st_size - 8192)
+    with refused(str(path), "No space left on device"):
+        save_model(tiny_model(2.0), path)
+    assert bias_of(path) == 1.0
+    assert sorted(found.name for found in disk.iterdir()) == ["filler", "model.keras"]
+
+
+def test_a_folder_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with refused(str(tmp_path / "file" / "model.keras"), "can't be written"):
+        save_model(tiny_model(1.0), tmp_path / "file" / "model.keras")

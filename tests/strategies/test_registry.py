@@ -1,0 +1,36 @@
+"""Strategies by name."""
+
+import pytest
+
+from strategies.registry import build_strategy, strategy_names
+from tests.strategies.small_task import small_strategy, small_task
+from tests.towers.logical_cpus import cpus
+from tests.towers.user_errors import refused
+from towers.options import StepOptions
+
+
+@pytest.mark.parametrize("name", strategy_names())
+def test_every_name_is_built(name):
+    strategy = small_strategy(name=name, num_towers=2)
+    assert (strategy.name, strategy.num_towers, strategy.step) == (name, 2, 0)
+
+
+@pytest.mark.parametrize(
+    "name, hint",
+    [
+        ("tower", "did you mean towers?"),
+        ("miror", "did you mean mirrored?"),
+        ("Mirrored", "did you mean mirrored?"),
+        ("xyz", "use one of towers, mirrored"),
+        ("", "use one of towers, mirrored"),
+    ],
+)
+def test_an_unknown_name(name, hint):
+    with refused(f"strategy {name!r} is unknown", hint):
+        build_strategy(name, small_task(), cpus(1), StepOptions())
+
+
+@pytest.mark.parametrize("name", strategy_names())
+def test_shares_that_do_not_match(name):
+    with refused("tower_shares"):
+        build_strategy(name, small_task(), cpus(2), StepOptions(), shares=(1.0, 2.0, 3.0))

@@ -1,0 +1,665 @@
+"""The Trainer: its loop, its files, and runs that end before their time."""
+
+import dataclasses
+import json
+import math
+import pathlib
+import shutil
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from strategies.callbacks import Callback
+from strategies.checkpoints import Checkpoints
+from strategies.contract import NonFiniteStep
+from strategies.trainer import Trainer
+from strategies.trainer_options import TrainerOptions
+from tests.strategies.small_task import (
+    BATCH_SIZE,
+    NUM_EVAL,
+    NUM_TRAIN,
+    STEPS_AN_EPOCH,
+    assert_same_bits,
+    random_task,
+    small_strategy,
+    small_task,
+    values_of,
+)
+from tests.towers.user_errors import refused
+from towers.schedules import Constant
+from towers.task import InputShard
+
+HUGE = 1e38
+
+
+class Recorder(Callback):
+    """Writes down what it is told."""
+
+    def __init__(self):
+        self.calls, self.evaluations, self.messages, self.ended = [], {}, [], 0
+
+    def begin(self, run):
+        self.run = run
+
+    def steps(self, report):
+        self.calls.append((report.step - report.num_steps, report.step))
+
+    def evaluation(self, step, metrics):
+        assert step not in self.evaluations, "evaluated twice"
+        self.evaluations[step] = dict(metrics)
+
+    def message(self, text):
+        self.messages.append(text)
+
+    def end(self):
+        self.ended += 1
+
+    @property
+    def last_step(self):
+        return self.calls[-1][1] if self.calls else None
+
+
+class StopAt(Callback):
+    """Asks to stop once a step is reached."""
+
+    def __init__(self, step):
+        self._step, self._reached = step, False
+
+    def boundaries(self):
+        return (self._step,)
+
+    def steps(self, report):
+        self._reached = report.step >= self._step
+
+    def requested(self):
+        return self._reached
+
+
+def fitted(strategy, *, callbacks=(), stop_requested=lambda: False, **options):
+    """(result, recorder) of a run."""
+    recorder = Recorder()
+    trainer = Trainer(
+        strategy, TrainerOptions(**options), callbacks=[*callbacks, recorder], stop_requested=stop_requested
+    )
+    return trainer.fit(), recorder
+
+
+def json_lines(directory):
+    """The records of metrics.jsonl."""
+    return [strict_json(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+
+
+def strict_json(text):
+    """JSON as its standard has it: no NaN, no Infinity."""
+
+    def refuse(constant):
+        raise AssertionError(f"{constant} is no JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def listing(directory):
+    return sorted((str(path), path.stat().st_size) for path in directory.rglob("*"))
+
+
+class TestLoop:
+    def test_by_steps(self):
+        result, recorder = fitted(small_strategy(), steps=7)
+        assert (result.completed, result.step, recorder.last_step) == (True, 7, 7)
+        assert recorder.calls == sorted(recorder.calls)
+        assert sum(end - begin for begin, end in recorder.calls) == 7
+        assert result.files == {}
+
+    @pytest.mark.parametrize("epochs, steps", [(2, 10), (1.4, 7), (0.2, 1), (0.01, 1)])
+    def test_by_epochs(self, epochs, steps):
+        _, recorder = fitted(small_strategy(), epochs=epochs, evaluate_every_epochs=None)
+        assert recorder.last_step == steps
+        assert list(recorder.evaluations) == [steps]
+
+    def test_epochs_of_unknown_length(self):
+        task = small_task()
+        strategy = small_strategy(task)
+        strategy.task = _LengthUnknown(task)
+        with refused("epochs=2", "give steps instead"):
+            Trainer(strategy, TrainerOptions(epochs=2))
+        assert Trainer(strategy, TrainerOptions(steps=1)).fit().completed
+
+    def test_examples_are_counted(self):
+        strategy = small_strategy()
+        result, _ = fitted(strategy, steps=STEPS_AN_EPOCH + 1)
+        assert strategy.examples == NUM_TRAIN + BATCH_SIZE == result.summary["examples"]
+
+    def test_evaluations_at_multiples_of_steps(self):
+        options = {"evaluate_every_steps": 3, "evaluate_every_epochs": None}
+        _, recorder = fitted(small_strategy(), steps=8, report_every_steps=100, **options)
+        assert list(recorder.evaluations) == [3, 6, 8]
+
+    def test_evaluations_at_parts_of_an_epoch(self):
+        _, recorder = fitted(small_strategy(), steps=7, evaluate_every_epochs=0.6)
+        assert list(recorder.evaluations) == [3, 6, 7]
+
+    def test_the_last_step_is_evaluated_once(self):
+        _, recorder = fitted(small_strategy(), steps=6, evaluate_every_steps=3, evaluate_every_epochs=1)
+        assert list(recorder.evaluations) == [3, 5, 6]
+
+    def test_reports_at_multiples_of_steps(self):
+        _, recorder = fitted(small_strategy(), steps=7, report_every_steps=3, evaluate_every_epochs=None)
+        assert [end for _, end in recorder.calls if end > 1] == [3, 6, 7]
+
+    def test_how_a_run_is_cut_does_not_change_its_numbers(self):
+        strategies = []
+        for report_every_steps in (1, 4):
+            strategies.append(small_strategy(random_task()))
+            fitted(strategies[-1], steps=8, report_every_steps=report_every_steps)
+        assert_same_bits(values_of(strategies[0]), values_of(strategies[1]))
+
+    @pytest.mark.parametrize(
+        "options, parts",
+        [
+            ({}, ("steps=None", "give one of them")),
+            ({"steps": 1, "epochs": 1}, ("epochs=1", "give one of them")),
+            ({"steps": 0}, ("steps=0", "more than 0")),
+            ({"epochs": -1.0}, ("epochs=-1.0", "more than 0")),
+            ({"steps": 1, "evaluate_every_epochs": math.nan}, ("evaluate_every_epochs=nan", "more than 0")),
+            ({"steps": 1, "checkpoint_every_steps": 0}, ("checkpoint_every_steps=0", "more than 0")),
+        ],
+    )
+    def test_options_that_cannot_be(self, options, parts):
+        with refused(*parts):
+            TrainerOptions(**options)
+
+
+class _LengthUnknown:
+    """A task that does not say how many examples there are."""
+
+    def __init__(self, task):
+        self._task = task
+
+    def num_examples(self, split):
+        return None
+
+    def __getattr__(self, name):
+        return getattr(self._task, name)
+
+
+def evaluated_by_numpy(task, strategy):
+    """Mean loss and accuracy over all held-out examples at once, in float64."""
+    [batch] = dataclasses.replace(task, eval_batch_size=NUM_EVAL).dataset("eval", InputShard())
+    images, labels = batch.features.numpy().astype(np.float64), batch.labels.numpy()
+    assert len(labels) == NUM_EVAL
+    by_name = {name: np.float64(value) for name, value in strategy.checkpointables()["parameters"].items()}
+    flat = images.reshape(NUM_EVAL, -1)
+    hidden = np.maximum(flat @ by_name["hidden0/kernel"] + by_name["hidden0/bias"], 0)
+    logits = hidden @ by_name["logits/kernel"] + by_name["logits/bias"]
+    log_sums = np.log(np.exp(logits - logits.max(1, keepdims=True)).sum(1)) + logits.max(1)
+    losses = log_sums - logits[np.arange(NUM_EVAL), labels]
+    return {"loss": losses.mean(), "accuracy": (logits.argmax(1) == labels).mean()}
+
+
+@pytest.mark.parametrize("name", ["towers", "mirrored"])
+@pytest.mark.parametrize("eval_batch_size", [1, 7, NUM_EVAL - 1, NUM_EVAL, NUM_EVAL + 1])
+def test_evaluation_is_exact_whatever_the_last_batch(eval_batch_size, name):
+    """On four towers, so that a last batch of one example leaves three idle."""
+    task = small_task(eval_batch_size=eval_batch_size)
+    strategy = small_strategy(task, name=name, num_towers=4)
+    strategy.run_steps(3)
+    found = Trainer(strategy, TrainerOptions(steps=3)).evaluate()
+    expected = evaluated_by_numpy(task, strategy)
+    assert found["accuracy"] == expected["accuracy"]
+    assert found["loss"] == pytest.approx(expected["loss"], rel=1e-6)
+
+
+class TestNotFinite:
+    """A rate of 1e38 makes the parameters too large for the step after."""
+
+    def test_stop(self, tmp_path):
+        strategy = small_strategy(schedule=_Jump(3))
+        recorder = Recorder()
+        trainer = Trainer(
+            strategy,
+            TrainerOptions(steps=10, directory=tmp_path, checkpoint_every_steps=2, report_every_steps=2),
+            callbacks=[recorder],
+        )
+        with pytest.raises(NonFiniteStep, match="step 4 is not finite .* lower the learning rate") as caught:
+            trainer.fit()
+        assert caught.value.step == 4
+        assert "\n" not in str(caught.value)
+        assert recorder.ended == 1
+        summary = strict_json((tmp_path / "summary.json").read_text())
+        assert summary["outcome"] == "not_finite"
+        assert strategy.step == summary["steps"] == 5, "the bad step used its batch"
+        # The checkpoint is from before the bad step: nothing that is not finite was saved.
+        again = small_strategy()
+        assert Checkpoints(tmp_path / "checkpoints", again).restore_latest() == 4
+        found = values_of(again)
+        kept = {name: value for name, value in values_of(strategy).items() if not name.startswith("counters/")}
+        assert_same_bits({name: found[name] for name in kept}, kept)
+
+    def test_stop_in_the_middle_of_a_call(self, tmp_path):
+        strategy = small_strategy(schedule=_Jump(3))
+        options = TrainerOptions(steps=10, directory=tmp_path, report_every_steps=10, evaluate_every_epochs=None)
+        with pytest.raises(NonFiniteStep, match="step 4 "):
+            Trainer(strategy, options).fit()
+        assert strategy.step == 5
+
+    def test_skip(self, tmp_path):
+        strategy = small_strategy(schedule=_Jump(3), on_nan="skip")
+        result, _ = fitted(strategy, steps=6, directory=tmp_path, report_every_steps=2)
+        assert result.completed
+        summary = strict_json((tmp_path / "summary.json").read_text())
+        assert (summary["outcome"], summary["steps"], summary["skipped_steps"]) == ("completed", 6, 2)
+        assert summary["loss"] is None, "no step of the last report was finite"
+        for line in json_lines(tmp_path):
+            if line["kind"] == "train":
+                assert (line["loss"] is None) == (line["step"] > 4)
+        assert int(strategy.checkpointables()["counters"]["updates"]) == 4
+
+    def test_skipped_steps_change_nothing(self):
+        """A batch of NaN is passed over, and the others do as if it had not been."""
+        strategy = small_strategy(_OneBadBatch(small_task(), bad=2), on_nan="skip", schedule=Constant(0.05))
+        result, _ = fitted(strategy, steps=4, report_every_steps=1)
+        assert result.summary["skipped_steps"] == 1
+        assert math.isfinite(result.loss)
+        assert all(np.isfinite(value).all() for value in values_of(strategy).values())
+
+    def test_a_bad_batch_is_named(self):
+        strategy = small_strategy(_OneBadBatch(small_task(), bad=2))
+        with pytest.raises(NonFiniteStep, match="step 2 .* holds NaN or infinite features"):
+            fitted(strategy, steps=4)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Jump:
+    """A modest rate but for one step, whose is too large."""
+
+    at: int
+
+    def __call__(self, step):
+        return HUGE if step == self.at else 0.01
+
+
+class _OneBadBatch:
+    """A task whose batch number `bad` has NaN for features."""
+
+    def __init__(self, task, bad):
+        self._task, self._bad = task, bad
+
+    def dataset(self, split, shard):
+        batches = self._task.dataset(split, shard)
+        if split != "train":
+            return batches
+        numbers = tf.data.Dataset.counter(shard.first_batch)
+        return tf.data.Dataset.zip(numbers, batches).map(
+            lambda number, batch: batch._replace(
+                features=tf.where(tf.equal(number, self._bad), math.nan, batch.features)
+            )
+        )
+
+    def __getattr__(self, name):
+        return getattr(self._task, name)
+
+
+class TestResume:
+    """A run that is stopped and goes on ends with the weights of one that never was, to the last bit."""
+
+    @pytest.fixture(scope="class")
+    def undisturbed(self, request):
+        name, num_towers = request.param
+        strategy = small_strategy(random_task(), name=name, num_towers=num_towers)
+        fitted(strategy, steps=11)
+        return name, num_towers, values_of(strategy)
+
+    @pytest.mark.parametrize("stop", [3, STEPS_AN_EPOCH, 7], ids=["in_an_epoch", "at_its_end", "in_the_next"])
+    @pytest.mark.parametrize("undisturbed", [("towers", 2), ("mirrored", 2)], indirect=True, ids=str)
+    def test_same_bits(self, tmp_path, stop, undisturbed):
+        name, num_towers, expected = undisturbed
+        stopper = StopAt(stop)
+        first = small_strategy(random_task(), name=name, num_towers=num_towers)
+        options = {"steps": 11, "directory": tmp_path / "stopped"}
+        result, recorder = fitted(first, callbacks=[stopper], stop_requested=stopper.requested, **options)
+        assert (result.completed, result.step, recorder.last_step) == (False, stop, stop)
+        assert result.files["checkpoint"] == tmp_path / "stopped" / "checkpoints" / f"step-{stop}"
+        assert "model" not in result.files
+        assert strict_json((tmp_path / "stopped" / "summary.json").read_text())["outcome"] == "interrupted"
+
+        second = small_strategy(random_task(), name=name, num_towers=num_towers)
+        result, recorder = fitted(second, **options)
+        assert recorder.messages == [f"resumed at step {stop} of 11"]
+        assert (recorder.run.first_step, recorder.calls[0][0], recorder.last_step) == (stop, stop, 11)
+        assert result.completed
+        assert_same_bits(values_of(second), expected)
+        assert second.examples == 2 * NUM_TRAIN + BATCH_SIZE
+
+    def test_a_failing_callback_loses_no_more_than_since_the_last_checkpoint(self, tmp_path):
+        undisturbed = small_strategy(random_task())
+        fitted(undisturbed, steps=8)
+        options = {"steps": 8, "directory": tmp_path, "checkpoint_every_steps": 3, "report_every_steps": 1}
+        with pytest.raises(_Failure):
+            fitted(small_strategy(random_task()), callbacks=[_Failing("steps", at=5)], **options)
+        second = small_strategy(random_task())
+        _, recorder = fitted(second, **options)
+        assert recorder.calls[0][0] == 3
+        assert_same_bits(values_of(second), values_of(undisturbed))
+        steps = [line["step"] for line in json_lines(tmp_path) if line["kind"] == "train"]
+        assert steps == list(range(1, 9)), "each step once, in order"
+
+    def test_of_a_damaged_newest_checkpoint_the_one_before_is_used(self, kept_run, tmp_path):
+        shutil.copytree(kept_run.directory, tmp_path / "run")
+        newest = tmp_path / "run" / "checkpoints" / "step-12.data-00000-of-00001"
+        newest.write_bytes(newest.read_bytes()[:100])
+        strategy = small_strategy(random_task(), num_towers=2)
+        stopper = StopAt(11)
+        options = dataclasses.asdict(kept_run.options) | {"directory": tmp_path / "run"}
+        result, recorder = fitted(
+            strategy, callbacks=[stopper], stop_requested=stopper.requested, **options
+        )
+        assert recorder.calls[0][0] == 10
+        assert result.files["checkpoint"].name == "step-11", "not the damaged one"
+        strategy = small_strategy(random_task(), num_towers=2)
+        result, recorder = fitted(strategy, **options)
+        assert recorder.calls[0][0] == 11
+        assert_same_bits(values_of(strategy), values_of(kept_run.strategy))
+        assert result.files["checkpoint"].name == "step-12"
+
+    def test_from_a_checkpoint_of_another_run(self, kept_run, tmp_path):
+        strategy = small_strategy(random_task(), num_towers=2)
+        resume = str(kept_run.directory / "checkpoints" / "step-10")
+        before = listing(kept_run.directory)
+        result, recorder = fitted(strategy, steps=12, directory=tmp_path / "run", resume=resume)
+        assert (recorder.calls[0][0], result.step) == (10, 12)
+        assert_same_bits(values_of(strategy), values_of(kept_run.strategy))
+        assert listing(kept_run.directory) == before
+
+    def test_a_longer_run_goes_on_where_a_shorter_one_ended(self, tmp_path):
+        fitted(small_strategy(random_task()), steps=4, directory=tmp_path)
+        second = small_strategy(random_task())
+        _, recorder = fitted(second, steps=6, directory=tmp_path)
+        assert recorder.calls[0][0] == 4
+        once = small_strategy(random_task())
+        fitted(once, steps=6)
+        assert_same_bits(values_of(second), values_of(once))
+
+    def test_a_finished_run_does_nothing_more(self, kept_run, tmp_path):
+        directory = tmp_path / "run"
+        shutil.copytree(kept_run.directory, directory)
+        options = dataclasses.asdict(kept_run.options) | {"directory": directory}
+        strategy = small_strategy(random_task(), num_towers=2)
+        checkpoints = listing(directory / "checkpoints")
+        result, recorder = fitted(strategy, **options)
+        assert (recorder.calls, result.completed, result.step, result.loss) == ([], True, 12, None)
+        assert result.evaluation == pytest.approx(kept_run.result.evaluation)
+        assert listing(directory / "checkpoints") == checkpoints
+        assert json_lines(directory) == json_lines(kept_run.directory), "each evaluation once"
+        assert_same_bits(values_of(strategy), values_of(kept_run.strategy))
+
+
+class TestMetrics:
+    def test_lines(self, kept_run):
+        lines = json_lines(kept_run.directory)
+        training = [line for line in lines if line["kind"] == "train"]
+        assert [line["step"] for line in training] == [1, 2, 4, 6, 8, 10, 12]
+        assert sum(line["examples"] for line in training) == kept_run.strategy.examples
+        for line in training:
+            assert line.keys() == {
+                "kind",
+                "step",
+                "loss",
+                "accuracy",
+                "learning_rate",
+                "gradient_norm",
+                "skipped_steps",
+                "examples",
+                "seconds",
+                "input_seconds",
+                "images_per_second",
+            }
+            assert math.isfinite(line["loss"])
+            assert 0 <= line["input_seconds"] <= line["seconds"]
+            assert line["learning_rate"] == kept_run.strategy.options.schedule(line["step"] - 1)
+        evaluations = [line for line in lines if line["kind"] == "evaluation"]
+        assert [line["step"] for line in evaluations] == [4, 8, 12]
+        assert evaluations[-1]["loss"] == kept_run.result.evaluation["loss"]
+
+    @pytest.mark.parametrize("half", ['{"kind": "train", "st', '{"kind": "train"}', "\x00\x00\x00", "[1", "7"])
+    def test_half_a_last_line_is_dropped(self, tmp_path, half):
+        fitted(small_strategy(), steps=2, directory=tmp_path, report_every_steps=1)
+        whole = (tmp_path / "metrics.jsonl").read_text()
+        (tmp_path / "metrics.jsonl").write_text(whole + half)
+        fitted(small_strategy(), steps=3, directory=tmp_path, report_every_steps=1)
+        assert (tmp_path / "metrics.jsonl").read_text().startswith(whole)
+        assert [line["step"] for line in json_lines(tmp_path) if line["kind"] == "train"] == [1, 2, 3]
+
+    def test_an_earlier_run_that_is_set_aside_leaves_no_lines(self, tmp_path):
+        fitted(small_strategy(), steps=3, directory=tmp_path)
+        _, recorder = fitted(small_strategy(), steps=1, directory=tmp_path, resume="never")
+        assert [line["step"] for line in json_lines(tmp_path)] == [1, 1]
+        assert f"{tmp_path / 'checkpoints'}.before-1" in recorder.messages[0]
+
+
+class TestSummary:
+    TYPES = {
+        "version": int,
+        "outcome": str,
+        "flags": dict,
+        "versions": dict,
+        "steps": int,
+        "examples": int,
+        "skipped_steps": int,
+        "loss": float,
+        "metrics": dict,
+        "evaluation": dict,
+        "images_per_second": float,
+        "time_to_first_step_seconds": float,
+        "training_seconds": float,
+        "peak_memory_bytes": dict,
+    }
+
+    def test_fields(self, kept_run):
+        summary = strict_json((kept_run.directory / "summary.json").read_text())
+        assert {name: type(value) for name, value in summary.items()} == self.TYPES
+        assert summary == kept_run.result.summary
+
+    def test_values(self, kept_run):
+        summary = kept_run.result.summary
+        assert (summary["version"], summary["outcome"], summary["steps"]) == (1, "completed", 12)
+        assert summary["examples"] == 2 * NUM_TRAIN + 2 * BATCH_SIZE
+        assert summary["flags"] == {"learning_rate": 0.05}
+        assert summary["versions"].keys() >= {"python", "towers", "tensorflow", "keras", "numpy"}
+        assert summary["versions"]["tensorflow"] == tf.__version__
+        assert summary["versions"]["keras"] == keras.__version__
+        assert summary["evaluation"].keys() == {"loss", "accuracy"}
+        assert summary["images_per_second"] > 0
+        assert 0 < summary["time_to_first_step_seconds"] <= summary["training_seconds"]
+        assert summary["peak_memory_bytes"]["host"] > 100e6
+
+    def test_no_half_file_is_seen(self, kept_run):
+        assert not list(kept_run.directory.glob("*.new"))
+
+    def test_numbers_that_are_not_finite_are_null(self, tmp_path):
+        """Finite steps can leave parameters that overflow in evaluation."""
+        strategy = small_strategy(schedule=_Jump(0))
+        result, _ = fitted(strategy, steps=1, directory=tmp_path)
+        assert not math.isfinite(result.evaluation["loss"])
+        assert strict_json((tmp_path / "summary.json").read_text())["evaluation"]["loss"] is None
+        assert json_lines(tmp_path)[-1]["loss"] is None
+
+
+class TestFiles:
+    def test_all_are_there(self, kept_run):
+        files = kept_run.result.files
+        assert set(files) == {"checkpoint", "model", "metrics", "summary", "tensorboard"}
+        assert pathlib.Path(f"{files['checkpoint']}.index").exists()
+        assert all(files[name].exists() for name in files if name != "checkpoint")
+
+    def test_tensorboard_scalars_and_graph(self, kept_run):
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+        events = EventAccumulator(str(kept_run.directory / "tensorboard"), size_guidance={"tensors": 0})
+        events.Reload()
+        lines = json_lines(kept_run.directory)
+
+        def scalars(tag):
+            return {event.step: float(tf.make_ndarray(event.tensor_proto)) for event in events.Tensors(tag)}
+
+        for kind, prefix, names in (
+            ("train", "train", ("loss", "accuracy", "learning_rate", "gradient_norm")),
+            ("evaluation", "evaluation", ("loss", "accuracy")),
+            ("train", "speed", ("images_per_second",)),
+        ):
+            for name in names:
+                expected = {line["step"]: line[name] for line in lines if line["kind"] == kind}
+                assert scalars(f"{prefix}/{name}") == pytest.approx(expected, rel=1e-6)
+        assert all(0 <= value <= 1 for value in scalars("speed/input_fraction").values())
+        graph = events.Graph()
+        assert len(graph.node) + sum(len(function.node_def) for function in graph.library.function) > 100
+
+    def test_profile(self, kept_run):
+        found = list((kept_run.directory / "profile").rglob("*.xplane.pb"))
+        assert found
+        assert all(path.stat().st_size > 1000 for path in found)
+
+    @pytest.mark.parametrize("first, last", [(12, 14), (20, 30)])
+    def test_a_profile_of_steps_that_do_not_come(self, first, last, tmp_path):
+        from strategies.profiler import Profiler
+
+        strategy = small_strategy()
+        with refused(f"profile_steps={first}:{last}", "this run takes steps 0 to 11"):
+            fitted(strategy, callbacks=[Profiler(first, last)], steps=12, directory=tmp_path)
+        assert strategy.step == 0
+
+    @pytest.mark.parametrize("first, last", [(3, 3), (5, 2), (-1, 2)])
+    def test_a_profile_of_no_steps(self, first, last):
+        from strategies.profiler import Profiler
+
+        with refused(f"profile_steps={first}:{last}", "0 <= FIRST < LAST"):
+            Profiler(first, last)
+
+    def test_a_profile_without_a_directory(self):
+        from strategies.profiler import Profiler
+
+        with refused("profile_steps=0:2", "directory"):
+            fitted(small_strategy(), callbacks=[Profiler(0, 2)], steps=3)
+
+    def test_dry_run_writes_nothing(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "run").mkdir()
+        before = listing(tmp_path)
+        result, recorder = fitted(small_strategy(), epochs=50, directory=tmp_path / "run", dry_run=True)
+        assert (result.completed, result.step, list(recorder.evaluations)) == (True, 2, [2])
+        assert result.files == {}
+        assert listing(tmp_path) == before
+
+    def test_dry_run_leaves_an_earlier_run_alone(self, kept_run):
+        before = listing(kept_run.directory)
+        options = dataclasses.asdict(kept_run.options) | {"dry_run": True}
+        result, _ = fitted(small_strategy(random_task()), **options)
+        assert result.step == 2
+        assert listing(kept_run.directory) == before
+
+
+class _Failure(Exception):
+    """Made on purpose."""
+
+
+class _Failing(Callback):
+    """Raises in one of its methods, at a step or wherever it is called."""
+
+    def __init__(self, method, at=0):
+        def fail(*arguments):
+            step = getattr(arguments[0], "step", None) if arguments else None
+            if step is None or step >= at:
+                raise _Failure(method)
+
+        setattr(self, method, fail)
+
+
+class TestCallbacks:
+    @pytest.mark.parametrize("method", ["steps", "before_steps", "evaluation", "boundaries", "end"])
+    def test_every_end_is_called_when_one_fails(self, method, tmp_path):
+        first, last = Recorder(), Recorder()
+        trainer = Trainer(
+            small_strategy(),
+            TrainerOptions(steps=2, directory=tmp_path),
+            callbacks=[first, _Failing(method), last],
+        )
+        with pytest.raises(_Failure):
+            trainer.fit()
+        assert (first.ended, last.ended) == (1, 1)
+        outcome = strict_json((tmp_path / "summary.json").read_text())["outcome"]
+        assert outcome == ("completed" if method == "end" else "failed")
+
+    def test_those_that_began_end_when_one_cannot_begin(self):
+        first, last = Recorder(), Recorder()
+        trainer = Trainer(
+            small_strategy(), TrainerOptions(steps=2), callbacks=[first, _Failing("begin"), last]
+        )
+        with pytest.raises(_Failure):
+            trainer.fit()
+        assert (first.ended, last.ended) == (1, 0)
+
+    def test_every_end_is_called_when_a_step_fails(self):
+        strategy, recorder = small_strategy(), Recorder()
+
+        def run_steps(count):
+            raise _Failure
+
+        strategy.run_steps = run_steps
+        with pytest.raises(_Failure):
+            Trainer(strategy, TrainerOptions(steps=2), callbacks=[recorder]).fit()
+        assert recorder.ended == 1
+
+    def test_no_call_passes_a_boundary(self):
+        _, recorder = fitted(small_strategy(), callbacks=[StopAt(3)], steps=6, report_every_steps=4)
+        assert {3, 4} <= {end for _, end in recorder.calls}
+
+
+class TestFullDisk:
+    """The disk fills up while training goes on."""
+
+    @pytest.fixture
+    def disk(self, small_disk):
+        return small_disk(2048)
+
+    @pytest.mark.parametrize("report_every_steps", [1, 3])
+    def test_one_line_and_the_checkpoint_before(self, disk, fill, report_every_steps):
+        """At step 3 nothing is left; a checkpoint of about 230 KB is due at step 6."""
+        task = small_task(width=256)
+
+        expected = {}
+        strategy = small_strategy(task)
+        options = {
+            "steps": 9,
+            "directory": disk / "run",
+            "checkpoint_every_steps": 3,
+            "report_every_steps": report_every_steps,
+            "evaluate_every_epochs": None,
+        }
+
+        class Filler(Callback):
+            """Fills the disk after the checkpoint of step 3 was saved."""
+
+            def boundaries(self):
+                return (3,)
+
+            def steps(self, report):
+                if report.step == 3:
+                    expected.update(values_of(strategy))
+
+            def before_steps(self, step):
+                if step == 3:
+                    fill(disk / "filler")
+
+        with refused(str(disk), "make room"):
+            fitted(strategy, callbacks=[Filler()], **options)
+        assert not list((disk / "run").glob("*.new"))
+        names = sorted(path.name for path in (disk / "run" / "checkpoints").iterdir())
+        assert names == ["checkpoint", "step-3.data-00000-of-00001", "step-3.index"]
+        (disk / "filler").unlink()
+        again = small_strategy(task)
+        assert Checkpoints(disk / "run" / "checkpoints", again).restore_latest() == 3
+        assert_same_bits(values_of(again), expected)
+        result, recorder = fitted(small_strategy(task), **options)
+        assert result.completed
+        assert recorder.calls[0][0] == 3

@@ -1,0 +1,132 @@
+"""--verify: a wrong mode is found, a right one passes."""
+
+import math
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from strategies import verification
+from strategies.registry import build_strategy
+from strategies.verification import differences, reference_strategy, relative_difference
+from tests.strategies.small_task import random_task, small_strategy, small_task
+from tests.towers.logical_cpus import cpus
+from tests.towers.user_errors import refused
+from towers.task import WeightedLoss
+
+STEPS = 7  # past the end of an epoch, whose last batch does not divide
+
+
+def found(task, *, name="towers", num_towers=2, spoil=lambda strategy: None, shares=None, **options):
+    """Differences of the strategy, spoilt, from its reference, and how that was made."""
+    plain = small_strategy(task, name=name, num_towers=num_towers, precision="float64", **options).options
+    strategy = build_strategy(name, task, cpus(num_towers), plain, shares=shares)
+    spoil(strategy)
+    reference, how = reference_strategy(task, strategy, plain, shares=shares)
+    return differences(strategy, reference, STEPS), how
+
+
+@pytest.mark.parametrize(
+    "options, how",
+    [
+        ({"task": small_task()}, "undivided"),
+        ({"task": small_task(), "name": "mirrored"}, "undivided"),
+        ({"task": small_task(), "num_towers": 3, "shares": (3.0, 1.0, 1.0)}, "undivided"),
+        ({"task": random_task()}, "in the same 2 parts"),
+        ({"task": random_task(), "name": "mirrored"}, "in the same 2 parts"),
+        ({"task": random_task(), "shares": (3.0, 1.0)}, "in the same 2 parts"),
+        ({"task": small_task(batch_norm=True), "batch_stats": "synced"}, "undivided"),
+        ({"task": small_task(), "accumulation": 2}, "undivided"),
+    ],
+    ids=["plain", "mirrored", "shares", "random", "random_mirrored", "random_shares", "synced", "accumulation"],
+)
+def test_a_right_mode(options, how):
+    differences, said = found(**options)
+    assert how in said
+    assert differences[0].relative < 1e-9
+    assert {difference.kind for difference in differences} >= {"parameters", "slots/momentum"}
+
+
+def test_every_variable_is_compared():
+    differences, _ = found(random_task())
+    names = {(difference.kind, difference.name) for difference in differences}
+    assert ("parameters", "hidden0/kernel") in names
+    assert ("slots/momentum", "logits/bias") in names
+    assert ("state", "norm0/moving_mean") in names
+    assert len(names) == len(differences) == 6 + 6 + 2
+
+
+class TestWrongOnPurpose:
+    def test_one_variable_a_little_off(self):
+        def spoil(strategy):
+            bias = strategy.engine.parameters()["logits/bias"]
+            bias.assign_add(tf.constant([1e-3, 0, 0], bias.dtype))
+
+        differences, _ = found(small_task(), spoil=spoil)
+        assert differences[0].relative > 1e-4
+        assert "logits/bias" in {difference.name for difference in differences[:3]}
+
+    def test_a_loss_divided_by_towers(self):
+        """The mean of the towers' means is not the mean over the examples where parts are uneven."""
+
+        class MeanOfMeans(type(small_task())):
+            def loss(self, outputs, batch):
+                total, weight = super().loss(outputs, batch)
+                return WeightedLoss(total / weight, tf.ones_like(weight))
+
+        plain = small_task()
+        task = MeanOfMeans(**{name: getattr(plain, name) for name in plain.__dataclass_fields__})
+        differences, _ = found(task, shares=(3.0, 1.0))
+        assert differences[0].relative > 1e-3
+
+    def test_a_tower_left_out(self):
+        def spoil(strategy):
+            gather = strategy.engine.placement.sum
+            object.__setattr__(strategy.engine.placement, "sum", lambda per_tower: gather(per_tower[:1]))
+
+        differences, _ = found(small_task(), spoil=spoil)
+        assert differences[0].relative > 1e-3
+
+    def test_state_that_is_not_combined(self):
+        differences, _ = found(
+            small_task(batch_norm=True),
+            spoil=lambda strategy: strategy.engine.state()["norm0/moving_mean"].assign([1.0] * 8),
+        )
+        assert ("state", "norm0/moving_mean") in {(found.kind, found.name) for found in differences[:2]}
+
+    def test_largest_first(self):
+        def spoil(strategy):
+            strategy.engine.parameters()["logits/bias"].assign([0.1, 0, 0])
+
+        differences, _ = found(small_task(), spoil=spoil)
+        values = [difference.relative for difference in differences]
+        assert values == sorted(values, reverse=True)
+
+    def test_nan_is_infinitely_far(self):
+        differences, _ = found(
+            small_task(),
+            on_nan="skip",
+            spoil=lambda strategy: strategy.engine.parameters()["logits/bias"].assign([math.nan, 0, 0]),
+        )
+        assert differences[0].relative == math.inf
+
+
+def test_synced_statistics_beside_dropout():
+    with refused("batch_stats=synced and dropout", "verify with batch_stats=average"):
+        found(random_task(), batch_stats="synced")
+
+
+@pytest.mark.parametrize(
+    "value, reference, expected",
+    [
+        ([1.0, 2.0], [1.0, 2.0], 0),
+        ([1.0, 2.2], [1.0, 2.0], 0.1),
+        ([0.0], [0.0], 0),
+        ([], [], 0),
+        ([1e-9], [2e-9], 1e-9 / verification._SMALLEST_SCALE),
+        ([math.nan], [math.nan], math.inf),
+        ([math.inf], [math.inf], math.inf),
+    ],
+)
+def test_relative_difference(value, reference, expected):
+    assert relative_difference(np.array(value), np.array(reference)) == pytest.approx(expected)

@@ -1,0 +1,54 @@
+"""What TensorFlow really ran, and where: the graphs after placement, optimisation and division by device."""
+
+import collections
+import contextlib
+import dataclasses
+
+from tensorflow.python.eager import context
+
+
+@dataclasses.dataclass
+class PartitionedGraphs:
+    """Nodes of every function that ran for the first time within `recorded_graphs`."""
+
+    nodes: list = dataclasses.field(default_factory=list)
+
+    def devices_of(self, *parts: str) -> collections.Counter:
+        """How many operations whose type holds any of `parts` run on each device ('CPU:0')."""
+        return collections.Counter(
+            _short(node.device) for node in self.nodes if any(part in node.op for part in parts)
+        )
+
+    def copies(self, source: str, target: str) -> collections.Counter:
+        """How often each variable's value, as one operation read it, is sent from one device to another.
+
+        Control edges between devices are sent too, as a constant: those are left out.
+        """
+        by_name = {(_short(node.device), node.name): node for node in self.nodes}
+        sent = [
+            by_name[source, node.input[0].partition(":")[0]]
+            for node in self.nodes
+            if node.op == "_Send" and _short(node.device) == source and _receiver(node) == target
+        ]
+        return collections.Counter(node.name for node in sent if node.op == "ReadVariableOp")
+
+
+@contextlib.contextmanager
+def recorded_graphs():
+    """Within, graphs are kept as they are run; functions that ran before are not among them."""
+    found = PartitionedGraphs()
+    context.enable_graph_collection()
+    try:
+        yield found
+        for graph in context.export_run_metadata().partition_graphs:
+            found.nodes.extend(graph.node)
+    finally:
+        context.disable_graph_collection()
+
+
+def _short(device: str) -> str:
+    return device.rpartition("device:")[2]
+
+
+def _receiver(node) -> str:
+    return _short(node.attr["recv_device"].s.decode())

@@ -1,0 +1,340 @@
+"""Batch norm in a tower: what Keras's own layer computes, alone and exchanged over the towers."""
+
+import dataclasses
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+from tests.towers.tiny_tasks import stacked
+from tests.towers.user_errors import refused
+from towers.batch_norm import batch_norm_layers, replaced_batch_norms
+from towers.exchange import TowerExchange
+from towers.tower import run_model
+
+IMAGE = (6, 5, 4, 3)
+SHAPES = {"vectors": (7, 3), "sequences": (6, 4, 3), "images": IMAGE}
+TOLERANCE = 1e-6
+
+
+@dataclasses.dataclass(frozen=True)
+class Pass:
+    """Of sum(outputs * upstream): arrays, parameters and state in the layer's order."""
+
+    outputs: np.ndarray
+    inputs_gradient: np.ndarray
+    gradients: list[np.ndarray]
+    state: list[np.ndarray]
+
+
+def layer_model(shape, **options) -> keras.Model:
+    """A model that is one batch norm, its variables drawn so that none is 0 or 1."""
+    model = stacked(shape[1:], layers.BatchNormalization(**options))
+    draw = np.random.default_rng(8)
+    for variable in model.variables:
+        variable.assign(draw.uniform(0.5, 1.5, variable.shape))
+    return model
+
+
+def drawn(shape, mean=2.0) -> tf.Tensor:
+    """Inputs that are not centred, as real ones are not."""
+    return tf.constant(np.random.default_rng(1).normal(mean, 3.0, shape), tf.float32)
+
+
+def upstream_of(inputs) -> tf.Tensor:
+    """Goes along with the inputs: the gradient of gamma is then no small difference of large sums."""
+    return tf.constant(np.random.default_rng(2).normal(size=inputs.shape) + 0.5 * inputs, tf.float32)
+
+
+class _Features(tuple):
+    """What `run_model` needs of a batch."""
+
+    features = property(lambda self: self[0])
+
+
+def model_pass(model, inputs, upstream, *, training=True, fused=True, exchange=None, weight=None):
+    """(outputs, gradient of inputs, gradients, new state) as tensors, through the tower's own `run_model`."""
+    parameters = [tf.convert_to_tensor(variable) for variable in model.trainable_variables]
+    state = [tf.convert_to_tensor(variable) for variable in model.non_trainable_variables]
+    mapping = [*zip(model.trainable_variables, parameters, strict=True)]
+    mapping += zip(model.non_trainable_variables, state, strict=True)
+    with tf.GradientTape() as tape:
+        tape.watch([inputs, *parameters])
+        batch = _Features([inputs])
+        outputs, _, new_state = run_model(
+            model, mapping, model.non_trainable_variables, batch, training, fused, exchange, weight
+        )
+        objective = tf.reduce_sum(tf.cast(outputs, upstream.dtype) * upstream)
+    of_inputs, of_parameters = tape.gradient(objective, (inputs, parameters))
+    return outputs, of_inputs, of_parameters, new_state
+
+
+def as_pass(tensors) -> Pass:
+    return Pass(*tf.nest.map_structure(lambda tensor: tf.cast(tensor, tf.float32).numpy(), tensors))
+
+
+def assert_same(found: Pass, expected: Pass, tolerance=TOLERANCE):
+    """Each array to within `tolerance` of its largest number."""
+    pairs = zip(tf.nest.flatten(dataclasses.astuple(found)), tf.nest.flatten(dataclasses.astuple(expected)))
+    for ours, theirs in pairs:
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=tolerance * np.abs(theirs).max())
+
+
+def by_keras(model, inputs, upstream, *, training=True) -> Pass:
+    """The stock layer, in float64: in float32 its gradients lose more digits than are compared here."""
+    exact = keras.models.clone_model(model, clone_function=_in_float64)
+    for variable, value in zip(exact.variables, model.variables, strict=True):
+        variable.assign(value)
+    inputs, upstream = tf.cast(inputs, tf.float64), tf.cast(upstream, tf.float64)
+    return as_pass(model_pass(exact, inputs, upstream, training=training, fused=False))
+
+
+def _in_float64(layer):
+    return type(layer).from_config({**layer.get_config(), "dtype": "float64"})
+
+
+def both(model, inputs, *, training=True) -> tuple[Pass, Pass]:
+    """As the tower computes it, and as Keras does."""
+    upstream = upstream_of(inputs)
+    found = as_pass(model_pass(model, inputs, upstream, training=training))
+    return found, by_keras(model, inputs, upstream, training=training)
+
+
+OPTIONS = {
+    "default": {},
+    "no_scale": {"scale": False},
+    "no_center": {"center": False},
+    "neither": {"scale": False, "center": False},
+    "momentum_and_epsilon": {"momentum": 0.5, "epsilon": 0.1},
+    "small_epsilon": {"epsilon": 1e-6},
+}
+every_shape = pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+every_option = pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+
+
+@every_option
+@every_shape
+@pytest.mark.parametrize("training", [True, False])
+def test_as_keras(shape, options, training):
+    model = layer_model(shape, **options)
+    found, expected = both(model, drawn(shape), training=training)
+    assert_same(found, expected)
+    moved = any(np.any(a != v.numpy()) for a, v in zip(found.state, model.non_trainable_variables, strict=True))
+    assert moved == training
+
+
+@pytest.mark.parametrize("shape, axis", [(IMAGE, 1), (IMAGE, 2), (SHAPES["sequences"], 1), (IMAGE, 3)])
+def test_as_keras_with_another_axis(shape, axis):
+    assert_same(*both(layer_model(shape, axis=axis), drawn(shape)))
+
+
+@every_shape
+def test_a_frozen_layer_uses_its_moving_statistics(shape):
+    model = layer_model(shape)
+    model.layers[-1].trainable = False
+    before = [variable.numpy() for variable in model.variables]
+    found, expected = both(model, drawn(shape))
+    assert_same(found, expected)
+    assert found.gradients == [] and len(found.state) == 4
+    for value, old in zip(found.state, before, strict=True):
+        np.testing.assert_array_equal(value, old)
+
+
+@every_shape
+@pytest.mark.parametrize("training", [True, False])
+def test_bfloat16_is_near(shape, training):
+    """Statistics are float32 in both; outputs have 8 bits."""
+    model = layer_model(shape, dtype="mixed_bfloat16")
+    found, expected = both(model, drawn(shape), training=training)
+    with replaced_batch_norms(model, None):
+        assert model(drawn(shape), training=training).dtype == tf.bfloat16
+    assert_same(found, expected, tolerance=0.02)
+
+
+def test_float64_keeps_its_digits():
+    model = layer_model(SHAPES["vectors"], dtype="float64")
+    inputs = tf.cast(drawn(SHAPES["vectors"]), tf.float64)
+    with replaced_batch_norms(model, None):
+        ours = model(inputs, training=True)
+    np.testing.assert_array_equal(ours, layer_model(SHAPES["vectors"], dtype="float64")(inputs, training=True))
+
+
+def test_one_example_has_a_variance_of_zero():
+    """The kernel's n / (n - 1) is mended without dividing by zero."""
+    found, expected = both(layer_model((1, 3)), drawn((1, 3)))
+    assert all(np.isfinite(value).all() for value in found.state)
+    np.testing.assert_allclose(found.state, expected.state, rtol=1e-6)
+
+
+def test_a_masked_input_keeps_keras_arithmetic():
+    model = stacked((4, 3), layers.Masking(), layers.BatchNormalization())
+    inputs = tf.concat([drawn((6, 3, 3)), tf.zeros([6, 1, 3])], 1)
+    found, expected = (
+        as_pass(model_pass(model, inputs, upstream_of(inputs), fused=fused)) for fused in (True, False)
+    )
+    assert_same(found, expected, tolerance=0)
+
+
+# --- the layer is lent, not changed
+
+
+def test_layers_are_restored():
+    inner = stacked((3,), layers.BatchNormalization(name="inner"))
+    model = stacked((3,), layers.BatchNormalization(name="outer"), inner)
+    found = batch_norm_layers(model)
+    assert [layer.name for layer in found] == ["outer", "inner"]
+    with replaced_batch_norms(model, None):
+        assert all("call" in layer.__dict__ for layer in found)
+    assert not any("call" in layer.__dict__ for layer in found)
+
+
+def test_layers_are_restored_after_an_error():
+    model = layer_model((2, 3))
+    with pytest.raises(RuntimeError), replaced_batch_norms(model, None):
+        raise RuntimeError
+    assert "call" not in batch_norm_layers(model)[0].__dict__
+
+
+class OwnBatchNorm(layers.BatchNormalization):
+    """A subclass with arithmetic of its own."""
+
+    def call(self, inputs, training=None, mask=None):
+        return super().call(inputs, training=training, mask=mask) + 1.0
+
+
+def test_a_subclass_keeps_its_own_call():
+    model = stacked((3,), OwnBatchNorm())
+    with replaced_batch_norms(model, None):
+        assert "call" not in model.layers[-1].__dict__
+
+
+# --- exchanged
+
+
+def exchanged_pass(model, parts, upstreams, weights, **options) -> list[Pass]:
+    """Each tower's pass on its own logical device, all of one traced graph as `TowerFunction` has it."""
+    exchange = TowerExchange(len(parts))
+
+    def tower(inputs, upstream, weight):
+        return model_pass(model, inputs, upstream, exchange=exchange, weight=weight, **options)
+
+    spec = tf.TensorSpec([None, *parts[0].shape[1:]], tf.float32)
+    traced = tf.function(tower, autograph=False).get_concrete_function(spec, spec, tf.TensorSpec([], tf.float32))
+
+    @tf.function(autograph=False)
+    def towers():
+        found = []
+        for place, arguments in enumerate(zip(parts, upstreams, weights, strict=True)):
+            with tf.device(f"/device:CPU:{place}"):
+                found.append(traced(*arguments))
+        return found
+
+    return [as_pass(tensors) for tensors in towers()]
+
+
+def joined(passes: list[Pass]) -> Pass:
+    """The towers' passes as that of all their examples: state from the first."""
+    return Pass(
+        np.concatenate([one.outputs for one in passes]),
+        np.concatenate([one.inputs_gradient for one in passes]),
+        [np.sum(of_one, 0) for of_one in zip(*(one.gradients for one in passes), strict=True)],
+        passes[0].state,
+    )
+
+
+EXCHANGED = [
+    *((shape, {}) for shape in SHAPES.values()),
+    (IMAGE, {"axis": 1}),
+    (IMAGE, {"scale": False}),
+    (IMAGE, {"center": False, "momentum": 0.5, "epsilon": 0.1}),
+]
+
+
+@pytest.mark.parametrize("sizes", [(2, 2, 2), (3, 2, 1)], ids=str)
+@pytest.mark.parametrize("shape, options", EXCHANGED, ids=str)
+def test_exchanged_is_the_layer_on_the_whole_batch(shape, options, sizes):
+    shape = (sum(sizes), *shape[1:])
+    model, inputs = layer_model(shape, **options), drawn(shape)
+    upstream = upstream_of(inputs)
+    parts, upstreams = tf.split(inputs, sizes), tf.split(upstream, sizes)
+    passes = exchanged_pass(model, parts, upstreams, [tf.constant(1.0)] * 3)
+    assert_same(joined(passes), by_keras(model, inputs, upstream))
+    for one in passes[1:]:
+        np.testing.assert_array_equal(one.state, passes[0].state)
+
+
+def test_exchanged_weights_are_only_whether_a_tower_counts():
+    """A loss scale reaches the layer as its weight: every tower's examples count alike."""
+    model, inputs = layer_model(IMAGE), drawn(IMAGE)
+    upstream = upstream_of(inputs)
+    parts, upstreams = tf.split(inputs, 3), tf.split(upstream, 3)
+    passes = [joined(exchanged_pass(model, parts, upstreams, [tf.constant(w)] * 3)) for w in (1.0, 256.0)]
+    assert_same(passes[1], passes[0], tolerance=0)
+
+
+@every_shape
+def test_a_tower_of_weight_0_adds_nothing(shape):
+    """It is given an example, as an idle tower is, and its upstream gradient is 0 as its gain is."""
+    model, inputs = layer_model(shape), drawn(shape)
+    upstream = upstream_of(inputs)
+    sizes = (4, shape[0] - 4)
+    parts = [*tf.split(inputs, sizes), inputs[:1]]
+    upstreams = [*tf.split(upstream, sizes), tf.zeros_like(upstream[:1])]
+    *busy, idle = exchanged_pass(model, parts, upstreams, [tf.constant(w) for w in (1.0, 1.0, 0.0)])
+    assert_same(joined(busy), by_keras(model, inputs, upstream))
+    assert not np.any(idle.inputs_gradient) and not any(np.any(value) for value in idle.gradients)
+    np.testing.assert_array_equal(idle.state, busy[0].state)
+
+
+def test_exchanged_keeps_digits_where_the_mean_is_large():
+    shape = (6, 4)
+    inputs = drawn(shape, mean=3000.0)
+    upstream = upstream_of(inputs)
+    model = layer_model(shape)
+    passes = exchanged_pass(model, tf.split(inputs, 3), tf.split(upstream, 3), [tf.constant(1.0)] * 3)
+    exact = (inputs.numpy().astype(np.float64)).var(0)
+    expected = model.layers[-1].moving_variance.numpy() * 0.99 + exact * 0.01
+    np.testing.assert_allclose(passes[0].state[1], expected, rtol=1e-6)
+
+
+def test_exchanged_bfloat16_is_near():
+    model, inputs = layer_model(IMAGE, dtype="mixed_bfloat16"), drawn(IMAGE)
+    upstream = upstream_of(inputs)
+    passes = exchanged_pass(model, tf.split(inputs, 3), tf.split(upstream, 3), [tf.constant(1.0)] * 3)
+    assert_same(joined(passes), by_keras(model, inputs, upstream), tolerance=0.02)
+
+
+def test_inference_exchanges_nothing():
+    model, inputs = layer_model(IMAGE), drawn(IMAGE)
+    upstream = upstream_of(inputs)
+    found = as_pass(model_pass(model, inputs, upstream, training=False, exchange=TowerExchange(3)))
+    assert_same(found, by_keras(model, inputs, upstream, training=False))
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        layers.BatchNormalization(renorm=True, name="moving"),
+        OwnBatchNorm(name="moving"),
+        layers.BatchNormalization(epsilon=1e-6, name="moving"),
+    ],
+    ids=["renorm", "subclass", "small epsilon"],
+)
+def test_what_cannot_be_exchanged(layer):
+    model = stacked((3,), layer)
+    with refused("batch_stats=synced", "'moving'", "batch_stats=average"), replaced_batch_norms(
+        model, TowerExchange(2)
+    ):
+        pass
+    assert "call" not in layer.__dict__
+
+
+def test_a_mask_cannot_be_exchanged():
+    model = stacked((4, 3), layers.Masking(), layers.BatchNormalization(name="masked"))
+    with (
+        refused("batch_stats=synced", "'masked'", "mask"),
+        replaced_batch_norms(model, TowerExchange(2)),
+    ):
+        model(tf.ones([2, 4, 3]), training=True)

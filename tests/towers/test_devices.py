@@ -1,0 +1,106 @@
+"""Devices: what is refused in this process, and what a new process gets."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import tensorflow as tf
+
+from tests.towers.logical_cpus import cpus
+from tests.towers.user_errors import refused
+from towers.devices import configure_devices, num_cores, threads_for
+
+without_gpu = pytest.mark.skipif(
+    bool(tf.config.list_physical_devices("GPU")), reason="is about machines without a GPU"
+)
+
+
+@pytest.mark.parametrize(
+    "arguments, parts",
+    [
+        ({"num_towers": 0, "kind": "cpu"}, ["num_towers=0"]),
+        ({"num_towers": -2, "kind": "cpu"}, ["num_towers=-2"]),
+        ({"num_towers": 2, "kind": "tpu"}, ["'tpu'", "auto, cpu, gpu"]),
+        ({"num_towers": 2, "kind": "cpu", "parameter_device": "tpu:0"}, ["'tpu:0'", "cpu, cpu:K or gpu:K"]),
+        ({"num_towers": 2, "kind": "cpu", "parameter_device": "cpu:x"}, ["'cpu:x'"]),
+        ({"num_towers": 2, "kind": "cpu", "parameter_device": "cpu:9"}, ["'cpu:9'", "cpu:0, cpu:1"]),
+        ({"num_towers": 2, "kind": "cpu", "parameter_device": "cpu:2"}, ["'cpu:2'"]),
+    ],
+)
+def test_what_is_refused(arguments, parts):
+    with refused(*parts):
+        configure_devices(**arguments)
+
+
+@without_gpu
+@pytest.mark.parametrize(
+    "arguments, parts",
+    [
+        ({"num_towers": 2, "kind": "gpu"}, ["'gpu'", "no GPU", "use cpu"]),
+        ({"kind": "gpu"}, ["'gpu'", "no GPU"]),
+        ({"num_towers": 2, "parameter_device": "gpu:0"}, ["'gpu:0'", "cpu:0, cpu:1"]),
+    ],
+)
+def test_gpus_where_there_are_none(arguments, parts):
+    with refused(*parts):
+        configure_devices(**arguments)
+
+
+def test_more_devices_than_this_process_has():
+    tf.constant(1)
+    with refused("32 logical CPU devices", "already running"):
+        configure_devices(num_towers=32, kind="cpu")
+
+
+def test_fewer_devices_than_this_process_has():
+    devices = configure_devices(num_towers=3, kind="cpu", parameter_device="CPU:1")
+    assert devices.towers == cpus(3).towers and devices.num_towers == 3
+    assert devices.parameters == "/device:CPU:1"
+
+
+@pytest.mark.parametrize("num_towers, cores, threads", [(1, 8, 8), (2, 8, 4), (3, 8, 2), (8, 8, 1), (9, 8, 1)])
+def test_towers_share_the_cores(num_towers, cores, threads):
+    assert threads_for(num_towers, cores) == threads
+
+
+def in_new_process(arguments: str) -> dict:
+    """What `configure_devices(arguments)` made of a process of its own, after it has computed something."""
+    script = f"""
+        import json
+        import tensorflow as tf
+        from towers.devices import configure_devices
+        devices = configure_devices({arguments})
+        tf.constant(1.0) + 1.0
+        print(json.dumps({{
+            "towers": devices.towers,
+            "parameters": devices.parameters,
+            "threads_per_tower": devices.threads_per_tower,
+            "logical": len(tf.config.list_logical_devices("CPU")),
+            "intra": tf.config.threading.get_intra_op_parallelism_threads(),
+        }}))
+    """
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_a_new_process_of_three_towers():
+    found = in_new_process('num_towers=3, kind="cpu", parameter_device="cpu:2"')
+    assert found["towers"] == list(cpus(3).towers) and found["logical"] == 3
+    assert found["parameters"] == "/device:CPU:2"
+    assert found["intra"] == found["threads_per_tower"] == max(1, num_cores() // 3)
+
+
+@without_gpu
+def test_a_new_process_of_one_tower_a_core():
+    found = in_new_process("")
+    assert len(found["towers"]) == found["logical"] == num_cores()
+    assert found["intra"] == 1
+
+
+def test_threads_that_are_asked_for():
+    assert in_new_process('num_towers=2, kind="cpu", threads_per_tower=3')["intra"] == 3

@@ -1,0 +1,330 @@
+"""The engine's step: what it does with what is not finite, what it refuses, and what reaches the update."""
+
+import dataclasses
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+from strategies.contract import NonFiniteStep
+from tests.towers.tiny_tasks import (
+    NUM_CLASSES,
+    TinyTask,
+    assert_close,
+    dense_network,
+    dense_task,
+    parameters_of,
+    squared_error,
+    stacked,
+    trainer_of,
+    vectors,
+)
+from tests.towers.user_errors import refused
+from towers.clipping import Clipping
+from towers.options import StepOptions
+from towers.split import sizes
+from towers.task import Batch
+from towers.update_rules import SGD, Momentum
+
+# --- not finite
+
+BAD_STEP = 2
+"""Of batches of 8, the one whose features hold a NaN."""
+
+
+def task_with_nan(place_in_batch: int = 0) -> TinyTask:
+    examples = vectors(40)
+    examples.features[8 * BAD_STEP + place_in_batch, 1] = np.nan
+    return TinyTask(build=dense_network, examples=examples, batch_size=8)
+
+
+def counters_of(strategy) -> dict[str, int]:
+    counters = strategy.checkpointables()["counters"]
+    return {name: int(counters[name]) for name in ("step", "updates", "skipped")}
+
+
+def all_numbers(strategy) -> dict[str, np.ndarray]:
+    """Parameters and momenta."""
+    slots = strategy.checkpointables()["slots"]["momentum"]
+    return parameters_of(strategy) | {f"momentum of {name}": value.numpy() for name, value in slots.items()}
+
+
+# (towers, microbatches, where in its batch the NaN is): in the first and in the last part.
+NAN_PLACES = [(1, 1, 0), (2, 1, 7), (3, 1, 0), (2, 2, 7)]
+
+
+@pytest.mark.parametrize("num_towers, accumulation, place", NAN_PLACES)
+@pytest.mark.parametrize("at_once", [True, False], ids=["in one call", "step by step"])
+def test_stop_names_the_step_and_applies_nothing(num_towers, accumulation, place, at_once):
+    strategy = trainer_of(task_with_nan(place), num_towers, accumulation=accumulation)
+    expected = trainer_of(task_with_nan(place), num_towers, accumulation=accumulation)
+    expected.run_steps(BAD_STEP)
+    with pytest.raises(NonFiniteStep) as caught:
+        for num_steps in [5] if at_once else [1] * 5:
+            strategy.run_steps(num_steps)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert caught.value.step == BAD_STEP and f"step {BAD_STEP} " in message
+    assert "its batch holds NaN" in message and "on_nan=skip" in message
+    assert_close(all_numbers(strategy), all_numbers(expected), tolerance=0)
+    assert counters_of(strategy)["updates"] == BAD_STEP
+
+
+@pytest.mark.parametrize("num_towers, accumulation, place", NAN_PLACES)
+def test_skip_goes_on(num_towers, accumulation, place):
+    strategy = trainer_of(task_with_nan(place), num_towers, accumulation=accumulation, on_nan="skip")
+    before_it = strategy.run_steps(BAD_STEP)
+    before = all_numbers(strategy)
+    report = strategy.run_steps(1)
+    assert_close(all_numbers(strategy), before, tolerance=0)
+    assert report.skipped == 1 and np.isnan(report.loss) and before_it.skipped == 0
+    after = strategy.run_steps(2)
+    assert after.skipped == 0 and np.isfinite(after.loss)
+    assert counters_of(strategy) == {"step": 5, "updates": 4, "skipped": 1}
+    assert all(np.isfinite(value).all() for value in all_numbers(strategy).values())
+
+
+def test_skipped_steps_are_not_in_the_mean_loss():
+    strategy = trainer_of(task_with_nan(), 2, on_nan="skip", rate=0.0)
+    report = strategy.run_steps(5)
+    apart = [trainer_of(dataclasses.replace(task_with_nan()), on_nan="skip", rate=0.0) for _ in range(1)][0]
+    losses = [apart.run_steps(1).loss for _ in range(5)]
+    assert report.skipped == 1
+    assert report.loss == pytest.approx(np.nanmean(losses), rel=1e-6)
+
+
+def test_a_divergence_is_told_from_bad_data():
+    task = TinyTask(
+        build=lambda: stacked((4,), layers.Dense(1, name="line")),
+        examples=Batch(vectors(8).features, np.ones((8, 1), np.float32)),
+        losses=squared_error,
+    )
+    with pytest.raises(NonFiniteStep, match="lower the learning rate or clip") as caught:
+        trainer_of(task, 2, rate=1e6).run_steps(40)
+    assert "NaN or infinite features" not in str(caught.value)
+
+
+def test_infinite_features_are_bad_data_too():
+    task = task_with_nan()
+    task.examples.features[np.isnan(task.examples.features)] = np.inf
+    with pytest.raises(NonFiniteStep, match="infinite features"):
+        trainer_of(task).run_steps(4)
+
+
+# --- what is refused
+
+
+@pytest.mark.parametrize("num_towers", [1, 2])
+def test_labels_out_of_range(num_towers):
+    task = dense_task(8)
+    task.examples.labels[6] = 7
+    strategy = trainer_of(task, num_towers)
+    with refused("step 0", "label 7 is out of range", f"labels 0..{NUM_CLASSES - 1}"):
+        strategy.run_steps(1)
+    with refused("evaluation", "label 7"):
+        strategy.evaluate()
+
+
+@pytest.mark.parametrize(
+    "count, num_towers, options, parts",
+    [
+        (3, 4, {}, ["4 towers for a batch of 3", "--num_towers=3"]),
+        (8, 3, {"shares": (5, 3)}, ["tower_shares=5,3", "2 for 3 towers"]),
+        (8, 2, {"shares": (5, 3, 2)}, ["tower_shares=5,3,2", "3 for 2 towers"]),
+        (8, 2, {"shares": (5, 0)}, ["tower_shares=5,0"]),
+        (4, 3, {"shares": (50, 1, 1)}, ["shares 50,1,1", "a batch of 4"]),
+        (3, 1, {"accumulation": 4}, ["accumulation=4 for a batch of 3", "at most 3"]),
+        (8, 3, {"accumulation": 4}, ["3 towers of each of 4 microbatches", "a batch of 2"]),
+    ],
+)
+def test_a_batch_that_does_not_feed_all(count, num_towers, options, parts):
+    with refused(*parts):
+        trainer_of(dense_task(count), num_towers, **options)
+
+
+@pytest.mark.parametrize(
+    "options, part",
+    [
+        ({"batch_stats": "median"}, "batch_stats='median'"),
+        ({"accumulation": 0}, "accumulation=0"),
+        ({"on_nan": "ignore"}, "on_nan='ignore'"),
+        ({"seed": -1}, "seed=-1"),
+        ({"seed": 2**31}, f"seed={2**31}"),
+    ],
+)
+def test_step_options(options, part):
+    with refused(part):
+        StepOptions(**options)
+
+
+# --- what reaches the update
+
+
+@dataclasses.dataclass(frozen=True)
+class WatchedSGD:
+    """SGD that notes, while it is traced, the kind of each parameter's gradient."""
+
+    slot_names = ()
+    seen: dict = dataclasses.field(default_factory=dict)
+
+    def apply(self, path, variable, slots, gradient, rate, update):
+        self.seen[path] = type(gradient)
+        SGD().apply(path, variable, slots, gradient, rate, update)
+
+
+def word_task() -> TinyTask:
+    """Words of which some stand more than once, within a tower and in several."""
+
+    def build():
+        embedding = layers.Embedding(20, 4, name="embedding")
+        return stacked((3,), embedding, layers.Flatten(), layers.Dense(NUM_CLASSES, name="logits"))
+
+    words = np.array([[1, 2, 1], [2, 3, 9], [1, 1, 1], [9, 4, 2], [7, 7, 3], [1, 2, 3]], np.int32)
+    return TinyTask(build=build, examples=Batch(words, vectors(6).labels))
+
+
+@pytest.mark.parametrize(
+    "clipping", [Clipping(), Clipping(global_norm=0.1), Clipping(norm=0.05), Clipping(value=0.01)], ids=str
+)
+@pytest.mark.parametrize("num_towers, accumulation", [(1, 1), (3, 1), (2, 2)])
+def test_sparse_gradients_stay_sparse_and_exact(num_towers, accumulation, clipping):
+    rule = WatchedSGD()
+    strategy = trainer_of(word_task(), num_towers, rule=rule, clipping=clipping, accumulation=accumulation)
+    strategy.run_steps(3)
+    assert issubclass(rule.seen["embedding/embeddings"], tf.IndexedSlices)
+    assert not issubclass(rule.seen["logits/kernel"], tf.IndexedSlices)
+    assert_close(parameters_of(strategy), by_hand(word_task(), clipping, num_steps=3))
+
+
+def by_hand(task, clipping, num_steps, rate=0.1) -> dict[str, np.ndarray]:
+    """Plain descent on dense mean gradients of the whole batch, clipped by TensorFlow's own functions."""
+    keras.utils.set_random_seed(0)
+    model = task.build_model()
+    batch = tf.nest.map_structure(tf.constant, task.examples)
+    for _ in range(num_steps):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(task.losses(model(batch.features, training=True), batch))
+        found = [tf.convert_to_tensor(gradient) for gradient in tape.gradient(loss, model.trainable_variables)]
+        if clipping.global_norm:
+            found, _ = tf.clip_by_global_norm(found, clipping.global_norm)
+        if clipping.norm:
+            found = [tf.clip_by_norm(gradient, clipping.norm) for gradient in found]
+        if clipping.value:
+            found = [tf.clip_by_value(gradient, -clipping.value, clipping.value) for gradient in found]
+        for variable, gradient in zip(model.trainable_variables, found, strict=True):
+            variable.assign_sub(rate * gradient)
+    return {variable.path: variable.numpy() for variable in model.trainable_variables}
+
+
+def opposed_task() -> TinyTask:
+    """outputs = w * x of one weight: the two examples' gradients are 100 and -98, their mean is 1."""
+    head = {"use_bias": False, "kernel_initializer": "zeros", "name": "head"}
+    return TinyTask(
+        build=lambda: stacked((1,), layers.Dense(1, **head)),
+        examples=Batch(np.array([[100.0], [-98.0]], np.float32), np.zeros((2, 1), np.float32)),
+        losses=lambda outputs, batch: tf.reduce_sum(outputs, 1),
+    )
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize("clipping", [Clipping(global_norm=2.0), Clipping(norm=2.0), Clipping(value=2.0)], ids=str)
+def test_clipping_is_of_the_mean(clipping, accumulation):
+    """Clipped first, the parts would cancel out: 2 and -2."""
+    num_towers = 2 // accumulation
+    options = {"rule": SGD(), "clipping": clipping, "accumulation": accumulation, "rate": 1.0}
+    strategy = trainer_of(opposed_task(), num_towers, **options)
+    report = strategy.run_steps(1)
+    assert report.gradient_norm == pytest.approx(1.0)
+    assert parameters_of(strategy)["head/kernel"] == pytest.approx(-1.0)
+
+
+def test_the_reported_norm_is_before_clipping():
+    report = trainer_of(dense_task(), 2, clipping=Clipping(global_norm=1e-3)).run_steps(1)
+    assert report.gradient_norm > 0.05
+
+
+# --- how batch statistics are kept
+
+
+def norm_task() -> TinyTask:
+    def build():
+        norm = layers.BatchNormalization(momentum=0.0, name="norm")
+        return stacked((4,), norm, layers.Dense(NUM_CLASSES, name="logits"))
+
+    return TinyTask(build=build, examples=vectors(10))
+
+
+@pytest.mark.parametrize("batch_stats", ["average", "first", "synced"])
+def test_moving_mean_of_each_policy(batch_stats):
+    """With a momentum of 0 it is the last step's statistic itself; towers hold 5, 3 and 2 examples."""
+    strategy = trainer_of(norm_task(), 3, shares=(5, 3, 2), batch_stats=batch_stats)
+    strategy.run_steps(1)
+    state = {name: variable.numpy() for name, variable in strategy.engine.state().items()}
+    features = vectors(10).features
+    means = {"average": features.mean(0), "first": features[:5].mean(0), "synced": features.mean(0)}
+    np.testing.assert_allclose(state["norm/moving_mean"], means[batch_stats], rtol=1e-5, atol=1e-6)
+    parts = np.split(features, np.cumsum(sizes(10, (5, 3, 2)))[:-1])
+    variances = {
+        "average": sum(part.var(0) * len(part) for part in parts) / 10,
+        "first": parts[0].var(0),
+        "synced": features.var(0),
+    }
+    np.testing.assert_allclose(state["norm/moving_variance"], variances[batch_stats], rtol=1e-5)
+
+
+def test_microbatches_follow_each_other_in_the_moving_mean():
+    strategy = trainer_of(norm_task(), 1, accumulation=2)
+    strategy.run_steps(1)
+    state = strategy.engine.state()["norm/moving_mean"].numpy()
+    np.testing.assert_allclose(state, vectors(10).features[5:].mean(0), rtol=1e-5, atol=1e-6)
+
+
+def test_fused_batch_norm_off_gives_the_same_numbers():
+    found = []
+    for fused in (True, False):
+        strategy = trainer_of(norm_task(), 2, fused_batch_norm=fused)
+        strategy.run_steps(5)
+        found.append(parameters_of(strategy))
+    assert_close(found[1], found[0])
+
+
+# --- more
+
+
+@pytest.mark.parametrize("num_towers", [1, 3])
+def test_xla_gives_the_same_numbers(num_towers):
+    found = []
+    for xla in (False, True):
+        strategy = trainer_of(dense_task(8, batch_size=6), num_towers, xla=xla)
+        strategy.run_steps(4)
+        found.append(parameters_of(strategy))
+    assert_close(found[1], found[0])
+
+
+def test_xla_with_synced_statistics():
+    with refused("xla with batch_stats=synced", "batch_stats=average"):
+        trainer_of(norm_task(), 2, xla=True, batch_stats="synced")
+
+
+def test_the_rate_is_that_of_the_step():
+    strategy = trainer_of(
+        opposed_task(), 2, rule=SGD(), schedule=lambda step: [1.0, 10.0, 100.0][step], batch_stats="average"
+    )
+    found = []
+    for _ in range(3):
+        found.append(strategy.run_steps(1).learning_rate)
+        found.append(float(parameters_of(strategy)["head/kernel"][0, 0]))
+    assert found == pytest.approx([1.0, -1.0, 10.0, -11.0, 100.0, -111.0])
+
+
+def test_weight_decay_of_a_rule():
+    rule = Momentum(weight_decay=0.5)
+    strategy = trainer_of(dense_task(), 2, rule=rule)
+    plain = trainer_of(dense_task(), 2, rule=Momentum())
+    start = parameters_of(plain)
+    strategy.run_steps(1), plain.run_steps(1)
+    for name, value in parameters_of(strategy).items():
+        decayed = 0.1 * 0.5 * start[name] if value.ndim > 1 else 0.0
+        np.testing.assert_allclose(value, parameters_of(plain)[name] - decayed, rtol=1e-5, atol=1e-6)

@@ -1,0 +1,127 @@
+"""Precision: what layers compute in changes, parameters stay float32, and float16 gradients stay alive."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.towers.tiny_tasks import dense_task, parameters_of, trainer_of
+from tests.towers.user_errors import refused
+from towers.options import StepOptions
+from towers.precision import LossScaling, layer_precision, loss_scaling_for
+
+POLICIES = {
+    "float32": "float32",
+    "bfloat16": "mixed_bfloat16",
+    "float16": "mixed_float16",
+    "float64": "float64",
+}
+
+
+@pytest.mark.parametrize("name, policy", POLICIES.items())
+def test_layer_precision_is_put_back(name, policy):
+    before = keras.config.dtype_policy()
+    with layer_precision(name):
+        assert keras.config.dtype_policy().name == policy
+    assert keras.config.dtype_policy() == before
+
+
+def test_layer_precision_is_put_back_after_an_error():
+    before = keras.config.dtype_policy()
+    with pytest.raises(RuntimeError), layer_precision("bfloat16"):
+        raise RuntimeError
+    assert keras.config.dtype_policy() == before
+
+
+@pytest.mark.parametrize("refuse", [lambda: layer_precision("fp8").__enter__(), lambda: StepOptions(precision="fp8")])
+def test_an_unknown_precision(refuse):
+    with refused("precision='fp8'", "float32, bfloat16, float16, float64"):
+        refuse()
+
+
+@pytest.mark.parametrize("num_towers", [1, 3])
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "float16", "float64"])
+def test_it_trains_and_keeps_its_parameters(name, num_towers):
+    strategy = trainer_of(dense_task(24), num_towers, precision=name)
+    first, last = strategy.run_steps(1), strategy.run_steps(15)
+    assert last.loss < first.loss and last.skipped == first.skipped == 0
+    kept = np.float64 if name == "float64" else np.float32
+    assert {value.dtype.type for value in parameters_of(strategy).values()} == {kept}
+    assert all(np.isfinite(value).all() for value in parameters_of(strategy).values())
+
+
+@pytest.mark.parametrize("name, tolerance", [("bfloat16", 0.03), ("float16", 0.004)])
+def test_losses_are_near_float32(name, tolerance):
+    found = [trainer_of(dense_task(24), precision=p).run_steps(10).loss for p in ("float32", name)]
+    assert found[1] == pytest.approx(found[0], rel=tolerance)
+
+
+# --- loss scaling
+
+
+def next_state(scaling, scale, good_steps, finite):
+    found = scaling.next_state(tf.constant(scale), tf.constant(good_steps, tf.int64), tf.constant(finite))
+    return tuple(tensor.numpy() for tensor in found)
+
+
+@pytest.mark.parametrize(
+    "before, finite, after",
+    [
+        ((256.0, 3), True, (256.0, 4)),
+        ((256.0, 9), True, (512.0, 0)),
+        ((256.0, 3), False, (128.0, 0)),
+        ((2.0**-14, 3), False, (2.0**-14, 0)),
+    ],
+    ids=["counts", "doubles", "halves", "stops at the smallest"],
+)
+def test_next_state(before, finite, after):
+    assert next_state(LossScaling(growth_steps=10), *before, finite) == after
+
+
+def test_only_float16_is_scaled():
+    assert [name for name in POLICIES if loss_scaling_for(name)] == ["float16"]
+
+
+def test_the_scale_is_in_the_checkpoint():
+    counters = trainer_of(dense_task(), precision="float16").checkpointables()["counters"]
+    assert counters["loss_scale"].numpy() == 256.0 and counters["good_steps"].numpy() == 0
+
+
+@pytest.mark.parametrize("num_towers", [1, 2])
+def test_an_overflow_halves_the_scale_and_skips(num_towers):
+    strategy = trainer_of(dense_task(), num_towers, precision="float16")
+    counters, before = strategy.checkpointables()["counters"], parameters_of(strategy)
+    # float16 ends at 65504, so gradients of single examples overflow.
+    counters["loss_scale"].assign(2.0**24)
+    report = strategy.run_steps(1)
+    assert report.skipped == 1
+    assert counters["loss_scale"].numpy() == 2.0**23
+    found = {name: int(counters[name]) for name in ("step", "updates", "skipped")}
+    assert found == {"step": 1, "updates": 0, "skipped": 1}
+    for name, value in parameters_of(strategy).items():
+        np.testing.assert_array_equal(value, before[name])
+
+
+def test_it_goes_on_after_overflows():
+    strategy = trainer_of(dense_task(), precision="float16")
+    strategy.checkpointables()["counters"]["loss_scale"].assign(2.0**20)
+    strategy.run_steps(15)
+    assert strategy.run_steps(2).skipped == 0
+
+
+def test_good_steps_double_the_scale():
+    strategy = trainer_of(dense_task(), precision="float16")
+    counters = strategy.checkpointables()["counters"]
+    counters["good_steps"].assign(LossScaling().growth_steps - 1)
+    strategy.run_steps(1)
+    assert counters["loss_scale"].numpy() == 512.0 and counters["good_steps"].numpy() == 0
+
+
+def test_the_scale_is_not_in_the_numbers():
+    """Any power of two gives the same step: it is divided out again, before clipping too."""
+    norms = []
+    for scale in (1.0, 1024.0):
+        strategy = trainer_of(dense_task(), precision="float16")
+        strategy.checkpointables()["counters"]["loss_scale"].assign(scale)
+        norms.append(strategy.run_steps(1).gradient_norm)
+    assert norms[1] == pytest.approx(norms[0], rel=2e-3)
