@@ -2,7 +2,7 @@
 
 from absl import flags
 
-from launch.flag_values import positive
+from launch.flag_values import listed_in_help, positive
 from strategies.registry import strategy_names
 from towers.devices import KINDS, Devices, configure_devices
 from towers.errors import UserError
@@ -16,6 +16,7 @@ flags.DEFINE_string("parameter_device", "cpu", "Where parameters live and update
 flags.DEFINE_list("tower_shares", None, "How much of a batch each tower takes, as 3,1; default: equal parts.")
 flags.DEFINE_integer("threads_per_tower", None, "Threads of an operation on a CPU tower; default: cores / towers.")
 positive("num_towers", "threads_per_tower")
+listed_in_help(__name__)
 
 
 def devices_from_flags() -> Devices:

@@ -1,4 +1,6 @@
-"""Checks that several groups of flags share."""
+"""What the groups of flags share: checks, and their place in --help."""
+
+import sys
 
 from absl import flags
 
@@ -13,3 +15,9 @@ def at_least_zero(*names: str) -> None:
     """The flags, where given, are 0 or more."""
     for name in names:
         flags.register_validator(name, lambda value: value is None or value >= 0, message="give 0 or more")
+
+
+def listed_in_help(module: str) -> None:
+    """The flags that `module` defines stand in --help of whatever program runs, not in --helpfull alone."""
+    for flag in flags.FLAGS.get_flags_for_module(module):
+        flags.FLAGS.register_key_flag_for_module(sys.argv[0], flag)

@@ -129,9 +129,7 @@ def extract(archive: pathlib.Path, folder: pathlib.Path) -> None:
         raise UserError(f"{archive}: {error}: a whole .tar.gz file is needed; fetch it again") from error
     missing = sorted(wanted - seen)
     if missing:
-        raise UserError(
-            f"{archive}: holds no {missing[0]}: the binary version is needed, cifar-10-binary.tar.gz"
-        )
+        raise UserError(f"{archive}: holds no {missing[0]}: the binary version is needed, cifar-10-binary.tar.gz")
 
 
 def _check_member(archive: pathlib.Path, member: tarfile.TarInfo, name: str, seen: set[str]) -> None:
@@ -142,9 +140,7 @@ def _check_member(archive: pathlib.Path, member: tarfile.TarInfo, name: str, see
     """
     shown = member.name if member.name.isprintable() else ascii(member.name)
     if len(seen) >= MAX_MEMBERS:
-        raise UserError(
-            f"{archive}: more than {MAX_MEMBERS} members: this is no CIFAR-10 archive; fetch it again"
-        )
+        raise UserError(f"{archive}: more than {MAX_MEMBERS} members: this is no CIFAR-10 archive; fetch it again")
     if name in seen:
         raise UserError(f"{archive}: holds {shown} twice: this is no CIFAR-10 archive; fetch it again")
     if member.isdir() and name == FOLDER:
@@ -177,9 +173,7 @@ def check_records(folder: pathlib.Path) -> None:
             )
         largest = max(content[::RECORD_BYTES])
         if largest >= NUM_CLASSES:
-            raise UserError(
-                f"{name}: label {largest}: labels are 0 to {NUM_CLASSES - 1}; fetch the archive again"
-            )
+            raise UserError(f"{name}: label {largest}: labels are 0 to {NUM_CLASSES - 1}; fetch the archive again")
 
 
 def _make_staging_folder(data_dir: pathlib.Path) -> pathlib.Path:
@@ -187,18 +181,14 @@ def _make_staging_folder(data_dir: pathlib.Path) -> pathlib.Path:
         data_dir.mkdir(parents=True, exist_ok=True)
         return pathlib.Path(tempfile.mkdtemp(prefix=".import_cifar_", dir=data_dir))
     except OSError as error:
-        raise UserError(
-            f"--data_dir={data_dir}: {error.strerror}: give a folder that can be written"
-        ) from error
+        raise UserError(f"--data_dir={data_dir}: {error.strerror}: give a folder that can be written") from error
 
 
 def _prepare(archive_folder: pathlib.Path, data_dir: pathlib.Path) -> pathlib.Path:
     """Lets TFDS's builder write the set to `data_dir`; gives the folder of its version."""
     builder = tfds.builder("cifar10", data_dir=os.fspath(data_dir), try_gcs=False)
     if str(builder.version) != VERSION or not hasattr(builder, "_make_download_manager"):
-        raise UserError(
-            f"tensorflow-datasets {tfds.__version__} cannot import cifar10 {VERSION}; install 4.9.10"
-        )
+        raise UserError(f"tensorflow-datasets {tfds.__version__} cannot import cifar10 {VERSION}; install 4.9.10")
     # TFDS's own download manager looks for a package that TFDS 4.9 forgets to require (importlib_resources),
     # and could reach for the network. This one has what the builder asks for, and nothing else.
     builder._make_download_manager = lambda **unused: ExtractedArchive(folder=archive_folder)

@@ -2,7 +2,7 @@
 
 from absl import flags
 
-from launch.flag_values import positive
+from launch.flag_values import listed_in_help, positive
 from strategies.callbacks import Callback
 from strategies.profiler import Profiler
 from strategies.progress_display import ProgressDisplay
@@ -38,6 +38,7 @@ positive(
     "report_every_steps",
     "verify_tolerance",
 )
+listed_in_help(__name__)
 
 DEFAULT_EPOCHS = 5.0
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from absl import flags
 
-from launch.flag_values import at_least_zero, positive
+from launch.flag_values import at_least_zero, listed_in_help, positive
 from towers.batch_stats import COMBINATIONS
 from towers.clipping import Clipping
 from towers.errors import UserError
@@ -54,6 +54,7 @@ flags.DEFINE_enum("on_nan", "stop", ON_NAN, "A step that is not finite: stop tra
 flags.DEFINE_integer("seed", 0, "Of weights, order of examples, augmentation and dropout.")
 positive("clip_value", "clip_norm", "clip_global_norm", "accumulation", "decay_factor")
 at_least_zero("learning_rate", "weight_decay", "warmup_steps", "seed")
+listed_in_help(__name__)
 
 
 def options_from_flags(num_steps: int) -> StepOptions:

@@ -2,7 +2,7 @@
 
 from absl import flags
 
-from launch.flag_values import positive
+from launch.flag_values import listed_in_help, positive
 from models.networks import network_names
 from models.tasks import build_task, task_names
 from towers.task import Task
@@ -20,6 +20,7 @@ flags.DEFINE_integer("image_size", None, "Side in pixels that images of tfds:NAM
 flags.DEFINE_float("cache_gib", 2.0, "A split that takes more memory than this is read from disk by record.")
 flags.DEFINE_integer("input_threads", 2, "Threads that prepare batches.")
 positive("batch_size", "eval_batch_size", "input_threads", "image_size", "cache_gib")
+listed_in_help(__name__)
 
 
 def task_from_flags() -> Task:

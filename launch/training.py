@@ -32,7 +32,6 @@ from towers.task import Task
 
 FLAGS = flags.FLAGS
 FLAG_FILE = "flags.txt"
-_OWN_MODULES = ("device_flags", "task_flags", "step_flags", "run_flags")
 
 
 def _configure_at_start() -> None:
@@ -93,7 +92,7 @@ def flag_settings() -> Mapping[str, object]:
     return {
         flag.name: flag.value
         for module, of_module in FLAGS.flags_by_module_dict().items()
-        if module.startswith("launch.") or module.rpartition(".")[2] in _OWN_MODULES
+        if module.startswith("launch.")
         for flag in of_module
     }
 
@@ -135,9 +134,7 @@ def load_flags(directory: str | None) -> None:
         raise UserError(
             f"--directory={directory}: no run was kept there (it has no {FLAG_FILE}); name one that was"
         )
-    given = {flag.name for flag in FLAGS.get_flags_for_module("") if flag.present} | {
-        name for name in FLAGS if FLAGS[name].present
-    }
+    given = {name for name in FLAGS if FLAGS[name].present}
     for line in path.read_text(encoding="utf-8").splitlines():
         name, _, value = line.removeprefix("--").partition("=")
         if name in FLAGS and name not in given:

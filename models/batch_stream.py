@@ -94,9 +94,7 @@ def train_stream(
 
     def slice_of(number: tf.Tensor) -> BatchSlice:
         part = _ordered_slice(number, number % per_epoch, num_examples, batch_size, shard)
-        indices = shuffled(
-            part.indices, seed=order_seed, epoch=number // per_epoch, num_examples=num_examples
-        )
+        indices = shuffled(part.indices, seed=order_seed, epoch=number // per_epoch, num_examples=num_examples)
         return part._replace(indices=indices)
 
     numbers = tf.data.Dataset.counter(start=shard.first_batch)
@@ -156,6 +154,4 @@ def _check_sizes(num_examples: int, batch_size: int) -> None:
     if num_examples < 1:
         raise UserError(f"{num_examples} examples: there is nothing to read; give at least one")
     if batch_size < 1:
-        raise UserError(
-            f"batch_size={batch_size}: a batch holds at least one example; use --batch_size=128 or so"
-        )
+        raise UserError(f"batch_size={batch_size}: a batch holds at least one example; use --batch_size=128 or so")

@@ -256,9 +256,7 @@ def _by_output(what: str, given: Any, outputs: Any, names: Callable[[], tuple[st
     num_outputs = len(_flat(outputs))
     if isinstance(given, Mapping):
         if not names():
-            raise UserError(
-                f"{what} by name: the model does not name its outputs; give a list in their order"
-            )
+            raise UserError(f"{what} by name: the model does not name its outputs; give a list in their order")
         unknown = sorted(set(given) - set(names()))
         if unknown:
             raise UserError(
@@ -267,9 +265,7 @@ def _by_output(what: str, given: Any, outputs: Any, names: Callable[[], tuple[st
         return [given.get(name) for name in names()]
     if isinstance(given, (list, tuple)):
         if isinstance(outputs, Mapping):
-            raise UserError(
-                f"{what} in order: the outputs have names, {', '.join(names())}; give a dict by name"
-            )
+            raise UserError(f"{what} in order: the outputs have names, {', '.join(names())}; give a dict by name")
         if len(given) != num_outputs:
             raise UserError(f"{len(given)} {what} for {num_outputs} outputs: give one an output")
         return list(given)
@@ -452,9 +448,7 @@ def _batch_size(data: Any, given: int | None) -> int:
         return given
     spec = tf.nest.flatten(data.element_spec)[0]
     if spec.shape.rank == 0:
-        raise UserError(
-            f"train_data gives {spec.dtype.name} scalars: batches are needed; add .batch(batch_size)"
-        )
+        raise UserError(f"train_data gives {spec.dtype.name} scalars: batches are needed; add .batch(batch_size)")
     known = spec.shape[0] if spec.shape.rank else None
     if known is None and given is None:
         raise UserError(

@@ -98,9 +98,7 @@ class RecordReader:
             records = [os.pread(opened[file], length, offset) for file, offset, length in places]
         for record, (file, offset, length) in zip(records, places, strict=True):
             if len(record) != length:
-                raise OSError(
-                    f"{index.paths[file]}: changed while in use: the record at byte {offset} is gone"
-                )
+                raise OSError(f"{index.paths[file]}: changed while in use: the record at byte {offset} is gone")
         return records
 
 
@@ -146,7 +144,5 @@ class RecordStore:
             f"{self.name}: a label is out of range: {self.num_classes} classes are numbered "
             f"0 to {self.num_classes - 1}; prepare the set again. Labels and their examples:"
         )
-        with tf.control_dependencies(
-            [tf.debugging.Assert(is_known, [complaint, labels, indices], summarize=-1)]
-        ):
+        with tf.control_dependencies([tf.debugging.Assert(is_known, [complaint, labels, indices], summarize=-1)]):
             return tf.ensure_shape(images, [None, *self.image_shape]), tf.identity(labels)

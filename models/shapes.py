@@ -29,9 +29,7 @@ SIDE = 32  # pixels
 _QUARTERS = 4  # of a pixel
 _TURNS = 240
 _UNIT = 1024
-_COSINES = np.array(
-    [round(_UNIT * math.cos(2 * math.pi * turn / _TURNS)) for turn in range(_TURNS)], np.int32
-)
+_COSINES = np.array([round(_UNIT * math.cos(2 * math.pi * turn / _TURNS)) for turn in range(_TURNS)], np.int32)
 _DATA_SEED = 20_240_229  # The set is the same whatever the training seed.
 _CHUNK = 1000  # images drawn at once, to stay small in memory
 
@@ -112,9 +110,7 @@ def _draw(labels: np.ndarray, random: np.random.Generator) -> np.ndarray:
     radius = random.integers(_MIN_RADIUS, _MAX_RADIUS + 1, num_images, dtype=np.int32)
     # The centre keeps most of the figure inside the image.
     free = SIDE * _QUARTERS - 2 * (radius * 3 // 4)
-    centres = radius * 3 // 4 + random.integers(0, 1 << 16, (2, num_images), dtype=np.int32) * free // (
-        1 << 16
-    )
+    centres = radius * 3 // 4 + random.integers(0, 1 << 16, (2, num_images), dtype=np.int32) * free // (1 << 16)
     turn = _turns(labels, random)
     inside = np.empty((num_images, SIDE, SIDE), bool)
     for kind, figure in enumerate(_FIGURES):
@@ -129,9 +125,7 @@ def _turns(labels: np.ndarray, random: np.random.Generator) -> np.ndarray:
     turn = random.integers(0, _TURNS, len(labels), dtype=np.int32)
     sway = turn % 21 - 10
     is_swaying = (labels >= CLASS_NAMES.index("horizontal stripes")) & (labels < CLASS_NAMES.index("checker"))
-    mirrored = np.where(
-        (labels == CLASS_NAMES.index("diagonal stripes")) & (turn >= _TURNS // 2), _TURNS // 4, 0
-    )
+    mirrored = np.where((labels == CLASS_NAMES.index("diagonal stripes")) & (turn >= _TURNS // 2), _TURNS // 4, 0)
     return np.where(is_swaying, (sway + mirrored) % _TURNS, turn).astype(np.int32)
 
 
@@ -176,9 +170,7 @@ def _ring(frame: _Frame) -> np.ndarray:
 
 def _star(frame: _Frame) -> np.ndarray:
     # A pentagram is where at least four of its five half planes meet, cos(72 degrees) out.
-    return (frame.half_planes_holding(5, 340) >= 4) & (
-        frame.squared_distance() <= (frame.radius * 11 // 10) ** 2
-    )
+    return (frame.half_planes_holding(5, 340) >= 4) & (frame.squared_distance() <= (frame.radius * 11 // 10) ** 2)
 
 
 def _striped(turn: int) -> Callable[[_Frame], np.ndarray]:

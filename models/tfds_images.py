@@ -91,9 +91,7 @@ def prepared_builder(name: str, data_dir: str | None) -> tfds.core.DatasetBuilde
     if not _NAME.fullmatch(name):
         raise UserError(f"tfds:{name}: give a TFDS name as mnist, name/config or name:1.0.0")
     if data_dir is None:
-        raise UserError(
-            f"{name} needs --data_dir, the folder that TFDS prepared it in; {_ways_out(name, 'D')}"
-        )
+        raise UserError(f"{name} needs --data_dir, the folder that TFDS prepared it in; {_ways_out(name, 'D')}")
     data_dir = os.path.expanduser(data_dir)
     try:
         builder = tfds.builder(name, data_dir=data_dir, try_gcs=False)

@@ -61,7 +61,9 @@ def test_no_module_imports_itself_by_way_of_others():
 @every_file
 def test_no_import_of_ours_hides_in_a_function(path):
     """A heavy library may; a room's module would be dodging a circle."""
-    functions = [node for node in ast.walk(SYNTAX[path]) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    functions = [
+        node for node in ast.walk(SYNTAX[path]) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
     for function in functions:
         for node in ast.walk(function):
             names = []
@@ -96,4 +98,6 @@ def test_only_launch_reads_the_environment(path):
 @pytest.mark.parametrize("path", [path for path in FILES if below_launch(path)], ids=module_of)
 def test_only_launch_knows_flags(path):
     rooms = {name.partition(".")[0] for name in imported(path)}
-    assert not rooms & {"argparse", "absl"} or not any("flags" in name or "argparse" in name for name in imported(path))
+    assert not rooms & {"argparse", "absl"} or not any(
+        "flags" in name or "argparse" in name for name in imported(path)
+    )

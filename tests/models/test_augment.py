@@ -39,9 +39,7 @@ def test_draws_reach_every_shift_evenly():
 
 
 def test_draws_depend_on_both_parts_of_the_seed():
-    drawn = [
-        draw_crop_flip(50, tf.constant(seed, tf.int64)).rows.numpy() for seed in ([0, 0], [0, 1], [1, 0])
-    ]
+    drawn = [draw_crop_flip(50, tf.constant(seed, tf.int64)).rows.numpy() for seed in ([0, 0], [0, 1], [1, 0])]
     assert not any(np.array_equal(drawn[i], drawn[j]) for i, j in ((0, 1), (0, 2), (1, 2)))
 
 

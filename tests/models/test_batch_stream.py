@@ -43,8 +43,7 @@ def test_readers_parts_make_up_the_global_batch(num_examples, batch_size, seed, 
     sizes = {"num_examples": num_examples, "batch_size": batch_size, "seed": seed}
     whole = batches(4, **sizes)
     parts = [
-        batches(4, **sizes, shard=InputShard(index=index, count=count, shares=shares))
-        for index in range(count)
+        batches(4, **sizes, shard=InputShard(index=index, count=count, shares=shares)) for index in range(count)
     ]
     for number, batch in enumerate(whole):
         assert sum((part[number] for part in parts), []) == batch
@@ -77,9 +76,7 @@ def test_epochs_are_as_independent_as_true_shuffles():
     # TensorFlow's default of 4 cipher rounds gives r = 0.75 here; independent epochs have |r| < 0.02.
     positions = tf.range(50_000, dtype=tf.int64)
     epochs = [
-        shuffled(
-            positions, seed=derived_seed(0, "order"), epoch=tf.constant(epoch, tf.int64), num_examples=50_000
-        )
+        shuffled(positions, seed=derived_seed(0, "order"), epoch=tf.constant(epoch, tf.int64), num_examples=50_000)
         for epoch in range(3)
     ]
     correlations = np.corrcoef(np.stack(epochs).astype(float))

@@ -84,9 +84,7 @@ def test_a_set_opens_what_is_read_once():
 
 def test_known_statistics_read_nothing():
     opened = []
-    assert (
-        image_set(opened, known_mean=(1.0,), known_std=(2.0,)).statistics == ((1.0,), (2.0,)) and not opened
-    )
+    assert image_set(opened, known_mean=(1.0,), known_std=(2.0,)).statistics == ((1.0,), (2.0,)) and not opened
 
 
 def test_a_set_opens_outside_of_the_graph_that_asks():

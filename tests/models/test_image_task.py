@@ -102,9 +102,7 @@ def test_images_are_normalised_by_the_training_split():
 
 
 def test_augmentation_is_a_shift_of_at_most_four_pixels():
-    plain, moved = (
-        read(image_task(augment=augment), num_batches=1)[0].features[0] for augment in (False, True)
-    )
+    plain, moved = (read(image_task(augment=augment), num_batches=1)[0].features[0] for augment in (False, True))
     black = (0 - np.array(image_task().images.statistics[0])) / np.array(image_task().images.statistics[1])
     padded = np.tile(black.astype(np.float32), (16, 16, 1))
     padded[PADDING:-PADDING, PADDING:-PADDING] = plain
@@ -126,9 +124,7 @@ def test_evaluation_is_plain_and_in_order():
 def test_loss_is_the_sum_of_keras_values(smoothing, weights):
     logits = tf.random.stateless_normal([4, 3], [1, 2]) * 3
     labels = tf.constant([0, 2, 1, 1], tf.int64)
-    keras_loss = keras.losses.CategoricalCrossentropy(
-        from_logits=True, label_smoothing=smoothing, reduction=None
-    )
+    keras_loss = keras.losses.CategoricalCrossentropy(from_logits=True, label_smoothing=smoothing, reduction=None)
     values = keras_loss(tf.one_hot(labels, 3), logits).numpy()
     task = image_task(label_smoothing=smoothing)
     batch = Batch(tf.zeros([4, 8, 8, 3]), labels, weights if weights == () else tf.constant(weights))

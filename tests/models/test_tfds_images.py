@@ -134,9 +134,7 @@ def test_a_set_of_train_alone_is_divided(folder, cache_bytes):
     data_dir = prepare(folder, name, LABELLED, {"train": range(20)}, num_shards=2)
     images = of(name, data_dir, cache_bytes=cache_bytes)
     assert images.num_examples == {"train": 18, "eval": 2}
-    parts = [
-        {image.tobytes() for image in everything(store)[0]} for store in (images.train, images.evaluation)
-    ]
+    parts = [{image.tobytes() for image in everything(store)[0]} for store in (images.train, images.evaluation)]
     assert parts[0] | parts[1] == {picture(number).tobytes() for number in range(20)}
     assert not parts[0] & parts[1]
 
@@ -160,9 +158,7 @@ def test_sizes_that_differ_become_the_centred_square(folder, image_size, side):
     assert images.image_shape == (side, side, 3)
     for store in (images.train, of(name, data_dir, image_size=image_size, cache_bytes=0).train):
         read, _ = everything(store)
-        np.testing.assert_array_equal(
-            read, np.broadcast_to(np.array([0, 0, 200], np.uint8), (4, side, side, 3))
-        )
+        np.testing.assert_array_equal(read, np.broadcast_to(np.array([0, 0, 200], np.uint8), (4, side, side, 3)))
 
 
 def test_grey_images_keep_their_channel(folder):

@@ -352,9 +352,7 @@ class TestResume:
         strategy = small_strategy(random_task(), num_towers=2)
         stopper = StopAt(11)
         options = dataclasses.asdict(kept_run.options) | {"directory": tmp_path / "run"}
-        result, recorder = fitted(
-            strategy, callbacks=[stopper], stop_requested=stopper.requested, **options
-        )
+        result, recorder = fitted(strategy, callbacks=[stopper], stop_requested=stopper.requested, **options)
         assert recorder.calls[0][0] == 10
         assert result.files["checkpoint"].name == "step-11", "not the damaged one"
         strategy = small_strategy(random_task(), num_towers=2)
@@ -592,9 +590,7 @@ class TestCallbacks:
 
     def test_those_that_began_end_when_one_cannot_begin(self):
         first, last = Recorder(), Recorder()
-        trainer = Trainer(
-            small_strategy(), TrainerOptions(steps=2), callbacks=[first, _Failing("begin"), last]
-        )
+        trainer = Trainer(small_strategy(), TrainerOptions(steps=2), callbacks=[first, _Failing("begin"), last])
         with pytest.raises(_Failure):
             trainer.fit()
         assert (first.ended, last.ended) == (1, 0)

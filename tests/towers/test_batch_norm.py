@@ -324,8 +324,9 @@ def test_inference_exchanges_nothing():
 )
 def test_what_cannot_be_exchanged(layer):
     model = stacked((3,), layer)
-    with refused("batch_stats=synced", "'moving'", "batch_stats=average"), replaced_batch_norms(
-        model, TowerExchange(2)
+    with (
+        refused("batch_stats=synced", "'moving'", "batch_stats=average"),
+        replaced_batch_norms(model, TowerExchange(2)),
     ):
         pass
     assert "call" not in layer.__dict__

@@ -33,7 +33,9 @@ def test_layer_precision_is_put_back_after_an_error():
     assert keras.config.dtype_policy() == before
 
 
-@pytest.mark.parametrize("refuse", [lambda: layer_precision("fp8").__enter__(), lambda: StepOptions(precision="fp8")])
+@pytest.mark.parametrize(
+    "refuse", [lambda: layer_precision("fp8").__enter__(), lambda: StepOptions(precision="fp8")]
+)
 def test_an_unknown_precision(refuse):
     with refused("precision='fp8'", "float32, bfloat16, float16, float64"):
         refuse()
