@@ -13,7 +13,7 @@ from towers.precision import PRECISIONS
 FLAGS = flags.FLAGS
 
 flags.DEFINE_integer("steps", None, "Steps to train; this or --epochs.")
-flags.DEFINE_float("epochs", None, "Passes over the training examples; default: as the task needs.")
+flags.DEFINE_float("epochs", None, "Passes over the training examples; default: 4.")
 flags.DEFINE_string("directory", None, "Where everything is kept; default: a new one under runs/.")
 flags.DEFINE_string("resume", "auto", "auto: from --directory's newest checkpoint; never; or a checkpoint's path.")
 flags.DEFINE_float("checkpoint_every_seconds", 300.0, "Time between checkpoints.")
@@ -40,7 +40,7 @@ positive(
 )
 listed_in_help(__name__)
 
-DEFAULT_EPOCHS = 5.0
+DEFAULT_EPOCHS = 4.0
 
 
 def trainer_options_from_flags(directory: str | None) -> TrainerOptions:

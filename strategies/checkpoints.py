@@ -199,8 +199,8 @@ def check_layout(prefix: str, stored: Mapping, wanted: Mapping) -> None:
                     else "the same --model"
                 )
                 raise UserError(
-                    f"checkpoint {prefix} is of another model: {kind}/{name} is {_described(theirs.get(name))} in it "
-                    f"and {_described(ours.get(name))} here; use {fix} or another --directory"
+                    f"checkpoint {prefix} is of another model: {kind}/{name} is {_described(theirs.get(name))} "
+                    f"in it and {_described(ours.get(name))} here; use {fix} or another --directory"
                 )
 
 

@@ -36,7 +36,8 @@ def imported(path: pathlib.Path) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path} imports by a relative name"
             names = {f"{node.module}.{alias.name}" for alias in node.names}
-            found |= {name if name in MODULES else node.module for name in names}
+            ours = node.module.partition(".")[0] in BELOW
+            found |= {node.module if ours and name not in MODULES else name for name in names}
     return found
 
 
@@ -97,7 +98,5 @@ def test_only_launch_reads_the_environment(path):
 
 @pytest.mark.parametrize("path", [path for path in FILES if below_launch(path)], ids=module_of)
 def test_only_launch_knows_flags(path):
-    rooms = {name.partition(".")[0] for name in imported(path)}
-    assert not rooms & {"argparse", "absl"} or not any(
-        "flags" in name or "argparse" in name for name in imported(path)
-    )
+    flags = {name for name in imported(path) if name.startswith(("absl.flags", "absl.app", "argparse"))}
+    assert not flags, f"imports {sorted(flags)}; take keyword arguments instead"

@@ -145,19 +145,24 @@ def test_a_closed_gate_waits_for_calls_and_refuses_new_ones():
         pass
 
 
+# The disk is so slow that reads are under way when the program ends.
 PROGRAM_THAT_ENDS_IN_THE_MIDDLE = """
-import sys, time
+import os, sys, time
 import numpy as np, tensorflow as tf
 from models.batch_stream import train_stream
 from models.record_index import RecordRange, index_records
 from models.record_store import RecordStore
 from towers.task import InputShard
 
+index = index_records([RecordRange(path=sys.argv[1], skip=0, take=500)])
+pread = os.pread
+os.pread = lambda *place: (time.sleep(0.002), pread(*place))[1]
+
 def decode(record):
     return tf.zeros([1, 1, 1], tf.uint8), tf.constant(0, tf.int64)
 
 store = RecordStore(
-    index=index_records([RecordRange(path=sys.argv[1], skip=0, take=500)]),
+    index=index,
     decode=decode, image_shape=(1, 1, 1), num_classes=1,
 )
 stream = train_stream(

@@ -15,7 +15,6 @@ from tests.towers.tiny_tasks import (
     assert_close,
     cross_entropy,
     dense_network,
-    dense_task,
     images,
     parameters_of,
     squared_error,
@@ -57,7 +56,7 @@ def graphs_of_a_step(num_towers: int, parameters: int, accumulation: int = 1):
 
 
 # (towers, device of the parameters): among the towers', and on its own.
-PLACES = [(3, 0), (3, 2), (2, 2), (1, 2), (4, 3)]
+PLACES = [(3, 0), (3, 2), (2, 2)]
 
 
 @pytest.mark.parametrize("num_towers, parameters", PLACES)
@@ -87,7 +86,7 @@ def test_variables_live_on_the_parameters_device(num_towers, parameters):
     assert {variable.device.rpartition("device:")[2] for variable in variables} == {f"CPU:{parameters}"}
 
 
-@pytest.mark.parametrize("num_towers, parameters", [(2, 2), (2, 3), (4, 3)])
+@pytest.mark.parametrize("num_towers, parameters", [(3, 2), (2, 2)])
 def test_each_parameter_is_sent_once_to_each_tower(num_towers, parameters):
     strategy, graphs = graphs_of_a_step(num_towers, parameters)
     # Moving statistics are sent as parameters are.
@@ -110,8 +109,7 @@ def test_microbatches_run_on_their_towers_device():
     assert graphs.devices_of("Conv2D") == {f"CPU:{place}": 2 * CONVOLUTIONS_OF_A_TOWER for place in (0, 1)}
 
 
-@pytest.mark.parametrize("num_towers", [1, 2, 4])
-@pytest.mark.parametrize("accumulation", [1, 3])
+@pytest.mark.parametrize("num_towers, accumulation", [(1, 1), (4, 1), (2, 3)])
 def test_traced_once_for_any_number_of_towers_and_examples(num_towers, accumulation):
     """35 examples in batches of 12 leave a last one of 11, so parts of several lengths pass."""
     task = TinyTask(build=convolution_task().build, examples=images(35), batch_size=12)
@@ -332,17 +330,3 @@ def test_a_model_with_nothing_to_train():
     model.trainable = False
     with refused(repr(model.name), "no trainable variables"):
         ModelVariables.of(model)
-
-
-def test_xla_with_synced_statistics():
-    with refused("xla with batch_stats=synced", "batch_stats=average"):
-        trainer_of(convolution_task(), 2, xla=True, batch_stats="synced")
-
-
-def test_xla_gives_the_same_numbers():
-    found = []
-    for xla in (False, True):
-        strategy = trainer_of(dense_task(8), 1, xla=xla)
-        strategy.run_steps(3)
-        found.append(parameters_of(strategy))
-    assert_close(found[1], found[0])

@@ -1,0 +1,30 @@
+"""What several tests here look at: a run that nothing disturbed."""
+
+import dataclasses
+import pathlib
+
+import pytest
+
+from tests.launch.programs import TINY, Ended, run
+
+
+@dataclasses.dataclass(frozen=True)
+class FinishedRun:
+    """A run from beginning to end; look, don't touch.
+
+    Attributes:
+      directory: as in --directory.
+      ended: how the program ended.
+    """
+
+    directory: pathlib.Path
+    ended: Ended
+
+
+@pytest.fixture(scope="session")
+def finished_run(tmp_path_factory) -> FinishedRun:
+    """`python -m launch.train` with the flags TINY, as in a shell."""
+    folder = tmp_path_factory.mktemp("finished")
+    ended = run("-m", "launch.train", *TINY, "--directory=run", cwd=folder)
+    assert ended.code == 0, ended.err
+    return FinishedRun(folder / "run", ended)

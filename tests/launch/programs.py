@@ -1,0 +1,166 @@
+"""Programs as their users start them: processes with a time limit, none of which is left behind."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import tensorflow as tf
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+LIMIT_SECONDS = 120
+
+# Some seconds of work, with a checkpoint twice a second.
+TINY = (
+    "--task=shapes",
+    "--model=classic_cnn",
+    "--learning_rate=0.02",
+    "--batch_size=32",
+    "--num_towers=2",
+    "--threads_per_tower=1",
+    "--steps=30",
+    "--checkpoint_every_steps=5",
+    "--report_every_steps=1",
+)
+LAST_STEP = 30
+
+
+@dataclasses.dataclass(frozen=True)
+class Ended:
+    """A program that has ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+def environment() -> dict[str, str]:
+    """Without GPUs, and without what conftest told TensorFlow."""
+    kept = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
+    return kept | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "-1"}
+
+
+@contextlib.contextmanager
+def started(*command: str, cwd: pathlib.Path) -> Iterator[subprocess.Popen]:
+    """Within, `python command...` runs; it is killed at the end if it still does."""
+    process = subprocess.Popen(
+        [sys.executable, *command],
+        cwd=cwd,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate(timeout=20)
+
+
+def ended(process: subprocess.Popen) -> Ended:
+    """Waits for its end."""
+    out, err = process.communicate(timeout=LIMIT_SECONDS)
+    return Ended(process.returncode, out, err)
+
+
+def run(*command: str, cwd: pathlib.Path) -> Ended:
+    """`python command...` from beginning to end."""
+    with started(*command, cwd=cwd) as process:
+        return ended(process)
+
+
+def wait_for(path: pathlib.Path, process: subprocess.Popen) -> None:
+    """Until the file is there; the process must be running then."""
+    deadline = time.monotonic() + LIMIT_SECONDS
+    while not path.exists():
+        assert time.monotonic() < deadline, f"{path} did not come in {LIMIT_SECONDS} seconds"
+        if process.poll() is not None:
+            raise AssertionError(f"it ended before {path} came: {process.communicate()}")
+        time.sleep(0.005)
+
+
+def checkpoint_values(directory: pathlib.Path, step: int) -> dict[str, np.ndarray]:
+    """What a run's checkpoint holds, by TensorFlow's key, without TensorFlow's own bookkeeping."""
+    reader = tf.train.load_checkpoint(str(directory / "checkpoints" / f"step-{step}"))
+    kept = ("parameters/", "state/", "slots/", "counters/")
+    return {
+        key: np.asarray(reader.get_tensor(key))
+        for key in reader.get_variable_to_shape_map()
+        if key.startswith(kept)
+    }
+
+
+def assert_same_end(directory: pathlib.Path, expected: pathlib.Path) -> None:
+    """The runs' last checkpoints are equal to the last bit."""
+    found, wanted = (checkpoint_values(run, LAST_STEP) for run in (directory, expected))
+    assert found.keys() == wanted.keys()
+    assert len(wanted) > 20
+    apart = {
+        key: float(np.abs(found[key].astype(np.float64) - wanted[key]).max())
+        for key in wanted
+        if found[key].tobytes() != wanted[key].tobytes()
+    }
+    assert not apart, f"not bit-equal, largest differences: {apart}"
+
+
+def listing(folder: pathlib.Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+# TensorFlow is imported once; every call is a fork of that process, which has not computed anything.
+_MANY = """
+import importlib, json, os, signal, sys, traceback
+calls = json.load(open(sys.argv[1]))
+modules = {call["module"]: importlib.import_module(call["module"]) for call in calls}
+for call in calls:
+    child = os.fork()
+    if child == 0:
+        signal.alarm(call["limit"])
+        for stream, name in ((1, "out"), (2, "err")):
+            os.dup2(os.open(call[name], os.O_WRONLY | os.O_CREAT), stream)
+        os.chdir(call["cwd"])
+        sys.argv = [call["module"].rpartition(".")[2] + ".py", *call["flags"]]
+        code = 1
+        try:
+            modules[call["module"]].cli()
+        except SystemExit as exit:
+            code = exit.code or 0
+        except BaseException:
+            traceback.print_exc()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    _, status = os.waitpid(child, 0)
+    call["code"] = os.waitstatus_to_exitcode(status)
+json.dump(calls, open(sys.argv[1], "w"))
+"""
+
+
+def run_many(calls: Sequence[tuple[str, Sequence[str]]], folder: pathlib.Path) -> list[tuple[Ended, pathlib.Path]]:
+    """Runs (module, flags) one after another, each in an empty folder of its own, which is given beside."""
+    described = []
+    for number, (module, flags) in enumerate(calls):
+        cwd = folder / f"call{number}"
+        cwd.mkdir()
+        files = {name: str(folder / f"{number}.{name}") for name in ("out", "err")}
+        described.append(
+            {"module": module, "flags": list(flags), "cwd": str(cwd), "limit": LIMIT_SECONDS, **files}
+        )
+    (folder / "calls.json").write_text(json.dumps(described))
+    whole = run("-c", _MANY, str(folder / "calls.json"), cwd=folder)
+    assert whole.code == 0, whole.err
+    found = json.loads((folder / "calls.json").read_text())
+    return [
+        (
+            Ended(call["code"], pathlib.Path(call["out"]).read_text(), pathlib.Path(call["err"]).read_text()),
+            pathlib.Path(call["cwd"]),
+        )
+        for call in found
+    ]

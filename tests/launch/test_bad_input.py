@@ -1,0 +1,106 @@
+"""What a user got wrong: one line with the value, the rule and the way out, exit code 2, nothing written."""
+
+import pytest
+
+from tests.launch.programs import TINY, listing, run, run_many
+
+pytestmark = pytest.mark.timeout(300)
+
+# Module, flags beside TINY, and what stands in the line.
+CASES = {
+    "more towers than examples": (
+        ["--batch_size=3", "--num_towers=4"],
+        ("3", "4 towers"),
+    ),
+    "more towers than examples of a microbatch": (
+        ["--batch_size=8", "--num_towers=3", "--accumulation=4"],
+        ("4 microbatches", "3"),
+    ),
+    "a share without a tower": (["--tower_shares=3,1,1"], ("tower_shares", "3", "2")),
+    "a share that is no number": (["--tower_shares=3,much"], ("--tower_shares=3,much", "as 3,1")),
+    "a share of nothing": (["--tower_shares=1,0"], ("tower_shares", "0")),
+    "an unknown parameter device": (["--parameter_device=tpu"], ("'tpu'", "cpu, cpu:K or gpu:K")),
+    "a parameter device that is not here": (["--parameter_device=cpu:7"], ("'cpu:7'", "cpu:0, cpu:1")),
+    "parameters on a GPU where there is none": (["--parameter_device=gpu"], ("'gpu'", "cpu:0")),
+    "towers on a GPU where there is none": (["--tower_device=gpu"], ("'gpu'", "no GPU", "use cpu")),
+    "an unknown tower device": (["--tower_device=tpu"], ("tower_device", "tpu", "auto")),
+    "an unknown model": (["--model=resnet21"], ("resnet21", "resnet20")),
+    "an unknown task": (["--task=shape"], ("'shape'", "did you mean 'shapes'")),
+    "an unknown strategy": (["--strategy=mirored"], ("'mirored'", "did you mean mirrored?")),
+    "an unknown optimizer": (["--optimizer=sdg"], ("optimizer", "sdg", "sgd")),
+    "no examples in a batch": (["--batch_size=0"], ("--batch_size=0", "above 0")),
+    "fewer than no steps": (["--steps=-5"], ("--steps=-5", "above 0")),
+    "steps that are no number": (["--steps=many"], ("--steps=many", "invalid")),
+    "an unknown flag": (["--learning_rat=0.1"], ("learning_rat", "learning_rate")),
+    "an argument that is no flag": (["train"], ("'train'", "--help")),
+    "steps and epochs": (["--epochs=2"], ("--steps=30", "--epochs=2", "one of them")),
+    "cifar10 without its folder": (["--task=cifar10"], ("cifar10", "data_dir")),
+    "cifar10 where it is not": (["--task=cifar10", "--data_dir=nowhere"], ("cifar10", "nowhere", "import_cifar")),
+    "a checkpoint that is not there": (["--resume=old/step-5"], ("resume=old/step-5", "no such checkpoint")),
+    "a rate below nothing": (["--learning_rate=-1"], ("--learning_rate=-1", "0 or more")),
+    "a rate that is no number": (["--learning_rate=nan"], ("--learning_rate=nan", "0 or more")),
+    "a momentum of 1": (["--momentum=1"], ("momentum=1.0", "[0, 1)")),
+    "a smoothing of 1": (["--label_smoothing=1"], ("label_smoothing=1.0", "below 1")),
+    "a boundary that is no number": (["--schedule=piecewise", "--boundaries=x"], ("--boundaries=x", "steps")),
+    "a seed that is too large": (["--seed=99999999999"], ("seed=99999999999",)),
+    "a profile of nonsense": (["--profile_steps=5"], ("--profile_steps=5", "FIRST:LAST")),
+    "a profile of steps backwards": (["--profile_steps=9:5"], ("profile_steps=9:5", "FIRST < LAST")),
+    "no checkpoint to keep": (["--keep_checkpoints=0"], ("--keep_checkpoints=0", "above 0")),
+    "a directory under a file": (["--directory=/dev/null/run"], ("/dev/null/run", "can be written")),
+    "a directory that cannot be": (["--directory=/proc/run"], ("/proc/run", "can be written")),
+    "xla with synced statistics": (["--xla", "--batch_stats=synced"], ("xla", "batch_stats=average")),
+}
+PROFILE_OUTSIDE = ["--profile_steps=40:50"], ("profile_steps=40:50", "steps 0 to 29")
+
+
+@pytest.fixture(scope="module")
+def refusals(tmp_path_factory):
+    """How each case ended, and what it left in its folder."""
+    calls = [("launch.train", [*TINY, "--directory=run", *flags]) for flags, _ in CASES.values()]
+    found = run_many(calls, tmp_path_factory.mktemp("refusals"))
+    return {name: (ended, listing(cwd)) for name, (ended, cwd) in zip(CASES, found, strict=True)}
+
+
+def assert_refused(ended, parts, program="train"):
+    lines = ended.err.splitlines()
+    assert len(lines) == 1, ended.err
+    assert lines[0].startswith(f"{program}: error: ")
+    for part in parts:
+        assert part in lines[0], f"{part!r} is not in: {lines[0]}"
+    assert ended.code == 2
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_one_line_and_nothing_written(name, refusals):
+    ended, left = refusals[name]
+    assert_refused(ended, CASES[name][1])
+    assert left == []
+
+
+@pytest.mark.parametrize(
+    "name", ["more towers than examples", "towers on a GPU where there is none", "an unknown flag"]
+)
+def test_as_a_process_of_its_own(name, tmp_path):
+    flags, parts = CASES[name]
+    assert_refused(run("-m", "launch.train", *TINY, "--directory=run", *flags, cwd=tmp_path), parts)
+    assert listing(tmp_path) == []
+
+
+def test_another_model_in_the_directory(finished_run, tmp_path):
+    """A checkpoint of another model or optimizer is refused, and stays as it is."""
+    before = listing(finished_run.directory)
+    directory = f"--directory={finished_run.directory}"
+    calls = [
+        ("launch.train", [*TINY, directory, "--model=alexnet"]),
+        ("launch.train", [*TINY, directory, "--optimizer=adam"]),
+    ]
+    (model, _), (optimizer, _) = run_many(calls, tmp_path)
+    assert_refused(model, ("parameters/conv1/kernel", "of shape [5, 5, 3, 64]", "use the same --model"))
+    assert_refused(optimizer, ("slots/", "use the same --optimizer"))
+    assert listing(finished_run.directory) == before
+
+
+def test_a_profile_outside_of_the_run(tmp_path):
+    flags, parts = PROFILE_OUTSIDE
+    [(ended, _)] = run_many([("launch.train", [*TINY, "--directory=run", *flags])], tmp_path)
+    assert_refused(ended, parts)

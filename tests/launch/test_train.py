@@ -1,0 +1,127 @@
+"""`python -m launch.train` as a process: its files, its exit codes, and its death at any moment."""
+
+import json
+import signal
+
+import pytest
+
+from tests.launch.programs import (
+    LAST_STEP,
+    TINY,
+    assert_same_end,
+    ended,
+    listing,
+    run,
+    started,
+    wait_for,
+)
+
+pytestmark = pytest.mark.timeout(300)
+
+
+class TestFinishedRun:
+    def test_it_says_where_everything_lies(self, finished_run):
+        found = dict(
+            line.split(": ", 1) for line in finished_run.ended.out.splitlines() if line.partition(": ")[2][:1] == "/"
+        )
+        directory = finished_run.directory
+        assert found == {
+            "checkpoint": str(directory / "checkpoints" / f"step-{LAST_STEP}"),
+            "model": str(directory / "model.keras"),
+            "metrics": str(directory / "metrics.jsonl"),
+            "summary": str(directory / "summary.json"),
+            "tensorboard": str(directory / "tensorboard"),
+        }
+        assert (directory / "checkpoints" / f"step-{LAST_STEP}.index").exists()
+        for what in ("model", "metrics", "summary", "tensorboard"):
+            assert (directory / found[what]).exists()
+
+    def test_nothing_stands_on_stderr(self, finished_run):
+        assert finished_run.ended.err == ""
+
+    def test_numbers_are_printed(self, finished_run):
+        out = finished_run.ended.out
+        assert f"step {LAST_STEP}: evaluation loss " in out
+        assert " examples/s, steady median" in out
+
+    def test_flags_are_in_the_summary(self, finished_run):
+        summary = json.loads((finished_run.directory / "summary.json").read_text())
+        assert (summary["outcome"], summary["steps"]) == ("completed", LAST_STEP)
+        flags = summary["flags"]
+        assert (flags["model"], flags["learning_rate"], flags["num_towers"]) == ("classic_cnn", 0.02, 2)
+
+    def test_nothing_half_written_is_left(self, finished_run):
+        names = listing(finished_run.directory)
+        assert not [name for name in names if "temp" in name or ".new" in name or "tmp" in name]
+
+
+def test_killed_twice_and_started_again(finished_run, tmp_path):
+    """SIGKILL gives no chance to save: the newest checkpoint is what there is."""
+    command = ("-m", "launch.train", *TINY, "--directory=run")
+    for step in (5, 15):
+        with started(*command, cwd=tmp_path) as process:
+            wait_for(tmp_path / "run" / "checkpoints" / f"step-{step}.index", process)
+            process.kill()
+            killed = ended(process)
+        assert killed.code == -signal.SIGKILL
+        assert not (tmp_path / "run" / "model.keras").exists(), "it was over before it was killed"
+    last = run(*command, cwd=tmp_path)
+    assert last.code == 0, last.err
+    assert f"resumed at step {15}" in last.out or "resumed at step 20" in last.out
+    assert_same_end(tmp_path / "run", finished_run.directory)
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    steps = [line["step"] for line in lines if line["kind"] == "train"]
+    assert steps == list(range(1, LAST_STEP + 1)), "each step once, in order"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
+def test_asked_to_stop_and_started_again(finished_run, tmp_path, number):
+    command = ("-m", "launch.train", *TINY, "--directory=run", "--checkpoint_every_steps=1000")
+    with started(*command, cwd=tmp_path) as process:
+        wait_for(tmp_path / "run" / "metrics.jsonl", process)
+        while not (tmp_path / "run" / "metrics.jsonl").read_text().count("\n") >= 3:
+            assert process.poll() is None
+        process.send_signal(number)
+        stopped = ended(process)
+    assert stopped.code == 75, stopped.err
+    [said] = [line for line in stopped.out.splitlines() if line.startswith(number.name)]
+    step = int(said.partition("stopped at step ")[2].partition(";")[0])
+    assert 3 <= step < LAST_STEP
+    assert f"the same command with --directory={tmp_path / 'run'} goes on from there" in said
+    assert (tmp_path / "run" / "checkpoints" / f"step-{step}.index").exists()
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["outcome"] == "interrupted"
+    last = run(*command, cwd=tmp_path)
+    assert last.code == 0, last.err
+    assert f"resumed at step {step} of {LAST_STEP}" in last.out
+    assert_same_end(tmp_path / "run", finished_run.directory)
+
+
+def test_a_dry_run_keeps_nothing(tmp_path):
+    done = run("-m", "launch.train", *TINY, "--dry_run", "--directory=run", cwd=tmp_path)
+    assert done.code == 0, done.err
+    assert "step 2: evaluation loss " in done.out
+    assert listing(tmp_path) == []
+
+
+def test_verify(tmp_path):
+    flags = (*TINY, "--batch_size=6", "--directory=run")
+    good = run("-m", "launch.train", *flags, "--verify", cwd=tmp_path)
+    assert good.code == 0, good.err
+    assert "towers with 2 towers beside one device, each batch undivided, 20 steps:" in good.out
+    assert "\nverified: largest " in good.out
+    bad = run("-m", "launch.train", *flags, "--verify", "--verify_tolerance=1e-30", cwd=tmp_path)
+    assert bad.code == 3, bad.err
+    assert "\nDIFFERS: largest " in bad.out
+    assert listing(tmp_path) == []
+
+
+def test_a_loss_that_is_not_finite(tmp_path):
+    flags = ("--learning_rate=1e30", "--schedule=constant", "--directory=run")
+    done = run("-m", "launch.train", *TINY, *flags, cwd=tmp_path)
+    assert done.code == 4, done.err
+    [line] = done.err.splitlines()
+    assert line.startswith("train: error: step ")
+    assert "is not finite" in line
+    assert "lower the learning rate" in line
+    assert "--on_nan=skip" in line or "on_nan=skip" in line
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["outcome"] == "not_finite"
