@@ -24,7 +24,8 @@ def run(main: Callable[[list[str]], int | None]) -> None:
     """absl's app.run, with user errors as one line on stderr and exit code 2."""
 
     def guarded(arguments):
-        logging.getLogger("absl").setLevel(logging.WARNING)
+        # TFDS and Keras warn through it of what our own errors say in one line.
+        logging.getLogger("absl").setLevel(logging.ERROR)
         try:
             return main(arguments)
         except UserError as error:

@@ -29,6 +29,7 @@ class StopSignals:
         return signal.Signals(self._received).name
 
     def _note(self, number, frame) -> None:
-        if self._received is not None and number == signal.SIGINT:
+        if self._received is None:
+            self._received = number
+        elif number == signal.SIGINT:
             raise KeyboardInterrupt
-        self._received = number

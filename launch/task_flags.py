@@ -15,6 +15,7 @@ flags.DEFINE_string("data_dir", None, "Folder of prepared TensorFlow Datasets.")
 flags.DEFINE_integer("batch_size", 128, "Examples in a global batch, over all towers.")
 flags.DEFINE_integer("eval_batch_size", 500, "Examples in a batch of evaluation.")
 flags.DEFINE_bool("augment", None, "Random crops and mirrored images; default: as the task needs.")
+flags.DEFINE_integer("crop_padding", 4, "Pixels of padding on each side before a random crop.")
 flags.DEFINE_float("label_smoothing", 0.0, "Share of the label spread over all classes.")
 flags.DEFINE_integer("image_size", None, "Side in pixels that images of tfds:NAME are resized to.")
 flags.DEFINE_float("cache_gib", 2.0, "A split that takes more memory than this is read from disk by record.")
@@ -33,6 +34,7 @@ def task_from_flags() -> Task:
         data_dir=FLAGS.data_dir,
         seed=FLAGS.seed,
         augment=FLAGS.augment,
+        crop_padding=FLAGS.crop_padding,
         label_smoothing=FLAGS.label_smoothing,
         num_input_threads=FLAGS.input_threads,
         cache_bytes=int(FLAGS.cache_gib * 2**30),

@@ -63,7 +63,9 @@ def report(result) -> None:
 
 def how_to_go_on(directory) -> str:
     """What to type to resume; nothing was kept of a dry run."""
-    return "" if directory is None else f"; the same command with --directory={directory} goes on from there"
+    if directory is None:
+        return ""
+    return f"; the same command with --directory={directory} --resume=auto goes on from there"
 
 
 def verify(task) -> int:

@@ -17,7 +17,7 @@ class CropFlip(NamedTuple):
     """What is drawn for each image.
 
     Attributes:
-      rows, columns: int32 [N], where the crop begins in the padded image, 0 .. 2 * PADDING.
+      rows, columns: int32 [N], where the crop begins in the padded image, 0 .. 2 * padding.
       mirrored: bool [N], whether the crop is turned left to right.
     """
 
@@ -26,24 +26,24 @@ class CropFlip(NamedTuple):
     mirrored: tf.Tensor
 
 
-def draw_crop_flip(num_images: int, seed: tf.Tensor) -> CropFlip:
+def draw_crop_flip(num_images: int, seed: tf.Tensor, padding: int = PADDING) -> CropFlip:
     """Draws for `num_images` images from the stateless `seed`, int64 [2]; the same on every device."""
     uniform = tf.random.stateless_uniform([3, num_images], seed, alg="philox")
-    starts = tf.cast(uniform[:2] * (2 * PADDING + 1), tf.int32)
+    starts = tf.cast(uniform[:2] * (2 * padding + 1), tf.int32)
     return CropFlip(rows=starts[0], columns=starts[1], mirrored=uniform[2] < 0.5)
 
 
-def crop_flip(images: tf.Tensor, draws: CropFlip) -> tf.Tensor:
+def crop_flip(images: tf.Tensor, draws: CropFlip, padding: int = PADDING) -> tf.Tensor:
     """Pads with black, cuts the drawn crop out and mirrors it: uint8 [N, H, W, C] to the same."""
     height, width, channels = images.shape[1:]
     num_images = tf.shape(images)[0]
-    padded = tf.pad(images, [[0, 0], [PADDING, PADDING], [PADDING, PADDING], [0, 0]])
+    padded = tf.pad(images, [[0, 0], [padding, padding], [padding, padding], [0, 0]])
     pixels = tf.reshape(padded, [-1, channels])
     across = tf.range(width)
     across = tf.where(draws.mirrored[:, None], across[::-1], across)
-    rows = draws.rows[:, None] + tf.range(height) + (tf.range(num_images) * (height + 2 * PADDING))[:, None]
+    rows = draws.rows[:, None] + tf.range(height) + (tf.range(num_images) * (height + 2 * padding))[:, None]
     columns = draws.columns[:, None] + across
-    chosen = (rows * (width + 2 * PADDING))[:, :, None] + columns[:, None, :]
+    chosen = (rows * (width + 2 * padding))[:, :, None] + columns[:, None, :]
     return tf.ensure_shape(tf.gather(pixels, chosen), [None, height, width, channels])
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import keras
 import tensorflow as tf
 
-from models.augment import CropFlip, crop_flip, draw_crop_flip, normalise
+from models.augment import PADDING, CropFlip, crop_flip, draw_crop_flip, normalise
 from models.batch_stream import BatchSlice, derived_seed, eval_stream, train_stream
 from models.image_store import ImageSet
 from models.networks import build_network
@@ -28,6 +28,7 @@ class ImageTask:
       eval_batch_size: examples in a global evaluation batch; None is batch_size.
       seed: decides the order of the examples and their augmentation.
       augment: random crops and mirrored images in training.
+      crop_padding: pixels that a training image is padded with on each side before the crop.
       label_smoothing: share of the probability that is spread evenly over the classes, 0 to below 1.
       num_input_threads: threads that make batches.
 
@@ -42,6 +43,7 @@ class ImageTask:
     eval_batch_size: int | None = None
     seed: int = 0
     augment: bool = True
+    crop_padding: int = PADDING
     label_smoothing: float = 0.0
     num_input_threads: int = 2
 
@@ -51,6 +53,8 @@ class ImageTask:
         for field in ("batch_size", "eval_batch_size", "num_input_threads"):
             if getattr(self, field) < 1:
                 raise UserError(f"{field}={getattr(self, field)}: it must be at least 1; raise --{field}")
+        if self.crop_padding < 0:
+            raise UserError(f"crop_padding={self.crop_padding}: give 0 pixels or more; 4 is usual")
         if not 0 <= self.label_smoothing < 1:
             raise UserError(
                 f"label_smoothing={self.label_smoothing}: it is a share of the probability, "
@@ -105,8 +109,9 @@ class ImageTask:
         if self.augment:
             # Drawn for the whole global batch and then cut: the draws do not know how it is divided.
             seed = tf.stack([tf.constant(derived_seed(self.seed, "augment"), tf.int64), part.number])
-            draws = draw_crop_flip(self.batch_size, seed)
-            images = crop_flip(images, CropFlip(*(draw[part.begin : part.end] for draw in draws)))
+            draws = draw_crop_flip(self.batch_size, seed, self.crop_padding)
+            own_draws = CropFlip(*(draw[part.begin : part.end] for draw in draws))
+            images = crop_flip(images, own_draws, self.crop_padding)
         return Batch(normalise(images, *self.images.statistics), labels)
 
     def _eval_batch(self, part: BatchSlice) -> Batch:

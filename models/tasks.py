@@ -4,6 +4,7 @@ import difflib
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
+from models.augment import PADDING
 from models.image_store import ImageSet
 from models.image_task import ImageTask
 from models.shapes import shapes_set
@@ -35,6 +36,7 @@ def build_task(
     seed: int = 0,
     augment: bool | None = None,
     eval_batch_size: int | None = None,
+    crop_padding: int = PADDING,
     label_smoothing: float = 0.0,
     num_input_threads: int = 2,
     cache_bytes: int = DEFAULT_CACHE_BYTES,
@@ -50,6 +52,7 @@ def build_task(
       seed: decides the order of the examples and their augmentation.
       augment: random crops and mirrored images; None: yes, but for 'shapes', which need none.
       eval_batch_size: examples in an evaluation batch; None is batch_size.
+      crop_padding: pixels of padding on each side before a random crop.
       label_smoothing: 0 to below 1.
       num_input_threads: threads that make batches.
       cache_bytes: a split that takes more when decoded is read from disk by record instead.
@@ -67,6 +70,7 @@ def build_task(
         eval_batch_size=eval_batch_size,
         seed=seed,
         augment=name != "shapes" if augment is None else augment,
+        crop_padding=crop_padding,
         label_smoothing=label_smoothing,
         num_input_threads=num_input_threads,
     )

@@ -27,6 +27,9 @@ class Run:
 class Callback:
     """Does nothing; override what is of interest."""
 
+    def check(self, run: Run) -> None:
+        """Before anything is written: raises UserError when this callback can't do its work in this run."""
+
     def begin(self, run: Run) -> None:
         """Before the first step."""
 

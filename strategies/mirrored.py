@@ -149,7 +149,7 @@ class MirroredEngine:
     def _reduced(self, context, place, old_state, own: TowerResult) -> TowerResult:
         """The sums over all replicas, on each of them."""
         scalars = [own.loss_sum, own.weight, *(part for value in own.metric_sums.values() for part in value)]
-        loss_sum, weight, *metrics = tf.unstack(context.all_reduce("sum", tf.stack(scalars)))
+        loss_sum, weight, *metrics = tf.unstack(_all_reduce(context, tf.stack(scalars)))
         average = tf.math.divide_no_nan(own.weight, weight)
         first = tf.constant(1.0 if place == 0 else 0.0)
         changes = []
@@ -157,13 +157,13 @@ class MirroredEngine:
             factor = average if self.options.batch_stats == "average" and old.dtype.is_floating else first
             changes.append((new - old) * tf.cast(factor, old.dtype))
         # all_reduce takes no empty list.
-        changes = context.all_reduce("sum", changes) if changes else []
+        changes = _all_reduce(context, changes) if changes else []
         new_state = [old + change for old, change in zip(old_state, changes, strict=True)]
         pairs = zip(metrics[::2], metrics[1::2], strict=True)
         return TowerResult(
             loss_sum,
             weight,
-            context.all_reduce("sum", own.gradients),
+            _all_reduce(context, own.gradients),
             new_state,
             dict(zip(own.metric_sums, (WeightedValue(*pair) for pair in pairs), strict=True)),
         )
@@ -201,6 +201,11 @@ class MirroredEngine:
             return step.add_evaluations(
                 [tf.nest.pack_sequence_as(results, of_one) for of_one in zip(*local, strict=True)]
             )
+
+
+def _all_reduce(context, values):
+    """Sums over the replicas. One alone has its sum; all_reduce finds no device for what it kept between calls."""
+    return values if context.num_replicas_in_sync == 1 else context.all_reduce("sum", values)
 
 
 def _replica_place() -> int:

@@ -14,7 +14,7 @@ class Profiler(Callback):
             raise UserError(f"profile_steps={first}:{last}: give FIRST:LAST with 0 <= FIRST < LAST")
         self._first, self._last, self._running = first, last, False
 
-    def begin(self, run: Run) -> None:
+    def check(self, run: Run) -> None:
         if run.directory is None:
             raise UserError(
                 f"profile_steps={self._first}:{self._last}: this run has no directory to keep a profile in; "
@@ -25,6 +25,8 @@ class Profiler(Callback):
                 f"profile_steps={self._first}:{self._last}: this run takes steps "
                 f"{run.first_step} to {run.last_step - 1}; name some of them"
             )
+
+    def begin(self, run: Run) -> None:
         self._directory = str(run.directory / "profile")
 
     def boundaries(self):

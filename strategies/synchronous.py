@@ -15,6 +15,7 @@ import tensorflow as tf
 from strategies.contract import NonFiniteStep, StepReport
 from towers.counters import Counters
 from towers.errors import UserError
+from towers.layer_names import counted_anew
 from towers.options import StepOptions
 from towers.precision import layer_precision
 from towers.step import StepOutcome, open_length
@@ -69,7 +70,7 @@ class SynchronousStrategy:
     def _build_template(self) -> keras.Model:
         keras.utils.set_random_seed(self.options.seed)
         # The towers' copies of the parameters are the engine's; the template need not take a GPU's memory.
-        with tf.device("/device:CPU:0"), layer_precision(self.options.precision):
+        with tf.device("/device:CPU:0"), layer_precision(self.options.precision), counted_anew():
             return self.task.build_model()
 
     @property
@@ -150,7 +151,7 @@ class SynchronousStrategy:
                 sums[name] = sums.get(name, 0.0) + np.array([float(part) for part in value])
         if not sums:
             raise UserError("the 'eval' split is empty: give it at least one example")
-        return {name: float(total / weight) for name, (total, weight) in sums.items()}
+        return {name: mean_of(total, weight) for name, (total, weight) in sums.items()}
 
     def checkpointables(self) -> dict:
         engine = self.engine
@@ -200,14 +201,19 @@ def report_of(outcomes, *, step, learning_rate, seconds, input_seconds) -> StepR
         step=step,
         num_steps=len(outcomes),
         examples=sum(int(outcome.examples) for outcome in outcomes),
-        loss=sum(float(outcome.loss_sum) for outcome in finite) / weight if weight else float("nan"),
-        metrics={name: float(total / weight) for name, (total, weight) in totals.items()},
+        loss=mean_of(sum(float(outcome.loss_sum) for outcome in finite), weight),
+        metrics={name: mean_of(total, weight) for name, (total, weight) in totals.items()},
         learning_rate=learning_rate,
         gradient_norm=float(outcomes[-1].gradient_norm),
         skipped=len(outcomes) - len(finite),
         seconds=seconds,
         input_seconds=input_seconds,
     )
+
+
+def mean_of(total: float, weight: float) -> float:
+    """The mean of what has `weight` in all; nan of nothing."""
+    return float(total / weight) if weight else float("nan")
 
 
 class readable_errors:

@@ -106,12 +106,7 @@ class Trainer:
           UserError: the directory can't be used, or the checkpoint is not of this model.
         """
         self.prepare()
-        run = Run(
-            strategy=self.strategy,
-            directory=self.directory,
-            first_step=self.strategy.step,
-            last_step=self._last_step,
-        )
+        run = self._run()
         outcome, started = "failed", time.monotonic()
         with contextlib.ExitStack() as ends:
             for callback in self._callbacks:
@@ -135,11 +130,20 @@ class Trainer:
             files=self._files(completed),
         )
 
+    def _run(self) -> Run:
+        return Run(
+            strategy=self.strategy,
+            directory=self.directory,
+            first_step=self.strategy.step,
+            last_step=self._last_step,
+        )
+
     def _summarize(self, outcome: str, seconds: float) -> Mapping:
         summary = summarize(
             self._figures, self.strategy, outcome=outcome, settings=self._settings, seconds=seconds
         )
-        if self.directory is not None:
+        # A finished run that is started again does nothing, and what it was stays on record.
+        if self.directory is not None and self._figures.first_seconds is not None:
             self._write_summary(summary)
         return summary
 
@@ -187,6 +191,8 @@ class Trainer:
         if not self._prepared:
             self._resumed_from = self.restore()
             self._prepared = True
+            for callback in self._callbacks:
+                callback.check(self._run())
             if self._checkpoints is not None:
                 self._make_directory()
         return self._resumed_from

@@ -1,4 +1,4 @@
-"""The devices of a test process: four logical CPUs of one thread each, made before TensorFlow computes anything."""
+"""The devices of a test process: four logical CPUs of one thread each, made before TensorFlow computes."""
 
 import os
 

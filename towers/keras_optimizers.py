@@ -61,7 +61,8 @@ def _refuse_options(optimizer):
             raise UserError(f"{name}({option}={getattr(optimizer, option)}) has no translation: {fix}")
     if int(optimizer.iterations) > 0:
         raise UserError(
-            f"{name} has already taken {int(optimizer.iterations)} steps, whose slots can't be taken over: give a new one"
+            f"{name} has already taken {int(optimizer.iterations)} steps, whose slots can't be taken over: "
+            "give a new one"
         )
 
 

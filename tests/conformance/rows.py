@@ -9,6 +9,7 @@ from strategies.towers import towers_strategy
 from tests.towers.logical_cpus import cpus
 from towers.devices import Devices
 from towers.options import StepOptions
+from towers.split import even_shares
 from towers.task import Task
 
 
@@ -40,12 +41,14 @@ class Row:
       name: in the names of tests.
       make_strategy: called with a task and the options of the step.
       accumulation: microbatches of a step, put into those options.
+      shares: how a batch is divided over the towers.
       reference: what one device does that this row must agree with.
     """
 
     name: str
     make_strategy: Callable[[Task, StepOptions], Strategy]
     accumulation: int = 1
+    shares: tuple[float, ...] = (1.0,)
     reference: Reference = UNDIVIDED
 
 
@@ -58,16 +61,48 @@ def _mirrored(devices: Devices, shares: tuple[float, ...] | None = None):
 
 
 one_device = _towers(cpus(1))
+
+
+def one_device_in_parts(shares: tuple[float, ...]):
+    """Takes the parts that towers would, one after another, for numbers that depend on the parts."""
+    devices = Devices(towers=cpus(1).towers * len(shares), parameters=cpus(1).parameters)
+    return _towers(devices, shares)
+
+
 _SHARES = (5.0, 3.0, 2.0)
 
 ROWS = (
     Row(name="towers_1", make_strategy=one_device),
-    Row(name="towers_2", make_strategy=_towers(cpus(2))),
-    Row(name="towers_3", make_strategy=_towers(cpus(3))),
-    Row(name="towers_4", make_strategy=_towers(cpus(4))),
-    Row(name="towers_3_shares_5_3_2", make_strategy=_towers(cpus(3), _SHARES)),
-    Row(name="towers_2_parameters_on_cpu_1", make_strategy=_towers(cpus(2, parameters=1))),
-    Row(name="towers_3_shares_parameters_on_cpu_3", make_strategy=_towers(cpus(3, parameters=3), _SHARES)),
+    Row(
+        name="towers_2",
+        make_strategy=_towers(cpus(2)),
+        shares=even_shares(2),
+    ),
+    Row(
+        name="towers_3",
+        make_strategy=_towers(cpus(3)),
+        shares=even_shares(3),
+    ),
+    Row(
+        name="towers_4",
+        make_strategy=_towers(cpus(4)),
+        shares=even_shares(4),
+    ),
+    Row(
+        name="towers_3_shares_5_3_2",
+        make_strategy=_towers(cpus(3), _SHARES),
+        shares=_SHARES,
+    ),
+    Row(
+        name="towers_2_parameters_on_cpu_1",
+        make_strategy=_towers(cpus(2, parameters=1)),
+        shares=even_shares(2),
+    ),
+    Row(
+        name="towers_3_shares_parameters_on_cpu_3",
+        make_strategy=_towers(cpus(3, parameters=3), _SHARES),
+        shares=_SHARES,
+    ),
     Row(
         name="towers_1_accumulation_4",
         make_strategy=one_device,
@@ -77,21 +112,38 @@ ROWS = (
     Row(
         name="towers_2_accumulation_4",
         make_strategy=_towers(cpus(2)),
+        shares=even_shares(2),
         accumulation=4,
         reference=FOUR_MICROBATCHES,
     ),
     Row(
         name="towers_3_shares_accumulation_4",
         make_strategy=_towers(cpus(3, parameters=1), _SHARES),
+        shares=_SHARES,
         accumulation=4,
         reference=FOUR_MICROBATCHES,
     ),
     Row(name="mirrored_1", make_strategy=_mirrored(cpus(1))),
-    Row(name="mirrored_2", make_strategy=_mirrored(cpus(2))),
-    Row(name="mirrored_3_shares_5_3_2", make_strategy=_mirrored(cpus(3), _SHARES)),
+    Row(
+        name="mirrored_2",
+        make_strategy=_mirrored(cpus(2)),
+        shares=even_shares(2),
+    ),
+    Row(
+        name="mirrored_3_shares_5_3_2",
+        make_strategy=_mirrored(cpus(3), _SHARES),
+        shares=_SHARES,
+    ),
+    Row(
+        name="mirrored_1_accumulation_4",
+        make_strategy=_mirrored(cpus(1)),
+        accumulation=4,
+        reference=FOUR_MICROBATCHES,
+    ),
     Row(
         name="mirrored_2_accumulation_4",
         make_strategy=_mirrored(cpus(2)),
+        shares=even_shares(2),
         accumulation=4,
         reference=FOUR_MICROBATCHES,
     ),

@@ -7,6 +7,7 @@ import numpy as np
 import tensorflow as tf
 from keras import layers
 
+from tests.towers.tiny_tasks import without_autotune
 from towers.task import Batch, InputShard, WeightedLoss, WeightedValue
 
 NUM_CLASSES = 10
@@ -20,12 +21,14 @@ class SmallImages:
       name: of the task, in the names of tests.
       num_images: 30 in a batch, so what is left of an epoch is the last batch.
       batch_norm: whether the network has one.
+      nan_image: number of a training image that is not finite, or None.
     """
 
     name: str
     num_images: int
     batch_norm: bool
     batch_size: int = 30
+    nan_image: int | None = None
 
     def num_examples(self, split: str) -> int:
         return self.num_images
@@ -52,13 +55,17 @@ class SmallImages:
         if shard.count != 1:
             raise NotImplementedError("SmallImages is read by one process")
         batches = tf.data.Dataset.from_tensor_slices(self._examples(split)).batch(self.batch_size)
+        batches = without_autotune(batches)
         return batches.repeat().skip(shard.first_batch) if split == "train" else batches
 
     def _examples(self, split: str) -> Batch:
         """Weights are multiples of 1/2, whose sums are exact in any order."""
         draw = np.random.default_rng({"train": 1, "eval": 2}[split])
+        images = draw.normal(size=(self.num_images, 8, 8, 3)).astype(np.float32)
+        if self.nan_image is not None and split == "train":
+            images[self.nan_image] = np.nan
         return Batch(
-            features=draw.normal(size=(self.num_images, 8, 8, 3)).astype(np.float32),
+            features=images,
             labels={
                 "number": np.arange(self.num_images, dtype=np.int32),
                 "class": draw.integers(0, NUM_CLASSES, self.num_images).astype(np.int32),
@@ -85,9 +92,12 @@ class SmallImages:
 
 
 # 70 images end an epoch on a batch of 10; 61 on a batch of 1, which leaves towers and microbatches without one.
+BATCH_NORM_LAST_1 = SmallImages("batch_norm_last_1", num_images=61, batch_norm=True)
 TASKS = (
     SmallImages("plain_last_10", num_images=70, batch_norm=False),
     SmallImages("plain_last_1", num_images=61, batch_norm=False),
     SmallImages("batch_norm_last_10", num_images=70, batch_norm=True),
-    SmallImages("batch_norm_last_1", num_images=61, batch_norm=True),
+    BATCH_NORM_LAST_1,
 )
+# Its second batch is not finite, by an image of the last tower's part.
+NAN_IN_BATCH_1 = SmallImages("nan_in_batch_1", num_images=70, batch_norm=True, nan_image=59)

@@ -4,14 +4,17 @@ import dataclasses
 import functools
 from collections.abc import Mapping
 
+import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
-from strategies.contract import StepReport
-from tests.conformance.rows import ROWS, Row, one_device
-from tests.conformance.tasks import TASKS, SmallImages
+from strategies.contract import StepReport, Strategy
+from tests.conformance.rows import ROWS, Row, one_device, one_device_in_parts
+from tests.conformance.tasks import BATCH_NORM_LAST_1, NAN_IN_BATCH_1, TASKS, SmallImages
 from towers.options import StepOptions
 from towers.schedules import Constant
+from towers.task import InputShard
 from towers.update_rules import Momentum
 
 NUM_STEPS = 20
@@ -31,24 +34,31 @@ class Outcome:
 
 def trained(make_strategy, task: SmallImages, accumulation: int) -> Outcome:
     """20 steps of momentum from the start that the seed gives."""
-    options = StepOptions(
-        rule=Momentum(momentum=0.9),
-        schedule=Constant(0.02),
-        batch_stats="synced",
-        accumulation=accumulation,
-        seed=3,
-    )
-    strategy = make_strategy(task, options)
+    strategy = make_strategy(task, step_options(accumulation=accumulation))
     report = strategy.run_steps(NUM_STEPS)
-    kept = strategy.checkpointables()
-    compared = {"parameters": kept["parameters"], "state": kept["state"], **kept["slots"]}
     return Outcome(
         report=report,
         step=strategy.step,
         evaluation=strategy.evaluate(),
-        values={f"{kind}/{name}": v.numpy() for kind, named in compared.items() for name, v in named.items()},
-        counters={name: variable.numpy() for name, variable in kept["counters"].items()},
+        values=values_of(strategy),
+        counters=counters_of(strategy),
     )
+
+
+def step_options(*, batch_stats: str = "synced", **options) -> StepOptions:
+    momentum = Momentum(momentum=0.9)
+    return StepOptions(rule=momentum, schedule=Constant(0.02), batch_stats=batch_stats, seed=3, **options)
+
+
+def values_of(strategy: Strategy) -> dict[str, np.ndarray]:
+    """Parameters, state and momenta by 'kind/name'."""
+    kept = strategy.checkpointables()
+    compared = {"parameters": kept["parameters"], "state": kept["state"], **kept["slots"]}
+    return {f"{kind}/{name}": v.numpy() for kind, named in compared.items() for name, v in named.items()}
+
+
+def counters_of(strategy: Strategy) -> dict[str, np.ndarray]:
+    return {name: variable.numpy() for name, variable in strategy.checkpointables()["counters"].items()}
 
 
 @functools.cache
@@ -61,9 +71,10 @@ def outcome_of_row(row: Row, task: SmallImages) -> Outcome:
     return trained(row.make_strategy, task, row.accumulation)
 
 
-def relative_differences(values, expected) -> dict[str, float]:
-    """max|a - b| / max|b| by variable."""
-    return {name: np.abs(values[name] - b).max() / np.abs(b).max() for name, b in expected.items()}
+def apart(values, expected) -> dict[str, float]:
+    """max|a - b| / max|b| of the variables where it is not within the tolerance; NaN never is."""
+    differences = {name: np.abs(values[name] - b).max() / np.abs(b).max() for name, b in expected.items()}
+    return {name: float(difference) for name, difference in differences.items() if not difference <= TOLERANCE}
 
 
 every_row_and_task = pytest.mark.parametrize(
@@ -82,10 +93,7 @@ def outcomes(row, task) -> tuple[Outcome, Outcome]:
 def test_parameters_state_and_slots(outcomes):
     outcome, expected = outcomes
     assert outcome.values.keys() == expected.values.keys()
-    differences = relative_differences(outcome.values, expected.values)
-    # NaN is not within anything.
-    apart = {name: difference for name, difference in differences.items() if not difference <= TOLERANCE}
-    assert not apart
+    assert apart(outcome.values, expected.values) == {}
 
 
 @every_row_and_task
@@ -118,7 +126,66 @@ def test_evaluation(outcomes, task):
     assert evaluation["loss"] == pytest.approx(expected["loss"], rel=1e-6)
 
 
-@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
+divided_rows = [row for row in ROWS if len(row.shares) > 1]
+
+
+@pytest.mark.parametrize("row", divided_rows, ids=lambda row: row.name)
+@pytest.mark.parametrize("batch_stats", ["average", "first"])
+def test_statistics_that_are_not_synced(row, batch_stats):
+    """They are those of each part, so the reference takes the same parts: an epoch, its last batch of 1."""
+    found = []
+    for make_strategy in (row.make_strategy, one_device_in_parts(row.shares)):
+        options = step_options(accumulation=row.accumulation, batch_stats=batch_stats)
+        strategy = make_strategy(BATCH_NORM_LAST_1, options)
+        strategy.run_steps(3)
+        found.append(values_of(strategy))
+    assert apart(*found) == {}
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_a_step_that_is_not_finite_changes_nothing(row):
+    strategy = row.make_strategy(NAN_IN_BATCH_1, step_options(accumulation=row.accumulation, on_nan="skip"))
+    assert strategy.run_steps(1).skipped == 0
+    before = values_of(strategy)
+    assert strategy.run_steps(1).skipped == 1
+    for name, value in values_of(strategy).items():
+        np.testing.assert_array_equal(value, before[name], err_msg=name)
+    assert strategy.run_steps(1).skipped == 0
+    assert all(np.isfinite(value).all() for value in values_of(strategy).values())
+    counters = counters_of(strategy)
+    assert (counters["step"], counters["updates"], counters["skipped"]) == (3, 2, 1)
+
+
+every_task = pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
+
+
+def trained_by_keras(task: SmallImages) -> dict[str, np.ndarray]:
+    """The same steps by Keras's own layers, a tape and the formula of momentum, without a line of ours."""
+    keras.utils.set_random_seed(3)
+    model = task.build_model()
+    momenta = {variable.path: np.zeros(variable.shape, np.float32) for variable in model.trainable_variables}
+    for batch in task.dataset("train", InputShard()).take(NUM_STEPS):
+        with tf.GradientTape() as tape:
+            logits = model(batch.features, training=True)
+            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(batch.labels["class"], logits)
+            loss = tf.reduce_sum(losses * batch.weights) / tf.reduce_sum(batch.weights)
+        gradients = tape.gradient(loss, model.trainable_variables)
+        for variable, gradient in zip(model.trainable_variables, gradients, strict=True):
+            momenta[variable.path] = 0.9 * momenta[variable.path] - 0.02 * gradient.numpy()
+            variable.assign_add(momenta[variable.path])
+    kinds = {"parameters": model.trainable_variables, "state": model.non_trainable_variables}
+    found = {f"{kind}/{v.path}": v.numpy() for kind, variables in kinds.items() for v in variables}
+    return found | {f"momentum/{path}": value for path, value in momenta.items()}
+
+
+@every_task
+def test_the_reference_is_keras(task):
+    found, expected = outcome_of_reference(task, 1).values, trained_by_keras(task)
+    assert found.keys() == expected.keys()
+    assert apart(found, expected) == {}
+
+
+@every_task
 def test_the_reference_learns(task):
     """Agreement means something only where numbers moved, and not so wildly that rounding would grow."""
     start = one_device(task, StepOptions(seed=3)).checkpointables()["parameters"]

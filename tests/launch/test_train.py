@@ -22,7 +22,9 @@ pytestmark = pytest.mark.timeout(300)
 class TestFinishedRun:
     def test_it_says_where_everything_lies(self, finished_run):
         found = dict(
-            line.split(": ", 1) for line in finished_run.ended.out.splitlines() if line.partition(": ")[2][:1] == "/"
+            line.split(": ", 1)
+            for line in finished_run.ended.out.splitlines()
+            if line.partition(": ")[2][:1] == "/"
         )
         directory = finished_run.directory
         assert found == {

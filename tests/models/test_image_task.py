@@ -101,12 +101,17 @@ def test_images_are_normalised_by_the_training_split():
     np.testing.assert_allclose(batch.features.std((0, 1, 2)), 1, atol=1e-5)
 
 
-def test_augmentation_is_a_shift_of_at_most_four_pixels():
-    plain, moved = (read(image_task(augment=augment), num_batches=1)[0].features[0] for augment in (False, True))
+@pytest.mark.parametrize("padding", [0, 2, PADDING])
+def test_augmentation_is_a_shift_of_at_most_the_padding(padding):
+    plain, moved = (
+        read(image_task(augment=augment, crop_padding=padding), num_batches=1)[0].features[0]
+        for augment in (False, True)
+    )
     black = (0 - np.array(image_task().images.statistics[0])) / np.array(image_task().images.statistics[1])
-    padded = np.tile(black.astype(np.float32), (16, 16, 1))
-    padded[PADDING:-PADDING, PADDING:-PADDING] = plain
-    crops = [padded[r : r + 8, c : c + 8] for r in range(9) for c in range(9)]
+    padded = np.tile(black.astype(np.float32), (8 + 2 * padding, 8 + 2 * padding, 1))
+    padded[padding : padding + 8, padding : padding + 8] = plain
+    starts = range(2 * padding + 1)
+    crops = [padded[r : r + 8, c : c + 8] for r in starts for c in starts]
     assert any(
         np.allclose(moved, crop, atol=1e-5) or np.allclose(moved[:, ::-1], crop, atol=1e-5) for crop in crops
     )

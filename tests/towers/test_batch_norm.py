@@ -77,8 +77,8 @@ def as_pass(tensors) -> Pass:
 
 def assert_same(found: Pass, expected: Pass, tolerance=TOLERANCE):
     """Each array to within `tolerance` of its largest number."""
-    pairs = zip(tf.nest.flatten(dataclasses.astuple(found)), tf.nest.flatten(dataclasses.astuple(expected)))
-    for ours, theirs in pairs:
+    arrays = (tf.nest.flatten(dataclasses.astuple(one)) for one in (found, expected))
+    for ours, theirs in zip(*arrays, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=tolerance * np.abs(theirs).max())
 
 

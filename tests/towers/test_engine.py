@@ -30,8 +30,8 @@ from towers.update_rules import SGD, Momentum
 
 # --- not finite
 
+# Of batches of 8, the one whose features hold a NaN.
 BAD_STEP = 2
-"""Of batches of 8, the one whose features hold a NaN."""
 
 
 def task_with_nan(place_in_batch: int = 0) -> TinyTask:

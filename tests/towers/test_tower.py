@@ -27,8 +27,8 @@ from towers.task import Batch
 from towers.tower import ModelVariables
 from towers.update_rules import SGD
 
+# Two forward, two filter gradients, one gradient of the second's inputs; fused or not, they are named 'Conv2D'.
 CONVOLUTIONS_OF_A_TOWER = 5
-"""Two forward, two filter gradients, one gradient of the second's inputs; fused or not, the name holds 'Conv2D'."""
 
 
 def convolution_task() -> TinyTask:

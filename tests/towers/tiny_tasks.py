@@ -19,6 +19,13 @@ from towers.task import Batch, InputShard, WeightedLoss, WeightedValue
 NUM_CLASSES = 3
 
 
+def without_autotune(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Its thread sleeps for longer and longer, up to seconds, and an iterator is not deleted before it wakes."""
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    return dataset.with_options(options)
+
+
 def squared_error(outputs, batch: Batch) -> tf.Tensor:
     """[N] losses against labels of the outputs' shape."""
     error = tf.square(tf.cast(outputs, tf.float32) - batch.labels)
@@ -57,7 +64,7 @@ class TinyTask:
         return self.build()
 
     def dataset(self, split: str, shard: InputShard) -> tf.data.Dataset:
-        batches = tf.data.Dataset.from_tensor_slices(self.examples).batch(self.batch_size)
+        batches = without_autotune(tf.data.Dataset.from_tensor_slices(self.examples).batch(self.batch_size))
         return batches.repeat().skip(shard.first_batch) if split == "train" else batches
 
     def loss(self, outputs, batch: Batch) -> WeightedLoss:

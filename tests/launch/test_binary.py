@@ -1,0 +1,60 @@
+"""How every program ends: exit codes, and one line for a user's mistake."""
+
+import pytest
+
+from launch import binary
+from tests.launch.programs import run_many
+from towers.errors import UserError
+
+PROGRAM = """
+from absl import flags
+from launch import binary
+from towers.errors import UserError
+flags.DEFINE_integer("number", 1, "A number.")
+
+def main(arguments):
+    number = flags.FLAGS.number
+    if number == 2:
+        raise UserError("number=2:\\n    it is\\ttoo even; give 1")
+    if number == 3:
+        raise ValueError("a fault of the program")
+    print("number", number)
+    return {4: binary.NOT_FINITE, 5: binary.INTERRUPTED}.get(number)
+
+def cli():
+    binary.run(main)
+"""
+
+
+def test_codes_are_as_documented():
+    codes = (binary.DONE, binary.USER_ERROR, binary.DIFFERS, binary.NOT_FINITE, binary.INTERRUPTED)
+    assert codes == (0, 2, 3, 4, 75)
+    for code in codes:
+        assert f"\n{code} " in binary.__doc__
+
+
+def test_a_failure_is_one_line(capsys, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["/somewhere/train.py"])
+    assert binary.fail(UserError("batch_size=0:\n  it is at least 1")) == 2
+    assert capsys.readouterr().err == "train: error: batch_size=0: it is at least 1\n"
+
+
+CASES = (
+    ([], 0, "number 1\n", ""),
+    (["--number=2"], 2, "", "program: error: number=2: it is too even; give 1\n"),
+    (["--number=4"], 4, "number 4\n", ""),
+    (["--number=5"], 75, "number 5\n", ""),
+    (["more"], 2, "", "program: error: argument 'more' is no flag: flags begin with --, see --help\n"),
+)
+
+
+@pytest.mark.timeout(200)
+def test_ends(tmp_path):
+    (tmp_path / "program.py").write_text(PROGRAM)
+    calls = [("program", flags) for flags in (*(flags for flags, *_ in CASES), ["--number=3"])]
+    *ended, (fault, _) = run_many(calls, tmp_path)
+    for (flags, *expected), (found, _) in zip(CASES, ended, strict=True):
+        assert [found.code, found.out, found.err] == expected, flags
+    assert fault.code == 1
+    assert "Traceback" in fault.err
+    assert fault.err.splitlines()[-1] == "ValueError: a fault of the program"

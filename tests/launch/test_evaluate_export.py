@@ -1,0 +1,142 @@
+"""`launch.evaluate` and `launch.export` on a run's directory."""
+
+import json
+import pathlib
+import shutil
+
+import pytest
+
+from tests.launch.programs import LAST_STEP, listing, run, run_many
+
+pytestmark = pytest.mark.timeout(300)
+
+EVALUATE, EXPORT = "launch.evaluate", "launch.export"
+
+
+@pytest.fixture(scope="module")
+def copied(finished_run, tmp_path_factory):
+    """A copy of the run, to be looked at and exported to."""
+    return shutil.copytree(finished_run.directory, tmp_path_factory.mktemp("copied") / "run")
+
+
+@pytest.fixture(scope="module")
+def damaged(finished_run, tmp_path_factory):
+    """A copy of the run whose newest checkpoint is cut in half."""
+    directory = shutil.copytree(finished_run.directory, tmp_path_factory.mktemp("damaged") / "run")
+    data = directory / "checkpoints" / f"step-{LAST_STEP}.data-00000-of-00001"
+    data.write_bytes(data.read_bytes()[: data.stat().st_size // 2])
+    return directory
+
+
+@pytest.fixture(scope="module")
+def runs(copied, damaged, tmp_path_factory):
+    """How each call ended, by name."""
+    folder = tmp_path_factory.mktemp("evaluations")
+    without = folder / "without"
+    without.mkdir()
+    (without / "flags.txt").write_text((copied / "flags.txt").read_text())
+    calls = {
+        "plain": (EVALUATE, [f"--directory={copied}"]),
+        "json": (EVALUATE, [f"--directory={copied}", "--json"]),
+        "other batches": (
+            EVALUATE,
+            [f"--directory={copied}", "--json", "--eval_batch_size=300", "--num_towers=1"],
+        ),
+        "an earlier one": (
+            EVALUATE,
+            [f"--directory={copied}", "--json", f"--resume={copied}/checkpoints/step-{LAST_STEP - 5}"],
+        ),
+        "damaged": (EVALUATE, [f"--directory={damaged}", "--json"]),
+        "no flag": (EVALUATE, []),
+        "no run": (EVALUATE, ["--directory=elsewhere"]),
+        "no checkpoint": (EVALUATE, [f"--directory={without}"]),
+        "export of no flag": (EXPORT, []),
+        "export of no run": (EXPORT, ["--directory=elsewhere"]),
+        "export of no checkpoint": (EXPORT, [f"--directory={without}"]),
+        "export by another suffix": (EXPORT, [f"--directory={copied}", "--output=model.h5"]),
+    }
+    before = listing(copied)
+    ended = dict(zip(calls, run_many(list(calls.values()), folder), strict=True))
+    assert listing(copied) == before, "an evaluation writes nothing"
+    return ended
+
+
+def summary_of(directory):
+    return json.loads((directory / "summary.json").read_text())
+
+
+def test_the_numbers_are_the_summary_s(runs, copied):
+    ended, _ = runs["json"]
+    assert ended.code == 0, ended.err
+    assert ended.err == ""
+    assert json.loads(ended.out) == {"step": LAST_STEP, **summary_of(copied)["evaluation"]}
+
+
+def test_for_a_person(runs, copied):
+    ended, _ = runs["plain"]
+    expected = summary_of(copied)["evaluation"]
+    assert ended.out == (
+        f"evaluation of step {LAST_STEP}: loss {expected['loss']:.4f}, accuracy {expected['accuracy']:.4f}\n"
+    )
+
+
+def test_flags_of_the_command_line_come_first(runs, copied):
+    found = json.loads(runs["other batches"][0].out)
+    expected = summary_of(copied)["evaluation"]
+    assert found["accuracy"] == expected["accuracy"]
+    assert found["loss"] == pytest.approx(expected["loss"], rel=1e-5)
+
+
+def test_an_earlier_checkpoint(runs, copied):
+    found = json.loads(runs["an earlier one"][0].out)
+    assert found["step"] == LAST_STEP - 5
+    assert found["loss"] != summary_of(copied)["evaluation"]["loss"]
+
+
+def test_a_damaged_checkpoint_is_reported(runs, damaged):
+    ended, _ = runs["damaged"]
+    assert json.loads(ended.out)["step"] == LAST_STEP - 5
+    assert f"{damaged}/checkpoints/step-{LAST_STEP} can't be read" in ended.err
+    assert "trying the one before it" in ended.err
+    assert len(ended.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "name, parts",
+    [
+        ("no flag", ("evaluate: error: --directory is missing",)),
+        ("no run", ("evaluate: error: --directory=elsewhere", "no run was kept there")),
+        ("no checkpoint", ("evaluate: error: --directory=", "no checkpoint yet", "train first")),
+        ("export of no flag", ("export: error: --directory is missing",)),
+        ("export of no run", ("export: error: --directory=elsewhere", "no run was kept there")),
+        ("export of no checkpoint", ("export: error: --directory=", "no checkpoint yet")),
+        ("export by another suffix", ("export: error: ", "model.h5", "ends in .keras", "model.keras")),
+    ],
+)
+def test_errors(runs, name, parts):
+    ended, cwd = runs[name]
+    assert ended.code == 2
+    [line] = ended.err.splitlines()
+    for part in parts:
+        assert part in line
+    assert ended.out == ""
+    assert listing(cwd) == []
+
+
+def test_export(copied, tmp_path):
+    done = run("-m", EXPORT, f"--directory={copied}", "--output=exported/model.keras", cwd=tmp_path)
+    assert done.code == 0, done.err
+    assert done.err == ""
+    first, second = done.out.splitlines()
+    path = tmp_path / "exported" / "model.keras"
+    assert first == f"exported step {LAST_STEP} to {path}"
+    assert second.startswith("checked in a fresh process: outputs agree to ")
+    assert float(second.split()[-1]) <= 1e-6
+    assert listing(tmp_path) == ["exported", "exported/model.keras"]
+    assert weights_of(path) == weights_of(pathlib.Path(copied) / "model.keras")
+
+
+def weights_of(path):
+    import keras
+
+    return [array.tobytes() for array in keras.saving.load_model(path).get_weights()]
