@@ -117,14 +117,31 @@ class MirroredEngine:
         return self._strategy.run(replica, args=(batch, sums))
 
     def _gather(self, batch, micro, state) -> TowerResult:
-        """This replica's pass over its part of a (micro)batch."""
+        """This replica's pass over its part of a (micro)batch; the new state is of all replicas."""
         place = _replica_place()
         part, busy = step.part(batch, place, self._shares)
         seed = step.tower_seed(
             self.options.seed, self.counters.step.read_value(), micro * len(self._shares) + place
         )
         parameters = [variable.read_value() for variable in self._parameters.values()]
-        return self.tower(parameters, state, part, seed, busy * self.counters.loss_scale.read_value())
+        own = self.tower(parameters, state, part, seed, busy * self.counters.loss_scale.read_value())
+        return own._replace(new_state=self._combined_state(place, state, own))
+
+    def _combined_state(self, place, old_state, own: TowerResult) -> list[tf.Tensor]:
+        """As `towers.step.combine_state`: after every microbatch, since a part's weight may be another in each."""
+        if not old_state:
+            return []
+        first = tf.constant(1.0 if place == 0 else 0.0)
+        averaged = [self.options.batch_stats == "average" and old.dtype.is_floating for old in old_state]
+        changes = [
+            (new - old) * tf.cast(own.weight if by_weight else first, old.dtype)
+            for old, new, by_weight in zip(old_state, own.new_state, averaged, strict=True)
+        ]
+        weight, *changes = _all_reduce(tf.distribute.get_replica_context(), [own.weight, *changes])
+        return [
+            old + (tf.math.divide_no_nan(change, tf.cast(weight, old.dtype)) if by_weight else change)
+            for old, change, by_weight in zip(old_state, changes, averaged, strict=True)
+        ]
 
     def _apply(self, batch, sums, rate):
         outcomes = self._strategy.run(self._replica_apply, args=(batch, sums, rate))
@@ -139,32 +156,22 @@ class MirroredEngine:
 
     def _replica_apply(self, batch, own, rate):
         context = tf.distribute.get_replica_context()
-        state = [variable.read_value() for variable in self._state.values()]
-        sums = self._reduced(context, _replica_place(), state, own)
+        sums = self._reduced(context, own)
         mean = step.mean_gradients(sums, self.options, self.counters)
         context.merge_call(self._update, args=(mean, sums.new_state, rate))
         # The gradients themselves have done their work: only scalars leave the replica.
         return step.outcome(batch, sums, mean), mean._replace(gradients=[])
 
-    def _reduced(self, context, place, old_state, own: TowerResult) -> TowerResult:
+    def _reduced(self, context, own: TowerResult) -> TowerResult:
         """The sums over all replicas, on each of them."""
         scalars = [own.loss_sum, own.weight, *(part for value in own.metric_sums.values() for part in value)]
         loss_sum, weight, *metrics = tf.unstack(_all_reduce(context, tf.stack(scalars)))
-        average = tf.math.divide_no_nan(own.weight, weight)
-        first = tf.constant(1.0 if place == 0 else 0.0)
-        changes = []
-        for old, new in zip(old_state, own.new_state, strict=True):
-            factor = average if self.options.batch_stats == "average" and old.dtype.is_floating else first
-            changes.append((new - old) * tf.cast(factor, old.dtype))
-        # all_reduce takes no empty list.
-        changes = _all_reduce(context, changes) if changes else []
-        new_state = [old + change for old, change in zip(old_state, changes, strict=True)]
         pairs = zip(metrics[::2], metrics[1::2], strict=True)
         return TowerResult(
             loss_sum,
             weight,
             _all_reduce(context, own.gradients),
-            new_state,
+            own.new_state,
             dict(zip(own.metric_sums, (WeightedValue(*pair) for pair in pairs), strict=True)),
         )
 
