@@ -5,19 +5,16 @@ Every device holds a copy of parameters, state and slots; gradients meet by all-
 
 from collections.abc import Mapping
 
-import keras
 import tensorflow as tf
 
 from strategies.synchronous import SynchronousStrategy
-from towers import gradients, split, step
-from towers.counters import Counters
+from towers import gradients, step
 from towers.devices import Devices
-from towers.exchange import TowerExchange
 from towers.options import StepOptions
 from towers.placement import apply_rule, constraints_of, make_slots, variables_like
-from towers.precision import loss_scaling_for
-from towers.task import Batch, Task, WeightedValue
-from towers.tower import EvaluationFunction, EvaluationResult, TowerFunction, TowerResult
+from towers.step_engine import StepEngine
+from towers.task import Task, WeightedValue
+from towers.tower import TowerResult
 
 
 def mirrored_strategy(
@@ -35,53 +32,18 @@ def mirrored_strategy(
     return SynchronousStrategy("mirrored", task, options, make_engine, devices.num_towers)
 
 
-class MirroredEngine:
+class MirroredEngine(StepEngine):
     """As `towers.engine.TowersEngine`, each tower a replica of MirroredStrategy."""
 
-    def __init__(
-        self,
-        task: Task,
-        model: keras.Model,
-        devices: Devices,
-        options: StepOptions,
-        *,
-        batch_spec: Batch,
-        shares: tuple[float, ...] | None = None,
-    ):
-        self.options = options
-        self._shares = split.checked_shares(shares, devices.num_towers, "tower_shares")
-        step.check_batch_size(task.batch_size, options.accumulation, self._shares)
+    def make_variables(self) -> None:
         self._strategy = tf.distribute.MirroredStrategy(
-            list(devices.towers), cross_device_ops=_reduction(devices.towers)
+            list(self.devices.towers), cross_device_ops=_reduction(self.devices.towers)
         )
-        synced = options.batch_stats == "synced" and devices.num_towers > 1
-        self.tower = TowerFunction(
-            task,
-            model,
-            exchange=TowerExchange(devices.num_towers) if synced else None,
-            fused_batch_norm=options.fused_batch_norm,
-            xla=options.xla,
-        )
-        self._evaluation = EvaluationFunction(task, model, fused_batch_norm=options.fused_batch_norm)
         with self._strategy.scope():
             self._parameters = variables_like(self.tower.variables.parameters)
             self._state = variables_like(self.tower.variables.state)
-            self._slots = make_slots(options.rule, self._parameters)
+            self._slots = make_slots(self.options.rule, self._parameters)
         self._constraints = constraints_of(self.tower.variables)
-        with tf.device(step.HOST):
-            self.counters = Counters.new(loss_scaling_for(options.precision))
-        rate = tf.TensorSpec([], tf.float32)
-        self.train_function = tf.function(self._train, input_signature=[batch_spec, rate], autograph=False)
-        self.evaluate_function = tf.function(self._evaluate, input_signature=[batch_spec], autograph=False)
-        self.first_function = tf.function(self._gather_first, input_signature=[batch_spec], autograph=False)
-        self.more_function = tf.function(self._gather_more, autograph=False)
-        self.finish_function = tf.function(self._apply, autograph=False)
-
-    def train(self, batch: Batch, rate: float) -> step.StepOutcome:
-        return step.train_accumulated(self, batch, tf.constant(rate, tf.float32), self.options.accumulation)
-
-    def evaluate(self, batch: Batch) -> EvaluationResult:
-        return self.evaluate_function(batch)
 
     def parameters(self) -> Mapping[str, tf.Variable]:
         return self._parameters
@@ -92,14 +54,7 @@ class MirroredEngine:
     def slots(self) -> Mapping[str, Mapping[str, tf.Variable]]:
         return self._slots
 
-    def graph(self) -> tf.Graph:
-        function = self.train_function if self.options.accumulation == 1 else self.first_function
-        return function.get_concrete_function().graph
-
-    def _train(self, batch, rate):
-        return self._apply(batch, self._gather_first(batch), rate)
-
-    def _gather_first(self, batch):
+    def gather_first(self, batch):
         """Every replica's own sums over the first microbatch: PerReplica values."""
 
         def replica(batch):
@@ -108,7 +63,7 @@ class MirroredEngine:
 
         return self._strategy.run(replica, args=(batch,))
 
-    def _gather_more(self, batch, micro, sums):
+    def gather_more(self, batch, micro, sums):
         def replica(batch, sums):
             own = step.microbatch(batch, micro, self.options.accumulation)
             result = self._gather(own, micro, sums.new_state)
@@ -119,9 +74,9 @@ class MirroredEngine:
     def _gather(self, batch, micro, state) -> TowerResult:
         """This replica's pass over its part of a (micro)batch; the new state is of all replicas."""
         place = _replica_place()
-        part, busy = step.part(batch, place, self._shares)
+        part, busy = step.part(batch, place, self.shares)
         seed = step.tower_seed(
-            self.options.seed, self.counters.step.read_value(), micro * len(self._shares) + place
+            self.options.seed, self.counters.step.read_value(), micro * len(self.shares) + place
         )
         parameters = [variable.read_value() for variable in self._parameters.values()]
         own = self.tower(parameters, state, part, seed, busy * self.counters.loss_scale.read_value())
@@ -143,7 +98,7 @@ class MirroredEngine:
             for old, change, by_weight in zip(old_state, changes, averaged, strict=True)
         ]
 
-    def _apply(self, batch, sums, rate):
+    def apply(self, batch, sums, rate):
         outcomes = self._strategy.run(self._replica_apply, args=(batch, sums, rate))
         # Every replica found the same: the first one's report is the step's.
         outcome, mean = tf.nest.map_structure(self._first_of, outcomes)
@@ -195,12 +150,12 @@ class MirroredEngine:
         by_slot = {slot: {name: own} for slot, own in slots.items()}
         apply_rule(self.options.rule, {name: variable}, by_slot, self._constraints, [gradient], rate, update)
 
-    def _evaluate(self, batch):
+    def evaluate_towers(self, batch):
         def replica(batch):
-            part, busy = step.part(batch, _replica_place(), self._shares)
+            part, busy = step.part(batch, _replica_place(), self.shares)
             parameters = [variable.read_value() for variable in self._parameters.values()]
             state = [variable.read_value() for variable in self._state.values()]
-            return self._evaluation(parameters, state, part, busy)
+            return self.evaluation(parameters, state, part, busy)
 
         results = self._strategy.run(replica, args=(batch,))
         local = [self._strategy.experimental_local_results(value) for value in tf.nest.flatten(results)]

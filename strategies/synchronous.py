@@ -5,40 +5,21 @@ Where towers run and gradients meet is the engine's; this is the host's side of 
 
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
-from typing import Protocol
+from collections.abc import Callable, Iterator
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from strategies.contract import NonFiniteStep, StepReport
-from towers.counters import Counters
 from towers.errors import UserError
 from towers.layer_names import counted_anew
 from towers.options import StepOptions
 from towers.precision import layer_precision
-from towers.step import StepOutcome, open_length
+from towers.step import open_length
+from towers.step_engine import StepEngine
 from towers.task import Batch, InputShard, Task, as_batch
-from towers.tower import EvaluationResult, ModelVariables
-
-
-class Engine(Protocol):
-    """Steps as graphs; `towers.engine.TowersEngine` is one."""
-
-    counters: Counters
-
-    def train(self, batch: Batch, rate: float) -> StepOutcome: ...
-
-    def evaluate(self, batch: Batch) -> EvaluationResult: ...
-
-    def parameters(self) -> Mapping[str, tf.Variable]: ...
-
-    def state(self) -> Mapping[str, tf.Variable]: ...
-
-    def slots(self) -> Mapping[str, Mapping[str, tf.Variable]]: ...
-
-    def graph(self) -> tf.Graph: ...
+from towers.tower import ModelVariables
 
 
 class SynchronousStrategy:
@@ -49,7 +30,7 @@ class SynchronousStrategy:
         name: str,
         task: Task,
         options: StepOptions,
-        make_engine: Callable[[keras.Model, Batch], Engine],
+        make_engine: Callable[[keras.Model, Batch], StepEngine],
         num_towers: int,
     ):
         """Args:

@@ -67,22 +67,6 @@ def open_length(element_spec) -> Batch:
     return tf.nest.map_structure(lambda spec: tf.TensorSpec([None, *spec.shape[1:]], spec.dtype), element_spec)
 
 
-def train_accumulated(engine, batch: Batch, rate: tf.Tensor, count: int) -> StepOutcome:
-    """One step of an engine over `count` microbatches, one after another.
-
-    Each microbatch is a call of its own: memory is that of one, and the graph does not grow with them.
-    """
-    if count == 1:
-        return engine.train_function(batch, rate)
-    sizes = split.sizes(int(batch_length(batch)), split.even_shares(count))
-    sums = engine.first_function(batch)
-    for place in range(1, count):
-        # A last batch of fewer examples than microbatches leaves some empty, and kernels refuse empty tensors.
-        if sizes[place] > 0:
-            sums = engine.more_function(batch, tf.constant(place), sums)
-    return engine.finish_function(batch, sums, rate)
-
-
 def microbatch(batch: Batch, place: int, count: int) -> Batch:
     """Microbatch `place` of `count`; together they are the batch, whatever its length."""
     if count == 1:

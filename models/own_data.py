@@ -1,0 +1,94 @@
+"""A user's own arrays or tf.data dataset as batches of a task."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from towers.errors import UserError
+from towers.split import boundaries_tensor, checked_shares
+from towers.task import Batch, InputShard, as_batch, batch_length
+
+
+def count_examples(batch: Batch) -> int:
+    """Length of the arrays.
+
+    Raises:
+      UserError: they differ, or one has no dimension.
+    """
+    shapes = [np.shape(array) for array in tf.nest.flatten(batch)]
+    lengths = sorted({shape[0] if shape else 0 for shape in shapes})
+    if len(lengths) != 1 or lengths[0] == 0:
+        raise UserError(
+            f"arrays of {', '.join(map(str, lengths)) or 'no'} examples: "
+            "features, labels and weights need the same number, at least 1, as dimension 0; "
+            "give arrays, not lists of numbers"
+        )
+    return int(lengths[0])
+
+
+def host_tensors(data: Any) -> Batch:
+    """Arrays as tensors in the host's memory; as in Keras, float64 becomes float32, and lists tuples."""
+
+    def to_tensor(array: Any) -> tf.Tensor:
+        tensor = tf.convert_to_tensor(array)
+        return tf.cast(tensor, keras.config.floatx()) if tensor.dtype == tf.float64 else tensor
+
+    def convert(structure: Any) -> Any:
+        if isinstance(structure, Mapping):
+            return {key: convert(value) for key, value in structure.items()}
+        # tf.data takes a list for one tensor.
+        if isinstance(structure, (list, tuple)):
+            return tuple(convert(value) for value in structure)
+        return to_tensor(structure)
+
+    with tf.init_scope(), tf.device("CPU:0"):
+        return Batch(*(convert(part) for part in as_batch(data)))
+
+
+def checked_batch_size(data: Any, given: int | None) -> int:
+    """The batch size asked for, or what a dataset's element spec says.
+
+    Raises:
+      UserError: there is none, or it is below 1, or the dataset says another.
+    """
+    if given is not None and given < 1:
+        raise UserError(f"batch_size={given}: a batch holds at least one example; use 32 or so")
+    if not isinstance(data, tf.data.Dataset):
+        if given is None:
+            raise UserError("batch_size=None: arrays do not say how to batch them; pass batch_size=32 or so")
+        return given
+    spec = tf.nest.flatten(data.element_spec)[0]
+    if spec.shape.rank == 0:
+        raise UserError(f"train_data gives {spec.dtype.name} scalars: batches are needed; add .batch(batch_size)")
+    known = spec.shape[0] if spec.shape.rank else None
+    if known is None and given is None:
+        raise UserError(
+            "train_data does not say its batch size: pass batch_size, or .batch(..., drop_remainder=True)"
+        )
+    if None not in (known, given) and known != given:
+        raise UserError(f"batch_size={given}: train_data gives batches of {known}; leave batch_size out")
+    return known or given
+
+
+def dataset_stream(data: tf.data.Dataset, *, repeated: bool, shard: InputShard) -> tf.data.Dataset:
+    """The user's batches from shard.first_batch on, and of each the shard's part."""
+    shares = checked_shares(shard.shares, shard.count, "shares")
+    first = shard.first_batch
+    if repeated and data.cardinality() > 0:
+        # Whole passes are not read through: each is the same.
+        first %= int(data.cardinality())
+    batches = (data.repeat() if repeated else data).skip(first)
+
+    def cut(*parts: Any) -> Batch:
+        batch = as_batch(parts[0] if len(parts) == 1 else parts)
+        ends = boundaries_tensor(batch_length(batch), shares)
+        begin, end = ends[shard.index], ends[shard.index + 1]
+        return tf.nest.map_structure(lambda tensor: tensor[begin:end], batch)
+
+    options = tf.data.Options()
+    # The shard divides the batches: a tf.distribute strategy must not divide them again.
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    return batches.map(tf.autograph.experimental.do_not_convert(cut)).prefetch(2).with_options(options)
