@@ -12,7 +12,7 @@ from towers.devices import Devices
 from towers.exchange import TowerExchange
 from towers.options import StepOptions
 from towers.precision import loss_scaling_for
-from towers.task import Batch, Task
+from towers.task import Batch, Task, batch_length
 from towers.tower import EvaluationFunction, EvaluationResult, TowerFunction
 
 
@@ -75,9 +75,12 @@ class StepEngine(abc.ABC):
         rate = tf.constant(rate, tf.float32)
         if self.options.accumulation == 1:
             return self.train_function(batch, rate)
+        sizes = split.sizes(int(batch_length(batch)), split.even_shares(self.options.accumulation))
         sums = self.first_function(batch)
-        for place in range(1, self.options.accumulation):
-            sums = self.more_function(batch, tf.constant(place), sums)
+        for place, size in enumerate(sizes[1:], start=1):
+            # A last batch of fewer examples than microbatches leaves some empty: kernels refuse empty tensors.
+            if size > 0:
+                sums = self.more_function(batch, tf.constant(place), sums)
         return self.finish_function(batch, sums, rate)
 
     def evaluate(self, batch: Batch) -> EvaluationResult:
