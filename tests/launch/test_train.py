@@ -89,7 +89,7 @@ def test_asked_to_stop_and_started_again(finished_run, tmp_path, number):
     [said] = [line for line in stopped.out.splitlines() if line.startswith(number.name)]
     step = int(said.partition("stopped at step ")[2].partition(";")[0])
     assert 3 <= step < LAST_STEP
-    assert f"the same command with --directory={tmp_path / 'run'} goes on from there" in said
+    assert f"the same command with --directory={tmp_path / 'run'} --resume=auto goes on from there" in said
     assert (tmp_path / "run" / "checkpoints" / f"step-{step}.index").exists()
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["outcome"] == "interrupted"
     last = run(*command, cwd=tmp_path)
