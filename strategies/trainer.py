@@ -142,10 +142,13 @@ class Trainer:
         summary = summarize(
             self._figures, self.strategy, outcome=outcome, settings=self._settings, seconds=seconds
         )
-        # A finished run that is started again does nothing, and what it was stays on record.
-        if self.directory is not None and self._figures.first_seconds is not None:
+        if self.directory is not None and not self._is_on_record():
             self._write_summary(summary)
         return summary
+
+    def _is_on_record(self) -> bool:
+        """A finished run that is started again does nothing, and what it was stays in summary.json."""
+        return self._figures.first_seconds is None and (self.directory / "summary.json").exists()
 
     def _write_summary(self, summary: Mapping) -> None:
         path = self.directory / "summary.json"

@@ -14,9 +14,11 @@ def average(old: tf.Tensor, new: Sequence[tf.Tensor], weights: Sequence[tf.Tenso
     """
     if not old.dtype.is_floating:
         return new[0]
-    total = tf.add_n(list(weights))
+    # In the state's own type: a quotient of float32 weights would be the least exact number in float64.
+    weights = [tf.cast(weight, old.dtype) for weight in weights]
+    total = tf.add_n(weights)
     changes = [
-        (value - old) * tf.cast(tf.math.divide_no_nan(weight, total), old.dtype)
+        (value - old) * tf.math.divide_no_nan(weight, total)
         for value, weight in zip(new, weights, strict=True)
     ]
     return old + tf.add_n(changes)
