@@ -18,8 +18,7 @@ def average(old: tf.Tensor, new: Sequence[tf.Tensor], weights: Sequence[tf.Tenso
     weights = [tf.cast(weight, old.dtype) for weight in weights]
     total = tf.add_n(weights)
     changes = [
-        (value - old) * tf.math.divide_no_nan(weight, total)
-        for value, weight in zip(new, weights, strict=True)
+        (value - old) * tf.math.divide_no_nan(weight, total) for value, weight in zip(new, weights, strict=True)
     ]
     return old + tf.add_n(changes)
 
