@@ -11,7 +11,6 @@ app.run(main)
 """
 
 import datetime
-import math
 import os
 import pathlib
 import sys
@@ -28,7 +27,7 @@ from strategies.contract import Strategy
 from strategies.trainer import Trainer
 from towers.errors import UserError
 from towers.options import StepOptions
-from towers.task import Task
+from towers.task import Task, steps_per_epoch
 
 FLAGS = flags.FLAGS
 FLAG_FILE = "flags.txt"
@@ -70,13 +69,7 @@ def build_trainer(strategy: Strategy, *, stop_requested: Callable[[], bool] = la
 
 def run_length(task: Task) -> int:
     """Steps of the whole run, for the schedule."""
-    options = trainer_options_from_flags(None)
-    if options.steps is not None:
-        return options.steps
-    examples = task.num_examples("train")
-    if examples is None:
-        raise UserError(f"--epochs={options.epochs:g}: the data's length is not known; give --steps")
-    return max(1, round(options.epochs * math.ceil(examples / task.batch_size)))
+    return trainer_options_from_flags(None).num_steps(steps_per_epoch(task))
 
 
 def run_directory() -> pathlib.Path:

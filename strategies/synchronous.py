@@ -18,7 +18,7 @@ from towers.options import StepOptions
 from towers.precision import layer_precision
 from towers.step import open_length
 from towers.step_engine import StepEngine
-from towers.task import Batch, InputShard, Task, as_batch
+from towers.task import Batch, InputShard, Task, as_batch, steps_per_epoch
 from towers.tower import ModelVariables
 
 
@@ -68,8 +68,7 @@ class SynchronousStrategy:
 
     @property
     def steps_per_epoch(self) -> int | None:
-        examples = self.task.num_examples("train")
-        return None if examples is None else -(-examples // self.task.batch_size)
+        return steps_per_epoch(self.task)
 
     def run_steps(self, num_steps: int) -> StepReport:
         started = time.perf_counter()

@@ -80,23 +80,10 @@ class Trainer:
             )
             own += [MetricsLog(), TensorBoardLog()]
         self._callbacks = [*own, *callbacks]
-        self._last_step = 2 if options.dry_run else self._wanted_steps()
+        self._last_step = 2 if options.dry_run else options.num_steps(strategy.steps_per_epoch)
         self._evaluated_at = -1
         self._prepared, self._resumed_from = False, None
         self._notices: list[str] = []
-
-    def _wanted_steps(self) -> int:
-        if self.options.steps is not None:
-            return self.options.steps
-        return max(1, round(self.options.epochs * self._epoch_steps("epochs")))
-
-    def _epoch_steps(self, what: str) -> int:
-        steps = self.strategy.steps_per_epoch
-        if steps is None:
-            raise UserError(
-                f"{what}={getattr(self.options, what)}: the data's length is not known; give steps instead"
-            )
-        return steps
 
     def fit(self) -> FitResult:
         """Trains to the last step, evaluates, and writes checkpoint, model and summary.

@@ -50,3 +50,15 @@ class TrainerOptions:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise UserError(f"{name}={value}: it is more than 0; leave it out for the default")
+
+    def num_steps(self, steps_per_epoch: int | None) -> int:
+        """Steps of the whole run, for where training ends and for a schedule over it.
+
+        Raises:
+          UserError: epochs of a set whose length is not known.
+        """
+        if self.steps is not None:
+            return self.steps
+        if steps_per_epoch is None:
+            raise UserError(f"epochs={self.epochs}: the data's length is not known; give steps instead")
+        return max(1, round(self.epochs * steps_per_epoch))

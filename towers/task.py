@@ -116,3 +116,9 @@ def as_batch(element: Any) -> Batch:
 def batch_length(batch: Batch) -> tf.Tensor:
     """Number of examples in a batch, an int32 scalar (dimension 0 of its first leaf)."""
     return tf.shape(tf.nest.flatten(batch.features)[0])[0]
+
+
+def steps_per_epoch(task: Task) -> int | None:
+    """Batches in one pass over the training examples, a short last one included; None when not known."""
+    examples = task.num_examples("train")
+    return None if examples is None else -(-examples // task.batch_size)
