@@ -5,6 +5,7 @@
 2   the user asked for what can't be done: one line says what, why and the way out
 3   --verify found a difference above the tolerance
 4   training met a loss or gradient that is not finite, under --on_nan=stop
+5   another process of the run was lost, did not answer or never came
 75  interrupted by SIGTERM or SIGINT, everything saved: the same command goes on from there
 """
 
@@ -17,7 +18,7 @@ from absl import app, flags
 
 from towers.errors import UserError
 
-DONE, USER_ERROR, DIFFERS, NOT_FINITE, INTERRUPTED = 0, 2, 3, 4, 75
+DONE, USER_ERROR, DIFFERS, NOT_FINITE, PEER_LOST, INTERRUPTED = 0, 2, 3, 4, 5, 75
 
 
 def run(main: Callable[[list[str]], int | None]) -> None:
@@ -47,7 +48,15 @@ def parse_flags(arguments: list[str]) -> list[str]:
 
 def fail(error: object) -> int:
     """Prints one line and returns the exit code for it."""
-    program = os.path.splitext(os.path.basename(sys.argv[0]))[0]
-    text = " ".join(str(error).split())
-    print(f"{program}: error: {text}", file=sys.stderr, flush=True)
+    _say("error", error)
     return USER_ERROR
+
+
+def warn(about: object) -> None:
+    """Prints one line."""
+    _say("warning", about)
+
+
+def _say(kind: str, what: object) -> None:
+    program = os.path.splitext(os.path.basename(sys.argv[0]))[0]
+    print(f"{program}: {kind}: {' '.join(str(what).split())}", file=sys.stderr, flush=True)

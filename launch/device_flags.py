@@ -5,7 +5,6 @@ from absl import flags
 from launch.flag_values import listed_in_help, positive
 from strategies.registry import strategy_names
 from towers.devices import KINDS, Devices, configure_devices
-from towers.errors import UserError
 
 FLAGS = flags.FLAGS
 
@@ -27,13 +26,3 @@ def devices_from_flags() -> Devices:
         parameter_device=FLAGS.parameter_device,
         threads_per_tower=FLAGS.threads_per_tower,
     )
-
-
-def shares_from_flags() -> tuple[float, ...] | None:
-    """--tower_shares as numbers; whether they match the towers is the strategy's to say."""
-    if FLAGS.tower_shares is None:
-        return None
-    try:
-        return tuple(float(share) for share in FLAGS.tower_shares)
-    except ValueError:
-        raise UserError(f"--tower_shares={','.join(FLAGS.tower_shares)}: shares are numbers, as 3,1") from None

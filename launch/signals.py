@@ -25,8 +25,8 @@ class StopSignals:
 
     @property
     def name(self) -> str:
-        """Which one came: 'SIGTERM' or 'SIGINT'."""
-        return signal.Signals(self._received).name
+        """Which one came: 'SIGTERM' or 'SIGINT', or that another process was sent one."""
+        return signal.Signals(self._received).name if self._received is not None else "a signal to another process"
 
     def _note(self, number, frame) -> None:
         if self._received is None:

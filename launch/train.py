@@ -17,10 +17,9 @@ import dataclasses
 from absl import flags
 
 from launch import binary, step_flags, training
-from launch.device_flags import shares_from_flags
 from launch.signals import StopSignals
 from launch.task_flags import task_from_flags
-from strategies.contract import NonFiniteStep
+from strategies.contract import NonFiniteStep, PeerLost
 from strategies.verification import differences, reference_strategy
 
 FLAGS = flags.FLAGS
@@ -30,24 +29,30 @@ _SHOWN_DIFFERENCES = 5
 
 def main(_) -> int:
     task = task_from_flags()
-    if FLAGS.verify:
-        return verify(task)
+    try:
+        return verify(task) if FLAGS.verify else train(task)
+    except NonFiniteStep as error:
+        binary.fail(error)
+        return binary.NOT_FINITE
+    except PeerLost as error:
+        binary.fail(error)
+        return binary.PEER_LOST
+
+
+def train(task) -> int:
+    """The run that the flags describe; its exit code."""
     strategy = training.build_strategy(task)
     with StopSignals() as signals:
         trainer = training.build_trainer(strategy, stop_requested=signals.requested)
+        trainer.prepare()
         if trainer.directory is not None:
-            trainer.prepare()
             training.save_flags(trainer.directory)
-        try:
-            result = trainer.fit()
-        except NonFiniteStep as error:
-            binary.fail(error)
-            return binary.NOT_FINITE
-        report(result)
-        if not result.completed:
-            print(f"{signals.name}: stopped at step {result.step}" + how_to_go_on(trainer.directory))
-            return binary.INTERRUPTED
-    return binary.DONE
+        result = trainer.fit()
+        if strategy.keeps_files:
+            report(result)
+            if not result.completed:
+                print(f"{signals.name}: stopped at step {result.step}" + how_to_go_on(trainer.directory))
+    return binary.DONE if result.completed else binary.INTERRUPTED
 
 
 def report(result) -> None:
@@ -76,14 +81,17 @@ def verify(task) -> int:
     """
     options = step_flags.options_from_flags(training.run_length(task))
     strategy = training.build_strategy(task, dataclasses.replace(options, precision=FLAGS.verify_precision))
-    reference, how = reference_strategy(task, strategy, strategy.options, shares=shares_from_flags())
+    reference, how = reference_strategy(task, strategy, strategy.options)
     found = differences(strategy, reference, VERIFY_STEPS)
-    print(f"{strategy.name} with {strategy.num_towers} towers beside {how}, {VERIFY_STEPS} steps:")
-    for difference in found[:_SHOWN_DIFFERENCES]:
-        print(f"  {difference.relative:.2e}  {difference.kind}/{difference.name}")
     largest = found[0].relative
     good = largest <= FLAGS.verify_tolerance
-    print(f"{'verified' if good else 'DIFFERS'}: largest {largest:.2e}, tolerance {FLAGS.verify_tolerance:.0e}")
+    if strategy.keeps_files:
+        print(f"{strategy.name} with {strategy.num_towers} towers beside {how}, {VERIFY_STEPS} steps:")
+        for difference in found[:_SHOWN_DIFFERENCES]:
+            print(f"  {difference.relative:.2e}  {difference.kind}/{difference.name}")
+        print(
+            f"{'verified' if good else 'DIFFERS'}: largest {largest:.2e}, tolerance {FLAGS.verify_tolerance:.0e}"
+        )
     return binary.DONE if good else binary.DIFFERS
 
 

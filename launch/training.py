@@ -19,7 +19,9 @@ from collections.abc import Callable, Mapping
 from absl import app, flags
 
 from launch import binary
-from launch.device_flags import devices_from_flags, shares_from_flags
+from launch.device_flags import devices_from_flags
+from launch.flag_values import numbers_from
+from launch.ring_flags import joined_ring
 from launch.run_flags import callbacks_from_flags, trainer_options_from_flags
 from launch.step_flags import options_from_flags
 from strategies import registry
@@ -34,9 +36,10 @@ FLAG_FILE = "flags.txt"
 
 
 def _configure_at_start() -> None:
-    """Devices can be made only before the first tensor, and a program's main may begin with its data."""
+    """Devices and servers are made before the first tensor, and a program's main may begin with its data."""
     try:
         devices_from_flags()
+        joined_ring()
     except UserError as error:
         sys.exit(binary.fail(error))
 
@@ -53,7 +56,8 @@ def build_strategy(task: Task, options: StepOptions | None = None) -> Strategy:
     """
     devices = devices_from_flags()
     options = options or options_from_flags(run_length(task))
-    return registry.build_strategy(FLAGS.strategy, task, devices, options, shares=shares_from_flags())
+    shares = numbers_from("tower_shares")
+    return registry.build_strategy(FLAGS.strategy, task, devices, options, shares=shares, ring=joined_ring())
 
 
 def build_trainer(strategy: Strategy, *, stop_requested: Callable[[], bool] = lambda: False) -> Trainer:
@@ -61,7 +65,7 @@ def build_trainer(strategy: Strategy, *, stop_requested: Callable[[], bool] = la
     return Trainer(
         strategy,
         trainer_options_from_flags(str(run_directory())),
-        callbacks=callbacks_from_flags(),
+        callbacks=callbacks_from_flags() if strategy.keeps_files else (),
         stop_requested=stop_requested,
         settings=flag_settings(),
     )

@@ -9,6 +9,21 @@ import tensorflow as tf
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class WorkerTime:
+    """How a worker spent some steps.
+
+    Attributes:
+      name: as 'worker:1'.
+      busy_seconds: its own towers at work; waiting for the other workers is not in it.
+      input_seconds: waiting for its batches.
+    """
+
+    name: str
+    busy_seconds: float
+    input_seconds: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class StepReport:
     """What some steps did, in plain host numbers.
 
@@ -23,6 +38,7 @@ class StepReport:
       skipped: steps of these whose update was not applied.
       seconds: wall time of all of it.
       input_seconds: of that, time spent waiting for batches.
+      workers: each worker's share of the time, by rank; () where there is one process.
     """
 
     step: int
@@ -35,6 +51,7 @@ class StepReport:
     skipped: int
     seconds: float
     input_seconds: float
+    workers: tuple[WorkerTime, ...] = ()
 
     @property
     def examples_per_second(self) -> float:
@@ -51,6 +68,25 @@ class NonFiniteStep(ArithmeticError):
     def __init__(self, message: str, *, step: int):
         super().__init__(message)
         self.step = step
+
+
+class PeerLost(RuntimeError):
+    """Another process of this run is gone or does not answer: this one can't go on without it."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Move:
+    """What a Trainer wants to do next; several processes must all do the same.
+
+    Attributes:
+      stop: save and end early.
+      save: save now.
+      num_steps: then run so many steps.
+    """
+
+    stop: bool
+    save: bool
+    num_steps: int
 
 
 class Strategy(Protocol):
@@ -79,6 +115,24 @@ class Strategy(Protocol):
     @property
     def num_towers(self) -> int:
         """Towers over all workers."""
+
+    @property
+    def keeps_files(self) -> bool:
+        """Whether this process is the one that writes what is kept of a run."""
+
+    def agree(self, move: Move) -> Move:
+        """What all processes of the run do next; each calls it with its own wish.
+
+        Raises:
+          PeerLost: as every method that meets other processes.
+        """
+
+    def share_restored(self, step: int | None) -> int | None:
+        """Gives all processes what the one that keeps files restored.
+
+        Args:
+          step: at which it was saved; None when nothing was restored, or not by this process.
+        """
 
     def run_steps(self, num_steps: int) -> StepReport:
         """Runs that many training steps and blocks until their numbers are known.

@@ -13,7 +13,7 @@ from towers.devices import Devices
 from towers.options import StepOptions
 from towers.placement import apply_rule, constraints_of, make_slots, variables_like
 from towers.step_engine import StepEngine
-from towers.task import Task, WeightedValue
+from towers.task import Task, WeightedValue, batch_length
 from towers.tower import TowerResult
 
 
@@ -86,24 +86,17 @@ class MirroredEngine(StepEngine):
         """As `towers.step.combine_state`: after every microbatch, since a part's weight may be another in each."""
         if not old_state:
             return []
-        first = tf.constant(1.0 if place == 0 else 0.0)
-        averaged = [self.options.batch_stats == "average" and old.dtype.is_floating for old in old_state]
-        changes = [
-            (new - old) * tf.cast(own.weight if by_weight else first, old.dtype)
-            for old, new, by_weight in zip(old_state, own.new_state, averaged, strict=True)
-        ]
-        weight, *changes = _all_reduce(tf.distribute.get_replica_context(), [own.weight, *changes])
-        return [
-            old + (tf.math.divide_no_nan(change, tf.cast(weight, old.dtype)) if by_weight else change)
-            for old, change, by_weight in zip(old_state, changes, averaged, strict=True)
-        ]
+        policy = self.options.batch_stats
+        changes = step.changes_of_state(old_state, own, first=place == 0, batch_stats=policy)
+        summed = _all_reduce(tf.distribute.get_replica_context(), changes)
+        return step.changed_state(old_state, summed, policy)
 
     def apply(self, batch, sums, rate):
         outcomes = self._strategy.run(self._replica_apply, args=(batch, sums, rate))
         # Every replica found the same: the first one's report is the step's.
         outcome, mean = tf.nest.map_structure(self._first_of, outcomes)
         with tf.device(step.HOST):
-            step.count_step(batch, mean, self.options, self.counters)
+            step.count_step(batch_length(batch), mean, self.options, self.counters)
             return outcome
 
     def _first_of(self, value):
@@ -115,7 +108,7 @@ class MirroredEngine(StepEngine):
         mean = step.mean_gradients(sums, self.options, self.counters)
         context.merge_call(self._update, args=(mean, sums.new_state, rate))
         # The gradients themselves have done their work: only scalars leave the replica.
-        return step.outcome(batch, sums, mean), mean._replace(gradients=[])
+        return step.outcome(batch_length(batch), batch.features, sums, mean), mean._replace(gradients=[])
 
     def _reduced(self, context, own: TowerResult) -> TowerResult:
         """The sums over all replicas, on each of them."""

@@ -1,17 +1,17 @@
-"""What all synchronous strategies of one process share: input, the loop over steps, evaluation, export.
+"""What all synchronous strategies share: input, the loop over steps, evaluation, export.
 
 Where towers run and gradients meet is the engine's; this is the host's side of it.
 """
 
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from strategies.contract import NonFiniteStep, StepReport
+from strategies.contract import Move, NonFiniteStep, StepReport
 from towers.errors import UserError
 from towers.layer_names import counted_anew
 from towers.options import StepOptions
@@ -44,15 +44,32 @@ class SynchronousStrategy:
         self.task, self.options = task, options
         self.model = self._build_template()
         # The template is never trained, so the first batches' spec is all that the input is asked for here.
-        self._input = as_batches(task.dataset("train", InputShard()))
+        self._input = self._dataset("train")
         self.engine = make_engine(self.model, open_length(self._input.element_spec))
         self._batches: Iterator[Batch] | None = None
+
+    def _dataset(self, split: str, first_batch: int = 0) -> tf.data.Dataset:
+        """What this process reads of `split`, as batches."""
+        return as_batches(self.task.dataset(split, InputShard(first_batch=first_batch)))
 
     def _build_template(self) -> keras.Model:
         keras.utils.set_random_seed(self.options.seed)
         # The towers' copies of the parameters are the engine's; the template need not take a GPU's memory.
         with tf.device("/device:CPU:0"), layer_precision(self.options.precision), counted_anew():
             return self.task.build_model()
+
+    keeps_files = True
+
+    def agree(self, move: Move) -> Move:
+        return move
+
+    def share_restored(self, step: int | None) -> int | None:
+        return step
+
+    @property
+    def part_shares(self) -> tuple[float, ...]:
+        """How a global batch is divided over all towers."""
+        return self.engine.all_shares
 
     @property
     def step(self) -> int:
@@ -103,7 +120,7 @@ class SynchronousStrategy:
     def _input_from(self, step: int) -> tf.data.Dataset:
         if step == 0:
             return self._input
-        return as_batches(self.task.dataset("train", InputShard(first_batch=step)))
+        return self._dataset("train", step)
 
     def _stop_if_bad(self, first, outcomes):
         bad = int(self.engine.counters.bad_step)
@@ -113,7 +130,7 @@ class SynchronousStrategy:
         what = f"loss {float(found.loss_sum / found.weight):g}, gradient norm {float(found.gradient_norm):g}"
         cause = (
             "lower the learning rate or clip the gradients"
-            if found.inputs_finite
+            if self._all_true(bool(found.inputs_finite))
             else "its batch holds NaN or infinite features: clean the data"
         )
         raise NonFiniteStep(
@@ -121,9 +138,13 @@ class SynchronousStrategy:
             step=bad,
         )
 
+    def _all_true(self, here: bool) -> bool:
+        """Whether it is true in every process."""
+        return here
+
     def evaluate(self, num_batches: int | None = None) -> dict[str, float]:
         sums: dict[str, np.ndarray] = {}
-        dataset = as_batches(self.task.dataset("eval", InputShard()))
+        dataset = self._dataset("eval")
         for batch in dataset if num_batches is None else dataset.take(num_batches):
             with readable_errors(None):
                 result = self.engine.evaluate(batch)
@@ -131,7 +152,11 @@ class SynchronousStrategy:
                 sums[name] = sums.get(name, 0.0) + np.array([float(part) for part in value])
         if not sums:
             raise UserError("the 'eval' split is empty: give it at least one example")
-        return {name: mean_of(total, weight) for name, (total, weight) in sums.items()}
+        return {name: mean_of(total, weight) for name, (total, weight) in self._over_all(sums).items()}
+
+    def _over_all(self, sums: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+        """This process's sums of an evaluation, to those of all."""
+        return sums
 
     def checkpointables(self) -> dict:
         engine = self.engine

@@ -12,7 +12,7 @@ import keras
 from strategies.cadence import Cadence, due, steps_of_a_call
 from strategies.callbacks import Callback, Run
 from strategies.checkpoints import Checkpoints, check_writable
-from strategies.contract import NonFiniteStep, StepReport, Strategy
+from strategies.contract import Move, NonFiniteStep, StepReport, Strategy
 from strategies.export import save_model
 from strategies.metrics_log import MetricsLog
 from strategies.summary import RunFigures, summarize, write_summary
@@ -70,7 +70,7 @@ class Trainer:
         self._stop_requested = stop_requested
         self._settings = dict(settings or {})
         self._figures = RunFigures()
-        keeps = options.directory is not None and not options.dry_run
+        keeps = options.directory is not None and not options.dry_run and strategy.keeps_files
         self.directory = pathlib.Path(options.directory).absolute() if keeps else None
         self._checkpoints = None
         own: list[Callback] = [self._figures]
@@ -179,7 +179,8 @@ class Trainer:
         anything is written.
         """
         if not self._prepared:
-            self._resumed_from = self.restore()
+            restored = self.restore() if self.strategy.keeps_files else None
+            self._resumed_from = self.strategy.share_restored(restored)
             self._prepared = True
             for callback in self._callbacks:
                 callback.check(self._run())
@@ -207,16 +208,18 @@ class Trainer:
         self._saved_at, self._saved_time = self.strategy.step, time.monotonic()
         cadence, steps_a_call = self._cadence(), 1
         while self.strategy.step < self._last_step:
-            if self._stop_requested():
+            move = self._agreed_move(cadence.call_length(self.strategy.step, steps_a_call))
+            if move.save or move.stop:
                 self._save()
+            if move.stop:
                 return False
-            report = self._run_steps(cadence.call_length(self.strategy.step, steps_a_call))
+            report = self._run_steps(move.num_steps)
             steps_a_call = self._next_call_length(report)
             if due(report.step, self.options.evaluate_every_steps, self._evaluation_epoch_steps()):
                 self._evaluate()
-            if self._checkpoint_due(report.step):
+            if due(report.step, self.options.checkpoint_every_steps):
                 self._save()
-        if self._stop_requested():
+        if self._agreed_move(0).stop:
             self._save()
             return False
         if self._evaluated_at != self.strategy.step:
@@ -224,7 +227,15 @@ class Trainer:
         self._save()
         if self.directory is not None:
             self.export(self.directory / "model.keras")
+        # Nobody leaves while another may still need it.
+        self._agreed_move(0)
         return True
+
+    def _agreed_move(self, num_steps: int) -> Move:
+        """What all processes do next; this one's wish is to go on for `num_steps`."""
+        return self.strategy.agree(
+            Move(stop=self._stop_requested(), save=self._is_late_to_save(), num_steps=num_steps)
+        )
 
     def _run_steps(self, count: int) -> StepReport:
         for callback in self._callbacks:
@@ -260,12 +271,10 @@ class Trainer:
             return None
         return max(1, round(every * self.strategy.steps_per_epoch))
 
-    def _checkpoint_due(self, step: int) -> bool:
-        if self._checkpoints is None:
-            return False
+    def _is_late_to_save(self) -> bool:
         seconds = self.options.checkpoint_every_seconds
         late = seconds is not None and time.monotonic() - self._saved_time >= seconds
-        return late or due(step, self.options.checkpoint_every_steps)
+        return late and self._checkpoints is not None
 
     def _evaluate(self) -> None:
         metrics = self.strategy.evaluate()

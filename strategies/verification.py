@@ -12,7 +12,6 @@ from towers import batch_norm
 from towers.devices import Devices
 from towers.errors import UserError
 from towers.options import StepOptions
-from towers.split import checked_shares
 from towers.task import Task
 from towers.tower import ModelVariables
 
@@ -31,9 +30,7 @@ class Difference:
     relative: float
 
 
-def reference_strategy(
-    task: Task, strategy: SynchronousStrategy, options: StepOptions, *, shares: tuple[float, ...] | None
-) -> tuple[Strategy, str]:
+def reference_strategy(task: Task, strategy: SynchronousStrategy, options: StepOptions) -> tuple[Strategy, str]:
     """What one device would do, and in words how.
 
     Where an example's gradient depends on the others of its part (batch statistics that are not synced) or on
@@ -53,7 +50,7 @@ def reference_strategy(
         )
     count = strategy.num_towers if coupled or random else 1
     devices = Devices(towers=(_ONE_DEVICE,) * count, parameters=_ONE_DEVICE)
-    own_shares = checked_shares(shares, strategy.num_towers, "tower_shares") if count > 1 else None
+    own_shares = strategy.part_shares if count > 1 else None
     how = "undivided" if count == 1 else f"in the same {count} parts, one after another"
     # XLA is under test with the mode; the reference goes without.
     plain = dataclasses.replace(options, xla=False)

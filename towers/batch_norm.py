@@ -136,7 +136,9 @@ def _exchanged(inputs, gamma, beta, axis, epsilon, exchange, weight):
         values = tf.cast(inputs, compute)
         own_count = weight * tf.cast(tf.size(inputs) // inputs.shape[axis], compute)
         first = exchange.sum(tf.concat([[own_count], weight * tf.reduce_sum(values, axes)], 0))
-        count, mean = first[0], first[1:] / first[0]
+        # A microbatch may have an example for none of the towers.
+        count = tf.maximum(first[0], 1)
+        mean = first[1:] / count
         centred = values - tf.reshape(mean, shape)
         variance = exchange.sum(weight * tf.reduce_sum(tf.square(centred), axes)) / count
         inverse = tf.math.rsqrt(variance + epsilon)

@@ -14,6 +14,7 @@ import tensorflow as tf
 from towers import step
 from towers.placement import CentralPlacement
 from towers.step_engine import StepEngine
+from towers.task import batch_length
 from towers.tower import TowerResult
 
 
@@ -50,8 +51,8 @@ class TowersEngine(StepEngine):
         results = []
         for place, device in enumerate(self.devices.towers):
             with tf.device(step.HOST):
-                part, busy = step.part(batch, place, self.shares)
-                number = microbatch_place * len(self.devices.towers) + place
+                part, busy = self._part(batch, place)
+                number = self._tower_number(microbatch_place, place)
                 seed = step.tower_seed(self.options.seed, self.counters.step.read_value(), number)
             with tf.device(device):
                 results.append(self.tower(parameters, state, part, seed, busy * loss_scale))
@@ -59,15 +60,27 @@ class TowersEngine(StepEngine):
             new_state = step.combine_state(state, results, self.options.batch_stats)
             return step.add_results(results, self.placement.sum)._replace(new_state=new_state)
 
+    def _part(self, batch, place):
+        """The part of a tower here, and whether it has something to do, as `towers.step.part`."""
+        return step.part(batch, place, self.shares)
+
+    def _tower_number(self, microbatch_place, place):
+        """Counts the passes of a step, for seeds."""
+        return microbatch_place * len(self.devices.towers) + place
+
     def apply(self, batch, sums, rate) -> step.StepOutcome:
+        return self._finish(sums, batch_length(batch), batch.features, rate)
+
+    def _finish(self, sums: TowerResult, examples, features, rate) -> step.StepOutcome:
+        """The end of a step, given the sums over all towers."""
         with tf.device(self.devices.parameters):
             mean = step.mean_gradients(sums, self.options, self.counters)
         with tf.device(step.HOST):
             may_update = step.may_update(mean, self.counters)
         tf.cond(may_update, lambda: self._update(mean, sums, rate), lambda: tf.constant(False))
         with tf.device(step.HOST):
-            result = step.outcome(batch, sums, mean)
-            step.count_step(batch, mean, self.options, self.counters)
+            result = step.outcome(examples, features, sums, mean)
+            step.count_step(examples, mean, self.options, self.counters)
             return result
 
     def _update(self, mean, sums, rate):
@@ -81,7 +94,7 @@ class TowersEngine(StepEngine):
         results = []
         for place, device in enumerate(self.devices.towers):
             with tf.device(step.HOST):
-                part, busy = step.part(batch, place, self.shares)
+                part, busy = self._part(batch, place)
             with tf.device(device):
                 results.append(self.evaluation(parameters, state, part, busy))
         with tf.device(step.HOST):

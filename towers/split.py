@@ -26,7 +26,9 @@ def even_shares(num_parts: int) -> tuple[float, ...]:
     return (1.0,) * num_parts
 
 
-def checked_shares(shares: Sequence[float] | None, num_parts: int, what: str) -> tuple[float, ...]:
+def checked_shares(
+    shares: Sequence[float] | None, num_parts: int, what: str, of: str = "tower"
+) -> tuple[float, ...]:
     """`shares` as a tuple, or equal ones for None.
 
     Raises:
@@ -37,9 +39,9 @@ def checked_shares(shares: Sequence[float] | None, num_parts: int, what: str) ->
     shares = tuple(float(share) for share in shares)
     written = ",".join(f"{share:g}" for share in shares)
     if len(shares) != num_parts:
-        raise UserError(f"{what}={written} names {len(shares)} for {num_parts} towers: give one share a tower")
+        raise UserError(f"{what}={written} names {len(shares)} for {num_parts} {of}s: give one share a {of}")
     if not all(share > 0 and math.isfinite(share) for share in shares):
-        raise UserError(f"{what}={written}: every share is a positive number; leave a device out instead of 0")
+        raise UserError(f"{what}={written}: every share is a positive number; leave a {of} out instead of 0")
     return shares
 
 

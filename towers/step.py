@@ -134,6 +134,39 @@ def combine_state(old: Sequence[tf.Tensor], results: Sequence[TowerResult], batc
     return [combine(value, column, weights) for value, column in zip(old, columns, strict=True)]
 
 
+def changes_of_state(
+    old: Sequence[tf.Tensor], own: TowerResult, *, first: tf.Tensor | bool, batch_stats: str
+) -> list[tf.Tensor]:
+    """What each process or replica with state of its own sends to the others: summed, `changed_state` takes it.
+
+    Args:
+      old: the state before, the same everywhere.
+      own: this one's result.
+      first: whether it is the first tower's.
+      batch_stats: the policy's name in COMBINATIONS.
+    """
+    whole = tf.cast(first, tf.float32)
+    changes = [
+        (after - before) * tf.cast(own.weight if by_weight else whole, before.dtype)
+        for before, after, by_weight in zip(old, own.new_state, _averaged(old, batch_stats), strict=True)
+    ]
+    return [own.weight, *changes]
+
+
+def changed_state(old: Sequence[tf.Tensor], summed: Sequence[tf.Tensor], batch_stats: str) -> list[tf.Tensor]:
+    """As `combine_state`, given the sums of all `changes_of_state`."""
+    weight, *changes = summed
+    return [
+        before + (tf.math.divide_no_nan(change, tf.cast(weight, before.dtype)) if by_weight else change)
+        for before, change, by_weight in zip(old, changes, _averaged(old, batch_stats), strict=True)
+    ]
+
+
+def _averaged(state: Sequence[tf.Tensor], batch_stats: str) -> list[bool]:
+    """Which are averaged by weight; of the others the first tower's stands."""
+    return [batch_stats == "average" and value.dtype.is_floating for value in state]
+
+
 def mean_gradients(sums: TowerResult, options: StepOptions, counters: Counters) -> Mean:
     """The one division of a step, by weight and loss scale; then the check, then clipping."""
     divisor = sums.weight * counters.loss_scale.read_value()
@@ -145,14 +178,14 @@ def mean_gradients(sums: TowerResult, options: StepOptions, counters: Counters) 
     return Mean(options.clipping.apply(means, norm), tf.cast(norm, tf.float32), loss_finite, finite)
 
 
-def outcome(batch: Batch, sums: TowerResult, mean: Mean) -> StepOutcome:
+def outcome(examples: tf.Tensor, features, sums: TowerResult, mean: Mean) -> StepOutcome:
     """What a step reports; the features are looked at only when something was not finite."""
-    inputs_finite = tf.cond(mean.finite, lambda: tf.constant(True), lambda: _all_finite(batch.features))
+    inputs_finite = tf.cond(mean.finite, lambda: tf.constant(True), lambda: _all_finite(features))
     return StepOutcome(
         sums.loss_sum,
         sums.weight,
         sums.metric_sums,
-        batch_length(batch),
+        examples,
         mean.norm,
         mean.finite,
         inputs_finite,
@@ -170,7 +203,7 @@ def may_update(mean: Mean, counters: Counters) -> tf.Tensor:
     return tf.logical_and(mean.finite, counters.bad_step.read_value() < 0)
 
 
-def count_step(batch: Batch, mean: Mean, options: StepOptions, counters: Counters) -> None:
+def count_step(examples: tf.Tensor, mean: Mean, options: StepOptions, counters: Counters) -> None:
     """Advances the counters; to be called after the update."""
     scaling = loss_scaling_for(options.precision)
-    counters.advance(batch_length(batch), mean.finite, mean.loss_finite, scaling, options.on_nan == "stop")
+    counters.advance(examples, mean.finite, mean.loss_finite, scaling, options.on_nan == "stop")

@@ -1,6 +1,7 @@
 """What every engine of one process has: the tower, the counters, and a step in one call or in several."""
 
 import abc
+import functools
 from collections.abc import Mapping
 
 import keras
@@ -14,6 +15,8 @@ from towers.options import StepOptions
 from towers.precision import loss_scaling_for
 from towers.task import Batch, Task, batch_length
 from towers.tower import EvaluationFunction, EvaluationResult, TowerFunction
+
+_RATE = tf.TensorSpec([], tf.float32)
 
 
 class StepEngine(abc.ABC):
@@ -47,12 +50,11 @@ class StepEngine(abc.ABC):
         self.options = options
         self.devices = devices
         self.shares = split.checked_shares(shares, devices.num_towers, "tower_shares")
-        step.check_batch_size(task.batch_size, options.accumulation, self.shares)
-        synced = options.batch_stats == "synced" and devices.num_towers > 1
+        step.check_batch_size(task.batch_size, options.accumulation, self.all_shares)
         self.tower = TowerFunction(
             task,
             model,
-            exchange=TowerExchange(devices.num_towers) if synced else None,
+            exchange=self._tower_exchange() if options.batch_stats == "synced" else None,
             fused_batch_norm=options.fused_batch_norm,
             xla=options.xla,
         )
@@ -60,12 +62,39 @@ class StepEngine(abc.ABC):
         self.make_variables()
         with tf.device(step.HOST):
             self.counters = Counters.new(loss_scaling_for(options.precision))
-        rate = tf.TensorSpec([], tf.float32)
-        self.train_function = tf.function(self._train, input_signature=[batch_spec, rate], autograph=False)
-        self.evaluate_function = tf.function(self.evaluate_towers, input_signature=[batch_spec], autograph=False)
-        self.first_function = tf.function(self.gather_first, input_signature=[batch_spec], autograph=False)
-        self.more_function = tf.function(self.gather_more, autograph=False)
-        self.finish_function = tf.function(self.apply, autograph=False)
+        self._batch_spec = batch_spec
+        self.train_function = _graph_of(self._train, batch_spec, _RATE)
+        self.evaluate_function = _graph_of(self.evaluate_towers, batch_spec)
+        self.first_function = _graph_of(self.gather_first, batch_spec)
+
+    @property
+    def all_shares(self) -> tuple[float, ...]:
+        """Shares of all towers that divide a global batch, in the order of its parts."""
+        return self.shares
+
+    def _tower_exchange(self) -> TowerExchange | None:
+        """Between the towers that share statistics."""
+        return TowerExchange(self.devices.num_towers) if self.devices.num_towers > 1 else None
+
+    @functools.cached_property
+    def more_function(self):
+        """`gather_more`, traced once: workers whose traces were not the same would not find each other."""
+        return _graph_of(self.gather_more, self._batch_spec, tf.TensorSpec([], tf.int32), self._sums_spec)
+
+    @functools.cached_property
+    def finish_function(self):
+        """`apply`, as `more_function`."""
+        return _graph_of(self.apply, self._step_spec, self._sums_spec, _RATE)
+
+    @property
+    def _step_spec(self):
+        """Of what `train` is given."""
+        return self._batch_spec
+
+    @property
+    def _sums_spec(self):
+        sums = self.first_function.get_concrete_function().structured_outputs
+        return tf.nest.map_structure(tf.type_spec_from_value, sums)
 
     def train(self, batch: Batch, rate: float) -> step.StepOutcome:
         """One step on a global batch; returns scalars that may still be under way on their devices.
@@ -126,3 +155,7 @@ class StepEngine(abc.ABC):
     @abc.abstractmethod
     def evaluate_towers(self, batch: Batch) -> EvaluationResult:
         """The towers' evaluations of their parts, added up."""
+
+
+def _graph_of(function, *signature):
+    return tf.function(function, input_signature=signature, autograph=False)

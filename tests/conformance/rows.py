@@ -4,13 +4,14 @@ import dataclasses
 from collections.abc import Callable
 
 from strategies.contract import Strategy
+from strategies.joining import RingOptions
 from strategies.mirrored import mirrored_strategy
+from strategies.ring import ring_strategy
 from strategies.towers import towers_strategy
+from strategies.worker_exchange import WireOptions
 from tests.towers.logical_cpus import cpus
 from towers.devices import Devices
-from towers.options import StepOptions
 from towers.split import even_shares
-from towers.task import Task
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,17 +40,20 @@ class Row:
 
     Attributes:
       name: in the names of tests.
-      make_strategy: called with a task and the options of the step.
+      make_strategy: called with a task and the options of the step; for a ring with `ring=` as well.
       accumulation: microbatches of a step, put into those options.
       shares: how a batch is divided over the towers.
       reference: what one device does that this row must agree with.
+      ring: of a ring, how its workers meet; None in one process.
     """
 
     name: str
-    make_strategy: Callable[[Task, StepOptions], Strategy]
+    make_strategy: Callable[..., Strategy]
     accumulation: int = 1
     shares: tuple[float, ...] = (1.0,)
     reference: Reference = UNDIVIDED
+    ring: RingOptions | None = None
+    num_workers: int = 1
 
 
 def _towers(devices: Devices, shares: tuple[float, ...] | None = None):
@@ -58,6 +62,10 @@ def _towers(devices: Devices, shares: tuple[float, ...] | None = None):
 
 def _mirrored(devices: Devices, shares: tuple[float, ...] | None = None):
     return lambda task, options: mirrored_strategy(task, devices, options, shares=shares)
+
+
+def _ring(devices: Devices, shares: tuple[float, ...] | None = None):
+    return lambda task, options, ring: ring_strategy(task, devices, options, shares=shares, ring=ring)
 
 
 one_device = _towers(cpus(1))
@@ -146,5 +154,43 @@ ROWS = (
         shares=even_shares(2),
         accumulation=4,
         reference=FOUR_MICROBATCHES,
+    ),
+    Row(
+        name="ring_2",
+        make_strategy=_ring(cpus(1)),
+        shares=even_shares(2),
+        ring=RingOptions(check_divergence_every_steps=5),
+        num_workers=2,
+    ),
+    Row(
+        name="ring_3",
+        make_strategy=_ring(cpus(1)),
+        shares=even_shares(3),
+        # Several packs, of which one holds a single large gradient.
+        ring=RingOptions(wire=WireOptions(bytes_per_pack=4000), check_divergence_every_steps=5),
+        num_workers=3,
+    ),
+    Row(
+        name="ring_2_shares_2_1",
+        make_strategy=_ring(cpus(1)),
+        shares=(2.0, 1.0),
+        ring=RingOptions(worker_shares=(2.0, 1.0), check_divergence_every_steps=5),
+        num_workers=2,
+    ),
+    Row(
+        name="ring_2_accumulation_4",
+        make_strategy=_ring(cpus(1)),
+        shares=even_shares(2),
+        accumulation=4,
+        reference=FOUR_MICROBATCHES,
+        ring=RingOptions(check_divergence_every_steps=5),
+        num_workers=2,
+    ),
+    Row(
+        name="ring_2_of_2_towers_shares_2_1",
+        make_strategy=_ring(cpus(2, parameters=1), (2.0, 1.0)),
+        shares=(2.0, 1.0, 2.0, 1.0),
+        ring=RingOptions(check_divergence_every_steps=5),
+        num_workers=2,
     ),
 )

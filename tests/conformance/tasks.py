@@ -8,7 +8,8 @@ import tensorflow as tf
 from keras import layers
 
 from tests.towers.tiny_tasks import without_autotune
-from towers.task import Batch, InputShard, WeightedLoss, WeightedValue
+from towers.split import boundaries_tensor, even_shares
+from towers.task import Batch, InputShard, WeightedLoss, WeightedValue, batch_length
 
 NUM_CLASSES = 10
 
@@ -52,10 +53,8 @@ class SmallImages:
         return layers.ReLU(name=f"relu{name}")(outputs)
 
     def dataset(self, split: str, shard: InputShard) -> tf.data.Dataset:
-        if shard.count != 1:
-            raise NotImplementedError("SmallImages is read by one process")
         batches = tf.data.Dataset.from_tensor_slices(self._examples(split)).batch(self.batch_size)
-        batches = without_autotune(batches)
+        batches = without_autotune(batches.map(lambda batch: _part_of(batch, shard)))
         return batches.repeat().skip(shard.first_batch) if split == "train" else batches
 
     def _examples(self, split: str) -> Batch:
@@ -89,6 +88,12 @@ class SmallImages:
 
     def total_weight(self, split: str) -> float:
         return float(np.sum(self._examples(split).weights))
+
+
+def _part_of(batch: Batch, shard: InputShard) -> Batch:
+    ends = boundaries_tensor(batch_length(batch), shard.shares or even_shares(shard.count))
+    begin, end = ends[shard.index], ends[shard.index + 1]
+    return tf.nest.map_structure(lambda leaf: leaf[begin:end], batch)
 
 
 # 70 images end an epoch on a batch of 10; 61 on a batch of 1, which leaves towers and microbatches without one.

@@ -1,74 +1,31 @@
 """Every row of the table gives the numbers of one device: after 20 steps, on every task."""
 
-import dataclasses
 import functools
-from collections.abc import Mapping
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from strategies.contract import StepReport, Strategy
+from tests.conformance.ring_rows import outcomes_by_rank
 from tests.conformance.rows import ROWS, Row, one_device, one_device_in_parts
-from tests.conformance.tasks import BATCH_NORM_LAST_1, NAN_IN_BATCH_1, TASKS, SmallImages
-from towers.options import StepOptions
-from towers.schedules import Constant
+from tests.conformance.tasks import TASKS, SmallImages
+from tests.conformance.trials import NOT_FINITE, NOT_SYNCED, NUM_STEPS, TWENTY_STEPS, Outcome, Trial, outcomes_of
 from towers.task import InputShard
-from towers.update_rules import Momentum
 
-NUM_STEPS = 20
 TOLERANCE = 1e-5
-
-
-@dataclasses.dataclass(frozen=True)
-class Outcome:
-    """What a strategy left after its steps, as numpy arrays by 'kind/name'."""
-
-    report: StepReport
-    step: int
-    evaluation: Mapping[str, float]
-    values: Mapping[str, np.ndarray]
-    counters: Mapping[str, np.ndarray]
-
-
-def trained(make_strategy, task: SmallImages, accumulation: int) -> Outcome:
-    """20 steps of momentum from the start that the seed gives."""
-    strategy = make_strategy(task, step_options(accumulation=accumulation))
-    report = strategy.run_steps(NUM_STEPS)
-    return Outcome(
-        report=report,
-        step=strategy.step,
-        evaluation=strategy.evaluate(),
-        values=values_of(strategy),
-        counters=counters_of(strategy),
-    )
-
-
-def step_options(*, batch_stats: str = "synced", **options) -> StepOptions:
-    momentum = Momentum(momentum=0.9)
-    return StepOptions(rule=momentum, schedule=Constant(0.02), batch_stats=batch_stats, seed=3, **options)
-
-
-def values_of(strategy: Strategy) -> dict[str, np.ndarray]:
-    """Parameters, state and momenta by 'kind/name'."""
-    kept = strategy.checkpointables()
-    compared = {"parameters": kept["parameters"], "state": kept["state"], **kept["slots"]}
-    return {f"{kind}/{name}": v.numpy() for kind, named in compared.items() for name, v in named.items()}
-
-
-def counters_of(strategy: Strategy) -> dict[str, np.ndarray]:
-    return {name: variable.numpy() for name, variable in strategy.checkpointables()["counters"].items()}
 
 
 @functools.cache
 def outcome_of_reference(task: SmallImages, microbatches: int) -> Outcome:
-    return trained(one_device, task, microbatches)
+    return outcomes_of(one_device, TWENTY_STEPS[task.name], microbatches)[-1]
 
 
 @functools.cache
-def outcome_of_row(row: Row, task: SmallImages) -> Outcome:
-    return trained(row.make_strategy, task, row.accumulation)
+def outcomes_of_row(row: Row, trial: Trial) -> list[Outcome]:
+    if row.ring is not None:
+        return outcomes_by_rank(row)[0][trial]
+    return outcomes_of(row.make_strategy, trial, row.accumulation)
 
 
 def apart(values, expected) -> dict[str, float]:
@@ -86,7 +43,7 @@ every_row_and_task = pytest.mark.parametrize(
 def outcomes(row, task) -> tuple[Outcome, Outcome]:
     """The row's, and that of one device."""
     reference = outcome_of_reference(task, row.reference.microbatches_for(task.batch_norm))
-    return outcome_of_row(row, task), reference
+    return outcomes_of_row(row, TWENTY_STEPS[task.name])[-1], reference
 
 
 @every_row_and_task
@@ -132,28 +89,37 @@ divided_rows = [row for row in ROWS if len(row.shares) > 1]
 @pytest.mark.parametrize("row", divided_rows, ids=lambda row: row.name)
 @pytest.mark.parametrize("batch_stats", ["average", "first"])
 def test_statistics_that_are_not_synced(row, batch_stats):
-    """They are those of each part, so the reference takes the same parts: an epoch, its last batch of 1."""
-    found = []
-    for make_strategy in (row.make_strategy, one_device_in_parts(row.shares)):
-        options = step_options(accumulation=row.accumulation, batch_stats=batch_stats)
-        strategy = make_strategy(BATCH_NORM_LAST_1, options)
-        strategy.run_steps(3)
-        found.append(values_of(strategy))
-    assert apart(*found) == {}
+    """They are those of each part, so the reference takes the same parts."""
+    trial = NOT_SYNCED[batch_stats]
+    (found,) = outcomes_of_row(row, trial)
+    (expected,) = outcomes_of(one_device_in_parts(row.shares), trial, row.accumulation)
+    assert apart(found.values, expected.values) == {}
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_a_step_that_is_not_finite_changes_nothing(row):
-    strategy = row.make_strategy(NAN_IN_BATCH_1, step_options(accumulation=row.accumulation, on_nan="skip"))
-    assert strategy.run_steps(1).skipped == 0
-    before = values_of(strategy)
-    assert strategy.run_steps(1).skipped == 1
-    for name, value in values_of(strategy).items():
-        np.testing.assert_array_equal(value, before[name], err_msg=name)
-    assert strategy.run_steps(1).skipped == 0
-    assert all(np.isfinite(value).all() for value in values_of(strategy).values())
-    counters = counters_of(strategy)
+    before, skipped, after = outcomes_of_row(row, NOT_FINITE)
+    assert [outcome.report.skipped for outcome in (before, skipped, after)] == [0, 1, 0]
+    for name, value in skipped.values.items():
+        np.testing.assert_array_equal(value, before.values[name], err_msg=name)
+    assert all(np.isfinite(value).all() for value in after.values.values())
+    counters = after.counters
     assert (counters["step"], counters["updates"], counters["skipped"]) == (3, 2, 1)
+
+
+ring_rows = [row for row in ROWS if row.ring is not None]
+
+
+@pytest.mark.parametrize("row", ring_rows, ids=lambda row: row.name)
+def test_workers_are_bit_identical(row):
+    first, *others = outcomes_by_rank(row)
+    assert len(others) == row.num_workers - 1
+    for other in others:
+        for trial, outcomes in first.items():
+            for mine, theirs in zip(outcomes, other[trial], strict=True):
+                assert mine.evaluation == theirs.evaluation
+                for name, value in mine.values.items():
+                    assert value.tobytes() == theirs.values[name].tobytes(), name
 
 
 every_task = pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
@@ -188,7 +154,7 @@ def test_the_reference_is_keras(task):
 @every_task
 def test_the_reference_learns(task):
     """Agreement means something only where numbers moved, and not so wildly that rounding would grow."""
-    start = one_device(task, StepOptions(seed=3)).checkpointables()["parameters"]
+    start = one_device(task, TWENTY_STEPS[task.name].options(1)).checkpointables()["parameters"]
     outcome = outcome_of_reference(task, 1)
     for name, variable in start.items():
         moved = np.abs(outcome.values[f"parameters/{name}"] - variable.numpy()).max()

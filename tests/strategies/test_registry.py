@@ -21,8 +21,8 @@ def test_every_name_is_built(name):
         ("tower", "did you mean towers?"),
         ("miror", "did you mean mirrored?"),
         ("Mirrored", "did you mean mirrored?"),
-        ("xyz", "use one of towers, mirrored"),
-        ("", "use one of towers, mirrored"),
+        ("xyz", "use one of towers, mirrored, ring"),
+        ("", "use one of towers, mirrored, ring"),
     ],
 )
 def test_an_unknown_name(name, hint):

@@ -22,7 +22,7 @@ def found(task, *, name="towers", num_towers=2, spoil=lambda strategy: None, sha
     plain = small_strategy(task, name=name, num_towers=num_towers, precision="float64", **options).options
     strategy = build_strategy(name, task, cpus(num_towers), plain, shares=shares)
     spoil(strategy)
-    reference, how = reference_strategy(task, strategy, plain, shares=shares)
+    reference, how = reference_strategy(task, strategy, plain)
     return differences(strategy, reference, STEPS), how
 
 

@@ -1,0 +1,244 @@
+"""Ring: every worker holds a copy and takes its part of each batch; gradients meet by all-reduce."""
+
+import dataclasses
+import faulthandler
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import numpy as np
+import tensorflow as tf
+
+from strategies.contract import Move, PeerLost, StepReport, WorkerTime
+from strategies.divergence import checksums, what_drifted
+from strategies.joining import Ring
+from strategies.ring_engine import RingEngine
+from strategies.synchronous import SynchronousStrategy, as_batches
+from strategies.worker_exchange import HostExchange, WorkerExchange
+from towers.devices import Devices
+from towers.errors import UserError
+from towers.options import StepOptions
+from towers.split import checked_shares
+from towers.task import Batch, InputShard, Task
+
+# What a collective ends with when another worker is gone, stuck or has given up.
+_LOST = (
+    tf.errors.UnavailableError,
+    tf.errors.DeadlineExceededError,
+    tf.errors.AbortedError,
+    tf.errors.CancelledError,
+    tf.errors.FailedPreconditionError,
+)
+# A worker that is itself stuck ends a little after those that wait for it.
+_STUCK_LATER_SECONDS = 2.0
+
+
+def ring_strategy(
+    task: Task,
+    devices: Devices,
+    options: StepOptions,
+    *,
+    shares: tuple[float, ...] | None = None,
+    ring: Ring | None = None,
+) -> "RingStrategy":
+    """The strategy 'ring'; without a ring, one worker alone.
+
+    Raises:
+      UserError: shares that don't match, a batch too small for all towers, or workers whose settings differ.
+    """
+    return RingStrategy(task, devices, options, shares, ring or Ring.alone())
+
+
+class RingStrategy(SynchronousStrategy):
+    """A worker of the ring."""
+
+    def __init__(self, task: Task, devices: Devices, options: StepOptions, shares, ring: Ring):
+        self.ring = ring
+        wire = ring.options.wire
+        self._host = HostExchange(ring.num_workers, ring.rank, wire, channel=ring.next_channel())
+        exchange = WorkerExchange(ring.num_workers, ring.rank, wire, channel=ring.next_channel())
+        own_shares = checked_shares(shares, devices.num_towers, "tower_shares")
+        with self._peers():
+            self._shares_by_worker = _all_shares(self._host, own_shares, ring.options.worker_shares)
+        self._worker_shares = tuple(sum(of_worker) for of_worker in self._shares_by_worker)
+        self._microbatches = options.accumulation
+
+        def make_engine(model, spec):
+            return RingEngine(
+                task,
+                model,
+                devices,
+                options,
+                batch_spec=spec if isinstance(spec, Batch) else spec[0],
+                shares=shares,
+                exchange=exchange,
+                shares_by_worker=self._shares_by_worker,
+                stand_in=self._stand_in(task),
+            )
+
+        super().__init__("ring", task, options, make_engine, sum(map(len, self._shares_by_worker)))
+        with self._peers():
+            self._check_alike()
+
+    @property
+    def keeps_files(self) -> bool:
+        return self.ring.rank == 0
+
+    def _dataset(self, split, first_batch=0):
+        """This worker's part of each batch; of each microbatch, one after another, where a step has several.
+
+        Microbatches divide the global batch first and workers divide each, so that they are the same examples
+        whatever the number of workers.
+        """
+        count = self._microbatches if split == "train" else 1
+        parts = [
+            as_batches(
+                self.task.dataset(
+                    split,
+                    InputShard(
+                        index=micro * self.ring.num_workers + self.ring.rank,
+                        count=count * self.ring.num_workers,
+                        shares=self._worker_shares * count,
+                        first_batch=first_batch,
+                    ),
+                )
+            )
+            for micro in range(count)
+        ]
+        return parts[0] if count == 1 else tf.data.Dataset.zip(tuple(parts))
+
+    def _stand_in(self, task) -> Batch:
+        """One example: the first of all, which is rank 0's whatever the shares."""
+        shard = InputShard(index=0, count=self.ring.num_workers, shares=self._worker_shares)
+        first = next(iter(as_batches(task.dataset("train", shard))))
+        return tf.nest.map_structure(lambda tensor: tensor[:1], first)
+
+    def _check_alike(self) -> None:
+        """Raises UserError when a worker was started with other settings, which would train something else."""
+        layout = [(name, tuple(value.shape)) for name, value in self.engine.parameters().items()]
+        settings = {
+            "batch size": self.task.batch_size,
+            "examples": self.task.num_examples("train"),
+            "network": layout,
+            "step options": self.options,
+            "ring options": self.ring.options,
+        }
+        # Functions are written with their address, which is another in every process.
+        written = [re.sub(r" at 0x[0-9a-f]+", "", repr(setting)) for setting in settings.values()]
+        found = self._host.gather("settings", checksums(text.encode() for text in written))
+        for rank, theirs in enumerate(found):
+            for what, same in zip(settings, theirs == found[0], strict=True):
+                if not same:
+                    raise UserError(
+                        f"{self.ring.members[rank].name} was started with another {what} than "
+                        f"{self.ring.members[0].name}: give all workers the same flags"
+                    )
+
+    def run_steps(self, num_steps: int) -> StepReport:
+        first, waited = self.step, 0.0
+        with self._peers():
+            try:
+                report = super().run_steps(num_steps)
+            finally:
+                faulthandler.cancel_dump_traceback_later()
+            waited = report.input_seconds
+            times = self._host.gather("times", [self.engine.take_busy_seconds(), waited])
+            every = self.ring.options.check_divergence_every_steps
+            if every is not None and report.step // every > first // every:
+                self.check_divergence()
+        workers = tuple(
+            WorkerTime(name=member.name, busy_seconds=float(busy), input_seconds=float(waited))
+            for member, (busy, waited) in zip(self.ring.members, times, strict=True)
+        )
+        return dataclasses.replace(report, workers=workers if self.ring.num_workers > 1 else ())
+
+    def _next_batch(self):
+        if self.ring.num_workers > 1:
+            # From here to the end of the step; if it takes longer, this worker is stuck: its stacks are shown
+            # and it ends, by a thread that needs no Python.
+            seconds = self.ring.options.wire.timeout_seconds + _STUCK_LATER_SECONDS
+            faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__)
+        return super()._next_batch()
+
+    def check_divergence(self) -> None:
+        """Compares the workers' parameters, state and slots bit by bit.
+
+        Raises:
+          Diverged: naming the worker whose are others.
+        """
+        kept = self.checkpointables()
+        named = {**kept["parameters"], **kept["state"]}
+        for slot, by_name in kept["slots"].items():
+            named |= {f"{slot} of {name}": variable for name, variable in by_name.items()}
+        found = self._host.gather("checksums", checksums(v.numpy().tobytes() for v in named.values()))
+        what_drifted([member.name for member in self.ring.members], list(named), found, self.step)
+
+    def _all_true(self, here: bool) -> bool:
+        return bool(self._host.gather("all true", [here]).all())
+
+    def evaluate(self, num_batches: int | None = None) -> dict[str, float]:
+        with self._peers():
+            return super().evaluate(num_batches)
+
+    def _over_all(self, sums: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+        """In rank order, so that all workers divide the same sums."""
+        own = np.concatenate(list(sums.values()))
+        total = self._host.gather("evaluation", own).sum(axis=0)
+        return dict(zip(sums, total.reshape(-1, 2), strict=True))
+
+    def agree(self, move: Move) -> Move:
+        """Rank 0's move; it ends in a stop when any worker was asked to."""
+        with self._peers():
+            wishes = self._host.gather("move", [move.stop, move.save, move.num_steps], np.int64)
+        _, save, num_steps = wishes[0]
+        return Move(stop=bool(wishes[:, 0].any()), save=bool(save), num_steps=int(num_steps))
+
+    def share_restored(self, step: int | None) -> int | None:
+        with self._peers():
+            (given,) = self._host.gather("restored", [-1 if step is None else step], np.int64)[0]
+            if given < 0:
+                return None
+            self._host.give_all(tf.nest.flatten(self.checkpointables()))
+        self.restored()
+        return int(given)
+
+    @contextmanager
+    def _peers(self) -> Iterator[None]:
+        """Within, a collective's failure is `PeerLost`; after a wait in vain the stacks go to stderr before."""
+        try:
+            yield
+        except _LOST as error:
+            if isinstance(error, tf.errors.DeadlineExceededError):
+                faulthandler.dump_traceback(file=sys.__stderr__, all_threads=True)
+            raise PeerLost(self._what_was_lost(error)) from error
+
+    def _what_was_lost(self, error: tf.errors.OpError) -> str:
+        named = {
+            f"{role}:{index}" for role, index in re.findall(r"/job:(\w+)(?:/replica:0)?/task:(\d+)", str(error))
+        }
+        lost = [member for member in self.ring.members if member.name in named]
+        at = f"step {self.step}" if hasattr(self, "engine") else "the start"
+        if isinstance(error, tf.errors.DeadlineExceededError) or not lost:
+            seconds = self.ring.options.wire.timeout_seconds
+            return (
+                f"{self.ring.members[self.ring.rank].name}: another worker did not answer at {at} "
+                f"(--collective_timeout_seconds={seconds:g}): look for the one that is stuck or ended first"
+            )
+        written = ", ".join(f"{member.name} ({member.address})" for member in lost)
+        return f"{written} was lost at {at}: start the workers again, they go on from the last checkpoint"
+
+
+def _all_shares(
+    host: HostExchange, own: tuple[float, ...], worker_shares: tuple[float, ...] | None
+) -> list[tuple[float, ...]]:
+    """The shares of all towers of all workers: a worker's share, divided as its own towers' shares are."""
+    counts = host.gather("towers", [len(own)], np.int64)[:, 0]
+    of_workers = checked_shares(
+        worker_shares or tuple(map(float, counts)), host.num_workers, "worker_shares", of="worker"
+    )
+    filled = host.gather("shares", np.pad(own, (0, max(counts) - len(own))))
+    return [
+        tuple(float(of_worker * share / row[:count].sum()) for share in row[:count])
+        for of_worker, row, count in zip(of_workers, filled, counts, strict=True)
+    ]

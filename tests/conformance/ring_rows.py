@@ -1,0 +1,50 @@
+"""The rows of a ring: as many processes as workers, each going through all trials; run as a program, one of them.
+
+python -m tests.conformance.ring_rows ROW FILE      with TF_CONFIG set
+"""
+
+import functools
+import os
+import pickle
+import sys
+import tempfile
+from collections.abc import Mapping
+
+import tests.conftest  # noqa: F401 (makes the devices)
+from launch.tf_config import cluster_from
+from strategies.joining import join_ring
+from tests.conformance.rows import ROWS, Row
+from tests.conformance.trials import TRIALS, Outcome, Trial, outcomes_of
+from tests.launch.workers import Workers
+
+LIMIT_SECONDS = 280
+
+
+@functools.cache
+def outcomes_by_rank(row: Row) -> list[Mapping[Trial, list[Outcome]]]:
+    """What each worker of the row found, by rank."""
+    with tempfile.TemporaryDirectory() as folder:
+        files = [f"{folder}/{rank}" for rank in range(row.num_workers)]
+        commands = [["-m", "tests.conformance.ring_rows", row.name, file] for file in files]
+        with Workers(commands) as workers:
+            for ended in workers.ends(LIMIT_SECONDS):
+                assert ended.code == 0, ended.err
+        found = []
+        for file in files:
+            with open(file, "rb") as stream:
+                found.append(pickle.load(stream))
+        return found
+
+
+def main() -> None:
+    name, file = sys.argv[1:]
+    (row,) = (row for row in ROWS if row.name == name)
+    cluster = cluster_from(os.environ["TF_CONFIG"])
+    ring = join_ring(cluster, row.ring, startup_timeout_seconds=60, give_up=sys.exit)
+    found = {trial: outcomes_of(row.make_strategy, trial, row.accumulation, ring=ring) for trial in TRIALS}
+    with open(file, "wb") as stream:
+        pickle.dump(found, stream)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""What every row is put through, and what it left: plain data, so that other processes can do the work."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from strategies.contract import StepReport, Strategy
+from tests.conformance.tasks import BATCH_NORM_LAST_1, NAN_IN_BATCH_1, TASKS, SmallImages
+from towers.options import StepOptions
+from towers.schedules import Constant
+from towers.update_rules import Momentum
+
+NUM_STEPS = 20
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    """Some steps of momentum on a task, from the start that the seed gives.
+
+    Attributes:
+      task: what is trained.
+      calls: steps of each call of run_steps.
+      batch_stats, on_nan: options of the step.
+    """
+
+    task: SmallImages
+    calls: tuple[int, ...] = (NUM_STEPS,)
+    batch_stats: str = "synced"
+    on_nan: str = "stop"
+
+    def options(self, accumulation: int) -> StepOptions:
+        return StepOptions(
+            rule=Momentum(momentum=0.9),
+            schedule=Constant(0.02),
+            accumulation=accumulation,
+            batch_stats=self.batch_stats,
+            on_nan=self.on_nan,
+            seed=3,
+        )
+
+
+TWENTY_STEPS = {task.name: Trial(task) for task in TASKS}
+# Statistics are those of each part; an epoch, whose last batch is of 1.
+NOT_SYNCED = {policy: Trial(BATCH_NORM_LAST_1, (3,), batch_stats=policy) for policy in ("average", "first")}
+NOT_FINITE = Trial(NAN_IN_BATCH_1, (1, 1, 1), on_nan="skip")
+TRIALS = (*TWENTY_STEPS.values(), *NOT_SYNCED.values(), NOT_FINITE)
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What a strategy left after a call, as numpy arrays by 'kind/name'."""
+
+    report: StepReport
+    step: int
+    evaluation: Mapping[str, float]
+    values: Mapping[str, np.ndarray]
+    counters: Mapping[str, np.ndarray]
+
+
+def outcomes_of(
+    make_strategy: Callable[..., Strategy], trial: Trial, accumulation: int = 1, **joined
+) -> list[Outcome]:
+    """One a call, each evaluated."""
+    strategy = make_strategy(trial.task, trial.options(accumulation), **joined)
+    return [_outcome(strategy, strategy.run_steps(num_steps)) for num_steps in trial.calls]
+
+
+def _outcome(strategy: Strategy, report: StepReport) -> Outcome:
+    kept = strategy.checkpointables()
+    compared = {"parameters": kept["parameters"], "state": kept["state"], **kept["slots"]}
+    return Outcome(
+        report=report,
+        step=strategy.step,
+        evaluation=strategy.evaluate(),
+        values={f"{kind}/{name}": v.numpy() for kind, named in compared.items() for name, v in named.items()},
+        counters={name: variable.numpy() for name, variable in kept["counters"].items()},
+    )

@@ -1,0 +1,82 @@
+"""Processes of one cluster on this machine, as a launcher would start them; none is left behind."""
+
+import contextlib
+import json
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+
+from tests.launch.programs import Ended, environment
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of loopback that nothing had a moment ago."""
+    with contextlib.ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+
+
+class Workers:
+    """Within, `python command...` runs for each rank, told by TF_CONFIG who the others are."""
+
+    def __init__(
+        self,
+        commands: Sequence[Sequence[str]],
+        *,
+        ports: Sequence[int] | None = None,
+        cwd: pathlib.Path | None = None,
+        missing: Sequence[int] = (),
+        environments: Mapping[int, Mapping[str, str]] | None = None,
+    ):
+        """Args:
+        commands: one a rank.
+        ports: where they listen; None for free ones.
+        cwd: where they run.
+        missing: ranks that the cluster has and that are not started.
+        environments: what more some ranks have in theirs.
+        """
+        self._commands, self._cwd, self._missing = commands, cwd, missing
+        self._environments = environments or {}
+        self.addresses = [f"127.0.0.1:{port}" for port in ports or free_ports(len(commands))]
+        self.processes: list[subprocess.Popen | None] = []
+
+    def __enter__(self) -> "Workers":
+        self._folder = tempfile.TemporaryDirectory()
+        for rank, command in enumerate(self._commands):
+            self.processes.append(None if rank in self._missing else self._started(rank, command))
+        return self
+
+    def _started(self, rank: int, command: Sequence[str]) -> subprocess.Popen:
+        task = {"cluster": {"worker": self.addresses}, "task": {"type": "worker", "index": rank}}
+        told = environment() | {"TF_CONFIG": json.dumps(task)} | self._environments.get(rank, {})
+        with open(self._file(rank, "out"), "wb") as out, open(self._file(rank, "err"), "wb") as err:
+            return subprocess.Popen([sys.executable, *command], cwd=self._cwd, env=told, stdout=out, stderr=err)
+
+    def _file(self, rank: int, which: str) -> str:
+        return os.path.join(self._folder.name, f"{rank}.{which}")
+
+    def end(self, rank: int, limit_seconds: float) -> Ended:
+        """Waits for one rank's end."""
+        code = self.processes[rank].wait(timeout=limit_seconds)
+        return Ended(code, *(self.written(rank, which) for which in ("out", "err")))
+
+    def written(self, rank: int, which: str) -> str:
+        """What a rank has written so far to 'out' or 'err'."""
+        return pathlib.Path(self._file(rank, which)).read_text(errors="replace")
+
+    def ends(self, limit_seconds: float) -> list[Ended]:
+        """Waits for all that were started, by rank."""
+        return [self.end(rank, limit_seconds) for rank, process in enumerate(self.processes) if process]
+
+    def __exit__(self, *_) -> None:
+        for process in self.processes:
+            if process is not None:
+                process.kill()
+                process.wait(timeout=20)
+        self._folder.cleanup()
