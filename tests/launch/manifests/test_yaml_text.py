@@ -2,12 +2,13 @@
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launch.manifests.yaml_text import yaml_text
 
 
+@settings(deadline=None)
 @given(st.lists(st.text()))
 def test_text_comes_back(words):
     assert yaml.safe_load(yaml_text([{"words": words}], comment="")) == {"words": words}
