@@ -9,6 +9,7 @@
 75  interrupted by SIGTERM or SIGINT, everything saved: the same command goes on from there
 """
 
+import functools
 import logging
 import os
 import sys
@@ -21,8 +22,13 @@ from towers.errors import UserError
 DONE, USER_ERROR, DIFFERS, NOT_FINITE, PEER_LOST, INTERRUPTED = 0, 2, 3, 4, 5, 75
 
 
-def run(main: Callable[[list[str]], int | None]) -> None:
-    """absl's app.run, with user errors as one line on stderr and exit code 2."""
+def run(main: Callable[[list[str]], int | None], *, takes_command: bool = False) -> None:
+    """absl's app.run, with user errors as one line on stderr and exit code 2.
+
+    Args:
+      main: gets the program's name, and the words behind a lone -- after it.
+      takes_command: whether there may be such words.
+    """
 
     def guarded(arguments):
         # TFDS and Keras warn through it of what our own errors say in one line.
@@ -32,18 +38,20 @@ def run(main: Callable[[list[str]], int | None]) -> None:
         except UserError as error:
             return fail(error)
 
-    app.run(guarded, flags_parser=parse_flags)
+    app.run(guarded, flags_parser=functools.partial(parse_flags, takes_command=takes_command))
 
 
-def parse_flags(arguments: list[str]) -> list[str]:
+def parse_flags(arguments: list[str], *, takes_command: bool = False) -> list[str]:
     """absl's parser, a mistake in one line; --help as ever."""
+    end = arguments.index("--") if takes_command and "--" in arguments else len(arguments)
     try:
-        rest = flags.FLAGS(arguments)
+        rest = flags.FLAGS(arguments[:end])
     except flags.Error as error:
         sys.exit(fail(error))
     if len(rest) > 1:
-        sys.exit(fail(f"argument {rest[1]!r} is no flag: flags begin with --, see --help"))
-    return rest
+        before = "; put -- before the command" if takes_command else ""
+        sys.exit(fail(f"argument {rest[1]!r} is no flag: flags begin with --, see --help{before}"))
+    return rest + arguments[end + 1 :]
 
 
 def fail(error: object) -> int:

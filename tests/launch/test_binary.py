@@ -58,3 +58,29 @@ def test_ends(tmp_path):
     assert fault.code == 1
     assert "Traceback" in fault.err
     assert fault.err.splitlines()[-1] == "ValueError: a fault of the program"
+
+
+COMMANDS = (
+    (
+        ["--number=7", "--", "python", "-m", "train", "--number=8", "--", "x"],
+        0,
+        "7 python -m train --number=8 -- x\n",
+    ),
+    (["--"], 0, "1\n"),
+    ([], 0, "1\n"),
+    (["python", "--", "x"], 2, ""),
+    (["--unknown", "--", "x"], 2, ""),
+)
+
+
+@pytest.mark.timeout(200)
+def test_a_command_stands_behind_a_lone_double_dash(tmp_path):
+    """Its flags are its own, and so is a second --."""
+    text = PROGRAM.replace("binary.run(main)", "binary.run(print_all, takes_command=True)")
+    text += "\ndef print_all(arguments):\n    print(flags.FLAGS.number, *arguments[1:])\n"
+    (tmp_path / "program.py").write_text(text)
+    found = run_many([("program", flags) for flags, *_ in COMMANDS], tmp_path)
+    for (flags, *expected), (ended, _) in zip(COMMANDS, found, strict=True):
+        assert [ended.code, ended.out] == expected, (flags, ended.err)
+    assert "'python' is no flag" in found[3][0].err
+    assert "put -- before the command" in found[3][0].err

@@ -1,0 +1,113 @@
+"""Looks at this machine and its cluster, for a bug report.
+
+    python -m launch.doctor --directory=runs/NAME --data_dir=DIR
+        prints versions, devices, threads, cluster, disk, data and environment, and at the end
+        problems: none
+
+Exit code 0 when nothing is wrong; 2 when something is: each problem is a line at the end, with the way out. With
+TF_CONFIG set it tries to connect to every other member, so run it on each machine as the training is run there.
+Nothing is written, and whatever looks like a password or token is shown as 'hidden'.
+"""
+
+import functools
+import itertools
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping
+
+from absl import flags
+
+from launch import binary
+from launch.flag_values import positive
+from launch.health import disk, environment, machine, peers, prepared_sets, versions
+from launch.health.credentials import Credentials
+from launch.health.report import as_json, as_text, without_credentials
+from launch.health.section import Section
+from strategies.cluster import Cluster
+from towers.errors import UserError
+
+FLAGS = flags.FLAGS
+# Where a run is kept that has no --directory.
+_RUNS = "runs"
+
+
+def _cluster(text: str) -> Cluster:
+    """The cluster that TF_CONFIG describes.
+
+    Raises:
+      UserError: it describes none.
+    """
+    try:
+        found = json.loads(text)
+        addresses = {role: tuple(addresses) for role, addresses in found["cluster"].items()}
+        for address in itertools.chain(*addresses.values()):
+            int(address.rpartition(":")[2])
+        return Cluster(addresses=addresses, role=found["task"]["type"], index=int(found["task"]["index"]))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"TF_CONFIG={text}: {error!r}; it needs a cluster and a task, as JSON") from error
+
+
+def cluster_check(text: str | None, *, timeout_seconds: float) -> Section:
+    """The section of the cluster, from TF_CONFIG's text."""
+    if not text:
+        return peers.no_cluster()
+    try:
+        cluster = _cluster(text)
+    except UserError as error:
+        return peers.invalid_cluster(str(error))
+    return peers.cluster_section(cluster, timeout_seconds=timeout_seconds)
+
+
+def checks(variables: Mapping[str, str]) -> dict[str, Callable[[], Section]]:
+    """All checks by title, in the order of the report."""
+    return {
+        "versions": versions.versions,
+        "devices": functools.partial(machine.devices, variables),
+        "threads": functools.partial(machine.threads, variables),
+        "cluster": functools.partial(
+            cluster_check, variables.get("TF_CONFIG"), timeout_seconds=FLAGS.timeout_seconds
+        ),
+        "disk": functools.partial(disk.disk, FLAGS.directory or _RUNS),
+        "data": functools.partial(prepared_sets.data, FLAGS.data_dir),
+        "environment": functools.partial(environment.variables, variables),
+    }
+
+
+def section_of(title: str, check: Callable[[], Section]) -> Section:
+    """What the check says; one that fails is a problem of its own and takes no other along."""
+    try:
+        return check()
+    except Exception as error:
+        problem = f"{title}: this check itself failed, {type(error).__name__}: {error}; report that too"
+        return Section(facts={"check": "failed"}, problems=(problem,))
+
+
+def _define_flags() -> None:
+    flags.DEFINE_string("directory", None, "Directory of a run, as in training; default: under runs/.")
+    flags.DEFINE_string("data_dir", None, "Folder of prepared TensorFlow Datasets.")
+    flags.DEFINE_float("timeout_seconds", 3.0, "How long a member of the cluster may take to answer.")
+    flags.DEFINE_bool("json", False, "Print one JSON object instead.")
+    positive("timeout_seconds")
+
+
+def main(_) -> int:
+    """Prints the report; 2 if it holds a problem."""
+    variables = dict(os.environ)
+    credentials = Credentials.of_environment(variables)
+    report = {
+        title: without_credentials(title, section_of(title, check), credentials)
+        for title, check in checks(variables).items()
+    }
+    sys.stdout.write((as_json if FLAGS.json else as_text)(report))
+    return binary.USER_ERROR if any(section.problems for section in report.values()) else binary.DONE
+
+
+def cli() -> None:
+    """Console script."""
+    _define_flags()
+    binary.run(main)
+
+
+if __name__ == "__main__":
+    cli()

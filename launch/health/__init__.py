@@ -1,0 +1,1 @@
+"""What a bug report needs to know of this machine: each check gives a section of facts and problems."""

@@ -1,0 +1,18 @@
+"""The variables that TensorFlow, Keras, CUDA, NCCL, XLA and Slurm go by."""
+
+from collections.abc import Mapping
+
+from launch.health.credentials import HIDDEN, names_a_secret
+from launch.health.section import Section
+
+PREFIXES = ("TF_", "CUDA_", "NCCL_", "KERAS_", "XLA_", "SLURM_")
+
+
+def variables(environment: Mapping[str, str]) -> Section:
+    """Those that are set; a value whose name speaks of a credential is hidden."""
+    facts = {
+        name: HIDDEN if names_a_secret(name) else value
+        for name, value in sorted(environment.items())
+        if name.startswith(PREFIXES)
+    }
+    return Section(facts=facts or {"variables": "none of " + ", ".join(PREFIXES)})

@@ -1,0 +1,54 @@
+"""What is installed, and what it was built for."""
+
+import importlib.metadata
+import platform
+import sys
+
+import keras
+import tensorflow as tf
+
+from launch.health.section import Section
+
+PACKAGES = ("tensorflow", "keras", "tensorflow-datasets", "numpy")
+OWN_PACKAGE = "towers"
+
+
+def versions() -> Section:
+    """Versions, and the backend that Keras computes with."""
+    installed = {package: _version(package) for package in PACKAGES}
+    problems = [
+        f"{package} is not installed, and this package needs it: pip install {package}"
+        for package, version in installed.items()
+        if version is None
+    ]
+    backend = keras.config.backend()
+    if backend != "tensorflow":
+        problems.append(
+            f"Keras computes with {backend}: this package needs tensorflow; unset KERAS_BACKEND, "
+            "or name tensorflow in ~/.keras/keras.json"
+        )
+    facts = {
+        OWN_PACKAGE: _version(OWN_PACKAGE) or "not installed, run from its sources",
+        "python": f"{platform.python_version()} at {sys.executable}",
+        "platform": platform.platform(),
+        **{package: version or "not installed" for package, version in installed.items()},
+        "tensorflow built for": _built_for(),
+        "keras backend": backend,
+    }
+    return Section(facts=facts, problems=tuple(problems))
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _built_for() -> str:
+    build = tf.sysconfig.get_build_info()
+    if build.get("is_rocm_build"):
+        return f"ROCm {build.get('rocm_version', 'of unknown version')}"
+    if not build.get("is_cuda_build"):
+        return "CPU only"
+    return f"CUDA {build.get('cuda_version')}, cuDNN {build.get('cudnn_version')}"

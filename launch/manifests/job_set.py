@@ -1,0 +1,46 @@
+"""A ring as a JobSet (jobset.sigs.k8s.io), which begins all workers anew together."""
+
+from launch.manifests.job import FAIL_AT_ONCE, indexed
+from launch.manifests.network import network_policy
+from launch.manifests.pod_template import pod_template, tf_config_environment
+from launch.manifests.ring_pods import RingPods
+
+RESTARTS = """\
+When a worker ends with an error, or its node is lost, all of them are made anew together, at most {max_restarts}
+times, and the ring goes on from its last checkpoint. Exit codes 2, 3 and 4 stand for what a restart would only do
+again, and fail the JobSet at once. The cluster needs the JobSet controller, 0.6 or later."""
+
+_JOB = "worker"
+
+
+def host(name: str, index: int) -> str:
+    """The host name of a worker's pod: JobSet, its job, the job's number, the pod's."""
+    return f"{name}-{_JOB}-0-{index}"
+
+
+def documents(ring: RingPods) -> list[dict[str, object]]:
+    """NetworkPolicy and JobSet; the controller makes the Service."""
+    # 'PodFailurePolicy' is the reason of a Job that ended by FAIL_AT_ONCE.
+    give_up = {"action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}
+    job_set = {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": "JobSet",
+        "metadata": ring.metadata,
+        "spec": {
+            "network": {"enableDNSHostnames": True, "subdomain": ring.name, "publishNotReadyAddresses": True},
+            "failurePolicy": {"maxRestarts": ring.max_restarts, "rules": [give_up]},
+            "replicatedJobs": [{"name": _JOB, "replicas": 1, "template": {"spec": _job_spec(ring)}}],
+        },
+    }
+    return [network_policy(ring), job_set]
+
+
+def _job_spec(ring: RingPods) -> dict[str, object]:
+    hosts = [f"{host(ring.name, index)}.{ring.name}" for index in range(ring.workers)]
+    return {
+        **indexed(ring),
+        # The first failure fails the Job, and so restarts all of the set.
+        "backoffLimit": 0,
+        "podFailurePolicy": {"rules": [FAIL_AT_ONCE]},
+        "template": pod_template(ring, environment=tf_config_environment(hosts, ring.port), restartPolicy="Never"),
+    }

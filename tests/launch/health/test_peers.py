@@ -1,0 +1,79 @@
+"""The cluster's section: who is there, who is not and why, and this process's own port."""
+
+import pytest
+
+from launch.health import peers
+from strategies.cluster import Cluster
+from tests.launch.health.sockets import closed, listening, silent
+
+TIMEOUT_SECONDS = 0.5
+
+
+def section(addresses, role="worker", index=0):
+    return peers.cluster_section(
+        Cluster(addresses=addresses, role=role, index=index), timeout_seconds=TIMEOUT_SECONDS
+    )
+
+
+def test_all_is_well():
+    with listening() as first, listening() as second:
+        found = section(
+            {
+                "worker": (f"127.0.0.1:{closed()}", f"127.0.0.1:{first}"),
+                "ps": (f"127.0.0.1:{second}",),
+            }
+        )
+    assert found.problems == ()
+    assert found.facts["members"] == "worker 2, ps 1"
+    assert found.facts["this process"].startswith("worker:0 on ")
+    assert found.facts["own port"].endswith(", free")
+    assert found.facts["worker:1"].startswith(f"127.0.0.1:{first}, reached in ")
+    assert found.facts["ps:0"].startswith(f"127.0.0.1:{second}, reached in ")
+    assert "worker:0" not in found.facts
+
+
+def test_who_is_missing_and_how():
+    with silent() as drops:
+        refusing = f"127.0.0.1:{closed()}"
+        found = section(
+            {"worker": (f"127.0.0.1:{closed()}", refusing, f"127.0.0.1:{drops}", "no-such-host.invalid:1")}
+        )
+        refused, unanswered, unknown = found.problems
+        assert refused.startswith(f"worker:1 at {refusing}, refused; ")
+        assert unanswered.startswith(f"worker:2 at 127.0.0.1:{drops}, no answer in 0.5 seconds; ")
+        assert unknown.startswith("worker:3 at no-such-host.invalid:1, unknown name")
+    ways_out = [problem.partition("; ")[2] for problem in found.problems]
+    for way_out, part in zip(ways_out, ("start it", "firewall", "DNS"), strict=True):
+        assert part in way_out
+    assert found.facts["worker:1"] == f"{refusing}, refused"
+
+
+def test_the_own_port_is_taken():
+    with listening() as port:
+        found = section({"worker": (f"10.0.0.1:{port}",)})
+    (problem,) = found.problems
+    assert f"worker:0 can't listen on port {port}, another process does" in problem
+    assert found.facts["own port"] == f"{port}, taken"
+
+
+def test_the_own_port_needs_a_right(monkeypatch):
+    def is_port_free(port):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(peers, "is_port_free", is_port_free)
+    (problem,) = section({"worker": ("10.0.0.1:80",)}).problems
+    assert problem == "worker:0 can't listen on port 80, Permission denied: choose one above 1023"
+
+
+@pytest.mark.parametrize("addresses", [{}, {"worker": ()}])
+def test_an_evaluator_listens_nowhere(addresses):
+    found = section(addresses, role="evaluator")
+    assert found.problems == ()
+    assert found.facts["own port"] == "none: nobody talks to it"
+
+
+def test_this_process_does_not_knock_at_its_own_door():
+    """Worker 1 looks at worker 0, and only there."""
+    with listening() as port:
+        found = section({"worker": (f"127.0.0.1:{port}", "no-such-host.invalid:2")}, index=1)
+    assert [name for name in found.facts if name.startswith("worker:")] == ["worker:0"]

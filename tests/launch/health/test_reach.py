@@ -1,0 +1,117 @@
+"""An address answers, refuses, keeps silent or is unknown, told apart on real sockets."""
+
+import errno
+import socket
+import threading
+import time
+
+import pytest
+
+from launch.health.reach import (
+    REACHED,
+    REFUSED,
+    SILENT,
+    UNKNOWN_NAME,
+    UNREACHABLE,
+    is_port_free,
+    reach,
+    reach_all,
+)
+from tests.launch.health.sockets import closed, listening, silent
+
+
+def test_the_four_ends_of_an_attempt():
+    with listening() as answers, silent() as drops:
+        addresses = [
+            f"127.0.0.1:{answers}",
+            f"localhost:{closed()}",
+            f"127.0.0.1:{drops}",
+            "no-such-host.invalid:2222",  # RFC 2606 keeps the ending free.
+            "a..b:2222",
+        ]
+        begun = time.monotonic()
+        found = reach_all(addresses, timeout_seconds=0.5)
+        took = time.monotonic() - begun
+    assert [end.state for end in found] == [REACHED, REFUSED, SILENT, UNKNOWN_NAME, UNKNOWN_NAME]
+    assert found[4].reason == "no host can have it"
+    assert found[0].seconds < 0.5 <= found[2].seconds
+    assert took < 2.5, "one after another, or without a limit"
+
+
+def test_all_at_once():
+    """Ten silent peers take no longer than one."""
+    with silent() as drops:
+        begun = time.monotonic()
+        found = reach_all([f"127.0.0.1:{drops}"] * 10, timeout_seconds=0.5)
+        assert time.monotonic() - begun < 2.5
+    assert {end.state for end in found} == {SILENT}
+
+
+def test_a_name_server_that_keeps_silent_is_not_waited_for(monkeypatch):
+    over = threading.Event()
+
+    def getaddrinfo(*_, **__):
+        over.wait(60)
+        raise socket.gaierror(socket.EAI_AGAIN, "late")
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    begun = time.monotonic()
+    (end,) = reach_all(["worker-1.ring:2222"], timeout_seconds=0.2)
+    took = time.monotonic() - begun
+    over.set()
+    assert took < 5
+    assert (end.state, end.reason) == (UNKNOWN_NAME, "the name server does not answer")
+
+
+def answers_of(*ports):
+    return lambda *_, **__: [
+        (socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", ("127.0.0.1", port)) for port in ports
+    ]
+
+
+def test_one_address_that_answers_is_enough(monkeypatch):
+    """As localhost, which may lead to ::1 first, where nothing listens."""
+    with listening() as answers, silent() as drops:
+        monkeypatch.setattr(socket, "getaddrinfo", answers_of(closed(), drops, answers))
+        end = reach("several:1", timeout_seconds=0.6)
+        assert end.state == REACHED
+        assert end.seconds < 0.6, "each has its part of the time"
+        monkeypatch.setattr(socket, "getaddrinfo", answers_of(drops, closed()))
+        assert reach("several:1", timeout_seconds=0.6).state == REFUSED
+
+
+def test_no_way_there(monkeypatch):
+    def connect(*_):
+        raise OSError(errno.EHOSTUNREACH, "No route to host")
+
+    monkeypatch.setattr(socket.socket, "connect", connect)
+    end = reach("10.0.0.1:2222", timeout_seconds=0.5)
+    assert (end.state, end.reason) == (UNREACHABLE, "No route to host")
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="needs IPv6")
+def test_an_address_in_brackets():
+    try:
+        server = socket.create_server(("::1", 0), family=socket.AF_INET6)
+    except OSError:
+        pytest.skip("this machine has no ::1")
+    with server:
+        assert reach(f"[::1]:{server.getsockname()[1]}", timeout_seconds=0.5).state == REACHED
+
+
+def test_a_port_is_free_or_taken():
+    with listening() as port:
+        assert not is_port_free(port)
+    assert is_port_free(port)
+
+
+def test_a_server_that_has_just_ended_is_gone():
+    """Its connections linger for a minute where it closed them first; a new server may listen all the same."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        client = socket.create_connection(("127.0.0.1", port))
+        connection, _ = server.accept()
+        connection.close()
+        client.recv(1)
+        client.close()
+    assert is_port_free(port)

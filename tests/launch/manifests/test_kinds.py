@@ -1,0 +1,184 @@
+"""Every kind: what Kubernetes publishes of its schema holds, and the pods find one another."""
+
+import json
+
+import kubernetes_validate
+import pytest
+
+from launch import binary
+from launch.manifests.kinds import KINDS, documents
+from launch.manifests.pod_template import SECONDS_TO_SAVE
+from tests.launch.manifests.rings import environment_of, expanded, of_kind, pod_template, ring
+from towers.errors import UserError
+
+every_kind = pytest.mark.parametrize("kind", KINDS)
+indexed_kind = pytest.mark.parametrize("kind", ["job", "jobset"])
+# The oldest that has limits by index, and the newest known to the schemas.
+VERSIONS = ("1.29", kubernetes_validate.latest_version())
+OF_KUBERNETES_ITSELF = ("Service", "NetworkPolicy", "Job")
+RINGS = (
+    ring(),
+    ring(workers=1, gpus_per_worker=0, volume_claim=None),
+    ring(gpus_per_worker=8, cpus="500m", memory="1.5Ti", namespace="ml", port=65535, max_restarts=0),
+)
+
+
+def validate(document):
+    for version in VERSIONS:
+        kubernetes_validate.validate(document, version, strict=True)
+
+
+@every_kind
+@pytest.mark.parametrize("pods", RINGS, ids=["usual", "least", "most"])
+def test_the_published_schemas_hold(kind, pods):
+    found = of_kind(kind, pods)
+    for name in OF_KUBERNETES_ITSELF:
+        if name in found:
+            validate(found[name])
+    about = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "x"}}
+    validate(about | {"template": pod_template(kind, pods)})
+    if kind == "jobset":
+        (replicated,) = found["JobSet"]["spec"]["replicatedJobs"]
+        validate({"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "x"}} | replicated["template"])
+
+
+def test_the_schemas_refuse_what_is_wrong():
+    """Else the test above would prove nothing."""
+    job = of_kind("job", ring())["Job"]
+    job["spec"]["template"]["spec"]["containers"][0]["comand"] = ["x"]
+    with pytest.raises(kubernetes_validate.ValidationError):
+        validate(job)
+
+
+def test_which_documents_there_are():
+    assert [of["kind"] for of in documents("job", ring())] == ["Service", "NetworkPolicy", "Job"]
+    assert [of["kind"] for of in documents("jobset", ring())] == ["NetworkPolicy", "JobSet"]
+    assert [of["kind"] for of in documents("tfjob", ring())] == ["NetworkPolicy", "TFJob"]
+
+
+@every_kind
+def test_every_document_stands_in_the_namespace(kind):
+    assert {of["metadata"].get("namespace") for of in documents(kind, ring())} == {None}
+    assert {of["metadata"].get("namespace") for of in documents(kind, ring(namespace="ml"))} == {"ml"}
+
+
+@indexed_kind
+def test_the_workers_agree_about_who_they_are(kind):
+    """Each substituted TF_CONFIG is JSON, the same but for the index, and names the hosts the pods will have."""
+    found = [
+        json.loads(environment_of(pod_template(kind, ring(port=3333)), index)["TF_CONFIG"]) for index in range(3)
+    ]
+    clusters = [config["cluster"] for config in found]
+    assert clusters[0] == clusters[1] == clusters[2]
+    prefix = {"job": "resnet-", "jobset": "resnet-worker-0-"}[kind]
+    assert clusters[0] == {"worker": [f"{prefix}{index}.resnet:3333" for index in range(3)]}
+    assert [config["task"] for config in found] == [{"type": "worker", "index": str(index)} for index in range(3)]
+
+
+def test_the_service_makes_the_names_that_the_job_uses():
+    found = of_kind("job", ring(port=3333))
+    service, template = found["Service"], pod_template("job", ring(port=3333))
+    assert service["metadata"]["name"] == template["spec"]["subdomain"] == "resnet"
+    assert service["spec"]["clusterIP"] == "None"
+    assert service["spec"]["publishNotReadyAddresses"] is True
+    assert service["spec"]["selector"].items() <= template["metadata"]["labels"].items()
+    assert [port["port"] for port in service["spec"]["ports"]] == [3333]
+
+
+def test_the_set_makes_the_names_that_its_pods_use():
+    network = of_kind("jobset", ring())["JobSet"]["spec"]["network"]
+    assert network == {"enableDNSHostnames": True, "subdomain": "resnet", "publishNotReadyAddresses": True}
+
+
+@every_kind
+def test_only_the_rings_own_pods_are_let_in(kind):
+    policy = of_kind(kind, ring())["NetworkPolicy"]["spec"]
+    labels = pod_template(kind, ring())["metadata"]["labels"]
+    assert labels["app.kubernetes.io/instance"] == "resnet"
+    own = {"podSelector": {"matchLabels": labels}}
+    assert policy == {**own, "policyTypes": ["Ingress"], "ingress": [{"from": [own]}]}
+
+
+@every_kind
+def test_a_pod(kind):
+    template = pod_template(kind, ring(gpus_per_worker=2, cpus="2.5", memory="16Gi", port=3333))
+    (container,) = template["spec"]["containers"]
+    # Kubeflow's operator looks for these two names.
+    assert container["name"] == "tensorflow"
+    assert container["ports"] == [{"name": "tfjob-port", "containerPort": 3333}]
+    assert container["resources"] == {
+        "requests": {"cpu": "2.5", "memory": "16Gi"},
+        "limits": {"memory": "16Gi", "nvidia.com/gpu": 2},
+    }
+    mounted = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+    volumes = {volume["name"]: volume for volume in template["spec"]["volumes"]}
+    assert volumes[mounted["/data"]]["persistentVolumeClaim"] == {"claimName": "runs"}
+    assert volumes[mounted["/dev/shm"]]["emptyDir"] == {"medium": "Memory"}
+    assert template["spec"]["terminationGracePeriodSeconds"] == SECONDS_TO_SAVE >= 60
+    assert template["spec"]["automountServiceAccountToken"] is False
+
+
+@every_kind
+def test_the_command_stays_as_it_was_typed(kind):
+    command = (*ring().command, "$(HOME)", "$$", "$", "a$(", "--note=1e3")
+    written = pod_template(kind, ring(command=command))["spec"]["containers"][0]["command"]
+    assert tuple(expanded(word, {"HOME": "/root"}) for word in written) == command
+
+
+def test_a_failed_worker_of_a_job_is_replaced():
+    job = of_kind("job", ring(max_restarts=7))["Job"]["spec"]
+    assert (job["completionMode"], job["completions"], job["parallelism"]) == ("Indexed", 3, 3)
+    assert (job["backoffLimitPerIndex"], job["maxFailedIndexes"]) == (7, 0)
+    assert "backoffLimit" not in job
+    assert job["template"]["spec"]["restartPolicy"] == "Never"
+    hopeless, disrupted = job["podFailurePolicy"]["rules"]
+    assert hopeless["action"] == "FailJob"
+    assert hopeless["onExitCodes"] == {"operator": "In", "values": [2, 3, 4]}
+    assert disrupted["action"] == "Ignore"
+    assert disrupted["onPodConditions"] == [{"type": "DisruptionTarget", "status": "True"}]
+
+
+def test_the_codes_that_a_restart_mends_are_not_final():
+    """75: saved and interrupted; 5: a peer was lost; 1: a fault, which may lie in the machine."""
+    (rule, _) = of_kind("job", ring())["Job"]["spec"]["podFailurePolicy"]["rules"]
+    assert not {binary.INTERRUPTED, 1, 5} & set(rule["onExitCodes"]["values"])
+
+
+def test_a_set_begins_all_its_workers_anew():
+    job_set = of_kind("jobset", ring(max_restarts=7))["JobSet"]
+    assert job_set["apiVersion"] == "jobset.x-k8s.io/v1alpha2"
+    assert job_set["spec"]["failurePolicy"] == {
+        "maxRestarts": 7,
+        "rules": [{"action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}],
+    }
+    (replicated,) = job_set["spec"]["replicatedJobs"]
+    job = replicated["template"]["spec"]
+    assert (replicated["name"], replicated["replicas"], job["backoffLimit"]) == ("worker", 1, 0)
+    assert (job["completionMode"], job["completions"], job["parallelism"]) == ("Indexed", 3, 3)
+    (rule,) = job["podFailurePolicy"]["rules"]
+    assert (rule["action"], rule["onExitCodes"]["values"]) == ("FailJob", [2, 3, 4])
+
+
+def test_the_operator_runs_a_failed_worker_again():
+    job = of_kind("tfjob", ring(max_restarts=7))["TFJob"]
+    assert job["apiVersion"] == "kubeflow.org/v1"
+    (role, worker), *others = job["spec"]["tfReplicaSpecs"].items()
+    assert (role, others, worker["replicas"], worker["restartPolicy"]) == ("Worker", [], 3, "OnFailure")
+    assert job["spec"]["successPolicy"] == "AllWorkers"
+    # It stops at the limit itself: seven restarts of three workers must stay below.
+    assert job["spec"]["runPolicy"]["backoffLimit"] == 22
+    # The operator's own, both.
+    assert "env" not in worker["template"]["spec"]["containers"][0]
+    assert "restartPolicy" not in worker["template"]["spec"]
+    assert worker["template"]["metadata"]["annotations"] == {"sidecar.istio.io/inject": "false"}
+
+
+@pytest.mark.parametrize("kind, longest", [("job", 60), ("jobset", 45), ("tfjob", 53)])
+def test_a_name_leaves_room_for_the_pods_own(kind, longest):
+    """Host names have 63 letters; ten workers add '-9', eleven '-10'. JobSet wants its whole pod names there."""
+    name = "n" * (longest + 1)
+    assert documents(kind, ring(name=name, workers=10))
+    with pytest.raises(UserError, match=f"too long by 1; .* at most {longest} letters") as error:
+        documents(kind, ring(name=name, workers=11))
+    assert f"--name={name}" in str(error.value)
+    assert documents(kind, ring(name=name[1:], workers=11))

@@ -1,0 +1,90 @@
+"""What can't be run is refused in one line, before anything is written."""
+
+import pytest
+
+from launch.manifests.ring_pods import flag_value
+from tests.launch.manifests.rings import COMMAND, ring
+from towers.errors import UserError
+
+REFUSED = {
+    "a name in capitals": ({"name": "ResNet"}, ("--name=ResNet", "small letters", "resnet-run")),
+    "a name with a line": ({"name": "a\nb"}, ("--name=a",)),
+    "a name that begins with a digit": ({"name": "9lives"}, ("--name=9lives", "a letter first")),
+    "a name that ends with a dash": ({"name": "a-"}, ("--name=a-",)),
+    "a name with a dot": ({"name": "a.b"}, ("--name=a.b",)),
+    "no name": ({"name": ""}, ("--name=:",)),
+    "a name of 64 letters": ({"name": "n" * 64}, ("at most 63",)),
+    "a namespace in capitals": ({"namespace": "ML"}, ("--namespace=ML", "kubectl get namespaces")),
+    "an image with a space": ({"image": "a b"}, ("--image=a b", "registry.example")),
+    "no image": ({"image": ""}, ("--image=:",)),
+    "a claim in capitals": ({"volume_claim": "Runs"}, ("--volume_claim=Runs", "kubectl get pvc")),
+    "no worker": ({"workers": 0}, ("--workers=0", "from 1 to 1000")),
+    "too many workers": ({"workers": 1001}, ("--workers=1001", "from 1 to 1000")),
+    "fewer than no GPUs": ({"gpus_per_worker": -1}, ("--gpus_per_worker=-1", "from 0 to 64")),
+    "fewer than no restarts": ({"max_restarts": -1}, ("--max_restarts=-1", "from 0 to 1000")),
+    "no port": ({"port": 0}, ("--port=0", "from 1 to 65535")),
+    "a port too high": ({"port": 65536}, ("--port=65536", "from 1 to 65535")),
+    "no cores": ({"cpus": "0"}, ("--cpus=0", "above 0")),
+    "cores in words": ({"cpus": "four"}, ("--cpus=four", "500m")),
+    "memory without a unit": ({"memory": "8"}, ("--memory=8", "8Gi")),
+    "memory in thousandths of bytes": ({"memory": "8m"}, ("--memory=8m", "8Gi")),
+    "no memory": ({"memory": "0Gi"}, ("--memory=0Gi", "above 0")),
+    "a mount that is no whole path": ({"mount": "data"}, ("--mount=data", "/data")),
+    "a mount over everything": ({"mount": "/"}, ("--mount=/:", "/data")),
+    "a mount that climbs": ({"mount": "/data/../etc"}, ("--mount=/data/../etc",)),
+    "a mount with a colon": ({"mount": "/da:ta"}, ("--mount=/da:ta", "':'")),
+    "no command": ({"command": ()}, ("no command", "behind --", "launch.train")),
+    "a command without a directory": ({"command": COMMAND[:-1]}, ("no --directory", "--directory=/data/run")),
+    "a directory without a name": ({"command": (*COMMAND, "--directory=")}, ("no --directory",)),
+    "a directory beside the volume": ({"mount": "/runs"}, ("--directory=/data/run", "--mount=/runs")),
+    "a directory that climbs out": ({"command": (*COMMAND, "--directory=/data/../x")}, ("/data/../x", "--mount")),
+    "a directory that begins alike": ({"command": (*COMMAND, "--directory=/database")}, ("/database", "--mount")),
+    "a directory somewhere": ({"command": (*COMMAND, "--directory=run")}, ("--directory=run", "--mount=/data")),
+    "a command that is no text": ({"command": (*COMMAND, "\udcff")}, ("UTF-8", "script")),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_one_line_with_the_value_and_the_way_out(name):
+    changed, parts = REFUSED[name]
+    with pytest.raises(UserError) as error:
+        ring(**changed)
+    for part in parts:
+        assert part in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"name": "a"},
+        {"name": "a9-b" * 15},
+        {"namespace": "9-lives"},
+        {"image": "host:5000/a/b@sha256:" + "0" * 64},
+        {"volume_claim": "a.b-c"},
+        {"workers": 1000},
+        {"cpus": "0.5", "memory": "512Mi"},
+        {"mount": "/data/"},
+        {"command": ("run", "--directory", "/data/run")},
+        {"command": ("run", "--directory=/elsewhere", "-directory=/data")},
+        {"volume_claim": None, "command": ("run", "--directory=run")},
+    ],
+)
+def test_what_may_be(changed):
+    assert ring(**changed)
+
+
+@pytest.mark.parametrize(
+    "command, value",
+    [
+        (["--directory=a"], "a"),
+        (["-directory=a"], "a"),
+        (["--directory", "a"], "a"),
+        (["--directory=a", "--directory=b"], "b"),
+        (["--directory=a=b"], "a=b"),
+        (["--directory"], None),
+        (["--directory_of=a", "directory=a"], None),
+        ([], None),
+    ],
+)
+def test_the_flag_that_absl_would_take(command, value):
+    assert flag_value(command, "directory") == value

@@ -1,0 +1,75 @@
+"""`python -m launch.kubernetes`: YAML on stdout or in a file, or one line on stderr."""
+
+import pytest
+import yaml
+
+from launch import kubernetes
+from launch.manifests.kinds import KINDS, documents
+from tests.launch.manifests.rings import COMMAND, ring
+from tests.launch.programs import listing, run_many
+
+FLAGS = ("--name=resnet", "--image=registry.example/towers:1", "--workers=3", "--volume_claim=runs")
+REFUSED = {
+    "no name": (["--image=x", "--workers=1", "--", *COMMAND], "--name"),
+    "an unknown kind": ([*FLAGS, "--kind=pod", "--", *COMMAND], "job|jobset|tfjob"),
+    "no command": ([*FLAGS], "put it behind --"),
+    "a command without --": ([*FLAGS, "python"], "put -- before the command"),
+    "a command without a directory": ([*FLAGS, "--", "python"], "no --directory"),
+    "a name too long": ([*FLAGS, f"--name={'n' * 62}", "--", *COMMAND], "at most 61 letters"),
+    "a file that can't be": ([*FLAGS, "--output=/proc/a.yaml", "--", *COMMAND], "--output=/proc/a.yaml"),
+}
+WRITTEN = {kind: [*FLAGS, f"--kind={kind}", "--", *COMMAND] for kind in KINDS}
+WRITTEN["to a file"] = [*FLAGS, "--output=ring.yaml", "--", *COMMAND]
+WRITTEN["without a volume"] = [*FLAGS[:3], "--namespace=ml", "--", *COMMAND]
+
+
+@pytest.fixture(scope="module")
+def endings(tmp_path_factory):
+    calls = {name: flags for name, (flags, _) in REFUSED.items()} | WRITTEN
+    folder = tmp_path_factory.mktemp("kubernetes")
+    found = run_many([("launch.kubernetes", flags) for flags in calls.values()], folder)
+    return dict(zip(calls, found, strict=True))
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_mistake_is_one_line(name, endings):
+    ended, cwd = endings[name]
+    assert (ended.code, ended.out, listing(cwd)) == (2, "", [])
+    assert ended.err.startswith("kubernetes: error: ")
+    assert ended.err.count("\n") == 1
+    assert REFUSED[name][1] in ended.err
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_stdout_is_what_kubectl_applies(kind, endings):
+    ended, cwd = endings[kind]
+    assert (ended.code, ended.err, listing(cwd)) == (0, "", [])
+    assert list(yaml.safe_load_all(ended.out)) == documents(kind, ring())
+
+
+def test_a_file_is_written(endings):
+    ended, cwd = endings["to a file"]
+    assert (ended.code, ended.out, ended.err) == (0, "", "")
+    assert (cwd / "ring.yaml").read_text() == endings["job"][0].out
+
+
+def test_a_ring_that_forgets_is_pointed_out(endings):
+    ended, _ = endings["without a volume"]
+    assert ended.code == 0
+    assert ended.err == (
+        "kubernetes: note: --directory=/data/run lies in the pods and is lost when they restart; "
+        "give --volume_claim\n"
+    )
+    assert "# NO VOLUME" in ended.out
+    assert "NO VOLUME" not in endings["job"][0].out
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_comment_says_how_and_of_what_to_beware(kind):
+    text = " ".join(kubernetes.comment(kind, ring(workers=9, namespace="ml", max_restarts=7)).split())
+    assert "kubectl apply -f FILE" in text
+    assert "kubectl -n ml logs -f --prefix --max-log-requests=9" in text
+    assert "no authentication" in text
+    assert "ReadWriteMany" in text
+    assert "at most 7 times" in text
+    assert "{" not in text
