@@ -10,8 +10,6 @@ Nothing is written, and whatever looks like a password or token is shown as 'hid
 """
 
 import functools
-import itertools
-import json
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -19,12 +17,12 @@ from collections.abc import Callable, Mapping
 from absl import flags
 
 from launch import binary
+from launch.environment import cluster_of_this_process
 from launch.flag_values import positive
 from launch.health import disk, environment, machine, peers, prepared_sets, versions
 from launch.health.credentials import Credentials
 from launch.health.report import as_json, as_text, without_credentials
 from launch.health.section import Section
-from strategies.cluster import Cluster
 from towers.errors import UserError
 
 FLAGS = flags.FLAGS
@@ -32,31 +30,15 @@ FLAGS = flags.FLAGS
 _RUNS = "runs"
 
 
-def _cluster(text: str) -> Cluster:
-    """The cluster that TF_CONFIG describes.
-
-    Raises:
-      UserError: it describes none.
-    """
+def cluster_check(variables: Mapping[str, str], *, timeout_seconds: float) -> Section:
+    """The section of the cluster, from TF_CONFIG or what Slurm set."""
     try:
-        found = json.loads(text)
-        addresses = {role: tuple(addresses) for role, addresses in found["cluster"].items()}
-        for address in itertools.chain(*addresses.values()):
-            int(address.rpartition(":")[2])
-        return Cluster(addresses=addresses, role=found["task"]["type"], index=int(found["task"]["index"]))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"TF_CONFIG={text}: {error!r}; it needs a cluster and a task, as JSON") from error
-
-
-def cluster_check(text: str | None, *, timeout_seconds: float) -> Section:
-    """The section of the cluster, from TF_CONFIG's text."""
-    if not text:
-        return peers.no_cluster()
-    try:
-        cluster = _cluster(text)
+        cluster = cluster_of_this_process(variables)
     except UserError as error:
         return peers.invalid_cluster(str(error))
-    return peers.cluster_section(cluster, timeout_seconds=timeout_seconds)
+    return (
+        peers.no_cluster() if cluster is None else peers.cluster_section(cluster, timeout_seconds=timeout_seconds)
+    )
 
 
 def checks(variables: Mapping[str, str]) -> dict[str, Callable[[], Section]]:
@@ -65,9 +47,7 @@ def checks(variables: Mapping[str, str]) -> dict[str, Callable[[], Section]]:
         "versions": versions.versions,
         "devices": functools.partial(machine.devices, variables),
         "threads": functools.partial(machine.threads, variables),
-        "cluster": functools.partial(
-            cluster_check, variables.get("TF_CONFIG"), timeout_seconds=FLAGS.timeout_seconds
-        ),
+        "cluster": functools.partial(cluster_check, variables, timeout_seconds=FLAGS.timeout_seconds),
         "disk": functools.partial(disk.disk, FLAGS.directory or _RUNS),
         "data": functools.partial(prepared_sets.data, FLAGS.data_dir),
         "environment": functools.partial(environment.variables, variables),

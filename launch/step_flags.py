@@ -11,7 +11,7 @@ from towers.errors import UserError
 from towers.options import ON_NAN, StepOptions
 from towers.precision import PRECISIONS
 from towers.schedules import Constant, Cosine, OneCycle, Piecewise, Schedule, WarmUp
-from towers.update_rules import SGD, Adam, Momentum, UpdateRule, everything, matrices_only
+from towers.update_rules import SGD, Adam, Momentum, Muon, UpdateRule, everything, matrices_only
 
 FLAGS = flags.FLAGS
 
@@ -21,25 +21,25 @@ _RULES: dict[str, Callable[..., UpdateRule]] = {
     "nesterov": lambda **decay: Momentum(momentum=FLAGS.momentum, nesterov=True, **decay),
     "adam": lambda **decay: Adam(beta_1=FLAGS.adam_beta_1, beta_2=FLAGS.adam_beta_2, **decay),
     "adamw": lambda **decay: Adam(beta_1=FLAGS.adam_beta_1, beta_2=FLAGS.adam_beta_2, **decay),
+    "muon": lambda **decay: Muon(momentum=FLAGS.momentum, **decay),
 }
-_ADAPTIVE = ("adam", "adamw")
-# Peaks that suit the networks here, which have batch norm, at batches of about 128.
-_DEFAULT_RATE, _DEFAULT_ADAPTIVE_RATE = 0.2, 2e-3
-_DEFAULT_DECAY = 5e-3
+# Peaks and decays that suit the networks here, which have batch norm, at batches of about 128.
+_DEFAULT_RATES = {"sgd": 0.2, "momentum": 0.2, "nesterov": 0.2, "adam": 2e-3, "adamw": 2e-3, "muon": 0.02}
+_DEFAULT_DECAYS = {"sgd": 0.0, "momentum": 5e-3, "nesterov": 5e-3, "adam": 0.0, "adamw": 5e-3, "muon": 0.015}
 
 flags.DEFINE_enum("optimizer", "nesterov", tuple(_RULES), "Update rule.")
-flags.DEFINE_float("learning_rate", None, "Peak learning rate; default: 0.2, for adam and adamw 0.002.")
+flags.DEFINE_float("learning_rate", None, "Peak learning rate; default: 0.2, adam and adamw 0.002, muon 0.02.")
 flags.DEFINE_enum(
     "schedule", "one_cycle", ("constant", "piecewise", "cosine", "one_cycle"), "The rate over the steps."
 )
 flags.DEFINE_integer("warmup_steps", 0, "Steps over which the rate rises to the schedule's.")
 flags.DEFINE_list("boundaries", [], "piecewise: steps at which the rate is multiplied by --decay_factor.")
 flags.DEFINE_float("decay_factor", 0.1, "piecewise: factor at each boundary.")
-flags.DEFINE_float("momentum", 0.9, "Of momentum and nesterov.")
+flags.DEFINE_float("momentum", 0.9, "Of momentum, nesterov and muon.")
 flags.DEFINE_float("adam_beta_1", 0.9, "Decay of the first moment of adam and adamw.")
 flags.DEFINE_float("adam_beta_2", 0.999, "Decay of the second moment of adam and adamw.")
 flags.DEFINE_float(
-    "weight_decay", None, "Decoupled: w -= rate * this * w. Default: 0.005, and 0 for adam and sgd."
+    "weight_decay", None, "Decoupled: w -= rate * this * w. Default: 0.005, adam and sgd 0, muon 0.015."
 )
 flags.DEFINE_bool("decay_all", False, "Decay biases and norm layers too, not kernels and embeddings alone.")
 flags.DEFINE_float("clip_value", None, "Clip every element of the averaged gradients to this.")
@@ -75,17 +75,13 @@ def options_from_flags(num_steps: int) -> StepOptions:
 
 def rule_from_flags() -> UpdateRule:
     """The update rule of --optimizer and its numbers."""
-    decay = FLAGS.weight_decay
-    if decay is None:
-        decay = 0.0 if FLAGS.optimizer in ("adam", "sgd") else _DEFAULT_DECAY
+    decay = _DEFAULT_DECAYS[FLAGS.optimizer] if FLAGS.weight_decay is None else FLAGS.weight_decay
     return _RULES[FLAGS.optimizer](weight_decay=decay, decays=everything if FLAGS.decay_all else matrices_only)
 
 
 def schedule_from_flags(num_steps: int) -> Schedule:
     """The schedule over `num_steps`, warmed up."""
-    peak = FLAGS.learning_rate
-    if peak is None:
-        peak = _DEFAULT_ADAPTIVE_RATE if FLAGS.optimizer in _ADAPTIVE else _DEFAULT_RATE
+    peak = _DEFAULT_RATES[FLAGS.optimizer] if FLAGS.learning_rate is None else FLAGS.learning_rate
     makers: dict[str, Callable[[], Schedule]] = {
         "constant": lambda: Constant(peak),
         "piecewise": lambda: _piecewise(peak),

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from towers.errors import UserError
-from towers.split import boundaries_tensor, checked_shares
 from towers.task import InputShard
 
 PREFETCHED_BATCHES = 3
@@ -141,11 +140,9 @@ def _ordered_slice(
     number: tf.Tensor, number_in_epoch: tf.Tensor, num_examples: int, batch_size: int, shard: InputShard
 ) -> BatchSlice:
     """The shard's part of a batch of an epoch in its stored order."""
-    shares = checked_shares(shard.shares, shard.count, "shares")
     start = number_in_epoch * batch_size
     length = tf.cast(tf.minimum(num_examples - start, batch_size), tf.int32)
-    ends = boundaries_tensor(length, shares)
-    begin, end = ends[shard.index], ends[shard.index + 1]
+    begin, end = shard.bounds(length)
     indices = start + tf.range(tf.cast(begin, tf.int64), tf.cast(end, tf.int64))
     return BatchSlice(number=number, indices=indices, begin=begin, end=end)
 

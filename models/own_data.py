@@ -8,7 +8,6 @@ import numpy as np
 import tensorflow as tf
 
 from towers.errors import UserError
-from towers.split import boundaries_tensor, checked_shares
 from towers.task import Batch, InputShard, as_batch, batch_length
 
 
@@ -75,7 +74,6 @@ def checked_batch_size(data: Any, given: int | None) -> int:
 
 def dataset_stream(data: tf.data.Dataset, *, repeated: bool, shard: InputShard) -> tf.data.Dataset:
     """The user's batches from shard.first_batch on, and of each the shard's part."""
-    shares = checked_shares(shard.shares, shard.count, "shares")
     first = shard.first_batch
     if repeated and data.cardinality() > 0:
         # Whole passes are not read through: each is the same.
@@ -84,8 +82,7 @@ def dataset_stream(data: tf.data.Dataset, *, repeated: bool, shard: InputShard) 
 
     def cut(*parts: Any) -> Batch:
         batch = as_batch(parts[0] if len(parts) == 1 else parts)
-        ends = boundaries_tensor(batch_length(batch), shares)
-        begin, end = ends[shard.index], ends[shard.index + 1]
+        begin, end = shard.bounds(batch_length(batch))
         return tf.nest.map_structure(lambda tensor: tensor[begin:end], batch)
 
     options = tf.data.Options()

@@ -86,21 +86,19 @@ class RingStrategy(SynchronousStrategy):
         return self.ring.rank == 0
 
     def _dataset(self, split, first_batch=0):
-        """This worker's part of each batch; of each microbatch, one after another, where a step has several.
-
-        Microbatches divide the global batch first and workers divide each, so that they are the same examples
-        whatever the number of workers.
-        """
+        """This worker's part of each batch; where a step has several microbatches, of each of them, in a tuple."""
         count = self._microbatches if split == "train" else 1
         parts = [
             as_batches(
                 self.task.dataset(
                     split,
                     InputShard(
-                        index=micro * self.ring.num_workers + self.ring.rank,
-                        count=count * self.ring.num_workers,
-                        shares=self._worker_shares * count,
+                        index=self.ring.rank,
+                        count=self.ring.num_workers,
+                        shares=self._worker_shares,
                         first_batch=first_batch,
+                        microbatch=micro,
+                        num_microbatches=count,
                     ),
                 )
             )

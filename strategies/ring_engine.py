@@ -22,8 +22,8 @@ from towers.exchange import TowerExchange
 from towers.task import Batch, WeightedValue, batch_length
 from towers.tower import TowerResult
 
-# Beside those of towers in one process (from 1,000,000) and of workers (2,000,000).
-_TOWERS_GROUP_KEY = 3_000_000
+# Beyond those of workers (from 2,000,000).
+_FIRST_TOWERS_GROUP_KEY = 3_000_000
 
 
 class RingSums(NamedTuple):
@@ -68,7 +68,9 @@ class RingEngine(TowersEngine):
 
     def _tower_exchange(self):
         count = len(self.all_shares)
-        return TowerExchange(count, group_key=_TOWERS_GROUP_KEY) if count > 1 else None
+        if count == 1:
+            return None
+        return TowerExchange(count, group_key=_FIRST_TOWERS_GROUP_KEY + self._exchange.channel)
 
     def make_variables(self):
         super().make_variables()

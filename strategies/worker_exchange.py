@@ -62,7 +62,7 @@ class WorkerExchange:
         options: of gradients; the rest is sent as it is.
         channel: a number that no other exchange of this process has.
         """
-        self.num_workers, self.rank, self.options = num_workers, rank, options
+        self.num_workers, self.rank, self.options, self.channel = num_workers, rank, options, channel
         self._group_key = _FIRST_GROUP_KEY + channel
         self._keys = itertools.count(1)
 

@@ -156,10 +156,18 @@ def changes_of_state(
 def changed_state(old: Sequence[tf.Tensor], summed: Sequence[tf.Tensor], batch_stats: str) -> list[tf.Tensor]:
     """As `combine_state`, given the sums of all `changes_of_state`."""
     weight, *changes = summed
+    # Where there was no example at all, the first tower's state is that of a stand-in.
+    present = tf.sign(weight)
     return [
-        before + (tf.math.divide_no_nan(change, tf.cast(weight, before.dtype)) if by_weight else change)
+        before + _divided(change, weight if by_weight else present)
         for before, change, by_weight in zip(old, changes, _averaged(old, batch_stats), strict=True)
     ]
+
+
+def _divided(change: tf.Tensor, divisor: tf.Tensor) -> tf.Tensor:
+    """Nothing of an integer but by 1 or 0."""
+    divisor = tf.cast(divisor, change.dtype)
+    return tf.math.divide_no_nan(change, divisor) if change.dtype.is_floating else change * divisor
 
 
 def _averaged(state: Sequence[tf.Tensor], batch_stats: str) -> list[bool]:

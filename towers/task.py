@@ -11,6 +11,7 @@ import keras
 import tensorflow as tf
 
 from towers.errors import UserError
+from towers.split import boundaries_tensor, checked_shares, even_shares
 
 
 class WeightedLoss(NamedTuple):
@@ -50,24 +51,38 @@ class Batch(NamedTuple):
 class InputShard:
     """Which part of the stream of global batches a reader wants.
 
+    Microbatches divide a global batch first and readers divide each of them, so that a microbatch is the same
+    examples whatever the number of readers.
+
     Attributes:
-      index, count: this reader's place among the readers that divide each global batch.
-      shares: how much of a batch each reader takes, one number a reader; None is equal parts.
+      index, count: this reader's place among the readers that divide each (micro)batch.
+      shares: how much of it each reader takes, one number a reader; None is equal parts.
       first_batch: number of the global batch to begin with (a resumed run continues here).
+      microbatch, num_microbatches: which of the microbatches is wanted.
     """
 
     index: int = 0
     count: int = 1
     shares: tuple[float, ...] | None = None
     first_batch: int = 0
+    microbatch: int = 0
+    num_microbatches: int = 1
 
     def __post_init__(self):
         if not 0 <= self.index < self.count:
             raise UserError(f"input shard {self.index} of {self.count}: the index counts from 0 to count - 1")
-        if self.shares is not None and len(self.shares) != self.count:
-            raise UserError(f"{len(self.shares)} shares for {self.count} readers: give one share a reader")
+        checked_shares(self.shares, self.count, "shares", of="reader")
+        if not 0 <= self.microbatch < self.num_microbatches:
+            raise UserError(f"microbatch {self.microbatch} of {self.num_microbatches}: they are counted from 0")
         if self.first_batch < 0:
             raise UserError(f"first_batch={self.first_batch}: batches are counted from 0")
+
+    def bounds(self, num_examples: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Where in a global batch of so many examples this part begins and ends: int32 scalars."""
+        micro = boundaries_tensor(num_examples, even_shares(self.num_microbatches))
+        start, length = micro[self.microbatch], micro[self.microbatch + 1] - micro[self.microbatch]
+        ends = start + boundaries_tensor(length, checked_shares(self.shares, self.count, "shares", of="reader"))
+        return ends[self.index], ends[self.index + 1]
 
 
 @runtime_checkable

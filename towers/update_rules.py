@@ -141,3 +141,69 @@ class Adam(_Decaying):
             use_locking=True,
             use_nesterov=False,
         )
+
+
+def convolutions_only(path: str, shape: tf.TensorShape) -> bool:
+    """Kernels of convolutions: [height, width, inputs, outputs] and their like."""
+    return shape.rank is not None and shape.rank > 2
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Muon(_Decaying):
+    """Orthogonalised momentum (Jordan et al. 2024, "Muon"): each step of a kernel has all singular values near 1.
+
+    v = momentum * v + g; w -= rate * orthogonal(g + momentum * v), where a kernel is the matrix
+    [inputs, outputs] of all its other dimensions by its last. With batch norm behind it the kernel's scale has no
+    effect, and rate and weight decay together set how far a step turns it.
+
+    Whatever `orthogonalizes` leaves out (biases, norms, the last layer) takes `Momentum`'s Nesterov step at
+    `other_factor` times the rate. The kernel's update is composed of several operations: it is not atomic.
+    """
+
+    momentum: float = 0.9
+    orthogonalizes: Callable[[str, tf.TensorShape], bool] = convolutions_only
+    other_factor: float = 4.0
+    other_weight_decay: float = 5e-3
+    slot_names = ("momentum",)
+
+    def __post_init__(self):
+        super().__post_init__()
+        self._others()
+
+    def _others(self) -> Momentum:
+        return Momentum(
+            momentum=self.momentum, nesterov=True, weight_decay=self.other_weight_decay, decays=self.decays
+        )
+
+    def apply(self, path, variable, slots, gradient, rate, update):
+        if not self.orthogonalizes(path, variable.shape):
+            self._others().apply(path, variable, slots, gradient, rate * self.other_factor, update)
+            return
+        rate = tf.cast(rate, variable.dtype)
+        self._decay(path, variable, rate)
+        gradient = tf.convert_to_tensor(gradient)
+        momentum = tf.cast(self.momentum, variable.dtype)
+        velocity = slots["momentum"].assign(momentum * slots["momentum"] + gradient)
+        direction = tf.reshape(gradient + momentum * velocity, [-1, variable.shape[-1]])
+        variable.assign_sub(rate * tf.reshape(orthogonalized(direction), variable.shape))
+
+
+# Coefficients of the quintic that pulls singular values towards 1 fastest (Jordan et al. 2024).
+_QUINTIC = (3.4445, -4.7750, 2.0315)
+_ITERATIONS = 5
+
+
+def orthogonalized(matrix: tf.Tensor) -> tf.Tensor:
+    """The nearest matrix with orthonormal rows or columns, about: singular values end within 0.7 and 1.2.
+
+    Newton-Schulz iterations X <- aX + b(XX')X + c(XX')^2 X on the matrix divided by its norm. A singular value
+    below some thousandths of the norm stays smaller.
+    """
+    rows, columns = matrix.shape
+    a, b, c = (tf.cast(coefficient, matrix.dtype) for coefficient in _QUINTIC)
+    x = tf.transpose(matrix) if rows > columns else matrix
+    x = tf.math.divide_no_nan(x, tf.norm(x))
+    for _ in range(_ITERATIONS):
+        gram = tf.matmul(x, x, transpose_b=True)
+        x = a * x + tf.matmul(b * gram + c * tf.matmul(gram, gram), x)
+    return tf.transpose(x) if rows > columns else x

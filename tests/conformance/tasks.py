@@ -8,7 +8,6 @@ import tensorflow as tf
 from keras import layers
 
 from tests.towers.tiny_tasks import without_autotune
-from towers.split import boundaries_tensor, even_shares
 from towers.task import Batch, InputShard, WeightedLoss, WeightedValue, batch_length
 
 NUM_CLASSES = 10
@@ -91,8 +90,7 @@ class SmallImages:
 
 
 def _part_of(batch: Batch, shard: InputShard) -> Batch:
-    ends = boundaries_tensor(batch_length(batch), shard.shares or even_shares(shard.count))
-    begin, end = ends[shard.index], ends[shard.index + 1]
+    begin, end = shard.bounds(batch_length(batch))
     return tf.nest.map_structure(lambda leaf: leaf[begin:end], batch)
 
 

@@ -104,23 +104,22 @@ def test_what_is_hidden_is_still_a_problem(leaky):
     [
         "worker",
         "[]",
-        "{}",
         '{"cluster": {"worker": ["a:1"]}}',
         '{"cluster": {"worker": ["a"]}, "task": {"type": "worker", "index": 0}}',
         '{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": "one"}}',
     ],
 )
 def test_a_broken_tf_config_is_a_problem(text):
-    found = doctor.cluster_check(text, timeout_seconds=0.1)
+    found = doctor.cluster_check({"TF_CONFIG": text}, timeout_seconds=0.1)
     (problem,) = found.problems
     assert problem.startswith("TF_CONFIG")
     assert "\n" not in problem
     assert found.facts == {"TF_CONFIG": "can't be read"}
 
 
-@pytest.mark.parametrize("text", [None, ""])
-def test_without_tf_config_there_is_no_cluster(text):
-    found = doctor.cluster_check(text, timeout_seconds=0.1)
+@pytest.mark.parametrize("variables", [{}, {"TF_CONFIG": ""}, {"TF_CONFIG": "{}"}], ids=str)
+def test_without_tf_config_there_is_no_cluster(variables):
+    found = doctor.cluster_check(variables, timeout_seconds=0.1)
     assert found.problems == ()
     assert "not set" in found.facts["TF_CONFIG"]
 
