@@ -36,6 +36,8 @@ def main(_) -> int:
     trainer = restored_trainer()
     found = dict(trainer.evaluate())
     step = trainer.strategy.step
+    if not trainer.strategy.keeps_files:
+        return binary.DONE
     if FLAGS.json:
         print(json.dumps({"step": step, **found}))
     else:

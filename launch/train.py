@@ -62,6 +62,10 @@ def report(result) -> None:
         print(f"step {result.step}: evaluation {written}")
     if result.summary["images_per_second"]:
         print(f"speed: {result.summary['images_per_second']:,.0f} examples/s, steady median")
+    straggler = result.summary["straggler"]
+    if straggler is not None:
+        times = straggler["times_the_others"]
+        print(f"straggler: {straggler['name']} takes {times:.1f} times as long as the others, who wait for it")
     for what, path in result.files.items():
         print(f"{what}: {path}")
 

@@ -82,11 +82,13 @@ class Move:
       stop: save and end early.
       save: save now.
       num_steps: then run so many steps.
+      last_step: where training ends.
     """
 
     stop: bool
     save: bool
     num_steps: int
+    last_step: int
 
 
 class Strategy(Protocol):

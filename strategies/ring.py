@@ -186,11 +186,18 @@ class RingStrategy(SynchronousStrategy):
         return dict(zip(sums, total.reshape(-1, 2), strict=True))
 
     def agree(self, move: Move) -> Move:
-        """Rank 0's move; it ends in a stop when any worker was asked to."""
+        """Rank 0 says when to save; the shortest call is taken; all stop when any was asked to."""
         with self._peers():
-            wishes = self._host.gather("move", [move.stop, move.save, move.num_steps], np.int64)
-        _, save, num_steps = wishes[0]
-        return Move(stop=bool(wishes[:, 0].any()), save=bool(save), num_steps=int(num_steps))
+            wishes = self._host.gather("move", dataclasses.astuple(move), np.int64)
+        stop, save, num_steps, last_step = wishes.T
+        for rank in np.flatnonzero(last_step != last_step[0]):
+            raise UserError(
+                f"{self.ring.members[rank].name} was started to train to step {last_step[rank]} and "
+                f"{self.ring.members[0].name} to step {last_step[0]}: give all workers the same flags"
+            )
+        return Move(
+            stop=bool(stop.any()), save=bool(save[0]), num_steps=int(num_steps.min()), last_step=move.last_step
+        )
 
     def share_restored(self, step: int | None) -> int | None:
         with self._peers():

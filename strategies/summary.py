@@ -4,18 +4,20 @@ import dataclasses
 import pathlib
 import platform
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 
 import psutil
 import tensorflow as tf
 
 from strategies.callbacks import Callback
-from strategies.contract import StepReport, Strategy
+from strategies.contract import StepReport, Strategy, WorkerTime
 from strategies.strict_json import dumps
 
 # Raise it when a field changes its meaning or goes; new fields may come without.
 VERSION = 1
+# A worker that takes so many times as long as the others is named.
+STRAGGLES_FROM = 1.2
 
 
 @dataclasses.dataclass
@@ -31,14 +33,35 @@ class RunFigures(Callback):
     metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
     evaluated: Mapping[str, float] | None = None
     rates: list[float] = dataclasses.field(default_factory=list)
+    workers: dict[str, WorkerTime] = dataclasses.field(default_factory=dict)
 
     def steps(self, report: StepReport) -> None:
         if self.first_seconds is None:
             self.first_seconds = report.seconds
         else:
             self.rates.append(report.examples_per_second)
+            self._add_workers(report.workers)
         self.skipped_steps += report.skipped
         self.loss, self.metrics = report.loss, dict(report.metrics)
+
+    def _add_workers(self, times: Sequence[WorkerTime]) -> None:
+        for time in times:
+            before = self.workers.get(time.name, WorkerTime(name=time.name, busy_seconds=0.0, input_seconds=0.0))
+            self.workers[time.name] = WorkerTime(
+                name=time.name,
+                busy_seconds=before.busy_seconds + time.busy_seconds,
+                input_seconds=before.input_seconds + time.input_seconds,
+            )
+
+    def straggler(self) -> tuple[str, float] | None:
+        """The worker that the others wait for, and how many times their median its own time is; None if none."""
+        if len(self.workers) < 2:
+            return None
+        own = {name: time.busy_seconds + time.input_seconds for name, time in self.workers.items()}
+        slowest = max(own, key=own.get)
+        others = statistics.median(seconds for name, seconds in own.items() if name != slowest)
+        factor = own[slowest] / max(others, 1e-9)
+        return (slowest, factor) if factor >= STRAGGLES_FROM else None
 
     def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
         self.evaluated = dict(metrics)
@@ -88,6 +111,7 @@ def summarize(figures: RunFigures, strategy: Strategy, *, outcome: str, settings
       settings: the flags.
       seconds: wall time from the start of `fit` to its end.
     """
+    straggler = figures.straggler()
     return {
         "version": VERSION,
         "outcome": outcome,
@@ -102,6 +126,11 @@ def summarize(figures: RunFigures, strategy: Strategy, *, outcome: str, settings
         "images_per_second": figures.images_per_second,
         "time_to_first_step_seconds": figures.first_seconds,
         "training_seconds": seconds,
+        "workers": {
+            name: {"busy_seconds": time.busy_seconds, "input_seconds": time.input_seconds}
+            for name, time in figures.workers.items()
+        },
+        "straggler": None if straggler is None else {"name": straggler[0], "times_the_others": straggler[1]},
         "peak_memory_bytes": peak_memory_bytes(),
     }
 

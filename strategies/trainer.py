@@ -165,7 +165,13 @@ class Trainer:
         return self.strategy.portable_model()
 
     def restore(self) -> int | None:
-        """Brings the strategy to where `resume` says; the step, or None for a beginning. Writes nothing."""
+        """Brings the strategy, in all its processes, to where `resume` says; the step, or None for a beginning.
+
+        Writes nothing.
+        """
+        return self.strategy.share_restored(self._restore_here() if self.strategy.keeps_files else None)
+
+    def _restore_here(self) -> int | None:
         if self.options.resume not in ("auto", "never"):
             return Checkpoints(self.options.resume, self.strategy).restore_from(self.options.resume)
         if self.options.resume == "never" or self._checkpoints is None:
@@ -179,8 +185,7 @@ class Trainer:
         anything is written.
         """
         if not self._prepared:
-            restored = self.restore() if self.strategy.keeps_files else None
-            self._resumed_from = self.strategy.share_restored(restored)
+            self._resumed_from = self.restore()
             self._prepared = True
             for callback in self._callbacks:
                 callback.check(self._run())
@@ -234,7 +239,12 @@ class Trainer:
     def _agreed_move(self, num_steps: int) -> Move:
         """What all processes do next; this one's wish is to go on for `num_steps`."""
         return self.strategy.agree(
-            Move(stop=self._stop_requested(), save=self._is_late_to_save(), num_steps=num_steps)
+            Move(
+                stop=self._stop_requested(),
+                save=self._is_late_to_save(),
+                num_steps=num_steps,
+                last_step=self._last_step,
+            )
         )
 
     def _run_steps(self, count: int) -> StepReport:

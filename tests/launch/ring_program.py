@@ -1,0 +1,97 @@
+"""A user's own program on a ring, in which one worker misbehaves by what its environment says:
+
+MISCHIEF=nan       its part of the data is not finite from batch 4 on
+MISCHIEF=slow      its input takes a fifth of a second a batch
+MISCHIEF=hang      its input never comes after batch 4
+MISCHIEF=leave     it ends, as if all were well, after 4 steps
+MISCHIEF=drift     one of its parameters changes by itself after 4 steps
+"""
+
+import os
+import sys
+import time
+
+import keras
+import numpy as np
+import tensorflow as tf
+from absl import app
+
+from launch import binary, training
+from models.own_task import OwnTask
+from strategies.callbacks import Callback
+from strategies.contract import NonFiniteStep, PeerLost
+from strategies.divergence import Diverged
+
+MISCHIEF = os.environ.get("MISCHIEF")
+FROM_BATCH = 4
+
+
+def build():
+    inputs = keras.Input((4,), name="x")
+    return keras.Model(inputs, keras.layers.Dense(3, name="logits")(inputs))
+
+
+class MischievousTask(OwnTask):
+    """Its own task, but for what MISCHIEF says."""
+
+    def dataset(self, split, shard):
+        batches = super().dataset(split, shard)
+        if split != "train" or MISCHIEF not in ("nan", "slow", "hang"):
+            return batches
+
+        def spoil(number):
+            if MISCHIEF == "slow":
+                time.sleep(0.2)
+            if MISCHIEF == "hang" and number >= FROM_BATCH:
+                time.sleep(1000)
+            return np.float32("nan" if MISCHIEF == "nan" and number >= FROM_BATCH else 1)
+
+        def spoilt(number, batch):
+            factor = tf.numpy_function(spoil, [number], tf.float32)
+            factor.set_shape([])
+            return batch._replace(features=batch.features * factor)
+
+        return batches.enumerate(shard.first_batch).map(spoilt)
+
+
+class Mischief(Callback):
+    """Of the kinds that come between steps."""
+
+    def begin(self, run):
+        self._strategy = run.strategy
+
+    def boundaries(self):
+        return (FROM_BATCH,)
+
+    def before_steps(self, step):
+        if step >= FROM_BATCH and MISCHIEF == "leave":
+            sys.exit(0)
+        if step == FROM_BATCH and MISCHIEF == "drift":
+            self._strategy.engine.parameters()["logits/bias"].assign_add([0.0, 1e-7, 0.0])
+
+
+def main(_):
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=(96, 4)).astype(np.float32)
+    y = draw.integers(0, 3, 96)
+    losses = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    task = MischievousTask(model=build, train_data=(x, y), eval_data=(x, y), losses=losses, batch_size=24)
+    try:
+        trainer = training.build_trainer(training.build_strategy(task))
+        trainer._callbacks.append(Mischief())
+        result = trainer.fit()
+        print("skipped", result.summary["skipped_steps"], "straggler", result.summary["straggler"])
+    except NonFiniteStep as error:
+        binary.fail(error)
+        return binary.NOT_FINITE
+    except PeerLost as error:
+        binary.fail(error)
+        return binary.PEER_LOST
+    except Diverged as error:
+        binary.fail(error)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    app.run(main)

@@ -1,0 +1,229 @@
+"""What a ring does when one of its workers fails: real processes, real signals."""
+
+import json
+import pathlib
+import signal
+import socket
+import time
+
+import pytest
+
+from launch.binary import INTERRUPTED, NOT_FINITE, PEER_LOST, USER_ERROR
+from tests.launch.programs import LAST_STEP, ROOT, TINY, assert_same_end, wait_for
+from tests.launch.workers import Workers, free_ports
+
+pytestmark = pytest.mark.timeout(280)
+
+LIMIT_SECONDS = 120
+# TensorFlow's heartbeats are missed after some seconds.
+HEARTBEAT_SECONDS = 60
+TRAIN = (
+    "-m",
+    "launch.train",
+    *(flag for flag in TINY if not flag.startswith("--num_towers")),
+    "--strategy=ring",
+    "--num_towers=1",
+    "--directory=run",
+)
+OWN = (
+    str(ROOT / "tests" / "launch" / "ring_program.py"),
+    "--strategy=ring",
+    "--num_towers=1",
+    "--steps=12",
+    "--batch_stats=average",
+    "--learning_rate=0.1",
+    "--report_every_steps=1",
+    "--directory=run",
+)
+
+
+def ring(command, *, cwd, num_workers=2, **more) -> Workers:
+    return Workers([command] * num_workers, cwd=cwd, **more)
+
+
+def own(mischief: str, *flags: str, cwd: pathlib.Path, worker: int = 1) -> Workers:
+    """The program whose worker misbehaves."""
+    return ring((*OWN, *flags), cwd=cwd, environments={worker: {"MISCHIEF": mischief}})
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory) -> pathlib.Path:
+    """Directory of a run of two workers that nothing happened to."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    with ring(TRAIN, cwd=folder) as workers:
+        for ended in workers.ends(LIMIT_SECONDS):
+            assert ended.code == 0, ended.err
+    return folder / "run"
+
+
+def test_one_keeps_files_and_one_shows_progress(tmp_path):
+    with ring(TRAIN, cwd=tmp_path) as workers:
+        chief, other = workers.ends(LIMIT_SECONDS)
+    assert (chief.code, other.code) == (0, 0), chief.err + other.err
+    assert f"step {LAST_STEP}/{LAST_STEP}" in chief.out
+    assert "checkpoint: " in chief.out
+    assert other.out == ""
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert set(summary["workers"]) == {"worker:0", "worker:1"}
+    assert all(time["busy_seconds"] > 0 for time in summary["workers"].values())
+
+
+def interrupted_in_the_middle(workers: Workers, cwd: pathlib.Path, number: int, rank: int) -> None:
+    """Sends a signal to one rank after step 10."""
+    wait_for(cwd / "run" / "checkpoints" / "step-10.index", workers.processes[0])
+    workers.processes[rank].send_signal(number)
+
+
+def relaunched_to_the_end(cwd: pathlib.Path) -> str:
+    """The same command again; what the chief printed."""
+    with ring(TRAIN, cwd=cwd) as workers:
+        ends = workers.ends(LIMIT_SECONDS)
+    assert [ended.code for ended in ends] == [0, 0], ends[0].err + ends[1].err
+    return ends[0].out
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_killed_worker(tmp_path, undisturbed, victim):
+    with ring(TRAIN, cwd=tmp_path) as workers:
+        interrupted_in_the_middle(workers, tmp_path, signal.SIGKILL, victim)
+        survivor = workers.end(1 - victim, HEARTBEAT_SECONDS)
+    assert survivor.code == PEER_LOST
+    assert f"worker:{victim} (127.0.0.1:" in survivor.err
+    assert "was lost at step" in survivor.err
+    assert "resumed at step" in relaunched_to_the_end(tmp_path)
+    assert_same_end(tmp_path / "run", undisturbed)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_stopped_worker(tmp_path, victim):
+    with ring(TRAIN, cwd=tmp_path) as workers:
+        interrupted_in_the_middle(workers, tmp_path, signal.SIGSTOP, victim)
+        survivor = workers.end(1 - victim, HEARTBEAT_SECONDS)
+    assert survivor.code == PEER_LOST, survivor.err
+    assert f"worker:{victim}" in survivor.err
+
+
+@pytest.mark.parametrize("missing", [0, 1, 2])
+def test_a_worker_that_never_starts_is_named(tmp_path, missing):
+    command = (*TRAIN, "--startup_timeout_seconds=12")
+    with ring(command, cwd=tmp_path, num_workers=3, missing=[missing]) as workers:
+        ends = workers.ends(HEARTBEAT_SECONDS)
+        address = workers.addresses[missing]
+    for ended in ends:
+        assert ended.code == PEER_LOST
+        (line,) = (line for line in ended.err.splitlines() if "error:" in line)
+        assert f"worker:{missing} ({address}) did not come" in line
+        assert "--startup_timeout_seconds=12" in line
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("leaves", [0, 1])
+def test_a_worker_that_ends_early(tmp_path, leaves):
+    with own("leave", cwd=tmp_path, worker=leaves) as workers:
+        assert workers.end(leaves, LIMIT_SECONDS).code == 0
+        left = workers.end(1 - leaves, HEARTBEAT_SECONDS)
+    assert left.code == PEER_LOST
+    assert f"worker:{leaves}" in left.err
+
+
+@pytest.mark.parametrize("told", [0, 1])
+def test_sigterm_to_one_stops_all_at_the_same_step(tmp_path, undisturbed, told):
+    with ring(TRAIN, cwd=tmp_path) as workers:
+        interrupted_in_the_middle(workers, tmp_path, signal.SIGTERM, told)
+        time.sleep(0.05)
+        workers.processes[told].send_signal(signal.SIGTERM)
+        chief, other = workers.ends(LIMIT_SECONDS)
+    assert (chief.code, other.code) == (INTERRUPTED, INTERRUPTED), chief.err + other.err
+    assert "stopped at step" in chief.out
+    assert "resumed at step" in relaunched_to_the_end(tmp_path)
+    assert_same_end(tmp_path / "run", undisturbed)
+
+
+def test_a_port_that_is_taken(tmp_path):
+    ports = free_ports(2)
+    with socket.create_server(("127.0.0.1", ports[1])):
+        command = (*TRAIN, "--startup_timeout_seconds=10")
+        with ring(command, cwd=tmp_path, ports=ports) as workers:
+            taken = workers.end(1, HEARTBEAT_SECONDS)
+            workers.end(0, HEARTBEAT_SECONDS)
+    assert taken.code == USER_ERROR
+    assert f"worker:1: port {ports[1]}" in taken.err
+    assert "end what has it" in taken.err
+
+
+@pytest.mark.parametrize("worker", [0, 1])
+def test_nan_on_one_worker_stops_all_at_the_same_step(tmp_path, worker):
+    with own("nan", cwd=tmp_path, worker=worker) as workers:
+        ends = workers.ends(LIMIT_SECONDS)
+    for ended in ends:
+        assert ended.code == NOT_FINITE, ended.err
+        assert "step 4 is not finite" in ended.err
+        assert "clean the data" in ended.err
+
+
+def test_nan_on_one_worker_is_skipped_by_all(tmp_path):
+    with own("nan", "--on_nan=skip", cwd=tmp_path) as workers:
+        ends = workers.ends(LIMIT_SECONDS)
+    for ended in ends:
+        assert ended.code == 0, ended.err
+        assert "skipped 8" in ended.out
+
+
+def test_killed_during_a_save(tmp_path, undisturbed):
+    with ring(TRAIN, cwd=tmp_path) as workers:
+        checkpoints = tmp_path / "run" / "checkpoints"
+        wait_for(checkpoints / "step-10.index", workers.processes[0])
+        deadline = time.monotonic() + LIMIT_SECONDS
+        while not any(checkpoints.glob("step-15*")):
+            assert time.monotonic() < deadline
+        workers.processes[0].kill()
+        assert workers.end(1, HEARTBEAT_SECONDS).code == PEER_LOST
+    relaunched_to_the_end(tmp_path)
+    assert_same_end(tmp_path / "run", undisturbed)
+
+
+def test_a_straggler_is_named(tmp_path):
+    with own("slow", cwd=tmp_path) as workers:
+        chief, other = workers.ends(LIMIT_SECONDS)
+    assert (chief.code, other.code) == (0, 0), chief.err
+    assert "straggler {'name': 'worker:1'" in chief.out
+
+
+def test_a_worker_that_hangs_ends_the_job_with_all_stacks(tmp_path):
+    with own("hang", "--collective_timeout_seconds=8", cwd=tmp_path) as workers:
+        waiting, stuck = workers.ends(LIMIT_SECONDS)
+    assert waiting.code == PEER_LOST
+    assert "--collective_timeout_seconds=8" in waiting.err
+    assert stuck.code not in (0, PEER_LOST), "the cause is told from those that wait"
+    for ended in (waiting, stuck):
+        assert "most recent call first" in ended.err
+        assert "ring_program.py" in ended.err
+
+
+@pytest.mark.parametrize("worker", [0, 1])
+def test_a_worker_that_drifts(tmp_path, worker):
+    with own("drift", "--check_divergence_every=2", cwd=tmp_path, worker=worker) as workers:
+        ends = workers.ends(LIMIT_SECONDS)
+    for ended in ends:
+        assert ended.code == 1, ended.err
+        assert "worker:0 and worker:1 differ: 2 of 4 variables are not the same at step" in ended.err
+        assert "logits/bias" in ended.err
+
+
+@pytest.mark.parametrize(
+    "flag, what",
+    [
+        ("--batch_size=16", "batch size"),
+        ("--model=vgg16", "network"),
+        ("--learning_rate=0.3", "step options"),
+        ("--bytes_per_pack=17", "ring options"),
+        ("--steps=29", "to train to step 29"),
+    ],
+)
+def test_workers_with_other_flags(tmp_path, flag, what):
+    with Workers([TRAIN, (*TRAIN, flag)], cwd=tmp_path) as workers:
+        ends = workers.ends(LIMIT_SECONDS)
+    for ended in ends:
+        assert ended.code == USER_ERROR, ended.err
+        assert "worker:1 was started" in ended.err
+        assert what in ended.err
