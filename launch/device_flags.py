@@ -1,5 +1,7 @@
 """Flags of the strategy and its devices."""
 
+import os
+
 from absl import flags
 
 from launch.flag_values import listed_in_help, positive
@@ -25,4 +27,5 @@ def devices_from_flags() -> Devices:
         kind=FLAGS.tower_device,
         parameter_device=FLAGS.parameter_device,
         threads_per_tower=FLAGS.threads_per_tower,
+        num_processes=int(os.environ.get("TOWERS_PROCESSES_HERE", "1")),
     )

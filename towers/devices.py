@@ -49,6 +49,7 @@ def configure_devices(
     kind: str = "auto",
     parameter_device: str = "cpu",
     threads_per_tower: int | None = None,
+    num_processes: int = 1,
 ) -> Devices:
     """Makes the devices of this process ready; to be called before TensorFlow computes anything.
 
@@ -61,6 +62,7 @@ def configure_devices(
       kind: 'cpu', 'gpu', or 'auto' for GPUs where there are any.
       parameter_device: 'cpu', 'cpu:K' or 'gpu:K'.
       threads_per_tower: None for the cores divided by the towers.
+      num_processes: how many processes share this machine's cores, this one included.
 
     Raises:
       UserError: fewer GPUs than asked for, an unknown device, or TensorFlow was started differently before.
@@ -72,8 +74,9 @@ def configure_devices(
         raise UserError(f"num_towers={num_towers}: at least one tower does the work; leave it out for all devices")
     on_gpu = kind == "gpu" or (kind == "auto" and bool(gpus))
     _check_gpus(len(gpus), on_gpu, num_towers)
-    count = num_towers or (len(gpus) if on_gpu else num_cores())
-    threads = 0 if on_gpu else threads_per_tower or threads_for(count, num_cores())
+    cores = max(1, num_cores() // num_processes)
+    count = num_towers or (len(gpus) if on_gpu else cores)
+    threads = 0 if on_gpu else threads_per_tower or threads_for(count, cores)
     parameters = _parameter_device(parameter_device, num_cpus=1 if on_gpu else count, num_gpus=len(gpus))
     _configure_runtime(gpus, num_cpus=1 if on_gpu else count, threads=threads)
     towers = tuple(f"/device:{'GPU' if on_gpu else 'CPU'}:{place}" for place in range(count))
