@@ -33,6 +33,7 @@ from towers.task import Task, steps_per_epoch
 
 FLAGS = flags.FLAGS
 FLAG_FILE = "flags.txt"
+RUN_DIRECTORY_VARIABLE = "TOWERS_RUN_DIRECTORY"
 
 
 def _configure_at_start() -> None:
@@ -77,7 +78,12 @@ def run_length(task: Task) -> int:
 
 
 def run_directory() -> pathlib.Path:
-    """--directory, or a new one named for the time; the same at every call in a process."""
+    """--directory, or a new one named for the time; the same at every call in a process.
+
+    A launcher names one for all the processes that it starts: without --directory, TOWERS_RUN_DIRECTORY counts.
+    """
+    if FLAGS.directory is None:
+        FLAGS.directory = os.environ.get(RUN_DIRECTORY_VARIABLE) or None
     if FLAGS.directory is None:
         started = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
         FLAGS.directory = os.path.join("runs", f"{started}-{os.getpid()}")
