@@ -20,6 +20,7 @@ from absl import app, flags
 
 from launch import binary
 from launch.device_flags import devices_from_flags
+from launch.fault import faults_from_environment
 from launch.flag_values import numbers_from
 from launch.ring_flags import joined_ring
 from launch.run_flags import callbacks_from_flags, trainer_options_from_flags
@@ -66,7 +67,7 @@ def build_trainer(strategy: Strategy, *, stop_requested: Callable[[], bool] = la
     return Trainer(
         strategy,
         trainer_options_from_flags(str(run_directory())),
-        callbacks=callbacks_from_flags() if strategy.keeps_files else (),
+        callbacks=[*(callbacks_from_flags() if strategy.keeps_files else ()), *faults_from_environment()],
         stop_requested=stop_requested,
         settings=flag_settings(),
     )

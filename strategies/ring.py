@@ -188,11 +188,10 @@ class RingStrategy(SynchronousStrategy):
         return dict(zip(sums, total.reshape(-1, 2), strict=True))
 
     def agree(self, move: Move) -> Move:
-        """Rank 0's move; it ends in a stop when any worker was asked to."""
+        """Rank 0's move, of no more steps than any worker wants; a stop when any worker was asked to."""
         with self._peers():
             wishes = self._host.gather("move", [move.stop, move.save, move.num_steps], np.int64)
-        _, save, num_steps = wishes[0]
-        return Move(stop=bool(wishes[:, 0].any()), save=bool(save), num_steps=int(num_steps))
+        return Move(stop=bool(wishes[:, 0].any()), save=bool(wishes[0, 1]), num_steps=int(wishes[:, 2].min()))
 
     def share_restored(self, step: int | None) -> int | None:
         with self._peers():
