@@ -20,6 +20,7 @@ from absl import app, flags
 
 from launch import binary
 from launch.device_flags import devices_from_flags
+from launch.fault import faults_from_environment
 from launch.flag_values import numbers_from
 from launch.ring_flags import joined_ring
 from launch.run_flags import callbacks_from_flags, trainer_options_from_flags
@@ -33,6 +34,7 @@ from towers.task import Task, steps_per_epoch
 
 FLAGS = flags.FLAGS
 FLAG_FILE = "flags.txt"
+RUN_DIRECTORY_VARIABLE = "TOWERS_RUN_DIRECTORY"
 
 
 def _configure_at_start() -> None:
@@ -65,7 +67,7 @@ def build_trainer(strategy: Strategy, *, stop_requested: Callable[[], bool] = la
     return Trainer(
         strategy,
         trainer_options_from_flags(str(run_directory())),
-        callbacks=callbacks_from_flags() if strategy.keeps_files else (),
+        callbacks=[*(callbacks_from_flags() if strategy.keeps_files else ()), *faults_from_environment()],
         stop_requested=stop_requested,
         settings=flag_settings(),
     )
@@ -77,7 +79,12 @@ def run_length(task: Task) -> int:
 
 
 def run_directory() -> pathlib.Path:
-    """--directory, or a new one named for the time; the same at every call in a process."""
+    """--directory, or a new one named for the time; the same at every call in a process.
+
+    A launcher names one for all the processes that it starts: without --directory, TOWERS_RUN_DIRECTORY counts.
+    """
+    if FLAGS.directory is None:
+        FLAGS.directory = os.environ.get(RUN_DIRECTORY_VARIABLE) or None
     if FLAGS.directory is None:
         started = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
         FLAGS.directory = os.path.join("runs", f"{started}-{os.getpid()}")

@@ -1,0 +1,107 @@
+"""Starts a cluster on this machine: one command, as many processes, each with its own TF_CONFIG.
+
+    python -m launch.local --workers=2 -- python -m launch.train --strategy=ring
+        trains on two processes, and prints what each of them says behind its name, as
+        [worker:0] step 395: evaluation loss 0.0412, accuracy 0.9880
+
+    python -m launch.local --max_restarts=1 --kill=worker:1@step20 -- python -m launch.train --strategy=ring
+        kills a process in the middle, starts the cluster again from its newest checkpoint, and prints last
+        recovered: worker:1 was killed at step 20, restart 1 completed
+
+Ctrl-C and SIGTERM are passed on (to those who serve others when these have ended), and whatever happens no process
+is left behind. Each one's lines also lie in the run's directory, as logs/worker-1.log. When one fails the others
+are ended, and the last block on stderr begins with the one that is to blame and its last lines. A command that is
+a shell script should `exec` its last line: a process is taken to have ended when its first program has.
+
+The processes find in their environment, beside TF_CONFIG:
+
+TOWERS_RUN_DIRECTORY   where everything is kept if they are given no --directory of their own
+TOWERS_PROCESSES_HERE  how many of them compute, and so share this machine's cores
+TOWERS_FAULT           'kill@20' or 'stop@20': the fault that --kill or --stop plans for this process
+
+Exit codes: launch/binary.py; of a failed cluster it is that of the process to blame, 128 + n for signal n.
+"""
+
+import datetime
+import os
+import pathlib
+import shutil
+import sys
+
+from absl import flags
+
+from launch import binary
+from launch.flag_values import at_least_zero, positive
+from launch.local_cluster import Roles
+from launch.local_run import LocalRun, Plan
+from launch.planned_faults import planned_faults
+from towers.errors import UserError
+
+FLAGS = flags.FLAGS
+flags.DEFINE_integer("workers", 2, "Workers.")
+flags.DEFINE_integer("ps", 0, "Parameter servers.")
+flags.DEFINE_bool("chief", False, "A chief, beside the workers.")
+flags.DEFINE_bool("evaluator", False, "An evaluator, beside the cluster.")
+flags.DEFINE_float("grace_seconds", 30.0, "How long a process may take to end before it is killed.")
+flags.DEFINE_integer("max_restarts", 0, "How often the whole cluster is started again after a failure.")
+flags.DEFINE_multi_string("kill", [], "worker:1@step20: this process dies before this step, to see a recovery.")
+flags.DEFINE_multi_string("stop", [], "worker:1@step20: this process stands still from this step on.")
+positive("workers")
+at_least_zero("ps", "grace_seconds", "max_restarts")
+
+
+def main(arguments: list[str]) -> int:
+    return LocalRun(plan_from_flags(arguments[1:])).run()
+
+
+def plan_from_flags(command: list[str]) -> Plan:
+    """What the flags and the command ask for.
+
+    Raises:
+      UserError: no command, one that can't be found, or a fault that means nothing.
+    """
+    roles = Roles(workers=FLAGS.workers, ps=FLAGS.ps, chief=FLAGS.chief, evaluator=FLAGS.evaluator)
+    return Plan(
+        command=runnable(command),
+        roles=roles,
+        directory=run_directory(command),
+        faults=planned_faults(FLAGS.kill, FLAGS.stop, roles=roles, max_restarts=FLAGS.max_restarts),
+        max_restarts=FLAGS.max_restarts,
+        grace_seconds=FLAGS.grace_seconds,
+    )
+
+
+def runnable(command: list[str]) -> tuple[str, ...]:
+    """The command with this very Python for the word `python`.
+
+    Raises:
+      UserError: there is no command, or no such program.
+    """
+    if not command:
+        raise UserError("no command: give one behind --, as: --workers=2 -- python -m launch.train")
+    program = sys.executable if command[0] == "python" else command[0]
+    if shutil.which(program) is None:
+        raise UserError(f"command {program!r}: no such program here; give its path, or `python`")
+    return (program, *command[1:])
+
+
+def run_directory(command: list[str]) -> pathlib.Path:
+    """The command's own --directory, or a new one named for the time; absolute."""
+    found = None
+    for place, word in enumerate(command):
+        name, is_given, value = word.partition("=")
+        if name in ("--directory", "-directory"):
+            found = value if is_given else "".join(command[place + 1 : place + 2])
+    if not found:
+        started = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+        found = os.path.join("runs", f"{started}-{os.getpid()}")
+    return pathlib.Path(found).absolute()
+
+
+def cli() -> None:
+    """Console script."""
+    binary.run(main, takes_command=True)
+
+
+if __name__ == "__main__":
+    cli()

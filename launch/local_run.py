@@ -1,0 +1,142 @@
+"""A cluster on this machine from its first start to its last: what its processes are given, what is said."""
+
+import contextlib
+import dataclasses
+import os
+import pathlib
+from collections.abc import Mapping
+
+from launch import binary
+from launch.group_guard import GroupGuard
+from launch.line_relay import LineRelay
+from launch.local_cluster import Roles
+from launch.outcome import Outcome, described, last_words
+from launch.planned_faults import FAULT_VARIABLE, PlannedFault
+from launch.processes import Process
+from launch.rank_log import RankLog
+from launch.received_signals import ReceivedSignals
+from launch.screen import screen_for, tell
+from launch.supervisor import Supervisor
+from launch.tf_config import tf_config_text
+from strategies.cluster import Cluster
+from towers.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What is to be run.
+
+    Attributes:
+      command: the same for every process.
+      roles: who there is.
+      directory: of the run; absolute.
+      faults: of the first start, by the process's name.
+      max_restarts: how often the cluster is started again after a failure.
+      grace_seconds: how long a process may take to end.
+    """
+
+    command: tuple[str, ...]
+    roles: Roles
+    directory: pathlib.Path
+    faults: Mapping[str, PlannedFault]
+    max_restarts: int
+    grace_seconds: float
+
+
+class LocalRun:
+    """Starts the cluster, again after a failure that another start may mend, and says how it ended."""
+
+    def __init__(self, plan: Plan):
+        self._plan = plan
+        self._signals = ReceivedSignals()
+        self._guard = GroupGuard()
+        self._start = 0
+        self._logs: Mapping[str, RankLog] = {}
+        self._faults_seen: set[PlannedFault] = set()
+
+    def run(self) -> int:
+        """The launcher's exit code.
+
+        Raises:
+          UserError: a log can't be written; or a planned fault did not happen.
+        """
+        with self._signals, self._guard:
+            outcome = self._run_once()
+            while self._may_start_again(outcome):
+                self._tell_restart(outcome)
+                outcome = self._run_once()
+        if outcome.cause is not None:
+            self._tell_failure(outcome)
+        elif outcome.code == binary.DONE:
+            self._tell_recovery()
+        return outcome.code
+
+    def _run_once(self) -> Outcome:
+        """From the first process to the last end; whatever happens in between, no process is left."""
+        self._start += 1
+        plan = self._plan
+        with contextlib.ExitStack() as ends:
+            self._logs = {
+                name: ends.enter_context(RankLog(plan.directory / "logs", name, self._start))
+                for name in plan.roles.names
+            }
+            screen = ends.enter_context(contextlib.closing(screen_for(plan.roles.names, plan.roles.reporter)))
+            processes = [
+                ends.enter_context(contextlib.closing(self._started(cluster))) for cluster in plan.roles.clusters()
+            ]
+            outcome = Supervisor(
+                processes,
+                LineRelay(screen, self._logs),
+                self._signals,
+                awaited=plan.roles.awaited(),
+                grace_seconds=plan.grace_seconds,
+            ).run()
+        if self._start == 1:
+            self._faults_seen = {fault for fault in plan.faults.values() if fault.is_seen_in(outcome)}
+        return outcome
+
+    def _started(self, cluster: Cluster) -> Process:
+        return Process(cluster.this.name, self._plan.command, self._environment(cluster), self._guard)
+
+    def _environment(self, cluster: Cluster) -> dict[str, str]:
+        fault = self._plan.faults.get(cluster.this.name) if self._start == 1 else None
+        inherited = {name: value for name, value in os.environ.items() if name != FAULT_VARIABLE}
+        return inherited | {
+            "TF_CONFIG": tf_config_text(cluster),
+            "PYTHONUNBUFFERED": "1",
+            "TOWERS_RUN_DIRECTORY": str(self._plan.directory),
+            "TOWERS_PROCESSES_HERE": str(self._plan.roles.num_computing),
+            **({} if fault is None else {FAULT_VARIABLE: fault.order}),
+        }
+
+    def _may_start_again(self, outcome: Outcome) -> bool:
+        asked_to_stop = self._signals.first is not None
+        return outcome.can_be_mended and not asked_to_stop and self._start <= self._plan.max_restarts
+
+    def _tell_restart(self, outcome: Outcome) -> None:
+        cause = outcome.cause
+        where = self._logs[cause.name].path
+        tell(
+            f"restart {self._start} of {self._plan.max_restarts}: {cause.name} failed: {described(cause)}; "
+            f"its last lines stand in {where}"
+        )
+
+    def _tell_failure(self, outcome: Outcome) -> None:
+        tails = {name: log.tail for name, log in self._logs.items()}
+        paths = {name: log.path for name, log in self._logs.items()}
+        for line in last_words(outcome, tails, paths):
+            tell(line, is_error=True)
+
+    def _tell_recovery(self) -> None:
+        """That the cluster went on after the planned faults.
+
+        Raises:
+          UserError: one did not happen.
+        """
+        for fault in self._plan.faults.values():
+            if fault not in self._faults_seen:
+                raise UserError(
+                    f"{fault.flag}: it did not happen, {fault.name} began no step {fault.step}; "
+                    "name a step that it takes in its first start"
+                )
+            tell(fault.recovered(self._start - 1))

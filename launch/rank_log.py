@@ -1,0 +1,48 @@
+"""One process's lines: in a file of its own, and the last of them in memory."""
+
+import collections
+import contextlib
+import datetime
+import pathlib
+
+from towers.errors import UserError
+
+_LAST_LINES = 15
+
+
+class RankLog:
+    """Appends to `FOLDER/worker-1.log`, with a line between one start of the process and the next."""
+
+    def __init__(self, folder: pathlib.Path, name: str, start: int):
+        """Args:
+        folder: made if it is not there.
+        name: as 'worker:1'.
+        start: which start of the cluster this is, from 1.
+
+        Raises:
+          UserError: the file can't be written.
+        """
+        self.path = folder / f"{name.replace(':', '-')}.log"
+        self.tail: collections.deque[str] = collections.deque(maxlen=_LAST_LINES)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._file = self.path.open("ab", buffering=0)
+        except OSError as error:
+            raise UserError(
+                f"{self.path}: {error.strerror}: a log can't be written there; give another --directory"
+            ) from error
+        if self._file.tell() > 0:
+            now = datetime.datetime.now().strftime("%Y-%m-%d %H:%M:%S")
+            self._file.write(f"--- start {start}, {now} ---\n".encode())
+
+    def write(self, line: bytes) -> None:
+        """A line without its end. A full disk ends the log, not the training."""
+        self.tail.append(line.decode(errors="replace"))
+        with contextlib.suppress(OSError):
+            self._file.write(line + b"\n")
+
+    def __enter__(self) -> "RankLog":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self._file.close()

@@ -1,0 +1,120 @@
+"""A cluster on a terminal: one live bar at the bottom, everything else above it."""
+
+import contextlib
+import dataclasses
+import fcntl
+import os
+import pathlib
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+
+import pytest
+
+from tests.launch.programs import environment
+
+pytestmark = pytest.mark.timeout(120)
+
+PROGRAM = r"""
+import os, sys, time
+worker = '"index": 1' in os.environ["TF_CONFIG"]
+for step in (5, 10):
+    print(f"step {step}/10  loss 0.{step:02d}00  [b]9 examples/s[/b]", flush=True)
+    print(f"after {step} [i]not markup[/i]", flush=True)
+print("step 10  evaluation  loss 0.5000", flush=True)
+print("trouble", file=sys.stderr, flush=True)
+sys.exit(3 if worker else 0)
+"""
+ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+@dataclasses.dataclass(frozen=True)
+class Shown:
+    """What a terminal was sent, the launcher's exit code, and where it ran."""
+
+    sent: str
+    code: int
+    folder: pathlib.Path
+
+
+def on_a_terminal(folder, *, errors=None) -> Shown:
+    """A cluster of two on a terminal of 100 columns."""
+    (folder / "program.py").write_text(PROGRAM)
+    controller, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "launch.local", "--workers=2", "--", "python", "program.py", "--directory=run"],
+        cwd=folder,
+        env=environment() | {"TERM": "xterm", "COLUMNS": "100", "PYTHONIOENCODING": "utf-8"},
+        stdin=subprocess.DEVNULL,
+        stdout=terminal,
+        stderr=errors or terminal,
+        start_new_session=True,
+    )
+    os.close(terminal)
+    sent = b""
+    # Reading past the end of a terminal that everybody has left is an error.
+    with contextlib.suppress(OSError):
+        while chunk := os.read(controller, 1 << 16):
+            sent += chunk
+    os.close(controller)
+    return Shown(sent.decode(), process.wait(60), folder)
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory) -> Shown:
+    return on_a_terminal(tmp_path_factory.mktemp("terminal"))
+
+
+def lines_of(sent: str) -> list[str]:
+    """What is printed, without colours, one entry for whatever was drawn on one line at a time."""
+    return [line for line in re.split(r"[\r\n]+", ESCAPES.sub("", sent)) if line]
+
+
+def test_one_bar_below_the_lines(shown):
+    sent, code = shown.sent, shown.code
+    assert code == 3
+    lines = lines_of(sent)
+    bars = [line for line in lines if "━" in line]
+    assert any(re.search(r" 5/10 loss 0\.0500  \[b\]9 examples/s\[/b\]", bar) for bar in bars)
+    assert re.search(r"10/10 loss 0\.1000", bars[-1])
+    printed = [line for line in lines if line.startswith("[worker:")]
+    assert not [line for line in printed if line.startswith("[worker:0] step 5/10")], "that is the bar's"
+    for line in (
+        "[worker:0] after 5 [i]not markup[/i]",
+        "[worker:0] step 10  evaluation  loss 0.5000",
+        "[worker:0] trouble",
+        "[worker:1] step 5/10  loss 0.0500  [b]9 examples/s[/b]",
+        "[worker:1] trouble",
+    ):
+        assert printed.count(line) == 1, f"{line!r} in {printed}"
+    assert lines.index("[worker:0] after 5 [i]not markup[/i]") < len(lines) - 1 - lines[::-1].index(bars[-1])
+
+
+def test_names_have_colours(shown):
+    sent = shown.sent
+    colours = {name: set(re.findall(rf"(\x1b\[\d+m)\[{name}\]", sent)) for name in ("worker:0", "worker:1")}
+    assert [len(found) for found in colours.values()] == [1, 1]
+    assert colours["worker:0"] != colours["worker:1"]
+
+
+def test_the_terminal_is_left_in_order(shown):
+    sent = shown.sent
+    assert sent.rindex("\x1b[?25h") > sent.rindex("\x1b[?25l"), "the cursor is shown again"
+    assert sent.index("worker:1 failed: exit code 3") > sent.rindex("━"), "the last words stand below the bar"
+
+
+def test_logs_have_the_progress_too(shown):
+    assert "step 5/10  loss 0.0500  [b]9 examples/s[/b]\n" in (shown.folder / "run/logs/worker-0.log").read_text()
+
+
+def test_errors_that_go_to_a_file(tmp_path):
+    with (tmp_path / "errors").open("wb") as errors:
+        shown = on_a_terminal(tmp_path, errors=errors)
+    assert "trouble" not in shown.sent
+    text = (tmp_path / "errors").read_text()
+    assert "\x1b" not in text
+    assert {"[worker:0] trouble", "[worker:1] trouble"} <= set(text.splitlines())
