@@ -214,9 +214,7 @@ def run_case(case: Case) -> dict:
       RuntimeError: a program failed; its last line is in the message.
     """
     processes = [
-        subprocess.Popen(
-            case.command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
+        subprocess.Popen(case.command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for environment in environments(case.num_workers)
     ]
     try:

@@ -9,8 +9,9 @@ import time
 import pytest
 
 from launch.binary import INTERRUPTED, NOT_FINITE, PEER_LOST, USER_ERROR
+from launch.free_ports import free_addresses
 from tests.launch.programs import LAST_STEP, ROOT, TINY, assert_same_end, wait_for
-from tests.launch.workers import Workers, free_ports
+from tests.launch.workers import Workers
 
 pytestmark = pytest.mark.timeout(280)
 
@@ -140,14 +141,15 @@ def test_sigterm_to_one_stops_all_at_the_same_step(tmp_path, undisturbed, told):
 
 
 def test_a_port_that_is_taken(tmp_path):
-    ports = free_ports(2)
-    with socket.create_server(("127.0.0.1", ports[1])):
+    addresses = free_addresses(2)
+    host, port = addresses[1].split(":")
+    with socket.create_server((host, int(port))):
         command = (*TRAIN, "--startup_timeout_seconds=10")
-        with ring(command, cwd=tmp_path, ports=ports) as workers:
+        with ring(command, cwd=tmp_path, addresses=addresses) as workers:
             taken = workers.end(1, HEARTBEAT_SECONDS)
             workers.end(0, HEARTBEAT_SECONDS)
     assert taken.code == USER_ERROR
-    assert f"worker:1: port {ports[1]}" in taken.err
+    assert f"worker:1: port {port}" in taken.err
     assert "end what has it" in taken.err
 
 

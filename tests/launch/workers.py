@@ -1,25 +1,15 @@
 """Processes of one cluster on this machine, as a launcher would start them; none is left behind."""
 
-import contextlib
 import json
 import os
 import pathlib
-import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 
+from launch.free_ports import free_addresses
 from tests.launch.programs import Ended, environment
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports of loopback that nothing had a moment ago."""
-    with contextlib.ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
 
 
 class Workers:
@@ -29,21 +19,21 @@ class Workers:
         self,
         commands: Sequence[Sequence[str]],
         *,
-        ports: Sequence[int] | None = None,
+        addresses: Sequence[str] | None = None,
         cwd: pathlib.Path | None = None,
         missing: Sequence[int] = (),
         environments: Mapping[int, Mapping[str, str]] | None = None,
     ):
         """Args:
         commands: one a rank.
-        ports: where they listen; None for free ones.
+        addresses: where they listen; None for free ones.
         cwd: where they run.
         missing: ranks that the cluster has and that are not started.
         environments: what more some ranks have in theirs.
         """
         self._commands, self._cwd, self._missing = commands, cwd, missing
         self._environments = environments or {}
-        self.addresses = [f"127.0.0.1:{port}" for port in ports or free_ports(len(commands))]
+        self.addresses = list(addresses or free_addresses(len(commands)))
         self.processes: list[subprocess.Popen | None] = []
 
     def __enter__(self) -> "Workers":
