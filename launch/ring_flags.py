@@ -1,8 +1,6 @@
 """Flags of a ring, and this process's place in it."""
 
 import functools
-import os
-import sys
 
 from absl import flags
 
@@ -55,6 +53,7 @@ def joined_ring() -> Ring | None:
 
     Raises:
       UserError: a cluster that can't be, or one for a strategy of one process.
+      PeerLost: not all workers came.
     """
     cluster = cluster_of_this_process()
     if not joins_ring(FLAGS.strategy):
@@ -64,12 +63,8 @@ def joined_ring() -> Ring | None:
         return Ring.alone(ring_options_from_flags())
     for address in public_addresses(cluster):
         binary.warn(f"{address} can be reached from the internet, and TensorFlow's server lets anyone in")
-    return join_ring(
-        cluster,
-        ring_options_from_flags(),
-        startup_timeout_seconds=FLAGS.startup_timeout_seconds,
-        give_up=_give_up,
-    )
+    timeout_seconds = FLAGS.startup_timeout_seconds
+    return join_ring(cluster, ring_options_from_flags(), startup_timeout_seconds=timeout_seconds)
 
 
 def _check_alone(cluster: Cluster | None) -> None:
@@ -79,10 +74,3 @@ def _check_alone(cluster: Cluster | None) -> None:
             f"--strategy={FLAGS.strategy} is of one process, and TF_CONFIG or Slurm names "
             f"{len(cluster.members())}: use --strategy={together}, or unset TF_CONFIG"
         )
-
-
-def _give_up(what: str) -> None:
-    """Ends the process from any thread, while TensorFlow waits for others without end."""
-    binary.fail(what)
-    sys.stdout.flush()
-    os._exit(binary.PEER_LOST)

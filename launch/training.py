@@ -26,7 +26,7 @@ from launch.ring_flags import joined_ring
 from launch.run_flags import callbacks_from_flags, trainer_options_from_flags
 from launch.step_flags import options_from_flags
 from strategies import registry
-from strategies.contract import Strategy
+from strategies.contract import PeerLost, Strategy
 from strategies.trainer import Trainer
 from towers.errors import UserError
 from towers.options import StepOptions
@@ -44,6 +44,9 @@ def _configure_at_start() -> None:
         joined_ring()
     except UserError as error:
         sys.exit(binary.fail(error))
+    except PeerLost as error:
+        binary.fail(error)
+        sys.exit(binary.PEER_LOST)
 
 
 app.call_after_init(_configure_at_start)

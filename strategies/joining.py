@@ -5,18 +5,21 @@ each other is `strategies.worker_exchange`.
 """
 
 import dataclasses
+import faulthandler
 import itertools
 import socket
-import threading
-from collections.abc import Callable, Sequence
+import sys
+import time
+from collections.abc import Sequence
 
 import tensorflow as tf
 
 from strategies.cluster import CHIEF, RING_ROLES, WORKER, Cluster, Member
+from strategies.contract import PeerLost
 from strategies.worker_exchange import WireOptions
 from towers.errors import UserError
 
-_PROBE_SECONDS = 0.5
+_PROBE_SECONDS = 0.2
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,23 +67,18 @@ class Ring:
 
 
 def join_ring(
-    cluster: Cluster,
-    options: RingOptions | None = None,
-    *,
-    startup_timeout_seconds: float = 600.0,
-    give_up: Callable[[str], None],
+    cluster: Cluster, options: RingOptions | None = None, *, startup_timeout_seconds: float = 600.0
 ) -> Ring:
-    """Starts this process's server and waits for all others; before TensorFlow computes anything.
+    """Waits for all others and starts this process's server; before TensorFlow computes anything.
 
     Args:
       cluster: who takes part, and which of them this is.
       options: how they meet.
       startup_timeout_seconds: how long to wait for the others.
-      give_up: called with one line that names who did not come; it must end the process, because TensorFlow's
-        wait can't be interrupted.
 
     Raises:
       UserError: this process is none of the ring's, its address is taken, or TensorFlow runs already.
+      PeerLost: naming who did not come in time.
     """
     if cluster.role not in RING_ROLES:
         raise UserError(
@@ -91,10 +89,13 @@ def join_ring(
     options = options or RingOptions()
     if len(members) == 1:
         return Ring(members, rank, options)
-    check_free(cluster.this)
-    others = [member for member in members if member != cluster.this]
-    with StartupWatch(others, startup_timeout_seconds, give_up):
+    wait_for_all(cluster.this, [member for member in members if member != cluster.this], startup_timeout_seconds)
+    # All were there a moment ago. Should one be lost now, TensorFlow waits without end and holds Python's lock.
+    faulthandler.dump_traceback_later(startup_timeout_seconds, exit=True, file=sys.__stderr__)
+    try:
         return Ring(members, rank, options, _backbone(cluster))
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 def _backbone(cluster: Cluster) -> tf.distribute.Strategy:
@@ -118,54 +119,45 @@ def _backbone(cluster: Cluster) -> tf.distribute.Strategy:
         ) from error
 
 
-def check_free(member: Member) -> None:
-    """Raises UserError when something else listens where this process is to listen."""
+def wait_for_all(this: Member, others: Sequence[Member], timeout_seconds: float) -> None:
+    """Returns when every other member listens on its address, as this one does meanwhile.
+
+    Raises:
+      UserError: something else has this one's address.
+      PeerLost: naming those who did not come in time.
+    """
+    missing, deadline = list(others), time.monotonic() + timeout_seconds
+    with listening(this):
+        while missing := [member for member in missing if not listens(member.address)]:
+            if time.monotonic() > deadline:
+                named = ", ".join(f"{member.name} ({member.address})" for member in missing)
+                raise PeerLost(
+                    f"{named} did not come within --startup_timeout_seconds={timeout_seconds:g}: "
+                    "start it, or mend its address in TF_CONFIG"
+                )
+            time.sleep(_PROBE_SECONDS)
+
+
+def listening(member: Member) -> socket.socket:
+    """A socket that listens where the member's server will: the kernel accepts for it.
+
+    Raises:
+      UserError: it can't, most likely because something else does.
+    """
     host, _, port = member.address.rpartition(":")
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            # TensorFlow's server listens on every interface, whatever the name in the address.
-            probe.bind(("", int(port)))
-        except OSError as error:
-            raise UserError(
-                f"{member.name}: port {port} of {member.address} can't be used ({error.strerror}); "
-                "end what has it, or choose another port for all workers"
-            ) from error
-
-
-class StartupWatch:
-    """Within, others are looked for; those that never came by the deadline are named to `give_up`."""
-
-    def __init__(self, others: Sequence[Member], timeout_seconds: float, give_up: Callable[[str], None]):
-        self._missing = list(others)
-        self._timeout_seconds, self._give_up = timeout_seconds, give_up
-        self._joined = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-
-    def __enter__(self) -> "StartupWatch":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_) -> None:
-        self._joined.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        rounds = max(1, round(self._timeout_seconds / _PROBE_SECONDS))
-        for _ in range(rounds):
-            if self._joined.wait(_PROBE_SECONDS):
-                return
-            self._missing = [member for member in self._missing if not listens(member.address)]
-        if not self._joined.is_set():
-            self._give_up(self._what_is_missing())
-
-    def _what_is_missing(self) -> str:
-        waited = f"within --startup_timeout_seconds={self._timeout_seconds:g}"
-        if not self._missing:
-            return f"all workers listen, but did not join {waited}: look at their logs"
-        named = ", ".join(f"{member.name} ({member.address})" for member in self._missing)
-        return f"{named} did not come {waited}: start it, or mend its address in TF_CONFIG"
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        # On every interface, as TensorFlow's server does whatever the name in the address.
+        listener.bind(("", int(port)))
+        listener.listen()
+    except OSError as error:
+        listener.close()
+        raise UserError(
+            f"{member.name}: port {port} of {member.address} can't be used ({error.strerror}); "
+            "end what has it, or choose another port for all workers"
+        ) from error
+    return listener
 
 
 def listens(address: str, timeout_seconds: float = 0.3) -> bool:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 import numpy as np
 import tensorflow as tf
 
+from strategies.cluster import Member
 from strategies.contract import Move, PeerLost, StepReport, WorkerTime
 from strategies.divergence import checksums, what_drifted
 from strategies.joining import Ring
@@ -214,17 +215,22 @@ class RingStrategy(SynchronousStrategy):
         try:
             yield
         except _LOST as error:
-            if isinstance(error, tf.errors.DeadlineExceededError):
+            if isinstance(error, tf.errors.DeadlineExceededError) and not self._lost_members(error):
                 faulthandler.dump_traceback(file=sys.__stderr__, all_threads=True)
             raise PeerLost(self._what_was_lost(error)) from error
 
+    def _lost_members(self, error: tf.errors.OpError) -> list[Member]:
+        """Those that the error blames."""
+        if "CoordinationService/Heartbeat" in str(error):
+            return [self.ring.members[0]]  # where all heartbeats go
+        found = re.findall(r"/job:(\w+)(?:/replica:0)?/task:(\d+)", str(error))
+        named = {f"{role}:{index}" for role, index in found} - {self.ring.members[self.ring.rank].name}
+        return [member for member in self.ring.members if member.name in named]
+
     def _what_was_lost(self, error: tf.errors.OpError) -> str:
-        named = {
-            f"{role}:{index}" for role, index in re.findall(r"/job:(\w+)(?:/replica:0)?/task:(\d+)", str(error))
-        }
-        lost = [member for member in self.ring.members if member.name in named]
+        lost = self._lost_members(error)
         at = f"step {self.step}" if hasattr(self, "engine") else "the start"
-        if isinstance(error, tf.errors.DeadlineExceededError) or not lost:
+        if not lost:
             seconds = self.ring.options.wire.timeout_seconds
             return (
                 f"{self.ring.members[self.ring.rank].name}: another worker did not answer at {at} "

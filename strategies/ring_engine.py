@@ -16,7 +16,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from strategies.worker_exchange import WorkerExchange
-from towers import step
+from towers import gradients, step
 from towers.engine import TowersEngine
 from towers.exchange import TowerExchange
 from towers.task import Batch, WeightedValue, batch_length
@@ -145,9 +145,16 @@ class RingEngine(TowersEngine):
 
     def apply(self, batch, sums, rate):
         own = sums.towers.gradients
-        with tf.device(step.HOST), tf.control_dependencies([tf.nest.flatten(own, expand_composites=True)[0]]):
-            self._busy.assign_add(tf.timestamp() - self._began.read_value())
+        with tf.device(step.HOST):
+            self._busy.assign_add(_time_of(own[0]) - self._began.read_value())
         with tf.device(self.devices.parameters):
             met = sums.towers._replace(gradients=self._exchange.sum_gradients(own))
         microbatches = (batch,) if isinstance(batch, Batch) else batch
         return self._finish(met, sums.examples, [micro.features for micro in microbatches], rate)
+
+
+def _time_of(gradient: gradients.Gradient) -> tf.Tensor:
+    """When this was computed; the first parameter's gradient is the last of a backward pass."""
+    some = tf.reshape(gradients.values_of(gradient), [-1])[:1]
+    # tf.timestamp has an effect as TensorFlow sees it, and would be put after the collectives before it.
+    return tf.numpy_function(lambda _: time.time(), [some], tf.float64, stateful=False)

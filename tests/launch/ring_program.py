@@ -80,6 +80,7 @@ def main(_):
         trainer = training.build_trainer(training.build_strategy(task))
         trainer._callbacks.append(Mischief())
         result = trainer.fit()
+        print(result.summary["workers"])
         print("skipped", result.summary["skipped_steps"], "straggler", result.summary["straggler"])
     except NonFiniteStep as error:
         binary.fail(error)
