@@ -1,5 +1,5 @@
 """The only room that reads flags and the environment and starts processes."""
 
-from launch.quiet_start import import_tensorflow_quietly
+from launch.quiet_start import keep_tensorflow_quiet
 
-import_tensorflow_quietly()
+keep_tensorflow_quiet()

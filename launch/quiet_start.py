@@ -1,32 +1,63 @@
 """TensorFlow without its start-up notices, so that what a program prints is what it has to say."""
 
+import importlib.abc
+import importlib.machinery
 import os
 import sys
 import tempfile
+import types
 
 _LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 
 
-def import_tensorflow_quietly() -> None:
-    """Imports TensorFlow and looks for GPUs with stderr set aside; all of it is printed if that fails.
+def keep_tensorflow_quiet() -> None:
+    """From now on TensorFlow, whoever imports it first, is imported without its notices.
 
-    TensorFlow 2.21 writes some notices before it reads its own log level, so that alone does not silence it.
+    A launcher that only starts other programs never imports it, and stays small.
     Whoever sets TF_CPP_MIN_LOG_LEVEL to 0 or 1 wants to see them, and nothing is set aside.
     """
-    if os.environ.setdefault(_LEVEL, "2") in ("0", "1") or "tensorflow" in sys.modules:
-        return
-    sys.stderr.flush()
-    saved = os.dup(2)
-    with tempfile.TemporaryFile() as aside:
-        os.dup2(aside.fileno(), 2)
-        try:
-            import tensorflow as tf
+    if os.environ.setdefault(_LEVEL, "2") not in ("0", "1") and "tensorflow" not in sys.modules:
+        sys.meta_path.insert(0, _QuietFinder())
 
-            tf.config.list_physical_devices()
-        except BaseException:
-            aside.seek(0)
-            os.write(saved, aside.read())
-            raise
-        finally:
-            os.dup2(saved, 2)
-            os.close(saved)
+
+class _QuietFinder(importlib.abc.MetaPathFinder):
+    """Finds TensorFlow as usual, and lends it a quiet loader."""
+
+    def find_spec(self, fullname, path, target=None):
+        if fullname != "tensorflow":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        if spec is not None:
+            spec.loader = _QuietLoader(spec.loader)
+        return spec
+
+
+class _QuietLoader(importlib.abc.Loader):
+    """Executes a module with stderr set aside; all that was written there is printed if that fails."""
+
+    def __init__(self, loader: importlib.abc.Loader):
+        self._loader = loader
+
+    def __getattr__(self, name: str):
+        return getattr(self._loader, name)
+
+    def create_module(self, spec):
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        sys.stderr.flush()
+        saved = os.dup(2)
+        with tempfile.TemporaryFile() as aside:
+            os.dup2(aside.fileno(), 2)
+            try:
+                self._loader.exec_module(module)
+                # TensorFlow 2.21 writes some before it reads its own log level, others when it looks for GPUs.
+                module.config.list_physical_devices()
+            except BaseException:
+                aside.seek(0)
+                os.write(saved, aside.read())
+                raise
+            finally:
+                os.dup2(saved, 2)
+                os.close(saved)

@@ -1,17 +1,21 @@
 """Who cooperates: one file a mode behind one contract, and the Trainer that drives any of them."""
 
-from strategies.callbacks import Callback
-from strategies.contract import NonFiniteStep, StepReport, Strategy
-from strategies.registry import build_strategy
-from strategies.trainer import Trainer
-from strategies.trainer_options import TrainerOptions
+import importlib
 
-__all__ = [
-    "Callback",
-    "NonFiniteStep",
-    "StepReport",
-    "Strategy",
-    "Trainer",
-    "TrainerOptions",
-    "build_strategy",
-]
+_HOMES = {
+    "Callback": "strategies.callbacks",
+    "NonFiniteStep": "strategies.contract",
+    "StepReport": "strategies.contract",
+    "Strategy": "strategies.contract",
+    "Trainer": "strategies.trainer",
+    "TrainerOptions": "strategies.trainer_options",
+    "build_strategy": "strategies.registry",
+}
+__all__ = list(_HOMES)
+
+
+def __getattr__(name: str):
+    """A public name, imported when it is first asked for: who needs `strategies.cluster` needs no TensorFlow."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
