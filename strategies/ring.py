@@ -16,6 +16,8 @@ from strategies.divergence import checksums, what_drifted
 from strategies.joining import Ring
 from strategies.ring_engine import RingEngine
 from strategies.synchronous import SynchronousStrategy, as_batches
+from strategies.tcp_connect import connected_tcp_ring
+from strategies.tcp_ring import TcpRing
 from strategies.worker_exchange import HostExchange, WorkerExchange
 from towers.devices import Devices
 from towers.errors import UserError
@@ -56,9 +58,11 @@ class RingStrategy(SynchronousStrategy):
 
     def __init__(self, task: Task, devices: Devices, options: StepOptions, shares, ring: Ring):
         self.ring = ring
+        self._tcp: TcpRing | None = None
         wire = ring.options.wire
         self._host = HostExchange(ring.num_workers, ring.rank, wire, channel=ring.next_channel())
-        exchange = WorkerExchange(ring.num_workers, ring.rank, wire, channel=ring.next_channel())
+        self._tcp = self._tcp_ring(devices)
+        exchange = WorkerExchange(ring.num_workers, ring.rank, wire, channel=ring.next_channel(), tcp=self._tcp)
         own_shares = checked_shares(shares, devices.num_towers, "tower_shares")
         with self._peers():
             self._shares_by_worker = _all_shares(self._host, own_shares, ring.options.worker_shares)
@@ -81,6 +85,20 @@ class RingStrategy(SynchronousStrategy):
         super().__init__("ring", task, options, make_engine, sum(map(len, self._shares_by_worker)))
         with self._peers():
             self._check_alike()
+
+    def _tcp_ring(self, devices: Devices) -> TcpRing | None:
+        """What gradients travel by, where they are in the host's memory."""
+        algorithm, on_cpu = self.ring.options.wire.algorithm, "CPU" in devices.parameters
+        if algorithm == "tcp" and not on_cpu:
+            raise UserError(f"all_reduce=tcp: gradients are on {devices.parameters}; use auto, or nccl for GPUs")
+        if self.ring.num_workers == 1 or not on_cpu or algorithm not in ("auto", "tcp"):
+            return None
+        seconds = self.ring.options.wire.timeout_seconds
+        try:
+            with self._peers():
+                return connected_tcp_ring(self.ring.members, self.ring.rank, self._host, timeout_seconds=seconds)
+        except OSError as error:
+            raise self._peer_lost(error) from error
 
     @property
     def keeps_files(self) -> bool:
@@ -215,19 +233,29 @@ class RingStrategy(SynchronousStrategy):
         try:
             yield
         except _LOST as error:
-            if isinstance(error, tf.errors.DeadlineExceededError) and not self._lost_members(error):
-                faulthandler.dump_traceback(file=sys.__stderr__, all_threads=True)
-            raise PeerLost(self._what_was_lost(error)) from error
+            raise self._peer_lost(error) from error
+        except tf.errors.OpError as error:
+            if self._tcp is None or self._tcp.failure is None:
+                raise
+            raise self._peer_lost(self._tcp.failure) from error
 
-    def _lost_members(self, error: tf.errors.OpError) -> list[Member]:
+    def _peer_lost(self, error: Exception) -> PeerLost:
+        waited = isinstance(error, (tf.errors.DeadlineExceededError, TimeoutError))
+        if waited and not self._lost_members(error):
+            faulthandler.dump_traceback(file=sys.__stderr__, all_threads=True)
+        return PeerLost(self._what_was_lost(error))
+
+    def _lost_members(self, error: Exception) -> list[Member]:
         """Those that the error blames."""
         if "CoordinationService/Heartbeat" in str(error):
             return [self.ring.members[0]]  # where all heartbeats go
+        if isinstance(error, ConnectionError) and "/job:" not in str(error):
+            return [self.ring.members[self.ring.rank - 1]]  # its own connection says so
         found = re.findall(r"/job:(\w+)(?:/replica:0)?/task:(\d+)", str(error))
         named = {f"{role}:{index}" for role, index in found} - {self.ring.members[self.ring.rank].name}
         return [member for member in self.ring.members if member.name in named]
 
-    def _what_was_lost(self, error: tf.errors.OpError) -> str:
+    def _what_was_lost(self, error: Exception) -> str:
         lost = self._lost_members(error)
         at = f"step {self.step}" if hasattr(self, "engine") else "the start"
         if not lost:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
+from strategies.tcp_ring import TcpRing
 from towers import gradients, packing
 from towers.errors import UserError
 
@@ -18,7 +19,7 @@ from towers.errors import UserError
 # counts from 1, towers in one process from 1,000,000.
 _FIRST_GROUP_KEY = 2_000_000
 
-ALGORITHMS = ("auto", "ring", "nccl")
+ALGORITHMS = ("auto", "tcp", "ring", "nccl")
 WIRE_PRECISIONS = {"float32": None, "bfloat16": tf.bfloat16, "float16": tf.float16}
 
 
@@ -31,7 +32,8 @@ class WireOptions:
       precision: 'float32' as computed; 'bfloat16' and 'float16' halve the bytes. With W workers each element of
         the sum then has an error of at most W units of rounding (2^-9 in bfloat16, 2^-12 in float16) times the
         sum of the W magnitudes: W casts, and W - 1 sums of which each is rounded again.
-      algorithm: 'ring', 'nccl', or 'auto' for TensorFlow's own choice.
+      algorithm: of gradients: 'tcp' is our own ring (`strategies.tcp_ring`), for CPUs; 'ring' and 'nccl' are
+        TensorFlow's; 'auto' is tcp where the gradients are on a CPU, or else TensorFlow's own choice.
       timeout_seconds: a collective that waits longer ends with an error.
     """
 
@@ -55,13 +57,17 @@ class WireOptions:
 class WorkerExchange:
     """One channel between the workers. Sums have the same bits on all of them."""
 
-    def __init__(self, num_workers: int, rank: int, options: WireOptions, *, channel: int):
+    def __init__(
+        self, num_workers: int, rank: int, options: WireOptions, *, channel: int, tcp: TcpRing | None = None
+    ):
         """Args:
         num_workers: how many take part.
         rank: which of them this is, from 0.
         options: of gradients; the rest is sent as it is.
         channel: a number that no other exchange of this process has.
+        tcp: what gradients travel by; None for TensorFlow's collectives.
         """
+        self._tcp = tcp
         self.num_workers, self.rank, self.options, self.channel = num_workers, rank, options, channel
         self._group_key = _FIRST_GROUP_KEY + channel
         self._keys = itertools.count(1)
@@ -103,9 +109,20 @@ class WorkerExchange:
 
     def _reduced_on_wire(self, vector: tf.Tensor) -> tf.Tensor:
         wire = WIRE_PRECISIONS[self.options.precision]
+        if self._tcp is not None:
+            return self._reduced_by_tcp(vector, wire if wire and vector.dtype == tf.float32 else vector.dtype)
         if wire is None or vector.dtype != tf.float32:
             return self._reduced(vector)
         return tf.cast(self._reduced(tf.cast(vector, wire)), tf.float32)
+
+    def _reduced_by_tcp(self, vector: tf.Tensor, wire: tf.DType) -> tf.Tensor:
+        """A stateful call: TensorFlow keeps such calls in the order they stand in, on every worker the same."""
+
+        def all_reduce(own):
+            return self._tcp.all_reduce(own, wire.as_numpy_dtype)
+
+        summed = tf.numpy_function(all_reduce, [vector], vector.dtype)
+        return tf.ensure_shape(summed, vector.shape)
 
     def _gathered_rows(self, gradient: tf.IndexedSlices) -> tf.IndexedSlices:
         """All workers' rows. A gather wants equal lengths, so shorter ones are filled up and cut again."""
@@ -185,6 +202,6 @@ def _attributes(num_workers: int, group_key: int, instance_key: int, options: Wi
         "group_size": num_workers,
         "group_key": group_key,
         "instance_key": instance_key,
-        "communication_hint": options.algorithm,
+        "communication_hint": "auto" if options.algorithm == "tcp" else options.algorithm,
         "timeout_seconds": options.timeout_seconds,
     }

@@ -1,0 +1,89 @@
+"""How the processes of a ring find each other for `strategies.tcp_ring`, given that TensorFlow's servers stand."""
+
+import secrets
+import socket
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.eager import context  # the one way to ask TensorFlow whether a peer lives
+
+from strategies.cluster import Member
+from strategies.tcp_ring import TcpRing
+from strategies.worker_exchange import HostExchange
+
+_HEALTH_MILLISECONDS = 3000
+_TOKEN_NUMBERS = 2
+
+
+def connected_tcp_ring(
+    members: Sequence[Member], rank: int, host: HostExchange, *, timeout_seconds: float
+) -> TcpRing:
+    """Connects each rank to the next; every worker calls it.
+
+    Connections come with a secret that was sent through TensorFlow, and others are closed: who can't read what the
+    workers say to each other can't join in.
+
+    Raises:
+      TimeoutError, OSError: a connection could not be made.
+    """
+    token = host.gather("token", [secrets.randbits(62) for _ in range(_TOKEN_NUMBERS)], np.int64)[0].tobytes()
+    with _listener(members[rank]) as listener:
+        ports = host.gather("ports", [listener.getsockname()[1]], np.int64)[:, 0]
+        following = (rank + 1) % len(members)
+        address = (_host_of(members[following]), int(ports[following]))
+        to_next = socket.create_connection(address, timeout=timeout_seconds)
+        to_next.sendall(token)
+        from_previous = _accepted(listener, token, time.monotonic() + timeout_seconds)
+    others = [member for place, member in enumerate(members) if place != rank]
+    return TcpRing(
+        rank,
+        len(members),
+        to_next,
+        from_previous,
+        timeout_seconds=timeout_seconds,
+        check_others=lambda: check_alive(others),
+    )
+
+
+def check_alive(others: Sequence[Member]) -> None:
+    """Raises ConnectionError, with TensorFlow's name for it, when the server of one of them does not answer."""
+    for member in others:
+        task = f"/job:{member.role}/replica:0/task:{member.index}"
+        try:
+            context.context().check_collective_ops_peer_health(task, _HEALTH_MILLISECONDS)
+        except tf.errors.OpError as error:
+            raise ConnectionError(f"{task} does not answer ({type(error).__name__})") from error
+
+
+def _host_of(member: Member) -> str:
+    return member.address.rpartition(":")[0].strip("[]")
+
+
+def _listener(member: Member) -> socket.socket:
+    """On the member's own address, where that is an interface of this machine, or else on all of them."""
+    family = socket.AF_INET6 if ":" in _host_of(member) else socket.AF_INET
+    try:
+        return socket.create_server((_host_of(member), 0), family=family)
+    except OSError:
+        return socket.create_server(("", 0), family=family)
+
+
+def _accepted(listener: socket.socket, token: bytes, deadline: float) -> socket.socket:
+    """The first connection that knows the token."""
+    while True:
+        listener.settimeout(max(0.1, deadline - time.monotonic()))
+        connection, _ = listener.accept()
+        connection.settimeout(max(0.1, deadline - time.monotonic()))
+        if secrets.compare_digest(_read(connection, len(token)), token):
+            return connection
+        connection.close()
+
+
+def _read(connection: socket.socket, count: int) -> bytes:
+    """So many bytes, or fewer if the other end has no more."""
+    found = b""
+    while len(found) < count and (more := connection.recv(count - len(found))):
+        found += more
+    return found
