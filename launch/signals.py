@@ -28,6 +28,10 @@ class StopSignals:
         """Which one came: 'SIGTERM' or 'SIGINT', or that another process was sent one."""
         return signal.Signals(self._received).name if self._received is not None else "a signal to another process"
 
+    def are_obeyed(self) -> None:
+        """Everything is saved and the process is about to end: another SIGTERM must not change its exit code."""
+        self._before[signal.SIGTERM] = signal.SIG_IGN
+
     def _note(self, number, frame) -> None:
         if self._received is None:
             self._received = number

@@ -48,6 +48,8 @@ def train(task) -> int:
         if trainer.directory is not None:
             training.save_flags(trainer.directory)
         result = trainer.fit()
+        if not result.completed:
+            signals.are_obeyed()
         if strategy.keeps_files:
             report(result)
             if not result.completed:

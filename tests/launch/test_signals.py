@@ -38,6 +38,17 @@ def test_an_impatient_user_interrupts_at_once(first):
         os.kill(os.getpid(), signal.SIGINT)
 
 
+def test_a_sigterm_after_all_is_saved_changes_nothing():
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with StopSignals() as signals:
+            os.kill(os.getpid(), signal.SIGTERM)
+            signals.are_obeyed()
+        os.kill(os.getpid(), signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def test_handlers_come_back_after_an_error():
     with pytest.raises(ZeroDivisionError), StopSignals():
         raise ZeroDivisionError
