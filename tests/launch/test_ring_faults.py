@@ -10,22 +10,14 @@ import pytest
 
 from launch.binary import INTERRUPTED, NOT_FINITE, PEER_LOST, USER_ERROR
 from launch.free_ports import free_addresses
-from tests.launch.programs import LAST_STEP, ROOT, TINY, assert_same_end, wait_for
-from tests.launch.workers import Workers
+from tests.launch.programs import LAST_STEP, ROOT, assert_same_end, wait_for
+from tests.launch.workers import TRAIN, Workers
 
 pytestmark = pytest.mark.timeout(280)
 
 LIMIT_SECONDS = 120
 # TensorFlow's heartbeats are missed after some seconds.
 HEARTBEAT_SECONDS = 60
-TRAIN = (
-    "-m",
-    "launch.train",
-    *(flag for flag in TINY if not flag.startswith("--num_towers")),
-    "--strategy=ring",
-    "--num_towers=1",
-    "--directory=run",
-)
 OWN = (
     str(ROOT / "tests" / "launch" / "ring_program.py"),
     "--strategy=ring",
@@ -45,16 +37,6 @@ def ring(command, *, cwd, num_workers=2, **more) -> Workers:
 def own(mischief: str, *flags: str, cwd: pathlib.Path, worker: int = 1) -> Workers:
     """The program whose worker misbehaves."""
     return ring((*OWN, *flags), cwd=cwd, environments={worker: {"MISCHIEF": mischief}})
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory) -> pathlib.Path:
-    """Directory of a run of two workers that nothing happened to."""
-    folder = tmp_path_factory.mktemp("undisturbed")
-    with ring(TRAIN, cwd=folder) as workers:
-        for ended in workers.ends(LIMIT_SECONDS):
-            assert ended.code == 0, ended.err
-    return folder / "run"
 
 
 def test_one_keeps_files_and_one_shows_progress(tmp_path):

@@ -9,7 +9,17 @@ import tempfile
 from collections.abc import Mapping, Sequence
 
 from launch.free_ports import free_addresses
-from tests.launch.programs import Ended, environment
+from tests.launch.programs import TINY, Ended, environment
+
+# A small training of which each process is a worker with one tower.
+TRAIN = (
+    "-m",
+    "launch.train",
+    *(flag for flag in TINY if not flag.startswith("--num_towers")),
+    "--strategy=ring",
+    "--num_towers=1",
+    "--directory=run",
+)
 
 
 class Workers:
@@ -23,6 +33,7 @@ class Workers:
         cwd: pathlib.Path | None = None,
         missing: Sequence[int] = (),
         environments: Mapping[int, Mapping[str, str]] | None = None,
+        inside: Mapping[int, Sequence[str]] | None = None,
     ):
         """Args:
         commands: one a rank.
@@ -30,9 +41,10 @@ class Workers:
         cwd: where they run.
         missing: ranks that the cluster has and that are not started.
         environments: what more some ranks have in theirs.
+        inside: the words before `python` of some ranks, which put it elsewhere; the process stays the same.
         """
         self._commands, self._cwd, self._missing = commands, cwd, missing
-        self._environments = environments or {}
+        self._environments, self._inside = environments or {}, inside or {}
         self.addresses = list(addresses or free_addresses(len(commands)))
         self.processes: list[subprocess.Popen | None] = []
 
@@ -45,8 +57,9 @@ class Workers:
     def _started(self, rank: int, command: Sequence[str]) -> subprocess.Popen:
         task = {"cluster": {"worker": self.addresses}, "task": {"type": "worker", "index": rank}}
         told = environment() | {"TF_CONFIG": json.dumps(task)} | self._environments.get(rank, {})
+        words = [*self._inside.get(rank, ()), sys.executable, *command]
         with open(self._file(rank, "out"), "wb") as out, open(self._file(rank, "err"), "wb") as err:
-            return subprocess.Popen([sys.executable, *command], cwd=self._cwd, env=told, stdout=out, stderr=err)
+            return subprocess.Popen(words, cwd=self._cwd, env=told, stdout=out, stderr=err)
 
     def _file(self, rank: int, which: str) -> str:
         return os.path.join(self._folder.name, f"{rank}.{which}")

@@ -1,0 +1,107 @@
+"""A ring over a network: each worker on a host of its own, wires between them."""
+
+import json
+import pathlib
+import time
+
+import pytest
+
+from launch.binary import PEER_LOST
+from tests.launch.network_namespaces import SLOW_MEGABITS, Network, hosts, namespaces, needs_network_namespaces
+from tests.launch.programs import LAST_STEP, Ended, assert_same_end, checkpoint_values, wait_for
+from tests.launch.workers import TRAIN, Workers
+
+pytestmark = [pytest.mark.timeout(280), needs_network_namespaces]
+
+LIMIT_SECONDS = 200
+PORT = 2222
+TIMEOUT_SECONDS = 10
+# From the wire's loss to the last worker's end: the collective's time, and what it takes to end.
+END_SECONDS = 3 * TIMEOUT_SECONDS
+# On the slow wire each takes some four seconds.
+SLOW_STEPS = 10
+
+
+def ring(network: Network, cwd: pathlib.Path, *flags: str) -> Workers:
+    """A worker on each host."""
+    ranks = range(network.num_hosts)
+    return Workers(
+        [(*TRAIN, *flags)] * network.num_hosts,
+        cwd=cwd,
+        addresses=[f"{network.address(rank)}:{PORT}" for rank in ranks],
+        inside={rank: network.inside(rank) for rank in ranks},
+    )
+
+
+def assert_all_done(workers: Workers) -> None:
+    ends = workers.ends(LIMIT_SECONDS)
+    assert [ended.code for ended in ends] == [0] * len(ends), [ended.err for ended in ends]
+
+
+def assert_gradients_crossed(network: Network, directory: pathlib.Path, num_steps: int) -> None:
+    """In a ring of W, each worker sends 2 (W - 1) / W of all gradients a step; they are as large as parameters."""
+    kept = checkpoint_values(directory, num_steps)
+    one_step = sum(value.nbytes for key, value in kept.items() if key.startswith("parameters/"))
+    assert one_step > 1_000_000, kept.keys()
+    count = network.num_hosts
+    needed = num_steps * one_step * 2 * (count - 1) // count
+    sent = [network.bytes_sent(host) for host in range(count)]
+    assert min(sent) >= needed, (sent, needed)
+
+
+def test_two_hosts_end_as_one_machine_does(tmp_path, undisturbed):
+    with hosts(2) as network:
+        with ring(network, tmp_path) as workers:
+            assert_all_done(workers)
+        assert_gradients_crossed(network, tmp_path / "run", LAST_STEP)
+    assert_same_end(tmp_path / "run", undisturbed)
+
+
+def test_four_hosts_one_of_them_on_a_slow_wire(tmp_path):
+    with hosts(4) as network:
+        network.slow(2)
+        began = time.monotonic()
+        with ring(network, tmp_path, f"--steps={SLOW_STEPS}") as workers:
+            assert_all_done(workers)
+        assert_gradients_crossed(network, tmp_path / "run", SLOW_STEPS)
+        # It was the slow wire that all of it went over.
+        assert time.monotonic() - began > 8 * network.bytes_sent(2) / (SLOW_MEGABITS * 1e6)
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert set(summary["workers"]) == {f"worker:{rank}" for rank in range(4)}
+
+
+def ends_after_a_pull(network: Network, cwd: pathlib.Path, lost: int) -> list[Ended]:
+    """How all end when one's wire is pulled after step 10; they must do so in time."""
+    with ring(network, cwd, f"--collective_timeout_seconds={TIMEOUT_SECONDS}") as workers:
+        wait_for(cwd / "run" / "checkpoints" / "step-10.index", workers.processes[0])
+        network.pull(lost)
+        deadline = time.monotonic() + END_SECONDS
+        return [workers.end(rank, deadline - time.monotonic()) for rank in range(network.num_hosts)]
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_wire_that_is_pulled_ends_all(tmp_path, lost):
+    with hosts(3) as network:
+        ends = ends_after_a_pull(network, tmp_path, lost)
+    for ended in ends:
+        assert ended.code == PEER_LOST, ended.err
+        (line,) = (line for line in ended.err.splitlines() if "error:" in line)
+        assert "was lost at step" in line or "did not answer at step" in line
+
+
+def test_they_go_on_when_the_wire_is_back(tmp_path, undisturbed):
+    with hosts(2) as network:
+        assert [ended.code for ended in ends_after_a_pull(network, tmp_path, 1)] == [PEER_LOST] * 2
+        network.plug(1)
+        with ring(network, tmp_path) as workers:
+            assert_all_done(workers)
+            assert "resumed at step" in workers.written(0, "out")
+    assert_same_end(tmp_path / "run", undisturbed)
+
+
+def test_nothing_is_left_of_them():
+    with pytest.raises(ZeroDivisionError), hosts(2) as network:
+        assert len(namespaces()) == 3
+        assert network.bytes_sent(0) >= 0
+        raise ZeroDivisionError
+    assert namespaces() == []

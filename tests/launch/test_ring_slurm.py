@@ -1,0 +1,24 @@
+"""A ring that a real Slurm's `srun` starts."""
+
+import sys
+
+import pytest
+
+from tests.launch.programs import LAST_STEP, assert_same_end
+from tests.launch.slurm_node import needs_slurm, slurm_nodes
+from tests.launch.workers import TRAIN
+
+
+@needs_slurm
+@pytest.mark.timeout(280)
+def test_srun_alone_makes_a_ring(tmp_path, undisturbed, monkeypatch):
+    """Nobody says who the others are but Slurm; what comes of it is what TF_CONFIG makes, to the last bit."""
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    with slurm_nodes() as slurm:
+        ended = slurm.run("srun", "--ntasks=2", "--label", sys.executable, *TRAIN, cwd=tmp_path)
+    assert ended.code == 0, ended.err
+    tasks = {line.partition(":")[0].strip() for line in ended.out.splitlines()}
+    assert tasks == {"0"}, ended.out
+    assert f"step {LAST_STEP}/{LAST_STEP}" in ended.out
+    assert ended.out.count("checkpoint: ") == 1
+    assert_same_end(tmp_path / "run", undisturbed)
