@@ -8,6 +8,7 @@ import dataclasses
 import itertools
 import socket
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 import tensorflow as tf
@@ -152,13 +153,13 @@ class StartupWatch:
         self._thread.join()
 
     def _watch(self) -> None:
-        rounds = max(1, round(self._timeout_seconds / _PROBE_SECONDS))
-        for _ in range(rounds):
-            if self._joined.wait(_PROBE_SECONDS):
-                return
+        # By the clock: where what is sent is dropped, each look at a machine takes a while.
+        deadline = time.monotonic() + self._timeout_seconds
+        while not self._joined.wait(min(_PROBE_SECONDS, self._timeout_seconds)):
             self._missing = [member for member in self._missing if not listens(member.address)]
-        if not self._joined.is_set():
-            self._give_up(self._what_is_missing())
+            if time.monotonic() >= deadline and not self._joined.is_set():
+                self._give_up(self._what_is_missing())
+                return
 
     def _what_is_missing(self) -> str:
         waited = f"within --startup_timeout_seconds={self._timeout_seconds:g}"
