@@ -3,6 +3,9 @@
     python -m launch.doctor --directory=runs/NAME --data_dir=DIR
         prints versions, devices, threads, cluster, disk, data and environment, and at the end
         problems: none
+    python -m launch.doctor --selftest
+        the same, and before the end how fast two processes of this machine add up gradients in a ring, as
+        float32 8 MiB              38.07 ms, 0.21 GiB/s
 
 Exit code 0 when nothing is wrong; 2 when something is: each problem is a line at the end, with the way out. With
 TF_CONFIG set it tries to connect to every other member, so run it on each machine as the training is run there.
@@ -19,7 +22,7 @@ from absl import flags
 from launch import binary
 from launch.environment import cluster_of_this_process
 from launch.flag_values import positive
-from launch.health import disk, environment, machine, peers, prepared_sets, versions
+from launch.health import disk, environment, machine, peers, prepared_sets, selftest, versions
 from launch.health.credentials import Credentials
 from launch.health.report import as_json, as_text, without_credentials
 from launch.health.section import Section
@@ -43,7 +46,7 @@ def cluster_check(variables: Mapping[str, str], *, timeout_seconds: float) -> Se
 
 def checks(variables: Mapping[str, str]) -> dict[str, Callable[[], Section]]:
     """All checks by title, in the order of the report."""
-    return {
+    found = {
         "versions": versions.versions,
         "devices": functools.partial(machine.devices, variables),
         "threads": functools.partial(machine.threads, variables),
@@ -52,6 +55,10 @@ def checks(variables: Mapping[str, str]) -> dict[str, Callable[[], Section]]:
         "data": functools.partial(prepared_sets.data, FLAGS.data_dir),
         "environment": functools.partial(environment.variables, variables),
     }
+    if FLAGS.selftest:
+        seconds = FLAGS.selftest_timeout_seconds
+        found["selftest"] = functools.partial(selftest.selftest, variables, timeout_seconds=seconds)
+    return found
 
 
 def section_of(title: str, check: Callable[[], Section]) -> Section:
@@ -67,8 +74,10 @@ def _define_flags() -> None:
     flags.DEFINE_string("directory", None, "Directory of a run, as in training; default: under runs/.")
     flags.DEFINE_string("data_dir", None, "Folder of prepared TensorFlow Datasets.")
     flags.DEFINE_float("timeout_seconds", 3.0, "How long a member of the cluster may take to answer.")
+    flags.DEFINE_bool("selftest", False, "Time all-reduce between two processes of this machine, too.")
+    flags.DEFINE_float("selftest_timeout_seconds", 60.0, "How long these two wait for each other.")
     flags.DEFINE_bool("json", False, "Print one JSON object instead.")
-    positive("timeout_seconds")
+    positive("timeout_seconds", "selftest_timeout_seconds")
 
 
 def main(_) -> int:

@@ -20,6 +20,8 @@ from strategies.worker_exchange import WireOptions
 from towers.errors import UserError
 
 _PROBE_SECONDS = 0.2
+# TensorFlow's own part of joining takes less.
+_SERVER_SECONDS = 60.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -91,7 +93,8 @@ def join_ring(
         return Ring(members, rank, options)
     wait_for_all(cluster.this, [member for member in members if member != cluster.this], startup_timeout_seconds)
     # All were there a moment ago. Should one be lost now, TensorFlow waits without end and holds Python's lock.
-    faulthandler.dump_traceback_later(startup_timeout_seconds, exit=True, file=sys.__stderr__)
+    seconds = max(startup_timeout_seconds, _SERVER_SECONDS)
+    faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__)
     try:
         return Ring(members, rank, options, _backbone(cluster))
     finally:

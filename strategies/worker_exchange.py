@@ -30,8 +30,9 @@ class WireOptions:
     Attributes:
       bytes_per_pack: gradients of about so many bytes share one collective.
       precision: 'float32' as computed; 'bfloat16' and 'float16' halve the bytes. With W workers each element of
-        the sum then has an error of at most W units of rounding (2^-9 in bfloat16, 2^-12 in float16) times the
-        sum of the W magnitudes: W casts, and W - 1 sums of which each is rounded again.
+        the sum then has an error of at most W units of rounding (2^-8 in bfloat16, 2^-11 in float16) times the
+        sum of the W magnitudes: one for the casts, and one for each of the W - 1 sums. In float16 what is below
+        6e-5 loses digits beyond that, and sums above 65504 are infinite.
       algorithm: of gradients: 'tcp' is our own ring (`strategies.tcp_ring`), for CPUs; 'ring' and 'nccl' are
         TensorFlow's; 'auto' is tcp where the gradients are on a CPU, or else TensorFlow's own choice.
       timeout_seconds: a collective that waits longer ends with an error.

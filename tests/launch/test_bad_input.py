@@ -40,6 +40,7 @@ CASES = {
     "a rate below nothing": (["--learning_rate=-1"], ("--learning_rate=-1", "0 or more")),
     "a rate that is no number": (["--learning_rate=nan"], ("--learning_rate=nan", "0 or more")),
     "a momentum of 1": (["--momentum=1"], ("momentum=1.0", "[0, 1)")),
+    "a momentum of 1 for muon": (["--optimizer=muon", "--momentum=1"], ("momentum=1.0", "[0, 1)")),
     "a smoothing of 1": (["--label_smoothing=1"], ("label_smoothing=1.0", "below 1")),
     "a boundary that is no number": (["--schedule=piecewise", "--boundaries=x"], ("--boundaries=x", "steps")),
     "a seed that is too large": (["--seed=99999999999"], ("seed=99999999999",)),

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tests.towers.user_errors import refused
-from towers.update_rules import SGD, Adam, Momentum, everything, matrices_only
+from towers.update_rules import SGD, Adam, Momentum, Muon, everything, matrices_only, orthogonalized
 
 RATE, NUM_STEPS = 0.05, 10
 SHAPE = (6, 3)
@@ -33,13 +33,14 @@ def sparse(gradient):
     return tf.IndexedSlices(tf.constant(gradient[rows], tf.float32), tf.constant(rows), tf.constant(SHAPE))
 
 
-def stepped(rule, as_gradient=dense, path="layer/kernel") -> np.ndarray:
-    """The variable after the steps."""
-    variable = tf.Variable(start(), dtype=tf.float32, trainable=False)
-    slots = {name: tf.Variable(tf.zeros(SHAPE), trainable=False) for name in rule.slot_names}
+def stepped(rule, as_gradient=dense, shape=SHAPE) -> np.ndarray:
+    """The variable after the steps; it and each gradient has the shape, which holds as many numbers as SHAPE."""
+    variable = tf.Variable(start().reshape(shape), dtype=tf.float32, trainable=False)
+    slots = {name: tf.Variable(tf.zeros(shape), trainable=False) for name in rule.slot_names}
     for update, gradient in enumerate(gradients()):
         rate = tf.constant(RATE, tf.float32)
-        rule.apply(path, variable, slots, as_gradient(gradient), rate, tf.constant(update, tf.int64))
+        given = as_gradient(gradient.reshape(shape))
+        rule.apply("layer/kernel", variable, slots, given, rate, tf.constant(update, tf.int64))
     return variable.numpy()
 
 
@@ -50,11 +51,11 @@ def sgd_formula():
     return value
 
 
-def momentum_formula(momentum, nesterov):
+def momentum_formula(momentum, nesterov, rate=RATE):
     value, velocity = start(), np.zeros(SHAPE)
     for gradient in gradients():
-        velocity = momentum * velocity - RATE * gradient
-        value += momentum * velocity - RATE * gradient if nesterov else velocity
+        velocity = momentum * velocity - rate * gradient
+        value += momentum * velocity - rate * gradient if nesterov else velocity
     return value
 
 
@@ -69,15 +70,36 @@ def adam_formula(beta_1, beta_2, epsilon, weight_decay=0.0):
     return value
 
 
+def orthogonalized_formula(matrix):
+    """By the singular values, of which each goes its own way through the polynomial."""
+    left, values, right = np.linalg.svd(matrix, full_matrices=False)
+    values = values / np.linalg.norm(values)
+    for _ in range(5):
+        values = 3.4445 * values - 4.7750 * values**3 + 2.0315 * values**5
+    return left * values @ right
+
+
+def muon_formula(momentum, weight_decay=0.0, columns=SHAPE[-1]):
+    value, velocity = start().reshape(-1, columns), np.zeros((start().size // columns, columns))
+    for gradient in gradients():
+        gradient = gradient.reshape(-1, columns)
+        value -= RATE * weight_decay * value
+        velocity = momentum * velocity + gradient
+        value -= RATE * orthogonalized_formula(gradient + momentum * velocity)
+    return value.reshape(SHAPE)
+
+
 FORMULAS = [
     (SGD(), sgd_formula()),
     (Momentum(momentum=0.8), momentum_formula(0.8, nesterov=False)),
     (Momentum(momentum=0.8, nesterov=True), momentum_formula(0.8, nesterov=True)),
     (Adam(beta_1=0.8, beta_2=0.95, epsilon=1e-3), adam_formula(0.8, 0.95, 1e-3)),
     (Adam(weight_decay=0.3), adam_formula(0.9, 0.999, 1e-7, weight_decay=0.3)),
+    (Muon(momentum=0.8, orthogonalizes=everything), muon_formula(0.8)),
+    (Muon(weight_decay=0.3, orthogonalizes=everything), muon_formula(0.9, weight_decay=0.3)),
 ]
 every_rule = pytest.mark.parametrize(
-    "rule, expected", FORMULAS, ids=["sgd", "momentum", "nesterov", "adam", "adamw"]
+    "rule, expected", FORMULAS, ids=["sgd", "momentum", "nesterov", "adam", "adamw", "muon", "muon_decay"]
 )
 
 
@@ -93,7 +115,7 @@ def test_sparse_gradients_give_the_dense_numbers(rule, expected):
 
 @every_rule
 def test_slots_are_all_that_is_needed(rule, expected):
-    assert len(rule.slot_names) == {SGD: 0, Momentum: 1, Adam: 2}[type(rule)]
+    assert len(rule.slot_names) == {SGD: 0, Momentum: 1, Adam: 2, Muon: 1}[type(rule)]
 
 
 def decayed_once(rule, shape) -> float:
@@ -124,6 +146,65 @@ def test_matrices_only_is_the_default():
     assert SGD().decays is Momentum().decays is Adam().decays is matrices_only
 
 
+@pytest.mark.parametrize("shape", [(1, 2, 3, 3), (3, 2, 1, 3), (3, 1, 3, 2), (2, 9, 1), (1, 1, 18)], ids=str)
+def test_muon_takes_a_kernel_as_the_matrix_of_its_outputs(shape):
+    """[height, width, inputs, outputs] is [height * width * inputs, outputs]: more of either than of the other."""
+    expected = muon_formula(0.8, columns=shape[-1])
+    found = stepped(Muon(momentum=0.8), shape=shape).reshape(SHAPE)
+    np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("shape", [SHAPE, (18,)], ids=["matrix", "vector"])
+@pytest.mark.parametrize("factor", [1.0, 2.5])
+def test_what_muon_leaves_out_takes_nesterov_at_another_rate(shape, factor):
+    found = stepped(Muon(momentum=0.8, other_factor=factor, other_weight_decay=0.0), shape=shape)
+    expected = momentum_formula(0.8, nesterov=True, rate=RATE * factor).reshape(shape)
+    np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    "shape, decay",
+    [
+        ([3, 3, 4, 4], 0.4),
+        ([2, 3], 3.0 * 0.1),
+        ([3], 0.0),
+    ],
+    ids=["kernel", "what is left out", "bias"],
+)
+def test_muon_has_two_decays(shape, decay):
+    rule = Muon(weight_decay=0.4, other_weight_decay=0.1, other_factor=3.0)
+    assert decayed_once(rule, shape) == pytest.approx(1 - RATE * decay)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (3, 3), (16, 16), (48, 16), (16, 100), (27, 64), (576, 64)], ids=str)
+def test_orthogonalized_has_singular_values_near_one(shape):
+    """Random matrices; of a square one the smallest may be too small to be pulled up, and may stay so."""
+    for seed in range(5):
+        matrix = np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+        given = np.linalg.svd(matrix, compute_uv=False)
+        found = np.linalg.svd(orthogonalized(tf.constant(1e-3 * matrix)), compute_uv=False)
+        assert found.max() < 1.25
+        assert found[: np.sum(given > 0.002 * np.linalg.norm(given))].min() > 0.68
+
+
+def test_orthogonalized_from_the_smallest_to_the_largest():
+    """Of two singular values, one with a share of the norm and the other with the rest."""
+    for share in np.geomspace(0.002, 1 / np.sqrt(2), 200):
+        values = [share, np.sqrt(1 - share**2)]
+        found = np.diag(orthogonalized(tf.constant(np.diag(values))))
+        assert 0.68 < found.min() <= found.max() < 1.21
+
+
+def test_orthogonalized_keeps_the_singular_vectors():
+    matrix = np.random.default_rng(3).normal(size=(9, 4))
+    np.testing.assert_allclose(orthogonalized(tf.constant(matrix)), orthogonalized_formula(matrix), atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (5, 3)], ids=str)
+def test_orthogonalized_nothing_is_nothing(shape):
+    np.testing.assert_array_equal(orthogonalized(tf.zeros(shape)), np.zeros(shape))
+
+
 def test_float64_is_kept():
     variable = tf.Variable(tf.ones([2], tf.float64))
     SGD().apply("x", variable, {}, tf.constant([1e-12, 0], tf.float64), tf.constant(1.0), tf.constant(0, tf.int64))
@@ -137,6 +218,8 @@ def test_float64_is_kept():
         (lambda: SGD(weight_decay=float("nan")), "weight_decay=nan"),
         (lambda: Momentum(momentum=1.0), "momentum=1.0"),
         (lambda: Momentum(momentum=-0.5), "momentum=-0.5"),
+        (lambda: Muon(momentum=1.5), "momentum=1.5"),
+        (lambda: Muon(other_weight_decay=-1.0), "weight_decay=-1.0"),
         (lambda: Adam(beta_1=1.0), "beta_1=1.0"),
         (lambda: Adam(beta_2=2), "beta_2=2"),
     ],

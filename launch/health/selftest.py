@@ -1,0 +1,82 @@
+"""A ring of two processes on this machine, and how fast they add up what each of them has."""
+
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+
+from launch.binary import PEER_LOST
+from launch.free_ports import LOOPBACK
+from launch.group_guard import GroupGuard
+from launch.health.section import Section
+from launch.local_cluster import Roles
+from launch.processes import Process
+from launch.tf_config import tf_config_text
+from strategies.cluster import Cluster
+
+_COMMAND = (sys.executable, "-m", "launch.health.selftest_worker")
+# TensorFlow's start, and what comes after the two have met, on a slow machine.
+_OTHER_SECONDS = 90.0
+_POLL_SECONDS = 0.05
+
+
+def selftest(environment: Mapping[str, str], *, timeout_seconds: float) -> Section:
+    """Starts the two, each on one thread of a CPU; both have ended when it returns.
+
+    Args:
+      environment: of this process; theirs is the same but for the cluster and the devices.
+      timeout_seconds: how long each waits for the other.
+    """
+    command = (*_COMMAND, str(timeout_seconds))
+    with GroupGuard() as guard, contextlib.ExitStack() as running:
+        workers = [
+            running.enter_context(contextlib.closing(_started(command, environment, cluster, guard)))
+            for cluster in Roles(workers=2).clusters()
+        ]
+        _wait(workers, timeout_seconds + _OTHER_SECONDS)
+        problem = _what_is_wrong(workers, timeout_seconds)
+        if problem:
+            return Section(facts={"ring of 2": "failed"}, problems=(f"self-test: {problem}",))
+        measured = json.loads(workers[0].outputs[0].read())
+    return Section(facts={f"{precision} {mib} MiB": _speed(mib, seconds) for precision, mib, seconds in measured})
+
+
+def _started(
+    command: Sequence[str], environment: Mapping[str, str], cluster: Cluster, guard: GroupGuard
+) -> Process:
+    own = {"TF_CONFIG": tf_config_text(cluster), "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "2"}
+    return Process(cluster.this.name, command, {**environment, **own}, guard)
+
+
+def _wait(workers: Sequence[Process], limit_seconds: float) -> None:
+    """Until all have ended, one has failed or the time is over."""
+    deadline = time.monotonic() + limit_seconds
+    while time.monotonic() < deadline:
+        for worker in workers:
+            worker.look()
+        ends = [worker.end for worker in workers]
+        if None not in ends or any(end is not None and end.code for end in ends):
+            return
+        time.sleep(_POLL_SECONDS)
+
+
+def _what_is_wrong(workers: Sequence[Process], timeout_seconds: float) -> str | None:
+    failed = [worker for worker in workers if worker.end is not None and worker.end.code]
+    for worker in failed:
+        if worker.end.code != PEER_LOST:
+            last = worker.outputs[1].read().decode(errors="replace").strip().splitlines()[-1:]
+            return f"{worker.name} ended with exit code {worker.end.code}: {' '.join(last) or 'it said nothing'}"
+    if failed:
+        return (
+            f"two processes of this machine did not find each other on {LOOPBACK} within "
+            f"--selftest_timeout_seconds={timeout_seconds:g}: see its firewall, or give them longer if it is busy"
+        )
+    if any(worker.end is None for worker in workers):
+        seconds = timeout_seconds + _OTHER_SECONDS
+        return f"it did not end within {seconds:g} seconds: give it longer by --selftest_timeout_seconds"
+    return None
+
+
+def _speed(size_mib: int, seconds: float) -> str:
+    return f"{seconds * 1000:.2f} ms, {size_mib / 1024 / seconds:.2f} GiB/s"

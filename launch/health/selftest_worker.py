@@ -1,0 +1,75 @@
+"""One of the two processes of the doctor's self-test: joins the other, adds up, and says how long that took.
+
+    python -m launch.health.selftest_worker SECONDS
+        with TF_CONFIG set; waits so long for the other; the first prints [[precision, MiB, seconds], ...]
+
+Exit code 0; 5 when the other did not come in time.
+"""
+
+import json
+import os
+import statistics
+import sys
+import time
+
+import tensorflow as tf
+
+from launch.binary import PEER_LOST
+from launch.tf_config import cluster_from
+from strategies.contract import PeerLost
+from strategies.joining import Ring, join_ring
+from strategies.tcp_connect import connected_tcp_ring
+from strategies.tcp_ring import TcpRing
+from strategies.worker_exchange import HostExchange, WireOptions, WorkerExchange
+from towers.devices import configure_devices
+
+PRECISIONS = ("float32", "bfloat16")
+SIZES_MIB = (1, 8, 32)
+_WARM_UPS, _REPEATS = 2, 10
+_COLLECTIVE_SECONDS = 30.0
+
+
+def main() -> None:
+    """Joins, measures, and prints where this is the first of the two."""
+    configure_devices(num_towers=1, kind="cpu", threads_per_tower=1)
+    cluster = cluster_from(os.environ["TF_CONFIG"])
+    try:
+        ring = join_ring(cluster, startup_timeout_seconds=float(sys.argv[1]))
+    except PeerLost as error:
+        print(error, file=sys.stderr, flush=True)
+        sys.exit(PEER_LOST)
+    host = HostExchange(ring.num_workers, ring.rank, ring.options.wire, channel=ring.next_channel())
+    tcp = connected_tcp_ring(ring.members, ring.rank, host, timeout_seconds=_COLLECTIVE_SECONDS)
+    measured = [
+        (precision, size_mib, median_seconds(ring, tcp, precision, size_mib))
+        for precision in PRECISIONS
+        for size_mib in SIZES_MIB
+    ]
+    if ring.rank == 0:
+        print(json.dumps(measured), flush=True)
+
+
+def median_seconds(ring: Ring, tcp: TcpRing, precision: str, size_mib: int) -> float:
+    """What one all-reduce takes of so many MiB of float32, as a gradient is sent.
+
+    Raises:
+      ArithmeticError: the sum is not the sum.
+    """
+    wire = WireOptions(precision=precision, timeout_seconds=_COLLECTIVE_SECONDS)
+    exchange = WorkerExchange(ring.num_workers, ring.rank, wire, channel=ring.next_channel(), tcp=tcp)
+    # Small whole numbers: their sum is exact on every wire.
+    own = tf.fill([size_mib * 2**20 // tf.float32.size], float(1 + ring.rank))
+    summed = tf.function(lambda: exchange.sum_gradients([own])[0])
+    seconds = []
+    for _ in range(_WARM_UPS + _REPEATS):
+        began = time.perf_counter()
+        total = summed()
+        seconds.append(time.perf_counter() - began)
+    expected = sum(range(1, ring.num_workers + 1))
+    if not bool(tf.reduce_all(total == expected)):
+        raise ArithmeticError(f"{size_mib} MiB in {precision} add up to {total.numpy()[:3]}..., not {expected}")
+    return statistics.median(seconds[_WARM_UPS:])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""The self-test's problems, with small programs for its two processes."""
+
+import os
+import sys
+import time
+
+import pytest
+
+from launch.health import selftest
+
+RANK = "import json, os, sys, time; rank = json.loads(os.environ['TF_CONFIG'])['task']['index']\n"
+
+
+@pytest.fixture
+def found(monkeypatch):
+    """A function that runs a program in place of both and gives the section."""
+
+    def run(program, other_seconds=60.0):
+        monkeypatch.setattr(selftest, "_COMMAND", (sys.executable, "-c", RANK + program))
+        monkeypatch.setattr(selftest, "_OTHER_SECONDS", other_seconds)
+        return selftest.selftest(os.environ, timeout_seconds=1.0)
+
+    return run
+
+
+def problem_of(section) -> str:
+    assert section.facts == {"ring of 2": "failed"}
+    (problem,) = section.problems
+    assert "\n" not in problem
+    return problem
+
+
+def test_what_the_first_prints_is_told(found):
+    section = found("print(json.dumps([['float32', 8, 0.0625], ['bfloat16', 32, 0.004]]) if rank == 0 else 'no')")
+    assert section.problems == ()
+    assert section.facts == {"float32 8 MiB": "62.50 ms, 0.12 GiB/s", "bfloat16 32 MiB": "4.00 ms, 7.81 GiB/s"}
+
+
+def test_both_know_each_other_and_have_no_gpu(found):
+    program = (
+        "described = json.loads(os.environ['TF_CONFIG']); "
+        "alike = [len(set(described['cluster']['worker'])), os.environ['CUDA_VISIBLE_DEVICES'], sys.argv[1]]; "
+        "sys.exit(f'{alike}')"
+    )
+    assert problem_of(found(program)).endswith("ended with exit code 1: [2, '-1', '1.0']")
+
+
+def test_who_failed_is_named_and_not_who_missed_it(found, monkeypatch, tmp_path):
+    """One gives up on the other, which had a fault of its own; both are seen ended at once."""
+    monkeypatch.setattr(selftest, "_POLL_SECONDS", 4.0)
+    program = f"""
+mark = {str(tmp_path / "mark")!r}
+if rank == 1:
+    open(mark, "w").close()
+    sys.exit("first\\nno luck")
+while not os.path.exists(mark):
+    time.sleep(0.01)
+time.sleep(1)
+sys.exit(5)
+"""
+    assert problem_of(found(program)) == "self-test: worker:1 ended with exit code 1: no luck"
+
+
+def test_one_that_fails_ends_the_other(found):
+    began = time.monotonic()
+    assert problem_of(found("time.sleep(100) if rank else sys.exit(3)")).endswith("exit code 3: it said nothing")
+    assert time.monotonic() - began < 30
+
+
+def test_it_ends_though_they_do_not(found):
+    said = problem_of(found("time.sleep(100)", other_seconds=0.5))
+    assert said.startswith("self-test: it did not end within 1.5 seconds")

@@ -1,0 +1,71 @@
+"""`python -m launch.doctor --selftest` as people run it: two processes that meet, or don't; none is left."""
+
+import json
+import pathlib
+import re
+import time
+
+import psutil
+import pytest
+
+from launch.health.selftest_worker import PRECISIONS, SIZES_MIB
+from tests.launch.programs import LIMIT_SECONDS, run, started
+
+pytestmark = pytest.mark.timeout(200)
+
+COMMAND = ("-m", "launch.doctor", "--selftest")
+
+
+def workers_in(folder: pathlib.Path) -> list[psutil.Process]:
+    """Processes of self-tests that were started in this folder."""
+    found = []
+    for process in psutil.process_iter(["cmdline", "cwd"]):
+        command = process.info["cmdline"] or []
+        if "launch.health.selftest_worker" in command and process.info["cwd"] == str(folder):
+            found.append(process)
+    return found
+
+
+def wait_for_workers(folder: pathlib.Path, count: int) -> None:
+    deadline = time.monotonic() + LIMIT_SECONDS
+    while len(workers_in(folder)) != count:
+        assert time.monotonic() < deadline, f"{len(workers_in(folder))} run, not {count}"
+        time.sleep(0.05)
+
+
+def test_each_size_on_each_wire_has_its_time_and_speed(tmp_path):
+    ended = run(*COMMAND, "--json", cwd=tmp_path)
+    assert (ended.code, ended.err) == (0, "")
+    found = json.loads(ended.out)
+    assert found["problems"] == []
+    facts = found["facts"]["selftest"]
+    assert list(facts) == [f"{precision} {mib} MiB" for precision in PRECISIONS for mib in SIZES_MIB]
+    for name, fact in facts.items():
+        milliseconds, speed = map(float, re.fullmatch(r"([\d.]+) ms, ([\d.]+) GiB/s", fact).groups())
+        mebibytes = int(name.split()[1])
+        assert speed == pytest.approx(mebibytes / 1.024 / milliseconds, abs=0.02, rel=0.02)
+        assert 0 < speed < 100, "between two processes of one machine"
+    assert workers_in(tmp_path) == []
+    assert list(tmp_path.iterdir()) == [], "it writes nothing"
+
+
+def test_two_that_do_not_meet_in_time(tmp_path):
+    ended = run(*COMMAND, "--selftest_timeout_seconds=0.01", cwd=tmp_path)
+    assert (ended.code, ended.err) == (2, "")
+    [problem] = ended.out.partition("\nproblems:\n")[2].splitlines()
+    assert problem.startswith("  self-test: two processes of this machine did not find each other on 127.0.0.1")
+    assert "--selftest_timeout_seconds=0.01" in problem
+    assert workers_in(tmp_path) == []
+
+
+def test_none_is_left_when_the_doctor_is_killed(tmp_path):
+    with started(*COMMAND, cwd=tmp_path) as doctor:
+        wait_for_workers(tmp_path, 2)
+        doctor.kill()
+        wait_for_workers(tmp_path, 0)
+
+
+def test_without_it_no_ring_is_tried(tmp_path):
+    ended = run("-m", "launch.doctor", "--json", cwd=tmp_path)
+    assert ended.code == 0
+    assert "selftest" not in json.loads(ended.out)["facts"]

@@ -1,0 +1,173 @@
+"""One worker of a ring that makes every exchange of a table and writes down what it was given.
+
+python -m tests.strategies.exchange_program FOLDER      with TF_CONFIG set; writes FOLDER/RANK, a pickle
+"""
+
+import os
+import pathlib
+import pickle
+import sys
+import time
+
+import numpy as np
+import tensorflow as tf
+
+from launch.tf_config import cluster_from
+from strategies.joining import Ring, join_ring
+from strategies.worker_exchange import HostExchange, WireOptions, WorkerExchange
+from towers.devices import configure_devices
+
+BYTES_PER_PACK = (1, 100, 4 * 2**20)
+GRADIENT_SHAPES = ((3, 4), (50,), (), (7, 3, 2), (1000,))
+# Several of them in float32, one alone in float64.
+GRADIENT_DTYPES = (np.float32, np.float32, np.float32, np.float32, np.float64)
+# Rows of a sparse gradient, by rank.
+NUM_ROWS = (2, 0, 3)
+DENSE_SHAPE = (6, 2)
+NUM_ROUNDED = 100_000
+LATE_SECONDS = 3.0
+_LIMIT_SECONDS = 60
+
+
+def drawn(rank: int) -> np.random.Generator:
+    return np.random.default_rng(100 + rank)
+
+
+def gradients_of(rank: int) -> list[np.ndarray]:
+    """Dense ones, of any magnitude."""
+    draw = drawn(rank)
+    return [
+        (draw.normal(size=shape) * 10 ** draw.uniform(-3, 3, size=shape)).astype(dtype)
+        for shape, dtype in zip(GRADIENT_SHAPES, GRADIENT_DTYPES, strict=True)
+    ]
+
+
+def rounded_of(rank: int) -> np.ndarray:
+    """Numbers for a short wire, of magnitudes that float16 holds with all its digits."""
+    draw = drawn(rank)
+    return (draw.choice([-1, 1], NUM_ROUNDED) * 2 ** draw.uniform(-4, 4, NUM_ROUNDED)).astype(np.float32)
+
+
+def rows_of(rank: int) -> tuple[np.ndarray, np.ndarray]:
+    """Values [n, 2] and indices [n] of a sparse gradient; no two workers have the same n."""
+    draw, count = drawn(rank), NUM_ROWS[rank]
+    return draw.normal(size=(count, DENSE_SHAPE[1])).astype(np.float32), draw.integers(0, DENSE_SHAPE[0], count)
+
+
+def numbers_of(rank: int) -> dict[str, np.ndarray]:
+    """What the host exchanges: numbers that some way of sending them would change."""
+    payload = np.array([0x7FF8000000000001 + rank], np.uint64).view(np.float64)
+    return {
+        "float64": np.array([-0.0, 0.1 + rank, np.inf, 1e308, 5e-324, *payload]),
+        "int64": np.array([2**62 + rank, -(2**63), 2**53 + 1, rank, -1]),
+    }
+
+
+def variables_of(rank: int) -> list[np.ndarray]:
+    """What a checkpoint holds, one of them large."""
+    payload = np.array([0x7FC00001 + rank], np.uint32).view(np.float32)
+    return [
+        np.concatenate([payload, np.array([-0.0, 1.5 + rank], np.float32)]),
+        np.array(-0.0 if rank == 0 else 7.0),
+        np.array([[2**62 + rank, -1]]),
+        np.array([True, False]) ^ bool(rank),
+        drawn(rank).normal(size=(1500, 1000)).astype(np.float32),
+    ]
+
+
+def summed_gradients(ring: Ring, own, **wire) -> list[np.ndarray]:
+    """By an exchange of its own, in a graph as a step is."""
+    exchange = WorkerExchange(ring.num_workers, ring.rank, WireOptions(**wire), channel=ring.next_channel())
+    return tf.function(lambda: exchange.sum_gradients(own))()
+
+
+def dense(ring: Ring) -> dict[int, list[np.ndarray]]:
+    own = [tf.constant(gradient) for gradient in gradients_of(ring.rank)]
+    return {
+        size: [value.numpy() for value in summed_gradients(ring, own, bytes_per_pack=size)]
+        for size in BYTES_PER_PACK
+    }
+
+
+def rounded(ring: Ring) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Of each short wire the numbers that are rounded, and in float64 those that are not."""
+    own = [tf.constant(rounded_of(ring.rank)), tf.constant(rounded_of(ring.rank), tf.float64)]
+    return {
+        precision: tuple(value.numpy() for value in summed_gradients(ring, own, precision=precision))
+        for precision in ("bfloat16", "float16")
+    }
+
+
+def sparse(ring: Ring) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Between two dense ones; (values, indices)."""
+    values, indices = map(tf.constant, rows_of(ring.rank))
+    rows = tf.IndexedSlices(values, indices, tf.constant(DENSE_SHAPE, tf.int64))
+    first, found, last = summed_gradients(ring, [tf.constant([1.0]), rows, tf.constant([2.0])])
+    return [found.values.numpy(), found.indices.numpy(), first.numpy(), last.numpy()]
+
+
+def mixed(ring: Ring) -> list[np.ndarray]:
+    """Tensors of several precisions in one sum, each with its own."""
+    exchange = WorkerExchange(ring.num_workers, ring.rank, WireOptions(precision="bfloat16"), channel=99)
+    own = [tf.constant(gradient) for gradient in gradients_of(ring.rank)]
+    counts = tf.constant([ring.rank + 2**24, 1])
+    return [value.numpy() for value in tf.function(lambda: exchange.sum([own[0], counts, *own[1:]]))()]
+
+
+def host(ring: Ring) -> dict[str, list[np.ndarray]]:
+    """Each kind of number gathered three times, in turns."""
+    exchange = HostExchange(ring.num_workers, ring.rank, WireOptions(), channel=ring.next_channel())
+    own = numbers_of(ring.rank)
+    turns = [{dtype: exchange.gather(dtype, own[dtype][turn:][:3], dtype) for dtype in own} for turn in range(3)]
+    return {dtype: [turn[dtype] for turn in turns] for dtype in own}
+
+
+def given(ring: Ring) -> list[np.ndarray]:
+    exchange = HostExchange(ring.num_workers, ring.rank, WireOptions(), channel=ring.next_channel())
+    variables = [tf.Variable(value) for value in variables_of(ring.rank)]
+    exchange.give_all(variables)
+    return [variable.numpy() for variable in variables]
+
+
+TABLE = {"dense": dense, "rounded": rounded, "sparse": sparse, "mixed": mixed, "host": host, "given": given}
+
+
+def waited(ring: Ring) -> tuple[str, float]:
+    """How a collective ended that the last worker never joined, and after how many seconds."""
+    wire = WireOptions(timeout_seconds=LATE_SECONDS)
+    exchange = HostExchange(ring.num_workers, ring.rank, wire, channel=ring.next_channel())
+    exchange.gather("all come", [1.0])
+    if ring.rank == ring.num_workers - 1:
+        return "", 0.0
+    began = time.monotonic()
+    try:
+        exchange.gather("not all come", [1.0])
+    except tf.errors.OpError as error:
+        return type(error).__name__, time.monotonic() - began
+    return "nothing", time.monotonic() - began
+
+
+def write(file: pathlib.Path, found) -> None:
+    """All at once: others look whether it is there."""
+    file.with_suffix(".new").write_bytes(pickle.dumps(found))
+    file.with_suffix(".new").rename(file)
+
+
+def main() -> None:
+    folder = pathlib.Path(sys.argv[1])
+    configure_devices(num_towers=1, kind="cpu", threads_per_tower=1)
+    ring = join_ring(cluster_from(os.environ["TF_CONFIG"]), startup_timeout_seconds=60)
+    found = {name: exchange(ring) for name, exchange in TABLE.items()}
+    found["waited"] = waited(ring)
+    write(folder / str(ring.rank), found)
+    # One that ended would be missed by the heartbeats, and the others are to wait for it in vain.
+    deadline = time.monotonic() + _LIMIT_SECONDS
+    while len(list(folder.glob("[0-9]"))) < ring.num_workers and time.monotonic() < deadline:
+        time.sleep(0.05)
+    sys.stdout.flush()
+    # After an aborted collective TensorFlow's own end would wait for the others.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

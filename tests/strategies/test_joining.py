@@ -1,0 +1,178 @@
+"""Joining: who is refused before anything is sent, and who is named when somebody does not come."""
+
+import contextlib
+import socket
+import threading
+import time
+
+import pytest
+
+from launch.free_ports import free_addresses
+from strategies import joining
+from strategies.cluster import Cluster, Member
+from strategies.contract import PeerLost
+from strategies.joining import Ring, RingOptions, join_ring, listening, listens, wait_for_all
+from strategies.worker_exchange import WireOptions
+from tests.launch.programs import run
+from tests.towers.user_errors import refused
+
+WAIT_SECONDS = 20
+FAMILIES = {"127.0.0.1": socket.AF_INET, "[::1]": socket.AF_INET6}
+
+
+@contextlib.contextmanager
+def server(host="127.0.0.1"):
+    """Listens there, on a port that is free; gives the address."""
+    try:
+        found = socket.create_server((host.strip("[]"), 0), family=FAMILIES[host])
+    except OSError as error:
+        pytest.skip(f"nobody can listen on {host} here: {error}")
+    with found:
+        yield f"{host}:{found.getsockname()[1]}"
+
+
+def free(host="127.0.0.1") -> str:
+    """An address where nobody listens."""
+    port = free_addresses(1)[0].rpartition(":")[2]
+    return f"{host}:{port}"
+
+
+def cluster(role="worker", index=0, **addresses) -> Cluster:
+    return Cluster(addresses={key: tuple(value) for key, value in addresses.items()}, role=role, index=index)
+
+
+class TestAddresses:
+    @pytest.mark.parametrize("host", FAMILIES)
+    def test_a_free_one(self, host):
+        address = free(host)
+        with listening(Member("worker", 1, address)):
+            assert listens(address)
+        assert not listens(address)
+
+    @pytest.mark.parametrize("host", FAMILIES)
+    def test_a_taken_one(self, host):
+        with server(host) as address:
+            assert listens(address)
+            port = address.rpartition(":")[2]
+            with refused(f"worker:1: port {port} of {address}", "in use", "choose another port"):
+                listening(Member("worker", 1, address))
+
+    def test_one_that_was_used_a_moment_ago(self):
+        """The kernel remembers a connection for a minute that the server closed."""
+        with socket.create_server(("127.0.0.1", 0)) as before:
+            with socket.create_connection(before.getsockname()) as client:
+                before.accept()[0].close()
+                assert client.recv(1) == b""
+            address = f"127.0.0.1:{before.getsockname()[1]}"
+        listening(Member("worker", 0, address)).close()
+
+    def test_a_name_of_nobody(self):
+        assert not listens("no-such-host.invalid:2222")
+
+    def test_a_name_is_as_good_as_its_number(self):
+        with server() as address:
+            assert listens(address.replace("127.0.0.1", "localhost"))
+
+
+def waited_for(addresses, seconds) -> None:
+    """A worker at a free address waits for others at these."""
+    others = [Member("worker", index, address) for index, address in enumerate(addresses, start=1)]
+    wait_for_all(Member("worker", 0, free()), others, seconds)
+
+
+class TestWaiting:
+    def test_only_those_that_never_listened_are_named(self):
+        missing, second = free(), free()
+        with server() as there, pytest.raises(PeerLost) as raised:
+            waited_for([there, missing, second], 0.3)
+        said = str(raised.value)
+        assert said.startswith(f"worker:2 ({missing}), worker:3 ({second}) did not come within ")
+        assert "--startup_timeout_seconds=0.3" in said
+        assert "TF_CONFIG" in said
+
+    def test_who_comes_late_is_waited_for(self):
+        address = free()
+        host, port = address.split(":")
+        late = threading.Timer(0.5, lambda: opened.append(socket.create_server((host, int(port)))))
+        opened: list[socket.socket] = []
+        late.start()
+        began = time.monotonic()
+        waited_for([address], WAIT_SECONDS)
+        assert 0.4 < time.monotonic() - began < WAIT_SECONDS
+        opened[0].close()
+
+    def test_two_that_wait_find_each_other(self):
+        members = [Member("worker", index, free()) for index in (0, 1)]
+        other = threading.Thread(target=wait_for_all, args=(members[1], members[:1], WAIT_SECONDS))
+        other.start()
+        wait_for_all(members[0], members[1:], WAIT_SECONDS)
+        # The other one may look only after this one's TensorFlow has taken over.
+        with listening(members[0]):
+            other.join(WAIT_SECONDS)
+        assert not other.is_alive()
+
+    def test_the_deadline_is_kept_where_looking_takes_long(self, monkeypatch):
+        """As on a machine that drops what it is sent."""
+        monkeypatch.setattr(joining, "listens", lambda address: time.sleep(0.1))
+        began = time.monotonic()
+        with pytest.raises(PeerLost):
+            waited_for([free()] * 3, 0.5)
+        assert time.monotonic() - began < 5
+
+
+class TestAlone:
+    def test_a_ring_of_one(self):
+        ring = Ring.alone()
+        assert (ring.num_workers, ring.rank) == (1, 0)
+        assert [member.name for member in ring.members] == ["worker:0"]
+        assert ring.options == RingOptions()
+
+    def test_its_options_are_kept(self):
+        options = RingOptions(wire=WireOptions(bytes_per_pack=7))
+        assert Ring.alone(options).options is options
+
+    def test_channels_are_counted_by_ring(self):
+        ring, other = Ring.alone(), Ring.alone()
+        assert [ring.next_channel() for _ in range(3)] == [other.next_channel() for _ in range(3)] == [1, 2, 3]
+
+    @pytest.mark.parametrize("role", ["worker", "chief"])
+    def test_a_cluster_of_one_needs_no_server(self, role):
+        """Its address is not even looked at."""
+        with server() as taken:
+            ring = join_ring(cluster(role, **{role: [taken]}))
+        assert (ring.num_workers, ring.rank) == (1, 0)
+        assert ring.members[0].name == f"{role}:0"
+        assert not listens(taken)
+
+
+class TestRefused:
+    @pytest.mark.parametrize("role", ["ps", "evaluator"])
+    def test_another_role(self, role):
+        addresses = {"chief": ["a:1"], "worker": ["b:1"], "ps": ["c:1"]}
+        with refused(f"role '{role}'", "chief and worker only"):
+            join_ring(cluster(role, **addresses))
+
+    def test_a_taken_address(self):
+        with server() as address, refused("worker:1: port", address):
+            join_ring(cluster("worker", 1, worker=[free(), address]))
+
+    def test_a_process_in_which_tensorflow_runs(self, tmp_path):
+        with server() as other:
+            ended = run("-c", self.PROGRAM % (free(), other), cwd=tmp_path)
+        assert ended.code == 1
+        last = ended.err.splitlines()[-1]
+        assert last.startswith("towers.errors.UserError: strategy ring: TensorFlow is already running")
+        assert last.endswith("join before the first tensor")
+
+    PROGRAM = """
+import tensorflow as tf
+from strategies.cluster import Cluster
+from strategies.joining import join_ring
+tf.constant(1) + 1
+join_ring(Cluster(addresses={"worker": ("%s", "%s")}, role="worker", index=0))
+"""
+
+
+def test_ranks_are_the_chief_and_then_the_workers():
+    described = {"worker": ["a:1", "b:1"], "chief": ["c:1"]}
+    assert [cluster(role, index, **described).rank for role, index in [("chief", 0), ("worker", 1)]] == [0, 2]

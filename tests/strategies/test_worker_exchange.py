@@ -1,0 +1,169 @@
+"""Exchanges between real processes: what each of 2 and of 3 workers was given, beside numpy."""
+
+import itertools
+import pickle
+
+import numpy as np
+import pytest
+
+from strategies.worker_exchange import HostExchange, WireOptions, WorkerExchange
+from tests.launch.workers import Workers
+from tests.strategies import exchange_program as program
+from tests.towers.user_errors import refused
+
+pytestmark = pytest.mark.timeout(200)
+
+LIMIT_SECONDS = 150
+# Starting threads on a machine that others use too.
+MARGIN_SECONDS = 10
+# Half the distance between neighbours around 1.
+ROUNDING = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
+
+
+@pytest.fixture(scope="module", params=[2, 3], ids=["2 workers", "3 workers"])
+def found(request, tmp_path_factory):
+    """What each worker found by name, by rank."""
+    folder = tmp_path_factory.mktemp("exchange")
+    commands = [["-m", "tests.strategies.exchange_program", str(folder)]] * request.param
+    with Workers(commands) as workers:
+        for ended in workers.ends(LIMIT_SECONDS):
+            assert ended.code == 0, ended.err
+    return [pickle.loads((folder / str(rank)).read_bytes()) for rank in range(request.param)]
+
+
+def same_bits(values, others) -> bool:
+    return [(v.dtype, v.shape, v.tobytes()) for v in values] == [(v.dtype, v.shape, v.tobytes()) for v in others]
+
+
+def sums_in_any_order(values) -> list[np.ndarray]:
+    """The sum in the values' own precision, for each order of adding; a ring has several."""
+    return [sum(order[1:], start=order[0]) for order in itertools.permutations(values)]
+
+
+def assert_sum(value, values) -> None:
+    """Each element is a sum of the values, in some order, to the last bit."""
+    assert (value.dtype, value.shape) == (values[0].dtype, values[0].shape)
+    orders = sums_in_any_order(values)
+    assert np.all(np.any([value == order for order in orders], axis=0))
+
+
+@pytest.mark.parametrize("bytes_per_pack", program.BYTES_PER_PACK)
+def test_dense_gradients(found, bytes_per_pack):
+    own = [program.gradients_of(rank) for rank in range(len(found))]
+    for place, value in enumerate(found[0]["dense"][bytes_per_pack]):
+        assert_sum(value, [gradients[place] for gradients in own])
+
+
+@pytest.mark.parametrize("bytes_per_pack", program.BYTES_PER_PACK)
+def test_dense_gradients_have_the_same_bits_everywhere(found, bytes_per_pack):
+    first, *others = (worker["dense"][bytes_per_pack] for worker in found)
+    assert all(same_bits(first, other) for other in others)
+
+
+def errors(found, precision) -> np.ndarray:
+    """Of each element, the error as a multiple of the sum of the magnitudes."""
+    own = np.array([program.rounded_of(rank) for rank in range(len(found))], np.float64)
+    value, _ = found[0]["rounded"][precision]
+    assert value.dtype == np.float32
+    return np.abs(value - own.sum(0)) / np.abs(own).sum(0)
+
+
+@pytest.mark.parametrize("precision", ROUNDING)
+def test_a_short_wire_rounds_as_it_says(found, precision):
+    """By at most as many units as there are workers; half as much would be too little to say."""
+    worst = errors(found, precision).max()
+    assert worst <= len(found) * ROUNDING[precision]
+    assert worst > len(found) * ROUNDING[precision] / 2
+
+
+@pytest.mark.parametrize("precision", ROUNDING)
+def test_a_short_wire_gives_the_same_bits_everywhere(found, precision):
+    first, *others = (worker["rounded"][precision] for worker in found)
+    assert all(same_bits(first, other) for other in others)
+
+
+@pytest.mark.parametrize("precision", ROUNDING)
+def test_a_short_wire_is_for_float32_alone(found, precision):
+    _, value = found[0]["rounded"][precision]
+    assert_sum(value, [program.rounded_of(rank).astype(np.float64) for rank in range(len(found))])
+
+
+def test_sparse_gradients_are_gathered(found):
+    """All rows in the order of the ranks, on every worker; one has none."""
+    rows = [program.rows_of(rank) for rank in range(len(found))]
+    values, indices = (np.concatenate(part) for part in zip(*rows, strict=True))
+    for worker in found:
+        found_values, found_indices, first, last = worker["sparse"]
+        np.testing.assert_array_equal(found_values, values)
+        np.testing.assert_array_equal(found_indices, indices)
+        assert (first, last) == (len(found), 2 * len(found)), "dense ones beside them"
+
+
+def test_sparse_gradients_are_the_dense_sum(found):
+    expected = np.zeros(program.DENSE_SHAPE)
+    for values, indices in (program.rows_of(rank) for rank in range(len(found))):
+        np.add.at(expected, indices, values)
+    total = np.zeros(program.DENSE_SHAPE)
+    found_values, found_indices, *_ = found[0]["sparse"]
+    np.add.at(total, found_indices, found_values)
+    np.testing.assert_array_equal(total, expected)
+    assert expected.any()
+
+
+def test_what_is_no_gradient_keeps_its_precision(found):
+    """Whatever the wire of gradients is."""
+    first, counts, *others = found[0]["mixed"]
+    own = [program.gradients_of(rank) for rank in range(len(found))]
+    for place, value in enumerate([first, *others]):
+        assert_sum(value, [gradients[place] for gradients in own])
+    ranks = range(len(found))
+    np.testing.assert_array_equal(counts, [sum(rank + 2**24 for rank in ranks), len(found)])
+    assert all(same_bits(found[0]["mixed"], worker["mixed"]) for worker in found)
+
+
+@pytest.mark.parametrize("dtype", program.numbers_of(0))
+def test_the_host_gathers_by_rank_to_the_bit(found, dtype):
+    """The same purpose again and again, with other numbers each time."""
+    for turn in range(3):
+        own = [program.numbers_of(rank)[dtype][turn:][:3] for rank in range(len(found))]
+        for worker in found:
+            assert same_bits([worker["host"][dtype][turn]], [np.stack(own)])
+
+
+def test_all_are_given_the_first_ones_variables_to_the_bit(found):
+    for worker in found:
+        assert same_bits(worker["given"], program.variables_of(0))
+
+
+def test_who_waits_in_vain_is_told_in_time(found):
+    *waiting, (nothing, _) = (worker["waited"] for worker in found)
+    assert nothing == ""
+    for error, seconds in waiting:
+        assert error == "DeadlineExceededError"
+        assert 0.5 * program.LATE_SECONDS < seconds < program.LATE_SECONDS + MARGIN_SECONDS
+
+
+def test_one_worker_exchanges_nothing():
+    """Nothing is sent, and nothing need be there to send it."""
+    exchange = WorkerExchange(1, 0, WireOptions(precision="bfloat16"), channel=1)
+    values = [np.float32([1.1]), np.int64([2])]
+    assert exchange.sum(values) == values
+    assert exchange.sum_gradients(values) == values
+    host = HostExchange(1, 0, WireOptions(), channel=2)
+    assert host.gather("x", [1, 2], np.int64).tolist() == [[1, 2]]
+    host.give_all([None])
+
+
+@pytest.mark.parametrize(
+    "wrong, part",
+    [
+        ({"bytes_per_pack": 0}, "bytes_per_pack=0"),
+        ({"precision": "fp8"}, "wire_precision='fp8'"),
+        ({"algorithm": "tree"}, "all_reduce='tree'"),
+        ({"timeout_seconds": 0.0}, "collective_timeout_seconds=0"),
+        ({"timeout_seconds": float("nan")}, "collective_timeout_seconds=nan"),
+    ],
+)
+def test_what_is_refused(wrong, part):
+    with refused(part):
+        WireOptions(**wrong)
