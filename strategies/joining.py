@@ -132,13 +132,14 @@ def wait_for_all(this: Member, others: Sequence[Member], timeout_seconds: float)
     missing, deadline = list(others), time.monotonic() + timeout_seconds
     with listening(this):
         while missing := [member for member in missing if not listens(member.address)]:
-            if time.monotonic() > deadline:
+            left = deadline - time.monotonic()
+            if left <= 0:
                 named = ", ".join(f"{member.name} ({member.address})" for member in missing)
                 raise PeerLost(
                     f"{named} did not come within --startup_timeout_seconds={timeout_seconds:g}: "
                     "start it, or mend its address in TF_CONFIG"
                 )
-            time.sleep(_PROBE_SECONDS)
+            time.sleep(min(_PROBE_SECONDS, left))
 
 
 def listening(member: Member) -> socket.socket:

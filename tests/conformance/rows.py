@@ -166,8 +166,8 @@ ROWS = (
         name="ring_3",
         make_strategy=_ring(cpus(1)),
         shares=even_shares(3),
-        # Several packs, of which one holds a single large gradient.
-        ring=RingOptions(wire=WireOptions(bytes_per_pack=4000), check_divergence_every_steps=5),
+        # Several packs, of which one holds a single large gradient; and by TensorFlow's collectives.
+        ring=RingOptions(wire=WireOptions(bytes_per_pack=4000, algorithm="ring"), check_divergence_every_steps=5),
         num_workers=3,
     ),
     Row(

@@ -1,0 +1,127 @@
+"""The TCP ring: ranks in threads of this process, each with real connections to its neighbours."""
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable, Iterator
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from strategies import tcp_ring
+from strategies.tcp_ring import TcpRing
+
+# Of numbers rounded to it: relative errors of at most this.
+ROUNDING = {np.float64: 2.0**-53, np.float32: 2.0**-24, np.float16: 2.0**-11, ml_dtypes.bfloat16: 2.0**-8}
+LIMIT_SECONDS = 30
+
+
+@contextlib.contextmanager
+def rings(num_workers: int, check_others: Callable[[], None] = lambda: None, timeout_seconds: float = 20.0):
+    """One a rank, and the connections from each rank to the next."""
+    connections = [_connection() for _ in range(num_workers)]
+    made = [
+        TcpRing(
+            rank,
+            num_workers,
+            connections[rank][0],
+            connections[rank - 1][1],
+            timeout_seconds=timeout_seconds,
+            check_others=check_others,
+        )
+        for rank in range(num_workers)
+    ]
+    try:
+        yield made, connections
+    finally:
+        for ends in connections:
+            for end in ends:
+                end.close()
+
+
+def _connection() -> tuple[socket.socket, socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        begins = socket.create_connection(listener.getsockname())
+        return begins, listener.accept()[0]
+
+
+def all_reduced(made: list[TcpRing], own: list[np.ndarray], wire) -> list[np.ndarray]:
+    """What each rank gets, all at once."""
+    found: list = [None] * len(made)
+
+    def of(rank: int) -> None:
+        found[rank] = made[rank].all_reduce(own[rank], np.dtype(wire))
+
+    threads = [threading.Thread(target=of, args=(rank,), daemon=True) for rank in range(len(made))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LIMIT_SECONDS)
+        assert not thread.is_alive()
+    return found
+
+
+def drawn(num_workers: int, length: int, dtype=np.float32) -> list[np.ndarray]:
+    draw = np.random.default_rng(length)
+    return [draw.normal(size=length).astype(dtype) for _ in range(num_workers)]
+
+
+@pytest.mark.parametrize("num_workers", [2, 3, 5])
+@pytest.mark.parametrize("wire", [np.float32, np.float16, ml_dtypes.bfloat16], ids=lambda wire: wire.__name__)
+def test_sums(num_workers, wire):
+    """Of vectors shorter than the ranks are many, and longer than a part; several on the same connections."""
+    with rings(num_workers) as (made, _):
+        for length in (1, 2, 7, 1000, 1_300_001):
+            own = drawn(num_workers, length)
+            found = all_reduced(made, own, wire)
+            exact = np.sum(own, axis=0, dtype=np.float64)
+            magnitudes = np.sum(np.abs(own), axis=0, dtype=np.float64)
+            allowed = 1.01 * num_workers * ROUNDING[wire] * magnitudes + 1e-6 * (wire is np.float16)
+            assert np.all(np.abs(found[0] - exact) <= allowed)
+            assert all(one.dtype == np.float32 for one in found)
+            assert all(one.tobytes() == found[0].tobytes() for one in found)
+
+
+def test_float64_keeps_its_digits():
+    with rings(3) as (made, _):
+        own = drawn(3, 1000, np.float64)
+        found = all_reduced(made, own, np.float64)
+    np.testing.assert_allclose(found[0], np.sum(own, axis=0), rtol=1e-14)
+
+
+def test_what_is_given_is_not_changed():
+    with rings(2) as (made, _):
+        own = drawn(2, 100)
+        before = [one.copy() for one in own]
+        all_reduced(made, own, np.float32)
+    for one, same in zip(own, before, strict=True):
+        np.testing.assert_array_equal(one, same)
+
+
+@pytest.fixture
+def impatient(monkeypatch) -> Iterator[None]:
+    monkeypatch.setattr(tcp_ring, "PATIENCE_SECONDS", 0.1)
+
+
+def test_who_waits_in_vain(impatient):
+    with rings(2, timeout_seconds=0.5) as (made, _):
+        with pytest.raises(TimeoutError, match=r"nothing came for 0\.5 seconds"):
+            made[0].all_reduce(drawn(1, 10)[0], np.dtype(np.float32))
+        assert isinstance(made[0].failure, TimeoutError)
+
+
+def test_who_waits_looks_whether_the_others_live(impatient):
+    def gone() -> None:
+        raise ConnectionError("worker:1 does not answer")
+
+    with rings(2, check_others=gone) as (made, _), pytest.raises(ConnectionError, match="worker:1"):
+        made[0].all_reduce(drawn(1, 10)[0], np.dtype(np.float32))
+
+
+def test_a_connection_that_is_closed():
+    with rings(2) as (made, connections):
+        connections[1][0].close()
+        with pytest.raises(ConnectionError):
+            made[0].all_reduce(drawn(1, 10)[0], np.dtype(np.float32))
+        assert isinstance(made[0].failure, ConnectionError)
