@@ -93,27 +93,32 @@ class TcpRing:
         def chunk(steps_back: int) -> slice:
             return chunks[(self._rank - steps_back) % self._num_workers]
 
-        partial = own[chunk(0)].astype(wire, copy=False)
+        # What has the wire's dtype is received where it belongs; the rest needs room of its own.
+        received = total if wire == own.dtype else np.empty(len(own), wire)
+        sent = own[chunk(0)].astype(wire, copy=False)
         for hop in range(1, self._num_workers):
-            partial = self._pass_on(partial, len(own[chunk(hop)]), wire, add=own[chunk(hop)])
-        total[chunk(self._num_workers - 1)] = partial
-        for hop in range(self._num_workers - 1):
             place = chunk(hop)
-            partial = self._pass_on(partial, len(total[place]), wire)
-            total[place] = partial
+            sent = self._pass_on(sent, received[place], add=own[place])
+        for hop in range(self._num_workers - 1):
+            sent = self._pass_on(sent, received[chunk(hop)])
+        if received is not total:
+            total[:] = received
 
-    def _pass_on(self, sent: np.ndarray, num_received: int, wire: np.dtype, add: np.ndarray | None = None):
-        """Sends to the next rank while receiving from the one before; what came, with `add` added to it."""
+    def _pass_on(self, sent: np.ndarray, received: np.ndarray, add: np.ndarray | None = None) -> np.ndarray:
+        """Sends to the next rank while receiving from the one before; `received`, with `add` added to it."""
         self._to_send.put(_bytes_of(sent))
-        received = np.empty(num_received, wire)
-        view, item, done = _bytes_of(received), received.itemsize, 0
-        while done < num_received:
-            piece = min(num_received, done + _PIECE_BYTES // item)
-            self._receive(view[done * item : piece * item])
+        view, item = _bytes_of(received), received.itemsize
+        for start in range(0, len(received), _PIECE_BYTES // item):
+            piece = slice(start, min(len(received), start + _PIECE_BYTES // item))
+            self._receive(view[piece.start * item : piece.stop * item])
             if add is not None:
                 # In add's dtype, then rounded to the wire's.
-                received[done:piece] = received[done:piece].astype(add.dtype, copy=False) + add[done:piece]
-            done = piece
+                np.add(
+                    received[piece].astype(add.dtype, copy=False),
+                    add[piece],
+                    out=received[piece],
+                    casting="unsafe",
+                )
         problem = self._sent.get()
         if problem is not None:
             raise problem
@@ -162,4 +167,5 @@ def _send(connection: socket.socket, view: memoryview) -> None:
 
 
 def _bytes_of(array: np.ndarray) -> memoryview:
-    return memoryview(np.ascontiguousarray(array).view(np.uint8)).cast("B")
+    """Of a contiguous array, without a copy."""
+    return memoryview(array.view(np.uint8))
