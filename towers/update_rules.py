@@ -58,7 +58,7 @@ class _Decaying:
 
     def _decay(self, path, variable, rate):
         if self.weight_decay and self.decays(path, variable.shape):
-            variable.assign_sub(variable * (rate * tf.cast(self.weight_decay, rate.dtype)))
+            variable.assign_sub(variable * (rate * tf.constant(self.weight_decay, rate.dtype)))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -101,7 +101,7 @@ class Momentum(_Decaying):
             accum=slots["momentum"].handle,
             lr=rate,
             grad=tf.convert_to_tensor(gradient),
-            momentum=tf.cast(self.momentum, variable.dtype),
+            momentum=tf.constant(self.momentum, variable.dtype),
             use_locking=True,
             use_nesterov=self.nesterov,
         )
@@ -125,7 +125,7 @@ class Adam(_Decaying):
     def apply(self, path, variable, slots, gradient, rate, update):
         dtype = variable.dtype
         rate, count = tf.cast(rate, dtype), tf.cast(update + 1, dtype)
-        beta_1, beta_2 = tf.cast(self.beta_1, dtype), tf.cast(self.beta_2, dtype)
+        beta_1, beta_2 = tf.constant(self.beta_1, dtype), tf.constant(self.beta_2, dtype)
         self._decay(path, variable, rate)
         tf.raw_ops.ResourceApplyAdam(
             var=variable.handle,
@@ -136,7 +136,7 @@ class Adam(_Decaying):
             lr=rate,
             beta1=beta_1,
             beta2=beta_2,
-            epsilon=tf.cast(self.epsilon, dtype),
+            epsilon=tf.constant(self.epsilon, dtype),
             grad=tf.convert_to_tensor(gradient),
             use_locking=True,
             use_nesterov=False,
@@ -182,7 +182,7 @@ class Muon(_Decaying):
         rate = tf.cast(rate, variable.dtype)
         self._decay(path, variable, rate)
         gradient = tf.convert_to_tensor(gradient)
-        momentum = tf.cast(self.momentum, variable.dtype)
+        momentum = tf.constant(self.momentum, variable.dtype)
         velocity = slots["momentum"].assign(momentum * slots["momentum"] + gradient)
         direction = tf.reshape(gradient + momentum * velocity, [-1, variable.shape[-1]])
         variable.assign_sub(rate * tf.reshape(orthogonalized(direction), variable.shape))
@@ -200,7 +200,7 @@ def orthogonalized(matrix: tf.Tensor) -> tf.Tensor:
     below 0.002 of the norm stays smaller.
     """
     rows, columns = matrix.shape
-    a, b, c = (tf.cast(coefficient, matrix.dtype) for coefficient in _QUINTIC)
+    a, b, c = (tf.constant(coefficient, matrix.dtype) for coefficient in _QUINTIC)
     x = tf.transpose(matrix) if rows > columns else matrix
     x = tf.math.divide_no_nan(x, tf.norm(x))
     for _ in range(_ITERATIONS):

@@ -49,19 +49,34 @@ def test_each_size_on_each_wire_has_its_time_and_speed(tmp_path):
     assert list(tmp_path.iterdir()) == [], "it writes nothing"
 
 
+# The doctor, of whose two processes the second sleeps instead.
+ONE_SLEEPS = """
+import sys
+from launch import doctor
+from launch.health import selftest
+
+worker = "import json, os, runpy, time; rank = json.loads(os.environ['TF_CONFIG'])['task']['index']; "
+worker += "time.sleep(100) if rank else runpy.run_module('launch.health.selftest_worker', run_name='__main__')"
+selftest._COMMAND = (sys.executable, "-c", worker)
+sys.argv = ["doctor.py", "--selftest", "--selftest_timeout_seconds=0.5"]
+doctor.cli()
+"""
+
+
 def test_two_that_do_not_meet_in_time(tmp_path):
-    # Whichever comes first finds nobody, and is gone when the other comes.
-    ended = run(*COMMAND, "--selftest_timeout_seconds=0.000001", cwd=tmp_path)
+    ended = run("-c", ONE_SLEEPS, cwd=tmp_path)
     assert (ended.code, ended.err) == (2, "")
     [problem] = ended.out.partition("\nproblems:\n")[2].splitlines()
     assert problem.startswith("  self-test: two processes of this machine did not find each other on 127.0.0.1")
-    assert "--selftest_timeout_seconds=1e-06" in problem
-    assert workers_in(tmp_path) == []
+    assert "--selftest_timeout_seconds=0.5" in problem
 
 
 def test_none_is_left_when_the_doctor_is_killed(tmp_path):
+    """They stand still, so that they can't have ended by themselves."""
     with started(*COMMAND, cwd=tmp_path) as doctor:
         wait_for_workers(tmp_path, 2)
+        for worker in workers_in(tmp_path):
+            worker.suspend()
         doctor.kill()
         wait_for_workers(tmp_path, 0)
 

@@ -1,6 +1,7 @@
 """One worker of a ring that makes every exchange of a table and writes down what it was given.
 
-python -m tests.strategies.exchange_program FOLDER      with TF_CONFIG set; writes FOLDER/RANK, a pickle
+python -m tests.strategies.exchange_program FOLDER
+    with TF_CONFIG set; writes the pickles FOLDER/RANK, and then FOLDER/RANK.waited
 """
 
 import os
@@ -26,7 +27,8 @@ NUM_ROWS = (2, 0, 3)
 DENSE_SHAPE = (6, 2)
 NUM_ROUNDED = 100_000
 LATE_SECONDS = 3.0
-_LIMIT_SECONDS = 60
+# Longer than that, and shorter than the heartbeats take to miss a worker that has ended.
+_ABSENT_SECONDS = 8.0
 
 
 def drawn(rank: int) -> np.random.Generator:
@@ -132,13 +134,17 @@ def given(ring: Ring) -> list[np.ndarray]:
 TABLE = {"dense": dense, "rounded": rounded, "sparse": sparse, "mixed": mixed, "host": host, "given": given}
 
 
-def waited(ring: Ring) -> tuple[str, float]:
-    """How a collective ended that the last worker never joined, and after how many seconds."""
+def attend(ring: Ring) -> HostExchange:
+    """An exchange that waits for a few seconds only, after a collective that all have joined."""
     wire = WireOptions(timeout_seconds=LATE_SECONDS)
     exchange = HostExchange(ring.num_workers, ring.rank, wire, channel=ring.next_channel())
     exchange.gather("all come", [1.0])
-    if ring.rank == ring.num_workers - 1:
-        return "", 0.0
+    return exchange
+
+
+def waited(ring: Ring) -> tuple[str, float]:
+    """How a collective ended that the last worker never joined, and after how many seconds."""
+    exchange = attend(ring)
     began = time.monotonic()
     try:
         exchange.gather("not all come", [1.0])
@@ -149,21 +155,22 @@ def waited(ring: Ring) -> tuple[str, float]:
 
 def write(file: pathlib.Path, found) -> None:
     """All at once: others look whether it is there."""
-    file.with_suffix(".new").write_bytes(pickle.dumps(found))
-    file.with_suffix(".new").rename(file)
+    unfinished = file.with_name(f"new-{file.name}")
+    unfinished.write_bytes(pickle.dumps(found))
+    unfinished.rename(file)
 
 
 def main() -> None:
     folder = pathlib.Path(sys.argv[1])
     configure_devices(num_towers=1, kind="cpu", threads_per_tower=1)
     ring = join_ring(cluster_from(os.environ["TF_CONFIG"]), startup_timeout_seconds=60)
-    found = {name: exchange(ring) for name, exchange in TABLE.items()}
-    found["waited"] = waited(ring)
-    write(folder / str(ring.rank), found)
-    # One that ended would be missed by the heartbeats, and the others are to wait for it in vain.
-    deadline = time.monotonic() + _LIMIT_SECONDS
-    while len(list(folder.glob("[0-9]"))) < ring.num_workers and time.monotonic() < deadline:
-        time.sleep(0.05)
+    write(folder / str(ring.rank), {name: exchange(ring) for name, exchange in TABLE.items()})
+    if ring.rank < ring.num_workers - 1:
+        write(folder / f"{ring.rank}.waited", waited(ring))
+    else:
+        # Were it to end, the heartbeats would miss it: the others are to wait for it in vain.
+        attend(ring)
+        time.sleep(_ABSENT_SECONDS)
     sys.stdout.flush()
     # After an aborted collective TensorFlow's own end would wait for the others.
     os._exit(0)

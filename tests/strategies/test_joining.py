@@ -102,13 +102,19 @@ class TestWaiting:
         opened[0].close()
 
     def test_two_that_wait_find_each_other(self):
+        """Whoever has found the other goes on to listen there for good, as TensorFlow does then."""
         members = [Member("worker", index, free()) for index in (0, 1)]
-        other = threading.Thread(target=wait_for_all, args=(members[1], members[:1], WAIT_SECONDS))
+        both = threading.Barrier(2, timeout=WAIT_SECONDS)
+
+        def join(rank):
+            wait_for_all(members[rank], [members[1 - rank]], WAIT_SECONDS)
+            with listening(members[rank]):
+                both.wait()
+
+        other = threading.Thread(target=join, args=[1])
         other.start()
-        wait_for_all(members[0], members[1:], WAIT_SECONDS)
-        # The other one may look only after this one's TensorFlow has taken over.
-        with listening(members[0]):
-            other.join(WAIT_SECONDS)
+        join(0)
+        other.join(WAIT_SECONDS)
         assert not other.is_alive()
 
     def test_the_deadline_is_kept_where_looking_takes_long(self, monkeypatch):
