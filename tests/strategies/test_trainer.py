@@ -451,6 +451,8 @@ class TestSummary:
         "images_per_second": float,
         "time_to_first_step_seconds": float,
         "training_seconds": float,
+        "workers": dict,
+        "straggler": type(None),
         "peak_memory_bytes": dict,
     }
 
