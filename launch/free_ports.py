@@ -12,7 +12,7 @@ _ANY_PORT = 0
 
 
 def free_addresses(count: int) -> list[str]:
-    """Different '127.0.0.1:port' that were free a moment ago; nobody outside this machine can reach them.
+    """Different '127.0.0.1:port' that were free a moment ago.
 
     They lie below the ports that the kernel lends to outgoing connections: there, a process that tries to reach a
     peer before it listens may be lent the peer's very port, and meets itself.

@@ -228,13 +228,8 @@ def _write(path: pathlib.Path, script: str) -> None:
 def cli() -> None:
     """Runs the binary: an action and flags before --, a command behind it."""
     _define_flags()
-    words = sys.argv[1:]
-    end = words.index("--") if "--" in words else len(words)
-    own, command = words[:end], words[end + 1 :]
-    action = own.pop(0) if own and not own[0].startswith("-") else ""
-    # What follows -- is the other program's, and no flag of this one.
-    sys.argv = [sys.argv[0], *own]
-    binary.run(lambda _: main(action, command))
+    action = sys.argv.pop(1) if len(sys.argv) > 1 and not sys.argv[1].startswith("-") else ""
+    binary.run(lambda arguments: main(action, arguments[1:]), takes_command=True)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Who takes part: the processes of a cluster by role and rank, and which of them this one is."""
 
 import dataclasses
+import socket
 from collections.abc import Mapping
 
 CHIEF, WORKER, SERVER, EVALUATOR = "chief", "worker", "ps", "evaluator"
@@ -26,6 +27,21 @@ class Member:
     def name(self) -> str:
         """As 'worker:1'."""
         return f"{self.role}:{self.index}"
+
+    @property
+    def host(self) -> str:
+        """Of its address, an IPv6 one without its brackets."""
+        return self.address.rpartition(":")[0].strip("[]")
+
+    @property
+    def port(self) -> int:
+        """Of its address."""
+        return int(self.address.rpartition(":")[2])
+
+    @property
+    def family(self) -> socket.AddressFamily:
+        """What a socket for its address is made with."""
+        return socket.AF_INET6 if ":" in self.host else socket.AF_INET
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -148,17 +148,16 @@ def listening(member: Member) -> socket.socket:
     Raises:
       UserError: it can't, most likely because something else does.
     """
-    host, _, port = member.address.rpartition(":")
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listener = socket.socket(member.family)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         # On every interface, as TensorFlow's server does whatever the name in the address.
-        listener.bind(("", int(port)))
+        listener.bind(("", member.port))
         listener.listen()
     except OSError as error:
         listener.close()
         raise UserError(
-            f"{member.name}: port {port} of {member.address} can't be used ({error.strerror}); "
+            f"{member.name}: port {member.port} of {member.address} can't be used ({error.strerror}); "
             "end what has it, or choose another port for all workers"
         ) from error
     return listener

@@ -153,14 +153,13 @@ class RingStrategy(SynchronousStrategy):
                     )
 
     def run_steps(self, num_steps: int) -> StepReport:
-        first, waited = self.step, 0.0
+        first = self.step
         with self._peers():
             try:
                 report = super().run_steps(num_steps)
             finally:
                 faulthandler.cancel_dump_traceback_later()
-            waited = report.input_seconds
-            times = self._host.gather("times", [self.engine.take_busy_seconds(), waited])
+            times = self._host.gather("times", [self.engine.take_busy_seconds(), report.input_seconds])
             every = self.ring.options.check_divergence_every_steps
             if every is not None and report.step // every > first // every:
                 self.check_divergence()

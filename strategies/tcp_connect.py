@@ -32,7 +32,7 @@ def connected_tcp_ring(
     with _listener(members[rank]) as listener:
         ports = host.gather("ports", [listener.getsockname()[1]], np.int64)[:, 0]
         following = (rank + 1) % len(members)
-        address = (_host_of(members[following]), int(ports[following]))
+        address = (members[following].host, int(ports[following]))
         to_next = socket.create_connection(address, timeout=timeout_seconds)
         to_next.sendall(token)
         from_previous = _accepted(listener, token, time.monotonic() + timeout_seconds)
@@ -57,17 +57,12 @@ def check_alive(others: Sequence[Member]) -> None:
             raise ConnectionError(f"{task} does not answer ({type(error).__name__})") from error
 
 
-def _host_of(member: Member) -> str:
-    return member.address.rpartition(":")[0].strip("[]")
-
-
 def _listener(member: Member) -> socket.socket:
     """On the member's own address, where that is an interface of this machine, or else on all of them."""
-    family = socket.AF_INET6 if ":" in _host_of(member) else socket.AF_INET
     try:
-        return socket.create_server((_host_of(member), 0), family=family)
+        return socket.create_server((member.host, 0), family=member.family)
     except OSError:
-        return socket.create_server(("", 0), family=family)
+        return socket.create_server(("", 0), family=member.family)
 
 
 def _accepted(listener: socket.socket, token: bytes, deadline: float) -> socket.socket:

@@ -44,7 +44,7 @@ def _own_port(this: Member) -> tuple[str, list[str]]:
     """What to say of the port that this process is to listen on, and what is wrong with it."""
     if not this.address:
         return "none: nobody talks to it", []
-    port = int(this.address.rpartition(":")[2])
+    port = this.port
     try:
         if is_port_free(port):
             return f"{port}, free", []
