@@ -18,6 +18,7 @@ from towers.batch_norm import replaced_batch_norms
 from towers.errors import UserError
 from towers.exchange import TowerExchange
 from towers.task import Batch, Task, WeightedValue
+from towers.traced_once import TracedOnce
 
 _SEED_STATE = "seed_generator_state"
 
@@ -123,8 +124,7 @@ class TowerFunction:
         self._exchange = exchange
         self._fused = fused_batch_norm or exchange is not None
         self.num_traces = 0
-        self._function = tf.function(self._train, jit_compile=xla or None, autograph=False)
-        self._concrete = None
+        self._traced = TracedOnce(self._train, xla=xla)
 
     def __call__(self, parameters, state, batch: Batch, seed, gain) -> TowerResult:
         """One pass.
@@ -136,10 +136,7 @@ class TowerFunction:
           gain: float32 scalar the loss is multiplied by before differentiation: 1, a loss scale, or 0 for a
             tower that is idle in this step (it is given some example of the batch, to no effect).
         """
-        arguments = (list(parameters), list(state), batch, seed, gain)
-        if self._concrete is None:
-            self._concrete = self._function.get_concrete_function(*_any_length(arguments))
-        return self._concrete(*arguments)
+        return self._traced(list(parameters), list(state), batch, seed, gain)
 
     def _train(self, parameters, state, batch, seed, gain):
         self.num_traces += 1
@@ -180,15 +177,11 @@ class EvaluationFunction:
     def __init__(self, task: Task, model: keras.Model, *, fused_batch_norm: bool = True):
         self._task, self._model, self._fused = task, model, fused_batch_norm
         self._variables = ModelVariables.of(model)
-        self._function = tf.function(self._evaluate, autograph=False)
-        self._concrete = None
+        self._traced = TracedOnce(self._evaluate)
 
     def __call__(self, parameters, state, batch: Batch, gain) -> EvaluationResult:
         """Arguments as for `TowerFunction`."""
-        arguments = (list(parameters), list(state), batch, gain)
-        if self._concrete is None:
-            self._concrete = self._function.get_concrete_function(*_any_length(arguments))
-        return self._concrete(*arguments)
+        return self._traced(list(parameters), list(state), batch, gain)
 
     def _evaluate(self, parameters, state, batch, gain):
         mapping = self._variables.mapping(parameters, state, tf.zeros([2], tf.int32))
@@ -222,13 +215,3 @@ def total_loss(loss, regularization_losses: Sequence[tf.Tensor]) -> tf.Tensor:
             tf.add_n([tf.cast(r, tf.float32) for r in regularization_losses]), tf.float32
         )
     return total
-
-
-def _any_length(arguments):
-    """The arguments' specs, the batch's with an open dimension 0, so that no batch length is traced again."""
-    *_, batch_place = (place for place, argument in enumerate(arguments) if isinstance(argument, Batch))
-    specs = list(tf.nest.map_structure(lambda tensor: tf.TensorSpec(tensor.shape, tensor.dtype), arguments))
-    specs[batch_place] = tf.nest.map_structure(
-        lambda tensor: tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype), arguments[batch_place]
-    )
-    return specs

@@ -24,9 +24,9 @@ class PartitionedGraphs:
 
         Control edges between devices are sent too, as a constant: those are left out.
         """
-        by_name = {(_short(node.device), node.name): node for node in self.nodes}
+        here = {node.name: node for node in self.nodes if _short(node.device) == source}
         sent = [
-            by_name[source, node.input[0].partition(":")[0]]
+            _origin(node, here)
             for node in self.nodes
             if node.op == "_Send" and _short(node.device) == source and _receiver(node) == target
         ]
@@ -44,6 +44,12 @@ def recorded_graphs():
             found.nodes.extend(graph.node)
     finally:
         context.disable_graph_collection()
+
+
+def _origin(node, by_name):
+    """What a tensor that is sent was before it was only handed on."""
+    node = by_name[node.input[0].partition(":")[0]]
+    return _origin(node, by_name) if node.op == "Identity" else node
 
 
 def _short(device: str) -> str:

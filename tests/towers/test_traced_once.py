@@ -1,0 +1,105 @@
+"""Graphs that are optimized once: the same numbers, kinds of results and effects as before, and less to copy."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+from towers import traced_once
+from towers.task import Batch, WeightedLoss
+from towers.tower import TowerFunction
+from towers.traced_once import TracedOnce, optimized
+
+LENGTH, WIDTH = 7, 4
+
+
+def convolutions():
+    return [
+        layers.Reshape((LENGTH, 1, 1)),
+        layers.Conv2D(3, (2, 1)),
+        layers.BatchNormalization(),
+        layers.Flatten(),
+    ]
+
+
+MODELS = {
+    "convolutions": (convolutions, "float32"),
+    "recurrent": (lambda: [layers.Embedding(9, WIDTH), layers.LSTM(5)], "int32"),
+    "loop": (lambda: [layers.Embedding(9, WIDTH), layers.GRU(5, reset_after=False, activation="relu")], "int32"),
+    "dropout": (lambda: [layers.Dropout(0.5), layers.Dense(8), layers.GaussianNoise(1.0)], "float32"),
+}
+
+
+class LengthTask:
+    """Squares of the outputs, enough of a `towers.task.Task` for a tower."""
+
+    def loss(self, outputs, batch):
+        return WeightedLoss(tf.reduce_sum(tf.square(outputs)), tf.cast(tf.shape(batch.labels)[0], tf.float32))
+
+    def metrics(self, outputs, batch):
+        return {}
+
+
+def arguments_of(model, kind, count):
+    draw = np.random.default_rng(count)
+    features = draw.integers(0, 9, (count, LENGTH)) if kind == "int32" else draw.normal(size=(count, LENGTH))
+    batch = Batch(tf.constant(features, kind), tf.zeros([count], tf.int32))
+    variables = TowerFunction(LengthTask(), model).variables
+    values = [[tf.constant(v.numpy()) for v in kept] for kept in (variables.parameters, variables.state)]
+    return *values, batch, tf.constant([3, 5]), tf.constant(2.0)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_tower_gives_the_same_numbers(name, monkeypatch):
+    build, kind = MODELS[name]
+    model = keras.Sequential([layers.Input((LENGTH,), dtype=kind), *build()])
+    tower = TowerFunction(LengthTask(), model)
+    with monkeypatch.context() as patch:
+        patch.setattr(traced_once, "_must_optimize", lambda concrete: False)
+        plain = TowerFunction(LengthTask(), model)
+        plain(*arguments_of(model, kind, 2))
+    for count in (2, 5):
+        given = arguments_of(model, kind, count)
+        found, expected = tower(*given), plain(*given)
+        tf.nest.assert_same_structure(found, expected, expand_composites=True)
+        tf.nest.map_structure(
+            lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6),
+            found,
+            expected,
+            expand_composites=True,
+        )
+
+
+def test_what_is_copied_is_smaller():
+    def wasteful(batch):
+        ones = tf.ones([4, 4])
+        return tf.reduce_sum(tf.matmul(ones, ones)) + tf.reduce_sum(batch.features) + tf.reduce_sum(batch.features)
+
+    spec = Batch(tf.TensorSpec([None, 3]), tf.TensorSpec([None]))
+    concrete = tf.function(wasteful, autograph=False).get_concrete_function(spec)
+    assert len(traced_once._optimized_graph(concrete).node) < len(concrete.graph.as_graph_def().node)
+    assert optimized(concrete)(Batch(tf.ones([2, 3]), tf.ones([2]))).numpy() == 64 + 12
+
+
+def test_an_effect_that_nothing_depends_on_happens():
+    def checked(batch):
+        tf.debugging.assert_less(batch.features, 5.0)
+        return tf.reduce_sum(batch.features)
+
+    traced = TracedOnce(checked)
+    assert traced(Batch(tf.constant([1.0, 2.0]), tf.zeros([2]))).numpy() == 3
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        traced(Batch(tf.constant([1.0, 7.0, 2.0]), tf.zeros([3])))
+
+
+def test_a_captured_table_is_looked_up():
+    words = layers.StringLookup(vocabulary=["a", "b"])
+    traced = TracedOnce(lambda batch: words(batch.features))
+    np.testing.assert_array_equal(traced(Batch(tf.constant(["b", "a", "?"]), tf.zeros([3]))), [2, 1, 0])
+
+
+def test_a_captured_tensor_is_kept():
+    kept = tf.constant([2.0, 3.0])
+    traced = TracedOnce(lambda batch: batch.features * kept)
+    np.testing.assert_array_equal(traced(Batch(tf.ones([4, 2]), tf.zeros([4]))), [[2.0, 3.0]] * 4)

@@ -1,0 +1,98 @@
+"""A pure function of tensors as a graph that is traced once, optimized once and called on many devices.
+
+TensorFlow's graph optimizer works on what is called from Python: the whole step, with a copy of the tower for each
+device in it, each optimized anew. Where `towers.devices` has switched it off, the one graph all those copies are
+made of is optimized here instead.
+"""
+
+import itertools
+
+import tensorflow as tf
+from tensorflow.core.protobuf import config_pb2, device_properties_pb2, meta_graph_pb2, rewriter_config_pb2
+from tensorflow.python.framework import meta_graph
+from tensorflow.python.grappler import cluster, tf_optimizer  # the one way to call the graph optimizer
+
+from towers.task import Batch
+
+
+class TracedOnce:
+    """Called with tensors of the same shapes every time, except for the length of the batch."""
+
+    def __init__(self, function, *, xla: bool = False):
+        """Args:
+        function: of tensors, lists of them and one `Batch`; returns tensors in a structure.
+        xla: compile it.
+        """
+        self._function = tf.function(function, jit_compile=xla or None, autograph=False)
+        self._optimize = not xla
+        self._concrete = None
+
+    def __call__(self, *arguments):
+        if self._concrete is None:
+            concrete = self._function.get_concrete_function(*_any_length(arguments))
+            self._concrete = optimized(concrete) if self._optimize and _must_optimize(concrete) else concrete
+        return self._concrete(*arguments)
+
+
+def _must_optimize(concrete) -> bool:
+    """Whether nobody else will. What a graph captures (a lookup table, say) may not stand a second import."""
+    switched_off = tf.config.optimizer.get_experimental_options().get("disable_meta_optimizer", False)
+    return switched_off and all(value.dtype not in (tf.resource, tf.variant) for value in concrete.captured_inputs)
+
+
+def optimized(concrete):
+    """A function of the same arguments and results whose graph has been through TensorFlow's graph optimizer."""
+    graph_def = _optimized_graph(concrete)
+    inputs, outputs = ([tensor.name for tensor in tensors] for tensors in (concrete.inputs, concrete.outputs))
+    effects = [operation.name for operation in concrete.graph.control_outputs]
+
+    def imported(*flat):
+        found = tf.graph_util.import_graph_def(
+            graph_def, input_map=dict(zip(inputs, flat, strict=True)), return_elements=outputs + effects, name=""
+        )
+        with tf.control_dependencies(found[len(outputs) :]):
+            return [tf.identity(tensor) for tensor in found[: len(outputs)]]
+
+    specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in concrete.inputs]
+    graph = tf.function(imported, autograph=False).get_concrete_function(*specs)
+
+    def call(*arguments):
+        flat = tf.nest.flatten(arguments, expand_composites=True)
+        found = graph(*flat, *concrete.captured_inputs)
+        return tf.nest.pack_sequence_as(concrete.structured_outputs, found, expand_composites=True)
+
+    return call
+
+
+def _optimized_graph(concrete) -> tf.compat.v1.GraphDef:
+    described, _ = meta_graph.export_scoped_meta_graph(
+        graph=concrete.graph, graph_def=concrete.graph.as_graph_def(add_shapes=True)
+    )
+    kept = meta_graph_pb2.CollectionDef()
+    kept.node_list.value.extend(tensor.name for tensor in (*concrete.inputs, *concrete.outputs))
+    kept.node_list.value.extend(operation.name for operation in concrete.graph.control_outputs)
+    described.collection_def["train_op"].CopyFrom(kept)
+    config = config_pb2.ConfigProto()
+    # A small graph is worth it too: it stands for as many as there are towers.
+    config.graph_options.rewrite_options.min_graph_nodes = -1
+    if _has_control_flow(described.graph_def):
+        # It turns loops into nodes of one graph, which a second import and the gradients' loops don't survive.
+        config.graph_options.rewrite_options.function_optimization = rewriter_config_pb2.RewriterConfig.OFF
+    cpu = device_properties_pb2.NamedDevice(name="/job:localhost/replica:0/task:0/device:CPU:0")
+    cpu.properties.CopyFrom(device_properties_pb2.DeviceProperties(type="CPU", num_cores=1, frequency=1000))
+    return tf_optimizer.OptimizeGraph(config, described, cluster=cluster.Cluster(devices=[cpu]))
+
+
+def _has_control_flow(graph_def) -> bool:
+    nodes = itertools.chain(graph_def.node, *(function.node_def for function in graph_def.library.function))
+    return any(node.op.removeprefix("Stateless") in ("While", "If", "Case") for node in nodes)
+
+
+def _any_length(arguments):
+    """The arguments' specs, the batch's with an open dimension 0, so that no batch length is traced again."""
+    *_, batch_place = (place for place, argument in enumerate(arguments) if isinstance(argument, Batch))
+    specs = list(tf.nest.map_structure(lambda tensor: tf.TensorSpec(tensor.shape, tensor.dtype), arguments))
+    specs[batch_place] = tf.nest.map_structure(
+        lambda tensor: tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype), arguments[batch_place]
+    )
+    return specs
