@@ -13,6 +13,9 @@ is left behind. Each one's lines also lie in the run's directory, as logs/worker
 are ended, and the last block on stderr begins with the one that is to blame and its last lines. A command that is
 a shell script should `exec` its last line: a process is taken to have ended when its first program has.
 
+Where Linux allows it the cluster has a network of its own, with nothing in it but the loopback: nobody else can
+reach its ports, nor can its processes download anything. --noprivate_network gives them this machine's network.
+
 The processes find in their environment, beside TF_CONFIG:
 
 TOWERS_RUN_DIRECTORY   where everything is kept if they are given no --directory of their own
@@ -35,6 +38,8 @@ from launch.flag_values import at_least_zero, positive
 from launch.local_cluster import Roles
 from launch.local_run import LocalRun, Plan
 from launch.planned_faults import planned_faults
+from launch.private_network import enter_private_network
+from launch.screen import tell
 from towers.errors import UserError
 
 FLAGS = flags.FLAGS
@@ -46,12 +51,28 @@ flags.DEFINE_float("grace_seconds", 30.0, "How long a process may take to end be
 flags.DEFINE_integer("max_restarts", 0, "How often the whole cluster is started again after a failure.")
 flags.DEFINE_multi_string("kill", [], "worker:1@step20: this process dies before this step, to see a recovery.")
 flags.DEFINE_multi_string("stop", [], "worker:1@step20: this process stands still from this step on.")
+flags.DEFINE_bool("private_network", True, "A network of the cluster's own, where the system allows it.")
 positive("workers")
 at_least_zero("ps", "grace_seconds", "max_restarts")
 
 
 def main(arguments: list[str]) -> int:
-    return LocalRun(plan_from_flags(arguments[1:])).run()
+    plan = plan_from_flags(arguments[1:])
+    if FLAGS.private_network:
+        leave_the_network()
+    return LocalRun(plan).run()
+
+
+def leave_the_network() -> None:
+    """For a network of its own; where that is refused, says so."""
+    try:
+        enter_private_network()
+    except OSError as error:
+        tell(
+            f"warning: a network of its own is refused ({error.strerror or error}), so others may reach the "
+            "cluster's ports, which ask for no password; --noprivate_network says no more of it",
+            is_error=True,
+        )
 
 
 def plan_from_flags(command: list[str]) -> Plan:

@@ -62,6 +62,10 @@ class RingStrategy(SynchronousStrategy):
         wire = ring.options.wire
         self._host = HostExchange(ring.num_workers, ring.rank, wire, channel=ring.next_channel())
         self._tcp = self._tcp_ring(devices)
+        if self._tcp is not None:
+            self._host = HostExchange(
+                ring.num_workers, ring.rank, wire, channel=ring.next_channel(), tcp=self._tcp
+            )
         exchange = WorkerExchange(ring.num_workers, ring.rank, wire, channel=ring.next_channel(), tcp=self._tcp)
         own_shares = checked_shares(shares, devices.num_towers, "tower_shares")
         with self._peers():
@@ -87,11 +91,16 @@ class RingStrategy(SynchronousStrategy):
             self._check_alike()
 
     def _tcp_ring(self, devices: Devices) -> TcpRing | None:
-        """What gradients travel by, where they are in the host's memory."""
+        """What everything travels by that is in the host's memory; only synced statistics don't."""
         algorithm, on_cpu = self.ring.options.wire.algorithm, "CPU" in devices.parameters
         if algorithm == "tcp" and not on_cpu:
             raise UserError(f"all_reduce=tcp: gradients are on {devices.parameters}; use auto, or nccl for GPUs")
-        if self.ring.num_workers == 1 or not on_cpu or algorithm not in ("auto", "tcp"):
+        if self.ring.num_workers == 1:
+            return None
+        by_tcp = on_cpu and algorithm in ("auto", "tcp")
+        with self._peers():
+            self._check_same("way to all-reduce", self._host.gather("by tcp", [by_tcp]))
+        if not by_tcp:
             return None
         seconds = self.ring.options.wire.timeout_seconds
         try:
@@ -144,13 +153,16 @@ class RingStrategy(SynchronousStrategy):
         # Functions are written with their address, which is another in every process.
         written = [re.sub(r" at 0x[0-9a-f]+", "", repr(setting)) for setting in settings.values()]
         found = self._host.gather("settings", checksums(text.encode() for text in written))
-        for rank, theirs in enumerate(found):
-            for what, same in zip(settings, theirs == found[0], strict=True):
-                if not same:
-                    raise UserError(
-                        f"{self.ring.members[rank].name} was started with another {what} than "
-                        f"{self.ring.members[0].name}: give all workers the same flags"
-                    )
+        for place, what in enumerate(settings):
+            self._check_same(what, found[:, place])
+
+    def _check_same(self, what: str, found: np.ndarray) -> None:
+        """Raises UserError when a rank has another number than rank 0."""
+        for rank in np.flatnonzero(np.ravel(found) != found[0])[:1]:
+            raise UserError(
+                f"{self.ring.members[rank].name} was started with another {what} than "
+                f"{self.ring.members[0].name}: give all workers the same flags"
+            )
 
     def run_steps(self, num_steps: int) -> StepReport:
         first = self.step
@@ -231,12 +243,12 @@ class RingStrategy(SynchronousStrategy):
         """Within, a collective's failure is `PeerLost`; after a wait in vain the stacks go to stderr before."""
         try:
             yield
-        except _LOST as error:
-            raise self._peer_lost(error) from error
-        except tf.errors.OpError as error:
-            if self._tcp is None or self._tcp.failure is None:
-                raise
-            raise self._peer_lost(self._tcp.failure) from error
+        except (tf.errors.OpError, OSError) as error:
+            if self._tcp is not None and self._tcp.failure is not None:
+                raise self._peer_lost(self._tcp.failure) from error
+            if isinstance(error, _LOST):
+                raise self._peer_lost(error) from error
+            raise
 
     def _peer_lost(self, error: Exception) -> PeerLost:
         waited = isinstance(error, (tf.errors.DeadlineExceededError, TimeoutError))

@@ -1,4 +1,4 @@
-"""All-reduce over TCP between processes of one ring, for numbers in the host's memory.
+"""Collectives over TCP between processes of one ring, for numbers in the host's memory.
 
 TensorFlow's own ring sends through gRPC, which copies each byte several times; here it goes from the array to the
 socket and back. The algorithm is the usual one (Patarasu and Yuan 2009): a vector in W chunks; in W - 1 rounds
@@ -10,13 +10,16 @@ each chunk goes once around and is summed, in W - 1 more the sums go around. Wit
                sums so far       | whole sums
 
 A chunk's sum is made on one rank and copied to the others, so all have the same bits.
+
+Its deadline and its errors are its own: TensorFlow 2.21 may crash when it ends a collective that waited in vain.
 """
 
+import contextlib
 import queue
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -29,13 +32,18 @@ _PART_BYTES = 4 * 2**20
 _SOCKET_BYTES = 4 * 2**20
 # Who waits so long without a byte asks whether the others are still there.
 PATIENCE_SECONDS = 5.0
+# A timeout of 0 seconds would not wait at all.
+_LATE_SECONDS = 0.01
 
 
 class TcpRing:
     """One process's two connections: to the next rank and from the one before.
 
     Attributes:
-      failure: why the last all_reduce failed; None while none has.
+      failure: why the last call failed; None while none has.
+
+    Every call is made by all ranks in the same order, with vectors of the same length and dtype, and raises
+    TimeoutError or ConnectionError when the others did not answer or one is gone.
     """
 
     def __init__(
@@ -65,26 +73,47 @@ class TcpRing:
         threading.Thread(target=self._send_all, daemon=True).start()
 
     def all_reduce(self, own: np.ndarray, wire: np.dtype) -> np.ndarray:
-        """The sum of all ranks' `own` [n], each call on all ranks in the same order with the same n.
+        """The sum of all ranks' `own` [n].
 
         Args:
-          own: floating-point vector.
+          own: vector of numbers.
           wire: what travels; sums are taken in own's dtype and rounded to this before each hop.
-
-        Raises:
-          TimeoutError, ConnectionError: the others did not answer, or one is gone.
         """
         total = np.empty_like(own)
-        per_part = max(1, _PART_BYTES // own.itemsize)
-        try:
-            for start in range(0, len(own), per_part):
-                part = slice(start, start + per_part)
+        with self._failures():
+            for part in _parts(own):
                 self._reduce_part(own[part], total[part], wire)
+        return total
+
+    def all_gather(self, own: np.ndarray) -> np.ndarray:
+        """Every rank's `own` [n] as [ranks, n]."""
+        gathered = np.empty((self._num_workers, len(own)), own.dtype)
+        gathered[self._rank] = sent = own
+        with self._failures():
+            for hop in range(1, self._num_workers):
+                sent = self._pass_on(sent, gathered[(self._rank - hop) % self._num_workers])
+        return gathered
+
+    def broadcast(self, own: np.ndarray) -> np.ndarray:
+        """Rank 0's `own` [n], to the last bit."""
+        given = own if self._rank == 0 else np.empty_like(own)
+        with self._failures():
+            for part in _parts(own):
+                if self._rank > 0:
+                    self._receive(_bytes_of(given[part]))
+                if self._rank < self._num_workers - 1:
+                    self._send(given[part])
+                    self._wait_until_sent()
+        return given
+
+    @contextlib.contextmanager
+    def _failures(self) -> Iterator[None]:
+        """Keeps what is raised within: TensorFlow, from whose graph we are called, makes its own error of it."""
+        try:
+            yield
         except OSError as error:
-            # TensorFlow, from whose graph this is called, makes an error of its own of it.
             self.failure = error
             raise
-        return total
 
     def _reduce_part(self, own: np.ndarray, total: np.ndarray, wire: np.dtype) -> None:
         ends = boundaries(len(own), even_shares(self._num_workers))
@@ -106,7 +135,7 @@ class TcpRing:
 
     def _pass_on(self, sent: np.ndarray, received: np.ndarray, add: np.ndarray | None = None) -> np.ndarray:
         """Sends to the next rank while receiving from the one before; `received`, with `add` added to it."""
-        self._to_send.put(_bytes_of(sent))
+        self._send(sent)
         view, item = _bytes_of(received), received.itemsize
         for start in range(0, len(received), _PIECE_BYTES // item):
             piece = slice(start, min(len(received), start + _PIECE_BYTES // item))
@@ -119,15 +148,23 @@ class TcpRing:
                     out=received[piece],
                     casting="unsafe",
                 )
+        self._wait_until_sent()
+        return received
+
+    def _send(self, vector: np.ndarray) -> None:
+        self._to_send.put(_bytes_of(vector))
+
+    def _wait_until_sent(self) -> None:
         problem = self._sent.get()
         if problem is not None:
             raise problem
-        return received
 
     def _receive(self, view: memoryview) -> None:
         deadline = time.monotonic() + self._timeout_seconds
         while view:
+            left = max(0.0, deadline - time.monotonic())
             try:
+                self._previous.settimeout(min(PATIENCE_SECONDS, left + _LATE_SECONDS))
                 count = self._previous.recv_into(view)
             except TimeoutError:
                 self._check_others()
@@ -164,6 +201,12 @@ def _send(connection: socket.socket, view: memoryview) -> None:
             view = view[connection.send(view) :]
         except TimeoutError:
             continue
+
+
+def _parts(vector: np.ndarray) -> Iterator[slice]:
+    """Of at most _PART_BYTES each."""
+    length = max(1, _PART_BYTES // vector.itemsize)
+    return (slice(start, start + length) for start in range(0, len(vector), length))
 
 
 def _bytes_of(array: np.ndarray) -> memoryview:

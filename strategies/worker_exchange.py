@@ -66,7 +66,7 @@ class WorkerExchange:
         rank: which of them this is, from 0.
         options: of gradients; the rest is sent as it is.
         channel: a number that no other exchange of this process has.
-        tcp: what gradients travel by; None for TensorFlow's collectives.
+        tcp: what numbers travel by; None for TensorFlow's collectives.
         """
         self._tcp = tcp
         self.num_workers, self.rank, self.options, self.channel = num_workers, rank, options, channel
@@ -110,10 +110,10 @@ class WorkerExchange:
 
     def _reduced_on_wire(self, vector: tf.Tensor) -> tf.Tensor:
         wire = WIRE_PRECISIONS[self.options.precision]
-        if self._tcp is not None:
-            return self._reduced_by_tcp(vector, wire if wire and vector.dtype == tf.float32 else vector.dtype)
         if wire is None or vector.dtype != tf.float32:
             return self._reduced(vector)
+        if self._tcp is not None:
+            return self._reduced_by_tcp(vector, wire)
         return tf.cast(self._reduced(tf.cast(vector, wire)), tf.float32)
 
     def _reduced_by_tcp(self, vector: tf.Tensor, wire: tf.DType) -> tf.Tensor:
@@ -124,6 +124,10 @@ class WorkerExchange:
 
         summed = tf.numpy_function(all_reduce, [vector], vector.dtype)
         return tf.ensure_shape(summed, vector.shape)
+
+    def _gathered_by_tcp(self, value: tf.Tensor) -> tf.Tensor:
+        gathered = tf.numpy_function(self._tcp.all_gather, [tf.reshape(value, [-1])], value.dtype)
+        return tf.reshape(gathered, tf.concat([[-1], tf.shape(value)[1:]], 0))
 
     def _gathered_rows(self, gradient: tf.IndexedSlices) -> tf.IndexedSlices:
         """All workers' rows. A gather wants equal lengths, so shorter ones are filled up and cut again."""
@@ -142,9 +146,13 @@ class WorkerExchange:
         """[n, ...] of every worker to [workers * n, ...], by rank; n and the rest are the same on all."""
         if self.num_workers == 1:
             return tf.convert_to_tensor(value)
+        if self._tcp is not None:
+            return self._gathered_by_tcp(value)
         return tf.raw_ops.CollectiveGatherV2(input=value, ordering_token=[], **self._attributes())
 
     def _reduced(self, vector: tf.Tensor) -> tf.Tensor:
+        if self._tcp is not None:
+            return self._reduced_by_tcp(vector, vector.dtype)
         return tf.raw_ops.CollectiveReduceV2(
             input=vector, merge_op="Add", final_op="Id", ordering_token=[], **self._attributes()
         )
@@ -156,9 +164,11 @@ class WorkerExchange:
 class HostExchange:
     """Numbers of the host, exchanged between steps. Every worker makes the same calls in the same order."""
 
-    def __init__(self, num_workers: int, rank: int, options: WireOptions, *, channel: int):
+    def __init__(
+        self, num_workers: int, rank: int, options: WireOptions, *, channel: int, tcp: TcpRing | None = None
+    ):
         """Arguments as of `WorkerExchange`; what travels here does so over CPUs."""
-        self.num_workers, self.rank = num_workers, rank
+        self.num_workers, self.rank, self._tcp = num_workers, rank, tcp
         self._options = dataclasses.replace(options, algorithm="ring")
         self._group_key = _FIRST_GROUP_KEY + channel
         self._keys = itertools.count(1)
@@ -175,6 +185,8 @@ class HostExchange:
         own = np.asarray(values, dtype)
         if self.num_workers == 1:
             return own[np.newaxis]
+        if self._tcp is not None:
+            return self._tcp.all_gather(own)
         # TensorFlow remembers every key for good, so a purpose keeps its own.
         if purpose not in self._key_of:
             self._key_of[purpose] = next(self._keys)
@@ -189,13 +201,20 @@ class HostExchange:
     def give_all(self, variables: Sequence[tf.Variable]) -> None:
         """Sets every worker's variables to those of rank 0, to the last bit."""
         for variable in variables if self.num_workers > 1 else ():
-            about = _attributes(self.num_workers, self._group_key, next(self._keys), self._options)
-            with tf.device("/device:CPU:0"):
-                if self.rank == 0:
-                    tf.raw_ops.CollectiveBcastSendV2(input=tf.identity(variable), **about)
-                    continue
-                given = tf.raw_ops.CollectiveBcastRecvV2(T=variable.dtype, shape=variable.shape, **about)
-            variable.assign(given)
+            if self._tcp is not None:
+                given = self._tcp.broadcast(np.ravel(variable.numpy()))
+                variable.assign(given.reshape(variable.shape))
+            else:
+                self._give(variable)
+
+    def _give(self, variable: tf.Variable) -> None:
+        about = _attributes(self.num_workers, self._group_key, next(self._keys), self._options)
+        with tf.device("/device:CPU:0"):
+            if self.rank == 0:
+                tf.raw_ops.CollectiveBcastSendV2(input=tf.identity(variable), **about)
+                return
+            given = tf.raw_ops.CollectiveBcastRecvV2(T=variable.dtype, shape=variable.shape, **about)
+        variable.assign(given)
 
 
 def _attributes(num_workers: int, group_key: int, instance_key: int, options: WireOptions) -> dict:

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import os
 import pathlib
 import subprocess
@@ -73,13 +74,21 @@ class Launched:
         return path.read_text()
 
 
+@functools.cache
+def network_flags() -> tuple[str, ...]:
+    """For the launcher, where it is refused a network of its own: it would say so."""
+    trial = "from launch.private_network import enter_private_network; enter_private_network()"
+    refused = subprocess.run([sys.executable, "-c", trial], env=environment(), capture_output=True).returncode != 0
+    return ("--noprivate_network",) if refused else ()
+
+
 @contextlib.contextmanager
 def launched(folder: pathlib.Path, program: str, *flags: str, command=PROGRAM) -> Iterator[Launched]:
     """Within, `python -m launch.local FLAGS -- python program.py` runs; afterwards nothing of it may be left."""
     (folder / "program.py").write_text(_BEGINNING + program)
     mark = uuid.uuid4().hex
     process = subprocess.Popen(
-        [sys.executable, "-m", "launch.local", *flags, "--", *command],
+        [sys.executable, "-m", "launch.local", *network_flags(), *flags, "--", *command],
         cwd=folder,
         # A launcher's own fault would not be its processes'.
         env=environment() | {_MARK: mark, "TOWERS_FAULT": "kill@0"},

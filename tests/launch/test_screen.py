@@ -14,6 +14,7 @@ import termios
 
 import pytest
 
+from tests.launch.clusters import network_flags
 from tests.launch.programs import environment
 
 pytestmark = pytest.mark.timeout(120)
@@ -46,7 +47,17 @@ def on_a_terminal(folder, *, errors=None) -> Shown:
     controller, terminal = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
     process = subprocess.Popen(
-        [sys.executable, "-m", "launch.local", "--workers=2", "--", "python", "program.py", "--directory=run"],
+        [
+            sys.executable,
+            "-m",
+            "launch.local",
+            *network_flags(),
+            "--workers=2",
+            "--",
+            "python",
+            "program.py",
+            "--directory=run",
+        ],
         cwd=folder,
         env=environment() | {"TERM": "xterm", "COLUMNS": "100", "PYTHONIOENCODING": "utf-8"},
         stdin=subprocess.DEVNULL,

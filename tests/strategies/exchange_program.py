@@ -1,9 +1,10 @@
 """One worker of a ring that makes every exchange of a table and writes down what it was given.
 
-python -m tests.strategies.exchange_program FOLDER
-    with TF_CONFIG set; writes the pickles FOLDER/RANK, and then FOLDER/RANK.waited
+python -m tests.strategies.exchange_program FOLDER WAY
+    with TF_CONFIG set; WAY is 'tcp' or 'tensorflow'; writes the pickles FOLDER/RANK, and then FOLDER/RANK.waited
 """
 
+import dataclasses
 import os
 import pathlib
 import pickle
@@ -15,6 +16,7 @@ import tensorflow as tf
 
 from launch.tf_config import cluster_from
 from strategies.joining import Ring, join_ring
+from strategies.tcp_connect import connected_tcp_ring
 from strategies.worker_exchange import HostExchange, WireOptions, WorkerExchange
 from towers.devices import configure_devices
 
@@ -77,56 +79,84 @@ def variables_of(rank: int) -> list[np.ndarray]:
     ]
 
 
-def summed_gradients(ring: Ring, own, **wire) -> list[np.ndarray]:
+@dataclasses.dataclass(frozen=True)
+class Way:
+    """This worker's place, and what its numbers travel by."""
+
+    ring: Ring
+    by_tcp: bool
+
+    @property
+    def rank(self) -> int:
+        return self.ring.rank
+
+    def worker_exchange(self, **wire) -> WorkerExchange:
+        return self._exchange(WorkerExchange, wire)
+
+    def host_exchange(self, **wire) -> HostExchange:
+        return self._exchange(HostExchange, wire)
+
+    def _exchange(self, kind, wire):
+        ring, options = self.ring, WireOptions(**wire)
+        place = {"num_workers": ring.num_workers, "rank": ring.rank, "options": options}
+        tcp = None
+        if self.by_tcp:
+            first = HostExchange(**place, channel=ring.next_channel())
+            seconds = options.timeout_seconds
+            tcp = connected_tcp_ring(ring.members, ring.rank, first, timeout_seconds=seconds)
+        return kind(**place, channel=ring.next_channel(), tcp=tcp)
+
+
+def summed_gradients(way: Way, own, **wire) -> list[np.ndarray]:
     """By an exchange of its own, in a graph as a step is."""
-    exchange = WorkerExchange(ring.num_workers, ring.rank, WireOptions(**wire), channel=ring.next_channel())
+    exchange = way.worker_exchange(**wire)
     return tf.function(lambda: exchange.sum_gradients(own))()
 
 
-def dense(ring: Ring) -> dict[int, list[np.ndarray]]:
-    own = [tf.constant(gradient) for gradient in gradients_of(ring.rank)]
+def dense(way: Way) -> dict[int, list[np.ndarray]]:
+    own = [tf.constant(gradient) for gradient in gradients_of(way.rank)]
     return {
-        size: [value.numpy() for value in summed_gradients(ring, own, bytes_per_pack=size)]
+        size: [value.numpy() for value in summed_gradients(way, own, bytes_per_pack=size)]
         for size in BYTES_PER_PACK
     }
 
 
-def rounded(ring: Ring) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+def rounded(way: Way) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Of each short wire the numbers that are rounded, and in float64 those that are not."""
-    own = [tf.constant(rounded_of(ring.rank)), tf.constant(rounded_of(ring.rank), tf.float64)]
+    own = [tf.constant(rounded_of(way.rank)), tf.constant(rounded_of(way.rank), tf.float64)]
     return {
-        precision: tuple(value.numpy() for value in summed_gradients(ring, own, precision=precision))
+        precision: tuple(value.numpy() for value in summed_gradients(way, own, precision=precision))
         for precision in ("bfloat16", "float16")
     }
 
 
-def sparse(ring: Ring) -> list[tuple[np.ndarray, np.ndarray]]:
+def sparse(way: Way) -> list[tuple[np.ndarray, np.ndarray]]:
     """Between two dense ones; (values, indices)."""
-    values, indices = map(tf.constant, rows_of(ring.rank))
+    values, indices = map(tf.constant, rows_of(way.rank))
     rows = tf.IndexedSlices(values, indices, tf.constant(DENSE_SHAPE, tf.int64))
-    first, found, last = summed_gradients(ring, [tf.constant([1.0]), rows, tf.constant([2.0])])
+    first, found, last = summed_gradients(way, [tf.constant([1.0]), rows, tf.constant([2.0])])
     return [found.values.numpy(), found.indices.numpy(), first.numpy(), last.numpy()]
 
 
-def mixed(ring: Ring) -> list[np.ndarray]:
+def mixed(way: Way) -> list[np.ndarray]:
     """Tensors of several precisions in one sum, each with its own."""
-    exchange = WorkerExchange(ring.num_workers, ring.rank, WireOptions(precision="bfloat16"), channel=99)
-    own = [tf.constant(gradient) for gradient in gradients_of(ring.rank)]
-    counts = tf.constant([ring.rank + 2**24, 1])
+    exchange = way.worker_exchange(precision="bfloat16")
+    own = [tf.constant(gradient) for gradient in gradients_of(way.rank)]
+    counts = tf.constant([way.rank + 2**24, 1])
     return [value.numpy() for value in tf.function(lambda: exchange.sum([own[0], counts, *own[1:]]))()]
 
 
-def host(ring: Ring) -> dict[str, list[np.ndarray]]:
+def host(way: Way) -> dict[str, list[np.ndarray]]:
     """Each kind of number gathered three times, in turns."""
-    exchange = HostExchange(ring.num_workers, ring.rank, WireOptions(), channel=ring.next_channel())
-    own = numbers_of(ring.rank)
+    exchange = way.host_exchange()
+    own = numbers_of(way.rank)
     turns = [{dtype: exchange.gather(dtype, own[dtype][turn:][:3], dtype) for dtype in own} for turn in range(3)]
     return {dtype: [turn[dtype] for turn in turns] for dtype in own}
 
 
-def given(ring: Ring) -> list[np.ndarray]:
-    exchange = HostExchange(ring.num_workers, ring.rank, WireOptions(), channel=ring.next_channel())
-    variables = [tf.Variable(value) for value in variables_of(ring.rank)]
+def given(way: Way) -> list[np.ndarray]:
+    exchange = way.host_exchange()
+    variables = [tf.Variable(value) for value in variables_of(way.rank)]
     exchange.give_all(variables)
     return [variable.numpy() for variable in variables]
 
@@ -134,21 +164,20 @@ def given(ring: Ring) -> list[np.ndarray]:
 TABLE = {"dense": dense, "rounded": rounded, "sparse": sparse, "mixed": mixed, "host": host, "given": given}
 
 
-def attend(ring: Ring) -> HostExchange:
+def attend(way: Way) -> HostExchange:
     """An exchange that waits for a few seconds only, after a collective that all have joined."""
-    wire = WireOptions(timeout_seconds=LATE_SECONDS)
-    exchange = HostExchange(ring.num_workers, ring.rank, wire, channel=ring.next_channel())
+    exchange = way.host_exchange(timeout_seconds=LATE_SECONDS)
     exchange.gather("all come", [1.0])
     return exchange
 
 
-def waited(ring: Ring) -> tuple[str, float]:
+def waited(way: Way) -> tuple[str, float]:
     """How a collective ended that the last worker never joined, and after how many seconds."""
-    exchange = attend(ring)
+    exchange = attend(way)
     began = time.monotonic()
     try:
         exchange.gather("not all come", [1.0])
-    except tf.errors.OpError as error:
+    except (tf.errors.OpError, OSError) as error:
         return type(error).__name__, time.monotonic() - began
     return "nothing", time.monotonic() - began
 
@@ -164,12 +193,13 @@ def main() -> None:
     folder = pathlib.Path(sys.argv[1])
     configure_devices(num_towers=1, kind="cpu", threads_per_tower=1)
     ring = join_ring(cluster_from(os.environ["TF_CONFIG"]), startup_timeout_seconds=60)
-    write(folder / str(ring.rank), {name: exchange(ring) for name, exchange in TABLE.items()})
-    if ring.rank < ring.num_workers - 1:
-        write(folder / f"{ring.rank}.waited", waited(ring))
+    way = Way(ring, by_tcp=sys.argv[2] == "tcp")
+    write(folder / str(way.rank), {name: exchange(way) for name, exchange in TABLE.items()})
+    if way.rank < ring.num_workers - 1:
+        write(folder / f"{way.rank}.waited", waited(way))
     else:
         # Were it to end, the heartbeats would miss it: the others are to wait for it in vain.
-        attend(ring)
+        attend(way)
         time.sleep(_ABSENT_SECONDS)
     sys.stdout.flush()
     # After an aborted collective TensorFlow's own end would wait for the others.

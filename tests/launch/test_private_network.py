@@ -1,0 +1,84 @@
+"""A cluster's own network: who can reach a port that is open on every interface."""
+
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from tests.launch.clusters import launched, network_flags, run_cluster
+from tests.launch.programs import environment
+
+pytestmark = pytest.mark.timeout(120)
+needs_namespaces = pytest.mark.skipif(bool(network_flags()), reason="this system refuses network namespaces")
+
+SERVER = """
+import socket
+
+if name == "worker:0":
+    server = socket.create_server(("", 0))
+    (here / "new").write_text(str(server.getsockname()[1]))
+    (here / "new").rename(here / "port")
+else:
+    until_marked("port")
+    socket.create_connection(("127.0.0.1", int((here / "port").read_text())), timeout=10)
+    print(sorted(name for _, name in socket.if_nameindex()))
+    mark("reached")
+until_marked("tried")
+"""
+
+
+def reachable_from_here(folder, *flags) -> tuple[bool, str]:
+    """Whether this process can connect to a worker's port, which another worker could; and what that one said."""
+    with launched(folder, SERVER, "--workers=2", *flags) as cluster:
+        cluster.wait_for("reached")
+        try:
+            socket.create_connection(("127.0.0.1", int((folder / "port").read_text())), timeout=10).close()
+            reached = True
+        except ConnectionRefusedError:
+            reached = False
+        (folder / "tried").touch()
+        return reached, cluster.ended().out
+
+
+@needs_namespaces
+def test_only_the_cluster_reaches_its_ports(tmp_path):
+    reached, out = reachable_from_here(tmp_path)
+    assert not reached
+    assert "[worker:1] ['lo']" in out
+
+
+def test_on_the_machines_network(tmp_path):
+    assert reachable_from_here(tmp_path, "--noprivate_network")[0]
+
+
+@needs_namespaces
+def test_who_owns_the_files_stays_the_same(tmp_path):
+    done = run_cluster(tmp_path, "print(os.getuid(), os.getgid()); mark(name)", "--workers=1")
+    assert done.out.split()[1:] == [str(tmp_path.stat().st_uid), str(tmp_path.stat().st_gid)]
+    assert (tmp_path / "worker:0").stat().st_uid == tmp_path.stat().st_uid
+
+
+def test_where_it_is_refused_the_cluster_runs_with_a_warning(tmp_path):
+    program = """
+import sys
+from launch import local
+
+def refused():
+    raise PermissionError(1, "Operation not permitted")
+
+local.enter_private_network = refused
+sys.argv = ["local.py", "--workers=1", "--", "python", "-c", "print('ran')"]
+local.cli()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout) == (0, "[worker:0] ran\n")
+    assert done.stderr.startswith("warning: a network of its own is refused (Operation not permitted)")
+    assert done.stderr.count("\n") == 1
