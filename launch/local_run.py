@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import os
 import pathlib
+import secrets
 from collections.abc import Mapping
 
 from launch import binary
@@ -50,6 +51,7 @@ class LocalRun:
         self._plan = plan
         self._signals = ReceivedSignals()
         self._guard = GroupGuard()
+        self._secret = secrets.token_hex(16)
         self._start = 0
         self._logs: Mapping[str, RankLog] = {}
         self._faults_seen: set[PlannedFault] = set()
@@ -105,6 +107,7 @@ class LocalRun:
             "TF_CONFIG": tf_config_text(cluster),
             "PYTHONUNBUFFERED": "1",
             "TOWERS_RUN_DIRECTORY": str(self._plan.directory),
+            "TOWERS_SECRET": self._secret,
             "TOWERS_PROCESSES_HERE": str(self._plan.roles.num_computing),
             **({} if fault is None else {FAULT_VARIABLE: fault.order}),
         }

@@ -10,7 +10,7 @@ from launch.flag_values import listed_in_help, numbers_from, positive
 from launch.tf_config import public_addresses
 from strategies.cluster import Cluster
 from strategies.joining import Ring, RingOptions, join_ring
-from strategies.registry import joins_ring, strategy_names
+from strategies.registry import meeting, strategy_names
 from strategies.worker_exchange import ALGORITHMS, WIRE_PRECISIONS, WireOptions
 from towers.errors import UserError
 
@@ -56,20 +56,25 @@ def joined_ring() -> Ring | None:
       PeerLost: not all workers came.
     """
     cluster = cluster_of_this_process()
-    if not joins_ring(FLAGS.strategy):
+    if meeting(FLAGS.strategy) != "ring":
         _check_alone(cluster)
         return None
     if cluster is None:
         return Ring.alone(ring_options_from_flags())
-    for address in public_addresses(cluster):
-        binary.warn(f"{address} can be reached from the internet, and TensorFlow's server lets anyone in")
+    warn_of_public(cluster)
     timeout_seconds = FLAGS.startup_timeout_seconds
     return join_ring(cluster, ring_options_from_flags(), startup_timeout_seconds=timeout_seconds)
 
 
+def warn_of_public(cluster: Cluster) -> None:
+    """A line for each address that anyone may reach."""
+    for address in public_addresses(cluster):
+        binary.warn(f"{address} can be reached from the internet, and nothing there asks for a password")
+
+
 def _check_alone(cluster: Cluster | None) -> None:
-    if cluster is not None and len(cluster.members()) > 1:
-        together = ", ".join(name for name in strategy_names() if joins_ring(name))
+    if cluster is not None and len(cluster.members()) > 1 and not meeting(FLAGS.strategy):
+        together = " or ".join(name for name in strategy_names() if meeting(name))
         raise UserError(
             f"--strategy={FLAGS.strategy} is of one process, and TF_CONFIG or Slurm names "
             f"{len(cluster.members())}: use --strategy={together}, or unset TF_CONFIG"

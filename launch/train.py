@@ -28,6 +28,7 @@ _SHOWN_DIFFERENCES = 5
 
 
 def main(_) -> int:
+    training.serve_if_server()
     task = task_from_flags()
     try:
         return verify(task) if FLAGS.verify else train(task)

@@ -24,8 +24,11 @@ from launch.fault import faults_from_environment
 from launch.flag_values import numbers_from
 from launch.ring_flags import joined_ring
 from launch.run_flags import callbacks_from_flags, trainer_options_from_flags
+from launch.server_roles import serve, work
+from launch.servers_flags import servers_place
 from launch.step_flags import options_from_flags
 from strategies import registry
+from strategies.cluster import SERVER, WORKER
 from strategies.contract import PeerLost, Strategy
 from strategies.trainer import Trainer
 from towers.errors import UserError
@@ -42,6 +45,7 @@ def _configure_at_start() -> None:
     try:
         devices_from_flags()
         joined_ring()
+        servers_place()
     except UserError as error:
         sys.exit(binary.fail(error))
     except PeerLost as error:
@@ -55,14 +59,30 @@ app.call_after_init(_configure_at_start)
 def build_strategy(task: Task, options: StepOptions | None = None) -> Strategy:
     """The strategy of --strategy on this process's devices.
 
+    In a process that only serves or computes for the chief of parameter servers it does that, and then ends the
+    process: what the program does with a strategy is the chief's.
+
     Args:
       task: what is trained.
       options: how a step computes; None for what the flags say.
     """
-    devices = devices_from_flags()
+    devices, place = devices_from_flags(), servers_place()
     options = options or options_from_flags(run_length(task))
     shares = numbers_from("tower_shares")
-    return registry.build_strategy(FLAGS.strategy, task, devices, options, shares=shares, ring=joined_ring())
+    if place is not None and place.role == SERVER:
+        sys.exit(serve(options, place))
+    if place is not None and place.role == WORKER:
+        sys.exit(work(task, devices, options, place, shares=shares))
+    return registry.build_strategy(
+        FLAGS.strategy, task, devices, options, shares=shares, ring=joined_ring(), servers=place
+    )
+
+
+def serve_if_server() -> None:
+    """Ends a parameter server's process after its work; a program may call it before it looks for data."""
+    place = servers_place()
+    if place is not None and place.role == SERVER:
+        sys.exit(serve(options_from_flags(1), place))
 
 
 def build_trainer(strategy: Strategy, *, stop_requested: Callable[[], bool] = lambda: False) -> Trainer:

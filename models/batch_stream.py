@@ -74,7 +74,7 @@ def train_stream(
     shard: InputShard,
     num_threads: int = 2,
 ) -> tf.data.Dataset:
-    """Endless global batches shard.first_batch, shard.first_batch + 1, ... as the shard's reader sees them.
+    """Endless global batches shard.first_batch, shard.first_batch + shard.stride, ... as the shard's reader sees them.
 
     Args:
       make_batch: what to yield for a slice; it runs in the graph and must depend on the slice alone.
@@ -96,7 +96,7 @@ def train_stream(
         indices = shuffled(part.indices, seed=order_seed, epoch=number // per_epoch, num_examples=num_examples)
         return part._replace(indices=indices)
 
-    numbers = tf.data.Dataset.counter(start=shard.first_batch)
+    numbers = tf.data.Dataset.counter(start=shard.first_batch, step=shard.stride)
     return _mapped(numbers, lambda number: make_batch(slice_of(number)), num_threads)
 
 
@@ -108,13 +108,13 @@ def eval_stream(
     shard: InputShard,
     num_threads: int = 2,
 ) -> tf.data.Dataset:
-    """One pass in order from batch shard.first_batch on, nothing dropped; arguments as `train_stream`."""
+    """One pass in order from batch shard.first_batch on, nothing in it dropped; arguments as `train_stream`."""
     _check_sizes(num_examples, batch_size)
 
     def slice_of(number: tf.Tensor) -> BatchSlice:
         return _ordered_slice(number, number, num_examples, batch_size, shard)
 
-    numbers = tf.data.Dataset.range(shard.first_batch, batches_per_epoch(num_examples, batch_size))
+    numbers = tf.data.Dataset.range(shard.first_batch, batches_per_epoch(num_examples, batch_size), shard.stride)
     return _mapped(numbers, lambda number: make_batch(slice_of(number)), num_threads)
 
 

@@ -78,7 +78,7 @@ def dataset_stream(data: tf.data.Dataset, *, repeated: bool, shard: InputShard) 
     if repeated and data.cardinality() > 0:
         # Whole passes are not read through: each is the same.
         first %= int(data.cardinality())
-    batches = (data.repeat() if repeated else data).skip(first)
+    batches = (data.repeat() if repeated else data).skip(first).shard(shard.stride, 0)
 
     def cut(*parts: Any) -> Batch:
         batch = as_batch(parts[0] if len(parts) == 1 else parts)

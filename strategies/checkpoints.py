@@ -74,6 +74,8 @@ class Checkpoints:
             self._manager = tf.train.CheckpointManager(
                 self._checkpoint, str(self.directory), max_to_keep=self._keep, checkpoint_name=_PREFIX
             )
+        # A strategy that keeps its values elsewhere brings them here.
+        self._strategy.checkpointables()
         try:
             return self._manager.save(checkpoint_number=self._strategy.step)
         except (tf.errors.OpError, OSError) as error:

@@ -24,6 +24,61 @@ class WorkerTime:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class WorkerFigures:
+    """A worker of a parameter-server group, over some steps.
+
+    Attributes:
+      name: as 'worker:1'.
+      steps: gradients of it that counted.
+      failures: how often it was lost since the beginning of the run.
+      busy_seconds: pulling and computing.
+      input_seconds: waiting for its batches.
+    """
+
+    name: str
+    steps: int
+    failures: int
+    busy_seconds: float
+    input_seconds: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ServerFigures:
+    """A parameter server, since the beginning of the run.
+
+    Attributes:
+      name: as 'ps:0'.
+      kept_bytes: parameters and slots.
+      pulls, pushes: questions answered.
+      sent_bytes, received_bytes: over the connections that are open.
+    """
+
+    name: str
+    kept_bytes: int
+    pulls: int
+    pushes: int
+    sent_bytes: int
+    received_bytes: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ServersReport:
+    """A parameter-server group over some steps.
+
+    Attributes:
+      staleness: how many updates had each staleness: updates applied between an update's pull and its push.
+      turned_away: gradients that came too late to count, since the beginning.
+      workers: those that gave a gradient or were lost.
+      servers: all of them.
+    """
+
+    staleness: Mapping[int, int]
+    turned_away: int
+    workers: tuple[WorkerFigures, ...]
+    servers: tuple[ServerFigures, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class StepReport:
     """What some steps did, in plain host numbers.
 
@@ -39,6 +94,7 @@ class StepReport:
       seconds: wall time of all of it.
       input_seconds: of that, time spent waiting for batches.
       workers: each worker's share of the time, by rank; () where there is one process.
+      servers: of a parameter-server group; else None.
     """
 
     step: int
@@ -52,6 +108,7 @@ class StepReport:
     seconds: float
     input_seconds: float
     workers: tuple[WorkerTime, ...] = ()
+    servers: ServersReport | None = None
 
     @property
     def examples_per_second(self) -> float:
@@ -151,6 +208,13 @@ class Strategy(Protocol):
 
     def restored(self) -> None:
         """To be called after the checkpointables were given other values: the input begins at their step."""
+
+    def finish(self, completed: bool) -> None:
+        """Training is over, and everything kept: other processes of the run may end.
+
+        Args:
+          completed: False when it was asked to stop before the last step.
+        """
 
     def portable_model(self) -> keras.Model:
         """A new float32 Keras model of the task with the present parameters and state."""

@@ -8,6 +8,7 @@ from strategies.contract import Strategy
 from strategies.joining import Ring
 from strategies.mirrored import mirrored_strategy
 from strategies.ring import ring_strategy
+from strategies.servers.place import ServersPlace, servers_strategy
 from strategies.towers import towers_strategy
 from towers.devices import Devices
 from towers.errors import UserError
@@ -20,18 +21,19 @@ class _Mode:
     """How a strategy is made.
 
     Attributes:
-      build: called with a task, devices, options and shares; and `ring=`, if it joins one.
-      joins_ring: whether its processes form a ring.
+      build: called with a task, devices, options and shares; and its process's place under the name of `meeting`.
+      meeting: how its processes meet, 'ring' or 'servers'; '' where it is of one process.
     """
 
     build: Callable[..., Strategy]
-    joins_ring: bool = False
+    meeting: str = ""
 
 
 _MODES = {
     "towers": _Mode(towers_strategy),
     "mirrored": _Mode(mirrored_strategy),
-    "ring": _Mode(ring_strategy, joins_ring=True),
+    "ring": _Mode(ring_strategy, meeting="ring"),
+    "ps": _Mode(servers_strategy, meeting="servers"),
 }
 
 
@@ -40,13 +42,13 @@ def strategy_names() -> tuple[str, ...]:
     return tuple(_MODES)
 
 
-def joins_ring(name: str) -> bool:
-    """Whether processes of this strategy join a ring (`strategies.joining`) before they build it.
+def meeting(name: str) -> str:
+    """How processes of this strategy meet before they build it: 'ring' (`strategies.joining`), 'servers', or ''.
 
     Raises:
       UserError: a name that is not in the registry.
     """
-    return _mode(name).joins_ring
+    return _mode(name).meeting
 
 
 def build_strategy(
@@ -57,6 +59,7 @@ def build_strategy(
     *,
     shares: tuple[float, ...] | None = None,
     ring: Ring | None = None,
+    servers: ServersPlace | None = None,
 ) -> Strategy:
     """A strategy at its beginning: initial weights drawn from the options' seed.
 
@@ -67,12 +70,19 @@ def build_strategy(
       options: of the step.
       shares: how much of this process's part each of its towers takes.
       ring: for those that join one; None is a ring of one.
+      servers: the chief's place, for parameter servers.
 
     Raises:
       UserError: a name that is not in the registry, or what the strategy itself refuses.
     """
     mode = _mode(name)
-    joined = {"ring": ring} if mode.joins_ring else {}
+    if mode.meeting == "servers" and servers is None:
+        raise UserError(
+            f"strategy {name!r} is of several processes: start them all, as by "
+            "python -m launch.local --chief --workers=2 --ps=1 -- python -m launch.train --strategy=ps"
+        )
+    places = {"ring": ring, "servers": servers}
+    joined = {mode.meeting: places[mode.meeting]} if mode.meeting else {}
     return mode.build(task, devices, options, shares=shares, **joined)
 
 

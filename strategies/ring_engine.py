@@ -134,10 +134,7 @@ class RingEngine(TowersEngine):
     def _part(self, batch, place):
         if self._exchange.num_workers == 1:
             return super()._part(batch, place)
-        empty = tf.equal(batch_length(batch), 0)
-        filled = tf.cond(empty, lambda: tf.nest.map_structure(tf.constant, self._stand_in), lambda: batch)
-        part, busy = step.part(filled, place, self.shares)
-        return part, tf.where(empty, 0.0, busy)
+        return step.part_or_stand_in(batch, self._stand_in, place, self.shares)
 
     def _tower_number(self, microbatch_place, place):
         before = sum(len(of_worker) for of_worker in self._shares_by_worker[: self._exchange.rank])

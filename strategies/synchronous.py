@@ -170,6 +170,9 @@ class SynchronousStrategy:
     def restored(self) -> None:
         self._batches = None
 
+    def finish(self, completed: bool) -> None:
+        """Nobody waits for this process."""
+
     def portable_model(self) -> keras.Model:
         with tf.device("/device:CPU:0"), layer_precision("float32"):
             model = self.task.build_model()

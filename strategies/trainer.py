@@ -103,6 +103,7 @@ class Trainer:
                 self._tell()
                 completed = self._run_to_end()
                 outcome = "completed" if completed else "interrupted"
+                self.strategy.finish(completed)
             except NonFiniteStep:
                 outcome = "not_finite"
                 raise

@@ -88,6 +88,18 @@ def part(batch: Batch, place: int, shares: Sequence[float]) -> tuple[Batch, tf.T
     return _cut(batch, begin, tf.where(busy, ends[place + 1], 1)), tf.cast(busy, tf.float32)
 
 
+def part_or_stand_in(batch: Batch, stand_in, place: int, shares: Sequence[float]) -> tuple[Batch, tf.Tensor]:
+    """As `part` of a worker's own part, which may have no example at all: then `stand_in` is what towers are given.
+
+    Args:
+      stand_in: a batch of one example, as arrays.
+    """
+    empty = tf.equal(batch_length(batch), 0)
+    filled = tf.cond(empty, lambda: tf.nest.map_structure(tf.constant, stand_in), lambda: batch)
+    found, busy = part(filled, place, shares)
+    return found, tf.where(empty, 0.0, busy)
+
+
 def _cut(batch, begin, end):
     return tf.nest.map_structure(lambda tensor: tensor[begin:end], batch)
 

@@ -58,6 +58,7 @@ class InputShard:
       index, count: this reader's place among the readers that divide each (micro)batch.
       shares: how much of it each reader takes, one number a reader; None is equal parts.
       first_batch: number of the global batch to begin with (a resumed run continues here).
+      stride: every so many-th batch from there on is wanted; readers that share no batch take turns by it.
       microbatch, num_microbatches: which of the microbatches is wanted.
     """
 
@@ -65,6 +66,7 @@ class InputShard:
     count: int = 1
     shares: tuple[float, ...] | None = None
     first_batch: int = 0
+    stride: int = 1
     microbatch: int = 0
     num_microbatches: int = 1
 
@@ -76,6 +78,8 @@ class InputShard:
             raise UserError(f"microbatch {self.microbatch} of {self.num_microbatches}: they are counted from 0")
         if self.first_batch < 0:
             raise UserError(f"first_batch={self.first_batch}: batches are counted from 0")
+        if self.stride < 1:
+            raise UserError(f"stride={self.stride}: the next batch is at least 1 further")
 
     def bounds(self, num_examples: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Where in a global batch of so many examples this part begins and ends: int32 scalars."""

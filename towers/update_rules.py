@@ -33,6 +33,10 @@ class UpdateRule(Protocol):
     def slot_names(self) -> tuple[str, ...]:
         """Slots a parameter needs: each of its shape and dtype, zero at the start."""
 
+    @property
+    def elementwise(self) -> bool:
+        """Whether an element's update depends on that element alone, so that any piece of a parameter will do."""
+
     def apply(self, path: str, variable: tf.Variable, slots: Slots, gradient: Gradient, rate, update) -> None:
         """Changes `variable` and `slots`, in place.
 
@@ -51,6 +55,7 @@ class _Decaying:
 
     weight_decay: float = 0.0
     decays: Callable[[str, tf.TensorShape], bool] = matrices_only
+    elementwise = True
 
     def __post_init__(self):
         if not self.weight_decay >= 0:
@@ -165,6 +170,7 @@ class Muon(_Decaying):
     other_factor: float = 4.0
     other_weight_decay: float = 5e-3
     slot_names = ("momentum",)
+    elementwise = False
 
     def __post_init__(self):
         super().__post_init__()

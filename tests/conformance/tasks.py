@@ -54,7 +54,7 @@ class SmallImages:
     def dataset(self, split: str, shard: InputShard) -> tf.data.Dataset:
         batches = tf.data.Dataset.from_tensor_slices(self._examples(split)).batch(self.batch_size)
         batches = without_autotune(batches.map(lambda batch: _part_of(batch, shard)))
-        return batches.repeat().skip(shard.first_batch) if split == "train" else batches
+        return batches.repeat().skip(shard.first_batch).shard(shard.stride, 0) if split == "train" else batches
 
     def _examples(self, split: str) -> Batch:
         """Weights are multiples of 1/2, whose sums are exact in any order."""

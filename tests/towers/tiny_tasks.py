@@ -65,7 +65,7 @@ class TinyTask:
 
     def dataset(self, split: str, shard: InputShard) -> tf.data.Dataset:
         batches = without_autotune(tf.data.Dataset.from_tensor_slices(self.examples).batch(self.batch_size))
-        return batches.repeat().skip(shard.first_batch) if split == "train" else batches
+        return batches.repeat().skip(shard.first_batch).shard(shard.stride, 0) if split == "train" else batches
 
     def loss(self, outputs, batch: Batch) -> WeightedLoss:
         losses = self.losses(outputs, batch)

@@ -1,0 +1,51 @@
+"""What processes do that the chief of parameter servers leads: serve, work, or look at the checkpoints."""
+
+from launch import binary
+from launch.fault import faults_from_environment
+from launch.signals import StopSignals
+from strategies.contract import PeerLost
+from strategies.servers.place import ServersPlace, run_server, run_worker
+from towers.devices import Devices
+from towers.errors import UserError
+from towers.options import StepOptions
+from towers.task import Task
+
+_CODES = {"done": binary.DONE, "interrupted": binary.INTERRUPTED}
+
+
+def serve(options: StepOptions, place: ServersPlace) -> int:
+    """A server's whole life; its exit code. Signals to stop are the chief's to obey: it is served to its end."""
+    with StopSignals() as signals:
+        code = _code_of(lambda: run_server(options, place))
+        if code == binary.INTERRUPTED:
+            signals.are_obeyed()
+        return code
+
+
+def work(task: Task, devices: Devices, options: StepOptions, place: ServersPlace, *, shares) -> int:
+    """A worker's whole life; its exit code."""
+    faults = faults_from_environment()
+
+    def before_step(step: int) -> None:
+        for fault in faults:
+            fault.before_steps(step)
+
+    with StopSignals() as signals:
+        code = _code_of(
+            lambda: run_worker(
+                task, devices, options, place, shares=shares, stop_asked=signals.requested, before_step=before_step
+            )
+        )
+        if code == binary.INTERRUPTED:
+            signals.are_obeyed()
+        return code
+
+
+def _code_of(life) -> int:
+    try:
+        return _CODES[life()]
+    except UserError as error:
+        return binary.fail(error)
+    except PeerLost as error:
+        binary.fail(error)
+        return binary.PEER_LOST

@@ -1,0 +1,111 @@
+"""Who may compute when, without waiting for all: steps are handed out as tickets, each used up once.
+
+A bound B on staleness is kept by handing out no ticket that could break it: between a ticket's handing out and its
+use, the updates of all that are out now may come, and those of tickets handed out meanwhile. So with `out` tickets
+out, the oldest of them seeing `since` updates so far, another is handed out only if since + out <= B.
+"""
+
+import dataclasses
+import heapq
+import threading
+
+
+@dataclasses.dataclass(frozen=True)
+class Ticket:
+    """Leave to compute one update.
+
+    Attributes:
+      number: the step, from 0 over the whole run; the learning rate and the random numbers are its.
+      worker: whose it is.
+      done: updates that had been finished when it was handed out.
+    """
+
+    number: int
+    worker: int
+    done: int
+
+
+class Admission:
+    """Tickets of a run.
+
+    Attributes:
+      done: tickets used up, those of earlier runs included.
+    """
+
+    def __init__(self, first: int, *, bound: int | None, num_workers: int):
+        """Args:
+        first: number of the first ticket.
+        bound: on staleness; None for none. With 0 the workers take turns: ticket n is worker n % num_workers's.
+        num_workers: how many there are.
+        """
+        self.done = first
+        self._bound, self._num_workers = bound, num_workers
+        self._next = self._target = first
+        self._returned: list[int] = []
+        self._out: dict[int, Ticket] = {}
+        self._absent: set[int] = set()
+        self._ended = False
+        self._changed = threading.Condition()
+
+    def run_to(self, target: int) -> None:
+        """Hands out tickets below `target`."""
+        self._change(lambda: setattr(self, "_target", target))
+
+    def end(self) -> None:
+        """Hands out nothing more."""
+        self._change(lambda: setattr(self, "_ended", True))
+
+    def begin(self, worker: int, seconds: float) -> Ticket | None:
+        """The worker's next ticket; None if there is none for it in that time."""
+        with self._changed:
+            self._absent.discard(worker)
+            self._changed.wait_for(lambda: self._ended or self._may_begin(worker), seconds)
+            if self._ended or not self._may_begin(worker):
+                return None
+            number = heapq.heappop(self._returned) if self._returned else self._next
+            self._next = max(self._next, number + 1)
+            ticket = self._out[number] = Ticket(number, worker, self.done)
+            return ticket
+
+    def use(self, ticket: Ticket) -> bool:
+        """Uses a ticket up; False if it is no longer out, and so must not count."""
+        with self._changed:
+            if self._out.get(ticket.number) != ticket:
+                return False
+            del self._out[ticket.number]
+            self.done += 1
+            self._changed.notify_all()
+            return True
+
+    def lost(self, worker: int) -> None:
+        """Takes a worker's tickets back for others."""
+        with self._changed:
+            self._absent.add(worker)
+            for number in [ticket.number for ticket in self._out.values() if ticket.worker == worker]:
+                del self._out[number]
+                heapq.heappush(self._returned, number)
+            self._changed.notify_all()
+
+    def wait(self, seconds: float) -> bool:
+        """Whether all tickets below the target were used up, after at most that time."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._ended or self.done >= self._target, seconds)
+
+    def _change(self, change) -> None:
+        with self._changed:
+            change()
+            self._changed.notify_all()
+
+    def _may_begin(self, worker: int) -> bool:
+        number = self._returned[0] if self._returned else self._next
+        return number < self._target and self._in_bounds() and self._is_turn_of(worker, number)
+
+    def _in_bounds(self) -> bool:
+        if self._bound is None:
+            return True
+        oldest = min((ticket.done for ticket in self._out.values()), default=self.done)
+        return self.done - oldest + len(self._out) <= self._bound
+
+    def _is_turn_of(self, worker: int, number: int) -> bool:
+        whose = number % self._num_workers
+        return self._bound != 0 or whose == worker or whose in self._absent

@@ -1,0 +1,271 @@
+"""The strategy 'ps': parameters on servers, workers that pull and push, and the chief, which this is of.
+
+The chief says how far to go, waits, and reports. Its own towers evaluate, and its variables are what checkpoints
+read and write: they are brought up to date when somebody looks.
+"""
+
+import math
+import time
+from collections.abc import Mapping
+
+import numpy as np
+import tensorflow as tf
+
+from strategies.contract import (
+    Move,
+    NonFiniteStep,
+    PeerLost,
+    ServerFigures,
+    ServersReport,
+    StepReport,
+    WorkerFigures,
+)
+from strategies.servers.coordination import KEY
+from strategies.servers.group import Group
+from strategies.servers.layout import Layout
+from strategies.servers.options import ServersOptions
+from strategies.servers.store import check_rule
+from strategies.synchronous import SynchronousStrategy, mean_of
+from towers.devices import Devices
+from towers.engine import TowersEngine
+from towers.errors import UserError
+from towers.options import StepOptions
+from towers.task import Task
+
+
+def check_options(options: StepOptions, servers: ServersOptions, num_workers: int) -> None:
+    """Raises UserError for what a group of servers can't do."""
+    check_rule(options.rule)
+    if options.precision == "float16":
+        raise UserError("precision=float16 with strategy=ps: workers have no loss scale in common; use bfloat16")
+    if options.batch_stats == "synced":
+        raise UserError("batch_stats=synced with strategy=ps: workers don't compute at once; use average")
+    if servers.is_sync and options.clipping.norm is not None:
+        raise UserError(
+            "clip_norm with staleness=sync: no server has a whole parameter's mean gradient; use clip_global_norm"
+        )
+    if servers.backup_workers >= num_workers:
+        raise UserError(
+            f"backup_workers={servers.backup_workers} of {num_workers} workers: a step needs at least one gradient; "
+            f"use at most {num_workers - 1}"
+        )
+
+
+class ServersStrategy(SynchronousStrategy):
+    """The chief's side."""
+
+    def __init__(
+        self,
+        task: Task,
+        devices: Devices,
+        options: StepOptions,
+        shares,
+        *,
+        group: Group,
+        servers: ServersOptions,
+        num_workers: int,
+        startup_timeout_seconds: float,
+    ):
+        """Args:
+        group: connections to the servers.
+        servers: how the group works.
+        num_workers: how many compute.
+        startup_timeout_seconds: how long to wait for the workers to come.
+
+        Raises:
+          UserError: what servers can't do.
+        """
+
+        def make_engine(model, batch_spec):
+            return TowersEngine(task, model, devices, options, batch_spec=batch_spec, shares=shares)
+
+        self._group, self._servers, self._num_workers = group, servers, num_workers
+        self._startup_timeout_seconds = startup_timeout_seconds
+        self._together = num_workers if servers.is_sync else 1
+        super().__init__("ps", task, options, make_engine, devices.num_towers * self._together)
+        self._layout = Layout(
+            shapes={name: tuple(value.shape) for name, value in self.engine.parameters().items()},
+            num_servers=len(group.servers),
+        )
+        self._check_model()
+        self._stop_asked = self._all_came = self._finished = False
+        self._workers: Mapping[str, Mapping] = {}
+        self._give_all()
+
+    def _check_model(self) -> None:
+        if self.engine.placement.constraints:
+            named = ", ".join(self.engine.placement.constraints)
+            raise UserError(f"constraint on {named}: servers keep pieces of parameters; use another strategy")
+        if len({value.dtype for value in self.engine.parameters().values()}) > 1:
+            raise UserError("parameters of several precisions with strategy=ps: servers keep one vector of one")
+        if self._servers.is_sync and self.options.accumulation > 1 and self.engine.state():
+            raise UserError(
+                f"accumulation={self.options.accumulation} with staleness=sync and batch statistics: workers meet once "
+                "a step, not once a microbatch; use --accumulation=1 or --strategy=ring"
+            )
+
+    @property
+    def part_shares(self) -> tuple[float, ...]:
+        return tuple(share / sum(self.engine.shares) for share in self.engine.shares) * self._together
+
+    def agree(self, move: Move) -> Move:
+        """A worker that was asked to stop stops all."""
+        return Move(
+            stop=move.stop or self._stop_asked, save=move.save, num_steps=move.num_steps, last_step=move.last_step
+        )
+
+    def run_steps(self, num_steps: int) -> StepReport:
+        started, first = time.perf_counter(), self.step
+        done, bad_step = self._run_to(first + num_steps)
+        taken, _ = self._group.ask(0, "report")
+        self._stop_asked = taken["stop_asked"]
+        report = self._report(taken, done, time.perf_counter() - started)
+        self._count(report)
+        if bad_step is not None:
+            raise NonFiniteStep(
+                f"step {bad_step} is not finite and was not applied: lower the learning rate, clip the gradients, clean "
+                "the data, or go on with on_nan=skip",
+                step=bad_step,
+            )
+        return report
+
+    def _run_to(self, target: int) -> tuple[int, int | None]:
+        """Waits until all steps below `target` are done; how many are, and the one that went wrong.
+
+        Raises:
+          PeerLost: for too long nothing happened; who is missing is named.
+        """
+        moved, before = time.monotonic(), self.step
+        while True:
+            told, _ = self._group.ask(0, "run_to", step=target)
+            self._all_came = self._all_came or not told["absent"]
+            if told["reached"] or told["bad_step"] is not None:
+                return told["done"], told["bad_step"]
+            if told["done"] != before:
+                moved, before = time.monotonic(), told["done"]
+            limit = self._servers.timeout_seconds if self._all_came else self._startup_timeout_seconds
+            if time.monotonic() - moved > limit:
+                missing = told["absent"] or told["missing"] or range(self._num_workers)
+                named = ", ".join(f"worker:{worker}" for worker in missing)
+                late = "did not answer" if self._all_came else "did not come"
+                raise PeerLost(f"{named} {late} within {limit:g} seconds at step {before}: start it again")
+
+    def _report(self, taken: Mapping, done: int, seconds: float) -> StepReport:
+        means = {name: mean_of(*pair) for name, pair in taken["sums"].items()}
+        workers = [self._worker_figures(name, total) for name, total in taken["workers"].items()]
+        self._workers = taken["workers"]
+        return StepReport(
+            step=done,
+            num_steps=taken["num_steps"],
+            examples=taken["examples"],
+            loss=means.pop("loss", math.nan),
+            metrics=means,
+            learning_rate=self.options.schedule(done - 1),
+            gradient_norm=math.nan if taken["norm"] is None else taken["norm"],
+            skipped=taken["skipped"],
+            seconds=seconds,
+            input_seconds=max((worker.input_seconds for worker in workers), default=0.0),
+            servers=ServersReport(
+                staleness={int(staleness): count for staleness, count in taken["staleness"]},
+                turned_away=taken["turned_away"],
+                workers=tuple(workers),
+                servers=tuple(self._server_figures()),
+            ),
+        )
+
+    def _worker_figures(self, name: str, total: Mapping) -> WorkerFigures:
+        """Since the last report; failures since the beginning."""
+        before = self._workers.get(name, {"steps": 0, "busy_seconds": 0.0, "input_seconds": 0.0})
+        since = {what: total[what] - before[what] for what in ("steps", "busy_seconds", "input_seconds")}
+        return WorkerFigures(name=name, failures=total["failures"], **since)
+
+    def _server_figures(self):
+        """Since the beginning."""
+        size = next(iter(self.engine.parameters().values())).dtype.size * (1 + len(self.engine.slots()))
+        for place, (told, _) in enumerate(self._group.ask_all("figures")):
+            piece = self._layout.piece(place)
+            kept = (piece.stop - piece.start) * size
+            yield ServerFigures(name=self._group.servers[place].name, kept_bytes=kept, **told)
+
+    def _count(self, report: StepReport) -> None:
+        counters = self.engine.counters
+        counters.step.assign(report.step)
+        counters.examples.assign_add(report.examples)
+        counters.updates.assign_add(report.num_steps - report.skipped)
+        counters.skipped.assign_add(report.skipped)
+
+    def evaluate(self, num_batches: int | None = None) -> dict[str, float]:
+        self._take_all()
+        return super().evaluate(num_batches)
+
+    def checkpointables(self) -> dict:
+        self._take_all()
+        return super().checkpointables()
+
+    def portable_model(self):
+        self._take_all()
+        return super().portable_model()
+
+    def restored(self) -> None:
+        super().restored()
+        self._give_all()
+
+    def finish(self, completed: bool) -> None:
+        self._take_all()
+        self._finished = True
+        self._group.ask_all("end", how="done" if completed else "interrupted")
+        self._group.close()
+
+    def graph(self) -> None:
+        """None: the chief's own towers don't train."""
+
+    def _give_all(self) -> None:
+        """The servers take over this process's values; workers begin at its step."""
+        engine, rule = self.engine, self.options.rule
+        vector = self._layout.joined([value.numpy() for value in engine.parameters().values()])
+        slots = {
+            slot: self._layout.joined([value.numpy() for value in by_name.values()])
+            for slot, by_name in engine.slots().items()
+        }
+        decays = np.concatenate(
+            [
+                np.full(math.prod(shape), bool(rule.decays(name, tf.TensorShape(shape))))
+                for name, shape in self._layout.shapes.items()
+            ]
+        )
+        updates = int(engine.counters.updates)
+        for server in range(len(self._group.servers)):
+            piece = self._layout.piece(server)
+            self._group.ask(server, "init", [vector[piece], decays[piece]], key=KEY)
+            values = [vector[piece], *(slot[piece] for slot in slots.values())]
+            self._group.ask(server, "set", values, key=KEY, names=list(slots), version=updates)
+        state = [np.ravel(value.numpy()).astype(np.float64) for value in engine.state().values()]
+        averaged = [
+            np.full(value.shape.num_elements(), self.options.batch_stats == "average" and value.dtype.is_floating)
+            for value in engine.state().values()
+        ]
+        arrays = [
+            np.concatenate(found) if found else np.zeros(0, kind)
+            for found, kind in ((state, "f8"), (averaged, "?"))
+        ]
+        self._group.ask(0, "start", arrays, step=self.step)
+
+    def _take_all(self) -> None:
+        """This process takes over the servers' values."""
+        if self._finished:
+            return
+        answers = self._group.ask_all("pull", key=KEY)
+        self._assign(self.engine.parameters(), np.concatenate([piece for _, (piece,) in answers]))
+        answers = self._group.ask_all("get_slots", key=KEY)
+        for place, slot in enumerate(answers[0][0]["names"]):
+            self._assign(self.engine.slots()[slot], np.concatenate([arrays[place] for _, arrays in answers]))
+        _, (state,) = self._group.ask(0, "get_state")
+        begin = 0
+        for variable in self.engine.state().values():
+            end = begin + variable.shape.num_elements()
+            variable.assign(tf.cast(state[begin:end].reshape(variable.shape), variable.dtype))
+            begin = end
+
+    def _assign(self, variables: Mapping[str, tf.Variable], vector: np.ndarray) -> None:
+        for name, value in self._layout.split(vector).items():
+            variables[name].assign(value)

@@ -1,0 +1,215 @@
+"""What server 0 answers beyond the others: who computes next, what a step came to, how the run ends."""
+
+import contextlib
+import math
+import threading
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from strategies.servers.admission import Admission, Ticket
+from strategies.servers.handlers import Answer, StoreHandlers
+from strategies.servers.options import ServersOptions
+from strategies.servers.rounds import Rounds
+from strategies.servers.tally import Tally
+from strategies.servers.wire import Connection, Message
+from towers.clipping import Clipping
+
+# How long a worker's question is kept before it is told to ask again: it notices a lost server meanwhile.
+PATIENCE_SECONDS = 2.0
+KEY = "parameters"
+
+
+class Coordination:
+    """One method a question; its name is the question's. State (batch statistics) is small and kept here whole."""
+
+    def __init__(
+        self,
+        options: ServersOptions,
+        clipping: Clipping,
+        store: StoreHandlers,
+        *,
+        num_workers: int,
+        stops_if_bad: bool,
+        connect_others: Callable[[], Sequence[Connection]],
+    ):
+        """Args:
+        options: of the group.
+        clipping: of averaged gradients.
+        store: this server's own vectors.
+        num_workers: how many take part.
+        stops_if_bad: whether no step is begun after one that was not finite.
+        connect_others: makes connections to the other servers, in order.
+        """
+        self._options, self._clipping, self._store = options, clipping, store
+        self._num_workers, self._connect_others = num_workers, connect_others
+        self._stops_if_bad = stops_if_bad
+        self._others: Sequence[Connection] = ()
+        self._state, self._averaged = np.zeros(0), np.zeros(0, bool)
+        self._state_lock = threading.Lock()
+        self._admission: Admission | Rounds | None = None
+        self._ready = threading.Event()
+        self._parts: dict[int, tuple[Message, np.ndarray]] = {}
+        self._present: set[int] = set()
+        self._tally = Tally()
+        self._bad_step: int | None = None
+        self._stop_asked = False
+        self._end: str | None = None
+
+    def start(self, message: Message, arrays) -> Answer:
+        """The chief has set all vectors: workers may ask for steps from message['step'] on."""
+        first, options = message["step"], self._options
+        self._state, self._averaged = arrays
+        if options.is_sync:
+            self._admission = Rounds(first, needed=self._num_workers - options.backup_workers)
+            if not self._others:
+                self._others = self._connect_others()
+        else:
+            self._admission = Admission(first, bound=options.bound, num_workers=self._num_workers)
+        self._bad_step = None
+        self._ready.set()
+        return {}, ()
+
+    def run_to(self, message: Message, arrays) -> Answer:
+        """The chief lets all work up to a step, and asks again and again how far they are."""
+        if self._bad_step is None:
+            self._admission.run_to(message["step"])
+        reached = self._admission.wait(PATIENCE_SECONDS)
+        everyone = range(self._num_workers)
+        told = {
+            "reached": reached,
+            "done": self._admission.done,
+            "missing": self._admission.missing(everyone) if self._options.is_sync else [],
+            "absent": sorted(set(everyone) - self._present),
+            "bad_step": self._bad_step,
+        }
+        return told, ()
+
+    def report(self, message: Message, arrays) -> Answer:
+        turned_away = self._admission.turned_away if self._options.is_sync else 0
+        return {**self._tally.take(), "turned_away": turned_away, "stop_asked": self._stop_asked}, ()
+
+    def get_state(self, message: Message, arrays) -> Answer:
+        with self._state_lock:
+            return {}, [self._state.copy()]
+
+    def end(self, message: Message, arrays) -> Answer:
+        """The chief ends the run; workers are told how when they ask next."""
+        self._end = message["how"]
+        if self._admission is not None:
+            self._admission.end()
+        self._ready.set()
+        return {}, ()
+
+    def begin(self, message: Message, arrays) -> Answer:
+        """A worker asks for a step; it is told the step, or how the run ended, or to ask again."""
+        worker = message["worker"]
+        self._present.add(worker)
+        self._stop_asked = self._stop_asked or message["stop_asked"]
+        if not self._ready.wait(PATIENCE_SECONDS):
+            return {"again": True}, ()
+        if self._end is not None:
+            return {"end": self._end}, ()
+        given = self._admission.begin(worker, PATIENCE_SECONDS)
+        if given is None:
+            return ({"end": self._end} if self._end is not None else {"again": True}), ()
+        number, done = (given, given) if self._options.is_sync else (given.number, given.done)
+        with self._state_lock:
+            return {"number": number, "done": done}, [self._state.copy()]
+
+    def lost(self, worker: int) -> None:
+        """A worker's connection broke before the run's end."""
+        self._present.discard(worker)
+        if self._end is None and self._admission is not None:
+            self._tally.add_failure(f"worker:{worker}")
+            self._admission.lost(worker)
+
+    def admit(self, message: Message, arrays) -> Answer:
+        """Synchronous: whether a worker's gradient is still wanted."""
+        return {"wanted": self._admission.admit(message["worker"], message["number"])}, ()
+
+    def finish(self, message: Message, arrays) -> Answer:
+        """A worker's gradient is with all other servers; the rest of it is here."""
+        change, *gradient = arrays
+        if self._options.is_sync:
+            self._finish_part(message, change, gradient)
+        else:
+            self._finish_alone(message, change, gradient)
+        return {}, ()
+
+    def _finish_alone(self, message, change, gradient) -> None:
+        number, finite = message["number"], message["finite"]
+        staleness = None
+        # In one: who is admitted by this gets the state, and then the parameters, only after the update.
+        with self._state_lock:
+            if not self._admission.use(Ticket(number, message["worker"], message["done"])):
+                return
+            if finite:
+                staleness = self._store.push(message, gradient)[0]["staleness"]
+                self._state += change
+        self._note_bad(number, finite)
+        told = message["told"]
+        self._tally.add_part(f"worker:{message['worker']}", told)
+        largest = None if staleness is None else max(staleness, *message["staleness_elsewhere"], 0)
+        self._tally.add_step(told["sums"], told["norm"], finite=finite, staleness=largest)
+
+    def _finish_part(self, message, change, gradient) -> None:
+        worker, number = message["worker"], message["number"]
+        if not self._options.backup_workers:
+            self._admission.admit(worker, number)
+        self._store.hold(message, gradient)
+        self._parts[worker] = message, change
+        complete = self._admission.give(worker, number)
+        if complete is not None:
+            self._finish_round(number, complete)
+
+    def _finish_round(self, number: int, workers: Sequence[int]) -> None:
+        """Averages and applies, on all servers; one thread is here at a time, the round's last worker's."""
+        parts = [self._parts.pop(worker) for worker in workers]
+        weight = sum(message["weight"] for message, _ in parts)
+        question = {"key": KEY, "number": number, "workers": list(workers)}
+        squares = [answer["square"] for answer in self._ask_all("square", question)]
+        inverse = 1.0 / weight if weight else 0.0
+        norm = math.sqrt(sum(squares)) * inverse
+        finite = math.isfinite(norm) and all(message["finite"] for message, _ in parts)
+        bound = self._clipping.global_norm
+        factor = inverse * (min(1.0, bound / norm) if bound is not None and norm > 0 else 1.0)
+        rate = parts[0][0]["rate"]
+        self._ask_all("apply", {**question, "factor": factor if finite else None, "rate": rate})
+        if finite:
+            with self._state_lock:
+                # What is not averaged comes from the first worker alone.
+                self._state += sum(change for _, change in parts) * np.where(
+                    self._averaged, inverse, float(weight > 0)
+                )
+        self._note_bad(number, finite)
+        for message, _ in parts:
+            self._tally.add_part(f"worker:{message['worker']}", message["told"])
+        sums = _added(message["told"]["sums"] for message, _ in parts)
+        self._tally.add_step(sums, norm, finite=finite, staleness=None)
+        self._admission.applied()
+
+    def _ask_all(self, what: str, question: dict) -> list[Message]:
+        for other in self._others:
+            other.send({"ask": what, **question})
+        own = getattr(self._store, what)(question, ())[0]
+        return [own, *(other.answer()[0] for other in self._others)]
+
+    def _note_bad(self, number: int, finite: bool) -> None:
+        if not finite and self._stops_if_bad and self._bad_step is None:
+            self._bad_step = number
+            self._admission.run_to(0)
+
+    def close(self) -> None:
+        for other in self._others:
+            with contextlib.suppress(OSError):
+                other.close()
+
+
+def _added(sums) -> dict[str, list[float]]:
+    """Totals and weights of several parts."""
+    total: dict[str, list[float]] = {}
+    for of_part in sums:
+        for name, pair in of_part.items():
+            total[name] = [a + b for a, b in zip(total.get(name, (0.0, 0.0)), pair, strict=True)]
+    return total

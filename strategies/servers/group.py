@@ -1,0 +1,117 @@
+"""The connections of a chief or a worker to all servers."""
+
+import socket
+import time
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from strategies.cluster import Member
+from strategies.contract import PeerLost
+from strategies.servers.wire import Connection, Message, Refused
+from towers.errors import UserError
+
+_RETRY_SECONDS = 0.1
+_CONNECT_SECONDS = 5.0
+
+
+class Group:
+    """All servers of a run, in order.
+
+    Attributes:
+      servers: who they are.
+      connections: one to each.
+    """
+
+    def __init__(self, servers: Sequence[Member], connections: Sequence[Connection]):
+        self.servers, self.connections = servers, connections
+
+    @classmethod
+    def connected(
+        cls,
+        servers: Sequence[Member],
+        this: Member,
+        *,
+        settings: Mapping[str, int],
+        secret: str,
+        startup_timeout_seconds: float,
+        timeout_seconds: float,
+    ) -> "Group":
+        """Waits for all servers to come.
+
+        Args:
+          servers: whom to connect to.
+          this: who connects.
+          settings: a checksum of each setting that all must have alike; {} for none.
+          secret: as the servers'.
+          startup_timeout_seconds: how long to wait for each.
+          timeout_seconds: how long one may be silent from then on.
+
+        Raises:
+          PeerLost: one did not come; it is named.
+          UserError: this process was started with other settings, or another secret.
+        """
+        deadline = time.monotonic() + startup_timeout_seconds
+        hello = {"role": this.role, "index": this.index, "settings": dict(settings), "secret": secret}
+        connections = []
+        for server in servers:
+            connections.append(_introduced(server, hello, deadline, startup_timeout_seconds, timeout_seconds))
+        return cls(servers, connections)
+
+    def ask(self, server: int, what: str, arrays: Sequence[np.ndarray] = (), **question) -> tuple[Message, list]:
+        """One server's answer.
+
+        Raises:
+          PeerLost: it is gone or silent.
+        """
+        (answer,) = self.ask_each(what, {server: ({}, arrays)}, **question)
+        return answer
+
+    def ask_all(self, what: str, **question) -> list[tuple[Message, list]]:
+        """Every server's answer to the same question; raises as `ask`."""
+        return self.ask_each(what, {place: ({}, ()) for place in range(len(self.servers))}, **question)
+
+    def ask_each(
+        self, what: str, questions: Mapping[int, tuple[Mapping, Sequence[np.ndarray]]], **question
+    ) -> list[tuple[Message, list]]:
+        """The answers of some servers, each to its own question; all are asked before the first answer is read."""
+        for server, (own, arrays) in questions.items():
+            self._guarded(
+                server, lambda c, own=own, arrays=arrays: c.send({"ask": what, **question, **own}, arrays)
+            )
+        return [self._guarded(server, lambda c: c.answer()) for server in questions]
+
+    def _guarded(self, server: int, act):
+        try:
+            return act(self.connections[server])
+        except OSError as error:
+            member = self.servers[server]
+            silent = "was silent for too long" if isinstance(error, TimeoutError) else "was lost"
+            raise PeerLost(
+                f"{member.name} ({member.address}) {silent}: start all again, they go on from the last checkpoint"
+            ) from error
+
+    def close(self) -> None:
+        """The servers take it for a loss, unless the run has ended."""
+        for connection in self.connections:
+            connection.close()
+
+
+def _introduced(
+    server: Member, hello: Message, deadline: float, waited: float, timeout_seconds: float
+) -> Connection:
+    while True:
+        try:
+            connected = socket.create_connection((server.host, server.port), timeout=_CONNECT_SECONDS)
+            connection = Connection(connected, timeout_seconds)
+            connection.ask(hello)
+            return connection
+        except Refused as error:
+            raise UserError(f"{server.name} ({server.address}) lets this process not in: {error}") from error
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise PeerLost(
+                    f"{server.name} ({server.address}) did not come within {waited:g} seconds ({error}): start it, or "
+                    "raise --startup_timeout_seconds"
+                ) from error
+            time.sleep(_RETRY_SECONDS)

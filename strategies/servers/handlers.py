@@ -1,0 +1,81 @@
+"""What every server answers: the keys and values it keeps, and its piece of a synchronous step."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from strategies.servers.held_gradients import HeldGradients
+from strategies.servers.rows import SplitGradient
+from strategies.servers.store import Store
+from strategies.servers.wire import Message
+from towers.clipping import Clipping
+from towers.update_rules import UpdateRule
+
+Answer = tuple[Mapping[str, object], Sequence[np.ndarray]]
+
+
+class StoreHandlers:
+    """One method a question; its name is the question's."""
+
+    def __init__(self, rule: UpdateRule, clipping: Clipping):
+        self._store, self._held, self._clipping = Store(rule), HeldGradients(), clipping
+        self._about: dict[str, object] = {}
+        self.pulls = self.pushes = 0
+
+    def init(self, message: Message, arrays) -> Answer:
+        """A new vector, and what clients want to know of it."""
+        value, *decays = arrays
+        self._store.init(message["key"], value, *decays)
+        self._about[message["key"]] = message.get("about")
+        return {}, ()
+
+    def keys(self, message: Message, arrays) -> Answer:
+        return {"about": {key: self._about[key] for key in self._store.keys()}}, ()
+
+    def pull(self, message: Message, arrays) -> Answer:
+        self.pulls += 1
+        value, version = self._store.vector(message["key"]).read()
+        return {"version": version}, [value]
+
+    def push(self, message: Message, arrays) -> Answer:
+        """One update at once."""
+        self.pushes += 1
+        vector = self._store.vector(message["key"])
+        gradient = SplitGradient.unpacked(message["rows"], arrays).whole(vector.dtype)
+        since, aware = message.get("since"), message.get("aware", False)
+        return {"staleness": vector.apply(gradient, message["rate"], since=since, aware=aware)}, ()
+
+    def get_slots(self, message: Message, arrays) -> Answer:
+        slots = self._store.vector(message["key"]).slots()
+        return {"names": list(slots)}, list(slots.values())
+
+    def set(self, message: Message, arrays) -> Answer:
+        value, *slots = arrays
+        named = dict(zip(message["names"], slots, strict=True))
+        self._store.vector(message["key"]).set(value, named, message["version"])
+        return {}, ()
+
+    def hold(self, message: Message, arrays) -> Answer:
+        """A gradient SUM that is to be averaged with others."""
+        self.pushes += 1
+        vector = self._store.vector(message["key"])
+        gradient = SplitGradient.unpacked(message["rows"], arrays).whole(vector.dtype)
+        self._held.hold(message["number"], message["worker"], gradient)
+        return {}, ()
+
+    def square(self, message: Message, arrays) -> Answer:
+        """The squared norm of what these workers' gradients add up to here."""
+        total = self._held.total(message["number"], message["workers"])
+        return {"square": float(np.dot(total, total)) if len(total) else 0.0}, ()
+
+    def apply(self, message: Message, arrays) -> Answer:
+        """The update of a step, from the held gradients times a factor."""
+        number = message["number"]
+        if message["factor"] is not None:
+            vector = self._store.vector(message["key"])
+            mean = self._held.total(number, message["workers"]) * vector.dtype(message["factor"])
+            if self._clipping.value is not None:
+                np.clip(mean, -self._clipping.value, self._clipping.value, out=mean)
+            vector.apply(mean, message["rate"])
+        self._held.drop(number)
+        return {}, ()

@@ -1,0 +1,132 @@
+"""What one server keeps: vectors by key, each with its slots and its update rule, changed one update at a time."""
+
+import dataclasses
+import threading
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from strategies.servers.wire import Refused
+from towers.errors import UserError
+from towers.update_rules import UpdateRule
+
+_HOST = "/device:CPU:0"
+
+
+def check_rule(rule: UpdateRule) -> None:
+    """Raises UserError for a rule that needs whole matrices: a server has pieces of a vector."""
+    if not rule.elementwise:
+        raise UserError(
+            f"{type(rule).__name__} can't be applied by servers, which keep pieces of parameters: "
+            "use sgd, momentum, nesterov, adam or adamw"
+        )
+
+
+class Vector:
+    """One key's piece on this server.
+
+    Attributes:
+      version: updates applied since it was set.
+    """
+
+    def __init__(self, value: np.ndarray, rule: UpdateRule, *, decays: np.ndarray | None = None):
+        """Args:
+        value: [n], floating.
+        rule: what gradients do; element by element.
+        decays: [n] bool, the elements that the rule's weight decay is for; None is all.
+        """
+        check_rule(rule)
+        self._lock = threading.Lock()
+        # The decay is ours: in a vector of many parameters it is for some elements only.
+        self._decay = rule.weight_decay
+        self._rule = dataclasses.replace(rule, weight_decay=0.0)
+        with tf.device(_HOST):
+            self._value = tf.Variable(value, trainable=False)
+            self._slots = {
+                name: tf.Variable(tf.zeros_like(self._value), trainable=False) for name in rule.slot_names
+            }
+            self._decays = None if decays is None else tf.constant(decays, self._value.dtype)
+        signature = (tf.TensorSpec(value.shape, self._value.dtype), tf.TensorSpec([]), tf.TensorSpec([], tf.int64))
+        self._update = tf.function(self._apply, input_signature=signature, autograph=False)
+        self.version = 0
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self._value.dtype.as_numpy_dtype
+
+    def read(self) -> tuple[np.ndarray, int]:
+        """A copy between two updates, and its version."""
+        with self._lock:
+            return self._value.numpy(), self.version
+
+    def slots(self) -> dict[str, np.ndarray]:
+        """Copies, by name."""
+        with self._lock:
+            return {name: slot.numpy() for name, slot in self._slots.items()}
+
+    def set(self, value: np.ndarray, slots: Mapping[str, np.ndarray], version: int) -> None:
+        """Takes over what was saved elsewhere."""
+        with self._lock:
+            self._value.assign(value)
+            for name, slot in self._slots.items():
+                slot.assign(slots[name])
+            self.version = version
+
+    def apply(self, gradient: np.ndarray, rate: float, *, since: int | None = None, aware: bool = False) -> int:
+        """One update; how many others were applied since version `since` (0 for None).
+
+        Args:
+          gradient: [n].
+          rate: learning rate.
+          since: the version the gradient was computed from.
+          aware: whether the rate is divided by that number (Zhang et al. 2016, "Staleness-aware async-SGD").
+        """
+        with self._lock:
+            staleness = 0 if since is None else self.version - since
+            rate = rate / max(1, staleness) if aware else rate
+            with tf.device(_HOST):
+                self._update(tf.constant(gradient), tf.constant(rate), tf.constant(self.version, tf.int64))
+            self.version += 1
+            return staleness
+
+    def _apply(self, gradient, rate, update):
+        if self._decay:
+            lost = tf.cast(rate, self._value.dtype) * tf.constant(self._decay, self._value.dtype)
+            self._value.assign_sub(self._value * (lost if self._decays is None else self._decays * lost))
+        self._rule.apply("", self._value, self._slots, gradient, rate, update)
+
+
+class Store:
+    """The vectors of one server."""
+
+    def __init__(self, rule: UpdateRule):
+        """Args:
+        rule: of all vectors.
+        """
+        self._rule = rule
+        self._vectors: dict[str, Vector] = {}
+        self._lock = threading.Lock()
+
+    def keys(self) -> Sequence[str]:
+        """In the order in which they were set."""
+        return list(self._vectors)
+
+    def init(self, key: str, value: np.ndarray, decays: np.ndarray | None = None) -> None:
+        """A new vector under `key`, with new slots; one that was there is replaced.
+
+        Raises:
+          UserError: it is no vector of floating-point numbers.
+        """
+        if value.ndim != 1 or not np.issubdtype(value.dtype, np.floating):
+            raise UserError(f"init of {key!r}: {value.dtype} {list(value.shape)} is no vector of floating numbers")
+        vector = Vector(value, self._rule, decays=decays)
+        with self._lock:
+            self._vectors[key] = vector
+
+    def vector(self, key: str) -> Vector:
+        """Raises Refused: there is no such key."""
+        with self._lock:
+            if key not in self._vectors:
+                raise Refused(f"nothing is kept under {key!r}: init it first")
+            return self._vectors[key]

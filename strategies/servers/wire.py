@@ -1,0 +1,125 @@
+"""Messages between processes: a JSON object and some arrays on one TCP connection, questions and answers in turn.
+
+    4 bytes magic, 4 bytes length | JSON, its '' entry the arrays' dtypes and shapes | the arrays' bytes
+
+Nothing that arrives is ever run: a message is numbers and names.
+"""
+
+import json
+import socket
+import struct
+from collections.abc import Mapping, Sequence
+
+import ml_dtypes
+import numpy as np
+
+from towers.errors import UserError
+
+Message = dict[str, object]
+
+_PREFIX = struct.Struct("<4sI")
+_MAGIC = b"TOW1"
+_LONGEST_TEXT = 64 * 2**20
+_ARRAYS = ""
+_DTYPES = {
+    **{name: np.dtype(name) for name in ("float16", "float32", "float64", "int32", "int64", "uint64", "bool")},
+    "bfloat16": np.dtype(ml_dtypes.bfloat16),
+}
+# A machine that fell silent is found out after about 30 seconds, also where nothing is sent to it.
+_KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}
+
+
+class Refused(RuntimeError):
+    """The other side understood the question and said no."""
+
+
+class Connection:
+    """One end of a connection; used by one thread at a time.
+
+    Attributes:
+      sent_bytes, received_bytes: over its whole life.
+    """
+
+    def __init__(self, connected: socket.socket, timeout_seconds: float | None):
+        """Args:
+        connected: taken over.
+        timeout_seconds: how long the other side may be silent in the middle of an exchange; None is for ever.
+        """
+        self._socket = connected
+        self._socket.settimeout(timeout_seconds)
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in _KEEPALIVE.items():
+            if hasattr(socket, name):
+                connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+        self.sent_bytes = self.received_bytes = 0
+
+    def send(self, message: Mapping[str, object], arrays: Sequence[np.ndarray] = ()) -> None:
+        """Raises OSError: the connection is broken or the other side does not read."""
+        arrays = [np.ascontiguousarray(array) for array in arrays]
+        described = [(array.dtype.name, array.shape) for array in arrays]
+        text = json.dumps({**message, _ARRAYS: described}).encode()
+        self._socket.sendall(_PREFIX.pack(_MAGIC, len(text)) + text)
+        for array in arrays:
+            if array.size:
+                self._socket.sendall(memoryview(array.reshape(-1).view(np.uint8)))
+        self.sent_bytes += _PREFIX.size + len(text) + sum(array.nbytes for array in arrays)
+
+    def receive(self) -> tuple[Message, list[np.ndarray]]:
+        """The next message.
+
+        Raises:
+          OSError: the connection is broken, ended, or speaks another language.
+        """
+        magic, length = _PREFIX.unpack(self._bytes(_PREFIX.size))
+        if magic != _MAGIC or length > _LONGEST_TEXT:
+            raise ConnectionError("what came is no message of ours")
+        try:
+            message = json.loads(self._bytes(length))
+            arrays = [np.empty(shape, _DTYPES[name]) for name, shape in message.pop(_ARRAYS)]
+        except (ValueError, TypeError, KeyError) as error:
+            raise ConnectionError(f"what came is no message of ours ({error})") from error
+        for array in arrays:
+            if array.size:
+                self._fill(memoryview(array.reshape(-1).view(np.uint8)))
+        self.received_bytes += _PREFIX.size + length + sum(array.nbytes for array in arrays)
+        return message, arrays
+
+    def ask(self, message: Mapping[str, object], arrays: Sequence[np.ndarray] = ()):
+        """Sends a question; the answer, as `receive`.
+
+        Raises:
+          UserError, Refused: the other side's words.
+          OSError: as `send` and `receive`.
+        """
+        self.send(message, arrays)
+        return self.answer()
+
+    def answer(self) -> tuple[Message, list[np.ndarray]]:
+        """What the other side says to a question that was sent; as `ask`."""
+        message, arrays = self.receive()
+        if "user_error" in message:
+            raise UserError(message["user_error"])
+        if "refused" in message:
+            raise Refused(message["refused"])
+        return message, arrays
+
+    def close(self) -> None:
+        """Wakes whoever waits on it, too."""
+        try:
+            self._socket.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass  # it was closed by the other side
+        self._socket.close()
+
+    def _bytes(self, count: int) -> bytearray:
+        found = bytearray(count)
+        self._fill(memoryview(found))
+        return found
+
+    def _fill(self, view: memoryview) -> None:
+        while view:
+            count = self._socket.recv_into(view)
+            if count == 0:
+                raise ConnectionError("the connection was closed")
+            view = view[count:]

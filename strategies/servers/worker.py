@@ -1,0 +1,164 @@
+"""A worker of a parameter-server group: pulls, computes on its batch, pushes, until the run ends."""
+
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import tensorflow as tf
+
+from strategies.servers.coordination import KEY
+from strategies.servers.group import Group
+from strategies.servers.layout import Layout
+from strategies.servers.options import ServersOptions
+from strategies.servers.worker_engine import Computed, WorkerEngine
+from strategies.synchronous import as_batches
+from towers.errors import UserError
+from towers.task import Batch, InputShard, Task
+
+
+class Worker:
+    """One worker's loop."""
+
+    def __init__(
+        self,
+        task: Task,
+        engine: WorkerEngine,
+        group: Group,
+        layout: Layout,
+        options: ServersOptions,
+        *,
+        rank: int,
+        num_workers: int,
+        stop_asked: Callable[[], bool] = lambda: False,
+        before_step: Callable[[int], None] = lambda step: None,
+    ):
+        """Args:
+        task: what is trained.
+        engine: computes.
+        group: connections to the servers.
+        layout: who keeps what.
+        options: of the group.
+        rank, num_workers: this worker's place.
+        stop_asked: whether this process was asked to stop; the chief is told.
+        before_step: called with the number of each step it begins.
+        """
+        self._task, self._engine, self._group, self._layout = task, engine, group, layout
+        self._options, self._rank, self._num_workers = options, rank, num_workers
+        self._stop_asked, self._before_step = stop_asked, before_step
+        self._batches: Iterator[tuple[Batch, ...]] | None = None
+        self._next_batch = -1
+
+    def run(self) -> str:
+        """Works until the chief ends the run; how it ended: 'done' or 'interrupted'.
+
+        Raises:
+          PeerLost: a server is gone.
+        """
+        while True:
+            answer, arrays = self._group.ask(0, "begin", worker=self._rank, stop_asked=self._stop_asked())
+            if "end" in answer:
+                return answer["end"]
+            if "again" not in answer:
+                self._step(answer["number"], answer["done"], *arrays)
+
+    def _step(self, number: int, done: int, state: np.ndarray) -> None:
+        self._before_step(number)
+        asked = time.perf_counter()
+        batches = self._batch_of(number)
+        began = time.perf_counter()
+        parameters, versions = self._pulled()
+        computed = self._engine.compute(number, parameters, state, batches)
+        told = {
+            "examples": computed.examples,
+            "sums": computed.sums,
+            "norm": computed.norm,
+            "busy_seconds": time.perf_counter() - began,
+            "input_seconds": began - asked,
+        }
+        if self._options.backup_workers:
+            answer, _ = self._group.ask(0, "admit", worker=self._rank, number=number)
+            if not answer["wanted"]:
+                return
+        self._push(number, done, versions, computed, told)
+
+    def _pulled(self) -> tuple[np.ndarray, list[int]]:
+        """The whole vector, and the version of each server's piece."""
+        answers = self._group.ask_all("pull", key=KEY)
+        pieces = [piece for _, (piece,) in answers]
+        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces), [told["version"] for told, _ in answers]
+
+    def _push(self, number: int, done: int, versions, computed: Computed, told) -> None:
+        """To server 0 last: what it counts, the others have."""
+        what = "hold" if self._options.is_sync else "push"
+        question = {
+            "key": KEY,
+            "number": number,
+            "worker": self._rank,
+            "rate": self._engine.options.schedule(number),
+            "aware": self._options.staleness_aware,
+        }
+        pieces = [computed.gradient.within(self._layout.piece(server)) for server in range(len(versions))]
+        packed = [piece.packed() for piece in pieces]
+        elsewhere = {}
+        if self._options.is_sync or computed.finite:
+            elsewhere = {
+                server: ({"rows": rows, "since": versions[server]}, arrays)
+                for server, (rows, arrays) in enumerate(packed)
+                if server > 0
+            }
+        answers = self._group.ask_each(what, elsewhere, **question)
+        rows, arrays = packed[0]
+        self._group.ask(
+            0,
+            "finish",
+            [computed.state_change, *arrays],
+            **question,
+            rows=rows,
+            since=versions[0],
+            done=done,
+            weight=computed.weight,
+            finite=computed.finite,
+            staleness_elsewhere=[answer.get("staleness", 0) for answer, _ in answers],
+            told=told,
+        )
+
+    def _batch_of(self, number: int) -> tuple[Batch, ...]:
+        """This worker's part of each microbatch of a step; without waiting for others, of its own next batch."""
+        together = self._options.is_sync
+        wanted = number if together else self._own_next(number)
+        if self._batches is None or wanted != self._next_batch:
+            self._batches = iter(self._dataset(wanted))
+        self._next_batch = wanted + (1 if together else self._num_workers)
+        try:
+            found = next(self._batches)
+        except StopIteration:
+            raise UserError(
+                f"the training data ended at batch {wanted}: a task's 'train' split never ends; repeat() it"
+            ) from None
+        return found if self._engine.options.accumulation > 1 else (found,)
+
+    def _own_next(self, number: int) -> int:
+        """Batches k, k + workers, k + 2 workers, ... are this worker's; which is next, from the step it begins at."""
+        if self._batches is not None:
+            return self._next_batch
+        return number + (self._rank - number) % self._num_workers
+
+    def _dataset(self, first: int) -> tf.data.Dataset:
+        together, count = self._options.is_sync, self._engine.options.accumulation
+        parts = [
+            as_batches(
+                self._task.dataset(
+                    "train",
+                    InputShard(
+                        index=self._rank if together else 0,
+                        count=self._num_workers if together else 1,
+                        first_batch=first,
+                        stride=1 if together else self._num_workers,
+                        microbatch=micro,
+                        num_microbatches=count,
+                    ),
+                )
+            )
+            for micro in range(count)
+        ]
+        return parts[0] if count == 1 else tf.data.Dataset.zip(tuple(parts))
