@@ -74,7 +74,7 @@ def train_stream(
     shard: InputShard,
     num_threads: int = 2,
 ) -> tf.data.Dataset:
-    """Endless global batches shard.first_batch, shard.first_batch + shard.stride, ... as the shard's reader sees them.
+    """Endless global batches, every shard.stride-th from shard.first_batch on, as the shard's reader sees them.
 
     Args:
       make_batch: what to yield for a slice; it runs in the graph and must depend on the slice alone.

@@ -89,7 +89,7 @@ def part(batch: Batch, place: int, shares: Sequence[float]) -> tuple[Batch, tf.T
 
 
 def part_or_stand_in(batch: Batch, stand_in, place: int, shares: Sequence[float]) -> tuple[Batch, tf.Tensor]:
-    """As `part` of a worker's own part, which may have no example at all: then `stand_in` is what towers are given.
+    """As `part` of a worker's own part, which may be empty: then towers are given `stand_in`.
 
     Args:
       stand_in: a batch of one example, as arrays.

@@ -26,6 +26,7 @@ from strategies.servers.layout import Layout
 from strategies.servers.options import ServersOptions
 from strategies.servers.store import check_rule
 from strategies.synchronous import SynchronousStrategy, mean_of
+from towers.batch_norm import batch_norm_layers
 from towers.devices import Devices
 from towers.engine import TowersEngine
 from towers.errors import UserError
@@ -38,16 +39,14 @@ def check_options(options: StepOptions, servers: ServersOptions, num_workers: in
     check_rule(options.rule)
     if options.precision == "float16":
         raise UserError("precision=float16 with strategy=ps: workers have no loss scale in common; use bfloat16")
-    if options.batch_stats == "synced":
-        raise UserError("batch_stats=synced with strategy=ps: workers don't compute at once; use average")
     if servers.is_sync and options.clipping.norm is not None:
         raise UserError(
             "clip_norm with staleness=sync: no server has a whole parameter's mean gradient; use clip_global_norm"
         )
     if servers.backup_workers >= num_workers:
         raise UserError(
-            f"backup_workers={servers.backup_workers} of {num_workers} workers: a step needs at least one gradient; "
-            f"use at most {num_workers - 1}"
+            f"backup_workers={servers.backup_workers} of {num_workers} workers: a step needs at least one "
+            f"gradient; use at most {num_workers - 1}"
         )
 
 
@@ -96,12 +95,14 @@ class ServersStrategy(SynchronousStrategy):
         if self.engine.placement.constraints:
             named = ", ".join(self.engine.placement.constraints)
             raise UserError(f"constraint on {named}: servers keep pieces of parameters; use another strategy")
+        if self._together > 1 and self.options.batch_stats == "synced" and batch_norm_layers(self.model):
+            raise UserError("batch_stats=synced with staleness=sync: workers meet after the step; use average")
         if len({value.dtype for value in self.engine.parameters().values()}) > 1:
             raise UserError("parameters of several precisions with strategy=ps: servers keep one vector of one")
         if self._servers.is_sync and self.options.accumulation > 1 and self.engine.state():
             raise UserError(
-                f"accumulation={self.options.accumulation} with staleness=sync and batch statistics: workers meet once "
-                "a step, not once a microbatch; use --accumulation=1 or --strategy=ring"
+                f"accumulation={self.options.accumulation} with staleness=sync and batch statistics: workers meet "
+                "once a step, not once a microbatch; use --accumulation=1 or --strategy=ring"
             )
 
     @property
@@ -123,8 +124,8 @@ class ServersStrategy(SynchronousStrategy):
         self._count(report)
         if bad_step is not None:
             raise NonFiniteStep(
-                f"step {bad_step} is not finite and was not applied: lower the learning rate, clip the gradients, clean "
-                "the data, or go on with on_nan=skip",
+                f"step {bad_step} is not finite and was not applied: lower the learning rate, clip the gradients, "
+                "clean the data, or go on with on_nan=skip",
                 step=bad_step,
             )
         return report
@@ -213,7 +214,9 @@ class ServersStrategy(SynchronousStrategy):
     def finish(self, completed: bool) -> None:
         self._take_all()
         self._finished = True
-        self._group.ask_all("end", how="done" if completed else "interrupted")
+        # Workers hear of it from server 0: by then the others know.
+        for server in reversed(range(len(self._group.servers))):
+            self._group.ask(server, "end", how="done" if completed else "interrupted")
         self._group.close()
 
     def graph(self) -> None:

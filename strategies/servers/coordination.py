@@ -87,7 +87,8 @@ class Coordination:
 
     def report(self, message: Message, arrays) -> Answer:
         turned_away = self._admission.turned_away if self._options.is_sync else 0
-        return {**self._tally.take(), "turned_away": turned_away, "stop_asked": self._stop_asked}, ()
+        with self._state_lock:
+            return {**self._tally.take(), "turned_away": turned_away, "stop_asked": self._stop_asked}, ()
 
     def get_state(self, message: Message, arrays) -> Answer:
         with self._state_lock:
@@ -139,19 +140,20 @@ class Coordination:
 
     def _finish_alone(self, message, change, gradient) -> None:
         number, finite = message["number"], message["finite"]
-        staleness = None
-        # In one: who is admitted by this gets the state, and then the parameters, only after the update.
+        told = message["told"]
+        # In one: who is admitted by this gets the state, and then the parameters, only after the update; and a
+        # report of so many steps has all their numbers.
         with self._state_lock:
             if not self._admission.use(Ticket(number, message["worker"], message["done"])):
                 return
+            largest = None
             if finite:
                 staleness = self._store.push(message, gradient)[0]["staleness"]
+                largest = max(staleness, *message["staleness_elsewhere"], 0)
                 self._state += change
-        self._note_bad(number, finite)
-        told = message["told"]
-        self._tally.add_part(f"worker:{message['worker']}", told)
-        largest = None if staleness is None else max(staleness, *message["staleness_elsewhere"], 0)
-        self._tally.add_step(told["sums"], told["norm"], finite=finite, staleness=largest)
+            self._note_bad(number, finite)
+            self._tally.add_part(f"worker:{message['worker']}", told)
+            self._tally.add_step(told["sums"], told["norm"], finite=finite, staleness=largest)
 
     def _finish_part(self, message, change, gradient) -> None:
         worker, number = message["worker"], message["number"]

@@ -30,8 +30,8 @@ class ServersOptions:
             raise UserError(f"staleness={self.staleness!r} is unknown: use async, sync or a number from 0 on")
         if self.backup_workers < 0 or (self.backup_workers and not self.is_sync):
             raise UserError(
-                f"backup_workers={self.backup_workers} with staleness={self.staleness}: it is a number from 0 on, and "
-                "of staleness=sync alone, the others wait for nobody"
+                f"backup_workers={self.backup_workers} with staleness={self.staleness}: it is a number from 0 on, "
+                "and of staleness=sync alone, the others wait for nobody"
             )
         if self.staleness_aware and self.is_sync:
             raise UserError("staleness_aware with staleness=sync: nothing is stale there; leave it out")

@@ -43,11 +43,11 @@ class ServersPlace:
     startup_timeout_seconds: float = 600.0
 
     def __post_init__(self):
-        for role, what in ((CHIEF, "one that leads"), (WORKER, "some that compute"), (SERVER, "some that keep")):
+        for role in (CHIEF, WORKER, SERVER):
             if not self.cluster.members(role):
                 raise UserError(
-                    f"strategy=ps without a process of role {role!r}: {what} the parameters' training is needed; as "
-                    "launch.local --chief --workers=2 --ps=1"
+                    f"strategy=ps without a process of role {role!r}: it takes a chief that leads, workers that "
+                    "compute and servers that keep the parameters; as launch.local --chief --workers=2 --ps=1"
                 )
 
     @property

@@ -28,7 +28,7 @@ class Rows:
         return self.begin + self.height * self.width
 
     def within(self, piece: slice) -> "Rows | None":
-        """Those whose place is in `piece`, as part of a vector that begins there; None if the matrix is not in it."""
+        """Those that lie in `piece`, as rows of a vector that begins there; None if nothing of the matrix does."""
         if self.end <= piece.start or self.begin >= piece.stop:
             return None
         first = max(0, piece.start - self.begin) // self.width

@@ -74,8 +74,7 @@ class Server:
         return self._end
 
     def _wait_for_the_others(self) -> None:
-        """Workers hear of the end when they next ask, and then close their connections; nobody new may come."""
-        self._close_listener()
+        """Workers hear of the end when they next ask, and then close their connections."""
         deadline = time.monotonic() + _LAST_SECONDS
         while self._connections and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -143,6 +142,10 @@ class Server:
     def _answer_all(self, connection: Connection, peer: Member) -> None:
         while True:
             message, arrays = connection.receive()
+            if message["ask"] == "end":
+                # Whoever comes from now on is of the next run.
+                self._close_listener()
+                self._end = message["how"]
             try:
                 answer, found = self._handler(message)(message, arrays)
             except UserError as error:
@@ -150,8 +153,6 @@ class Server:
             except Refused as error:
                 answer, found = {"refused": str(error)}, ()
             connection.send(answer, found)
-            if message["ask"] == "end":
-                self._end = message["how"]
 
     def _handler(self, message: Message):
         name = message["ask"]

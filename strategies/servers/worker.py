@@ -138,7 +138,7 @@ class Worker:
         return found if self._engine.options.accumulation > 1 else (found,)
 
     def _own_next(self, number: int) -> int:
-        """Batches k, k + workers, k + 2 workers, ... are this worker's; which is next, from the step it begins at."""
+        """Batches rank, rank + workers, rank + 2 workers, ... are this worker's; which of them is next."""
         if self._batches is not None:
             return self._next_batch
         return number + (self._rank - number) % self._num_workers

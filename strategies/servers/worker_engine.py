@@ -1,4 +1,4 @@
-"""What a worker computes: parameters in as one vector, the gradient out as one vector, on the towers of its devices."""
+"""What a worker computes: parameters in as one vector, the gradient out as one vector, by its own towers."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -107,7 +107,9 @@ class WorkerEngine(TowersEngine):
         vector, state = tf.constant(parameters), tf.constant(state)
         sums = self._first(vector, state, batches[0])
         for place, batch in enumerate(batches[1:], start=1):
-            sums = self._more(vector, batch, tf.constant(place), sums)
+            # Of a short batch some microbatches are empty; where workers meet, it may not be so for all.
+            if self._meets or int(batch_length(batch)) > 0:
+                sums = self._more(vector, batch, tf.constant(place), sums)
         out = self._finish(state, sums)
         weight, norm, finite = out.numbers.numpy()
         return Computed(

@@ -14,7 +14,7 @@ import tests.conftest  # noqa: F401 (makes the devices)
 from launch.tf_config import cluster_from
 from strategies.joining import join_ring
 from tests.conformance.rows import ROWS, Row
-from tests.conformance.trials import TRIALS, Outcome, Trial, outcomes_of
+from tests.conformance.trials import Outcome, Trial, outcomes_of, trials_of
 from tests.launch.workers import Workers
 
 LIMIT_SECONDS = 280
@@ -41,7 +41,10 @@ def main() -> None:
     (row,) = (row for row in ROWS if row.name == name)
     cluster = cluster_from(os.environ["TF_CONFIG"])
     ring = join_ring(cluster, row.ring, startup_timeout_seconds=60)
-    found = {trial: outcomes_of(row.make_strategy, trial, row.accumulation, ring=ring) for trial in TRIALS}
+    found = {
+        trial: outcomes_of(row.make_strategy, trial, row.accumulation, ring=ring)
+        for trial in trials_of(row.batch_stats)
+    }
     with open(file, "wb") as stream:
         pickle.dump(found, stream)
 

@@ -7,6 +7,8 @@ from strategies.contract import Strategy
 from strategies.joining import RingOptions
 from strategies.mirrored import mirrored_strategy
 from strategies.ring import ring_strategy
+from strategies.servers.options import ServersOptions
+from strategies.servers.place import servers_strategy
 from strategies.towers import towers_strategy
 from strategies.worker_exchange import WireOptions
 from tests.towers.logical_cpus import cpus
@@ -44,7 +46,11 @@ class Row:
       accumulation: microbatches of a step, put into those options.
       shares: how a batch is divided over the towers.
       reference: what one device does that this row must agree with.
-      ring: of a ring, how its workers meet; None in one process.
+      ring: of a ring, how its workers meet; else None.
+      servers: of parameter servers, how they work together; else None.
+      num_workers, num_servers: processes.
+      batch_stats: 'average' where statistics can't be of the whole batch: the reference takes the same parts.
+      devices, tower_shares: of each worker of parameter servers.
     """
 
     name: str
@@ -53,7 +59,12 @@ class Row:
     shares: tuple[float, ...] = (1.0,)
     reference: Reference = UNDIVIDED
     ring: RingOptions | None = None
+    servers: ServersOptions | None = None
     num_workers: int = 1
+    num_servers: int = 0
+    batch_stats: str = "synced"
+    devices: Devices | None = None
+    tower_shares: tuple[float, ...] | None = None
 
 
 def _towers(devices: Devices, shares: tuple[float, ...] | None = None):
@@ -66,6 +77,20 @@ def _mirrored(devices: Devices, shares: tuple[float, ...] | None = None):
 
 def _ring(devices: Devices, shares: tuple[float, ...] | None = None):
     return lambda task, options, ring: ring_strategy(task, devices, options, shares=shares, ring=ring)
+
+
+def _servers(staleness: str, devices: Devices, tower_shares: tuple[float, ...] | None = None, **options) -> dict:
+    """What is common to the rows of parameter servers."""
+
+    def make_strategy(task, options, servers):
+        return servers_strategy(task, devices, options, shares=tower_shares, servers=servers)
+
+    return {
+        "make_strategy": make_strategy,
+        "servers": ServersOptions(staleness=staleness, **options),
+        "devices": devices,
+        "tower_shares": tower_shares,
+    }
 
 
 one_device = _towers(cpus(1))
@@ -192,5 +217,43 @@ ROWS = (
         shares=(2.0, 1.0, 2.0, 1.0),
         ring=RingOptions(check_divergence_every_steps=5),
         num_workers=2,
+    ),
+    Row(
+        name="ps_sync_2_workers_1_server",
+        **_servers("sync", cpus(1)),
+        shares=even_shares(2),
+        num_workers=2,
+        num_servers=1,
+        batch_stats="average",
+    ),
+    Row(
+        name="ps_sync_3_workers_2_servers",
+        **_servers("sync", cpus(1)),
+        shares=even_shares(3),
+        num_workers=3,
+        num_servers=2,
+        batch_stats="average",
+    ),
+    Row(
+        name="ps_sync_2_workers_of_2_towers_shares_2_1",
+        **_servers("sync", cpus(2, parameters=1), (2.0, 1.0)),
+        shares=(2.0, 1.0, 2.0, 1.0),
+        num_workers=2,
+        num_servers=3,
+        batch_stats="average",
+    ),
+    Row(
+        name="ps_bound_0_2_workers_2_servers",
+        **_servers("0", cpus(1)),
+        num_workers=2,
+        num_servers=2,
+    ),
+    Row(
+        name="ps_bound_0_2_workers_accumulation_4",
+        **_servers("0", cpus(1)),
+        accumulation=4,
+        reference=FOUR_MICROBATCHES,
+        num_workers=2,
+        num_servers=1,
     ),
 )

@@ -9,22 +9,41 @@ import tensorflow as tf
 
 from tests.conformance.ring_rows import outcomes_by_rank
 from tests.conformance.rows import ROWS, Row, one_device, one_device_in_parts
+from tests.conformance.server_rows import outcomes_at_the_chief
 from tests.conformance.tasks import TASKS, SmallImages
-from tests.conformance.trials import NOT_FINITE, NOT_SYNCED, NUM_STEPS, TWENTY_STEPS, Outcome, Trial, outcomes_of
+from tests.conformance.trials import (
+    NOT_SYNCED,
+    NUM_STEPS,
+    Outcome,
+    Trial,
+    not_finite,
+    not_synced,
+    outcomes_of,
+    twenty_steps,
+)
 from towers.task import InputShard
 
 TOLERANCE = 1e-5
 
 
+def reference_of(row: Row, task: SmallImages) -> Outcome:
+    """The batch undivided, or where statistics are each part's own, in the same parts."""
+    in_parts = row.shares if task.batch_norm and row.batch_stats != "synced" else ()
+    return _outcome_of_reference(task, row.reference.microbatches_for(task.batch_norm), in_parts)
+
+
 @functools.cache
-def outcome_of_reference(task: SmallImages, microbatches: int) -> Outcome:
-    return outcomes_of(one_device, TWENTY_STEPS[task.name], microbatches)[-1]
+def _outcome_of_reference(task: SmallImages, microbatches: int, in_parts: tuple[float, ...]) -> Outcome:
+    strategy, policy = (one_device_in_parts(in_parts), "average") if in_parts else (one_device, "synced")
+    return outcomes_of(strategy, twenty_steps(task, policy), microbatches)[-1]
 
 
 @functools.cache
 def outcomes_of_row(row: Row, trial: Trial) -> list[Outcome]:
     if row.ring is not None:
         return outcomes_by_rank(row)[0][trial]
+    if row.servers is not None:
+        return outcomes_at_the_chief(row)[trial]
     return outcomes_of(row.make_strategy, trial, row.accumulation)
 
 
@@ -42,8 +61,7 @@ every_row_and_task = pytest.mark.parametrize(
 @pytest.fixture
 def outcomes(row, task) -> tuple[Outcome, Outcome]:
     """The row's, and that of one device."""
-    reference = outcome_of_reference(task, row.reference.microbatches_for(task.batch_norm))
-    return outcomes_of_row(row, TWENTY_STEPS[task.name])[-1], reference
+    return outcomes_of_row(row, twenty_steps(task, row.batch_stats))[-1], reference_of(row, task)
 
 
 @every_row_and_task
@@ -87,10 +105,10 @@ divided_rows = [row for row in ROWS if len(row.shares) > 1]
 
 
 @pytest.mark.parametrize("row", divided_rows, ids=lambda row: row.name)
-@pytest.mark.parametrize("batch_stats", ["average", "first"])
+@pytest.mark.parametrize("batch_stats", NOT_SYNCED)
 def test_statistics_that_are_not_synced(row, batch_stats):
     """They are those of each part, so the reference takes the same parts."""
-    trial = NOT_SYNCED[batch_stats]
+    trial = not_synced(batch_stats)
     (found,) = outcomes_of_row(row, trial)
     (expected,) = outcomes_of(one_device_in_parts(row.shares), trial, row.accumulation)
     assert apart(found.values, expected.values) == {}
@@ -98,7 +116,7 @@ def test_statistics_that_are_not_synced(row, batch_stats):
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_a_step_that_is_not_finite_changes_nothing(row):
-    before, skipped, after = outcomes_of_row(row, NOT_FINITE)
+    before, skipped, after = outcomes_of_row(row, not_finite(row.batch_stats))
     assert [outcome.report.skipped for outcome in (before, skipped, after)] == [0, 1, 0]
     for name, value in skipped.values.items():
         np.testing.assert_array_equal(value, before.values[name], err_msg=name)
@@ -146,7 +164,7 @@ def trained_by_keras(task: SmallImages) -> dict[str, np.ndarray]:
 
 @every_task
 def test_the_reference_is_keras(task):
-    found, expected = outcome_of_reference(task, 1).values, trained_by_keras(task)
+    found, expected = _outcome_of_reference(task, 1, ()).values, trained_by_keras(task)
     assert found.keys() == expected.keys()
     assert apart(found, expected) == {}
 
@@ -154,8 +172,8 @@ def test_the_reference_is_keras(task):
 @every_task
 def test_the_reference_learns(task):
     """Agreement means something only where numbers moved, and not so wildly that rounding would grow."""
-    start = one_device(task, TWENTY_STEPS[task.name].options(1)).checkpointables()["parameters"]
-    outcome = outcome_of_reference(task, 1)
+    start = one_device(task, twenty_steps(task, "synced").options(1)).checkpointables()["parameters"]
+    outcome = _outcome_of_reference(task, 1, ())
     for name, variable in start.items():
         moved = np.abs(outcome.values[f"parameters/{name}"] - variable.numpy()).max()
         assert moved > 1e-3, f"{name} stayed where it was"

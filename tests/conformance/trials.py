@@ -40,11 +40,29 @@ class Trial:
         )
 
 
-TWENTY_STEPS = {task.name: Trial(task) for task in TASKS}
-# Statistics are those of each part; an epoch, whose last batch is of 1.
-NOT_SYNCED = {policy: Trial(BATCH_NORM_LAST_1, (3,), batch_stats=policy) for policy in ("average", "first")}
-NOT_FINITE = Trial(NAN_IN_BATCH_1, (1, 1, 1), on_nan="skip")
-TRIALS = (*TWENTY_STEPS.values(), *NOT_SYNCED.values(), NOT_FINITE)
+def twenty_steps(task: SmallImages, batch_stats: str) -> Trial:
+    return Trial(task, batch_stats=batch_stats)
+
+
+def not_synced(batch_stats: str) -> Trial:
+    """Statistics are those of each part; an epoch, whose last batch is of 1."""
+    return Trial(BATCH_NORM_LAST_1, (3,), batch_stats=batch_stats)
+
+
+def not_finite(batch_stats: str) -> Trial:
+    return Trial(NAN_IN_BATCH_1, (1, 1, 1), on_nan="skip", batch_stats=batch_stats)
+
+
+def trials_of(batch_stats: str) -> list[Trial]:
+    """All that a row with these statistics is put through."""
+    return [
+        *(twenty_steps(task, batch_stats) for task in TASKS),
+        *(not_synced(policy) for policy in NOT_SYNCED),
+        not_finite(batch_stats),
+    ]
+
+
+NOT_SYNCED = ("average", "first")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +81,9 @@ def outcomes_of(
 ) -> list[Outcome]:
     """One a call, each evaluated."""
     strategy = make_strategy(trial.task, trial.options(accumulation), **joined)
-    return [_outcome(strategy, strategy.run_steps(num_steps)) for num_steps in trial.calls]
+    found = [_outcome(strategy, strategy.run_steps(num_steps)) for num_steps in trial.calls]
+    strategy.finish(completed=True)
+    return found
 
 
 def _outcome(strategy: Strategy, report: StepReport) -> Outcome:
