@@ -20,6 +20,7 @@ from launch import binary, step_flags, training
 from launch.signals import StopSignals
 from launch.task_flags import task_from_flags
 from strategies.contract import NonFiniteStep, PeerLost
+from strategies.servers.figures import table
 from strategies.verification import differences, reference_strategy
 
 FLAGS = flags.FLAGS
@@ -69,6 +70,9 @@ def report(result) -> None:
     if straggler is not None:
         times = straggler["times_the_others"]
         print(f"straggler: {straggler['name']} takes {times:.1f} times as long as the others, who wait for it")
+    group = result.summary["parameter_servers"]
+    for line in table(group) if group is not None else ():
+        print(line)
     for what, path in result.files.items():
         print(f"{what}: {path}")
 

@@ -33,6 +33,7 @@ class WorkerFigures:
       failures: how often it was lost since the beginning of the run.
       busy_seconds: pulling and computing.
       input_seconds: waiting for its batches.
+      staleness_sum, staleness_max: of its updates; the largest since the beginning.
     """
 
     name: str
@@ -40,6 +41,8 @@ class WorkerFigures:
     failures: int
     busy_seconds: float
     input_seconds: float
+    staleness_sum: int
+    staleness_max: int
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -50,7 +53,7 @@ class ServerFigures:
       name: as 'ps:0'.
       kept_bytes: parameters and slots.
       pulls, pushes: questions answered.
-      sent_bytes, received_bytes: over the connections that are open.
+      sent_bytes, received_bytes: by and from it.
     """
 
     name: str
@@ -140,12 +143,14 @@ class Move:
       save: save now.
       num_steps: then run so many steps.
       last_step: where training ends.
+      until: no step from this one on may begin: something is due before it.
     """
 
     stop: bool
     save: bool
     num_steps: int
     last_step: int
+    until: int
 
 
 class Strategy(Protocol):
@@ -195,6 +200,8 @@ class Strategy(Protocol):
 
     def run_steps(self, num_steps: int) -> StepReport:
         """Runs that many training steps and blocks until their numbers are known.
+
+        Processes that wait for nobody may be some steps further by then, up to the agreed move's `until`.
 
         Raises:
           NonFiniteStep: under on_nan=stop.

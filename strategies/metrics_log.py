@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from strategies.callbacks import Callback, Run
 from strategies.contract import StepReport
+from strategies.servers.figures import described_staleness
 from strategies.strict_json import dumps
 from towers.errors import UserError
 
@@ -35,6 +36,7 @@ class MetricsLog(Callback):
             seconds=report.seconds,
             input_seconds=report.input_seconds,
             images_per_second=report.examples_per_second,
+            **_of_servers(report),
         )
 
     def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -54,6 +56,13 @@ class MetricsLog(Callback):
                 f"{self._path}: it can't be written ({error.strerror}); checkpoints are kept: "
                 "make room, then run the same command again"
             ) from error
+
+
+def _of_servers(report: StepReport) -> dict:
+    """Of asynchronous updates how stale they were."""
+    if report.servers is None or not report.servers.staleness:
+        return {}
+    return {"staleness": described_staleness(report.servers.staleness)}
 
 
 def _drop_what_comes_again(path: pathlib.Path, run: Run) -> None:

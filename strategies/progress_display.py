@@ -16,6 +16,7 @@ from rich.progress import (
 
 from strategies.callbacks import Callback, Run
 from strategies.contract import StepReport
+from strategies.servers.figures import group_line
 
 
 class ProgressDisplay(Callback):
@@ -48,13 +49,15 @@ class ProgressDisplay(Callback):
     def steps(self, report: StepReport) -> None:
         if self._bar is not None:
             self._bar.update(self._task, completed=report.step, numbers=_numbers(report))
-            return
         now = time.monotonic()
         if now - self._last_line < self._line_seconds and report.step < self._run.last_step:
             return
         self._last_line = now
-        left = _left_seconds(report.step, self._run, now - self._started)
-        self._print(f"step {report.step}/{self._run.last_step}  {_numbers(report)}  {left} left")
+        if self._bar is None:
+            left = _left_seconds(report.step, self._run, now - self._started)
+            self._print(f"step {report.step}/{self._run.last_step}  {_numbers(report)}  {left} left")
+        if report.servers is not None:
+            self._print(f"step {report.step}  {group_line(report)}")
 
     def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
         written = "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())

@@ -219,14 +219,18 @@ class RingStrategy(SynchronousStrategy):
         """Rank 0 says when to save; the shortest call is taken; all stop when any was asked to."""
         with self._peers():
             wishes = self._host.gather("move", dataclasses.astuple(move), np.int64)
-        stop, save, num_steps, last_step = wishes.T
+        stop, save, num_steps, last_step, until = wishes.T
         for rank in np.flatnonzero(last_step != last_step[0]):
             raise UserError(
                 f"{self.ring.members[rank].name} was started to train to step {last_step[rank]} and "
                 f"{self.ring.members[0].name} to step {last_step[0]}: give all workers the same flags"
             )
         return Move(
-            stop=bool(stop.any()), save=bool(save[0]), num_steps=int(num_steps.min()), last_step=move.last_step
+            stop=bool(stop.any()),
+            save=bool(save[0]),
+            num_steps=int(num_steps.min()),
+            last_step=move.last_step,
+            until=int(until.min()),
         )
 
     def share_restored(self, step: int | None) -> int | None:

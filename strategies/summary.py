@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from strategies.callbacks import Callback
 from strategies.contract import StepReport, Strategy, WorkerTime
+from strategies.servers.figures import GroupFigures
 from strategies.strict_json import dumps
 
 # Raise it when a field changes its meaning or goes; new fields may come without.
@@ -34,6 +35,7 @@ class RunFigures(Callback):
     evaluated: Mapping[str, float] | None = None
     rates: list[float] = dataclasses.field(default_factory=list)
     workers: dict[str, WorkerTime] = dataclasses.field(default_factory=dict)
+    servers: GroupFigures = dataclasses.field(default_factory=GroupFigures)
 
     def steps(self, report: StepReport) -> None:
         if self.first_seconds is None:
@@ -41,6 +43,8 @@ class RunFigures(Callback):
         else:
             self.rates.append(report.examples_per_second)
             self._add_workers(report.workers)
+        if report.servers is not None:
+            self.servers.add(report.servers)
         self.skipped_steps += report.skipped
         self.loss, self.metrics = report.loss, dict(report.metrics)
 
@@ -130,6 +134,7 @@ def summarize(figures: RunFigures, strategy: Strategy, *, outcome: str, settings
             name: {"busy_seconds": time.busy_seconds, "input_seconds": time.input_seconds}
             for name, time in figures.workers.items()
         },
+        "parameter_servers": figures.servers.summary(),
         "straggler": None if straggler is None else {"name": straggler[0], "times_the_others": straggler[1]},
         "peak_memory_bytes": peak_memory_bytes(),
     }

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+import numpy as np
 import tensorflow as tf
 
 from strategies.callbacks import Callback, Run
@@ -25,8 +26,18 @@ class TensorBoardLog(Callback):
             tf.summary.scalar("train/gradient_norm", report.gradient_norm)
             tf.summary.scalar("speed/images_per_second", report.examples_per_second)
             tf.summary.scalar("speed/input_fraction", report.input_seconds / max(report.seconds, 1e-9))
+            self._write_staleness(report)
             if not self._graph_written:
                 self._write_graph()
+
+    def _write_staleness(self, report: StepReport) -> None:
+        if report.servers is None or not report.servers.staleness:
+            return
+        counts = report.servers.staleness
+        each = np.repeat(list(counts.keys()), list(counts.values()))
+        tf.summary.scalar("staleness/mean", each.mean())
+        tf.summary.scalar("staleness/max", each.max())
+        tf.summary.histogram("staleness", each)
 
     def _write_graph(self) -> None:
         self._graph_written = True

@@ -214,7 +214,7 @@ class Trainer:
         self._saved_at, self._saved_time = self.strategy.step, time.monotonic()
         cadence, steps_a_call = self._cadence(), 1
         while self.strategy.step < self._last_step:
-            move = self._agreed_move(cadence.call_length(self.strategy.step, steps_a_call))
+            move = self._agreed_move(cadence.call_length(self.strategy.step, steps_a_call), cadence)
             if move.save or move.stop:
                 self._save()
             if move.stop:
@@ -237,14 +237,16 @@ class Trainer:
         self._agreed_move(0)
         return True
 
-    def _agreed_move(self, num_steps: int) -> Move:
+    def _agreed_move(self, num_steps: int, cadence: Cadence | None = None) -> Move:
         """What all processes do next; this one's wish is to go on for `num_steps`."""
+        step = self.strategy.step
         return self.strategy.agree(
             Move(
                 stop=self._stop_requested(),
                 save=self._is_late_to_save(),
                 num_steps=num_steps,
                 last_step=self._last_step,
+                until=step if cadence is None else step + cadence.call_length(step, self._last_step),
             )
         )
 

@@ -86,10 +86,16 @@ class Admission:
                 heapq.heappush(self._returned, number)
             self._changed.notify_all()
 
-    def wait(self, seconds: float) -> bool:
-        """Whether all tickets below the target were used up, after at most that time."""
+    def wait(self, done: int, seconds: float) -> bool:
+        """Whether so many were used up, after at most that time."""
         with self._changed:
-            return self._changed.wait_for(lambda: self._ended or self.done >= self._target, seconds)
+            return self._changed.wait_for(lambda: self._ended or self.done >= done, seconds)
+
+    def pause(self, seconds: float) -> bool:
+        """Hands out nothing more before the next `run_to`; whether none is out, after at most that time."""
+        with self._changed:
+            self._target = 0
+            return self._changed.wait_for(lambda: not self._out, seconds)
 
     def _change(self, change) -> None:
         with self._changed:

@@ -4,6 +4,7 @@ The chief says how far to go, waits, and reports. Its own towers evaluate, and i
 read and write: they are brought up to date when somebody looks.
 """
 
+import dataclasses
 import math
 import time
 from collections.abc import Mapping
@@ -89,6 +90,7 @@ class ServersStrategy(SynchronousStrategy):
         self._check_model()
         self._stop_asked = self._all_came = self._finished = False
         self._workers: Mapping[str, Mapping] = {}
+        self._reported_at: float | None = None
         self._give_all()
 
     def _check_model(self) -> None:
@@ -111,17 +113,18 @@ class ServersStrategy(SynchronousStrategy):
 
     def agree(self, move: Move) -> Move:
         """A worker that was asked to stop stops all."""
-        return Move(
-            stop=move.stop or self._stop_asked, save=move.save, num_steps=move.num_steps, last_step=move.last_step
-        )
+        self._until = move.until
+        return dataclasses.replace(move, stop=move.stop or self._stop_asked)
 
     def run_steps(self, num_steps: int) -> StepReport:
-        started, first = time.perf_counter(), self.step
-        done, bad_step = self._run_to(first + num_steps)
+        # Between two calls the workers go on, if nothing was due.
+        began = self._reported_at or time.perf_counter()
+        bad_step = self._run_to(self.step + num_steps)
         taken, _ = self._group.ask(0, "report")
+        self._reported_at = time.perf_counter()
         self._stop_asked = taken["stop_asked"]
-        report = self._report(taken, done, time.perf_counter() - started)
-        self._count(report)
+        self._count(taken)
+        report = self._report(taken, self._reported_at - began)
         if bad_step is not None:
             raise NonFiniteStep(
                 f"step {bad_step} is not finite and was not applied: lower the learning rate, clip the gradients, "
@@ -130,18 +133,18 @@ class ServersStrategy(SynchronousStrategy):
             )
         return report
 
-    def _run_to(self, target: int) -> tuple[int, int | None]:
-        """Waits until all steps below `target` are done; how many are, and the one that went wrong.
+    def _run_to(self, wanted: int) -> int | None:
+        """Waits until so many steps are done, or one went wrong, which is returned.
 
         Raises:
           PeerLost: for too long nothing happened; who is missing is named.
         """
         moved, before = time.monotonic(), self.step
         while True:
-            told, _ = self._group.ask(0, "run_to", step=target)
+            told, _ = self._group.ask(0, "run_to", wanted=wanted, until=max(wanted, self._until))
             self._all_came = self._all_came or not told["absent"]
             if told["reached"] or told["bad_step"] is not None:
-                return told["done"], told["bad_step"]
+                return told["bad_step"]
             if told["done"] != before:
                 moved, before = time.monotonic(), told["done"]
             limit = self._servers.timeout_seconds if self._all_came else self._startup_timeout_seconds
@@ -151,17 +154,17 @@ class ServersStrategy(SynchronousStrategy):
                 late = "did not answer" if self._all_came else "did not come"
                 raise PeerLost(f"{named} {late} within {limit:g} seconds at step {before}: start it again")
 
-    def _report(self, taken: Mapping, done: int, seconds: float) -> StepReport:
+    def _report(self, taken: Mapping, seconds: float) -> StepReport:
         means = {name: mean_of(*pair) for name, pair in taken["sums"].items()}
         workers = [self._worker_figures(name, total) for name, total in taken["workers"].items()]
         self._workers = taken["workers"]
         return StepReport(
-            step=done,
+            step=taken["done"],
             num_steps=taken["num_steps"],
             examples=taken["examples"],
             loss=means.pop("loss", math.nan),
             metrics=means,
-            learning_rate=self.options.schedule(done - 1),
+            learning_rate=self.options.schedule(taken["done"] - 1),
             gradient_norm=math.nan if taken["norm"] is None else taken["norm"],
             skipped=taken["skipped"],
             seconds=seconds,
@@ -175,10 +178,10 @@ class ServersStrategy(SynchronousStrategy):
         )
 
     def _worker_figures(self, name: str, total: Mapping) -> WorkerFigures:
-        """Since the last report; failures since the beginning."""
-        before = self._workers.get(name, {"steps": 0, "busy_seconds": 0.0, "input_seconds": 0.0})
-        since = {what: total[what] - before[what] for what in ("steps", "busy_seconds", "input_seconds")}
-        return WorkerFigures(name=name, failures=total["failures"], **since)
+        """Since the last report, but for what is a maximum or counts failures."""
+        before = self._workers.get(name, {})
+        summed = ("steps", "busy_seconds", "input_seconds", "staleness_sum")
+        return WorkerFigures(name=name, **(total | {what: total[what] - before.get(what, 0) for what in summed}))
 
     def _server_figures(self):
         """Since the beginning."""
@@ -188,12 +191,25 @@ class ServersStrategy(SynchronousStrategy):
             kept = (piece.stop - piece.start) * size
             yield ServerFigures(name=self._group.servers[place].name, kept_bytes=kept, **told)
 
-    def _count(self, report: StepReport) -> None:
-        counters = self.engine.counters
-        counters.step.assign(report.step)
-        counters.examples.assign_add(report.examples)
-        counters.updates.assign_add(report.num_steps - report.skipped)
-        counters.skipped.assign_add(report.skipped)
+    def _count(self, told: Mapping) -> None:
+        """Takes over what server 0 counted since this process gave it everything."""
+        totals, counters = told["totals"], self.engine.counters
+        counters.step.assign(told["done"])
+        counters.examples.assign(self._given["examples"] + totals["examples"])
+        counters.updates.assign(self._given["updates"] + totals["steps"] - totals["skipped"])
+        counters.skipped.assign(self._given["skipped"] + totals["skipped"])
+
+    def _pause(self) -> None:
+        """Until nobody computes: what is kept is then the same on all servers."""
+        self._reported_at = None
+        since = time.monotonic()
+        while True:
+            told, _ = self._group.ask(0, "pause")
+            if told["idle"]:
+                self._count(told)
+                return
+            if time.monotonic() - since > self._servers.timeout_seconds:
+                raise PeerLost(f"a worker did not end its step within {self._servers.timeout_seconds:g} seconds")
 
     def evaluate(self, num_batches: int | None = None) -> dict[str, float]:
         self._take_all()
@@ -236,7 +252,8 @@ class ServersStrategy(SynchronousStrategy):
                 for name, shape in self._layout.shapes.items()
             ]
         )
-        updates = int(engine.counters.updates)
+        self._given = {name: int(value) for name, value in engine.counters.variables().items()}
+        self._until, updates = self.step, self._given["updates"]
         for server in range(len(self._group.servers)):
             piece = self._layout.piece(server)
             self._group.ask(server, "init", [vector[piece], decays[piece]], key=KEY)
@@ -257,6 +274,7 @@ class ServersStrategy(SynchronousStrategy):
         """This process takes over the servers' values."""
         if self._finished:
             return
+        self._pause()
         answers = self._group.ask_all("pull", key=KEY)
         self._assign(self.engine.parameters(), np.concatenate([piece for _, (piece,) in answers]))
         answers = self._group.ask_all("get_slots", key=KEY)

@@ -66,15 +66,15 @@ class Coordination:
                 self._others = self._connect_others()
         else:
             self._admission = Admission(first, bound=options.bound, num_workers=self._num_workers)
-        self._bad_step = None
+        self._bad_step, self._tally = None, Tally()
         self._ready.set()
         return {}, ()
 
     def run_to(self, message: Message, arrays) -> Answer:
-        """The chief lets all work up to a step, and asks again and again how far they are."""
+        """The chief lets all work up to a step, and asks again and again whether so many are done."""
         if self._bad_step is None:
-            self._admission.run_to(message["step"])
-        reached = self._admission.wait(PATIENCE_SECONDS)
+            self._admission.run_to(message["until"])
+        reached = self._admission.wait(message["wanted"], PATIENCE_SECONDS)
         everyone = range(self._num_workers)
         told = {
             "reached": reached,
@@ -85,10 +85,20 @@ class Coordination:
         }
         return told, ()
 
+    def pause(self, message: Message, arrays) -> Answer:
+        """The chief wants to look at everything: nobody begins a step, and those that were begun end."""
+        idle = self._admission.pause(PATIENCE_SECONDS)
+        return {"idle": idle, **self._so_far()}, ()
+
+    def _so_far(self) -> dict:
+        with self._state_lock:
+            return {"done": self._admission.done, "totals": self._tally.totals()}
+
     def report(self, message: Message, arrays) -> Answer:
         turned_away = self._admission.turned_away if self._options.is_sync else 0
         with self._state_lock:
-            return {**self._tally.take(), "turned_away": turned_away, "stop_asked": self._stop_asked}, ()
+            told = {"done": self._admission.done, "totals": self._tally.totals(), **self._tally.take()}
+        return {**told, "turned_away": turned_away, "stop_asked": self._stop_asked}, ()
 
     def get_state(self, message: Message, arrays) -> Answer:
         with self._state_lock:
@@ -152,8 +162,8 @@ class Coordination:
                 largest = max(staleness, *message["staleness_elsewhere"], 0)
                 self._state += change
             self._note_bad(number, finite)
-            self._tally.add_part(f"worker:{message['worker']}", told)
-            self._tally.add_step(told["sums"], told["norm"], finite=finite, staleness=largest)
+            self._tally.add_part(f"worker:{message['worker']}", told, largest)
+            self._tally.add_step(told["sums"], told["norm"], finite=finite)
 
     def _finish_part(self, message, change, gradient) -> None:
         worker, number = message["worker"], message["number"]
@@ -178,18 +188,17 @@ class Coordination:
         factor = inverse * (min(1.0, bound / norm) if bound is not None and norm > 0 else 1.0)
         rate = parts[0][0]["rate"]
         self._ask_all("apply", {**question, "factor": factor if finite else None, "rate": rate})
-        if finite:
-            with self._state_lock:
+        # In one, as a step of `_finish_alone`.
+        with self._state_lock:
+            if finite:
                 # What is not averaged comes from the first worker alone.
-                self._state += sum(change for _, change in parts) * np.where(
-                    self._averaged, inverse, float(weight > 0)
-                )
-        self._note_bad(number, finite)
-        for message, _ in parts:
-            self._tally.add_part(f"worker:{message['worker']}", message["told"])
-        sums = _added(message["told"]["sums"] for message, _ in parts)
-        self._tally.add_step(sums, norm, finite=finite, staleness=None)
-        self._admission.applied()
+                factors = np.where(self._averaged, inverse, float(weight > 0))
+                self._state += sum(change for _, change in parts) * factors
+            self._note_bad(number, finite)
+            for message, _ in parts:
+                self._tally.add_part(f"worker:{message['worker']}", message["told"])
+            self._tally.add_step(_added(message["told"]["sums"] for message, _ in parts), norm, finite=finite)
+            self._admission.applied()
 
     def _ask_all(self, what: str, question: dict) -> list[Message]:
         for other in self._others:

@@ -111,7 +111,7 @@ def _introduced(
         except OSError as error:
             if time.monotonic() > deadline:
                 raise PeerLost(
-                    f"{server.name} ({server.address}) did not come within {waited:g} seconds ({error}): start it, "
-                    "or raise --startup_timeout_seconds"
+                    f"{server.name} ({server.address}) did not come within {waited:g} seconds "
+                    f"({error}): start it, or raise --startup_timeout_seconds"
                 ) from error
             time.sleep(_RETRY_SECONDS)

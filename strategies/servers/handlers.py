@@ -30,7 +30,7 @@ class StoreHandlers:
         return {}, ()
 
     def keys(self, message: Message, arrays) -> Answer:
-        return {"about": {key: self._about[key] for key in self._store.keys()}}, ()
+        return {"about": self._about}, ()
 
     def pull(self, message: Message, arrays) -> Answer:
         self.pulls += 1

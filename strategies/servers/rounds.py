@@ -93,10 +93,18 @@ class Rounds:
         with self._changed:
             return [worker for worker in workers if worker not in self._given]
 
-    def wait(self, seconds: float) -> bool:
-        """Whether all rounds below the target were applied, after at most that time."""
+    def wait(self, done: int, seconds: float) -> bool:
+        """Whether so many were applied, after at most that time."""
         with self._changed:
-            return self._changed.wait_for(lambda: self._ended or self.done >= self._target, seconds)
+            return self._changed.wait_for(lambda: self._ended or self.done >= done, seconds)
+
+    def pause(self, seconds: float) -> bool:
+        """Begins no round more before the next `run_to`; whether none is under way, after at most that time."""
+        with self._changed:
+            # A round that some have begun needs the others.
+            self._target = self.done + bool(self._begun)
+            self._changed.notify_all()
+            return self._changed.wait_for(lambda: not self._begun, seconds)
 
     def _may_begin(self, worker: int) -> bool:
         return self.done < self._target and worker not in self._begun

@@ -50,6 +50,7 @@ class Server:
         self._listener = _listening(member)
         self._lock = threading.Lock()
         self._connections: dict[Connection, Member | None] = {}
+        self._closed_sent = self._closed_received = 0
         self._end: str | None = None
         self._chief_was_here = self._chief_is_lost = False
 
@@ -119,6 +120,8 @@ class Server:
         finally:
             with self._lock:
                 del self._connections[connection]
+                self._closed_sent += connection.sent_bytes
+                self._closed_received += connection.received_bytes
             connection.close()
             self._note_loss(peer)
 
@@ -167,13 +170,10 @@ class Server:
 
     def _figures(self, message, arrays):
         with self._lock:
-            connections = list(self._connections)
-        return {
-            "pulls": self._store.pulls,
-            "pushes": self._store.pushes,
-            "sent_bytes": sum(connection.sent_bytes for connection in connections),
-            "received_bytes": sum(connection.received_bytes for connection in connections),
-        }, ()
+            sent = self._closed_sent + sum(connection.sent_bytes for connection in self._connections)
+            received = self._closed_received + sum(connection.received_bytes for connection in self._connections)
+        counts = {"pulls": self._store.pulls, "pushes": self._store.pushes}
+        return {**counts, "sent_bytes": sent, "received_bytes": received}, ()
 
     def _note_loss(self, peer: Member | None) -> None:
         if peer is None or self._end is not None:
@@ -191,7 +191,7 @@ def _listening(member: Member) -> socket.socket:
     except PermissionError as error:
         raise UserError(
             f"{member.name} can't listen on {member.address}: {error.strerror}; give it a port above 1023"
-        )
+        ) from error
     except OSError as first:
         try:
             return socket.create_server(("", member.port), family=member.family)

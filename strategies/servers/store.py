@@ -2,7 +2,7 @@
 
 import dataclasses
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 import tensorflow as tf
@@ -107,10 +107,6 @@ class Store:
         self._rule = rule
         self._vectors: dict[str, Vector] = {}
         self._lock = threading.Lock()
-
-    def keys(self) -> Sequence[str]:
-        """In the order in which they were set."""
-        return list(self._vectors)
 
     def init(self, key: str, value: np.ndarray, decays: np.ndarray | None = None) -> None:
         """A new vector under `key`, with new slots; one that was there is replaced.

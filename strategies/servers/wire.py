@@ -5,6 +5,7 @@
 Nothing that arrives is ever run: a message is numbers and names.
 """
 
+import contextlib
 import json
 import socket
 import struct
@@ -106,10 +107,9 @@ class Connection:
 
     def close(self) -> None:
         """Wakes whoever waits on it, too."""
-        try:
+        # It may have been closed by the other side.
+        with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass  # it was closed by the other side
         self._socket.close()
 
     def _bytes(self, count: int) -> bytearray:
