@@ -6,6 +6,9 @@
     python -m launch.benchmark --group=ring --peers=../shared/peers --torch=TORCH/bin/python
         rounds of: a ring of two processes of one thread; the same in PyTorch and in tf.distribute
 
+    python -m launch.benchmark --group=servers --peers=../shared/peers --measured_batch=128 --measured_steps=200
+        rounds of: asynchronous parameter servers with one to four workers and one or two servers; tf.distribute's
+
 Every line of the table is a median over rounds with the smallest and the largest; the ratios at the end are
 of medians. Figures of different machines or hours don't compare; figures of one table do.
 """
@@ -17,38 +20,29 @@ import pathlib
 import statistics
 import subprocess
 import sys
-import tempfile
-import time
+from collections.abc import Mapping
 
-import keras
-import numpy as np
-import tensorflow as tf
 from absl import flags
 
-from launch import binary, training
+from launch import binary
 from launch.flag_values import positive
 from launch.free_ports import free_addresses
+from launch.measured import TINY, measure_servers, measure_step, measure_trainer
 from launch.tf_config import tf_config_text
-from models.networks import build_network
-from models.own_task import OwnTask
-from strategies.callbacks import Callback
-from strategies.cluster import WORKER, Cluster
-from strategies.progress_display import ProgressDisplay
-from strategies.trainer import Trainer
-from strategies.trainer_options import TrainerOptions
+from strategies.cluster import CHIEF, SERVER, WORKER, Cluster
 from towers.errors import UserError
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string(
     "peers", None, "Folder of peer programs (keras_step.py and others) to measure in the same rounds."
 )
-flags.DEFINE_enum("group", "towers", ("towers", "ring"), "What is measured: one process, or two.")
+flags.DEFINE_enum("group", "towers", ("towers", "ring", "servers"), "What is measured.")
 flags.DEFINE_string("torch", None, "A Python that has torch, to measure torch_step.py of the peers as well.")
 flags.DEFINE_integer("rounds", 3, "How many times everything is measured.")
 flags.DEFINE_integer("measured_steps", 20, "Steps measured each time.")
 flags.DEFINE_integer("measured_batch", 256, "Examples in a global batch.")
-flags.DEFINE_string("network", "resnet20", "Network measured.")
-flags.DEFINE_enum("measure", None, ("step", "trainer"), "One measurement in this process, as JSON.")
+flags.DEFINE_string("network", "resnet20", f"Network measured; also {TINY}.")
+flags.DEFINE_enum("measure", None, ("step", "trainer", "servers"), "One measurement in this process, as JSON.")
 positive("rounds", "measured_steps", "measured_batch")
 
 _CASE_SECONDS = 300
@@ -61,26 +55,27 @@ class Case:
     Attributes:
       name: of the line.
       command: prints a JSON object.
-      num_workers: processes of the command, each told by TF_CONFIG who the others are; the first one's is taken.
+      processes: how many of each role run the command, each told by TF_CONFIG who the others are; the first one's
+        object is taken. {} is one process that is told of nobody.
     """
 
     name: str
     command: tuple[str, ...]
-    num_workers: int = 1
+    processes: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
 
-def own_case(name: str, *flags: str, measure: str = "step", num_workers: int = 1) -> Case:
+def own_case(name: str, *flags: str, measure: str = "step", **processes: int) -> Case:
     """A measurement of this project in fresh processes."""
     command = (
         *(sys.executable, "-m", "launch.benchmark", f"--measure={measure}", f"--network={FLAGS.network}"),
         *(f"--measured_steps={FLAGS.measured_steps}", f"--measured_batch={FLAGS.measured_batch}", *flags),
     )
-    return Case(name, command, num_workers)
+    return Case(name, command, processes)
 
 
-def keras_case(name: str, *flags: str) -> Case:
+def keras_case(name: str, *flags: str, program: str = "keras_step.py") -> Case:
     """The same work by tf.distribute or Keras."""
-    return Case(name, (sys.executable, *_peer("keras_step.py"), *flags))
+    return Case(name, (sys.executable, *_peer(program), *flags))
 
 
 def torch_case(name: str, *flags: str) -> Case:
@@ -113,13 +108,34 @@ def ring_cases() -> list[Case]:
     """The rows of two processes of one thread."""
     own = ("--strategy=ring", "--num_towers=1", "--threads_per_tower=1")
     rows = [
-        own_case("ring 2", *own, num_workers=2),
-        own_case("ring 2, bfloat16", *own, "--precision=bfloat16", num_workers=2),
+        own_case("ring 2", *own, worker=2),
+        own_case("ring 2, bfloat16", *own, "--precision=bfloat16", worker=2),
     ]
     if FLAGS.peers:
         rows.append(keras_case("keras ring", "--mode", "ring"))
         rows.append(keras_case("keras ring, bfloat16", "--mode", "ring", "--dtype", "bfloat16"))
     return rows + (torch_cases(2) if FLAGS.peers and FLAGS.torch else [])
+
+
+def servers_cases() -> list[Case]:
+    """The rows of asynchronous servers, workers of one thread each."""
+    own = ("--strategy=ps", "--num_towers=1", "--threads_per_tower=1")
+    rows = [
+        own_case(
+            f"ps, {workers} workers, {servers} servers",
+            *own,
+            measure="servers",
+            chief=1,
+            worker=workers,
+            ps=servers,
+        )
+        for workers, servers in ((2, 1), (1, 1), (4, 1), (1, 2), (2, 2), (4, 2))
+    ]
+    if FLAGS.peers:
+        rows.insert(
+            1, keras_case("keras ps, 2 workers, 1 servers", "--model", FLAGS.network, program="ps_step.py")
+        )
+    return rows
 
 
 def torch_cases(num_processes: int) -> list[Case]:
@@ -131,82 +147,6 @@ def torch_cases(num_processes: int) -> list[Case]:
     ]
 
 
-def measured_task() -> OwnTask:
-    """One batch of random images, again and again, already in memory: the same work as the peers do."""
-    generator = np.random.default_rng(0)
-    batch = FLAGS.measured_batch
-    images = generator.random((batch, 32, 32, 3), np.float32)
-    labels = generator.integers(0, 10, batch)
-    data = tf.data.Dataset.from_tensors((images, labels))
-    return OwnTask(
-        model=lambda: build_network(FLAGS.network, image_shape=(32, 32, 3), num_classes=10),
-        train_data=data,
-        eval_data=data,
-        losses=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        batch_size=batch,
-    )
-
-
-def measure_step() -> dict:
-    """Steps one at a time; the first one traces and compiles."""
-    FLAGS.steps = FLAGS.measured_steps + 3
-    strategy = training.build_strategy(measured_task())
-    started = time.perf_counter()
-    strategy.run_steps(1)
-    first_seconds = time.perf_counter() - started
-    strategy.run_steps(2)
-    seconds = [strategy.run_steps(1).seconds for _ in range(FLAGS.measured_steps)]
-    return {
-        "images_per_second": FLAGS.measured_batch / statistics.median(seconds),
-        "first_step_seconds": first_seconds,
-    }
-
-
-class TimedEngine:
-    """An engine that keeps the time spent in its steps, each waited for."""
-
-    def __init__(self, engine):
-        self._engine, self.seconds = engine, []
-
-    def __getattr__(self, name):
-        return getattr(self._engine, name)
-
-    def train(self, batch, rate):
-        started = time.perf_counter()
-        outcome = self._engine.train(batch, rate)
-        float(outcome.loss_sum)
-        self.seconds.append(time.perf_counter() - started)
-        return outcome
-
-
-class ReportTimes(Callback):
-    """When each report came, and of which step."""
-
-    def __init__(self):
-        self.reports: list[tuple[int, float]] = []
-
-    def steps(self, report):
-        self.reports.append((report.step, time.perf_counter()))
-
-
-def measure_trainer() -> dict:
-    """The same steps under a Trainer with its files and reports: all that it adds, in the same steps."""
-    FLAGS.steps = FLAGS.measured_steps + 3
-    strategy = training.build_strategy(measured_task())
-    strategy.engine = engine = TimedEngine(strategy.engine)
-    times = ReportTimes()
-    with tempfile.TemporaryDirectory() as folder:
-        options = TrainerOptions(steps=FLAGS.steps, directory=folder, evaluate_every_epochs=None)
-        Trainer(strategy, options, callbacks=[ProgressDisplay(), times]).fit()
-    (first, begun), (last, ended) = times.reports[2], times.reports[-1]
-    bare_seconds = sum(engine.seconds[first:last])
-    return {
-        "images_per_second": FLAGS.measured_batch * (last - first) / (ended - begun),
-        "first_step_seconds": engine.seconds[0],
-        "loop_over_step": (ended - begun) / bare_seconds,
-    }
-
-
 def run_case(case: Case) -> dict:
     """The JSON object that a case prints last.
 
@@ -215,7 +155,7 @@ def run_case(case: Case) -> dict:
     """
     processes = [
         subprocess.Popen(case.command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        for environment in environments(case.num_workers)
+        for environment in environments(case.processes)
     ]
     try:
         # Their few lines fit in the pipes, so one may be read after the other.
@@ -229,15 +169,26 @@ def run_case(case: Case) -> dict:
     return json.loads(written[0][0].strip().splitlines()[-1])
 
 
-def environments(num_workers: int) -> list[dict[str, str]]:
-    """What each process of a case has in its environment."""
+def environments(processes: Mapping[str, int]) -> list[dict[str, str]]:
+    """What each process of a case has in its environment, the chief's or the first worker's first."""
     shared = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"}
     shared.pop("TF_CONFIG", None)
-    if num_workers == 1:
+    if not processes:
         return [shared]
-    addresses = {WORKER: tuple(free_addresses(num_workers))}
-    clusters = [Cluster(addresses=addresses, role=WORKER, index=rank) for rank in range(num_workers)]
+    addresses = {role: tuple(free_addresses(count)) for role, count in processes.items()}
+    clusters = [
+        Cluster(addresses=addresses, role=role, index=index)
+        for role in (CHIEF, WORKER, SERVER)
+        for index in range(processes.get(role, 0))
+    ]
     return [{**shared, "TF_CONFIG": tf_config_text(cluster)} for cluster in clusters]
+
+
+def in_words(found: Mapping) -> str:
+    """A measurement."""
+    steps = f", {found['steps_per_second']:.1f} steps/s" if "steps_per_second" in found else ""
+    counted = f", {found['counted_steps']} steps counted" if "counted_steps" in found else ""
+    return f"{found['images_per_second']:.0f} images/s{steps}{counted}"
 
 
 def table(results: dict[str, list[dict]]) -> list[str]:
@@ -279,16 +230,16 @@ def ratios(results: dict[str, list[dict]]) -> list[str]:
 
 def main(_) -> int:
     if FLAGS.measure is not None:
-        found = {"step": measure_step, "trainer": measure_trainer}[FLAGS.measure]()
+        found = {"step": measure_step, "trainer": measure_trainer, "servers": measure_servers}[FLAGS.measure]()
         print(json.dumps(found), flush=True)
         return binary.DONE
-    rows = {"towers": towers_cases, "ring": ring_cases}[FLAGS.group]()
+    rows = {"towers": towers_cases, "ring": ring_cases, "servers": servers_cases}[FLAGS.group]()
     results: dict[str, list[dict]] = {row.name: [] for row in rows}
     for number in range(FLAGS.rounds):
         for row in rows:
             found = run_case(row)
             results[row.name].append(found)
-            print(f"round {number + 1}: {row.name}: {found['images_per_second']:.0f} images/s", flush=True)
+            print(f"round {number + 1}: {row.name}: {in_words(found)}", flush=True)
     print("\n".join([*table(results), "", *ratios(results)]))
     return binary.DONE
 

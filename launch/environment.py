@@ -5,7 +5,13 @@ from collections.abc import Mapping
 
 from launch.slurm_step import cluster_from_slurm
 from launch.tf_config import cluster_from
-from strategies.cluster import Cluster
+from strategies.cluster import EVALUATOR, Cluster
+
+
+def is_evaluator() -> bool:
+    """Whether this process is the evaluator beside a cluster, and takes no part in it."""
+    cluster = cluster_of_this_process()
+    return cluster is not None and cluster.role == EVALUATOR
 
 
 def cluster_of_this_process(environ: Mapping[str, str] = os.environ) -> Cluster | None:

@@ -5,7 +5,7 @@ import functools
 from absl import flags
 
 from launch import binary
-from launch.environment import cluster_of_this_process
+from launch.environment import cluster_of_this_process, is_evaluator
 from launch.flag_values import listed_in_help, numbers_from, positive
 from launch.tf_config import public_addresses
 from strategies.cluster import Cluster
@@ -58,6 +58,8 @@ def joined_ring() -> Ring | None:
     cluster = cluster_of_this_process()
     if meeting(FLAGS.strategy) != "ring":
         _check_alone(cluster)
+        return None
+    if is_evaluator():
         return None
     if cluster is None:
         return Ring.alone(ring_options_from_flags())

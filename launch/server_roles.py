@@ -1,10 +1,17 @@
 """What processes do that the chief of parameter servers leads: serve, work, or look at the checkpoints."""
 
+import pathlib
+
 from launch import binary
 from launch.fault import faults_from_environment
 from launch.signals import StopSignals
 from strategies.contract import PeerLost
+from strategies.following import follow
+from strategies.metrics_log import MetricsLog
+from strategies.progress_display import ProgressDisplay
 from strategies.servers.place import ServersPlace, run_server, run_worker
+from strategies.tensorboard_log import TensorBoardLog
+from strategies.towers import towers_strategy
 from towers.devices import Devices
 from towers.errors import UserError
 from towers.options import StepOptions
@@ -39,6 +46,20 @@ def work(task: Task, devices: Devices, options: StepOptions, place: ServersPlace
         if code == binary.INTERRUPTED:
             signals.are_obeyed()
         return code
+
+
+def follow_run(task: Task, devices: Devices, options: StepOptions, directory: pathlib.Path, *, shares) -> int:
+    """An evaluator's whole life; its exit code."""
+    strategy = towers_strategy(task, devices, options, shares=shares)
+    callbacks = [MetricsLog(), TensorBoardLog(), ProgressDisplay()]
+    with StopSignals() as signals:
+        try:
+            is_over = follow(strategy, directory, callbacks, stop_requested=signals.requested)
+        except UserError as error:
+            return binary.fail(error)
+        if not is_over:
+            signals.are_obeyed()
+        return binary.DONE if is_over else binary.INTERRUPTED
 
 
 def _code_of(life) -> int:

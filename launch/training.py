@@ -20,11 +20,12 @@ from absl import app, flags
 
 from launch import binary
 from launch.device_flags import devices_from_flags
+from launch.environment import is_evaluator
 from launch.fault import faults_from_environment
 from launch.flag_values import numbers_from
 from launch.ring_flags import joined_ring
 from launch.run_flags import callbacks_from_flags, trainer_options_from_flags
-from launch.server_roles import serve, work
+from launch.server_roles import follow_run, serve, work
 from launch.servers_flags import servers_place
 from launch.step_flags import options_from_flags
 from strategies import registry
@@ -59,8 +60,8 @@ app.call_after_init(_configure_at_start)
 def build_strategy(task: Task, options: StepOptions | None = None) -> Strategy:
     """The strategy of --strategy on this process's devices.
 
-    In a process that only serves or computes for the chief of parameter servers it does that, and then ends the
-    process: what the program does with a strategy is the chief's.
+    In a process that serves or computes for the chief of parameter servers, or evaluates beside the others, it
+    does that and then ends the process: what the program does with a strategy is not theirs.
 
     Args:
       task: what is trained.
@@ -73,6 +74,8 @@ def build_strategy(task: Task, options: StepOptions | None = None) -> Strategy:
         sys.exit(serve(options, place))
     if place is not None and place.role == WORKER:
         sys.exit(work(task, devices, options, place, shares=shares))
+    if is_evaluator():
+        sys.exit(follow_run(task, devices, options, run_directory(), shares=shares))
     return registry.build_strategy(
         FLAGS.strategy, task, devices, options, shares=shares, ring=joined_ring(), servers=place
     )

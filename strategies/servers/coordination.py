@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from strategies.servers.admission import Admission, Ticket
-from strategies.servers.handlers import Answer, StoreHandlers
+from strategies.servers.handlers import StoreHandlers
 from strategies.servers.options import ServersOptions
 from strategies.servers.rounds import Rounds
 from strategies.servers.tally import Tally
-from strategies.servers.wire import Connection, Message
+from strategies.servers.wire import Connection, Content, Message
 from towers.clipping import Clipping
 
 # How long a worker's question is kept before it is told to ask again: it notices a lost server meanwhile.
@@ -56,7 +56,7 @@ class Coordination:
         self._stop_asked = False
         self._end: str | None = None
 
-    def start(self, message: Message, arrays) -> Answer:
+    def start(self, message: Message, arrays) -> Content:
         """The chief has set all vectors: workers may ask for steps from message['step'] on."""
         first, options = message["step"], self._options
         self._state, self._averaged = arrays
@@ -70,7 +70,7 @@ class Coordination:
         self._ready.set()
         return {}, ()
 
-    def run_to(self, message: Message, arrays) -> Answer:
+    def run_to(self, message: Message, arrays) -> Content:
         """The chief lets all work up to a step, and asks again and again whether so many are done."""
         if self._bad_step is None:
             self._admission.run_to(message["until"])
@@ -85,7 +85,7 @@ class Coordination:
         }
         return told, ()
 
-    def pause(self, message: Message, arrays) -> Answer:
+    def pause(self, message: Message, arrays) -> Content:
         """The chief wants to look at everything: nobody begins a step, and those that were begun end."""
         idle = self._admission.pause(PATIENCE_SECONDS)
         return {"idle": idle, **self._so_far()}, ()
@@ -94,17 +94,17 @@ class Coordination:
         with self._state_lock:
             return {"done": self._admission.done, "totals": self._tally.totals()}
 
-    def report(self, message: Message, arrays) -> Answer:
+    def report(self, message: Message, arrays) -> Content:
         turned_away = self._admission.turned_away if self._options.is_sync else 0
         with self._state_lock:
             told = {"done": self._admission.done, "totals": self._tally.totals(), **self._tally.take()}
         return {**told, "turned_away": turned_away, "stop_asked": self._stop_asked}, ()
 
-    def get_state(self, message: Message, arrays) -> Answer:
+    def get_state(self, message: Message, arrays) -> Content:
         with self._state_lock:
             return {}, [self._state.copy()]
 
-    def end(self, message: Message, arrays) -> Answer:
+    def end(self, message: Message, arrays) -> Content:
         """The chief ends the run; workers are told how when they ask next."""
         self._end = message["how"]
         if self._admission is not None:
@@ -112,8 +112,8 @@ class Coordination:
         self._ready.set()
         return {}, ()
 
-    def begin(self, message: Message, arrays) -> Answer:
-        """A worker asks for a step; it is told the step, or how the run ended, or to ask again."""
+    def begin(self, message: Message, arrays) -> Content:
+        """A worker's next step, with the state and this server's piece; or how the run ended; or to ask again."""
         worker = message["worker"]
         self._present.add(worker)
         self._stop_asked = self._stop_asked or message["stop_asked"]
@@ -126,7 +126,9 @@ class Coordination:
             return ({"end": self._end} if self._end is not None else {"again": True}), ()
         number, done = (given, given) if self._options.is_sync else (given.number, given.done)
         with self._state_lock:
-            return {"number": number, "done": done}, [self._state.copy()]
+            state = self._state.copy()
+        told, (piece,) = self._store.pull({"key": KEY}, ())
+        return {"number": number, "done": done, **told}, [state, piece]
 
     def lost(self, worker: int) -> None:
         """A worker's connection broke before the run's end."""
@@ -135,11 +137,11 @@ class Coordination:
             self._tally.add_failure(f"worker:{worker}")
             self._admission.lost(worker)
 
-    def admit(self, message: Message, arrays) -> Answer:
+    def admit(self, message: Message, arrays) -> Content:
         """Synchronous: whether a worker's gradient is still wanted."""
         return {"wanted": self._admission.admit(message["worker"], message["number"])}, ()
 
-    def finish(self, message: Message, arrays) -> Answer:
+    def finish(self, message: Message, arrays) -> Content:
         """A worker's gradient is with all other servers; the rest of it is here."""
         change, *gradient = arrays
         if self._options.is_sync:

@@ -8,7 +8,7 @@ import numpy as np
 
 from strategies.cluster import Member
 from strategies.contract import PeerLost
-from strategies.servers.wire import Connection, Message, Refused
+from strategies.servers.wire import Connection, Content, Message, Refused
 from towers.errors import UserError
 
 _RETRY_SECONDS = 0.1
@@ -67,13 +67,19 @@ class Group:
         (answer,) = self.ask_each(what, {server: ({}, arrays)}, **question)
         return answer
 
+    def ask_in_turn(
+        self, server: int, *questions: tuple[Mapping, Sequence[np.ndarray]]
+    ) -> list[tuple[Message, list]]:
+        """One server's answers to several questions, all sent before the first answer is read; raises as `ask`."""
+        for question, arrays in questions:
+            self._guarded(server, lambda c, question=question, arrays=arrays: c.send(question, arrays))
+        return [self._guarded(server, lambda c: c.answer()) for _ in questions]
+
     def ask_all(self, what: str, **question) -> list[tuple[Message, list]]:
         """Every server's answer to the same question; raises as `ask`."""
         return self.ask_each(what, {place: ({}, ()) for place in range(len(self.servers))}, **question)
 
-    def ask_each(
-        self, what: str, questions: Mapping[int, tuple[Mapping, Sequence[np.ndarray]]], **question
-    ) -> list[tuple[Message, list]]:
+    def ask_each(self, what: str, questions: Mapping[int, Content], **question) -> list[tuple[Message, list]]:
         """The answers of some servers, each to its own question; all are asked before the first answer is read."""
         for server, (own, arrays) in questions.items():
             self._guarded(

@@ -1,17 +1,13 @@
 """What every server answers: the keys and values it keeps, and its piece of a synchronous step."""
 
-from collections.abc import Mapping, Sequence
-
 import numpy as np
 
 from strategies.servers.held_gradients import HeldGradients
 from strategies.servers.rows import SplitGradient
 from strategies.servers.store import Store
-from strategies.servers.wire import Message
+from strategies.servers.wire import Content, Message
 from towers.clipping import Clipping
 from towers.update_rules import UpdateRule
-
-Answer = tuple[Mapping[str, object], Sequence[np.ndarray]]
 
 
 class StoreHandlers:
@@ -22,22 +18,22 @@ class StoreHandlers:
         self._about: dict[str, object] = {}
         self.pulls = self.pushes = 0
 
-    def init(self, message: Message, arrays) -> Answer:
+    def init(self, message: Message, arrays) -> Content:
         """A new vector, and what clients want to know of it."""
         value, *decays = arrays
         self._store.init(message["key"], value, *decays)
         self._about[message["key"]] = message.get("about")
         return {}, ()
 
-    def keys(self, message: Message, arrays) -> Answer:
+    def keys(self, message: Message, arrays) -> Content:
         return {"about": self._about}, ()
 
-    def pull(self, message: Message, arrays) -> Answer:
+    def pull(self, message: Message, arrays) -> Content:
         self.pulls += 1
         value, version = self._store.vector(message["key"]).read()
         return {"version": version}, [value]
 
-    def push(self, message: Message, arrays) -> Answer:
+    def push(self, message: Message, arrays) -> Content:
         """One update at once."""
         self.pushes += 1
         vector = self._store.vector(message["key"])
@@ -45,17 +41,17 @@ class StoreHandlers:
         since, aware = message.get("since"), message.get("aware", False)
         return {"staleness": vector.apply(gradient, message["rate"], since=since, aware=aware)}, ()
 
-    def get_slots(self, message: Message, arrays) -> Answer:
+    def get_slots(self, message: Message, arrays) -> Content:
         slots = self._store.vector(message["key"]).slots()
         return {"names": list(slots)}, list(slots.values())
 
-    def set(self, message: Message, arrays) -> Answer:
+    def set(self, message: Message, arrays) -> Content:
         value, *slots = arrays
         named = dict(zip(message["names"], slots, strict=True))
         self._store.vector(message["key"]).set(value, named, message["version"])
         return {}, ()
 
-    def hold(self, message: Message, arrays) -> Answer:
+    def hold(self, message: Message, arrays) -> Content:
         """A gradient SUM that is to be averaged with others."""
         self.pushes += 1
         vector = self._store.vector(message["key"])
@@ -63,12 +59,12 @@ class StoreHandlers:
         self._held.hold(message["number"], message["worker"], gradient)
         return {}, ()
 
-    def square(self, message: Message, arrays) -> Answer:
+    def square(self, message: Message, arrays) -> Content:
         """The squared norm of what these workers' gradients add up to here."""
         total = self._held.total(message["number"], message["workers"])
         return {"square": float(np.dot(total, total)) if len(total) else 0.0}, ()
 
-    def apply(self, message: Message, arrays) -> Answer:
+    def apply(self, message: Message, arrays) -> Content:
         """The update of a step, from the held gradients times a factor."""
         number = message["number"]
         if message["factor"] is not None:

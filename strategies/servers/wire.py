@@ -17,6 +17,8 @@ import numpy as np
 from towers.errors import UserError
 
 Message = dict[str, object]
+# What is asked or answered.
+Content = tuple[Mapping[str, object], Sequence[np.ndarray]]
 
 _PREFIX = struct.Struct("<4sI")
 _MAGIC = b"TOW1"

@@ -1,7 +1,7 @@
 """A worker of a parameter-server group: pulls, computes on its batch, pushes, until the run ends."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 import tensorflow as tf
@@ -54,19 +54,25 @@ class Worker:
         Raises:
           PeerLost: a server is gone.
         """
+        told = []
         while True:
-            answer, arrays = self._group.ask(0, "begin", worker=self._rank, stop_asked=self._stop_asked())
+            begin = {"ask": "begin", "worker": self._rank, "stop_asked": self._stop_asked()}
+            # What a step came to is told in one breath with the wish for the next.
+            *_, (answer, arrays) = self._group.ask_in_turn(0, *told, (begin, ()))
             if "end" in answer:
                 return answer["end"]
-            if "again" not in answer:
-                self._step(answer["number"], answer["done"], *arrays)
+            told = [] if "again" in answer else self._step(answer, *arrays)
 
-    def _step(self, number: int, done: int, state: np.ndarray) -> None:
+    def _step(
+        self, grant: Mapping, state: np.ndarray, piece: np.ndarray
+    ) -> list[tuple[Mapping, list[np.ndarray]]]:
+        """Computes a gradient and pushes it to all servers but the first, for which it is returned."""
+        number = grant["number"]
         self._before_step(number)
         asked = time.perf_counter()
         batches = self._batch_of(number)
         began = time.perf_counter()
-        parameters, versions = self._pulled()
+        parameters, versions = self._pulled(piece, grant["version"])
         computed = self._engine.compute(number, parameters, state, batches)
         told = {
             "examples": computed.examples,
@@ -78,16 +84,21 @@ class Worker:
         if self._options.backup_workers:
             answer, _ = self._group.ask(0, "admit", worker=self._rank, number=number)
             if not answer["wanted"]:
-                return
-        self._push(number, done, versions, computed, told)
+                return []
+        return [self._pushed(number, grant["done"], versions, computed, told)]
 
-    def _pulled(self) -> tuple[np.ndarray, list[int]]:
-        """The whole vector, and the version of each server's piece."""
-        answers = self._group.ask_all("pull", key=KEY)
+    def _pulled(self, first: np.ndarray, version: int) -> tuple[np.ndarray, list[int]]:
+        """The whole vector, of which server 0 gave the first piece, and the version of each server's piece."""
+        others = {server: ({}, ()) for server in range(1, len(self._group.servers))}
+        if not others:
+            return first, [version]
+        answers = self._group.ask_each("pull", others, key=KEY)
         pieces = [piece for _, (piece,) in answers]
-        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces), [told["version"] for told, _ in answers]
+        return np.concatenate([first, *pieces]), [version, *(told["version"] for told, _ in answers)]
 
-    def _push(self, number: int, done: int, versions, computed: Computed, told) -> None:
+    def _pushed(
+        self, number: int, done: int, versions, computed: Computed, told
+    ) -> tuple[Mapping, list[np.ndarray]]:
         """To server 0 last: what it counts, the others have."""
         what = "hold" if self._options.is_sync else "push"
         question = {
@@ -108,19 +119,18 @@ class Worker:
             }
         answers = self._group.ask_each(what, elsewhere, **question)
         rows, arrays = packed[0]
-        self._group.ask(
-            0,
-            "finish",
-            [computed.state_change, *arrays],
+        finish = {
+            "ask": "finish",
             **question,
-            rows=rows,
-            since=versions[0],
-            done=done,
-            weight=computed.weight,
-            finite=computed.finite,
-            staleness_elsewhere=[answer.get("staleness", 0) for answer, _ in answers],
-            told=told,
-        )
+            "rows": rows,
+            "since": versions[0],
+            "done": done,
+            "weight": computed.weight,
+            "finite": computed.finite,
+            "staleness_elsewhere": [answer.get("staleness", 0) for answer, _ in answers],
+            "told": told,
+        }
+        return finish, [computed.state_change, *arrays]
 
     def _batch_of(self, number: int) -> tuple[Batch, ...]:
         """This worker's part of each microbatch of a step; without waiting for others, of its own next batch."""

@@ -45,7 +45,6 @@ class _Outputs(NamedTuple):
     rows: Sequence[tuple[tf.Tensor, tf.Tensor]]
     state_change: tf.Tensor
     numbers: tf.Tensor
-    sums: Mapping[str, tuple[tf.Tensor, tf.Tensor]]
 
 
 class WorkerEngine(TowersEngine):
@@ -75,6 +74,7 @@ class WorkerEngine(TowersEngine):
         )
         self._wire = WIRE_PRECISIONS[wire_precision]
         super().__init__(*arguments, **named)
+        self._whole = tf.function(self._undivided, autograph=False)
         self._first = tf.function(self._first_sums, autograph=False)
         self._more = tf.function(self._more_sums, autograph=False)
         self._finish = tf.function(self._outputs, autograph=False)
@@ -90,6 +90,7 @@ class WorkerEngine(TowersEngine):
         self._state_shapes = [tuple(variable.shape) for variable in variables.state]
         self._state_dtypes = [tf.as_dtype(variable.dtype) for variable in variables.state]
         self._sparse: list[str] = []
+        self._metrics: list[str] = []
         self.placement = CentralPlacement(self.devices.parameters, {}, {}, {}, {})
 
     def compute(
@@ -105,22 +106,29 @@ class WorkerEngine(TowersEngine):
         """
         self.counters.step.assign(number)
         vector, state = tf.constant(parameters), tf.constant(state)
-        sums = self._first(vector, state, batches[0])
-        for place, batch in enumerate(batches[1:], start=1):
-            # Of a short batch some microbatches are empty; where workers meet, it may not be so for all.
-            if self._meets or int(batch_length(batch)) > 0:
-                sums = self._more(vector, batch, tf.constant(place), sums)
-        out = self._finish(state, sums)
-        weight, norm, finite = out.numbers.numpy()
+        out = (
+            self._whole(vector, state, *batches)
+            if len(batches) == 1
+            else self._divided_step(vector, state, batches)
+        )
+        weight, norm, finite, *sums = out.numbers.numpy().tolist()
         return Computed(
             gradient=self._split(out),
             state_change=out.state_change.numpy(),
-            weight=float(weight),
-            sums={name: (float(total), float(weight)) for name, (total, weight) in out.sums.items()},
-            norm=float(norm),
+            weight=weight,
+            sums=dict(zip(self._metrics, zip(sums[::2], sums[1::2], strict=True), strict=True)),
+            norm=norm,
             finite=bool(finite),
-            examples=sum(int(batch_length(batch)) for batch in batches),
+            examples=sum(tf.nest.flatten(batch.features)[0].shape[0] for batch in batches),
         )
+
+    def _microbatches(self, vector, state, first, *others) -> _Outputs:
+        sums = self._first(vector, state, first)
+        for place, batch in enumerate(others, start=1):
+            # Of a short batch some microbatches are empty; where workers meet, it may not be so for all.
+            if self._meets or int(batch_length(batch)) > 0:
+                sums = self._more(vector, batch, tf.constant(place), sums)
+        return self._finish(state, sums)
 
     def _split(self, out: _Outputs) -> SplitGradient:
         begins = dict(zip(self.layout.shapes, self.layout.offsets, strict=False))
@@ -129,6 +137,9 @@ class WorkerEngine(TowersEngine):
             for name, (indices, values) in zip(self._sparse, out.rows, strict=True)
         ]
         return SplitGradient(out.dense.numpy(), rows)
+
+    def _undivided(self, vector, state, batch) -> _Outputs:
+        return self._outputs(state, self._first_sums(vector, state, batch))
 
     def _first_sums(self, vector, state, batch) -> TowerResult:
         return self._gather(batch, 0, self._parameters_in(vector), self._state_in(state))
@@ -152,12 +163,14 @@ class WorkerEngine(TowersEngine):
                 policy = self.options.batch_stats
                 _, *changes = step.changes_of_state(old, sums, first=self._rank == 0, batch_stats=policy)
             dense, rows = self._divided(found)
+            reported = {"loss": (sums.loss_sum, sums.weight), **sums.metric_sums}
+            self._metrics = list(reported)
+            numbers = [sums.weight, mean.norm, mean.finite, *(part for pair in reported.values() for part in pair)]
             return _Outputs(
                 dense,
                 rows,
                 _joined([tf.cast(change, tf.float64) for change in changes], tf.float64),
-                tf.stack([sums.weight, mean.norm, tf.cast(mean.finite, tf.float32)]),
-                {"loss": (sums.loss_sum, sums.weight), **sums.metric_sums},
+                tf.stack([tf.cast(number, tf.float64) for number in numbers]),
             )
 
     def _divided(self, found):
