@@ -48,7 +48,11 @@ flags.DEFINE_integer("ps", 0, "Parameter servers.")
 flags.DEFINE_bool("chief", False, "A chief, beside the workers.")
 flags.DEFINE_bool("evaluator", False, "An evaluator, beside the cluster.")
 flags.DEFINE_float("grace_seconds", 30.0, "How long a process may take to end before it is killed.")
-flags.DEFINE_integer("max_restarts", 0, "How often the whole cluster is started again after a failure.")
+flags.DEFINE_integer(
+    "max_restarts",
+    0,
+    "How often a failure is mended: a worker of servers is replaced, else all start again.",
+)
 flags.DEFINE_multi_string("kill", [], "worker:1@step20: this process dies before this step, to see a recovery.")
 flags.DEFINE_multi_string("stop", [], "worker:1@step20: this process stands still from this step on.")
 flags.DEFINE_bool("private_network", True, "A network of the cluster's own, where the system allows it.")

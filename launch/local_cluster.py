@@ -42,6 +42,11 @@ class Roles:
         """Those who take steps together, and notice when one of them stands still."""
         return self._named(CHIEF, WORKER)
 
+    @property
+    def replaceable(self) -> tuple[str, ...]:
+        """Those without whom the others go on until there is another: workers that parameters servers serve."""
+        return self._named(WORKER) if self.ps and self.chief else ()
+
     def awaited(self) -> Mapping[str, tuple[str, ...]]:
         """Those that serve until they are told to end, and whose ends each of them waits for.
 

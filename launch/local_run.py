@@ -13,7 +13,7 @@ from launch.line_relay import LineRelay
 from launch.local_cluster import Roles
 from launch.outcome import Outcome, described, last_words
 from launch.planned_faults import FAULT_VARIABLE, PlannedFault
-from launch.processes import Process
+from launch.processes import End, Process
 from launch.rank_log import RankLog
 from launch.received_signals import ReceivedSignals
 from launch.screen import screen_for, tell
@@ -52,7 +52,7 @@ class LocalRun:
         self._signals = ReceivedSignals()
         self._guard = GroupGuard()
         self._secret = secrets.token_hex(16)
-        self._start = 0
+        self._start = self._restarts = 0
         self._logs: Mapping[str, RankLog] = {}
         self._faults_seen: set[PlannedFault] = set()
 
@@ -65,7 +65,8 @@ class LocalRun:
         with self._signals, self._guard:
             outcome = self._run_once()
             while self._may_start_again(outcome):
-                self._tell_restart(outcome)
+                self._restarts += 1
+                self._tell_restart(outcome.cause)
                 outcome = self._run_once()
         if outcome.cause is not None:
             self._tell_failure(outcome)
@@ -83,25 +84,36 @@ class LocalRun:
                 for name in plan.roles.names
             }
             screen = ends.enter_context(contextlib.closing(screen_for(plan.roles.names, plan.roles.reporter)))
+            clusters = {cluster.this.name: cluster for cluster in plan.roles.clusters()}
             processes = [
-                ends.enter_context(contextlib.closing(self._started(cluster))) for cluster in plan.roles.clusters()
+                ends.enter_context(contextlib.closing(self._started(cluster))) for cluster in clusters.values()
             ]
+
+            def replaced(end: End) -> Process | None:
+                if end.name not in plan.roles.replaceable or not Outcome.may_be_mended(end) or self._are_used_up():
+                    return None
+                self._restarts += 1
+                self._tell_restart(end)
+                cluster = clusters[end.name]
+                return ends.enter_context(contextlib.closing(self._started(cluster, again=True)))
+
             outcome = Supervisor(
                 processes,
                 LineRelay(screen, self._logs),
                 self._signals,
                 awaited=plan.roles.awaited(),
+                replaced=replaced,
                 grace_seconds=plan.grace_seconds,
             ).run()
         if self._start == 1:
             self._faults_seen = {fault for fault in plan.faults.values() if fault.is_seen_in(outcome)}
         return outcome
 
-    def _started(self, cluster: Cluster) -> Process:
-        return Process(cluster.this.name, self._plan.command, self._environment(cluster), self._guard)
+    def _started(self, cluster: Cluster, *, again: bool = False) -> Process:
+        return Process(cluster.this.name, self._plan.command, self._environment(cluster, again), self._guard)
 
-    def _environment(self, cluster: Cluster) -> dict[str, str]:
-        fault = self._plan.faults.get(cluster.this.name) if self._start == 1 else None
+    def _environment(self, cluster: Cluster, again: bool) -> dict[str, str]:
+        fault = self._plan.faults.get(cluster.this.name) if self._start == 1 and not again else None
         inherited = {name: value for name, value in os.environ.items() if name != FAULT_VARIABLE}
         return inherited | {
             "TF_CONFIG": tf_config_text(cluster),
@@ -114,13 +126,15 @@ class LocalRun:
 
     def _may_start_again(self, outcome: Outcome) -> bool:
         asked_to_stop = self._signals.first is not None
-        return outcome.can_be_mended and not asked_to_stop and self._start <= self._plan.max_restarts
+        return outcome.can_be_mended and not asked_to_stop and not self._are_used_up()
 
-    def _tell_restart(self, outcome: Outcome) -> None:
-        cause = outcome.cause
+    def _are_used_up(self) -> bool:
+        return self._restarts >= self._plan.max_restarts
+
+    def _tell_restart(self, cause: End) -> None:
         where = self._logs[cause.name].path
         tell(
-            f"restart {self._start} of {self._plan.max_restarts}: {cause.name} failed: {described(cause)}; "
+            f"restart {self._restarts} of {self._plan.max_restarts}: {cause.name} failed: {described(cause)}; "
             f"its last lines stand in {where}"
         )
 
@@ -142,4 +156,4 @@ class LocalRun:
                     f"{fault.flag}: it did not happen, {fault.name} began no step {fault.step}; "
                     "name a step that it takes in its first start"
                 )
-            tell(fault.recovered(self._start - 1))
+            tell(fault.recovered(self._restarts))

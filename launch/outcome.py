@@ -31,10 +31,12 @@ class Outcome:
     Attributes:
       ends: of all its processes, the earliest first.
       interrupted: a signal to the launcher was passed on.
+      outlived: ends of processes in whose place others were started, while the rest went on.
     """
 
     ends: tuple[End, ...]
     interrupted: bool
+    outlived: tuple[End, ...] = ()
 
     @property
     def cause(self) -> End | None:
@@ -55,6 +57,11 @@ class Outcome:
             return self.cause.code if self.cause.code >= 0 else _SHELL_SIGNAL_BASE - self.cause.code
         stopped_early = any(end.sent is None and end.code == binary.INTERRUPTED for end in self.ends)
         return binary.INTERRUPTED if self.interrupted or stopped_early else binary.DONE
+
+    @staticmethod
+    def may_be_mended(end: End) -> bool:
+        """Whether another process in its place may end better."""
+        return end.code not in _BEYOND_REPAIR
 
     @property
     def can_be_mended(self) -> bool:

@@ -45,7 +45,7 @@ class PlannedFault:
 
     def is_seen_in(self, outcome: Outcome) -> bool:
         """Whether it happened in this start."""
-        return any(end.name == self.name and self._is(end) for end in outcome.ends)
+        return any(end.name == self.name and self._is(end) for end in (*outcome.ends, *outcome.outlived))
 
     def recovered(self, restart: int) -> str:
         """What to say when the cluster went on after it."""

@@ -1,12 +1,13 @@
 """One start of a cluster, from its first process to its last end: who is told to end, and when.
 
 a signal to the launcher   goes to everybody but those who serve; SIGKILL after the grace
-a process fails            the others have the grace to end by themselves, then SIGTERM, then SIGKILL
+a process fails            it is replaced, if it may be; or else the others have the grace to end by themselves,
+                           then SIGTERM, then SIGKILL
 nobody is left to serve    SIGTERM to those who serve, then SIGKILL after the grace
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from launch.line_relay import LineRelay
 from launch.outcome import Outcome
@@ -28,6 +29,7 @@ class Supervisor:
         signals: ReceivedSignals,
         *,
         awaited: Mapping[str, Sequence[str]],
+        replaced: Callable[[End], Process | None],
         grace_seconds: float,
     ):
         """Args:
@@ -35,11 +37,14 @@ class Supervisor:
         relay: gets their output.
         signals: that the launcher receives.
         awaited: the processes that serve, by name, and whose ends each of them waits for.
+        replaced: called with the end of a process that failed; starts another in its place, or None.
         grace_seconds: how long a process may take to end.
         """
+        self._replaced = replaced
         self._running, self._relay, self._signals = list(processes), relay, signals
         self._awaited, self._grace_seconds = awaited, grace_seconds
         self._ends: list[End] = []
+        self._outlived: list[End] = []
         self._failed_at: float | None = None
         self._interrupted_at: float | None = None
         for process in processes:
@@ -55,16 +60,32 @@ class Supervisor:
             self._end_after_failure()
             self._kill_overdue()
         self._pass_on_last_output()
-        return Outcome(ends=tuple(self._ends), interrupted=self._interrupted_at is not None)
+        return Outcome(
+            ends=tuple(self._ends), outlived=tuple(self._outlived), interrupted=self._interrupted_at is not None
+        )
 
     def _look(self) -> None:
         for process in self._running:
             process.look()
         ended = [process.end for process in self._running if process.end is not None]
         self._running = [process for process in self._running if process.end is None]
-        self._ends += ended
-        if self._failed_at is None and any(end.code != 0 and end.sent is None for end in ended):
-            self._failed_at = time.monotonic()
+        for end in ended:
+            failed = end.code != 0 and end.sent is None
+            if not (failed and self._is_replaced(end)):
+                self._ends.append(end)
+                if failed and self._failed_at is None:
+                    self._failed_at = time.monotonic()
+
+    def _is_replaced(self, end: End) -> bool:
+        """Whether the cluster goes on with another process in the place of one that failed."""
+        if self._interrupted_at is not None or self._failed_at is not None:
+            return False
+        other = self._replaced(end)
+        if other is not None:
+            self._running.append(other)
+            self._relay.add(other.name, *other.outputs)
+            self._outlived.append(end)
+        return other is not None
 
     def _pass_signals_on(self) -> None:
         for number in self._signals.take():

@@ -1,0 +1,47 @@
+"""An evaluator beside parameter servers: what it makes of the checkpoints of a run that goes on."""
+
+import json
+
+import pytest
+
+from launch import binary
+from tests.launch.programs import TINY
+from tests.launch.server_groups import ServerGroup
+
+pytestmark = pytest.mark.timeout(200)
+
+LIMIT_SECONDS = 100
+TRAIN = (
+    *("-m", "launch.train", *(flag for flag in TINY if not flag.startswith("--num_towers"))),
+    *("--strategy=ps", "--num_towers=1", "--directory=run"),
+)
+
+
+def evaluations(folder, log) -> dict[int, float]:
+    """Loss by step."""
+    records = [json.loads(line) for line in (folder / log).read_text().splitlines()]
+    return {record["step"]: record["loss"] for record in records if record["kind"] == "evaluation"}
+
+
+def test_each_newest_checkpoint_to_the_last(tmp_path):
+    with ServerGroup(TRAIN, workers=1, servers=1, cwd=tmp_path) as group:
+        group.start("evaluator:0")
+        for name, ended in group.ends(LIMIT_SECONDS).items():
+            assert ended.code == binary.DONE, (name, ended.err)
+    found, chiefs = (
+        evaluations(tmp_path, "run/evaluator/metrics.jsonl"),
+        evaluations(tmp_path, "run/metrics.jsonl"),
+    )
+    assert set(found) <= set(range(5, 31, 5))
+    assert found[30] == pytest.approx(chiefs[30], rel=1e-6)
+    assert list((tmp_path / "run" / "evaluator" / "tensorboard").iterdir())
+
+
+def test_it_ends_when_it_is_asked_to(tmp_path):
+    with ServerGroup(TRAIN, workers=1, servers=1, cwd=tmp_path, missing=("chief:0", "worker:0", "ps:0")) as group:
+        group.start("evaluator:0")
+        # It makes its folder when it begins to look.
+        while not (tmp_path / "run" / "evaluator" / "metrics.jsonl").exists():
+            assert group.processes["evaluator:0"].poll() is None
+        group.processes["evaluator:0"].terminate()
+        assert group.end("evaluator:0", LIMIT_SECONDS).code == binary.INTERRUPTED
