@@ -9,6 +9,9 @@
     python -m launch.benchmark --group=servers --peers=../shared/peers --measured_batch=128 --measured_steps=200
         rounds of: asynchronous parameter servers with one to four workers and one or two servers; tf.distribute's
 
+    python -m launch.benchmark --group=slow_worker --network=tiny --measured_batch=128 --measured_steps=150
+        rounds of: three workers under each kind of staleness, none or one of them waiting for its input
+
 Every line of the table is a median over rounds with the smallest and the largest; the ratios at the end are
 of medians. Figures of different machines or hours don't compare; figures of one table do.
 """
@@ -36,11 +39,12 @@ FLAGS = flags.FLAGS
 flags.DEFINE_string(
     "peers", None, "Folder of peer programs (keras_step.py and others) to measure in the same rounds."
 )
-flags.DEFINE_enum("group", "towers", ("towers", "ring", "servers"), "What is measured.")
+flags.DEFINE_enum("group", "towers", ("towers", "ring", "servers", "slow_worker"), "What is measured.")
 flags.DEFINE_string("torch", None, "A Python that has torch, to measure torch_step.py of the peers as well.")
 flags.DEFINE_integer("rounds", 3, "How many times everything is measured.")
 flags.DEFINE_integer("measured_steps", 20, "Steps measured each time.")
 flags.DEFINE_integer("measured_batch", 256, "Examples in a global batch.")
+flags.DEFINE_float("slow_seconds", 0.0, "How long the first worker waits for each batch, to see who waits for it.")
 flags.DEFINE_string("network", "resnet20", f"Network measured; also {TINY}.")
 flags.DEFINE_enum("measure", None, ("step", "trainer", "servers"), "One measurement in this process, as JSON.")
 positive("rounds", "measured_steps", "measured_batch")
@@ -138,6 +142,24 @@ def servers_cases() -> list[Case]:
     return rows
 
 
+def slow_worker_cases() -> list[Case]:
+    """Parameter servers of each kind, without and with a worker whose input is slow."""
+    own = ("--strategy=ps", "--num_towers=1", "--threads_per_tower=1")
+    kinds = {
+        "async": ("--staleness=async",),
+        "bound 8": ("--staleness=8",),
+        "sync": ("--staleness=sync",),
+        "sync, 1 backup": ("--staleness=sync", "--backup_workers=1"),
+    }
+    rows = []
+    for kind, flags_of_kind in kinds.items():
+        for slow in (0.0, 0.2):
+            name = f"ps, {kind}, {'one slow' if slow else 'none slow'}"
+            more = (*own, *flags_of_kind, f"--slow_seconds={slow}")
+            rows.append(own_case(name, *more, measure="servers", chief=1, worker=3, ps=1))
+    return rows
+
+
 def torch_cases(num_processes: int) -> list[Case]:
     """PyTorch in both precisions; several processes meet over gloo."""
     procs = ("--procs", str(num_processes))
@@ -188,7 +210,8 @@ def in_words(found: Mapping) -> str:
     """A measurement."""
     steps = f", {found['steps_per_second']:.1f} steps/s" if "steps_per_second" in found else ""
     counted = f", {found['counted_steps']} steps counted" if "counted_steps" in found else ""
-    return f"{found['images_per_second']:.0f} images/s{steps}{counted}"
+    workers = f", by worker {list(found['worker_steps'].values())}" if "worker_steps" in found else ""
+    return f"{found['images_per_second']:.0f} images/s{steps}{counted}{workers}"
 
 
 def table(results: dict[str, list[dict]]) -> list[str]:
@@ -233,7 +256,13 @@ def main(_) -> int:
         found = {"step": measure_step, "trainer": measure_trainer, "servers": measure_servers}[FLAGS.measure]()
         print(json.dumps(found), flush=True)
         return binary.DONE
-    rows = {"towers": towers_cases, "ring": ring_cases, "servers": servers_cases}[FLAGS.group]()
+    groups = {
+        "towers": towers_cases,
+        "ring": ring_cases,
+        "servers": servers_cases,
+        "slow_worker": slow_worker_cases,
+    }
+    rows = groups[FLAGS.group]()
     results: dict[str, list[dict]] = {row.name: [] for row in rows}
     for number in range(FLAGS.rounds):
         for row in rows:

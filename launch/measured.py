@@ -11,6 +11,7 @@ from absl import flags
 from keras import layers
 
 from launch import training
+from launch.environment import cluster_of_this_process
 from models.networks import build_network
 from models.own_task import OwnTask
 from strategies.callbacks import Callback
@@ -31,6 +32,8 @@ def measured_task() -> OwnTask:
     images = generator.random((batch, 32, 32, 3), np.float32)
     labels = generator.integers(0, 10, batch)
     data = tf.data.Dataset.from_tensors((images, labels))
+    if FLAGS.slow_seconds and is_first_worker():
+        data = data.map(slowed)
     return OwnTask(
         model=tiny_network if FLAGS.network == TINY else _named_network,
         train_data=data,
@@ -38,6 +41,22 @@ def measured_task() -> OwnTask:
         losses=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         batch_size=batch,
     )
+
+
+def is_first_worker() -> bool:
+    cluster = cluster_of_this_process()
+    return cluster is not None and cluster.this.name == "worker:0"
+
+
+def slowed(images: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """As a slow disk would."""
+
+    def wait(given):
+        time.sleep(FLAGS.slow_seconds)
+        return given
+
+    late = tf.numpy_function(wait, [labels], labels.dtype)
+    return images, tf.ensure_shape(late, labels.shape)
 
 
 def _named_network() -> keras.Model:
@@ -123,4 +142,5 @@ def measure_servers() -> dict:
         "images_per_second": FLAGS.measured_batch * report.num_steps / report.seconds,
         "steps_per_second": report.num_steps / report.seconds,
         "counted_steps": counted,
+        "worker_steps": {worker.name: worker.steps for worker in report.servers.workers},
     }

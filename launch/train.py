@@ -29,7 +29,8 @@ _SHOWN_DIFFERENCES = 5
 
 
 def main(_) -> int:
-    training.serve_if_server()
+    if not FLAGS.verify:
+        training.serve_if_server()
     task = task_from_flags()
     try:
         return verify(task) if FLAGS.verify else train(task)
@@ -94,6 +95,7 @@ def verify(task) -> int:
     strategy = training.build_strategy(task, dataclasses.replace(options, precision=FLAGS.verify_precision))
     reference, how = reference_strategy(task, strategy, strategy.options)
     found = differences(strategy, reference, VERIFY_STEPS)
+    strategy.finish(completed=True)
     largest = found[0].relative
     good = largest <= FLAGS.verify_tolerance
     if strategy.keeps_files:

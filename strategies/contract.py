@@ -181,6 +181,10 @@ class Strategy(Protocol):
         """Towers over all workers."""
 
     @property
+    def is_exact(self) -> bool:
+        """Whether it gives the numbers of one device."""
+
+    @property
     def keeps_files(self) -> bool:
         """Whether this process is the one that writes what is kept of a run."""
 

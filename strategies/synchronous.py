@@ -58,7 +58,7 @@ class SynchronousStrategy:
         with tf.device("/device:CPU:0"), layer_precision(self.options.precision), counted_anew():
             return self.task.build_model()
 
-    keeps_files = True
+    is_exact = keeps_files = True
 
     def agree(self, move: Move) -> Move:
         return move

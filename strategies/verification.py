@@ -38,8 +38,13 @@ def reference_strategy(task: Task, strategy: SynchronousStrategy, options: StepO
     each batch undivided.
 
     Raises:
-      UserError: synced statistics beside dropout, which no single device can repeat.
+      UserError: a strategy that does not give one device's numbers; or synced statistics beside dropout, which no
+        single device can repeat.
     """
+    if not strategy.is_exact:
+        raise UserError(
+            "verify of asynchronous updates: what they come to depends on who is first; use --staleness=sync or 0"
+        )
     model = strategy.model
     coupled = bool(batch_norm.batch_norm_layers(model)) and options.batch_stats != "synced"
     random = bool(ModelVariables.of(model).seeds)

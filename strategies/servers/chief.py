@@ -108,6 +108,10 @@ class ServersStrategy(SynchronousStrategy):
             )
 
     @property
+    def is_exact(self) -> bool:
+        return self._servers.is_serial or (self._servers.is_sync and not self._servers.backup_workers)
+
+    @property
     def part_shares(self) -> tuple[float, ...]:
         return tuple(share / sum(self.engine.shares) for share in self.engine.shares) * self._together
 
