@@ -33,11 +33,12 @@ LEVEL = 1.1
 class LocalServers:
     """Servers in threads of this process, and the clients that were made."""
 
-    def __init__(self, rule: UpdateRule, count: int):
+    def __init__(self, rule: UpdateRule, count: int, secret: str):
         addresses = free_addresses(count)
         self.members = [Member(SERVER, index, address) for index, address in enumerate(addresses)]
+        self._secret = secret
         servers = [
-            Server(member, StoreHandlers(rule, Clipping()), settings={}, secret="") for member in self.members
+            Server(member, StoreHandlers(rule, Clipping()), settings={}, secret=secret) for member in self.members
         ]
         self._threads = [
             threading.Thread(target=server.serve, args=(LIMIT_SECONDS,), daemon=True) for server in servers
@@ -50,7 +51,8 @@ class LocalServers:
     def client(self, role: str = WORKER, **options) -> KeyValueStore:
         """A new one; `groups` has its connections."""
         seconds = {"startup_timeout_seconds": LIMIT_SECONDS, "timeout_seconds": LIMIT_SECONDS}
-        group = Group.connected(self.members, Member(role, len(self.groups)), settings={}, secret="", **seconds)
+        this = Member(role, len(self.groups))
+        group = Group.connected(self.members, this, settings={}, secret=self._secret, **seconds)
         self.groups.append(group)
         return KeyValueStore(group, **options)
 
@@ -76,8 +78,8 @@ class LocalServers:
 
 
 @contextlib.contextmanager
-def servers(rule: UpdateRule, count: int) -> Iterator[LocalServers]:
-    started = LocalServers(rule, count)
+def servers(rule: UpdateRule, count: int, secret: str = "") -> Iterator[LocalServers]:
+    started = LocalServers(rule, count, secret)
     try:
         yield started
     finally:
@@ -295,3 +297,9 @@ def test_a_refusal_leaves_the_connections_in_step(sgd):
     with pytest.raises(Refused):
         sgd.groups[0].ask_all("pull", key="nowhere")
     assert all("about" in told for told, _ in sgd.groups[0].ask_all("keys"))
+
+
+@pytest.mark.parametrize("secret", ["Schlüssel", "\udcff"], ids=ascii)
+def test_a_secret_is_any_text(secret):
+    with servers(SGD(), 1, secret) as started:
+        assert started.first.pull([]) == {}
