@@ -80,12 +80,25 @@ class Group:
         return self.ask_each(what, {place: ({}, ()) for place in range(len(self.servers))}, **question)
 
     def ask_each(self, what: str, questions: Mapping[int, Content], **question) -> list[tuple[Message, list]]:
-        """The answers of some servers, each to its own question; all are asked before the first answer is read."""
+        """The answers of some servers, each to its own question; all are asked before the first answer is read.
+
+        Raises:
+          UserError, Refused: one server's words; the others' answers have been read.
+          PeerLost: as `ask`.
+        """
         for server, (own, arrays) in questions.items():
             self._guarded(
                 server, lambda c, own=own, arrays=arrays: c.send({"ask": what, **question, **own}, arrays)
             )
-        return [self._guarded(server, lambda c: c.answer()) for server in questions]
+        answers, refusals = [], []
+        for server in questions:
+            try:
+                answers.append(self._guarded(server, lambda c: c.answer()))
+            except (UserError, Refused) as error:
+                refusals.append(error)
+        if refusals:
+            raise refusals[0]
+        return answers
 
     def _guarded(self, server: int, act):
         try:

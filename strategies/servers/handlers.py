@@ -1,5 +1,7 @@
 """What every server answers: the keys and values it keeps, and its piece of a synchronous step."""
 
+import threading
+
 import numpy as np
 
 from strategies.servers.held_gradients import HeldGradients
@@ -16,6 +18,7 @@ class StoreHandlers:
     def __init__(self, rule: UpdateRule, clipping: Clipping):
         self._store, self._held, self._clipping = Store(rule), HeldGradients(), clipping
         self._about: dict[str, object] = {}
+        self._counting = threading.Lock()
         self.pulls = self.pushes = 0
 
     def init(self, message: Message, arrays) -> Content:
@@ -26,16 +29,18 @@ class StoreHandlers:
         return {}, ()
 
     def keys(self, message: Message, arrays) -> Content:
-        return {"about": self._about}, ()
+        return {"about": dict(self._about)}, ()
 
     def pull(self, message: Message, arrays) -> Content:
-        self.pulls += 1
+        with self._counting:
+            self.pulls += 1
         value, version = self._store.vector(message["key"]).read()
         return {"version": version}, [value]
 
     def push(self, message: Message, arrays) -> Content:
         """One update at once."""
-        self.pushes += 1
+        with self._counting:
+            self.pushes += 1
         vector = self._store.vector(message["key"])
         gradient = SplitGradient.unpacked(message["rows"], arrays).whole(vector.dtype)
         since, aware = message.get("since"), message.get("aware", False)
@@ -53,7 +58,8 @@ class StoreHandlers:
 
     def hold(self, message: Message, arrays) -> Content:
         """A gradient SUM that is to be averaged with others."""
-        self.pushes += 1
+        with self._counting:
+            self.pushes += 1
         vector = self._store.vector(message["key"])
         gradient = SplitGradient.unpacked(message["rows"], arrays).whole(vector.dtype)
         self._held.hold(message["number"], message["worker"], gradient)

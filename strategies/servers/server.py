@@ -128,7 +128,7 @@ class Server:
     def _introduced(self, connection: Connection) -> Member | None:
         """Who is there; None if it may not come in."""
         message, _ = connection.receive()
-        if not hmac.compare_digest(str(message.get("secret")), self._secret):
+        if not hmac.compare_digest(_bytes(str(message.get("secret"))), _bytes(self._secret)):
             connection.send({"refused": "another secret: all processes of a run are started with the same"})
             return None
         peer = Member(message["role"], message["index"])
@@ -182,6 +182,11 @@ class Server:
             self._chief_is_lost = True
         elif peer.role == WORKER and self._coordination is not None:
             self._coordination.lost(peer.index)
+
+
+def _bytes(text: str) -> bytes:
+    """Of any text, also what an environment variable holds that is no UTF-8."""
+    return text.encode(errors="surrogatepass")
 
 
 def _listening(member: Member) -> socket.socket:

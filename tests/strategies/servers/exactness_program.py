@@ -1,0 +1,124 @@
+"""A server or a worker in the test of exactness: pushes by each rule, then a training. The test is the chief.
+
+python -m tests.strategies.servers.exactness_program      with TF_CONFIG set
+"""
+
+import os
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+import tests.conftest  # noqa: F401 (makes the devices)
+from launch.tf_config import cluster_from
+from strategies.cluster import SERVER, Cluster, Member
+from strategies.servers.group import Group
+from strategies.servers.handlers import StoreHandlers
+from strategies.servers.key_value import KeyValueStore
+from strategies.servers.place import ServersPlace, run_server, run_worker
+from strategies.servers.server import Server
+from tests.strategies.small_task import small_task
+from tests.towers.logical_cpus import cpus
+from towers.clipping import Clipping
+from towers.errors import UserError
+from towers.options import StepOptions
+from towers.schedules import Cosine
+from towers.update_rules import SGD, Adam, Momentum
+
+RULES = {
+    "sgd": SGD(),
+    "momentum": Momentum(),
+    "nesterov": Momentum(nesterov=True),
+    "adam": Adam(),
+    # A tenth of the value at every update.
+    "momentum with decay": Momentum(weight_decay=2.0),
+}
+NUM_WORKERS, NUM_SERVERS = 3, 2
+PUSHES_OF_ONE = 20
+NUM_PUSHES = NUM_WORKERS * PUSHES_OF_ONE
+KEYS = tuple(f"value {turn}" for turn in range(10))
+# Comes when a rule's servers let nobody in any more.
+OVER = "over"
+# Large enough to be divided.
+SHAPE = (64, 1024)
+RATE = 0.05
+TRAINED_STEPS = 200
+LIMIT_SECONDS = 60.0
+
+
+def value_of(key: str) -> np.ndarray:
+    return np.random.default_rng(KEYS.index(key)).normal(size=SHAPE).astype(np.float32)
+
+
+def gradient_of(key: str) -> np.ndarray:
+    """No element is near 0: each tells of an update that is lost."""
+    draw = np.random.default_rng(100 + KEYS.index(key))
+    return (draw.choice([-1, 1], SHAPE) * draw.uniform(0.5, 1.5, SHAPE)).astype(np.float32)
+
+
+def done_key(key: str, rank: int) -> str:
+    """Under which a worker that has pushed says how many updates of others it met."""
+    return f"{key}, worker {rank}"
+
+
+def group_of(servers: Sequence[Member], this: Member) -> Group:
+    seconds = {"startup_timeout_seconds": LIMIT_SECONDS, "timeout_seconds": LIMIT_SECONDS}
+    return Group.connected(servers, this, settings={}, secret="", **seconds)
+
+
+def pulled_when_there(values: KeyValueStore, keys: Sequence[str]) -> dict[str, np.ndarray]:
+    """Waits until all keys are there."""
+    deadline = time.monotonic() + LIMIT_SECONDS
+    while True:
+        try:
+            return values.pull(keys)
+        except UserError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.002)
+
+
+def work(cluster: Cluster) -> None:
+    """Pushes the same gradient again and again, as fast as it can, together with the others."""
+    group = group_of(cluster.members(SERVER), cluster.this)
+    values = KeyValueStore(group)
+    for key in KEYS:
+        gradient = gradient_of(key)
+        pulled_when_there(values, [key])
+        staleness = [values.push(key, gradient, RATE) for _ in range(PUSHES_OF_ONE)]
+        of_others = max(found - own for own, found in enumerate(staleness))
+        values.init(done_key(key, cluster.index), np.float32([of_others]))
+    pulled_when_there(values, [OVER])
+    group.close()
+
+
+def push_by_all_rules(cluster: Cluster) -> None:
+    for rule in RULES.values():
+        if cluster.role == SERVER:
+            server = Server(cluster.this, StoreHandlers(rule, Clipping()), settings={}, secret="")
+            server.serve(startup_timeout_seconds=LIMIT_SECONDS)
+        else:
+            work(cluster)
+
+
+def step_options() -> StepOptions:
+    """Of the training."""
+    return StepOptions(rule=Momentum(), schedule=Cosine(RATE, TRAINED_STEPS), seed=3)
+
+
+def place_of(cluster: Cluster) -> ServersPlace:
+    """In the training, where nobody waits."""
+    return ServersPlace(cluster=cluster, startup_timeout_seconds=LIMIT_SECONDS)
+
+
+def main() -> None:
+    cluster = cluster_from(os.environ["TF_CONFIG"])
+    push_by_all_rules(cluster)
+    if cluster.role == SERVER:
+        run_server(step_options(), place_of(cluster))
+    else:
+        run_worker(small_task(), cpus(1), step_options(), place_of(cluster))
+
+
+if __name__ == "__main__":
+    main()
