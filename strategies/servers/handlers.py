@@ -26,7 +26,7 @@ class StoreHandlers:
         return {}, ()
 
     def keys(self, message: Message, arrays) -> Content:
-        return {"about": self._about}, ()
+        return {"about": dict(self._about)}, ()
 
     def pull(self, message: Message, arrays) -> Content:
         self.pulls += 1

@@ -128,7 +128,7 @@ class Server:
     def _introduced(self, connection: Connection) -> Member | None:
         """Who is there; None if it may not come in."""
         message, _ = connection.receive()
-        if not hmac.compare_digest(str(message.get("secret")), self._secret):
+        if not hmac.compare_digest(str(message.get("secret")).encode(), self._secret.encode()):
             connection.send({"refused": "another secret: all processes of a run are started with the same"})
             return None
         peer = Member(message["role"], message["index"])
