@@ -1,8 +1,9 @@
 """The connections of a chief or a worker to all servers."""
 
+import contextlib
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -54,8 +55,11 @@ class Group:
         deadline = time.monotonic() + startup_timeout_seconds
         hello = {"role": this.role, "index": this.index, "settings": dict(settings), "secret": secret}
         connections = []
-        for server in servers:
-            connections.append(_introduced(server, hello, deadline, startup_timeout_seconds, timeout_seconds))
+        with contextlib.ExitStack() as to_close:
+            for server in servers:
+                found = _introduced(server, hello, deadline, startup_timeout_seconds, timeout_seconds)
+                connections.append(to_close.enter_context(contextlib.closing(found)))
+            to_close.pop_all()
         return cls(servers, connections)
 
     def ask(self, server: int, what: str, arrays: Sequence[np.ndarray] = (), **question) -> tuple[Message, list]:
@@ -73,7 +77,7 @@ class Group:
         """One server's answers to several questions, all sent before the first answer is read; raises as `ask`."""
         for question, arrays in questions:
             self._guarded(server, lambda c, question=question, arrays=arrays: c.send(question, arrays))
-        return [self._guarded(server, lambda c: c.answer()) for _ in questions]
+        return self._answers([server] * len(questions))
 
     def ask_all(self, what: str, **question) -> list[tuple[Message, list]]:
         """Every server's answer to the same question; raises as `ask`."""
@@ -90,14 +94,18 @@ class Group:
             self._guarded(
                 server, lambda c, own=own, arrays=arrays: c.send({"ask": what, **question, **own}, arrays)
             )
-        answers, refusals = [], []
-        for server in questions:
+        return self._answers(questions)
+
+    def _answers(self, servers: Iterable[int]) -> list[tuple[Message, list]]:
+        """All are read, also after one said no: the next question must not get an answer to this one."""
+        answers, no = [], None
+        for server in servers:
             try:
                 answers.append(self._guarded(server, lambda c: c.answer()))
             except (UserError, Refused) as error:
-                refusals.append(error)
-        if refusals:
-            raise refusals[0]
+                no = no or error
+        if no is not None:
+            raise no
         return answers
 
     def _guarded(self, server: int, act):
@@ -120,10 +128,13 @@ def _introduced(
     server: Member, hello: Message, deadline: float, waited: float, timeout_seconds: float
 ) -> Connection:
     while True:
+        # Also who accepts and then says nothing did not come.
+        left = max(deadline - time.monotonic(), _RETRY_SECONDS)
         try:
-            connected = socket.create_connection((server.host, server.port), timeout=_CONNECT_SECONDS)
-            connection = Connection(connected, timeout_seconds)
+            connected = socket.create_connection((server.host, server.port), timeout=min(left, _CONNECT_SECONDS))
+            connection = Connection(connected, min(left, timeout_seconds))
             connection.ask(hello)
+            connected.settimeout(timeout_seconds)
             return connection
         except Refused as error:
             raise UserError(f"{server.name} ({server.address}) lets this process not in: {error}") from error

@@ -4,8 +4,8 @@
     |---------------|------|---------------------|-------------|      names, in the model's order
     |    server 0         |      server 1       |   server 2   |      cuts
 
-Cut by bytes, wherever that falls: the pieces differ by less than half a row. Rows of matrices stay whole, so that
-a row of an embedding is one server's.
+Cut by bytes, wherever that falls: each cut lies within half a row of where the pieces were equal. Rows of matrices
+stay whole, so that a row of an embedding is one server's.
 """
 
 import dataclasses

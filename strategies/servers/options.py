@@ -26,7 +26,7 @@ class ServersOptions:
     timeout_seconds: float = 600.0
 
     def __post_init__(self):
-        if self.staleness not in (ASYNC, SYNC) and not self.staleness.isdigit():
+        if self.staleness not in (ASYNC, SYNC) and not self.staleness.isdecimal():
             raise UserError(f"staleness={self.staleness!r} is unknown: use async, sync or a number from 0 on")
         if self.backup_workers < 0 or (self.backup_workers and not self.is_sync):
             raise UserError(
@@ -48,7 +48,7 @@ class ServersOptions:
     @property
     def bound(self) -> int | None:
         """The largest staleness an update may have; None for any."""
-        return int(self.staleness) if self.staleness.isdigit() else None
+        return int(self.staleness) if self.staleness.isdecimal() else None
 
     @property
     def is_serial(self) -> bool:

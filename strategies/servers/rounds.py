@@ -104,7 +104,11 @@ class Rounds:
             # A round that some have begun needs the others.
             self._target = self.done + bool(self._begun)
             self._changed.notify_all()
-            return self._changed.wait_for(lambda: not self._begun, seconds)
+            idle = self._changed.wait_for(lambda: not self._begun, seconds)
+            if idle:
+                # Those that had begun it may have been lost.
+                self._target = self.done
+            return idle
 
     def _may_begin(self, worker: int) -> bool:
         return self.done < self._target and worker not in self._begun

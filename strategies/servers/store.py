@@ -86,7 +86,9 @@ class Vector:
             staleness = 0 if since is None else self.version - since
             rate = rate / max(1, staleness) if aware else rate
             with tf.device(_HOST):
-                self._update(tf.constant(gradient), tf.constant(rate), tf.constant(self.version, tf.int64))
+                self._update(
+                    tf.constant(gradient), tf.constant(rate, tf.float32), tf.constant(self.version, tf.int64)
+                )
             self.version += 1
             return staleness
 

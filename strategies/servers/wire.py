@@ -59,7 +59,7 @@ class Connection:
 
     def send(self, message: Mapping[str, object], arrays: Sequence[np.ndarray] = ()) -> None:
         """Raises OSError: the connection is broken or the other side does not read."""
-        arrays = [np.ascontiguousarray(array) for array in arrays]
+        arrays = [np.asarray(array, order="C") for array in arrays]
         described = [(array.dtype.name, array.shape) for array in arrays]
         text = json.dumps({**message, _ARRAYS: described}).encode()
         self._socket.sendall(_PREFIX.pack(_MAGIC, len(text)) + text)
@@ -80,7 +80,7 @@ class Connection:
         try:
             message = json.loads(self._bytes(length))
             arrays = [np.empty(shape, _DTYPES[name]) for name, shape in message.pop(_ARRAYS)]
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, MemoryError) as error:
             raise ConnectionError(f"what came is no message of ours ({error})") from error
         for array in arrays:
             if array.size:

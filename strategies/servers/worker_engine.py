@@ -109,7 +109,7 @@ class WorkerEngine(TowersEngine):
         out = (
             self._whole(vector, state, *batches)
             if len(batches) == 1
-            else self._divided_step(vector, state, batches)
+            else self._microbatches(vector, state, *batches)
         )
         weight, norm, finite, *sums = out.numbers.numpy().tolist()
         return Computed(

@@ -1,0 +1,276 @@
+"""Tickets: each is used up once, whoever is lost, and no update is staler than the bound."""
+
+import random
+import threading
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from strategies.servers.admission import Admission, Ticket
+from tests.strategies.servers.at_once import LIMIT_SECONDS, TOO_LONG, Started, at_once
+
+
+def admission(bound: int | None = None, *, first: int = 0, num_workers: int = 3, target: int = 100) -> Admission:
+    found = Admission(first, bound=bound, num_workers=num_workers)
+    found.run_to(target)
+    return found
+
+
+def numbers(found: Admission, *workers: int) -> list[int | None]:
+    """What each gets at once, one after another; None for who would have to wait."""
+    tickets = [found.begin(worker, 0) for worker in workers]
+    return [None if ticket is None else ticket.number for ticket in tickets]
+
+
+class TestNumbers:
+    def test_they_ascend(self):
+        assert numbers(admission(), 0, 2, 2, 1, 0) == [0, 1, 2, 3, 4]
+
+    def test_they_go_on_from_an_earlier_run(self):
+        found = admission(first=7)
+        assert found.done == 7
+        assert found.begin(1, 0) == Ticket(7, 1, 7)
+
+    def test_a_ticket_knows_how_much_was_done(self):
+        found = admission()
+        first = found.begin(0, 0)
+        assert found.begin(1, 0).done == 0
+        assert found.use(first)
+        assert found.begin(1, 0).done == found.done == 1
+
+    def test_none_before_the_chief_says_how_far(self):
+        assert Admission(0, bound=None, num_workers=1).begin(0, 0) is None
+
+    def test_none_from_the_target_on(self):
+        found = admission(target=2)
+        assert numbers(found, 0, 1, 2) == [0, 1, None]
+        found.run_to(3)
+        assert numbers(found, 2, 0) == [2, None]
+
+    def test_one_can_be_used_once(self):
+        found = admission()
+        ticket = found.begin(0, 0)
+        assert found.use(ticket)
+        assert not found.use(ticket)
+        assert found.done == 1
+
+    def test_one_of_an_earlier_run_can_not_be_used(self):
+        assert not admission(first=5).use(Ticket(5, 0, 5))
+
+
+class TestBounds:
+    def test_without_one_nobody_waits(self):
+        assert None not in numbers(admission(), *[0] * 50)
+
+    def test_of_1(self):
+        """Two may go at once: one of them will then have staleness 1, and so much the other may see at most."""
+        found = admission(1)
+        first, second = found.begin(0, 0), found.begin(1, 0)
+        assert found.begin(2, 0) is None
+        found.use(first)
+        # The second one's staleness is 1 already, whoever began now could make it 2.
+        assert found.begin(2, 0) is None
+        found.use(second)
+        assert numbers(found, 2, 0, 1) == [2, 3, None]
+
+    def test_of_2_with_a_slow_worker(self):
+        """Others use two tickets while the slow one computes, in any way, and then wait for it."""
+        found = admission(2)
+        slow = found.begin(0, 0)
+        for _ in range(2):
+            assert found.use(found.begin(1, 0))
+        assert numbers(found, 1, 2) == [None, None]
+        found.use(slow)
+        assert numbers(found, 1, 2) == [3, 4]
+
+    def test_of_0_workers_take_turns(self):
+        found = admission(0)
+        for number in range(7):
+            others = [worker for worker in range(3) if worker != number % 3]
+            assert numbers(found, *others) == [None, None]
+            ticket = found.begin(number % 3, 0)
+            assert ticket.number == number
+            assert numbers(found, 0, 1, 2) == [None] * 3
+            found.use(ticket)
+
+    def test_of_0_turns_go_on_from_an_earlier_run(self):
+        assert numbers(admission(0, first=7), 0, 2, 1) == [None, None, 7]
+
+
+class TestLost:
+    def test_a_lost_workers_tickets_go_to_others_lowest_first(self):
+        found = admission()
+        tickets = [found.begin(worker, 0) for worker in (1, 0, 1, 2)]
+        found.lost(1)
+        assert [found.use(ticket) for ticket in tickets] == [False, True, False, True]
+        assert numbers(found, 0, 2, 2) == [0, 2, 4]
+        assert [found.use(ticket) for ticket in tickets] == [False] * 4
+
+    def test_what_it_had_done_counts(self):
+        found = admission()
+        found.use(found.begin(1, 0))
+        found.lost(1)
+        assert found.done == 1
+        assert numbers(found, 0) == [1]
+
+    def test_nobody_waits_for_it_any_more(self):
+        found = admission(1)
+        found.use([found.begin(worker, 0) for worker in (0, 1)][1])
+        assert found.begin(2, 0) is None
+        found.lost(0)
+        assert numbers(found, 2) == [0]
+
+    def test_of_0_its_turns_are_others_until_it_is_back(self):
+        found = admission(0, num_workers=2)
+        found.begin(0, 0)
+        found.lost(0)
+        for number in range(3):
+            ticket = found.begin(1, 0)
+            assert ticket.number == number
+            found.use(ticket)
+        assert numbers(found, 0) == [None]
+        found.use(found.begin(1, 0))
+        assert numbers(found, 1, 0) == [None, 4]
+
+
+class TestWaiting:
+    def test_who_may_not_begin_hears_so_in_time(self):
+        began = time.monotonic()
+        assert admission(target=0).begin(0, 0.2) is None
+        assert 0.15 < time.monotonic() - began < 5
+
+    @pytest.mark.parametrize("what", ["use", "lost", "run_to"])
+    def test_who_waits_is_woken_by(self, what):
+        found = admission(0, num_workers=2, target=3 if what == "run_to" else 100)
+        for number in range(3):
+            ticket = found.begin(number % 2, 0)
+            if what == "run_to" or number < 2:
+                found.use(ticket)
+        waits = Started(lambda: found.begin(1, TOO_LONG))
+        time.sleep(0.05)
+        assert waits.is_running
+        acts = {"use": lambda: found.use(ticket), "lost": lambda: found.lost(0), "run_to": lambda: found.run_to(9)}
+        acts[what]()
+        assert waits.result().number == (2 if what == "lost" else 3)
+
+    def test_the_chief_waits_for_what_it_wants_done(self):
+        found = admission(target=2)
+        tickets = [found.begin(0, 0), found.begin(1, 0)]
+        waits = Started(lambda: found.wait(2, TOO_LONG))
+        found.use(tickets[1])
+        assert not found.wait(2, 0.05)
+        found.use(tickets[0])
+        assert waits.result()
+
+    def test_a_pause_waits_for_those_that_are_out(self):
+        found = admission()
+        tickets = [found.begin(worker, 0) for worker in (0, 1)]
+        found.use(tickets[0])
+        assert not found.pause(0.05)
+        assert numbers(found, 0) == [None]
+        waits = Started(lambda: found.pause(TOO_LONG))
+        found.use(tickets[1])
+        assert waits.result()
+        assert numbers(found, 0) == [None]
+        found.run_to(100)
+        assert numbers(found, 0) == [2]
+
+    def test_a_pause_does_not_wait_for_who_was_lost(self):
+        found = admission()
+        found.begin(0, 0)
+        found.lost(0)
+        assert found.pause(0)
+        assert numbers(found, 1) == [None]
+
+    def test_the_end_wakes_all(self):
+        found = admission(0, target=5)
+        found.begin(0, 0)
+        waiting = [Started(lambda worker=worker: found.begin(worker, TOO_LONG)) for worker in (1, 2)]
+        chief = Started(lambda: found.wait(2, TOO_LONG))
+        time.sleep(0.05)
+        began = time.monotonic()
+        found.end()
+        assert [one.result() for one in waiting] == [None, None]
+        assert chief.result()
+        assert time.monotonic() - began < 5
+        assert found.begin(0, 0) is None
+
+
+BOUNDS = [0, 1, 2, 8, None]
+
+
+class Run:
+    """Looks at what workers do: the staleness of each update is counted from when its parameters are pulled."""
+
+    def __init__(self, bound: int | None, num_workers: int, last: int, first: int = 3):
+        self.admission = admission(bound, first=first, num_workers=num_workers, target=last)
+        self.bound, self.wanted = bound, list(range(first, last))
+        self.used: list[int] = []
+        self.pulled: dict[int, int] = {}
+        self.lock = threading.Lock()
+
+    def begin(self, worker: int, seconds: float) -> Ticket | None:
+        ticket = self.admission.begin(worker, seconds)
+        with self.lock:
+            self.pulled[worker] = len(self.used)
+        return ticket
+
+    def use(self, ticket: Ticket) -> None:
+        with self.lock:
+            assert self.admission.use(ticket)
+            by_tickets, found = self.admission.done - 1 - ticket.done, len(self.used) - self.pulled[ticket.worker]
+            assert 0 <= found <= by_tickets
+            assert self.bound is None or by_tickets <= self.bound
+            self.used.append(ticket.number)
+
+    def check_end(self) -> None:
+        assert sorted(self.used) == self.wanted
+        assert self.bound != 0 or self.used == self.wanted
+        assert self.admission.done == self.wanted[-1] + 1
+
+
+@given(
+    bound=st.sampled_from(BOUNDS),
+    num_workers=st.integers(1, 4),
+    events=st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["goes on", "goes on", "goes on", "is lost"]))),
+)
+def test_whatever_workers_do_in_whatever_order(bound, num_workers, events):
+    run, held = Run(bound, num_workers, last=15), {}
+    # In the end all of them go on, in turn.
+    events += [(worker, "goes on") for worker in range(num_workers)] * 50
+    for worker, what in events:
+        ticket = held.pop(worker, None)
+        if what == "is lost":
+            run.admission.lost(worker)
+            assert ticket is None or not run.admission.use(ticket)
+        elif ticket is not None:
+            run.use(ticket)
+        elif worker < num_workers and (ticket := run.begin(worker, 0)) is not None:
+            held[worker] = ticket
+    run.check_end()
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("bound", BOUNDS)
+def test_workers_of_different_speeds_at_once(bound, seed):
+    """Every tenth time one is lost in the middle, and comes back."""
+    run = Run(bound, num_workers=4, last=83)
+
+    def work(rank: int) -> None:
+        draw = random.Random(f"{seed} {rank}")
+        while (ticket := run.begin(rank, LIMIT_SECONDS)) is not None:
+            time.sleep(draw.random() * 0.0005 * 4**rank / 4)
+            if draw.random() < 0.1:
+                run.admission.lost(rank)
+                assert not run.admission.use(ticket)
+            else:
+                run.use(ticket)
+
+    def lead() -> None:
+        assert run.admission.wait(83, LIMIT_SECONDS)
+        run.admission.end()
+
+    at_once(lead, *[lambda rank=rank: work(rank) for rank in range(4)])
+    run.check_end()

@@ -1,0 +1,58 @@
+"""Gradients that a step's sum is made of: always in the same order, of those that are named."""
+
+import numpy as np
+import pytest
+
+from strategies.servers.held_gradients import HeldGradients
+from strategies.servers.wire import Refused
+
+# Another order of adding them gives another sum.
+GRADIENTS = {0: np.array([1e16, 1.0]), 1: np.array([1.0, 2.0]), 2: np.array([-1e16, 4.0])}
+
+
+def held(order=(0, 1, 2), number=7) -> HeldGradients:
+    found = HeldGradients()
+    for worker in order:
+        found.hold(number, worker, GRADIENTS[worker].copy())
+    return found
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
+def test_the_sum_does_not_depend_on_who_came_first(order):
+    assert held(order).total(7, [0, 1, 2]).tolist() == [0.0, 7.0]
+    assert held(order).total(7, [0, 2, 1]).tolist() == [1.0, 7.0]
+
+
+def test_the_sum_of_some():
+    assert held().total(7, [1]).tolist() == [1.0, 2.0]
+
+
+def test_summing_changes_nothing():
+    found = held()
+    for _ in range(2):
+        total = found.total(7, [0, 1, 2])
+        assert total.tolist() == [0.0, 7.0]
+        total += 1
+
+
+def test_a_second_one_replaces_the_first():
+    found = held()
+    found.hold(7, 1, np.array([10.0, 20.0]))
+    assert found.total(7, [1]).tolist() == [10.0, 20.0]
+
+
+@pytest.mark.parametrize("number, workers", [(7, [0, 3]), (8, [0])])
+def test_one_that_is_not_here(number, workers):
+    with pytest.raises(Refused, match=f"step {number}"):
+        held().total(number, workers)
+
+
+def test_a_step_and_those_before_it_are_forgotten():
+    found = held()
+    for number in (6, 8):
+        found.hold(number, 0, np.zeros(2))
+    found.drop(7)
+    for number in (6, 7):
+        with pytest.raises(Refused):
+            found.total(number, [0])
+    assert found.total(8, [0]).tolist() == [0, 0]

@@ -1,0 +1,93 @@
+"""The parameters as one vector: cut into pieces of nearly one size, rows whole, nothing lost."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from models.alexnet import alexnet
+from models.vgg import vgg16
+from strategies.servers.layout import Layout, row_width
+from strategies.servers.worker_engine import layout_of
+
+shapes = st.lists(st.lists(st.integers(0, 9), max_size=4).map(tuple), min_size=1, max_size=8)
+
+
+def layout(of_shapes, num_servers: int) -> Layout:
+    return Layout(shapes={f"p{n}": shape for n, shape in enumerate(of_shapes)}, num_servers=num_servers)
+
+
+layouts = st.builds(layout, shapes, st.integers(1, 9))
+
+
+@pytest.fixture(scope="module")
+def parameters():
+    """Of both networks, by name; AlexNet's largest matrix is half of it."""
+    return {make.__name__: make().trainable_variables for make in (alexnet, vgg16)}
+
+
+@pytest.mark.parametrize("num_servers", range(1, 9))
+@pytest.mark.parametrize("network", ["alexnet", "vgg16"])
+def test_the_fullest_server_of_a_network(parameters, network, num_servers):
+    found = layout_of(parameters[network], num_servers)
+    sizes = np.diff(found.cuts)
+    assert len(sizes) == num_servers
+    assert sizes.sum() == sum(math.prod(variable.shape) for variable in parameters[network])
+    assert sizes.max() <= 1.1 * sizes.mean()
+
+
+class TestCuts:
+    @given(layouts)
+    def test_every_element_is_in_one_piece(self, layout):
+        pieces = [layout.piece(server) for server in range(layout.num_servers)]
+        found = [place for piece in pieces for place in range(piece.start, piece.stop)]
+        assert found == list(range(layout.length))
+
+    @given(layouts)
+    def test_no_row_is_divided(self, layout):
+        for cut in layout.cuts:
+            for begin, shape in zip(layout.offsets, layout.shapes.values(), strict=False):
+                if begin <= cut < begin + math.prod(shape) and len(shape) > 1:
+                    assert (cut - begin) % math.prod(shape[1:]) == 0
+
+    @given(layouts)
+    def test_each_lies_within_half_a_row_of_where_pieces_were_equal(self, layout):
+        widest = max(row_width(shape) for shape in layout.shapes.values())
+        for server, cut in enumerate(layout.cuts):
+            assert abs(cut - layout.length * server / layout.num_servers) <= widest / 2
+
+    @given(layouts)
+    def test_each_is_a_number_that_a_message_can_hold(self, layout):
+        assert {type(cut) for cut in layout.cuts} == {int}
+
+    def test_drawn_by_hand(self):
+        """Thirds of 30 are at 10 and 20; the ends of rows next to them are 9 and 21."""
+        found = layout([(4, 3), (3,), (5, 3)], num_servers=3)
+        assert found.offsets == [0, 12, 15, 30]
+        assert found.cuts == [0, 9, 21, 30]
+
+    def test_a_row_that_is_very_long_is_divided(self):
+        found = layout([(2, 100_000)], num_servers=4)
+        assert found.cuts == [0, 50_000, 100_000, 150_000, 200_000]
+
+
+class TestValues:
+    @given(layouts)
+    def test_what_is_joined_is_split_as_it_was(self, layout):
+        values = [
+            np.arange(math.prod(shape), dtype=np.float32).reshape(shape) + place
+            for place, shape in enumerate(layout.shapes.values())
+        ]
+        vector = layout.joined(values)
+        assert vector.shape == (layout.length,)
+        found = layout.split(vector)
+        assert list(found) == list(layout.shapes)
+        for one, value in zip(found.values(), values, strict=True):
+            np.testing.assert_array_equal(one, value, strict=True)
+
+    def test_what_is_split_are_views(self):
+        vector = np.zeros(7)
+        layout([(2, 2), (3,)], num_servers=1).split(vector)["p0"][1, 1] = 5
+        assert vector.tolist() == [0, 0, 0, 5, 0, 0, 0]

@@ -1,0 +1,81 @@
+"""What a group of servers may be told, and what it refuses."""
+
+import math
+
+import pytest
+
+from strategies.servers.chief import check_options
+from strategies.servers.options import ServersOptions
+from tests.towers.user_errors import refused
+from towers.clipping import Clipping
+from towers.options import StepOptions
+from towers.schedules import Constant
+from towers.update_rules import SGD, Muon
+
+
+@pytest.mark.parametrize(
+    "staleness, is_sync, bound, is_serial",
+    [("async", False, None, False), ("sync", True, None, False), ("0", False, 0, True), ("12", False, 12, False)],
+)
+def test_staleness(staleness, is_sync, bound, is_serial):
+    options = ServersOptions(staleness=staleness)
+    assert (options.is_sync, options.bound, options.is_serial) == (is_sync, bound, is_serial)
+
+
+@pytest.mark.parametrize("staleness", ["", "asynchronous", "-1", "1.5", "²", "Sync"])
+def test_an_unknown_staleness(staleness):
+    with refused(f"staleness={staleness!r}", "use async, sync or a number from 0 on"):
+        ServersOptions(staleness=staleness)
+
+
+@pytest.mark.parametrize("staleness, workers", [("sync", -1), ("async", 1), ("0", 2)])
+def test_backup_workers_that_can_not_be(staleness, workers):
+    with refused(f"backup_workers={workers}", f"staleness={staleness}", "of staleness=sync alone"):
+        ServersOptions(staleness=staleness, backup_workers=workers)
+
+
+def test_awareness_of_what_is_never_stale():
+    ServersOptions(staleness="4", staleness_aware=True)
+    with refused("staleness_aware", "staleness=sync", "leave it out"):
+        ServersOptions(staleness="sync", staleness_aware=True)
+
+
+def test_an_unknown_precision():
+    with refused("wire_precision='int8'", "float32", "bfloat16"):
+        ServersOptions(wire_precision="int8")
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, math.nan])
+def test_a_timeout_that_is_no_time(seconds):
+    with refused(f"collective_timeout_seconds={seconds:g}", "above 0"):
+        ServersOptions(timeout_seconds=seconds)
+
+
+def step_options(**changes) -> StepOptions:
+    return StepOptions(**{"rule": SGD(), "schedule": Constant(0.1), **changes})
+
+
+class TestWithTheOptionsOfAStep:
+    def test_what_servers_can_do(self):
+        check_options(step_options(clipping=Clipping(norm=1.0)), ServersOptions(), 2)
+        check_options(
+            step_options(clipping=Clipping(global_norm=1.0)), ServersOptions(staleness="sync", backup_workers=1), 2
+        )
+
+    @pytest.mark.parametrize("backup_workers", [2, 3])
+    def test_as_many_backup_workers_as_workers(self, backup_workers):
+        servers = ServersOptions(staleness="sync", backup_workers=backup_workers)
+        with refused(f"backup_workers={backup_workers} of 2 workers", "at most 1"):
+            check_options(step_options(), servers, 2)
+
+    def test_a_rule_of_whole_matrices(self):
+        with refused("Muon", "adamw"):
+            check_options(step_options(rule=Muon()), ServersOptions(), 2)
+
+    def test_float16(self):
+        with refused("precision=float16", "use bfloat16"):
+            check_options(step_options(precision="float16"), ServersOptions(), 2)
+
+    def test_clipping_by_each_parameters_norm_where_none_is_whole(self):
+        with refused("clip_norm", "use clip_global_norm"):
+            check_options(step_options(clipping=Clipping(norm=1.0)), ServersOptions(staleness="sync"), 2)

@@ -1,0 +1,422 @@
+"""A server and those who connect to it: who is let in, what is answered, and how it ends."""
+
+import contextlib
+import queue
+import socket
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from launch.free_ports import free_addresses
+from strategies.cluster import Member
+from strategies.contract import PeerLost
+from strategies.joining import listens
+from strategies.servers import server as server_module
+from strategies.servers.group import Group
+from strategies.servers.handlers import StoreHandlers
+from strategies.servers.rows import Rows, SplitGradient
+from strategies.servers.server import Server
+from strategies.servers.wire import Connection, Refused
+from tests.strategies.servers.at_once import LIMIT_SECONDS, Started, at_once, loopback
+from tests.towers.user_errors import refused
+from towers.clipping import Clipping
+from towers.update_rules import Momentum
+
+SETTINGS = {"flags": 1, "rule": 2}
+SECRET = "grün und 緑"
+CHIEF, WORKER = Member("chief", 0), Member("worker", 1)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch) -> None:
+    monkeypatch.setattr(server_module, "_TICK_SECONDS", 0.02)
+
+
+def new_member(index: int = 0) -> Member:
+    return Member("ps", index, free_addresses(1)[0])
+
+
+def new_server(member: Member, coordination=None) -> Server:
+    store = StoreHandlers(Momentum(momentum=0.5), Clipping())
+    return Server(member, store, settings=SETTINGS, secret=SECRET, coordination=coordination)
+
+
+@contextlib.contextmanager
+def group(*servers: Member, this=CHIEF, settings=SETTINGS, secret=SECRET, startup=5.0) -> Iterator[Group]:
+    """Connections to these, closed in the end."""
+    found = Group.connected(
+        servers,
+        this,
+        settings=settings,
+        secret=secret,
+        startup_timeout_seconds=startup,
+        timeout_seconds=LIMIT_SECONDS,
+    )
+    try:
+        yield found
+    finally:
+        found.close()
+
+
+def end(member: Member, how: str = "done") -> None:
+    with group(member) as chief:
+        chief.ask(0, "end", how=how)
+
+
+@contextlib.contextmanager
+def serving(index: int = 0, coordination=None) -> Iterator[tuple[Member, Started]]:
+    """A server, and the thread it serves in."""
+    member = new_member(index)
+    server = new_server(member, coordination)
+    started = Started(lambda: server.serve(LIMIT_SECONDS))
+    try:
+        yield member, started
+    finally:
+        if started.is_running:
+            if listens(member.address):
+                end(member)
+            started.result()
+
+
+class TestQuestions:
+    def test_a_key_is_set_pushed_to_and_pulled(self):
+        with serving() as (member, _), group(member, this=WORKER) as worker:
+            worker.ask(0, "init", [np.arange(5, dtype=np.float32)], key="a", about={"shape": [5]})
+            assert worker.ask(0, "keys")[0] == {"about": {"a": {"shape": [5]}}}
+            for number in range(3):
+                answer, _ = worker.ask(0, "push", [np.ones(5, np.float32)], key="a", rows=[], rate=1.0, since=0)
+                assert answer == {"staleness": number}
+            answer, (value,) = worker.ask(0, "pull", key="a")
+        assert answer == {"version": 3}
+        assert value.dtype == np.float32
+        # The momentum is half of what was: steps of 1, 1.5 and 1.75.
+        assert value.tolist() == [-4.25, -3.25, -2.25, -1.25, -0.25]
+
+    def test_rows(self):
+        gradient = SplitGradient(np.ones(1), [Rows(1, 3, 2, np.array([2]), np.array([[5.0, 7.0]]))])
+        places, arrays = gradient.packed()
+        with serving() as (member, _), group(member, this=WORKER) as worker:
+            worker.ask(0, "init", [np.zeros(7)], key="a")
+            worker.ask(0, "push", arrays, key="a", rows=places, rate=1.0)
+            assert worker.ask(0, "pull", key="a")[1][0].tolist() == [-1, 0, 0, 0, 0, -5, -7]
+
+    def test_slots_are_kept_elsewhere_and_brought_back(self):
+        with serving() as (member, _), group(member) as chief:
+            chief.ask(0, "init", [np.zeros(2)], key="a")
+            chief.ask(0, "set", [np.ones(2), np.full(2, 4.0)], key="a", names=["momentum"], version=9)
+            chief.ask(0, "push", [np.zeros(2)], key="a", rows=[], rate=1.0)
+            answer, (slot,) = chief.ask(0, "get_slots", key="a")
+            assert (answer, slot.tolist()) == ({"names": ["momentum"]}, [2, 2])
+            answer, (value,) = chief.ask(0, "pull", key="a")
+            assert (answer, value.tolist()) == ({"version": 10}, [3, 3])
+            chief.ask(0, "end", how="done")
+
+    def test_a_step_of_several_workers(self):
+        """The sum of the wanted ones times a factor; what was held is forgotten then."""
+        step = {"key": "a", "number": 4, "workers": [0, 2]}
+        with serving() as (member, _), group(member, this=WORKER) as other:
+            other.ask(0, "init", [np.zeros(2)], key="a")
+            for worker in range(3):
+                gradient = np.array([3.0, 4.0]) * 10**worker
+                other.ask(0, "hold", [gradient], key="a", rows=[], number=4, worker=worker)
+            assert other.ask(0, "square", **step)[0] == {"square": 303.0**2 + 404.0**2}
+            other.ask(0, "apply", **step, factor=0.5, rate=1.0)
+            assert other.ask(0, "pull", key="a")[1][0].tolist() == [-151.5, -202.0]
+            with pytest.raises(Refused, match="step 4"):
+                other.ask(0, "square", **step)
+
+    def test_each_of_several_servers_has_its_own(self):
+        with serving() as (first, _), serving(1) as (second, _), group(first, second, this=WORKER) as worker:
+            questions = {server: ({"key": f"k{server}"}, [np.full(2, server + 1.0)]) for server in (0, 1)}
+            worker.ask_each("init", questions)
+            worker.ask(1, "push", [np.ones(2)], key="k1", rows=[], rate=1.0)
+            assert [answer["about"] for answer, _ in worker.ask_all("keys")] == [{"k0": None}, {"k1": None}]
+            assert [worker.ask(server, "pull", key=f"k{server}")[1][0][0] for server in (0, 1)] == [1, 1]
+
+    def test_all_may_push_at_once(self):
+        def push():
+            with group(member, this=WORKER) as worker:
+                for _ in range(20):
+                    worker.ask(0, "push", [np.zeros(9)], key="a", rows=[], rate=1.0)
+
+        with serving() as (member, _), group(member, this=WORKER) as worker:
+            worker.ask(0, "init", [np.zeros(9)], key="a")
+            at_once(*[push] * 4)
+            assert worker.ask(0, "pull", key="a")[0] == {"version": 80}
+
+    def test_several_to_one_server_in_turn(self):
+        push = {"ask": "push", "key": "a", "rows": [], "rate": 1.0}
+        with serving() as (member, _), group(member, this=WORKER) as worker:
+            worker.ask(0, "init", [np.zeros(2)], key="a")
+            pull = {"ask": "pull", "key": "a"}
+            *_, (answer, (value,)) = worker.ask_in_turn(0, (push, [np.ones(2)]), (pull, ()))
+            assert (answer, value.tolist()) == ({"version": 1}, [-1, -1])
+
+    def test_figures(self):
+        """Of connections that are closed, too."""
+        with serving() as (member, _), group(member, this=WORKER) as other:
+            with group(member, this=WORKER) as worker:
+                worker.ask(0, "init", [np.zeros(1000)], key="a")
+                worker.ask(0, "pull", key="a")
+            other.ask(0, "pull", key="a")
+            other.ask(0, "push", [np.zeros(1000)], key="a", rows=[], rate=1.0)
+            told, _ = other.ask(0, "figures")
+        assert (told["pulls"], told["pushes"]) == (2, 1)
+        for name in ("sent_bytes", "received_bytes"):
+            assert 16_000 < told[name] < 17_000
+
+
+class TestRefusedQuestions:
+    @pytest.mark.parametrize("question", ["nonsense", "_store", "__init__"])
+    def test_one_that_there_is_not(self, question):
+        with serving() as (member, _), group(member, this=WORKER) as worker:
+            with pytest.raises(Refused, match=question):
+                worker.ask(0, question)
+            assert worker.ask(0, "keys")[0] == {"about": {}}
+
+    def test_a_users_mistake(self):
+        with serving() as (member, _), group(member, this=WORKER) as worker:
+            with refused("init of 'a'", "int64"):
+                worker.ask(0, "init", [np.zeros(2, np.int64)], key="a")
+            assert worker.ask(0, "keys")[0] == {"about": {}}
+
+    def test_by_one_of_several_servers(self):
+        """The others' answers to it are not taken for those to the next question."""
+        with serving() as (first, _), serving(1) as (second, _), group(first, second, this=WORKER) as worker:
+            worker.ask(1, "init", [np.zeros(2)], key="a")
+            with pytest.raises(Refused, match="'a'"):
+                worker.ask_all("pull", key="a")
+            assert [answer for answer, _ in worker.ask_all("keys")] == [{"about": {}}, {"about": {"a": None}}]
+
+    def test_the_first_of_several_in_turn(self):
+        with serving() as (member, _), group(member, this=WORKER) as worker:
+            with pytest.raises(Refused, match="'a'"):
+                worker.ask_in_turn(0, ({"ask": "pull", "key": "a"}, ()), ({"ask": "keys"}, ()))
+            assert "pulls" in worker.ask(0, "figures")[0]
+
+    def test_one_that_goes_wrong_ends_that_connection_alone(self, caplog):
+        with serving() as (member, _), group(member, this=WORKER) as worker:
+            worker.ask(0, "init", [np.zeros(2)], key="a")
+            with group(member, this=WORKER) as other, pytest.raises(PeerLost, match="ps:0"):
+                other.ask(0, "push", [np.zeros(3)], key="a", rows=[], rate=1.0)
+            assert worker.ask(0, "pull", key="a")[0] == {"version": 0}
+        assert "a question of worker:1 could not be answered" in caplog.text
+
+
+class TestLettingIn:
+    @pytest.mark.parametrize("secret", ["", "grün", "other"])
+    def test_another_secret(self, secret):
+        with (
+            serving() as (member, _),
+            refused("ps:0", member.address, "another secret"),
+            group(member, this=WORKER, secret=secret),
+        ):
+            pass
+
+    @pytest.mark.parametrize("settings", [{**SETTINGS, "rule": 3}, {"flags": 1}])
+    def test_other_settings(self, settings):
+        with (
+            serving() as (member, _),
+            refused("worker:1 was started with another rule than ps:0", "the same flags"),
+            group(member, this=WORKER, settings=settings),
+        ):
+            pass
+
+    def test_who_needs_no_settings(self):
+        with serving() as (member, _), group(member, this=WORKER, settings={}) as visitor:
+            assert visitor.ask(0, "keys")[0] == {"about": {}}
+
+    def test_who_speaks_another_language(self):
+        with serving() as (member, started):
+            with socket.create_connection((member.host, member.port), timeout=LIMIT_SECONDS) as other:
+                other.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                with contextlib.suppress(ConnectionError):
+                    assert other.recv(1) == b""
+            with group(member, this=WORKER) as worker:
+                worker.ask(0, "keys")
+            assert started.is_running
+
+    def test_who_says_nothing_is_in_nobodys_way(self):
+        with (
+            serving() as (member, _),
+            socket.create_connection((member.host, member.port)),
+            group(member, this=WORKER) as worker,
+        ):
+            worker.ask(0, "keys")
+
+
+class TestListening:
+    def test_a_taken_port(self):
+        with socket.create_server(("127.0.0.1", 0)) as other:
+            address = f"127.0.0.1:{other.getsockname()[1]}"
+            with refused(f"ps:2 can't listen on {address}", "in use", "give it another"):
+                new_server(Member("ps", 2, address))
+
+    def test_a_port_of_the_systems(self, monkeypatch):
+        def create_server(*arguments, **named):
+            raise PermissionError(13, "Permission denied")
+
+        monkeypatch.setattr(socket, "create_server", create_server)
+        with refused("ps:0 can't listen on 127.0.0.1:80", "Permission denied", "above 1023"):
+            new_server(Member("ps", 0, "127.0.0.1:80"))
+
+    def test_an_address_that_is_no_interface_of_this_machine(self):
+        """As behind a name that leads to a load balancer: it listens everywhere then."""
+        port = new_member().port
+        server = new_server(Member("ps", 0, f"192.0.2.1:{port}"))
+        started = Started(lambda: server.serve(LIMIT_SECONDS))
+        end(Member("ps", 0, f"127.0.0.1:{port}"))
+        assert started.result() == "done"
+
+
+class Losses:
+    """What server 0 has of coordination here: it notes who was lost."""
+
+    def __init__(self):
+        self.workers: queue.Queue[int] = queue.Queue()
+        self.is_closed = False
+
+    def lost(self, worker: int) -> None:
+        self.workers.put(worker)
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class Slow(Losses):
+    def think(self, message, arrays):
+        time.sleep(1.2)
+        return {"thought": True}, ()
+
+
+class TestEnd:
+    @pytest.mark.parametrize("how", ["done", "interrupted"])
+    def test_the_chief_says_how(self, how):
+        with serving() as (member, started):
+            end(member, how)
+            assert started.result() == how
+
+    def test_others_hear_of_it_before_it_leaves(self):
+        with serving() as (member, started), group(member, this=WORKER) as worker:
+            end(member)
+            time.sleep(0.1)
+            assert worker.ask(0, "keys")[0] == {"about": {}}
+            worker.close()
+            assert started.result() == "done"
+
+    def test_nobody_new_is_let_in_then(self):
+        with serving() as (member, _), group(member, this=WORKER):
+            end(member)
+            with pytest.raises(PeerLost, match="ps:0"), group(member, startup=0.2):
+                pass
+
+    def test_the_next_run_may_have_its_port_at_once(self):
+        with serving() as (member, started):
+            end(member)
+            started.result()
+        again = new_server(member)
+        started = Started(lambda: again.serve(LIMIT_SECONDS))
+        end(member)
+        assert started.result() == "done"
+
+    def test_workers_that_leave_then_are_not_lost(self):
+        losses = Losses()
+        with serving(coordination=losses) as (member, started):
+            with group(member, this=WORKER):
+                end(member)
+            started.result()
+        assert losses.workers.empty()
+        assert losses.is_closed
+
+
+class TestLost:
+    def test_the_chief(self):
+        with serving() as (member, started), group(member, this=WORKER) as worker:
+            with group(member):
+                assert started.is_running
+            with pytest.raises(PeerLost, match="the chief was lost: start all again"):
+                started.result()
+            with pytest.raises(PeerLost, match="ps:0"):
+                worker.ask(0, "keys")
+
+    def test_a_chief_that_never_came(self):
+        server = new_server(new_member())
+        began = time.monotonic()
+        with pytest.raises(PeerLost, match=r"the chief did not come within 0\.3 seconds"):
+            server.serve(0.3)
+        assert 0.3 <= time.monotonic() - began < 5
+
+    def test_a_worker_is_no_chief(self):
+        server = new_server(member := new_member())
+        started = Started(lambda: server.serve(1.0))
+        with group(member, this=WORKER), pytest.raises(PeerLost, match="the chief did not come"):
+            started.result()
+
+    def test_a_worker(self):
+        losses = Losses()
+        with serving(coordination=losses) as (member, started):
+            with group(member, this=WORKER):
+                pass
+            assert losses.workers.get(timeout=LIMIT_SECONDS) == WORKER.index
+            assert started.is_running
+
+    def test_another_server(self):
+        losses = Losses()
+        with serving(coordination=losses) as (member, started):
+            with group(member, this=Member("ps", 1)):
+                pass
+            time.sleep(0.1)
+            assert started.is_running
+            assert losses.workers.empty()
+
+
+class TestGroup:
+    def test_a_server_that_does_not_come(self):
+        missing, began = new_member(1), time.monotonic()
+        with (
+            serving() as (member, _),
+            pytest.raises(PeerLost) as raised,
+            group(member, missing, this=WORKER, startup=0.4),
+        ):
+            pass
+        said = str(raised.value)
+        assert said.startswith(f"ps:1 ({missing.address}) did not come within 0.4 seconds")
+        assert "--startup_timeout_seconds" in said
+        assert 0.4 <= time.monotonic() - began < 5
+
+    def test_a_server_that_comes_late(self):
+        member = new_member()
+        connected = Started(lambda: end(member))
+        time.sleep(0.3)
+        assert connected.is_running
+        server = new_server(member)
+        assert server.serve(LIMIT_SECONDS) == "done"
+        connected.result()
+
+    def test_something_else_that_listens_there_and_is_silent(self):
+        began = time.monotonic()
+        with socket.create_server(("127.0.0.1", 0)) as other:
+            member = Member("ps", 0, f"127.0.0.1:{other.getsockname()[1]}")
+            with pytest.raises(PeerLost, match="ps:0 .* did not come"), group(member, startup=0.4):
+                pass
+        assert time.monotonic() - began < 5
+
+    def test_a_server_that_is_lost(self):
+        with loopback() as (here, there):
+            found = Group([Member("ps", 1, "b:1")], [Connection(here, LIMIT_SECONDS)])
+            there.close()
+            with pytest.raises(PeerLost, match=r"ps:1 \(b:1\) was lost: start all again"):
+                found.ask(0, "keys")
+
+    def test_a_server_that_falls_silent(self):
+        with loopback() as (here, _):
+            found = Group([Member("ps", 0, "a:1")], [Connection(here, 0.2)])
+            with pytest.raises(PeerLost, match=r"ps:0 \(a:1\) was silent for too long"):
+                found.ask(0, "keys")
+
+    def test_the_time_to_start_is_none_to_answer(self):
+        """Who came may be silent for longer from then on."""
+        with serving(coordination=Slow()) as (member, _), group(member, this=WORKER, startup=1.0) as worker:
+            assert worker.ask(0, "think")[0] == {"thought": True}

@@ -1,0 +1,187 @@
+"""Messages on real connections: they come as they were sent, and whatever goes wrong is an error with a name."""
+
+import math
+import struct
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from strategies.servers.wire import Connection, Refused
+from tests.strategies.servers.at_once import at_once, connections, loopback
+from tests.towers.user_errors import refused
+
+DTYPES = ["float16", "float32", "float64", "int32", "int64", "uint64", "bool", ml_dtypes.bfloat16]
+SHAPES = [(), (0,), (7,), (3, 0, 2), (2, 3, 5)]
+
+
+def drawn(shape, dtype) -> np.ndarray:
+    """Any bits; of bool the two that there are."""
+    draw, dtype = np.random.default_rng(3), np.dtype(dtype)
+    if dtype.kind == "b":
+        return draw.integers(0, 2, shape).astype(bool)
+    count = int(np.prod(shape)) * dtype.itemsize
+    return np.frombuffer(draw.bytes(count), dtype).reshape(shape)
+
+
+def assert_same_bits(found, sent) -> None:
+    assert len(found) == len(sent)
+    for one, other in zip(found, sent, strict=True):
+        assert (one.dtype, one.shape) == (other.dtype, other.shape)
+        assert one.tobytes() == other.tobytes()
+
+
+class TestMessages:
+    @pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: np.dtype(dtype).name)
+    def test_arrays_of_every_shape(self, dtype):
+        sent = [drawn(shape, dtype) for shape in SHAPES]
+        with connections() as (here, there):
+            here.send({"ask": "push"}, sent)
+            message, found = there.receive()
+        assert message == {"ask": "push"}
+        assert_same_bits(found, sent)
+
+    def test_what_is_large(self):
+        """More than both machines' buffers hold, there and back."""
+        sent = [drawn((5_000_011,), "float32"), drawn((), "bool"), drawn((1001, 1003), "float64")]
+
+        def echo():
+            there.send(*there.receive())
+
+        with connections() as (here, there):
+            (_, found), _ = at_once(lambda: here.ask({}, sent), echo)
+        assert_same_bits(found, sent)
+
+    def test_an_array_that_is_not_contiguous(self):
+        matrix = drawn((6, 8), "float32")
+        with connections() as (here, there):
+            here.send({}, [matrix.T, matrix[::2, 1::3]])
+            assert_same_bits(there.receive()[1], [matrix.T, matrix[::2, 1::3]])
+
+    def test_what_json_can_say(self):
+        sent = {"none": None, "list": [1, 2.5, "drei"], "object": {"a": {"b": []}}, "most": 2**63, "inf": math.inf}
+        with connections() as (here, there):
+            here.send(sent)
+            assert there.receive() == (sent, [])
+
+    def test_several_in_order(self):
+        with connections() as (here, there):
+            for number in range(5):
+                here.send({"number": number}, [np.full(number, number)])
+            for number in range(5):
+                message, (found,) = there.receive()
+                assert message == {"number": number}
+                assert found.tolist() == [number] * number
+
+    def test_what_came_may_be_changed(self):
+        with connections() as (here, there):
+            here.send({}, [np.zeros(3)])
+            _, (found,) = there.receive()
+        found += 1
+
+    def test_bytes_are_counted_alike(self):
+        with connections() as (here, there):
+            here.send({"text": "ä"}, [np.zeros(1000), np.zeros(0)])
+            there.receive()
+            assert here.sent_bytes == there.received_bytes > 8000
+            assert (there.sent_bytes, here.received_bytes) == (0, 0)
+
+
+class TestAnswers:
+    def test_one_is_what_the_other_side_sends(self):
+        with connections() as (here, there):
+            there.send({"version": 3}, [np.arange(4)])
+            message, (found,) = here.ask({"ask": "pull"})
+            assert (message, found.tolist()) == ({"version": 3}, [0, 1, 2, 3])
+            assert there.receive() == ({"ask": "pull"}, [])
+
+    def test_a_user_error(self):
+        with connections() as (here, there):
+            there.send({"user_error": "rate=-1: give 0 or more"})
+            with refused("rate=-1: give 0 or more"):
+                here.ask({"ask": "push"})
+
+    def test_a_refusal(self):
+        with connections() as (here, there):
+            there.send({"refused": "there is no such key"})
+            with pytest.raises(Refused, match="no such key"):
+                here.ask({"ask": "pull"})
+
+    def test_the_connection_is_good_after_one(self):
+        with connections() as (here, there):
+            there.send({"refused": "no"})
+            there.send({"yes": True})
+            with pytest.raises(Refused):
+                here.ask({})
+            assert here.ask({}) == ({"yes": True}, [])
+
+
+def message_of(text: bytes, magic: bytes = b"TOW1") -> bytes:
+    return struct.pack("<4sI", magic, len(text)) + text
+
+
+FOREIGN = {
+    "http": b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "another magic": message_of(b'{"": []}', b"TOW0"),
+    "too long": struct.pack("<4sI", b"TOW1", 2**32 - 1),
+    "no json": message_of(b"{"),
+    "no text": message_of(b"\xff\xfe"),
+    "a list": message_of(b"[]"),
+    "a number": message_of(b"7"),
+    "no arrays": message_of(b"{}"),
+    "an unknown dtype": message_of(b'{"": [["object", [2]]]}'),
+    "a negative shape": message_of(b'{"": [["float32", [-2]]]}'),
+    "a shape without end": message_of(b'{"": [["float32", [1000000000, 1000000000, 1000000000]]]}'),
+    "more than there is": message_of(b'{"": [["float32", [1000000000000000]]]}'),
+}
+
+
+class TestBroken:
+    @pytest.mark.parametrize("bytes_sent", FOREIGN.values(), ids=FOREIGN.keys())
+    def test_foreign_bytes(self, bytes_sent):
+        with loopback() as (here, there), pytest.raises(ConnectionError, match="no message of ours"):
+            here.sendall(bytes_sent)
+            Connection(there, 5.0).receive()
+
+    def test_the_other_end_is_closed(self):
+        with connections() as (here, there):
+            there.close()
+            with pytest.raises(ConnectionError, match="closed"):
+                here.receive()
+            with pytest.raises(OSError):
+                for _ in range(100):
+                    here.send({}, [np.zeros(10**6)])
+
+    @pytest.mark.parametrize("count", [3, 8, 20, 60])
+    def test_it_is_closed_in_the_middle_of_a_message(self, count):
+        whole = message_of(b'{"": [["float64", [10]]]}') + bytes(80)
+        with loopback() as (here, there), pytest.raises(ConnectionError, match="closed"):
+            here.sendall(whole[:count])
+            here.close()
+            Connection(there, 5.0).receive()
+
+    def test_this_end_is_closed_while_somebody_waits(self):
+        def wait():
+            with pytest.raises(OSError):
+                here.receive()
+
+        with connections() as (here, _):
+            at_once(wait, here.close)
+
+    def test_closing_twice(self):
+        with connections() as (here, _):
+            here.close()
+            here.close()
+
+    def test_silence(self):
+        with connections(0.2) as (here, there), pytest.raises(TimeoutError):
+            here.ask({"ask": "pull"})
+
+    def test_silence_in_the_middle_of_a_message(self):
+        with loopback() as (here, there), pytest.raises(TimeoutError):
+            here.sendall(message_of(b'{"": [["float64", [10]]]}') + bytes(79))
+            Connection(there, 0.2).receive()
+
+    def test_nobody_reads(self):
+        with connections(0.2) as (here, _), pytest.raises(TimeoutError):
+            here.send({}, [np.zeros(10**7)])
