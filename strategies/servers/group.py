@@ -2,7 +2,7 @@
 
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -77,7 +77,11 @@ class Group:
 
     def ask_all(self, what: str, **question) -> list[tuple[Message, list]]:
         """Every server's answer to the same question; raises as `ask`."""
-        return self.ask_each(what, {place: ({}, ()) for place in range(len(self.servers))}, **question)
+        return self.asked_all(what, **question)()
+
+    def asked_all(self, what: str, **question) -> Callable[[], list[tuple[Message, list]]]:
+        """Asks as `ask_all`; the answers are waited for when what it returns is called."""
+        return self._asked_each(what, {place: ({}, ()) for place in range(len(self.servers))}, **question)
 
     def ask_each(self, what: str, questions: Mapping[int, Content], **question) -> list[tuple[Message, list]]:
         """The answers of some servers, each to its own question; all are asked before the first answer is read.
@@ -86,12 +90,18 @@ class Group:
           UserError, Refused: one server's words; the others' answers have been read.
           PeerLost: as `ask`.
         """
+        return self._asked_each(what, questions, **question)()
+
+    def _asked_each(self, what, questions, **question) -> Callable[[], list[tuple[Message, list]]]:
         for server, (own, arrays) in questions.items():
             self._guarded(
                 server, lambda c, own=own, arrays=arrays: c.send({"ask": what, **question, **own}, arrays)
             )
+        return lambda: self._answers_of(questions)
+
+    def _answers_of(self, servers) -> list[tuple[Message, list]]:
         answers, refusals = [], []
-        for server in questions:
+        for server in servers:
             try:
                 answers.append(self._guarded(server, lambda c: c.answer()))
             except (UserError, Refused) as error:
@@ -99,6 +109,10 @@ class Group:
         if refusals:
             raise refusals[0]
         return answers
+
+    def check(self, server: int) -> None:
+        """Raises PeerLost if the server has closed its connection since its last answer."""
+        self._guarded(server, lambda c: c.check())
 
     def _guarded(self, server: int, act):
         try:
