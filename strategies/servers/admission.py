@@ -8,6 +8,7 @@ out, the oldest of them seeing `since` updates so far, another is handed out onl
 import dataclasses
 import heapq
 import threading
+import time
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,11 +19,13 @@ class Ticket:
       number: the step, from 0 over the whole run; the learning rate and the random numbers are its.
       worker: whose it is.
       done: updates that had been finished when it was handed out.
+      time: on the monotonic clock, when that was; its user need not know.
     """
 
     number: int
     worker: int
     done: int
+    time: float = dataclasses.field(default=0.0, compare=False)
 
 
 class Admission:
@@ -64,7 +67,7 @@ class Admission:
                 return None
             number = heapq.heappop(self._returned) if self._returned else self._next
             self._next = max(self._next, number + 1)
-            ticket = self._out[number] = Ticket(number, worker, self.done)
+            ticket = self._out[number] = Ticket(number, worker, self.done, time.monotonic())
             return ticket
 
     def use(self, ticket: Ticket) -> bool:
@@ -85,6 +88,18 @@ class Admission:
                 del self._out[number]
                 heapq.heappush(self._returned, number)
             self._changed.notify_all()
+
+    def overdue(self, seconds: float) -> set[int]:
+        """Workers whose ticket has been out for longer than that."""
+        with self._changed:
+            since = time.monotonic() - seconds
+            return {ticket.worker for ticket in self._out.values() if ticket.time < since}
+
+    def missing(self, workers: range) -> list[int]:
+        """Those whose tickets are out."""
+        with self._changed:
+            busy = {ticket.worker for ticket in self._out.values()}
+            return [worker for worker in workers if worker in busy]
 
     def wait(self, done: int, seconds: float) -> bool:
         """Whether so many were used up, after at most that time."""

@@ -151,12 +151,20 @@ class ServersStrategy(SynchronousStrategy):
                 return told["bad_step"]
             if told["done"] != before:
                 moved, before = time.monotonic(), told["done"]
-            limit = self._servers.timeout_seconds if self._all_came else self._startup_timeout_seconds
+            limit = self._patience_seconds if self._all_came else self._startup_timeout_seconds
             if time.monotonic() - moved > limit:
                 missing = told["absent"] or told["missing"] or range(self._num_workers)
-                named = ", ".join(f"worker:{worker}" for worker in missing)
                 late = "did not answer" if self._all_came else "did not come"
-                raise PeerLost(f"{named} {late} within {limit:g} seconds at step {before}: start it again")
+                raise PeerLost(
+                    f"{_named(missing)} {late} within {limit:g} seconds at step {before}: start it again"
+                )
+            # Workers end when another server is lost; who looks on must not wait for them.
+            self._group.ask_all("keys")
+
+    @property
+    def _patience_seconds(self) -> float:
+        """How long nothing may happen; without waiting, another has as long again for a lost worker's step."""
+        return self._servers.timeout_seconds * (1 if self._servers.is_sync else 2)
 
     def _report(self, taken: Mapping, seconds: float) -> StepReport:
         means = {name: mean_of(*pair) for name, pair in taken["sums"].items()}
@@ -212,8 +220,11 @@ class ServersStrategy(SynchronousStrategy):
             if told["idle"]:
                 self._count(told)
                 return
-            if time.monotonic() - since > self._servers.timeout_seconds:
-                raise PeerLost(f"a worker did not end its step within {self._servers.timeout_seconds:g} seconds")
+            if time.monotonic() - since > self._patience_seconds:
+                missing = _named(told["missing"])
+                raise PeerLost(
+                    f"{missing} did not answer within {self._patience_seconds:g} seconds: start it again"
+                )
 
     def evaluate(self, num_batches: int | None = None) -> dict[str, float]:
         self._take_all()
@@ -294,3 +305,7 @@ class ServersStrategy(SynchronousStrategy):
     def _assign(self, variables: Mapping[str, tf.Variable], vector: np.ndarray) -> None:
         for name, value in self._layout.split(vector).items():
             variables[name].assign(value)
+
+
+def _named(workers) -> str:
+    return ", ".join(f"worker:{worker}" for worker in workers)

@@ -1,6 +1,5 @@
 """What server 0 answers beyond the others: who computes next, what a step came to, how the run ends."""
 
-import contextlib
 import math
 import threading
 from collections.abc import Callable, Sequence
@@ -8,11 +7,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from strategies.servers.admission import Admission, Ticket
+from strategies.servers.group import Group
 from strategies.servers.handlers import StoreHandlers
 from strategies.servers.options import ServersOptions
 from strategies.servers.rounds import Rounds
 from strategies.servers.tally import Tally
-from strategies.servers.wire import Connection, Content, Message
+from strategies.servers.wire import Content, Message
 from towers.clipping import Clipping
 
 # How long a worker's question is kept before it is told to ask again: it notices a lost server meanwhile.
@@ -31,7 +31,7 @@ class Coordination:
         *,
         num_workers: int,
         stops_if_bad: bool,
-        connect_others: Callable[[], Sequence[Connection]],
+        connect_others: Callable[[], Group],
     ):
         """Args:
         options: of the group.
@@ -39,12 +39,12 @@ class Coordination:
         store: this server's own vectors.
         num_workers: how many take part.
         stops_if_bad: whether no step is begun after one that was not finite.
-        connect_others: makes connections to the other servers, in order.
+        connect_others: makes connections to the other servers.
         """
         self._options, self._clipping, self._store = options, clipping, store
         self._num_workers, self._connect_others = num_workers, connect_others
         self._stops_if_bad = stops_if_bad
-        self._others: Sequence[Connection] = ()
+        self._others = Group((), ())
         self._state, self._averaged = np.zeros(0), np.zeros(0, bool)
         self._state_lock = threading.Lock()
         self._admission: Admission | Rounds | None = None
@@ -62,7 +62,7 @@ class Coordination:
         self._state, self._averaged = arrays
         if options.is_sync:
             self._admission = Rounds(first, needed=self._num_workers - options.backup_workers)
-            if not self._others:
+            if not self._others.connections:
                 self._others = self._connect_others()
         else:
             self._admission = Admission(first, bound=options.bound, num_workers=self._num_workers)
@@ -79,7 +79,7 @@ class Coordination:
         told = {
             "reached": reached,
             "done": self._admission.done,
-            "missing": self._admission.missing(everyone) if self._options.is_sync else [],
+            "missing": self._admission.missing(everyone),
             "absent": sorted(set(everyone) - self._present),
             "bad_step": self._bad_step,
         }
@@ -88,7 +88,8 @@ class Coordination:
     def pause(self, message: Message, arrays) -> Content:
         """The chief wants to look at everything: nobody begins a step, and those that were begun end."""
         idle = self._admission.pause(PATIENCE_SECONDS)
-        return {"idle": idle, **self._so_far()}, ()
+        missing = self._admission.missing(range(self._num_workers))
+        return {"idle": idle, "missing": missing, **self._so_far()}, ()
 
     def _so_far(self) -> dict:
         with self._state_lock:
@@ -136,6 +137,11 @@ class Coordination:
         if self._end is None and self._admission is not None:
             self._tally.add_failure(f"worker:{worker}")
             self._admission.lost(worker)
+
+    def overdue(self) -> set[int]:
+        """Workers that have a step for too long, which others are to do."""
+        waits = self._end is None and self._admission is not None
+        return self._admission.overdue(self._options.timeout_seconds) if waits else set()
 
     def admit(self, message: Message, arrays) -> Content:
         """Synchronous: whether a worker's gradient is still wanted."""
@@ -203,10 +209,9 @@ class Coordination:
             self._admission.applied()
 
     def _ask_all(self, what: str, question: dict) -> list[Message]:
-        for other in self._others:
-            other.send({"ask": what, **question})
+        answers = self._others.asked_all(what, **question)
         own = getattr(self._store, what)(question, ())[0]
-        return [own, *(other.answer()[0] for other in self._others)]
+        return [own, *(answer for answer, _ in answers())]
 
     def _note_bad(self, number: int, finite: bool) -> None:
         if not finite and self._stops_if_bad and self._bad_step is None:
@@ -214,9 +219,7 @@ class Coordination:
             self._admission.run_to(0)
 
     def close(self) -> None:
-        for other in self._others:
-            with contextlib.suppress(OSError):
-                other.close()
+        self._others.close()
 
 
 def _added(sums) -> dict[str, list[float]]:

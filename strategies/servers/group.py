@@ -3,7 +3,7 @@
 import contextlib
 import socket
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -81,7 +81,11 @@ class Group:
 
     def ask_all(self, what: str, **question) -> list[tuple[Message, list]]:
         """Every server's answer to the same question; raises as `ask`."""
-        return self.ask_each(what, {place: ({}, ()) for place in range(len(self.servers))}, **question)
+        return self.asked_all(what, **question)()
+
+    def asked_all(self, what: str, **question) -> Callable[[], list[tuple[Message, list]]]:
+        """Asks as `ask_all`; the answers are waited for when what it returns is called."""
+        return self._asked_each(what, {place: ({}, ()) for place in range(len(self.servers))}, **question)
 
     def ask_each(self, what: str, questions: Mapping[int, Content], **question) -> list[tuple[Message, list]]:
         """The answers of some servers, each to its own question; all are asked before the first answer is read.
@@ -90,11 +94,14 @@ class Group:
           UserError, Refused: one server's words; the others' answers have been read.
           PeerLost: as `ask`.
         """
+        return self._asked_each(what, questions, **question)()
+
+    def _asked_each(self, what, questions, **question) -> Callable[[], list[tuple[Message, list]]]:
         for server, (own, arrays) in questions.items():
             self._guarded(
                 server, lambda c, own=own, arrays=arrays: c.send({"ask": what, **question, **own}, arrays)
             )
-        return self._answers(questions)
+        return lambda: self._answers(questions)
 
     def _answers(self, servers: Iterable[int]) -> list[tuple[Message, list]]:
         """All are read, also after one said no: the next question must not get an answer to this one."""
@@ -107,6 +114,10 @@ class Group:
         if no is not None:
             raise no
         return answers
+
+    def check(self, server: int) -> None:
+        """Raises PeerLost if the server has closed its connection since its last answer."""
+        self._guarded(server, lambda c: c.check())
 
     def _guarded(self, server: int, act):
         try:

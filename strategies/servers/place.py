@@ -15,7 +15,6 @@ from strategies.servers.group import Group
 from strategies.servers.handlers import StoreHandlers
 from strategies.servers.options import ServersOptions
 from strategies.servers.server import Server
-from strategies.servers.wire import Connection
 from strategies.servers.worker import Worker
 from strategies.servers.worker_engine import WorkerEngine, layout_of
 from strategies.synchronous import as_batches
@@ -115,7 +114,7 @@ def run_server(options: StepOptions, servers: ServersPlace) -> str:
     if servers.cluster.index == 0:
         others = servers.cluster.members(SERVER)[1:]
 
-        def connect_others() -> list[Connection]:
+        def connect_others() -> Group:
             return Group.connected(
                 others,
                 servers.cluster.this,
@@ -123,7 +122,7 @@ def run_server(options: StepOptions, servers: ServersPlace) -> str:
                 secret=servers.secret,
                 startup_timeout_seconds=servers.startup_timeout_seconds,
                 timeout_seconds=servers.options.timeout_seconds,
-            ).connections
+            )
 
         coordination = Coordination(
             servers.options,

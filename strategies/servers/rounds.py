@@ -88,6 +88,10 @@ class Rounds:
                 self._late.clear()
             self._changed.notify_all()
 
+    def overdue(self, seconds: float) -> set[int]:
+        """None: nobody could do a worker's part for it."""
+        return set()
+
     def missing(self, workers: range) -> list[int]:
         """Those whose gradients the current round waits for."""
         with self._changed:

@@ -69,10 +69,23 @@ class Server:
                     raise PeerLost("the chief was lost: start all again, they go on from the last checkpoint")
                 if not self._chief_was_here and time.monotonic() > deadline:
                     raise PeerLost(f"the chief did not come within {startup_timeout_seconds:g} seconds")
+                self._drop_overdue()
             self._wait_for_the_others()
         finally:
             self._close()
         return self._end
+
+    def _drop_overdue(self) -> None:
+        """Takes workers that are silent in the middle of a step for lost."""
+        overdue = set() if self._coordination is None else self._coordination.overdue()
+        with self._lock:
+            dropped = [
+                connection
+                for connection, peer in self._connections.items()
+                if peer is not None and peer.role == WORKER and peer.index in overdue
+            ]
+        for connection in dropped:
+            connection.close()
 
     def _wait_for_the_others(self) -> None:
         """Workers hear of the end when they next ask, and then close their connections."""
@@ -155,6 +168,8 @@ class Server:
                 answer, found = {"user_error": str(error)}, ()
             except Refused as error:
                 answer, found = {"refused": str(error)}, ()
+            except PeerLost as error:
+                answer, found = {"peer_lost": str(error)}, ()
             connection.send(answer, found)
 
     def _handler(self, message: Message):

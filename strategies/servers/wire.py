@@ -7,6 +7,7 @@ Nothing that arrives is ever run: a message is numbers and names.
 
 import contextlib
 import json
+import select
 import socket
 import struct
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,7 @@ from collections.abc import Mapping, Sequence
 import ml_dtypes
 import numpy as np
 
+from strategies.contract import PeerLost
 from towers.errors import UserError
 
 Message = dict[str, object]
@@ -92,7 +94,7 @@ class Connection:
         """Sends a question; the answer, as `receive`.
 
         Raises:
-          UserError, Refused: the other side's words.
+          UserError, Refused, PeerLost: the other side's words.
           OSError: as `send` and `receive`.
         """
         self.send(message, arrays)
@@ -105,7 +107,16 @@ class Connection:
             raise UserError(message["user_error"])
         if "refused" in message:
             raise Refused(message["refused"])
+        if "peer_lost" in message:
+            raise PeerLost(message["peer_lost"])
         return message, arrays
+
+    def check(self) -> None:
+        """Between an answer and the next question; raises ConnectionError if the other side has closed it."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        if poll.poll(0):
+            raise ConnectionError("the connection was closed")
 
     def close(self) -> None:
         """Wakes whoever waits on it, too."""

@@ -117,6 +117,8 @@ class Worker:
                 for server, (rows, arrays) in enumerate(packed)
                 if server > 0
             }
+        # Server 0 may have given the step to another meanwhile.
+        self._group.check(0)
         answers = self._group.ask_each(what, elsewhere, **question)
         rows, arrays = packed[0]
         finish = {

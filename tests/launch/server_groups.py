@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 
 from launch.free_ports import free_addresses
+from tests.launch.nursery import Forked, Nursery
 from tests.launch.programs import Ended, environment
 
 
@@ -24,6 +25,8 @@ class ServerGroup:
         cwd: pathlib.Path | None = None,
         missing: Sequence[str] = (),
         more_flags: Mapping[str, Sequence[str]] | None = None,
+        variables: Mapping[str, Mapping[str, str]] | None = None,
+        nursery: Nursery | None = None,
     ):
         """Args:
         command: the same for all.
@@ -31,20 +34,22 @@ class ServerGroup:
         cwd: where they run.
         missing: names ('ps:1') of those that are not started.
         more_flags: behind the command of some, by name.
+        variables: what more some have in their environment, by name, when they are first started.
+        nursery: starts them; None for whole new processes.
         """
         self._command, self._cwd, self._missing = command, cwd, missing
-        self._more_flags = more_flags or {}
+        self._more_flags, self._variables, self._nursery = more_flags or {}, variables or {}, nursery
         counts = {"chief": 1, "worker": workers, "ps": servers}
         free = iter(free_addresses(sum(counts.values())))
         self.cluster = {role: [next(free) for _ in range(count)] for role, count in counts.items()}
         self.names = [f"{role}:{index}" for role, count in counts.items() for index in range(count)]
-        self.processes: dict[str, subprocess.Popen] = {}
+        self.processes: dict[str, subprocess.Popen | Forked] = {}
 
     def __enter__(self) -> "ServerGroup":
         self._folder = tempfile.TemporaryDirectory()
         for name in self.names:
             if name not in self._missing:
-                self.start(name)
+                self.start(name, **self._variables.get(name, {}))
         return self
 
     def start(self, name: str, **variables: str) -> None:
@@ -52,9 +57,15 @@ class ServerGroup:
         role, index = name.split(":")
         task = {"cluster": self.cluster, "task": {"type": role, "index": int(index)}}
         told = environment() | {"TF_CONFIG": json.dumps(task)} | variables
-        words = [sys.executable, *self._command, *self._more_flags.get(name, ())]
+        words = [*self._command, *self._more_flags.get(name, ())]
+        if self._nursery is not None:
+            out, err = self._file(name, "out"), self._file(name, "err")
+            self.processes[name] = self._nursery.start(words, cwd=self._cwd, env=told, out=out, err=err)
+            return
         with open(self._file(name, "out"), "ab") as out, open(self._file(name, "err"), "ab") as err:
-            self.processes[name] = subprocess.Popen(words, cwd=self._cwd, env=told, stdout=out, stderr=err)
+            self.processes[name] = subprocess.Popen(
+                [sys.executable, *words], cwd=self._cwd, env=told, stdout=out, stderr=err
+            )
 
     def _file(self, name: str, which: str) -> str:
         return os.path.join(self._folder.name, f"{name}.{which}")

@@ -1,0 +1,295 @@
+"""What parameter servers do when one of their processes fails: real processes, real signals."""
+
+import json
+import pathlib
+import signal
+import time
+
+import numpy as np
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from launch.binary import DONE, INTERRUPTED, NOT_FINITE, PEER_LOST, USER_ERROR
+from tests.launch.clusters import launched
+from tests.launch.nursery import Nursery
+from tests.launch.programs import LAST_STEP, ROOT, Ended, checkpoint_values, environment
+from tests.launch.server_groups import ServerGroup
+from tests.launch.workers import TRAIN
+
+pytestmark = pytest.mark.timeout(120)
+
+LIMIT_SECONDS = 60
+# From a loss to the others' ends.
+END_SECONDS = 20
+STEPS = 60
+EXAMPLES_A_STEP = 24
+OWN = (
+    str(ROOT / "tests" / "launch" / "server_program.py"),
+    "--strategy=ps",
+    "--num_towers=1",
+    f"--steps={STEPS}",
+    "--checkpoint_every_steps=10",
+    "--evaluate_every_epochs=100",
+    "--learning_rate=0.1",
+    "--directory=run",
+)
+SYNC = "--staleness=sync"
+
+
+@pytest.fixture(scope="module")
+def nursery():
+    with Nursery() as nursery:
+        yield nursery
+
+
+@pytest.fixture
+def own(nursery, tmp_path):
+    """Makes groups of the program of our own, in the test's folder."""
+
+    def group(*flags: str, workers: int = 2, servers: int = 2, **more) -> ServerGroup:
+        command = (*OWN, *flags)
+        return ServerGroup(command, workers=workers, servers=servers, cwd=tmp_path, nursery=nursery, **more)
+
+    return group
+
+
+def wait_for_step(group: ServerGroup, cwd: pathlib.Path, step: int) -> None:
+    """Until it is saved."""
+    path = cwd / "run" / "checkpoints" / f"step-{step}.index"
+    deadline = time.monotonic() + LIMIT_SECONDS
+    while not path.exists():
+        assert time.monotonic() < deadline, f"{path} did not come in {LIMIT_SECONDS} seconds"
+        assert group.processes["chief:0"].poll() is None, group.written("chief:0", "err")
+        time.sleep(0.005)
+
+
+def signalled(group: ServerGroup, cwd: pathlib.Path, number: int, *names: str, step: int = 10) -> None:
+    """Sends a signal to some after a step."""
+    wait_for_step(group, cwd, step)
+    for name in names:
+        group.processes[name].send_signal(number)
+
+
+def all_end(group: ServerGroup, code: int = DONE, limit_seconds: float = LIMIT_SECONDS) -> dict[str, Ended]:
+    """Everyone's end, all with the same code."""
+    ends = group.ends(limit_seconds)
+    assert {name: ended.code for name, ended in ends.items()} == dict.fromkeys(ends, code), words(ends)
+    return ends
+
+
+def words(ends: dict[str, Ended]) -> str:
+    """What all said, for a failed test."""
+    return "\n".join(
+        f"{name} ({ended.code}): {ended.out[-500:]} {ended.err[-1000:]}" for name, ended in ends.items()
+    )
+
+
+def errors(ended: Ended) -> list[str]:
+    """The lines that tell a user what was wrong."""
+    return [line for line in ended.err.splitlines() if "error: " in line]
+
+
+def summary(cwd: pathlib.Path) -> dict:
+    return json.loads((cwd / "run" / "summary.json").read_text())
+
+
+def check_counts(cwd: pathlib.Path, *, since: int = 0, is_sync: bool = False, steps: int = STEPS) -> dict:
+    """No step is missing and none counts twice; the group's part of the summary.
+
+    Args:
+      since: at which the last start resumed.
+      is_sync: whether each of two workers has a part in every step.
+      steps: of the whole run.
+    """
+    found = summary(cwd)
+    assert found["outcome"] == "completed"
+    assert found["steps"] == steps
+    assert found["examples"] == EXAMPLES_A_STEP * steps
+    saved = checkpoint_values(cwd / "run", steps)
+    assert saved["counters/step/.ATTRIBUTES/VARIABLE_VALUE"] == steps
+    assert saved["counters/updates/.ATTRIBUTES/VARIABLE_VALUE"] == steps
+    group = found["parameter_servers"]
+    done = sum(worker["steps"] for worker in group["workers"].values())
+    assert done == (steps - since) * (2 if is_sync else 1)
+    if not is_sync:
+        assert sum(group["staleness"]["histogram"].values()) == steps - since
+    return group
+
+
+def resumed_to_the_end(group: ServerGroup, cwd: pathlib.Path, **counts) -> int:
+    """The same command again; the step at which it went on."""
+    with group as processes:
+        chief = all_end(processes)["chief:0"]
+    (line,) = (line for line in chief.out.splitlines() if "resumed at step" in line)
+    since = int(line.split("resumed at step ")[1].split()[0])
+    check_counts(cwd, since=since, **counts)
+    return since
+
+
+def test_nothing_happens(own, tmp_path):
+    with own() as group:
+        all_end(group)
+    figures = check_counts(tmp_path)
+    assert {server["pushes"] for server in figures["servers"].values()} == {STEPS}
+    assert set(figures["workers"]) == {"worker:0", "worker:1"}
+    assert all(worker["failures"] == 0 for worker in figures["workers"].values())
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    stale = [line["staleness"] for line in lines if line["kind"] == "train"]
+    assert sum(sum(told["histogram"].values()) for told in stale) == STEPS
+    assert all(0 <= told["mean"] <= told["max"] for told in stale)
+    events = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    events.Reload()
+    assert {"staleness/mean", "staleness/max", "staleness"} <= set(events.Tags()["tensors"])
+
+
+@pytest.mark.parametrize("flags", [(), (SYNC,)], ids=["async", "sync"])
+@pytest.mark.parametrize("victims", [("worker:1",), ("worker:0", "worker:1")], ids=["one", "all"])
+def test_killed_workers_that_come_again(own, tmp_path, flags, victims):
+    with own(*flags) as group:
+        signalled(group, tmp_path, signal.SIGKILL, *victims)
+        for victim in victims:
+            group.processes[victim].wait(END_SECONDS)
+            group.start(victim)
+        all_end(group)
+    workers = check_counts(tmp_path, is_sync=bool(flags))["workers"]
+    assert {name for name, worker in workers.items() if worker["failures"] == 1} == set(victims)
+
+
+@pytest.mark.parametrize("victim, flags", [("ps:0", ()), ("ps:1", ()), ("ps:1", (SYNC,))])
+def test_a_killed_server(own, tmp_path, victim, flags):
+    with own(*flags) as group:
+        signalled(group, tmp_path, signal.SIGKILL, victim)
+        ends = group.ends(END_SECONDS)
+    assert ends.pop(victim).code == -signal.SIGKILL
+    assert {ended.code for ended in ends.values()} == {PEER_LOST}, words(ends)
+    for name in ("chief:0", "worker:0", "worker:1"):
+        (line,) = errors(ends[name])
+        assert f"{victim} (127.0.0.1:" in line, words(ends)
+        assert "was lost" in line
+    assert resumed_to_the_end(own(*flags), tmp_path, is_sync=bool(flags)) >= 10
+
+
+def test_a_killed_chief(own, tmp_path):
+    with own() as group:
+        signalled(group, tmp_path, signal.SIGKILL, "chief:0")
+        ends = group.ends(END_SECONDS)
+    assert ends.pop("chief:0").code == -signal.SIGKILL
+    assert {ended.code for ended in ends.values()} == {PEER_LOST}, words(ends)
+    for name in ("ps:0", "ps:1"):
+        assert "the chief was lost" in errors(ends[name])[0]
+    assert resumed_to_the_end(own(), tmp_path) >= 10
+
+
+def test_a_server_that_never_starts_is_named(own, tmp_path):
+    with own("--startup_timeout_seconds=6", missing=["ps:1"]) as group:
+        ends = all_end(group, PEER_LOST, END_SECONDS)
+    for name in ("chief:0", "worker:0", "worker:1"):
+        (line,) = errors(ends[name])
+        assert "ps:1 (127.0.0.1:" in line
+        assert "did not come within 6 seconds" in line
+        assert "--startup_timeout_seconds" in line
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_worker_that_never_starts_is_named(own):
+    with own(SYNC, "--startup_timeout_seconds=6", missing=["worker:1"]) as group:
+        chief = all_end(group, PEER_LOST, END_SECONDS)["chief:0"]
+    (line,) = errors(chief)
+    assert "worker:1 did not come within 6 seconds" in line
+
+
+@pytest.mark.parametrize("told", ["worker:1", "chief:0"])
+def test_sigterm_to_one_stops_all_at_the_same_step(own, tmp_path, told):
+    with own() as group:
+        signalled(group, tmp_path, signal.SIGTERM, told)
+        chief = all_end(group, INTERRUPTED)["chief:0"]
+    assert "stopped at step" in chief.out
+    stopped = int(chief.out.split("stopped at step ")[1].split(";")[0])
+    assert 10 <= stopped < STEPS
+    assert summary(tmp_path)["steps"] == stopped
+    assert resumed_to_the_end(own(), tmp_path) == stopped
+
+
+def test_without_waiting_a_stopped_worker_loses_its_step_to_another(own, tmp_path):
+    before_it_computes = {"worker:1": {"TOWERS_FAULT": "stop@20"}}
+    with own("--collective_timeout_seconds=3", variables=before_it_computes) as group:
+        stopped = group.processes.pop("worker:1")
+        wait_for_step(group, tmp_path, STEPS - 10)
+        stopped.send_signal(signal.SIGCONT)
+        all_end(group)
+        assert stopped.wait(END_SECONDS) == PEER_LOST
+        assert "ps:0" in group.written("worker:1", "err")
+    figures = check_counts(tmp_path)
+    assert figures["workers"]["worker:1"]["failures"] == 1
+    # What it computed then was pushed nowhere.
+    assert {server["pushes"] for server in figures["servers"].values()} == {STEPS}
+
+
+def test_where_all_wait_a_stopped_worker_ends_the_run(own, tmp_path):
+    with own(SYNC, "--collective_timeout_seconds=3") as group:
+        signalled(group, tmp_path, signal.SIGSTOP, "worker:1")
+        chief = group.end("chief:0", END_SECONDS)
+    assert chief.code == PEER_LOST, chief.err
+    (line,) = errors(chief)
+    assert "worker:1 did not answer within 3 seconds" in line
+
+
+@pytest.mark.parametrize("flags", [(), (SYNC,)], ids=["async", "sync"])
+def test_nan_stops(own, flags):
+    with own(*flags, variables={"worker:1": {"NAN_FROM": "4"}}) as group:
+        chief = group.end("chief:0", LIMIT_SECONDS)
+    assert chief.code == NOT_FINITE, chief.err
+    (line,) = errors(chief)
+    assert "is not finite and was not applied" in line
+
+
+def test_nan_is_skipped(own, tmp_path):
+    with own("--on_nan=skip", SYNC, variables={"worker:1": {"NAN_FROM": "4"}}) as group:
+        all_end(group)
+    found = summary(tmp_path)
+    assert found["steps"] == STEPS
+    assert found["skipped_steps"] == STEPS - 4
+
+
+def test_other_flags_are_refused(own):
+    with own(more_flags={"worker:1": ["--momentum=0.5"]}) as group:
+        refused = group.end("worker:1", LIMIT_SECONDS)
+    assert refused.code == USER_ERROR
+    (line,) = errors(refused)
+    assert "worker:1 was started with another step options than ps:0" in line
+
+
+def test_other_modes_go_on_from_its_checkpoints(own, nursery, tmp_path):
+    """Towers, two servers, three servers, towers: the numbers of two towers alone."""
+    constant = "--schedule=constant"
+
+    def on_towers(steps: int, directory: str) -> str:
+        flags = (constant, "--strategy=towers", "--num_towers=2", f"--steps={steps}", f"--directory={directory}")
+        out, err = tmp_path / f"{directory}{steps}.out", tmp_path / f"{directory}{steps}.err"
+        alone = nursery.start((*OWN, *flags), cwd=tmp_path, env=environment(), out=str(out), err=str(err))
+        assert alone.wait(LIMIT_SECONDS) == DONE, err.read_text()
+        return out.read_text()
+
+    def on_servers(steps: int, servers: int) -> str:
+        with own(constant, SYNC, f"--steps={steps}", servers=servers) as group:
+            return all_end(group)["chief:0"].out
+
+    on_towers(15, "run")
+    assert "resumed at step 15" in on_servers(30, 2)
+    assert "resumed at step 30" in on_servers(45, 3)
+    assert "resumed at step 45" in on_towers(STEPS, "run")
+    on_towers(STEPS, "alone")
+    found, wanted = (checkpoint_values(tmp_path / directory, STEPS) for directory in ("run", "alone"))
+    assert found.keys() == wanted.keys()
+    for key in wanted:
+        np.testing.assert_allclose(found[key], wanted[key], rtol=1e-4, atol=1e-6, err_msg=key)
+
+
+def test_the_launcher_recovers(tmp_path):
+    command = ("python", *(flag for flag in TRAIN if flag != "--strategy=ring"), "--strategy=ps")
+    flags = ("--workers=2", "--ps=1", "--chief", "--max_restarts=1", "--kill=worker:1@step10", "--grace_seconds=1")
+    with launched(tmp_path, "", *flags, command=command) as cluster:
+        ended = cluster.ended()
+    assert ended.code == DONE, ended.err
+    assert "recovered: worker:1 was killed at step 10, restart 1 completed" in ended.out
+    assert summary(tmp_path)["steps"] == LAST_STEP

@@ -1,0 +1,120 @@
+"""Losses that server 0 deals with: a worker that is silent in the middle of a step, and another server."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from launch.free_ports import free_addresses
+from strategies.cluster import CHIEF, SERVER, WORKER, Member
+from strategies.contract import PeerLost
+from strategies.servers.admission import Admission
+from strategies.servers.coordination import KEY, Coordination
+from strategies.servers.group import Group
+from strategies.servers.handlers import StoreHandlers
+from strategies.servers.options import ServersOptions
+from strategies.servers.server import Server
+from towers.clipping import Clipping
+from towers.update_rules import SGD
+
+SOON = 0.05
+
+
+def test_only_a_ticket_that_is_out_for_too_long_is_overdue():
+    admission = Admission(0, bound=None, num_workers=3)
+    admission.run_to(9)
+    first, second = admission.begin(0, 0), admission.begin(1, 0)
+    admission.use(first)
+    assert admission.overdue(60.0) == set()
+    assert admission.overdue(-SOON) == {1}
+    assert admission.missing(range(3)) == [1]
+    admission.lost(1)
+    assert admission.overdue(-SOON) == set()
+    assert not admission.use(second)
+
+
+class LeftAlone(StoreHandlers):
+    """A store whose update needs a server that is gone."""
+
+    def apply(self, message, arrays):
+        raise PeerLost("ps:1 was lost")
+
+
+@pytest.fixture
+def connected():
+    """Connects members to a server that has a patience of half a second."""
+    (address,) = free_addresses(1)
+    member, options = Member(SERVER, 0, address), ServersOptions(timeout_seconds=0.5)
+    store = LeftAlone(SGD(), Clipping())
+    coordination = Coordination(
+        options, Clipping(), store, num_workers=2, stops_if_bad=True, connect_others=lambda: Group((), ())
+    )
+    server = Server(member, store, settings={}, secret="", coordination=coordination)
+    thread = threading.Thread(target=server.serve, args=(60.0,))
+    thread.start()
+
+    def connect(role: str, index: int) -> Group:
+        this = Member(role, index, "")
+        return Group.connected(
+            [member], this, settings={}, secret="", startup_timeout_seconds=20.0, timeout_seconds=20.0
+        )
+
+    chief = connect(CHIEF, 0)
+    yield chief, connect
+    chief.ask(0, "end", how="done")
+    chief.close()
+    thread.join(timeout=20)
+    assert not thread.is_alive()
+
+
+def finish(worker: Group, index: int, granted) -> None:
+    told = {"examples": 8, "busy_seconds": 0.0, "input_seconds": 0.0, "sums": {}, "norm": 1.0}
+    described = {
+        "number": granted["number"],
+        "done": granted["done"],
+        "worker": index,
+        "since": granted["version"],
+    }
+    gradient = np.ones(4, np.float32)
+    worker.ask(
+        0,
+        "finish",
+        [np.zeros(0), gradient],
+        **described,
+        **{"key": KEY, "rate": 0.5, "rows": [], "finite": True, "weight": 8.0, "staleness_elsewhere": []},
+        told=told,
+    )
+
+
+def test_its_step_is_done_by_another_and_its_own_gradient_does_not_count(connected):
+    chief, connect = connected
+    silent, other = connect(WORKER, 0), connect(WORKER, 1)
+    chief.ask(0, "init", [np.zeros(4, np.float32), np.zeros(4, bool)], key=KEY)
+    chief.ask(0, "start", [np.zeros(0), np.zeros(0, bool)], step=0)
+    chief.ask(0, "run_to", wanted=0, until=1)
+    lost, _ = silent.ask(0, "begin", worker=0, stop_asked=False)
+    granted, _ = other.ask(0, "begin", worker=1, stop_asked=False)
+    assert granted["number"] == lost["number"] == 0
+    with pytest.raises(PeerLost, match="ps:0"):
+        silent.check(0)
+    with pytest.raises(PeerLost, match="ps:0"):
+        finish(silent, 0, lost)
+    finish(other, 1, granted)
+    told, _ = chief.ask(0, "report")
+    assert (told["done"], told["totals"]["examples"]) == (1, 8)
+    assert {name: (own["steps"], own["failures"]) for name, own in told["workers"].items()} == {
+        "worker:0": (0, 1),
+        "worker:1": (1, 0),
+    }
+    _, (value,) = chief.ask(0, "pull", key=KEY)
+    np.testing.assert_array_equal(value, np.full(4, -0.5, np.float32))
+    for worker in (silent, other):
+        worker.close()
+
+
+def test_a_loss_that_a_server_met_is_named_to_who_waits_for_it(connected):
+    chief, connect = connected
+    worker = connect(WORKER, 0)
+    with pytest.raises(PeerLost, match="ps:1 was lost"):
+        worker.ask(0, "apply")
+    worker.close()
