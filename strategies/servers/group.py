@@ -75,8 +75,7 @@ class Group:
         self, server: int, *questions: tuple[Mapping, Sequence[np.ndarray]]
     ) -> list[tuple[Message, list]]:
         """One server's answers to several questions, all sent before the first answer is read; raises as `ask`."""
-        for question, arrays in questions:
-            self._guarded(server, lambda c, question=question, arrays=arrays: c.send(question, arrays))
+        self._guarded(server, lambda c: c.send_all(questions))
         return self._answers([server] * len(questions))
 
     def ask_all(self, what: str, **question) -> list[tuple[Message, list]]:

@@ -26,6 +26,9 @@ _PREFIX = struct.Struct("<4sI")
 _MAGIC = b"TOW1"
 _LONGEST_TEXT = 64 * 2**20
 _ARRAYS = ""
+_BUFFER_BYTES = 64 * 1024
+# Up to here a copy is cheaper than another call of the system.
+_JOINED_BYTES = 256 * 1024
 _DTYPES = {
     **{name: np.dtype(name) for name in ("float16", "float32", "float64", "int32", "int64", "uint64", "bool")},
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
@@ -58,17 +61,24 @@ class Connection:
             if hasattr(socket, name):
                 connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
         self.sent_bytes = self.received_bytes = 0
+        # What was read beyond what was wanted: most messages then come by one call of the system.
+        self._buffer = memoryview(bytearray(_BUFFER_BYTES))
+        self._read = self._filled = 0
 
     def send(self, message: Mapping[str, object], arrays: Sequence[np.ndarray] = ()) -> None:
         """Raises OSError: the connection is broken or the other side does not read."""
-        arrays = [np.asarray(array, order="C") for array in arrays]
-        described = [(array.dtype.name, array.shape) for array in arrays]
-        text = json.dumps({**message, _ARRAYS: described}).encode()
-        self._socket.sendall(_PREFIX.pack(_MAGIC, len(text)) + text)
-        for array in arrays:
-            if array.size:
-                self._socket.sendall(memoryview(array.reshape(-1).view(np.uint8)))
-        self.sent_bytes += _PREFIX.size + len(text) + sum(array.nbytes for array in arrays)
+        self.send_all([(message, arrays)])
+
+    def send_all(self, contents: Sequence[Content]) -> None:
+        """Several messages, one behind the other; raises as `send`."""
+        parts = [part for message, arrays in contents for part in _parts(message, arrays)]
+        size = sum(map(len, parts))
+        if size <= _JOINED_BYTES:
+            self._socket.sendall(b"".join(parts))
+        else:
+            for part in parts:
+                self._socket.sendall(part)
+        self.sent_bytes += size
 
     def receive(self) -> tuple[Message, list[np.ndarray]]:
         """The next message.
@@ -132,7 +142,27 @@ class Connection:
 
     def _fill(self, view: memoryview) -> None:
         while view:
-            count = self._socket.recv_into(view)
-            if count == 0:
-                raise ConnectionError("the connection was closed")
+            if self._read < self._filled:
+                count = min(len(view), self._filled - self._read)
+                view[:count] = self._buffer[self._read : self._read + count]
+                self._read += count
+            elif len(view) >= _BUFFER_BYTES:
+                count = self._received_into(view)
+            else:
+                self._read, self._filled, count = 0, self._received_into(self._buffer), 0
             view = view[count:]
+
+    def _received_into(self, view: memoryview) -> int:
+        count = self._socket.recv_into(view)
+        if count == 0:
+            raise ConnectionError("the connection was closed")
+        return count
+
+
+def _parts(message: Mapping[str, object], arrays: Sequence[np.ndarray]) -> list[bytes | memoryview]:
+    """A message as it is sent."""
+    arrays = [np.asarray(array, order="C") for array in arrays]
+    described = [(array.dtype.name, array.shape) for array in arrays]
+    text = json.dumps({**message, _ARRAYS: described}).encode()
+    contents = [memoryview(array.reshape(-1).view(np.uint8)) for array in arrays if array.size]
+    return [_PREFIX.pack(_MAGIC, len(text)), text, *contents]
