@@ -9,6 +9,7 @@ stay whole, so that a row of an embedding is one server's.
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Mapping, Sequence
 
@@ -35,12 +36,12 @@ class Layout:
         """Of the whole vector."""
         return self.offsets[-1]
 
-    @property
+    @functools.cached_property
     def offsets(self) -> list[int]:
         """[parameters + 1] where each begins."""
         return [0, *np.cumsum([math.prod(shape) for shape in self.shapes.values()], dtype=np.int64).tolist()]
 
-    @property
+    @functools.cached_property
     def cuts(self) -> list[int]:
         """[servers + 1] ascending; server k keeps [cuts[k], cuts[k + 1])."""
         inner = [self._cut_near(self.length * server / self.num_servers) for server in range(1, self.num_servers)]

@@ -293,3 +293,33 @@ def test_the_launcher_recovers(tmp_path):
     assert ended.code == DONE, ended.err
     assert "recovered: worker:1 was killed at step 10, restart 1 completed" in ended.out
     assert summary(tmp_path)["steps"] == LAST_STEP
+
+
+@pytest.mark.parametrize("bound", [0, 1, 3])
+def test_no_update_is_staler_than_the_bound(own, tmp_path, bound):
+    with own(f"--staleness={bound}", workers=3, variables={"worker:0": {"SECONDS_PER_BATCH": "0.2"}}) as group:
+        all_end(group)
+    found = summary(tmp_path)
+    assert found["steps"] == STEPS
+    staleness = found["parameter_servers"]["staleness"]
+    assert staleness["max"] <= bound
+    assert sum(staleness["histogram"].values()) == STEPS
+
+
+def test_without_a_bound_a_slow_workers_updates_are_stale(own, tmp_path):
+    """So the bounds above mean something."""
+    with own("--staleness=async", workers=3, variables={"worker:0": {"SECONDS_PER_BATCH": "0.4"}}) as group:
+        all_end(group)
+    assert summary(tmp_path)["parameter_servers"]["staleness"]["max"] > 3
+
+
+def test_a_backup_worker_is_not_waited_for(own, tmp_path):
+    slow = {"worker:2": {"SECONDS_PER_BATCH": "0.4"}}
+    with own(SYNC, "--backup_workers=1", workers=3, variables=slow) as group:
+        all_end(group)
+    found = summary(tmp_path)
+    assert found["steps"] == STEPS
+    workers = found["parameter_servers"]["workers"]
+    assert sum(worker["steps"] for worker in workers.values()) == 2 * STEPS, "two gradients a step"
+    assert found["parameter_servers"]["turned_away"] > 0
+    assert workers["worker:2"]["steps"] < STEPS / 2 if "worker:2" in workers else True
