@@ -9,6 +9,8 @@ LOOPBACK = "127.0.0.1"
 _RANGE_FILE = pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range")
 _LOWEST_PORT = 10000
 _ANY_PORT = 0
+# Two programs whose seed is the same must not be given the same ports.
+_DRAW = random.SystemRandom()
 
 
 def free_addresses(count: int) -> list[str]:
@@ -17,7 +19,7 @@ def free_addresses(count: int) -> list[str]:
     They lie below the ports that the kernel lends to outgoing connections: there, a process that tries to reach a
     peer before it listens may be lent the peer's very port, and meets itself.
     """
-    wanted = random.sample(range(_LOWEST_PORT, _first_lent_port()), k=_first_lent_port() - _LOWEST_PORT)
+    wanted = _DRAW.sample(range(_LOWEST_PORT, _first_lent_port()), k=_first_lent_port() - _LOWEST_PORT)
     with contextlib.ExitStack() as held:
         # Each is held until all are found, so that none is found twice.
         found = [held.enter_context(_bound(wanted)) for _ in range(count)]

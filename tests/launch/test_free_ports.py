@@ -23,6 +23,14 @@ def test_they_are_different_and_can_be_bound():
             listener.bind(("127.0.0.1", port))
 
 
+def test_they_do_not_depend_on_a_seed():
+    found = []
+    for _ in range(2):
+        random.seed(3)
+        found.append(free_addresses(3))
+    assert found[0] != found[1]
+
+
 @pytest.fixture
 def lent(tmp_path, monkeypatch):
     """Says which ports the kernel lends."""
@@ -44,7 +52,7 @@ def test_a_port_in_use_is_passed_over(lent, monkeypatch):
         taken = ports_of(free_addresses(3))
         for port in taken:
             used.enter_context(socket.socket()).bind(("127.0.0.1", port))
-        monkeypatch.setattr(random, "sample", lambda population, k: [next(iter(population)), *taken])
+        monkeypatch.setattr(free_ports._DRAW, "sample", lambda population, k: [next(iter(population)), *taken])
         assert not set(ports_of(free_addresses(2))) & set(taken)
 
 
