@@ -11,6 +11,9 @@ from strategies.servers.wire import Content, Message
 from towers.clipping import Clipping
 from towers.update_rules import UpdateRule
 
+# More than workers can be apart.
+_REMEMBERED_STEPS = 10_000
+
 
 class StoreHandlers:
     """One method a question; its name is the question's."""
@@ -19,6 +22,7 @@ class StoreHandlers:
         self._store, self._held, self._clipping = Store(rule), HeldGradients(), clipping
         self._about: dict[str, object] = {}
         self._counting = threading.Lock()
+        self._applied: set[int] = set()
         self.pulls = self.pushes = 0
 
     def init(self, message: Message, arrays) -> Content:
@@ -38,19 +42,33 @@ class StoreHandlers:
         return {"version": version}, [value]
 
     def push(self, message: Message, arrays) -> Content:
-        """One update at once."""
+        """One update at once; of a step that is in already, by a worker that died before it was counted, none."""
         with self._counting:
+            if not self._is_new(message.get("number")):
+                return {"staleness": 0}, ()
             self.pushes += 1
         vector = self._store.vector(message["key"])
         gradient = SplitGradient.unpacked(message["rows"], arrays).whole(vector.dtype)
         since, aware = message.get("since"), message.get("aware", False)
         return {"staleness": vector.apply(gradient, message["rate"], since=since, aware=aware)}, ()
 
+    def _is_new(self, number: int | None) -> bool:
+        """Whether a step has not been applied here; remembers it, and forgets those long past."""
+        if number is None:
+            return True
+        if number in self._applied:
+            return False
+        self._applied.add(number)
+        if len(self._applied) > 2 * _REMEMBERED_STEPS:
+            self._applied = set(sorted(self._applied)[_REMEMBERED_STEPS:])
+        return True
+
     def get_slots(self, message: Message, arrays) -> Content:
         slots = self._store.vector(message["key"]).slots()
         return {"names": list(slots)}, list(slots.values())
 
     def set(self, message: Message, arrays) -> Content:
+        self._applied.clear()
         value, *slots = arrays
         named = dict(zip(message["names"], slots, strict=True))
         self._store.vector(message["key"]).set(value, named, message["version"])

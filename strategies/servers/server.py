@@ -50,6 +50,7 @@ class Server:
         self._listener = _listening(member)
         self._lock = threading.Lock()
         self._connections: dict[Connection, Member | None] = {}
+        self._workers: dict[int, Connection] = {}
         self._closed_sent = self._closed_received = 0
         self._end: str | None = None
         self._chief_was_here = self._chief_is_lost = False
@@ -111,7 +112,11 @@ class Server:
             try:
                 accepted, _ = self._listener.accept()
             except OSError:
-                return
+                if self._listener.fileno() < 0:
+                    return
+                # Who came is gone already, or there are too many for now.
+                time.sleep(_TICK_SECONDS)
+                continue
             connection = Connection(accepted, None)
             with self._lock:
                 self._connections[connection] = None
@@ -124,6 +129,7 @@ class Server:
             if peer is not None:
                 with self._lock:
                     self._connections[connection] = peer
+                self._replace_worker(connection, peer)
                 self._answer_all(connection, peer)
         except OSError:
             pass  # it is gone, which is dealt with below
@@ -136,7 +142,7 @@ class Server:
                 self._closed_sent += connection.sent_bytes
                 self._closed_received += connection.received_bytes
             connection.close()
-            self._note_loss(peer)
+            self._note_loss(peer, connection)
 
     def _introduced(self, connection: Connection) -> Member | None:
         """Who is there; None if it may not come in."""
@@ -190,13 +196,31 @@ class Server:
         counts = {"pulls": self._store.pulls, "pushes": self._store.pushes}
         return {**counts, "sent_bytes": sent, "received_bytes": received}, ()
 
-    def _note_loss(self, peer: Member | None) -> None:
+    def _replace_worker(self, connection: Connection, peer: Member) -> None:
+        """A worker that comes again has lost what it had, also where its old connection still seems to stand."""
+        if peer.role != WORKER or self._coordination is None:
+            return
+        with self._lock:
+            before = self._workers.get(peer.index)
+        if before is not None:
+            before.close()
+            self._note_loss(peer, before)
+        with self._lock:
+            self._workers[peer.index] = connection
+
+    def _note_loss(self, peer: Member | None, connection: Connection) -> None:
         if peer is None or self._end is not None:
             return
         if peer.role == CHIEF:
             self._chief_is_lost = True
         elif peer.role == WORKER and self._coordination is not None:
-            self._coordination.lost(peer.index)
+            with self._lock:
+                # Only once, and not the loss of one that has come again.
+                was_its = self._workers.get(peer.index) is connection
+                if was_its:
+                    del self._workers[peer.index]
+            if was_its:
+                self._coordination.lost(peer.index)
 
 
 def _bytes(text: str) -> bytes:

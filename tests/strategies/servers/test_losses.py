@@ -118,3 +118,33 @@ def test_a_loss_that_a_server_met_is_named_to_who_waits_for_it(connected):
     with pytest.raises(PeerLost, match="ps:1 was lost"):
         worker.ask(0, "apply")
     worker.close()
+
+
+def test_a_worker_that_comes_again_begins_anew_and_keeps_what_it_is_given(connected):
+    """Its old connection is not known to be broken: a machine that vanished closes nothing."""
+    chief, connect = connected
+    before = connect(WORKER, 0)
+    chief.ask(0, "init", [np.zeros(2, np.float32), np.zeros(2, bool)], key=KEY)
+    chief.ask(0, "start", [np.zeros(0), np.zeros(0, bool)], step=0)
+    chief.ask(0, "run_to", wanted=0, until=1)
+    begin = {"worker": 0, "stop_asked": False}
+    assert before.ask(0, "begin", **begin)[0]["number"] == 0
+    again = connect(WORKER, 0)
+    assert again.ask(0, "begin", **begin)[0]["number"] == 0, "the one step there is"
+    with pytest.raises(PeerLost):
+        before.ask(0, "begin", **begin)
+    assert chief.ask(0, "report")[0]["workers"]["worker:0"]["failures"] == 1
+    for worker in (before, again):
+        worker.close()
+
+
+def test_a_step_that_is_in_already_is_not_applied_again():
+    """Its first worker died after this server had its push and before server 0 counted it."""
+    store = StoreHandlers(SGD(), Clipping())
+    store.init({"key": KEY}, [np.zeros(2, np.float32)])
+    push = {"key": KEY, "rows": [], "rate": 1.0, "number": 7, "since": 0}
+    for gradient in ([1.0, 2.0], [5.0, 5.0]):
+        store.push(push, [np.array(gradient, np.float32)])
+    told, (value,) = store.pull({"key": KEY}, ())
+    np.testing.assert_array_equal(value, [-1.0, -2.0])
+    assert (told["version"], store.pushes) == (1, 1)
