@@ -16,7 +16,7 @@ class Fault(Callback):
     """SIGKILL or SIGSTOP to this process, right before a step begins."""
 
     def __init__(self, number: signal.Signals, step: int):
-        self._number, self._step = number, step
+        self._number, self._step, self._is_past = number, step, False
 
     def check(self, run: Run) -> None:
         if not run.first_step <= self._step < run.last_step:
@@ -29,8 +29,9 @@ class Fault(Callback):
         return (self._step,)
 
     def before_steps(self, step):
-        # A worker of parameter servers does not begin every step.
-        if step >= self._step:
+        # A worker of parameter servers does not begin every step; who was stopped and goes on has had its fault.
+        if step >= self._step and not self._is_past:
+            self._is_past = True
             print(f"{self._number.name} before step {step}, as planned", file=sys.stderr, flush=True)
             os.kill(os.getpid(), self._number)
 
