@@ -2,14 +2,18 @@
 
 import pytest
 
-from strategies.registry import build_strategy, strategy_names
+from strategies.registry import build_strategy, meeting, strategy_names
 from tests.strategies.small_task import small_strategy, small_task
 from tests.towers.logical_cpus import cpus
 from tests.towers.user_errors import refused
 from towers.options import StepOptions
 
 
-@pytest.mark.parametrize("name", strategy_names())
+# Parameter servers are of several processes.
+ALONE = [name for name in strategy_names() if meeting(name) != "servers"]
+
+
+@pytest.mark.parametrize("name", ALONE)
 def test_every_name_is_built(name):
     strategy = small_strategy(name=name, num_towers=2)
     assert (strategy.name, strategy.num_towers, strategy.step) == (name, 2, 0)
@@ -30,7 +34,12 @@ def test_an_unknown_name(name, hint):
         build_strategy(name, small_task(), cpus(1), StepOptions())
 
 
-@pytest.mark.parametrize("name", strategy_names())
+def test_parameter_servers_are_not_built_alone():
+    with refused("strategy 'ps' is of several processes", "launch.local --chief --workers=2 --ps=1"):
+        build_strategy("ps", small_task(), cpus(1), StepOptions())
+
+
+@pytest.mark.parametrize("name", ALONE)
 def test_shares_that_do_not_match(name):
     with refused("tower_shares"):
         build_strategy(name, small_task(), cpus(2), StepOptions(), shares=(1.0, 2.0, 3.0))

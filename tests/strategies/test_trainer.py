@@ -452,6 +452,7 @@ class TestSummary:
         "time_to_first_step_seconds": float,
         "training_seconds": float,
         "workers": dict,
+        "parameter_servers": type(None),
         "straggler": type(None),
         "peak_memory_bytes": dict,
     }
