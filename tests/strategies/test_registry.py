@@ -8,7 +8,6 @@ from tests.towers.logical_cpus import cpus
 from tests.towers.user_errors import refused
 from towers.options import StepOptions
 
-
 # Parameter servers are of several processes.
 ALONE = [name for name in strategy_names() if meeting(name) != "servers"]
 
