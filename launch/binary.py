@@ -17,13 +17,17 @@ from collections.abc import Callable
 
 from absl import app, flags
 
+from strategies.errors import NonFiniteStep, PeerLost
 from towers.errors import UserError
 
 DONE, USER_ERROR, DIFFERS, NOT_FINITE, PEER_LOST, INTERRUPTED = 0, 2, 3, 4, 5, 75
+_CODES = {UserError: USER_ERROR, NonFiniteStep: NOT_FINITE, PeerLost: PEER_LOST}
+# What needs no traceback: a line says it all.
+EXPECTED = tuple(_CODES)
 
 
 def run(main: Callable[[list[str]], int | None], *, takes_command: bool = False) -> None:
-    """absl's app.run, with user errors as one line on stderr and exit code 2.
+    """absl's app.run, with what `EXPECTED` holds as one line on stderr and its exit code.
 
     Args:
       main: gets the program's name, and the words behind a lone -- after it.
@@ -35,7 +39,7 @@ def run(main: Callable[[list[str]], int | None], *, takes_command: bool = False)
         logging.getLogger("absl").setLevel(logging.ERROR)
         try:
             return main(arguments)
-        except UserError as error:
+        except EXPECTED as error:
             return fail(error)
 
     app.run(guarded, flags_parser=functools.partial(parse_flags, takes_command=takes_command))
@@ -57,7 +61,7 @@ def parse_flags(arguments: list[str], *, takes_command: bool = False) -> list[st
 def fail(error: object) -> int:
     """Prints one line and returns the exit code for it."""
     _say("error", error)
-    return USER_ERROR
+    return _CODES.get(type(error), USER_ERROR)
 
 
 def warn(about: object) -> None:

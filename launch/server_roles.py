@@ -5,7 +5,6 @@ import pathlib
 from launch import binary
 from launch.fault import faults_from_environment
 from launch.signals import StopSignals
-from strategies.contract import PeerLost
 from strategies.following import follow
 from strategies.metrics_log import MetricsLog
 from strategies.progress_display import ProgressDisplay
@@ -65,8 +64,5 @@ def follow_run(task: Task, devices: Devices, options: StepOptions, directory: pa
 def _code_of(life) -> int:
     try:
         return _CODES[life()]
-    except UserError as error:
+    except binary.EXPECTED as error:
         return binary.fail(error)
-    except PeerLost as error:
-        binary.fail(error)
-        return binary.PEER_LOST

@@ -21,6 +21,11 @@ flags.DEFINE_string(
 )
 flags.DEFINE_integer("backup_workers", 0, "ps, sync: workers whose gradients a step does not wait for.")
 flags.DEFINE_bool("staleness_aware", False, "ps: divide the rate of an update by its staleness.")
+flags.DEFINE_bool(
+    "prefetch_parameters",
+    False,
+    "ps: pull the next step's parameters while this one computes; every update is staler by one.",
+)
 at_least_zero("backup_workers")
 listed_in_help(__name__)
 
@@ -47,6 +52,7 @@ def servers_place() -> ServersPlace | None:
         staleness=FLAGS.staleness,
         backup_workers=FLAGS.backup_workers,
         staleness_aware=FLAGS.staleness_aware,
+        prefetch=FLAGS.prefetch_parameters,
         wire_precision=FLAGS.wire_precision,
         timeout_seconds=FLAGS.collective_timeout_seconds,
     )

@@ -19,7 +19,6 @@ from absl import flags
 from launch import binary, step_flags, training
 from launch.signals import StopSignals
 from launch.task_flags import task_from_flags
-from strategies.contract import NonFiniteStep, PeerLost
 from strategies.servers.figures import table
 from strategies.verification import differences, reference_strategy
 
@@ -32,14 +31,7 @@ def main(_) -> int:
     if not FLAGS.verify:
         training.serve_if_server()
     task = task_from_flags()
-    try:
-        return verify(task) if FLAGS.verify else train(task)
-    except NonFiniteStep as error:
-        binary.fail(error)
-        return binary.NOT_FINITE
-    except PeerLost as error:
-        binary.fail(error)
-        return binary.PEER_LOST
+    return verify(task) if FLAGS.verify else train(task)
 
 
 def train(task) -> int:

@@ -30,7 +30,7 @@ from launch.servers_flags import servers_place
 from launch.step_flags import options_from_flags
 from strategies import registry
 from strategies.cluster import SERVER, WORKER
-from strategies.contract import PeerLost, Strategy
+from strategies.contract import Strategy
 from strategies.trainer import Trainer
 from towers.errors import UserError
 from towers.options import StepOptions
@@ -47,11 +47,8 @@ def _configure_at_start() -> None:
         devices_from_flags()
         joined_ring()
         servers_place()
-    except UserError as error:
+    except binary.EXPECTED as error:
         sys.exit(binary.fail(error))
-    except PeerLost as error:
-        binary.fail(error)
-        sys.exit(binary.PEER_LOST)
 
 
 app.call_after_init(_configure_at_start)

@@ -4,7 +4,7 @@ import importlib
 
 _HOMES = {
     "Callback": "strategies.callbacks",
-    "NonFiniteStep": "strategies.contract",
+    "NonFiniteStep": "strategies.errors",
     "StepReport": "strategies.contract",
     "Strategy": "strategies.contract",
     "Trainer": "strategies.trainer",

@@ -118,22 +118,6 @@ class StepReport:
         return self.examples / self.seconds if self.seconds > 0 else float("nan")
 
 
-class NonFiniteStep(ArithmeticError):
-    """Training stopped at a step whose loss or gradients were not finite; its update was not applied.
-
-    Attributes:
-      step: number of the step, counted from 0.
-    """
-
-    def __init__(self, message: str, *, step: int):
-        super().__init__(message)
-        self.step = step
-
-
-class PeerLost(RuntimeError):
-    """Another process of this run is gone or does not answer: this one can't go on without it."""
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Move:
     """What a Trainer wants to do next; several processes must all do the same.

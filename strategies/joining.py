@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from strategies.cluster import CHIEF, RING_ROLES, WORKER, Cluster, Member
-from strategies.contract import PeerLost
+from strategies.errors import PeerLost
 from strategies.worker_exchange import WireOptions
 from towers.errors import UserError
 

@@ -11,8 +11,9 @@ import numpy as np
 import tensorflow as tf
 
 from strategies.cluster import Member
-from strategies.contract import Move, PeerLost, StepReport, WorkerTime
+from strategies.contract import Move, StepReport, WorkerTime
 from strategies.divergence import checksums, what_drifted
+from strategies.errors import PeerLost
 from strategies.joining import Ring
 from strategies.ring_engine import RingEngine
 from strategies.synchronous import SynchronousStrategy, as_batches

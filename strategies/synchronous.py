@@ -11,7 +11,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from strategies.contract import Move, NonFiniteStep, StepReport
+from strategies.contract import Move, StepReport
+from strategies.errors import NonFiniteStep
 from towers.errors import UserError
 from towers.layer_names import counted_anew
 from towers.options import StepOptions

@@ -12,7 +12,8 @@ import keras
 from strategies.cadence import Cadence, due, steps_of_a_call
 from strategies.callbacks import Callback, Run
 from strategies.checkpoints import Checkpoints, check_writable
-from strategies.contract import Move, NonFiniteStep, StepReport, Strategy
+from strategies.contract import Move, StepReport, Strategy
+from strategies.errors import NonFiniteStep
 from strategies.export import save_model
 from strategies.metrics_log import MetricsLog
 from strategies.summary import RunFigures, summarize, write_summary

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from launch.binary import PEER_LOST
 from launch.tf_config import cluster_from
-from strategies.contract import PeerLost
+from strategies.errors import PeerLost
 from strategies.joining import Ring, join_ring
 from strategies.tcp_connect import connected_tcp_ring
 from strategies.tcp_ring import TcpRing

@@ -1,10 +1,12 @@
 """Who may compute when, without waiting for all: steps are handed out as tickets, each used up once.
 
 A bound B on staleness is kept by handing out no ticket that could break it: between a ticket's handing out and its
-use, the updates of all that are out now may come, and those of tickets handed out meanwhile. So with `out` tickets
-out, the oldest of them seeing `since` updates so far, another is handed out only if since + out <= B.
+use, the updates of all that are out now may come, and those of tickets handed out meanwhile. A worker uses its own
+in the order it got them, so its later ones never come before an earlier one. So another is handed out only if for
+each that is out, and for the new one, updates so far + those that may still come before it <= B.
 """
 
+import collections
 import dataclasses
 import heapq
 import threading
@@ -59,10 +61,14 @@ class Admission:
         self._change(lambda: setattr(self, "_ended", True))
 
     def begin(self, worker: int, seconds: float) -> Ticket | None:
-        """The worker's next ticket; None if there is none for it in that time."""
+        """The worker's next ticket; None if there is none for it in that time.
+
+        Who has one out is not kept waiting: others may wait for that one.
+        """
         with self._changed:
             self._absent.discard(worker)
-            self._changed.wait_for(lambda: self._ended or self._may_begin(worker), seconds)
+            patience = 0 if self._busy(worker) else seconds
+            self._changed.wait_for(lambda: self._ended or self._may_begin(worker), patience)
             if self._ended or not self._may_begin(worker):
                 return None
             number = heapq.heappop(self._returned) if self._returned else self._next
@@ -98,8 +104,7 @@ class Admission:
     def missing(self, workers: range) -> list[int]:
         """Those whose tickets are out."""
         with self._changed:
-            busy = {ticket.worker for ticket in self._out.values()}
-            return [worker for worker in workers if worker in busy]
+            return [worker for worker in workers if self._busy(worker)]
 
     def wait(self, done: int, seconds: float) -> bool:
         """Whether so many were used up, after at most that time."""
@@ -117,15 +122,24 @@ class Admission:
             change()
             self._changed.notify_all()
 
+    def _busy(self, worker: int) -> bool:
+        return any(ticket.worker == worker for ticket in self._out.values())
+
     def _may_begin(self, worker: int) -> bool:
         number = self._returned[0] if self._returned else self._next
-        return number < self._target and self._in_bounds() and self._is_turn_of(worker, number)
+        return number < self._target and self._in_bounds(worker) and self._is_turn_of(worker, number)
 
-    def _in_bounds(self) -> bool:
+    def _in_bounds(self, worker: int) -> bool:
         if self._bound is None:
             return True
-        oldest = min((ticket.done for ticket in self._out.values()), default=self.done)
-        return self.done - oldest + len(self._out) <= self._bound
+        own_and_later = collections.Counter()
+        # In the order they were handed out, the last one first.
+        for ticket in reversed(self._out.values()):
+            own_and_later[ticket.worker] += 1
+            before = len(self._out) - own_and_later[ticket.worker] + (ticket.worker != worker)
+            if self.done - ticket.done + before > self._bound:
+                return False
+        return len(self._out) <= self._bound
 
     def _is_turn_of(self, worker: int, number: int) -> bool:
         whose = number % self._num_workers

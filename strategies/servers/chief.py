@@ -12,15 +12,8 @@ from collections.abc import Mapping
 import numpy as np
 import tensorflow as tf
 
-from strategies.contract import (
-    Move,
-    NonFiniteStep,
-    PeerLost,
-    ServerFigures,
-    ServersReport,
-    StepReport,
-    WorkerFigures,
-)
+from strategies.contract import Move, ServerFigures, ServersReport, StepReport, WorkerFigures
+from strategies.errors import NonFiniteStep, PeerLost
 from strategies.servers.coordination import KEY
 from strategies.servers.group import Group
 from strategies.servers.layout import Layout

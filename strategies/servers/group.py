@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import numpy as np
 
 from strategies.cluster import Member
-from strategies.contract import PeerLost
+from strategies.errors import PeerLost
 from strategies.servers.wire import Connection, Content, Message, Refused
 from towers.errors import UserError
 

@@ -15,6 +15,8 @@ class ServersOptions:
       asynchronous, but no update is applied after more than so many others since its parameters were pulled.
     backup_workers: of 'sync', workers whose gradients a step need not wait for (Chen et al. 2016).
     staleness_aware: divide an update's rate by its staleness (Zhang et al. 2016).
+    prefetch: a worker pulls the next step's parameters while it computes this one: it never waits for the network,
+      and every update is staler by one, the worker's own.
     wire_precision: what gradients are pushed in; parameters are pulled whole.
     timeout_seconds: how long a process may be silent before it counts as lost.
     """
@@ -22,6 +24,7 @@ class ServersOptions:
     staleness: str = ASYNC
     backup_workers: int = 0
     staleness_aware: bool = False
+    prefetch: bool = False
     wire_precision: str = "float32"
     timeout_seconds: float = 600.0
 
@@ -35,6 +38,11 @@ class ServersOptions:
             )
         if self.staleness_aware and self.is_sync:
             raise UserError("staleness_aware with staleness=sync: nothing is stale there; leave it out")
+        if self.prefetch and (self.is_sync or self.is_serial):
+            raise UserError(
+                f"prefetch_parameters with staleness={self.staleness}: there the next parameters are what this "
+                "step makes; leave it out"
+            )
         if self.wire_precision not in WIRE_PRECISIONS:
             known = ", ".join(WIRE_PRECISIONS)
             raise UserError(f"wire_precision={self.wire_precision!r} is unknown: use one of {known}")

@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 
 from strategies.cluster import CHIEF, WORKER, Member
-from strategies.contract import PeerLost
+from strategies.errors import PeerLost
 from strategies.servers.coordination import Coordination
 from strategies.servers.handlers import StoreHandlers
 from strategies.servers.wire import Connection, Message, Refused

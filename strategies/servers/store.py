@@ -81,7 +81,12 @@ class Vector:
           rate: learning rate.
           since: the version the gradient was computed from.
           aware: whether the rate is divided by that number (Zhang et al. 2016, "Staleness-aware async-SGD").
+
+        Raises:
+          Refused: a gradient of another length.
         """
+        if gradient.shape != self._value.shape:
+            raise Refused(f"a gradient of {gradient.size} numbers for a piece of {self._value.shape[0]}")
         with self._lock:
             staleness = 0 if since is None else self.version - since
             rate = rate / max(1, staleness) if aware else rate

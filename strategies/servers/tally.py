@@ -14,7 +14,7 @@ class WorkerTally:
     Attributes:
       steps: gradients of it that counted.
       failures: how often its connection broke before the end.
-      busy_seconds, input_seconds: pulling and computing, and waiting for batches.
+      busy_seconds, input_seconds: computing, and waiting for batches.
       staleness_sum, staleness_max: of its updates, where there is such a thing.
     """
 

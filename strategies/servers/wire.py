@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 import ml_dtypes
 import numpy as np
 
-from strategies.contract import PeerLost
+from strategies.errors import PeerLost
 from towers.errors import UserError
 
 Message = dict[str, object]
@@ -122,9 +122,10 @@ class Connection:
         return message, arrays
 
     def check(self) -> None:
-        """Between an answer and the next question; raises ConnectionError if the other side has closed it."""
+        """Raises ConnectionError if the other side has closed it, also where something is still to be read."""
         poll = select.poll()
-        poll.register(self._socket, select.POLLIN)
+        # Only Linux tells that the other side has closed while there is something to read.
+        poll.register(self._socket, getattr(select, "POLLRDHUP", select.POLLHUP))
         if poll.poll(0):
             raise ConnectionError("the connection was closed")
 

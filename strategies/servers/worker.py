@@ -1,7 +1,9 @@
 """A worker of a parameter-server group: pulls, computes on its batch, pushes, until the run ends."""
 
+import concurrent.futures
+import dataclasses
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -10,10 +12,30 @@ from strategies.servers.coordination import KEY
 from strategies.servers.group import Group
 from strategies.servers.layout import Layout
 from strategies.servers.options import ServersOptions
+from strategies.servers.wire import Content
 from strategies.servers.worker_engine import Computed, WorkerEngine
 from strategies.synchronous import as_batches
 from towers.errors import UserError
 from towers.task import Batch, InputShard, Task
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Pulled:
+    """What a step is computed from.
+
+    Attributes:
+      number: of the step.
+      done: how many steps were finished when it was given out.
+      versions: of each server's piece.
+      parameters: the whole vector.
+      state: float64, all of it.
+    """
+
+    number: int
+    done: int
+    versions: Sequence[int]
+    parameters: np.ndarray
+    state: np.ndarray
 
 
 class Worker:
@@ -54,53 +76,66 @@ class Worker:
         Raises:
           PeerLost: a server is gone.
         """
-        told = []
-        while True:
-            begin = {"ask": "begin", "worker": self._rank, "stop_asked": self._stop_asked()}
-            # What a step came to is told in one breath with the wish for the next.
-            *_, (answer, arrays) = self._group.ask_in_turn(0, *told, (begin, ()))
-            if "end" in answer:
-                return answer["end"]
-            told = [] if "again" in answer else self._step(answer, *arrays)
+        told: list[Content] = []
+        if not self._options.prefetch:
+            while not isinstance(pulled := self._pull(told), str):
+                told = [] if pulled is None else self._push(pulled, *self._compute(pulled))
+            return pulled
+        with concurrent.futures.ThreadPoolExecutor(1) as ahead:
+            pulled = self._pull(told)
+            while not isinstance(pulled, str):
+                following = ahead.submit(self._pull, told)
+                computed = None if pulled is None else self._compute(pulled)
+                # The pushes go by the same connections as the pulls.
+                following = following.result()
+                told = [] if computed is None else self._push(pulled, *computed)
+                pulled = following
+            return pulled
 
-    def _step(
-        self, grant: Mapping, state: np.ndarray, piece: np.ndarray
-    ) -> list[tuple[Mapping, list[np.ndarray]]]:
-        """Computes a gradient and pushes it to all servers but the first, for which it is returned."""
-        number = grant["number"]
-        self._before_step(number)
+    def _pull(self, told: Sequence[Content]) -> Pulled | str | None:
+        """The next step's; or how the run ended; None if there is no step as yet.
+
+        What an earlier step came to is told server 0 in one breath with the wish for the next.
+        """
+        begin = {"ask": "begin", "worker": self._rank, "stop_asked": self._stop_asked()}
+        *_, (answer, arrays) = self._group.ask_in_turn(0, *told, (begin, ()))
+        if "end" in answer:
+            return answer["end"]
+        if "again" in answer:
+            return None
+        state, piece = arrays
+        others = {server: ({}, ()) for server in range(1, len(self._group.servers))}
+        pulled = self._group.ask_each("pull", others, key=KEY)
+        return Pulled(
+            number=answer["number"],
+            done=answer["done"],
+            versions=[answer["version"], *(found["version"] for found, _ in pulled)],
+            parameters=np.concatenate([piece, *(other for _, (other,) in pulled)]) if others else piece,
+            state=state,
+        )
+
+    def _compute(self, pulled: Pulled) -> tuple[Computed, dict]:
+        """A step's gradient, and what the reports say of it."""
+        self._before_step(pulled.number)
         asked = time.perf_counter()
-        batches = self._batch_of(number)
+        batches = self._batch_of(pulled.number)
         began = time.perf_counter()
-        parameters, versions = self._pulled(piece, grant["version"])
-        computed = self._engine.compute(number, parameters, state, batches)
-        told = {
+        computed = self._engine.compute(pulled.number, pulled.parameters, pulled.state, batches)
+        return computed, {
             "examples": computed.examples,
             "sums": computed.sums,
             "norm": computed.norm,
             "busy_seconds": time.perf_counter() - began,
             "input_seconds": began - asked,
         }
+
+    def _push(self, pulled: Pulled, computed: Computed, told) -> list[Content]:
+        """To all servers but the first; its part is returned: what it counts, the others have."""
+        number = pulled.number
         if self._options.backup_workers:
             answer, _ = self._group.ask(0, "admit", worker=self._rank, number=number)
             if not answer["wanted"]:
                 return []
-        return [self._pushed(number, grant["done"], versions, computed, told)]
-
-    def _pulled(self, first: np.ndarray, version: int) -> tuple[np.ndarray, list[int]]:
-        """The whole vector, of which server 0 gave the first piece, and the version of each server's piece."""
-        others = {server: ({}, ()) for server in range(1, len(self._group.servers))}
-        if not others:
-            return first, [version]
-        answers = self._group.ask_each("pull", others, key=KEY)
-        pieces = [piece for _, (piece,) in answers]
-        return np.concatenate([first, *pieces]), [version, *(told["version"] for told, _ in answers)]
-
-    def _pushed(
-        self, number: int, done: int, versions, computed: Computed, told
-    ) -> tuple[Mapping, list[np.ndarray]]:
-        """To server 0 last: what it counts, the others have."""
-        what = "hold" if self._options.is_sync else "push"
         question = {
             "key": KEY,
             "number": number,
@@ -108,31 +143,29 @@ class Worker:
             "rate": self._engine.options.schedule(number),
             "aware": self._options.staleness_aware,
         }
-        pieces = [computed.gradient.within(self._layout.piece(server)) for server in range(len(versions))]
-        packed = [piece.packed() for piece in pieces]
+        pieces = [computed.gradient.within(self._layout.piece(n)) for n in range(len(pulled.versions))]
+        (rows, arrays), *others = [piece.packed() for piece in pieces]
         elsewhere = {}
         if self._options.is_sync or computed.finite:
             elsewhere = {
-                server: ({"rows": rows, "since": versions[server]}, arrays)
-                for server, (rows, arrays) in enumerate(packed)
-                if server > 0
+                server: ({"rows": rows, "since": pulled.versions[server]}, arrays)
+                for server, (rows, arrays) in enumerate(others, start=1)
             }
         # Server 0 may have given the step to another meanwhile.
         self._group.check(0)
-        answers = self._group.ask_each(what, elsewhere, **question)
-        rows, arrays = packed[0]
+        answers = self._group.ask_each("hold" if self._options.is_sync else "push", elsewhere, **question)
         finish = {
             "ask": "finish",
             **question,
             "rows": rows,
-            "since": versions[0],
-            "done": done,
+            "since": pulled.versions[0],
+            "done": pulled.done,
             "weight": computed.weight,
             "finite": computed.finite,
             "staleness_elsewhere": [answer.get("staleness", 0) for answer, _ in answers],
             "told": told,
         }
-        return finish, [computed.state_change, *arrays]
+        return [(finish, [computed.state_change, *arrays])]
 
     def _batch_of(self, number: int) -> tuple[Batch, ...]:
         """This worker's part of each microbatch of a step; without waiting for others, of its own next batch."""

@@ -14,12 +14,10 @@ import time
 import keras
 import numpy as np
 import tensorflow as tf
-from absl import app
 
 from launch import binary, training
 from models.own_task import OwnTask
 from strategies.callbacks import Callback
-from strategies.contract import NonFiniteStep, PeerLost
 from strategies.divergence import Diverged
 
 MISCHIEF = os.environ.get("MISCHIEF")
@@ -82,12 +80,6 @@ def main(_):
         result = trainer.fit()
         print(result.summary["workers"])
         print("skipped", result.summary["skipped_steps"], "straggler", result.summary["straggler"])
-    except NonFiniteStep as error:
-        binary.fail(error)
-        return binary.NOT_FINITE
-    except PeerLost as error:
-        binary.fail(error)
-        return binary.PEER_LOST
     except Diverged as error:
         binary.fail(error)
         return 1
@@ -95,4 +87,4 @@ def main(_):
 
 
 if __name__ == "__main__":
-    app.run(main)
+    binary.run(main)

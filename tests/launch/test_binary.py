@@ -9,6 +9,7 @@ from towers.errors import UserError
 PROGRAM = """
 from absl import flags
 from launch import binary
+from strategies.errors import NonFiniteStep, PeerLost
 from towers.errors import UserError
 flags.DEFINE_integer("number", 1, "A number.")
 
@@ -18,6 +19,10 @@ def main(arguments):
         raise UserError("number=2:\\n    it is\\ttoo even; give 1")
     if number == 3:
         raise ValueError("a fault of the program")
+    if number == 6:
+        raise NonFiniteStep("step 6 is not finite", step=6)
+    if number == 7:
+        raise PeerLost("worker:1 was lost")
     print("number", number)
     return {4: binary.NOT_FINITE, 5: binary.INTERRUPTED}.get(number)
 
@@ -27,8 +32,15 @@ def cli():
 
 
 def test_codes_are_as_documented():
-    codes = (binary.DONE, binary.USER_ERROR, binary.DIFFERS, binary.NOT_FINITE, binary.INTERRUPTED)
-    assert codes == (0, 2, 3, 4, 75)
+    codes = (
+        binary.DONE,
+        binary.USER_ERROR,
+        binary.DIFFERS,
+        binary.NOT_FINITE,
+        binary.PEER_LOST,
+        binary.INTERRUPTED,
+    )
+    assert codes == (0, 2, 3, 4, 5, 75)
     for code in codes:
         assert f"\n{code} " in binary.__doc__
 
@@ -44,6 +56,8 @@ CASES = (
     (["--number=2"], 2, "", "program: error: number=2: it is too even; give 1\n"),
     (["--number=4"], 4, "number 4\n", ""),
     (["--number=5"], 75, "number 5\n", ""),
+    (["--number=6"], 4, "", "program: error: step 6 is not finite\n"),
+    (["--number=7"], 5, "", "program: error: worker:1 was lost\n"),
     (["more"], 2, "", "program: error: argument 'more' is no flag: flags begin with --, see --help\n"),
 )
 

@@ -10,7 +10,7 @@ import pytest
 from launch.free_ports import free_addresses
 from strategies import joining
 from strategies.cluster import Cluster, Member
-from strategies.contract import PeerLost
+from strategies.errors import PeerLost
 from strategies.joining import Ring, RingOptions, join_ring, listening, listens, wait_for_all
 from strategies.worker_exchange import WireOptions
 from tests.launch.programs import run

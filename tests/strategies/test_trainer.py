@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from strategies.callbacks import Callback
 from strategies.checkpoints import Checkpoints
-from strategies.contract import NonFiniteStep
+from strategies.errors import NonFiniteStep
 from strategies.trainer import Trainer
 from strategies.trainer_options import TrainerOptions
 from tests.strategies.small_task import (

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
-from strategies.contract import NonFiniteStep
+from strategies.errors import NonFiniteStep
 from tests.towers.tiny_tasks import (
     NUM_CLASSES,
     TinyTask,

@@ -155,6 +155,14 @@ class TestWaiting:
         acts[what]()
         assert waits.result().number == (2 if what == "lost" else 3)
 
+    def test_who_has_one_is_told_at_once_that_there_is_no_other(self):
+        """It could not use the one that others wait for while it waited itself."""
+        found = admission(bound=1)
+        held = found.begin(0, TOO_LONG)
+        assert found.begin(0, TOO_LONG).number == 1
+        assert at_once(lambda: found.begin(0, TOO_LONG)) == [None]
+        assert found.use(held)
+
     def test_the_chief_waits_for_what_it_wants_done(self):
         found = admission(target=2)
         tickets = [found.begin(0, 0), found.begin(1, 0)]
@@ -208,19 +216,19 @@ class Run:
         self.admission = admission(bound, first=first, num_workers=num_workers, target=last)
         self.bound, self.wanted = bound, list(range(first, last))
         self.used: list[int] = []
-        self.pulled: dict[int, int] = {}
+        self.pulled: dict[Ticket, int] = {}
         self.lock = threading.Lock()
 
     def begin(self, worker: int, seconds: float) -> Ticket | None:
         ticket = self.admission.begin(worker, seconds)
         with self.lock:
-            self.pulled[worker] = len(self.used)
+            self.pulled[ticket] = len(self.used)
         return ticket
 
     def use(self, ticket: Ticket) -> None:
         with self.lock:
             assert self.admission.use(ticket)
-            by_tickets, found = self.admission.done - 1 - ticket.done, len(self.used) - self.pulled[ticket.worker]
+            by_tickets, found = self.admission.done - 1 - ticket.done, len(self.used) - self.pulled[ticket]
             assert 0 <= found <= by_tickets
             assert self.bound is None or by_tickets <= self.bound
             self.used.append(ticket.number)
@@ -234,21 +242,26 @@ class Run:
 @given(
     bound=st.sampled_from(BOUNDS),
     num_workers=st.integers(1, 4),
-    events=st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["goes on", "goes on", "goes on", "is lost"]))),
+    at_a_time=st.integers(1, 3),
+    events=st.lists(
+        st.tuples(st.integers(0, 3), st.sampled_from(["begins", "begins", "ends", "ends", "is lost"]))
+    ),
 )
-def test_whatever_workers_do_in_whatever_order(bound, num_workers, events):
-    run, held = Run(bound, num_workers, last=15), {}
+def test_whatever_workers_do_in_whatever_order(bound, num_workers, at_a_time, events):
+    """Each has so many tickets at a time, and uses the oldest first."""
+    run, held = Run(bound, num_workers, last=15), [[] for _ in range(4)]
     # In the end all of them go on, in turn.
-    events += [(worker, "goes on") for worker in range(num_workers)] * 50
+    events += [(worker, what) for worker in range(num_workers) for what in ("begins", "ends")] * 50
     for worker, what in events:
-        ticket = held.pop(worker, None)
-        if what == "is lost":
+        own = held[worker]
+        if what == "lost":
             run.admission.lost(worker)
-            assert ticket is None or not run.admission.use(ticket)
-        elif ticket is not None:
-            run.use(ticket)
-        elif worker < num_workers and (ticket := run.begin(worker, 0)) is not None:
-            held[worker] = ticket
+            assert not any(map(run.admission.use, own))
+            own.clear()
+        elif what == "ends" and own:
+            run.use(own.pop(0))
+        elif what == "begins" and worker < num_workers and len(own) < at_a_time:
+            own += filter(None, [run.begin(worker, 0)])
     run.check_end()
 
 

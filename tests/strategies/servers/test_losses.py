@@ -7,7 +7,7 @@ import pytest
 
 from launch.free_ports import free_addresses
 from strategies.cluster import CHIEF, SERVER, WORKER, Member
-from strategies.contract import PeerLost
+from strategies.errors import PeerLost
 from strategies.servers.admission import Admission
 from strategies.servers.coordination import KEY, Coordination
 from strategies.servers.group import Group

@@ -40,6 +40,13 @@ def test_awareness_of_what_is_never_stale():
         ServersOptions(staleness="sync", staleness_aware=True)
 
 
+@pytest.mark.parametrize("staleness", ["sync", "0"])
+def test_prefetching_what_is_not_there_yet(staleness):
+    ServersOptions(staleness="1", prefetch=True)
+    with refused("prefetch_parameters", f"staleness={staleness}", "leave it out"):
+        ServersOptions(staleness=staleness, prefetch=True)
+
+
 def test_an_unknown_precision():
     with refused("wire_precision='int8'", "float32", "bfloat16"):
         ServersOptions(wire_precision="int8")

@@ -11,7 +11,7 @@ import pytest
 
 from launch.free_ports import free_addresses
 from strategies.cluster import Member
-from strategies.contract import PeerLost
+from strategies.errors import PeerLost
 from strategies.joining import listens
 from strategies.servers import server as server_module
 from strategies.servers.group import Group
@@ -200,7 +200,7 @@ class TestRefusedQuestions:
         with serving() as (member, _), group(member, this=WORKER) as worker:
             worker.ask(0, "init", [np.zeros(2)], key="a")
             with group(member, this=WORKER) as other, pytest.raises(PeerLost, match="ps:0"):
-                other.ask(0, "push", [np.zeros(3)], key="a", rows=[], rate=1.0)
+                other.ask(0, "push", [np.zeros(2)], key="a", rows=[], rate="fast")
             assert worker.ask(0, "pull", key="a")[0] == {"version": 0}
         assert "a question of worker:1 could not be answered" in caplog.text
 

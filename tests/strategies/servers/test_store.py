@@ -92,6 +92,15 @@ class TestUpdates:
         vector.apply(np.zeros(0, np.float32), 0.5)
         assert vector.read()[1] == 1
 
+    def test_a_gradient_of_another_length_changes_nothing(self):
+        vector = Vector(drawn(LENGTH), RULES["momentum"])
+        before, _ = vector.read()
+        with pytest.raises(Refused, match=f"{LENGTH - 1} numbers for a piece of {LENGTH}"):
+            vector.apply(drawn(LENGTH - 1), 0.5)
+        value, version = vector.read()
+        assert version == 0
+        np.testing.assert_array_equal(value, before)
+
     def test_a_rate_without_a_fraction(self):
         vector = Vector(np.zeros(1), SGD())
         vector.apply(np.ones(1), 1)

@@ -1,0 +1,116 @@
+"""A worker's loop against real servers: with prefetching a gradient is one update late, and never more."""
+
+import keras
+import numpy as np
+import pytest
+
+from launch.free_ports import free_addresses
+from strategies.cluster import CHIEF, SERVER, WORKER, Member
+from strategies.servers.coordination import KEY, Coordination
+from strategies.servers.group import Group
+from strategies.servers.handlers import StoreHandlers
+from strategies.servers.options import ServersOptions
+from strategies.servers.server import Server
+from strategies.servers.worker import Worker
+from strategies.servers.worker_engine import WorkerEngine, layout_of
+from strategies.synchronous import as_batches
+from tests.strategies.servers.at_once import Started
+from tests.strategies.small_task import SmallTask, small_task
+from tests.towers.logical_cpus import cpus
+from towers.clipping import Clipping
+from towers.options import StepOptions
+from towers.schedules import Constant
+from towers.step import open_length
+from towers.task import InputShard
+from towers.update_rules import SGD
+
+NUM_STEPS, NUM_SERVERS, RATE = 7, 2, 0.25
+
+
+def worker_engine(task: SmallTask, options: StepOptions) -> WorkerEngine:
+    keras.utils.set_random_seed(1)
+    return WorkerEngine(
+        task,
+        task.build_model(),
+        cpus(1),
+        options,
+        batch_spec=open_length(as_batches(task.dataset("train", InputShard())).element_spec),
+        rank=0,
+        num_together=1,
+        meets=False,
+        stand_in=None,
+        wire_precision="float32",
+    )
+
+
+class AlmostAlone:
+    """One worker, two servers and their chief, which this is."""
+
+    def __init__(self, servers: ServersOptions):
+        self._servers, self.task = servers, small_task()
+        self.options = StepOptions(rule=SGD(), schedule=Constant(RATE), seed=3)
+        self.engine = worker_engine(self.task, self.options)
+        self.first = self.engine.layout.joined([value.numpy() for value in self.engine.tower.variables.parameters])
+        addresses = enumerate(free_addresses(NUM_SERVERS))
+        self._members = [Member(SERVER, index, address) for index, address in addresses]
+        listening = [self._server(place) for place in range(NUM_SERVERS)]
+        self._running = [Started(lambda server=server: server.serve(60.0)) for server in listening]
+        self.chief = self._group(CHIEF)
+
+    def _server(self, place: int) -> Server:
+        store, coordination = StoreHandlers(SGD(), Clipping()), None
+        if place == 0:
+            coordination = Coordination(
+                self._servers, Clipping(), store, num_workers=1, stops_if_bad=True, connect_others=None
+            )
+        return Server(self._members[place], store, settings={}, secret="", coordination=coordination)
+
+    def _group(self, role: str) -> Group:
+        seconds = {"startup_timeout_seconds": 20.0, "timeout_seconds": 20.0}
+        return Group.connected(self._members, Member(role, 0, ""), settings={}, secret="", **seconds)
+
+    def trained(self) -> tuple[np.ndarray, dict]:
+        """All parameters after the steps, and the report on them."""
+        layout = layout_of(self.engine.tower.variables.parameters, NUM_SERVERS)
+        pieces = [self.first[layout.piece(place)] for place in range(NUM_SERVERS)]
+        for place, piece in enumerate(pieces):
+            self.chief.ask(place, "init", [piece, np.zeros(len(piece), bool)], key=KEY)
+        self.chief.ask(0, "start", [np.zeros(0), np.zeros(0, bool)], step=0)
+        group = self._group(WORKER)
+        worker = Worker(self.task, self.engine, group, layout, self._servers, rank=0, num_workers=1)
+        self._running.append(Started(worker.run))
+        while not self.chief.ask(0, "run_to", wanted=NUM_STEPS, until=NUM_STEPS)[0]["reached"]:
+            pass
+        report, _ = self.chief.ask(0, "report")
+        found = np.concatenate([piece for _, (piece,) in self.chief.ask_all("pull", key=KEY)])
+        self.chief.ask_all("end", how="done")
+        assert self._running[-1].result() == "done"
+        group.close()
+        self.chief.close()
+        assert [server.result() for server in self._running[:-1]] == ["done"] * NUM_SERVERS
+        return found, report
+
+    def computed_here(self, late: int) -> np.ndarray:
+        """Each gradient from the parameters of so many updates before it."""
+        engine = worker_engine(self.task, self.options)
+        batches = iter(as_batches(self.task.dataset("train", InputShard())))
+        made = [self.first]
+        for number in range(NUM_STEPS):
+            seen = made[max(0, number - late)]
+            gradient = engine.compute(number, seen, np.zeros(0), [next(batches)]).gradient.dense
+            made.append(made[-1] - np.float32(RATE) * gradient)
+        return made[-1]
+
+
+@pytest.mark.parametrize(
+    "options, late",
+    [({}, 0), ({"prefetch": True}, 1), ({"prefetch": True, "staleness": "1"}, 1)],
+    ids=["in turn", "ahead", "ahead within a bound"],
+)
+def test_each_gradient_is_of_the_parameters_that_were_there_to_pull(options, late):
+    group = AlmostAlone(ServersOptions(**options))
+    found, report = group.trained()
+    counted = {0: 1, late: NUM_STEPS - 1} if late else {0: NUM_STEPS}
+    assert dict(report["staleness"]) == counted
+    np.testing.assert_allclose(found, group.computed_here(late), rtol=1e-5, atol=1e-6)
+    assert not np.allclose(found, group.computed_here(1 - late), rtol=1e-3), "or the test would show nothing"
