@@ -3,7 +3,7 @@
 0   done
 1   a fault of the program: a traceback stands above
 2   the user asked for what can't be done: one line says what, why and the way out
-3   --verify found a difference above the tolerance
+3   --verify found a difference above the tolerance, or launch.benchmark --compare a regression
 4   training met a loss or gradient that is not finite, under --on_nan=stop
 5   another process of the run was lost, did not answer or never came
 75  interrupted by SIGTERM or SIGINT, everything saved: the same command goes on from there
@@ -26,12 +26,15 @@ _CODES = {UserError: USER_ERROR, NonFiniteStep: NOT_FINITE, PeerLost: PEER_LOST}
 EXPECTED = tuple(_CODES)
 
 
-def run(main: Callable[[list[str]], int | None], *, takes_command: bool = False) -> None:
+def run(
+    main: Callable[[list[str]], int | None], *, takes_command: bool = False, takes_operand: bool = False
+) -> None:
     """absl's app.run, with what `EXPECTED` holds as one line on stderr and its exit code.
 
     Args:
-      main: gets the program's name, and the words behind a lone -- after it.
+      main: gets the program's name, and after it the operand or the words behind a lone --, where there are any.
       takes_command: whether there may be such words.
+      takes_operand: whether there may be one argument that is no flag.
     """
 
     def guarded(arguments):
@@ -42,19 +45,22 @@ def run(main: Callable[[list[str]], int | None], *, takes_command: bool = False)
         except EXPECTED as error:
             return fail(error)
 
-    app.run(guarded, flags_parser=functools.partial(parse_flags, takes_command=takes_command))
+    app.run(
+        guarded,
+        flags_parser=functools.partial(parse_flags, takes_command=takes_command, takes_operand=takes_operand),
+    )
 
 
-def parse_flags(arguments: list[str], *, takes_command: bool = False) -> list[str]:
+def parse_flags(arguments: list[str], *, takes_command: bool = False, takes_operand: bool = False) -> list[str]:
     """absl's parser, a mistake in one line; --help as ever."""
     end = arguments.index("--") if takes_command and "--" in arguments else len(arguments)
     try:
         rest = flags.FLAGS(arguments[:end])
     except flags.Error as error:
         sys.exit(fail(error))
-    if len(rest) > 1:
+    if len(rest) > 1 + takes_operand:
         before = "; put -- before the command" if takes_command else ""
-        sys.exit(fail(f"argument {rest[1]!r} is no flag: flags begin with --, see --help{before}"))
+        sys.exit(fail(f"argument {rest[1 + takes_operand]!r} is no flag: flags begin with --, see --help{before}"))
     return rest + arguments[end + 1 :]
 
 

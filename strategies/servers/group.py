@@ -122,11 +122,21 @@ class Group:
         try:
             return act(self.connections[server])
         except OSError as error:
-            member = self.servers[server]
-            silent = "was silent for too long" if isinstance(error, TimeoutError) else "was lost"
+            # One server's end is soon the others': whose came first can't be told, but it is among them.
+            places = [place for place in range(len(self.servers)) if place == server or self._is_closed(place)]
+            lost = [f"{self.servers[place].name} ({self.servers[place].address})" for place in places]
+            were = "were" if len(lost) > 1 else "was"
+            what = "silent for too long" if isinstance(error, TimeoutError) else "lost"
             raise PeerLost(
-                f"{member.name} ({member.address}) {silent}: start all again, they go on from the last checkpoint"
+                f"{', '.join(lost)} {were} {what}: start all again, they go on from the last checkpoint"
             ) from error
+
+    def _is_closed(self, server: int) -> bool:
+        try:
+            self.connections[server].check()
+        except OSError:
+            return True
+        return False
 
     def close(self) -> None:
         """The servers take it for a loss, unless the run has ended."""

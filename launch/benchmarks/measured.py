@@ -3,6 +3,7 @@
 import statistics
 import tempfile
 import time
+from collections.abc import Callable, Mapping, Sequence
 
 import keras
 import numpy as np
@@ -12,17 +13,23 @@ from keras import layers
 
 from launch import training
 from launch.environment import cluster_of_this_process
+from models.image_store import ImageSet, ImageStore
+from models.image_task import ImageTask
 from models.networks import build_network
 from models.own_task import OwnTask
 from strategies.callbacks import Callback
+from strategies.contract import StepReport
 from strategies.progress_display import ProgressDisplay
 from strategies.trainer import Trainer
 from strategies.trainer_options import TrainerOptions
+from towers.task import InputShard
 
 FLAGS = flags.FLAGS
 TINY = "tiny"
 # Steps of parameter servers are so short that a few say nothing.
 _SERVERS_WARM_UP_STEPS = 20
+# Batches that come much faster than steps.
+_INPUT_FACTOR = 10
 
 
 def measured_task() -> OwnTask:
@@ -78,11 +85,40 @@ def measure_step() -> dict:
     strategy.run_steps(1)
     first_seconds = time.perf_counter() - started
     strategy.run_steps(2)
-    seconds = [strategy.run_steps(1).seconds for _ in range(FLAGS.measured_steps)]
+    reports = [strategy.run_steps(1) for _ in range(FLAGS.measured_steps)]
+    seconds = [report.seconds for report in reports]
     return {
         "images_per_second": FLAGS.measured_batch / statistics.median(seconds),
         "first_step_seconds": first_seconds,
+        "step_jitter": jitter(seconds),
+        "time": time_of(reports),
     }
+
+
+def jitter(seconds: Sequence[float]) -> float:
+    """How much steps differ: from the 10th to the 90th of 100, over the median."""
+    tenth, ninetieth = np.quantile(seconds, [0.1, 0.9])
+    return float(ninetieth - tenth) / statistics.median(seconds)
+
+
+def time_of(reports: Sequence[StepReport]) -> dict[str, float]:
+    """Shares of some steps' time: waiting for input, computing, and what is left, which is spent with others.
+
+    In one process nothing is left: copies between its devices are part of computing.
+    """
+    whole = sum(report.seconds for report in reports)
+    workers = [worker for report in reports for worker in _workers(report)]
+    if not workers:
+        waited = sum(report.input_seconds for report in reports) / whole
+        return {"input": waited, "compute": 1 - waited, "communication": 0.0}
+    together = whole * len({worker.name for worker in workers})
+    waited = sum(worker.input_seconds for worker in workers) / together
+    busy = sum(worker.busy_seconds for worker in workers) / together
+    return {"input": waited, "compute": busy, "communication": max(0.0, 1 - waited - busy)}
+
+
+def _workers(report: StepReport):
+    return report.workers if report.servers is None else report.servers.workers
 
 
 class TimedEngine:
@@ -134,7 +170,10 @@ def measure_servers() -> dict:
     """Steps of workers and servers, counted by the chief, which this is; its first ones are not measured."""
     FLAGS.steps = _SERVERS_WARM_UP_STEPS + FLAGS.measured_steps
     strategy = training.build_strategy(measured_task())
-    strategy.run_steps(_SERVERS_WARM_UP_STEPS)
+    started = time.perf_counter()
+    strategy.run_steps(1)
+    first_seconds = time.perf_counter() - started
+    strategy.run_steps(_SERVERS_WARM_UP_STEPS - 1)
     report = strategy.run_steps(FLAGS.measured_steps)
     counted = strategy.step - _SERVERS_WARM_UP_STEPS
     strategy.finish(completed=True)
@@ -142,5 +181,37 @@ def measure_servers() -> dict:
         "images_per_second": FLAGS.measured_batch * report.num_steps / report.seconds,
         "steps_per_second": report.num_steps / report.seconds,
         "counted_steps": counted,
+        "first_step_seconds": first_seconds,
+        "time": time_of([report]),
         "worker_steps": {worker.name: worker.steps for worker in report.servers.workers},
     }
+
+
+def measure_input() -> dict:
+    """Batches of a stream as CIFAR-10's, shuffled, cropped and flipped, with nobody computing beside it."""
+    draw, count = np.random.default_rng(0), 50_000
+    images, labels = draw.integers(0, 256, (count, 32, 32, 3), np.uint8), draw.integers(0, 10, count)
+    store = ImageStore(images=images, labels=labels, num_classes=10, name="drawn")
+    drawn = ImageSet(
+        name="drawn",
+        image_shape=(32, 32, 3),
+        num_classes=10,
+        num_examples={"train": count, "eval": count},
+        open_store=lambda split: store,
+    )
+    task = ImageTask(name="drawn", images=drawn, network="resnet20", batch_size=FLAGS.measured_batch)
+    batches = iter(task.dataset("train", InputShard()))
+    next(batches)
+    started = time.perf_counter()
+    for _ in range(_INPUT_FACTOR * FLAGS.measured_steps):
+        next(batches)
+    seconds = time.perf_counter() - started
+    return {"images_per_second": _INPUT_FACTOR * FLAGS.measured_steps * FLAGS.measured_batch / seconds}
+
+
+MEASUREMENTS: Mapping[str, Callable[[], dict]] = {
+    "step": measure_step,
+    "trainer": measure_trainer,
+    "servers": measure_servers,
+    "input": measure_input,
+}

@@ -1,0 +1,90 @@
+"""The benchmark as its user starts it: real measurements, of the smallest network."""
+
+import json
+
+import pytest
+
+from tests.launch.programs import run, run_many
+
+pytestmark = pytest.mark.timeout(240)
+SHORT = ("--rounds=2", "--measured_steps=3", "--network=tiny", "--measured_batch=8")
+ROWS = ("--row=towers,1", "--row=ring,2,tiny,8", "--row=ps,1,tiny,8,bfloat16")
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("benchmark")
+    return folder, run("-m", "launch.benchmark", *ROWS, *SHORT, "--output=found", cwd=folder)
+
+
+def test_it_measures_and_keeps_what_it_found(measured):
+    folder, ended = measured
+    assert ended.code == 0, ended.err
+    whole = json.loads((folder / "found" / "benchmark.json").read_text())
+    assert (whole["version"], whole["environment"]["versions"]["tensorflow"][:2]) == (1, "2.")
+    names = ["towers 1, tiny, 8, float32", "ring 2, tiny, 8, float32", "ps 1, tiny, 8, bfloat16"]
+    assert [one["name"] for one in whole["cases"]] == names
+    for one in whole["cases"]:
+        assert len(one["rounds"]) == 2
+        for name in ("images_per_second", "first_step_seconds", "peak_memory_bytes"):
+            spread = one["figures"][name]
+            assert 0 < spread["min"] <= spread["median"] <= spread["max"], (one["name"], name)
+        assert sum(one["time"].values()) == pytest.approx(1.0, abs=0.05)
+    alone, ring, servers = whole["cases"]
+    assert (alone["time"]["communication"], alone["efficiency"], servers["efficiency"]) == (0, 1, None)
+    assert ring["time"]["communication"] > 0
+    # Two processes with TensorFlow in them, and three.
+    assert ring["figures"]["peak_memory_bytes"]["median"] > 1.5 * alone["figures"]["peak_memory_bytes"]["median"]
+
+
+def test_the_table_and_the_plots_lie_beside_it(measured):
+    folder, ended = measured
+    written = (folder / "found" / "benchmark.md").read_text()
+    assert written.strip() in ended.out
+    assert "kept in found" in ended.out
+    pictures = sorted(path.name for path in (folder / "found").glob("*.png"))
+    assert pictures == ["efficiency.png", "throughput.png", "time.png"]
+
+
+def test_comparing_ends_with_a_code_of_its_own_if_something_is_worse(measured):
+    folder, _ = measured
+    whole = json.loads((folder / "found" / "benchmark.json").read_text())
+    rate = whole["cases"][0]["figures"]["images_per_second"]
+    rate |= {"median": 1000.0, "standard_error": 5.0}
+    (folder / "fast.json").write_text(json.dumps(whole))
+    rate["median"] = 900.0
+    (folder / "slow.json").write_text(json.dumps(whole))
+    fast, slow = (str(folder / name) for name in ("fast.json", "slow.json"))
+    orders = (["--compare", fast, slow], ["--compare", fast, slow, "--worse_by=0.2"], ["--compare", slow, fast])
+    worse, tolerated, better = (
+        ended for ended, _ in run_many([("launch.benchmark", flags) for flags in orders], folder)
+    )
+    found = "towers 1, tiny, 8, float32: images_per_second 1000 -> 900, 10.0% worse (noise ±14.1)"
+    assert worse.out.splitlines() == [found, "1 differences beyond the noise, 1 worse by more than 5%"]
+    assert [ended.code for ended in (worse, tolerated, better)] == [3, 0, 0]
+
+
+def test_a_benchmark_is_not_overwritten(measured):
+    folder, _ = measured
+    again = run("-m", "launch.benchmark", *ROWS, *SHORT, "--output=found", cwd=folder)
+    assert again.code == 2
+    assert "--output=found holds a benchmark.json already: name another folder" in again.err
+
+
+MISTAKES = (
+    (["--row=towers"], "--row=towers: give STRATEGY,COUNT"),
+    (["--row=fast,2"], "a strategy of towers, mirrored, ring, ps"),
+    (["--compare", "a.json"], "name two files"),
+    (["--compare", "a.json", "b.json"], "a.json: No such file"),
+    (["--compare", "a.json", "b.json", "c.json"], "argument 'c.json' is no flag"),
+    (["--peers=nowhere"], "there is no keras_step.py in it"),
+)
+
+
+def test_mistakes(tmp_path):
+    ends = run_many([("launch.benchmark", flags) for flags, _ in MISTAKES], tmp_path)
+    for (flags, words), (ended, folder) in zip(MISTAKES, ends, strict=True):
+        assert ended.code == 2, flags
+        assert words in ended.err
+        assert len(ended.err.splitlines()) == 1
+        assert not list(folder.iterdir())
