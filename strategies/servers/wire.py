@@ -121,6 +121,11 @@ class Connection:
             raise PeerLost(message["peer_lost"])
         return message, arrays
 
+    @property
+    def has_more(self) -> bool:
+        """Whether another message has begun to arrive; False also where that is not known yet."""
+        return self._read < self._filled
+
     def check(self) -> None:
         """Raises ConnectionError if the other side has closed it, also where something is still to be read."""
         poll = select.poll()
