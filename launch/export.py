@@ -16,11 +16,13 @@ from absl import flags
 
 from launch import binary
 from launch.evaluate import restored_trainer
+from models.test_time_views import with_test_time_views
 from strategies.export import save_model
 from towers.errors import UserError
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("output", None, "The file to write; default: model.keras in --directory.")
+flags.DEFINE_bool("test_time_views", False, "A model that averages over shifted and mirrored views of each image.")
 _CHECK_SECONDS = 120
 _TOLERANCE = 1e-4
 
@@ -41,6 +43,8 @@ assert not [name for name in sys.modules if name.split(".")[0] in ("towers", "st
 def main(_) -> int:
     trainer = restored_trainer()
     model = trainer.strategy.portable_model()
+    if FLAGS.test_time_views:
+        model = with_test_time_views(model)
     output = pathlib.Path(FLAGS.output or pathlib.Path(FLAGS.directory) / "model.keras")
     path = save_model(model, output)
     print(f"exported step {trainer.strategy.step} to {path}")

@@ -7,10 +7,11 @@ from absl import flags
 from launch.flag_values import at_least_zero, listed_in_help, positive
 from towers.batch_stats import COMBINATIONS
 from towers.clipping import Clipping
+from towers.composed_rules import Lookahead, ScaledRates
 from towers.errors import UserError
 from towers.options import ON_NAN, StepOptions
 from towers.precision import PRECISIONS
-from towers.schedules import Constant, Cosine, OneCycle, Piecewise, Schedule, WarmUp
+from towers.schedules import Constant, Cosine, OneCycle, Piecewise, Schedule, Triangular, WarmUp
 from towers.update_rules import SGD, Adam, Momentum, Muon, UpdateRule, everything, matrices_only
 
 FLAGS = flags.FLAGS
@@ -30,7 +31,10 @@ _DEFAULT_DECAYS = {"sgd": 0.0, "momentum": 5e-3, "nesterov": 5e-3, "adam": 0.0, 
 flags.DEFINE_enum("optimizer", "nesterov", tuple(_RULES), "Update rule.")
 flags.DEFINE_float("learning_rate", None, "Peak learning rate; default: 0.2, adam and adamw 0.002, muon 0.02.")
 flags.DEFINE_enum(
-    "schedule", "one_cycle", ("constant", "piecewise", "cosine", "one_cycle"), "The rate over the steps."
+    "schedule",
+    "one_cycle",
+    ("constant", "piecewise", "cosine", "one_cycle", "triangular"),
+    "The rate over the steps.",
 )
 flags.DEFINE_integer("warmup_steps", 0, "Steps over which the rate rises to the schedule's.")
 flags.DEFINE_list("boundaries", [], "piecewise: steps at which the rate is multiplied by --decay_factor.")
@@ -42,6 +46,10 @@ flags.DEFINE_float(
     "weight_decay", None, "Decoupled: w -= rate * this * w. Default: 0.005, adam and sgd 0, muon 0.015."
 )
 flags.DEFINE_bool("decay_all", False, "Decay biases and norm layers too, not kernels and embeddings alone.")
+flags.DEFINE_float("norm_bias_rate_factor", 1.0, "Times the rate for the biases of batch norms.")
+flags.DEFINE_integer(
+    "lookahead_every", None, "Updates from one averaging of the weights to the next; default: none are averaged."
+)
 flags.DEFINE_float("clip_value", None, "Clip every element of the averaged gradients to this.")
 flags.DEFINE_float("clip_norm", None, "Clip every parameter's averaged gradient to this norm.")
 flags.DEFINE_float("clip_global_norm", None, "Clip the norm over all averaged gradients to this.")
@@ -52,7 +60,15 @@ flags.DEFINE_bool("xla", False, "Compile the tower function with XLA.")
 flags.DEFINE_bool("fused_batch_norm", True, "Run batch norm on TensorFlow's fused kernel.")
 flags.DEFINE_enum("on_nan", "stop", ON_NAN, "A step that is not finite: stop training, or skip its update.")
 flags.DEFINE_integer("seed", 0, "Of weights, order of examples, augmentation and dropout.")
-positive("clip_value", "clip_norm", "clip_global_norm", "accumulation", "decay_factor")
+positive(
+    "norm_bias_rate_factor",
+    "lookahead_every",
+    "clip_value",
+    "clip_norm",
+    "clip_global_norm",
+    "accumulation",
+    "decay_factor",
+)
 at_least_zero("learning_rate", "weight_decay", "warmup_steps", "seed")
 listed_in_help(__name__)
 
@@ -60,7 +76,7 @@ listed_in_help(__name__)
 def options_from_flags(num_steps: int) -> StepOptions:
     """How a step computes; `num_steps` is the length of the run, for the schedule."""
     return StepOptions(
-        rule=rule_from_flags(),
+        rule=rule_from_flags(num_steps),
         schedule=schedule_from_flags(num_steps),
         clipping=Clipping(value=FLAGS.clip_value, norm=FLAGS.clip_norm, global_norm=FLAGS.clip_global_norm),
         accumulation=FLAGS.accumulation,
@@ -73,10 +89,15 @@ def options_from_flags(num_steps: int) -> StepOptions:
     )
 
 
-def rule_from_flags() -> UpdateRule:
-    """The update rule of --optimizer and its numbers."""
+def rule_from_flags(num_steps: int) -> UpdateRule:
+    """The update rule of --optimizer and its numbers, and what stands around it."""
     decay = _DEFAULT_DECAYS[FLAGS.optimizer] if FLAGS.weight_decay is None else FLAGS.weight_decay
-    return _RULES[FLAGS.optimizer](weight_decay=decay, decays=everything if FLAGS.decay_all else matrices_only)
+    rule = _RULES[FLAGS.optimizer](weight_decay=decay, decays=everything if FLAGS.decay_all else matrices_only)
+    if FLAGS.norm_bias_rate_factor != 1:
+        rule = ScaledRates(rule=rule, factor=FLAGS.norm_bias_rate_factor)
+    if FLAGS.lookahead_every is not None:
+        rule = Lookahead(rule=rule, num_updates=num_steps, every=FLAGS.lookahead_every)
+    return rule
 
 
 def schedule_from_flags(num_steps: int) -> Schedule:
@@ -87,6 +108,7 @@ def schedule_from_flags(num_steps: int) -> Schedule:
         "piecewise": lambda: _piecewise(peak),
         "cosine": lambda: Cosine(peak, num_steps),
         "one_cycle": lambda: OneCycle(peak, num_steps),
+        "triangular": lambda: Triangular(peak, num_steps),
     }
     schedule = makers[FLAGS.schedule]()
     return WarmUp(schedule, FLAGS.warmup_steps) if FLAGS.warmup_steps else schedule

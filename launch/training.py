@@ -23,6 +23,7 @@ from launch.device_flags import devices_from_flags
 from launch.environment import is_evaluator
 from launch.fault import faults_from_environment
 from launch.flag_values import numbers_from
+from launch.recipes import apply_recipe
 from launch.ring_flags import joined_ring
 from launch.run_flags import callbacks_from_flags, trainer_options_from_flags
 from launch.server_roles import follow_run, serve, work
@@ -44,6 +45,7 @@ RUN_DIRECTORY_VARIABLE = "TOWERS_RUN_DIRECTORY"
 def _configure_at_start() -> None:
     """Devices and servers are made before the first tensor, and a program's main may begin with its data."""
     try:
+        apply_recipe()
         devices_from_flags()
         joined_ring()
         servers_place()

@@ -26,6 +26,10 @@ class CropFlip(NamedTuple):
     mirrored: tf.Tensor
 
 
+FLIPS = ("random", "alternating")
+FILLS = ("black", "reflect")
+
+
 def draw_crop_flip(num_images: int, seed: tf.Tensor, padding: int = PADDING) -> CropFlip:
     """Draws for `num_images` images from the stateless `seed`, int64 [2]; the same on every device."""
     uniform = tf.random.stateless_uniform([3, num_images], seed, alg="philox")
@@ -33,11 +37,28 @@ def draw_crop_flip(num_images: int, seed: tf.Tensor, padding: int = PADDING) -> 
     return CropFlip(rows=starts[0], columns=starts[1], mirrored=uniform[2] < 0.5)
 
 
-def crop_flip(images: tf.Tensor, draws: CropFlip, padding: int = PADDING) -> tf.Tensor:
-    """Pads with black, cuts the drawn crop out and mirrors it: uint8 [N, H, W, C] to the same."""
+def alternately_mirrored(examples: tf.Tensor, epoch: tf.Tensor, seed: int, num_examples: int) -> tf.Tensor:
+    """bool [n]: each example is mirrored in every second epoch (Jordan 2024, arXiv:2404.00498, section 3.6).
+
+    Two epochs then show both sides of each image; with a coin for each, half of the images repeat.
+
+    Args:
+      examples: int64 [n], which they are.
+      epoch: int64 scalar.
+      seed: decides which begin mirrored.
+      num_examples: of the whole set.
+    """
+    # As a constant of the graph: drawn once, and the same on every reader.
+    begins = np.random.default_rng(seed).integers(0, 2, num_examples).astype(bool)
+    return tf.not_equal(tf.gather(tf.constant(begins), examples), epoch % 2 == 1)
+
+
+def crop_flip(images: tf.Tensor, draws: CropFlip, padding: int = PADDING, fill: str = "black") -> tf.Tensor:
+    """Pads (black, or by reflection), cuts the drawn crop out, mirrors it: uint8 [N, H, W, C] to the same."""
     height, width, channels = images.shape[1:]
     num_images = tf.shape(images)[0]
-    padded = tf.pad(images, [[0, 0], [padding, padding], [padding, padding], [0, 0]])
+    around = [[0, 0], [padding, padding], [padding, padding], [0, 0]]
+    padded = tf.pad(images, around, "CONSTANT" if fill == "black" else "REFLECT")
     pixels = tf.reshape(padded, [-1, channels])
     across = tf.range(width)
     across = tf.where(draws.mirrored[:, None], across[::-1], across)

@@ -4,16 +4,29 @@ import dataclasses
 from collections.abc import Mapping
 
 import keras
+import numpy as np
 import tensorflow as tf
 
-from models.augment import PADDING, CropFlip, crop_flip, draw_crop_flip, normalise
-from models.batch_stream import BatchSlice, derived_seed, eval_stream, train_stream
+from models.augment import (
+    FILLS,
+    FLIPS,
+    PADDING,
+    CropFlip,
+    alternately_mirrored,
+    crop_flip,
+    draw_crop_flip,
+    normalise,
+)
+from models.batch_stream import BatchSlice, batches_per_epoch, derived_seed, eval_stream, train_stream
+from models.cifar_fast import PATCH, WHITENING
 from models.image_store import ImageSet
 from models.networks import build_network
+from models.whitening import whitening_kernel
 from towers.errors import UserError
 from towers.task import Batch, InputShard, WeightedLoss, WeightedValue
 
 SPLITS = ("train", "eval")
+_WHITENED_EXAMPLES = 5000
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -29,6 +42,8 @@ class ImageTask:
       seed: decides the order of the examples and their augmentation.
       augment: random crops and mirrored images in training.
       crop_padding: pixels that a training image is padded with on each side before the crop.
+      crop_fill: what the padding is: 'black' or 'reflect'.
+      flip: training images are mirrored at 'random' or 'alternating' from epoch to epoch.
       label_smoothing: share of the probability that is spread evenly over the classes, 0 to below 1.
       num_input_threads: threads that make batches.
 
@@ -44,6 +59,8 @@ class ImageTask:
     seed: int = 0
     augment: bool = True
     crop_padding: int = PADDING
+    crop_fill: str = "black"
+    flip: str = "random"
     label_smoothing: float = 0.0
     num_input_threads: int = 2
 
@@ -55,6 +72,9 @@ class ImageTask:
                 raise UserError(f"{field}={getattr(self, field)}: it must be at least 1; raise --{field}")
         if self.crop_padding < 0:
             raise UserError(f"crop_padding={self.crop_padding}: give 0 pixels or more; 4 is usual")
+        for field, known in (("crop_fill", FILLS), ("flip", FLIPS)):
+            if getattr(self, field) not in known:
+                raise UserError(f"{field}={getattr(self, field)!r} is unknown: use one of {', '.join(known)}")
         if not 0 <= self.label_smoothing < 1:
             raise UserError(
                 f"label_smoothing={self.label_smoothing}: it is a share of the probability, "
@@ -67,9 +87,18 @@ class ImageTask:
 
     def build_model(self) -> keras.Model:
         """A new model: float32 [N, H, W, C], normalised, to logits [N, classes]."""
-        return build_network(
+        model = build_network(
             self.network, image_shape=self.images.image_shape, num_classes=self.images.num_classes
         )
+        if any(layer.name == WHITENING for layer in model.layers):
+            model.get_layer(WHITENING).kernel.assign(self._whitening())
+        return model
+
+    def _whitening(self) -> np.ndarray:
+        """Of the first training images."""
+        count = min(_WHITENED_EXAMPLES, self.images.num_examples["train"])
+        images, _ = self.images.train.gather(tf.range(count, dtype=tf.int64))
+        return whitening_kernel(normalise(images, *self.images.statistics).numpy(), PATCH)
 
     def dataset(self, split: str, shard: InputShard) -> tf.data.Dataset:
         """Batches of features float32 [n, H, W, C] and labels int64 [n], as `towers.task.Task.dataset`."""
@@ -111,8 +140,15 @@ class ImageTask:
             seed = tf.stack([tf.constant(derived_seed(self.seed, "augment"), tf.int64), part.number])
             draws = draw_crop_flip(self.batch_size, seed, self.crop_padding)
             own_draws = CropFlip(*(draw[part.begin : part.end] for draw in draws))
-            images = crop_flip(images, own_draws, self.crop_padding)
+            if self.flip == "alternating":
+                own_draws = own_draws._replace(mirrored=self._mirrored(part))
+            images = crop_flip(images, own_draws, self.crop_padding, self.crop_fill)
         return Batch(normalise(images, *self.images.statistics), labels)
+
+    def _mirrored(self, part: BatchSlice) -> tf.Tensor:
+        num_examples = self.images.train.num_examples
+        epoch = part.number // batches_per_epoch(num_examples, self.batch_size)
+        return alternately_mirrored(part.indices, epoch, derived_seed(self.seed, "flip"), num_examples)
 
     def _eval_batch(self, part: BatchSlice) -> Batch:
         images, labels = self.images.evaluation.gather(part.indices)

@@ -8,6 +8,7 @@ from types import MappingProxyType
 import keras
 
 from models.alexnet import alexnet
+from models.cifar_fast import cifar_fast
 from models.classic_cnn import classic_cnn
 from models.inception import inception
 from models.resnet import resnet
@@ -24,6 +25,7 @@ NETWORKS: Mapping[str, Callable[..., keras.Model]] = MappingProxyType(
         "resnet56": functools.partial(resnet, 56),
         "resnet110": functools.partial(resnet, 110),
         "inception": inception,
+        "cifar_fast": cifar_fast,
     }
 )
 

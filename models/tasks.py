@@ -37,6 +37,8 @@ def build_task(
     augment: bool | None = None,
     eval_batch_size: int | None = None,
     crop_padding: int = PADDING,
+    crop_fill: str = "black",
+    flip: str = "random",
     label_smoothing: float = 0.0,
     num_input_threads: int = 2,
     cache_bytes: int = DEFAULT_CACHE_BYTES,
@@ -52,7 +54,8 @@ def build_task(
       seed: decides the order of the examples and their augmentation.
       augment: random crops and mirrored images; None: yes, but for 'shapes', which need none.
       eval_batch_size: examples in an evaluation batch; None is batch_size.
-      crop_padding: pixels of padding on each side before a random crop.
+      crop_padding, crop_fill: pixels of padding on each side before a random crop, and what they are.
+      flip: how images are mirrored.
       label_smoothing: 0 to below 1.
       num_input_threads: threads that make batches.
       cache_bytes: a split that takes more when decoded is read from disk by record instead.
@@ -71,6 +74,8 @@ def build_task(
         seed=seed,
         augment=name != "shapes" if augment is None else augment,
         crop_padding=crop_padding,
+        crop_fill=crop_fill,
+        flip=flip,
         label_smoothing=label_smoothing,
         num_input_threads=num_input_threads,
     )

@@ -169,6 +169,10 @@ class Strategy(Protocol):
         """Whether it gives the numbers of one device."""
 
     @property
+    def notices(self) -> list[str]:
+        """What a user should know of how the model is computed; a line each."""
+
+    @property
     def keeps_files(self) -> bool:
         """Whether this process is the one that writes what is kept of a run."""
 

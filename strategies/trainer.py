@@ -204,6 +204,7 @@ class Trainer:
         self._checkpoints.prepare()
 
     def _tell(self) -> None:
+        self._notices += self.strategy.notices
         if self._resumed_from is not None:
             self._notices.append(f"resumed at step {self._resumed_from} of {self._last_step}")
         for notice in self._notices:

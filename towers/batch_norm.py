@@ -25,6 +25,11 @@ def batch_norm_layers(model: keras.Model) -> list[keras.layers.BatchNormalizatio
     return [layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.BatchNormalization)]
 
 
+def num_fused(model: keras.Model) -> int:
+    """How many batch norms of the model are computed by the fused kernel inside a tower."""
+    return sum(_has_stock_call(layer) for layer in batch_norm_layers(model))
+
+
 @contextlib.contextmanager
 def replaced_batch_norms(model: keras.Model, exchange: TowerExchange | None, weight: tf.Tensor | None = None):
     """Within, the model's batch norms run on the fused kernel, or over the exchange where there is one.

@@ -93,6 +93,28 @@ class OneCycle:
 
 
 @dataclasses.dataclass(frozen=True)
+class Triangular:
+    """Straight lines from start * peak up to `peak` at `rise` of the steps, and down to end * peak."""
+
+    peak: float
+    steps: int
+    rise: float = 0.23
+    start: float = 0.2
+    end: float = 0.07
+
+    def __post_init__(self):
+        _check_steps(self.steps)
+        if not 0 < self.rise < 1:
+            raise UserError(f"triangular rise={self.rise}: the part that goes up lies between 0 and 1")
+
+    def __call__(self, step: int) -> float:
+        progress = min(step / self.steps, 1.0)
+        if progress < self.rise:
+            return self.peak * (self.start + (1 - self.start) * progress / self.rise)
+        return self.peak * (1 - (1 - self.end) * (progress - self.rise) / (1 - self.rise))
+
+
+@dataclasses.dataclass(frozen=True)
 class WarmUp:
     """The first `steps` of another schedule scaled by (step + 1) / steps (Goyal et al. 2017)."""
 

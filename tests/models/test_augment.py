@@ -6,13 +6,13 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.augment import PADDING, CropFlip, crop_flip, draw_crop_flip, normalise
+from models.augment import PADDING, CropFlip, alternately_mirrored, crop_flip, draw_crop_flip, normalise
 
 
-def one_by_one(images, draws):
+def one_by_one(images, draws, mode="constant"):
     made = []
     for image, row, column, is_mirrored in zip(images, *(draw.numpy() for draw in draws), strict=True):
-        padded = np.pad(image, [(PADDING, PADDING), (PADDING, PADDING), (0, 0)])
+        padded = np.pad(image, [(PADDING, PADDING), (PADDING, PADDING), (0, 0)], mode=mode)
         crop = padded[row : row + image.shape[0], column : column + image.shape[1]]
         made.append(crop[:, ::-1] if is_mirrored else crop)
     return np.stack(made)
@@ -27,6 +27,24 @@ def test_crops_and_flips_equal_the_plain_loop(shape, seed):
     images = np.random.default_rng(seed).integers(0, 256, shape).astype(np.uint8)
     draws = draw_crop_flip(len(images), tf.constant([seed, 1], tf.int64))
     np.testing.assert_array_equal(crop_flip(tf.constant(images), draws), one_by_one(images, draws))
+
+
+def test_padding_by_reflection():
+    images = np.random.default_rng(0).integers(0, 256, (7, 8, 9, 3)).astype(np.uint8)
+    draws = draw_crop_flip(7, tf.constant([5, 1], tf.int64))
+    found = crop_flip(tf.constant(images), draws, fill="reflect")
+    np.testing.assert_array_equal(found, one_by_one(images, draws, "reflect"))
+
+
+def test_alternating_images_are_mirrored_in_every_second_epoch():
+    examples = tf.constant([3, 1, 4, 1, 59], tf.int64)
+    epochs = [alternately_mirrored(examples, tf.constant(e, tf.int64), 7, 60).numpy() for e in range(4)]
+    np.testing.assert_array_equal(epochs[0], ~epochs[1])
+    np.testing.assert_array_equal(epochs[0], epochs[2])
+    np.testing.assert_array_equal(epochs[1], epochs[3])
+    assert epochs[0][1] == epochs[0][3], "it goes by the example"
+    everyone = alternately_mirrored(tf.range(10_000, dtype=tf.int64), tf.constant(0, tf.int64), 7, 10_000)
+    assert 0.47 < everyone.numpy().mean() < 0.53
 
 
 def test_draws_reach_every_shift_evenly():

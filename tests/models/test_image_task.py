@@ -117,6 +117,21 @@ def test_augmentation_is_a_shift_of_at_most_the_padding(padding):
     )
 
 
+def test_alternating_flips_show_both_sides_in_two_epochs():
+    """Three batches an epoch: the same images in another order."""
+    task = image_task(augment=True, crop_padding=0, flip="alternating")
+    plain = image_task(augment=False)
+    batches = [read(one, num_batches=6) for one in (task, plain)]
+    mirrored = {}
+    for number, (found, expected) in enumerate(zip(*batches, strict=True)):
+        for image, original in zip(found.features, expected.features, strict=True):
+            is_mirrored = np.allclose(image, original[:, ::-1], atol=1e-5)
+            assert is_mirrored or np.allclose(image, original, atol=1e-5)
+            mirrored.setdefault(original.tobytes(), []).append((number // 3, is_mirrored))
+    assert len(mirrored) == 11
+    assert all(len(both) == 2 and both[0][1] != both[1][1] for both in mirrored.values())
+
+
 def test_evaluation_is_plain_and_in_order():
     batches = read(image_task(), "eval", num_batches=9)
     assert [batch.labels.tolist() for batch in batches] == [[0, 1, 2, 0], [1]]
@@ -160,7 +175,15 @@ def test_nothing_weighs_nothing():
 
 
 @pytest.mark.parametrize(
-    "fields", [{"batch_size": 0}, {"eval_batch_size": 0}, {"label_smoothing": 1.0}, {"num_input_threads": 0}]
+    "fields",
+    [
+        {"batch_size": 0},
+        {"eval_batch_size": 0},
+        {"label_smoothing": 1.0},
+        {"num_input_threads": 0},
+        {"crop_fill": "white"},
+        {"flip": "never"},
+    ],
 )
 def test_fields_that_cannot_be_are_refused(fields):
     with pytest.raises(UserError) as error:

@@ -8,7 +8,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as drawn
 
 from tests.towers.user_errors import refused
-from towers.schedules import Constant, Cosine, OneCycle, Piecewise, WarmUp
+from towers.schedules import Constant, Cosine, OneCycle, Piecewise, Triangular, WarmUp
 
 rates = drawn.floats(1e-4, 10)
 lengths = drawn.integers(1, 500)
@@ -44,6 +44,22 @@ def test_cosine_falls_from_peak_to_end(peak, steps, part, step):
 def test_cosine_is_that_of_keras(peak, steps, step):
     ours, theirs = Cosine(peak, steps)(step), keras.optimizers.schedules.CosineDecay(peak, steps)(step)
     assert ours == pytest.approx(float(theirs), rel=1e-4, abs=1e-5 * peak)
+
+
+@given(rates, drawn.integers(2, 500), drawn.floats(0.05, 0.95), places)
+def test_triangular_is_two_straight_lines(peak, steps, rise, step):
+    schedule = Triangular(peak, steps, rise, start=0.25, end=0.125)
+    assert schedule(0) == pytest.approx(peak / 4)
+    assert schedule(steps) == schedule(steps + step) == pytest.approx(peak / 8)
+    assert schedule(step) <= peak * (1 + 1e-9)
+    halfway_up, halfway_down = rise * steps / 2, steps * (1 + rise) / 2
+    assert schedule(halfway_up) == pytest.approx(peak * 0.625)
+    assert schedule(halfway_down) == pytest.approx(peak * 0.5625)
+
+
+def test_triangular_needs_both_sides():
+    with refused("triangular rise=1", "between 0 and 1"):
+        Triangular(0.1, 10, 1.0)
 
 
 @given(rates, drawn.integers(2, 500), drawn.floats(0.05, 0.95), places)

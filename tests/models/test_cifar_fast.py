@@ -1,0 +1,88 @@
+"""The parts of the fast recipe: whitened patches, convolutions that begin as the identity, views of an image."""
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+from models.cifar_fast import PATCH, WHITENING, cifar_fast
+from models.tasks import build_task
+from models.test_time_views import with_test_time_views
+from models.whitening import whitening_kernel
+from tests.towers.user_errors import refused
+
+
+@pytest.fixture(scope="module")
+def network():
+    keras.utils.set_random_seed(0)
+    return cifar_fast()
+
+
+def smooth_images(count: int = 40) -> np.ndarray:
+    """Neighbours are alike, as in photographs."""
+    noise = np.random.default_rng(0).normal(size=(count, 16, 16, 3))
+    return (noise.cumsum(1).cumsum(2) / 4).astype(np.float32)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_whitened_patches_are_uncorrelated(size):
+    images = smooth_images()
+    kernel = whitening_kernel(images, size)
+    half = size * size * 3
+    assert kernel.shape == (size, size, 3, 2 * half)
+    np.testing.assert_array_equal(kernel[..., half:], -kernel[..., :half])
+    outputs = keras.ops.conv(images, kernel, padding="valid").numpy().reshape(-1, 2 * half)[:, :half]
+    second_moments = outputs.T @ outputs / len(outputs)
+    off = second_moments - np.diag(np.diag(second_moments))
+    assert np.abs(off).max() < 1e-2
+    # What the images have much of has variance 1; the rest is held down.
+    assert np.diag(second_moments).max() == pytest.approx(1.0, abs=1e-3)
+
+
+def test_the_kernel_is_frozen_and_its_bias_is_not(network):
+    trained = {variable.path for variable in network.trainable_variables}
+    assert f"{WHITENING}/bias" in trained
+    assert f"{WHITENING}/kernel" not in trained
+
+
+def test_a_task_sets_it_from_its_images():
+    task = build_task("shapes", network="cifar_fast", batch_size=8)
+    kernel = np.array(task.build_model().get_layer(WHITENING).kernel)
+    np.testing.assert_array_equal(kernel, np.array(task.build_model().get_layer(WHITENING).kernel))
+    assert kernel.shape == (PATCH, PATCH, 3, 24)
+    np.testing.assert_array_equal(kernel[..., 12:], -kernel[..., :12])
+
+
+def test_convolutions_pass_their_inputs_on(network):
+    for name, inputs in (("block1_conv1", 24), ("block1_conv2", 64), ("block2_conv1", 64), ("block3_conv2", 256)):
+        layer = network.get_layer(name)
+        images = np.random.default_rng(0).normal(size=(2, 6, 6, inputs)).astype(np.float32)
+        np.testing.assert_array_equal(layer(images)[..., :inputs], images)
+    rest = np.array(network.get_layer("block1_conv1").kernel)[..., 24:]
+    assert np.abs(rest).max() == pytest.approx((9 * 24) ** -0.5, rel=0.01)
+
+
+def shifted(images: np.ndarray, rows: int, columns: int) -> np.ndarray:
+    padded = np.pad(images, [(0, 0), (1, 1), (1, 1), (0, 0)], mode="reflect")
+    return padded[:, 1 + rows : 33 + rows, 1 + columns : 33 + columns]
+
+
+def test_views_are_averaged(network, tmp_path):
+    images = np.random.default_rng(0).normal(size=(2, 32, 32, 3)).astype(np.float32)
+
+    def both(views):
+        return (network(views).numpy() + network(views[:, :, ::-1]).numpy()) / 2
+
+    expected = both(images) / 2 + (both(shifted(images, -1, -1)) + both(shifted(images, 1, 1))) / 4
+    model = with_test_time_views(network)
+    np.testing.assert_allclose(model(images).numpy(), expected, rtol=1e-4, atol=1e-5)
+    model.save(tmp_path / "views.keras")
+    again = keras.models.load_model(tmp_path / "views.keras")
+    np.testing.assert_allclose(again(images).numpy(), expected, rtol=1e-4, atol=1e-5)
+    assert {type(layer).__module__.partition(".")[0] for layer in again.layers} == {"keras"}
+
+
+def test_views_of_what_is_no_image():
+    inputs = layers.Input((4,))
+    with refused("test_time_views", "no image"):
+        with_test_time_views(keras.Model(inputs, layers.Dense(2)(inputs), name="line"))

@@ -1,0 +1,79 @@
+"""Rules around rules, against their formulas."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.towers.user_errors import refused
+from towers.composed_rules import Lookahead, ScaledRates
+from towers.update_rules import SGD, Momentum
+
+RATE, NUM_UPDATES = 0.1, 12
+
+
+def start() -> np.ndarray:
+    return np.random.default_rng(0).normal(size=4)
+
+
+def gradients() -> np.ndarray:
+    return np.random.default_rng(1).normal(size=(NUM_UPDATES, 4))
+
+
+def stepped(rule, path: str = "norm/beta") -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """The variable and its slots after all updates, made in a graph as a step makes them."""
+    variable = tf.Variable(start(), dtype=tf.float64, trainable=False)
+    slots = {name: tf.Variable(tf.zeros([4], tf.float64), trainable=False) for name in rule.slot_names}
+
+    @tf.function
+    def apply(gradient, update):
+        rule.apply(path, variable, slots, gradient, tf.constant(RATE, tf.float32), update)
+
+    for update, gradient in enumerate(gradients()):
+        apply(tf.constant(gradient), tf.constant(update, tf.int64))
+    return variable.numpy(), {name: slot.numpy() for name, slot in slots.items()}
+
+
+@pytest.mark.parametrize(
+    "path, factor", [("block/norm/beta", 64.0), ("block/norm/gamma", 1.0), ("logits/bias", 1.0), ("beta", 64.0)]
+)
+def test_the_rate_of_some_is_another(path, factor):
+    found, slots = stepped(ScaledRates(rule=SGD(), factor=64.0), path)
+    np.testing.assert_allclose(found, start() - np.float32(RATE) * factor * gradients().sum(0), rtol=1e-6)
+    assert slots == {}
+
+
+def averaged_by_hand(every: int, last_decay: float) -> np.ndarray:
+    value, velocity, slow = start(), np.zeros(4), None
+    for done, gradient in enumerate(gradients(), 1):
+        velocity = 0.5 * velocity - np.float32(RATE) * gradient
+        value = value + velocity
+        if slow is not None and done == NUM_UPDATES:
+            value = slow
+        elif done % every == 0:
+            decay = last_decay * (done / NUM_UPDATES) ** 3
+            slow = value = value if slow is None else decay * slow + (1 - decay) * value
+    return value
+
+
+@pytest.mark.parametrize("every", [1, 5, NUM_UPDATES - 1])
+@pytest.mark.parametrize("last_decay", [0.0, 0.77])
+def test_weights_are_drawn_back_to_their_average(every, last_decay):
+    rule = Lookahead(rule=Momentum(momentum=0.5), num_updates=NUM_UPDATES, every=every, last_decay=last_decay)
+    found, slots = stepped(rule)
+    np.testing.assert_allclose(found, averaged_by_hand(every, last_decay), rtol=1e-6)
+    assert list(slots) == ["momentum", "slow"]
+
+
+def test_a_run_too_short_to_average_keeps_its_weights():
+    rule = Lookahead(rule=SGD(), num_updates=NUM_UPDATES, every=NUM_UPDATES)
+    found, _ = stepped(rule)
+    np.testing.assert_allclose(found, start() - np.float32(RATE) * gradients().sum(0), rtol=1e-6)
+
+
+def test_what_can_not_be():
+    with refused("rate factor 0", "above 0"):
+        ScaledRates(rule=SGD(), factor=0)
+    with refused("every 0 of 5 updates", "at least 1"):
+        Lookahead(rule=SGD(), num_updates=5, every=0)
+    with refused("lookahead decay 1", "[0, 1)"):
+        Lookahead(rule=SGD(), num_updates=5, last_decay=1.0)
