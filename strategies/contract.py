@@ -31,7 +31,7 @@ class WorkerFigures:
       name: as 'worker:1'.
       steps: gradients of it that counted.
       failures: how often it was lost since the beginning of the run.
-      busy_seconds: pulling and computing.
+      busy_seconds: computing.
       input_seconds: waiting for its batches.
       staleness_sum, staleness_max: of its updates; the largest since the beginning.
     """
@@ -71,12 +71,14 @@ class ServersReport:
     Attributes:
       staleness: how many updates had each staleness: updates applied between an update's pull and its push.
       turned_away: gradients that came too late to count, since the beginning.
+      absent: names of workers that have not come, or were lost and are not back.
       workers: those that gave a gradient or were lost.
       servers: all of them.
     """
 
     staleness: Mapping[int, int]
     turned_away: int
+    absent: tuple[str, ...]
     workers: tuple[WorkerFigures, ...]
     servers: tuple[ServerFigures, ...]
 

@@ -82,6 +82,7 @@ class ServersStrategy(SynchronousStrategy):
         )
         self._check_model()
         self._stop_asked = self._all_came = self._finished = False
+        self._absent: list[int] = []
         self._workers: Mapping[str, Mapping] = {}
         self._reported_at: float | None = None
         self._give_all()
@@ -139,7 +140,8 @@ class ServersStrategy(SynchronousStrategy):
         moved, before = time.monotonic(), self.step
         while True:
             told, _ = self._group.ask(0, "run_to", wanted=wanted, until=max(wanted, self._until))
-            self._all_came = self._all_came or not told["absent"]
+            self._absent = told["absent"]
+            self._all_came = self._all_came or not self._absent
             if told["reached"] or told["bad_step"] is not None:
                 return told["bad_step"]
             if told["done"] != before:
@@ -177,6 +179,7 @@ class ServersStrategy(SynchronousStrategy):
             servers=ServersReport(
                 staleness={int(staleness): count for staleness, count in taken["staleness"]},
                 turned_away=taken["turned_away"],
+                absent=tuple(_names(self._absent)),
                 workers=tuple(workers),
                 servers=tuple(self._server_figures()),
             ),
@@ -301,4 +304,8 @@ class ServersStrategy(SynchronousStrategy):
 
 
 def _named(workers) -> str:
-    return ", ".join(f"worker:{worker}" for worker in workers)
+    return ", ".join(_names(workers))
+
+
+def _names(workers) -> list[str]:
+    return [f"worker:{worker}" for worker in workers]

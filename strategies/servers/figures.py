@@ -67,7 +67,8 @@ def group_line(report: StepReport) -> str:
     ]
     workers = [_worker_words(worker) for worker in group.workers]
     late = [f"{group.turned_away} came too late"] if group.turned_away else []
-    return "  ".join([*servers, *workers, *late])
+    absent = [f"{name} is not there" for name in group.absent]
+    return "  ".join([*servers, *workers, *late, *absent])
 
 
 def _worker_words(worker) -> str:

@@ -199,6 +199,14 @@ def test_a_worker_that_never_starts_is_named(own):
     assert "worker:1 did not come within 6 seconds" in line
 
 
+def test_without_waiting_the_others_go_on_without_it_and_say_so(own, tmp_path):
+    with own(missing=["worker:1"]) as group:
+        chief = all_end(group)["chief:0"]
+    assert set(check_counts(tmp_path)["workers"]) == {"worker:0"}
+    assert "worker:1 is not there" in chief.out
+    assert "worker:0 is not there" not in chief.out
+
+
 @pytest.mark.parametrize("told", ["worker:1", "chief:0"])
 def test_sigterm_to_one_stops_all_at_the_same_step(own, tmp_path, told):
     with own() as group:
