@@ -38,6 +38,7 @@ from launch.benchmarks.case import Case
 from launch.benchmarks.comparison import changes, only_in_one
 from launch.benchmarks.groups import GROUPS, cases
 from launch.benchmarks.measured import MEASUREMENTS, TINY
+from launch.benchmarks.plots import save_plots
 from launch.benchmarks.results import load, results, save
 from launch.benchmarks.running import run_case
 from launch.benchmarks.tables import ratios, table
@@ -134,9 +135,6 @@ def main(arguments: list[str]) -> int:
     found = measure(rows, directory)
     lines = [*table(found), "", *ratios(found)]
     (directory / "benchmark.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    # Takes a second to import.
-    from launch.benchmarks.plots import save_plots
-
     save_plots(found, directory)
     print("\n".join([*lines, "", f"kept in {directory}"]))
     return binary.DONE

@@ -2,15 +2,12 @@
 
 import pathlib
 from collections.abc import Mapping, Sequence
-
-import matplotlib
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING
 
 from launch.benchmarks.results import PARTS, RATE
 
-# Nothing is shown, so no screen is needed.
-matplotlib.use("Agg")
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 _OURS, _PEERS = "#1f5fa8", "#9a9a9a"
 _PART_COLOURS = {"input": "#e0a030", "compute": _OURS, "communication": "#b03a48"}
@@ -19,6 +16,9 @@ _WIDTH, _ROW_HEIGHT, _MARGIN = 8.0, 0.36, 1.2
 
 def save_plots(found: Mapping, directory: pathlib.Path) -> list[pathlib.Path]:
     """throughput.png, efficiency.png and time.png, each where there is something to see."""
+    # Takes a second to import, which the processes that are measured need not wait for.
+    from matplotlib.figure import Figure
+
     cases = found["cases"]
     pictures = {
         "throughput.png": (_draw_throughput, cases),
@@ -35,7 +35,7 @@ def save_plots(found: Mapping, directory: pathlib.Path) -> list[pathlib.Path]:
     return saved
 
 
-def _bars(axes: Axes, cases: Sequence[Mapping], lengths: Sequence[float], form: str, spread=None) -> None:
+def _bars(axes: "Axes", cases: Sequence[Mapping], lengths: Sequence[float], form: str, spread=None) -> None:
     colours = [_PEERS if one["is_peer"] else _OURS for one in cases]
     bars = axes.barh([one["name"] for one in cases], lengths, color=colours, xerr=spread, capsize=3)
     axes.bar_label(bars, [format(length, form) for length in lengths], padding=4)
@@ -44,7 +44,7 @@ def _bars(axes: Axes, cases: Sequence[Mapping], lengths: Sequence[float], form: 
     axes.invert_yaxis()
 
 
-def _draw_throughput(axes: Axes, cases: Sequence[Mapping]) -> None:
+def _draw_throughput(axes: "Axes", cases: Sequence[Mapping]) -> None:
     rates = [one["figures"][RATE] for one in cases]
     medians = [rate["median"] for rate in rates]
     below = [rate["median"] - rate["min"] for rate in rates]
@@ -53,13 +53,13 @@ def _draw_throughput(axes: Axes, cases: Sequence[Mapping]) -> None:
     axes.set_xlabel("images per second: median, smallest and largest of the rounds (grey: peers)")
 
 
-def _draw_efficiency(axes: Axes, cases: Sequence[Mapping]) -> None:
+def _draw_efficiency(axes: "Axes", cases: Sequence[Mapping]) -> None:
     _bars(axes, cases, [one["efficiency"] for one in cases], ".2f")
     axes.axvline(1.0, color="black", linestyle="--", linewidth=1)
     axes.set_xlabel("rate over that of one tower with all threads; dashed: the ideal on the same cores")
 
 
-def _draw_time(axes: Axes, cases: Sequence[Mapping]) -> None:
+def _draw_time(axes: "Axes", cases: Sequence[Mapping]) -> None:
     names, before = [one["name"] for one in cases], [0.0] * len(cases)
     for part in PARTS:
         shares = [one["time"][part] for one in cases]

@@ -5,6 +5,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import time
@@ -38,6 +39,11 @@ class Ended:
     code: int
     out: str
     err: str
+
+
+def errors(ended: Ended) -> list[str]:
+    """The lines by which a program of ours says what is wrong; TensorFlow may write others before it ends."""
+    return [line for line in ended.err.splitlines() if re.match(r"\w+: error: ", line)]
 
 
 def environment() -> dict[str, str]:

@@ -10,7 +10,7 @@ import pytest
 
 from launch.binary import INTERRUPTED, NOT_FINITE, PEER_LOST, USER_ERROR
 from launch.free_ports import free_addresses
-from tests.launch.programs import LAST_STEP, ROOT, assert_same_end, wait_for
+from tests.launch.programs import LAST_STEP, ROOT, assert_same_end, errors, wait_for
 from tests.launch.workers import TRAIN, Workers
 
 pytestmark = pytest.mark.timeout(280)
@@ -94,7 +94,7 @@ def test_a_worker_that_never_starts_is_named(tmp_path, missing):
         address = workers.addresses[missing]
     for ended in ends:
         assert ended.code == PEER_LOST
-        (line,) = (line for line in ended.err.splitlines() if "error:" in line)
+        (line,) = errors(ended)
         assert f"worker:{missing} ({address}) did not come" in line
         assert "--startup_timeout_seconds=12" in line
     assert not (tmp_path / "run").exists()

@@ -8,7 +8,7 @@ import pytest
 
 from launch.binary import PEER_LOST
 from tests.launch.network_namespaces import SLOW_MEGABITS, Network, hosts, namespaces, needs_network_namespaces
-from tests.launch.programs import LAST_STEP, Ended, assert_same_end, checkpoint_values, wait_for
+from tests.launch.programs import LAST_STEP, Ended, assert_same_end, checkpoint_values, errors, wait_for
 from tests.launch.workers import TRAIN, Workers
 
 pytestmark = [pytest.mark.timeout(280), needs_network_namespaces]
@@ -85,7 +85,7 @@ def test_a_wire_that_is_pulled_ends_all(tmp_path, lost):
         ends = ends_after_a_pull(network, tmp_path, lost)
     for ended in ends:
         assert ended.code == PEER_LOST, ended.err
-        (line,) = (line for line in ended.err.splitlines() if "error:" in line)
+        (line,) = errors(ended)
         assert "was lost at step" in line or "did not answer at step" in line
 
 

@@ -13,7 +13,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from launch.binary import DONE, INTERRUPTED, NOT_FINITE, PEER_LOST, USER_ERROR
 from tests.launch.clusters import launched
 from tests.launch.nursery import Nursery
-from tests.launch.programs import LAST_STEP, ROOT, Ended, checkpoint_values, environment
+from tests.launch.programs import LAST_STEP, ROOT, Ended, checkpoint_values, environment, errors
 from tests.launch.server_groups import ServerGroup
 from tests.launch.workers import TRAIN
 
@@ -83,11 +83,6 @@ def words(ends: dict[str, Ended]) -> str:
     return "\n".join(
         f"{name} ({ended.code}): {ended.out[-500:]} {ended.err[-1000:]}" for name, ended in ends.items()
     )
-
-
-def errors(ended: Ended) -> list[str]:
-    """The lines that tell a user what was wrong."""
-    return [line for line in ended.err.splitlines() if "error: " in line]
 
 
 def summary(cwd: pathlib.Path) -> dict:
