@@ -70,9 +70,9 @@ def started(*command: str, cwd: pathlib.Path) -> Iterator[subprocess.Popen]:
         process.communicate(timeout=20)
 
 
-def ended(process: subprocess.Popen) -> Ended:
+def ended(process: subprocess.Popen, *, limit_seconds: float = LIMIT_SECONDS) -> Ended:
     """Waits for its end."""
-    out, err = process.communicate(timeout=LIMIT_SECONDS)
+    out, err = process.communicate(timeout=limit_seconds)
     return Ended(process.returncode, out, err)
 
 

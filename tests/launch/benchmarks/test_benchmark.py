@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.launch.programs import run, run_many
+from tests.launch.programs import ended, run, run_many, started
 
 pytestmark = pytest.mark.timeout(240)
 SHORT = ("--rounds=2", "--measured_steps=3", "--network=tiny", "--measured_batch=8")
@@ -14,12 +14,14 @@ ROWS = ("--row=towers,1", "--row=ring,2,tiny,8", "--row=ps,1,tiny,8,bfloat16")
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):
     folder = tmp_path_factory.mktemp("benchmark")
-    return folder, run("-m", "launch.benchmark", *ROWS, *SHORT, "--output=found", cwd=folder)
+    with started("-m", "launch.benchmark", *ROWS, *SHORT, "--output=found", cwd=folder) as process:
+        # Twelve processes that import TensorFlow, one group after another.
+        return folder, ended(process, limit_seconds=220)
 
 
 def test_it_measures_and_keeps_what_it_found(measured):
-    folder, ended = measured
-    assert ended.code == 0, ended.err
+    folder, done = measured
+    assert done.code == 0, done.err
     whole = json.loads((folder / "found" / "benchmark.json").read_text())
     assert (whole["version"], whole["environment"]["versions"]["tensorflow"][:2]) == (1, "2.")
     names = ["towers 1, tiny, 8, float32", "ring 2, tiny, 8, float32", "ps 1, tiny, 8, bfloat16"]
@@ -38,10 +40,10 @@ def test_it_measures_and_keeps_what_it_found(measured):
 
 
 def test_the_table_and_the_plots_lie_beside_it(measured):
-    folder, ended = measured
+    folder, done = measured
     written = (folder / "found" / "benchmark.md").read_text()
-    assert written.strip() in ended.out
-    assert "kept in found" in ended.out
+    assert written.strip() in done.out
+    assert "kept in found" in done.out
     pictures = sorted(path.name for path in (folder / "found").glob("*.png"))
     assert pictures == ["efficiency.png", "throughput.png", "time.png"]
 
@@ -57,11 +59,11 @@ def test_comparing_ends_with_a_code_of_its_own_if_something_is_worse(measured):
     fast, slow = (str(folder / name) for name in ("fast.json", "slow.json"))
     orders = (["--compare", fast, slow], ["--compare", fast, slow, "--worse_by=0.2"], ["--compare", slow, fast])
     worse, tolerated, better = (
-        ended for ended, _ in run_many([("launch.benchmark", flags) for flags in orders], folder)
+        done for done, _ in run_many([("launch.benchmark", flags) for flags in orders], folder)
     )
     found = "towers 1, tiny, 8, float32: images_per_second 1000 -> 900, 10.0% worse (noise ±14.1)"
     assert worse.out.splitlines() == [found, "1 differences beyond the noise, 1 worse by more than 5%"]
-    assert [ended.code for ended in (worse, tolerated, better)] == [3, 0, 0]
+    assert [done.code for done in (worse, tolerated, better)] == [3, 0, 0]
 
 
 def test_a_benchmark_is_not_overwritten(measured):
@@ -83,8 +85,8 @@ MISTAKES = (
 
 def test_mistakes(tmp_path):
     ends = run_many([("launch.benchmark", flags) for flags, _ in MISTAKES], tmp_path)
-    for (flags, words), (ended, folder) in zip(MISTAKES, ends, strict=True):
-        assert ended.code == 2, flags
-        assert words in ended.err
-        assert len(ended.err.splitlines()) == 1
+    for (flags, words), (done, folder) in zip(MISTAKES, ends, strict=True):
+        assert done.code == 2, flags
+        assert words in done.err
+        assert len(done.err.splitlines()) == 1
         assert not list(folder.iterdir())
