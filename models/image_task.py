@@ -1,6 +1,7 @@
 """Image classification as a task: a network by name on a set of labelled images."""
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 
 import keras
@@ -91,11 +92,12 @@ class ImageTask:
             self.network, image_shape=self.images.image_shape, num_classes=self.images.num_classes
         )
         if any(layer.name == WHITENING for layer in model.layers):
-            model.get_layer(WHITENING).kernel.assign(self._whitening())
+            model.get_layer(WHITENING).kernel.assign(self._whitening)
         return model
 
+    @functools.cached_property
     def _whitening(self) -> np.ndarray:
-        """Of the first training images."""
+        """Of the first training images; once, however many models are built."""
         count = min(_WHITENED_EXAMPLES, self.images.num_examples["train"])
         images, _ = self.images.train.gather(tf.range(count, dtype=tf.int64))
         return whitening_kernel(normalise(images, *self.images.statistics).numpy(), PATCH)

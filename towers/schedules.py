@@ -79,8 +79,7 @@ class OneCycle:
 
     def __post_init__(self):
         _check_steps(self.steps)
-        if not 0 < self.rise < 1:
-            raise UserError(f"one-cycle rise={self.rise}: the part that goes up lies between 0 and 1")
+        _check_rise("one-cycle", self.rise)
 
     def __call__(self, step: int) -> float:
         top = self.rise * self.steps
@@ -104,8 +103,7 @@ class Triangular:
 
     def __post_init__(self):
         _check_steps(self.steps)
-        if not 0 < self.rise < 1:
-            raise UserError(f"triangular rise={self.rise}: the part that goes up lies between 0 and 1")
+        _check_rise("triangular", self.rise)
 
     def __call__(self, step: int) -> float:
         progress = min(step / self.steps, 1.0)
@@ -132,3 +130,8 @@ class WarmUp:
 def _check_steps(steps):
     if steps < 1:
         raise UserError(f"schedule over {steps} steps: it needs at least 1; set the number of steps or epochs")
+
+
+def _check_rise(name, rise):
+    if not 0 < rise < 1:
+        raise UserError(f"{name} rise={rise}: the part that goes up lies between 0 and 1")

@@ -1,5 +1,6 @@
 """The tables that the benchmark has by name: our lines, and the peers' on the same work."""
 
+import dataclasses
 from collections.abc import Callable, Mapping
 
 from absl import flags
@@ -50,18 +51,7 @@ def ring_cases() -> list[Case]:
         one_tower(BFLOAT16),
     ]
     if FLAGS.peers:
-        ring = ("--mode", "ring")
-        rows.append(peer_case("keras ring", work_of_flags("keras ring", 2), "keras_step.py", *ring))
-        rows.append(
-            peer_case(
-                "keras ring, bfloat16",
-                work_of_flags("keras ring", 2, BFLOAT16),
-                "keras_step.py",
-                *ring,
-                "--dtype",
-                BFLOAT16,
-            )
-        )
+        rows += peer_cases("keras ring", work_of_flags("keras ring", 2), "keras_step.py", "--mode", "ring")
     return rows + torch_cases(2)
 
 
@@ -69,19 +59,16 @@ def torch_cases(num_processes: int) -> list[Case]:
     """PyTorch in both precisions, where it is installed; several processes meet over gloo."""
     if not (FLAGS.peers and FLAGS.torch):
         return []
-    procs = ("--procs", str(num_processes))
-    name = f"torch, {num_processes} processes"
+    name, work = f"torch, {num_processes} processes", work_of_flags("torch", num_processes)
+    return peer_cases(name, work, "torch_step.py", "--procs", str(num_processes), python=FLAGS.torch)
+
+
+def peer_cases(name: str, work: Work, program: str, *more: str, **python: str) -> list[Case]:
+    """A peer in both precisions."""
+    half = dataclasses.replace(work, precision=BFLOAT16)
     return [
-        peer_case(name, work_of_flags("torch", num_processes), "torch_step.py", *procs, python=FLAGS.torch),
-        peer_case(
-            f"{name}, bfloat16",
-            work_of_flags("torch", num_processes, BFLOAT16),
-            "torch_step.py",
-            *procs,
-            "--dtype",
-            BFLOAT16,
-            python=FLAGS.torch,
-        ),
+        peer_case(name, work, program, *more, **python),
+        peer_case(f"{name}, bfloat16", half, program, *more, "--dtype", BFLOAT16, **python),
     ]
 
 
@@ -130,7 +117,7 @@ def input_cases() -> list[Case]:
     batch = FLAGS.measured_batch
     stream = Work("input", 1, "crops and flips of 50,000 images", batch)
     return [
-        Case("input alone", stream, own_case("", work_of_flags("towers", 2), measure="input").command),
+        dataclasses.replace(own_case("input alone", work_of_flags("towers", 2), measure="input"), work=stream),
         own_case("towers 2", work_of_flags("towers", 2)),
         own_case("towers 2, bfloat16", work_of_flags("towers", 2, BFLOAT16)),
     ]

@@ -18,7 +18,7 @@ from models.image_task import ImageTask
 from models.networks import build_network
 from models.own_task import OwnTask
 from strategies.callbacks import Callback
-from strategies.contract import StepReport
+from strategies.contract import StepReport, Strategy
 from strategies.progress_display import ProgressDisplay
 from strategies.trainer import Trainer
 from strategies.trainer_options import TrainerOptions
@@ -81,9 +81,7 @@ def measure_step() -> dict:
     """Steps one at a time; the first one traces and compiles."""
     FLAGS.steps = FLAGS.measured_steps + 3
     strategy = training.build_strategy(measured_task())
-    started = time.perf_counter()
-    strategy.run_steps(1)
-    first_seconds = time.perf_counter() - started
+    first_seconds = first_step_seconds(strategy)
     strategy.run_steps(2)
     reports = [strategy.run_steps(1) for _ in range(FLAGS.measured_steps)]
     seconds = [report.seconds for report in reports]
@@ -93,6 +91,13 @@ def measure_step() -> dict:
         "step_jitter": jitter(seconds),
         "time": time_of(reports),
     }
+
+
+def first_step_seconds(strategy: Strategy) -> float:
+    """What the first step takes."""
+    started = time.perf_counter()
+    strategy.run_steps(1)
+    return time.perf_counter() - started
 
 
 def jitter(seconds: Sequence[float]) -> float:
@@ -170,9 +175,7 @@ def measure_servers() -> dict:
     """Steps of workers and servers, counted by the chief, which this is; its first ones are not measured."""
     FLAGS.steps = _SERVERS_WARM_UP_STEPS + FLAGS.measured_steps
     strategy = training.build_strategy(measured_task())
-    started = time.perf_counter()
-    strategy.run_steps(1)
-    first_seconds = time.perf_counter() - started
+    first_seconds = first_step_seconds(strategy)
     strategy.run_steps(_SERVERS_WARM_UP_STEPS - 1)
     report = strategy.run_steps(FLAGS.measured_steps)
     counted = strategy.step - _SERVERS_WARM_UP_STEPS

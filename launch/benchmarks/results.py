@@ -54,12 +54,13 @@ def results(cases: Sequence[Case], rounds: Mapping[str, Sequence[Mapping]], envi
     """
     found = [described(case, rounds[case.name]) for case in cases if rounds[case.name]]
     for one in found:
-        alone = [other for other in found if _is_one_tower(other) and _same_work(one, other)]
+        alone = [other for other in found if is_one_tower(other) and _same_work(one, other)]
         one["efficiency"] = _rate(one) / _rate(alone[0]) if alone and RATE in one["figures"] else None
     return {"version": VERSION, "environment": dict(environment), "cases": found}
 
 
-def _is_one_tower(one: Mapping) -> bool:
+def is_one_tower(one: Mapping) -> bool:
+    """Whether a case is what efficiency is measured against."""
     return (one["strategy"], one["count"]) == ("towers", 1)
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from launch.benchmarks.results import FIRST_STEP, JITTER, MEMORY, PARTS, RATE
+from launch.benchmarks.results import FIRST_STEP, JITTER, MEMORY, PARTS, RATE, is_one_tower
 
 _MIB = 2**20
 _HEAD = ("case", "images/s", "min - max", "± error", "jitter", "first step s", "memory MiB", "efficiency", *PARTS)
@@ -56,7 +56,7 @@ def ratios(found: Mapping) -> list[str]:
         for one in own
         if "loop_over_step" in one["figures"]
     ]
-    alone = [one for one in own if (one["strategy"], one["count"]) == ("towers", 1)]
+    alone = [one for one in own if is_one_tower(one)]
     most = max(own, key=lambda one: one["count"] if one["strategy"] == "towers" else 0, default=None)
     if alone and most is not alone[0] and FIRST_STEP in most["figures"]:
         lines.append(_ratio(most, alone[0], FIRST_STEP, "time to first step, "))
