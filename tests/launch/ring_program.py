@@ -11,45 +11,23 @@ import os
 import sys
 import time
 
-import keras
 import numpy as np
-import tensorflow as tf
 
 from launch import binary, training
-from models.own_task import OwnTask
 from strategies.callbacks import Callback
 from strategies.divergence import Diverged
+from tests.launch.spoilt_task import spoilt_task
 
 MISCHIEF = os.environ.get("MISCHIEF")
 FROM_BATCH = 4
 
 
-def build():
-    inputs = keras.Input((4,), name="x")
-    return keras.Model(inputs, keras.layers.Dense(3, name="logits")(inputs))
-
-
-class MischievousTask(OwnTask):
-    """Its own task, but for what MISCHIEF says."""
-
-    def dataset(self, split, shard):
-        batches = super().dataset(split, shard)
-        if split != "train" or MISCHIEF not in ("nan", "slow", "hang"):
-            return batches
-
-        def spoil(number):
-            if MISCHIEF == "slow":
-                time.sleep(0.2)
-            if MISCHIEF == "hang" and number >= FROM_BATCH:
-                time.sleep(1000)
-            return np.float32("nan" if MISCHIEF == "nan" and number >= FROM_BATCH else 1)
-
-        def spoilt(number, batch):
-            factor = tf.numpy_function(spoil, [number], tf.float32)
-            factor.set_shape([])
-            return batch._replace(features=batch.features * factor)
-
-        return batches.enumerate(shard.first_batch).map(spoilt)
+def spoil(number):
+    if MISCHIEF == "slow":
+        time.sleep(0.2)
+    if MISCHIEF == "hang" and number >= FROM_BATCH:
+        time.sleep(1000)
+    return np.float32("nan" if MISCHIEF == "nan" and number >= FROM_BATCH else 1)
 
 
 class Mischief(Callback):
@@ -69,11 +47,7 @@ class Mischief(Callback):
 
 
 def main(_):
-    draw = np.random.default_rng(0)
-    x = draw.normal(size=(96, 4)).astype(np.float32)
-    y = draw.integers(0, 3, 96)
-    losses = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    task = MischievousTask(model=build, train_data=(x, y), eval_data=(x, y), losses=losses, batch_size=24)
+    task = spoilt_task(spoil if MISCHIEF in ("nan", "slow", "hang") else None)
     try:
         trainer = training.build_trainer(training.build_strategy(task))
         trainer._callbacks.append(Mischief())

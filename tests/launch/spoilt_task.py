@@ -1,0 +1,42 @@
+"""What the tests' own programs train: a line on drawn numbers, whose training input may be late or not finite."""
+
+from collections.abc import Callable
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from models.own_task import OwnTask
+
+
+def build() -> keras.Model:
+    inputs = keras.Input((4,), name="x")
+    return keras.Model(inputs, keras.layers.Dense(3, name="logits")(inputs))
+
+
+def spoilt_task(spoil: Callable[[int], np.float32] | None) -> OwnTask:
+    """Batches of 24 examples, four an epoch.
+
+    Args:
+      spoil: called with the number of each training batch when it is made; its features are multiplied by what it
+        gives. None leaves them alone.
+    """
+
+    class SpoiltTask(OwnTask):
+        def dataset(self, split, shard):
+            batches = super().dataset(split, shard)
+            if split != "train" or spoil is None:
+                return batches
+
+            def spoilt(number, batch):
+                factor = tf.numpy_function(spoil, [number], tf.float32)
+                factor.set_shape([])
+                return batch._replace(features=batch.features * factor)
+
+            return batches.enumerate(shard.first_batch).map(spoilt)
+
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=(96, 4)).astype(np.float32)
+    y = draw.integers(0, 3, 96)
+    losses = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    return SpoiltTask(model=build, train_data=(x, y), eval_data=(x, y), losses=losses, batch_size=24)
