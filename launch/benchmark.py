@@ -87,7 +87,7 @@ def environment_now() -> dict:
         "versions": versions().facts,
         "devices": devices(os.environ).facts,
         "threads": threads(os.environ).facts,
-        "flags": FLAGS.flags_into_string().split("\n"),
+        "flags": [line for name in FLAGS if FLAGS[name].present for line in FLAGS[name].serialize().split("\n")],
     }
 
 

@@ -23,6 +23,7 @@ RECIPES: Mapping[str, Mapping[str, object]] = MappingProxyType(
             "learning_rate": 1.5,
             "schedule": "triangular",
             "weight_decay": 0.0089,
+            "decay_all": True,
             "norm_bias_rate_factor": 64.0,
             "lookahead_every": 5,
             "label_smoothing": 0.2,

@@ -58,6 +58,7 @@ flags.DEFINE_enum("batch_stats", "average", tuple(COMBINATIONS), "Batch-norm sta
 flags.DEFINE_enum("precision", "float32", PRECISIONS, "What layers compute in; parameters are float32.")
 flags.DEFINE_bool("xla", False, "Compile the tower function with XLA.")
 flags.DEFINE_bool("fused_batch_norm", True, "Run batch norm on TensorFlow's fused kernel.")
+flags.DEFINE_bool("tuned_for_cpu", True, "On CPUs, compile GELU and SiLU, lay small images out for convolutions.")
 flags.DEFINE_enum("on_nan", "stop", ON_NAN, "A step that is not finite: stop training, or skip its update.")
 flags.DEFINE_integer("seed", 0, "Of weights, order of examples, augmentation and dropout.")
 positive(
@@ -84,6 +85,7 @@ def options_from_flags(num_steps: int) -> StepOptions:
         precision=FLAGS.precision,
         xla=FLAGS.xla,
         fused_batch_norm=FLAGS.fused_batch_norm,
+        tuned_for_cpu=FLAGS.tuned_for_cpu,
         on_nan=FLAGS.on_nan,
         seed=FLAGS.seed,
     )

@@ -13,7 +13,6 @@ import tensorflow as tf
 
 from strategies.contract import Move, StepReport
 from strategies.errors import NonFiniteStep
-from towers.batch_norm import num_fused
 from towers.errors import UserError
 from towers.layer_names import counted_anew
 from towers.options import StepOptions
@@ -64,9 +63,7 @@ class SynchronousStrategy:
 
     @property
     def notices(self) -> list[str]:
-        count = num_fused(self.model) if self.options.fused_batch_norm else 0
-        kernel = "TensorFlow's fused kernel (off: --nofused_batch_norm)"
-        return [f"{count} BatchNormalization {'layers' if count > 1 else 'layer'} on {kernel}"] if count else []
+        return self.options.kernels(self.engine.devices).notices(self.model)
 
     def agree(self, move: Move) -> Move:
         return move

@@ -7,8 +7,8 @@ names of its weights and its exported file stay as they are.
 With a `TowerExchange` the statistics are those of the whole batch, not of the tower's part of it.
 """
 
-import contextlib
 import functools
+from collections.abc import Callable
 
 import keras
 import tensorflow as tf
@@ -30,34 +30,29 @@ def num_fused(model: keras.Model) -> int:
     return sum(_has_stock_call(layer) for layer in batch_norm_layers(model))
 
 
-@contextlib.contextmanager
-def replaced_batch_norms(model: keras.Model, exchange: TowerExchange | None, weight: tf.Tensor | None = None):
-    """Within, the model's batch norms run on the fused kernel, or over the exchange where there is one.
+def fused_calls(
+    model: keras.Model, exchange: TowerExchange | None, weight: tf.Tensor | None = None
+) -> list[tuple[keras.layers.Layer, str, Callable]]:
+    """(layer, attribute, function) of the model's batch norms on the fused kernel, or over the exchange.
 
     Args:
-      model: its layers are as before on leaving.
+      model: of any layers.
       exchange: None for statistics of the tower's own examples.
       weight: float32 scalar, 0 when this tower's examples must not count in exchanged statistics.
 
     Raises:
       UserError: statistics are exchanged and a layer's own arithmetic (renorm, masks, a subclass) can't be.
     """
-    replaced = []
+    calls = []
     for layer in batch_norm_layers(model):
         if _has_stock_call(layer):
-            # Layer.__setattr__ would track the function; an entry in __dict__ shadows the method and no more.
-            layer.__dict__["call"] = functools.partial(_call, layer, exchange, weight)
-            replaced.append(layer)
+            calls.append((layer, "call", functools.partial(_call, layer, exchange, weight)))
         elif exchange is not None:
             raise UserError(
                 f"batch_stats=synced: layer {layer.name!r} has batch-norm arithmetic of its own (a subclass, "
                 "renorm or a small epsilon), which can't be exchanged between towers; use batch_stats=average"
             )
-    try:
-        yield
-    finally:
-        for layer in replaced:
-            del layer.__dict__["call"]
+    return calls
 
 
 def _has_stock_call(layer) -> bool:

@@ -18,6 +18,8 @@ def norm_biases(path: str, shape: tf.TensorShape) -> bool:
 class ScaledRates:
     """Another rule, at `factor` times the rate for the parameters that `scales` is true of.
 
+    Their weight decay, where they have one, is that of the plain rate: it says how fast weights shrink.
+
     Attributes:
       rule: applied.
       factor: of the rate.
@@ -38,8 +40,11 @@ class ScaledRates:
         return self.rule.slot_names
 
     def apply(self, path, variable, slots, gradient, rate, update):
-        rate = rate * self.factor if self.scales(path, variable.shape) else rate
-        self.rule.apply(path, variable, slots, gradient, rate, update)
+        if not self.scales(path, variable.shape):
+            self.rule.apply(path, variable, slots, gradient, rate, update)
+            return
+        slower_decay = dataclasses.replace(self.rule, weight_decay=self.rule.weight_decay / self.factor)
+        slower_decay.apply(path, variable, slots, gradient, rate * self.factor, update)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

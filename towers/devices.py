@@ -32,6 +32,11 @@ class Devices:
     def num_towers(self) -> int:
         return len(self.towers)
 
+    @property
+    def on_cpu(self) -> bool:
+        """Whether the towers are CPUs."""
+        return all("CPU" in tower for tower in self.towers)
+
 
 def num_cores() -> int:
     """Cores this process may run on."""

@@ -6,8 +6,10 @@ import keras
 
 from towers.batch_stats import check_batch_stats
 from towers.clipping import Clipping
+from towers.devices import Devices
 from towers.errors import UserError
 from towers.keras_optimizers import translate
+from towers.layer_kernels import LayerKernels
 from towers.precision import check_precision
 from towers.schedules import Constant, Schedule
 from towers.update_rules import Momentum, UpdateRule
@@ -26,6 +28,7 @@ class StepOptions:
       precision: what layers compute in; parameters are float32 (float64 for 'float64').
       xla: compile the tower function with XLA.
       fused_batch_norm: run Keras's BatchNormalization on TensorFlow's fused kernel.
+      tuned_for_cpu: on CPU towers, activations and convolutions as `LayerKernels` says.
       on_nan: what a step with a non-finite loss or gradient does: 'stop' training, or 'skip' the update.
       seed: of the initial weights, dropout and whatever else is drawn.
     """
@@ -38,6 +41,7 @@ class StepOptions:
     precision: str = "float32"
     xla: bool = False
     fused_batch_norm: bool = True
+    tuned_for_cpu: bool = True
     on_nan: str = "stop"
     seed: int = 0
 
@@ -49,6 +53,14 @@ class StepOptions:
           UserError: the optimizer, or one of its options, has no translation.
         """
         return cls(**translate(optimizer)._asdict(), **others)
+
+    def kernels(self, devices: Devices) -> LayerKernels:
+        """Which layers compute otherwise than Keras has them, on these devices."""
+        return LayerKernels(
+            fused_batch_norm=self.fused_batch_norm,
+            # XLA compiles the whole tower as it sees fit.
+            tuned_for_cpu=self.tuned_for_cpu and devices.on_cpu and not self.xla,
+        )
 
     def __post_init__(self):
         check_batch_stats(self.batch_stats)

@@ -51,14 +51,15 @@ class StepEngine(abc.ABC):
         self.devices = devices
         self.shares = split.checked_shares(shares, devices.num_towers, "tower_shares")
         step.check_batch_size(task.batch_size, options.accumulation, self.all_shares)
+        kernels = options.kernels(devices)
         self.tower = TowerFunction(
             task,
             model,
             exchange=self._tower_exchange() if options.batch_stats == "synced" else None,
-            fused_batch_norm=options.fused_batch_norm,
+            kernels=kernels,
             xla=options.xla,
         )
-        self.evaluation = EvaluationFunction(task, model, fused_batch_norm=options.fused_batch_norm)
+        self.evaluation = EvaluationFunction(task, model, kernels=kernels)
         self.make_variables()
         with tf.device(step.HOST):
             self.counters = Counters.new(loss_scaling_for(options.precision))

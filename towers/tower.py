@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from towers.batch_norm import replaced_batch_norms
 from towers.errors import UserError
 from towers.exchange import TowerExchange
+from towers.layer_kernels import DEFAULT_KERNELS, LayerKernels
 from towers.task import Batch, Task, WeightedValue
 from towers.traced_once import TracedOnce
 
@@ -101,14 +101,14 @@ class TowerFunction:
         model: keras.Model,
         *,
         exchange: TowerExchange | None = None,
-        fused_batch_norm: bool = True,
+        kernels: LayerKernels = DEFAULT_KERNELS,
         xla: bool = False,
     ):
         """Args:
         task: gives the loss and the metrics.
         model: a built template; its variables are never read or written by the tower.
         exchange: where there is one, batch norms take the statistics of all towers.
-        fused_batch_norm: False leaves Keras's batch norms their own arithmetic.
+        kernels: which layers compute otherwise than Keras has them.
         xla: compile the tower (and nothing else) with XLA.
 
         Raises:
@@ -122,7 +122,7 @@ class TowerFunction:
         self.variables = ModelVariables.of(model)
         self._task = task
         self._exchange = exchange
-        self._fused = fused_batch_norm or exchange is not None
+        self._kernels = kernels
         self.num_traces = 0
         self._traced = TracedOnce(self._train, xla=xla)
 
@@ -159,7 +159,7 @@ class TowerFunction:
     def _forward(self, parameters, state, batch, seed, active):
         mapping = self.variables.mapping(parameters, state, seed)
         return run_model(
-            self.model, mapping, self.variables.state, batch, True, self._fused, self._exchange, active
+            self.model, mapping, self.variables.state, batch, True, self._kernels, self._exchange, active
         )
 
     def _check_gradients(self, gradients):
@@ -174,8 +174,8 @@ class TowerFunction:
 class EvaluationFunction:
     """The evaluation pass of a task's model: no gradient, no state, dropout off."""
 
-    def __init__(self, task: Task, model: keras.Model, *, fused_batch_norm: bool = True):
-        self._task, self._model, self._fused = task, model, fused_batch_norm
+    def __init__(self, task: Task, model: keras.Model, *, kernels: LayerKernels = DEFAULT_KERNELS):
+        self._task, self._model, self._kernels = task, model, kernels
         self._variables = ModelVariables.of(model)
         self._traced = TracedOnce(self._evaluate)
 
@@ -185,7 +185,7 @@ class EvaluationFunction:
 
     def _evaluate(self, parameters, state, batch, gain):
         mapping = self._variables.mapping(parameters, state, tf.zeros([2], tf.int32))
-        outputs, losses, _ = run_model(self._model, mapping, (), batch, False, self._fused)
+        outputs, losses, _ = run_model(self._model, mapping, (), batch, False, self._kernels)
         loss = self._task.loss(outputs, batch)
         metrics = {
             name: WeightedValue(value.total * gain, value.weight * gain)
@@ -194,13 +194,12 @@ class EvaluationFunction:
         return EvaluationResult(total_loss(loss, losses) * gain, loss.weight * gain, metrics)
 
 
-def run_model(model, mapping, state, batch, training, fused, exchange=None, weight=None) -> tuple[Any, list, list]:
+def run_model(
+    model, mapping, state, batch, training, kernels: LayerKernels, exchange=None, weight=None
+) -> tuple[Any, list, list]:
     """The model's outputs, its regularisation losses, and the new values of `state`."""
     with keras.StatelessScope(state_mapping=mapping, collect_losses=True) as scope:
-        if fused:
-            with replaced_batch_norms(model, exchange, weight):
-                outputs = model(batch.features, training=training)
-        else:
+        with kernels.in_place(model, exchange, weight):
             outputs = model(batch.features, training=training)
         losses = list(model.losses)
         new_state = [tf.convert_to_tensor(scope.get_current_value(variable)) for variable in state]

@@ -10,8 +10,9 @@ from keras import layers
 
 from tests.towers.tiny_tasks import stacked
 from tests.towers.user_errors import refused
-from towers.batch_norm import batch_norm_layers, replaced_batch_norms
+from towers.batch_norm import batch_norm_layers
 from towers.exchange import TowerExchange
+from towers.layer_kernels import LayerKernels
 from towers.tower import run_model
 
 IMAGE = (6, 5, 4, 3)
@@ -64,7 +65,14 @@ def model_pass(model, inputs, upstream, *, training=True, fused=True, exchange=N
         tape.watch([inputs, *parameters])
         batch = _Features([inputs])
         outputs, _, new_state = run_model(
-            model, mapping, model.non_trainable_variables, batch, training, fused, exchange, weight
+            model,
+            mapping,
+            model.non_trainable_variables,
+            batch,
+            training,
+            LayerKernels(fused_batch_norm=fused),
+            exchange,
+            weight,
         )
         objective = tf.reduce_sum(tf.cast(outputs, upstream.dtype) * upstream)
     of_inputs, of_parameters = tape.gradient(objective, (inputs, parameters))
@@ -148,7 +156,7 @@ def test_bfloat16_is_near(shape, training):
     """Statistics are float32 in both; outputs have 8 bits."""
     model = layer_model(shape, dtype="mixed_bfloat16")
     found, expected = both(model, drawn(shape), training=training)
-    with replaced_batch_norms(model, None):
+    with LayerKernels().in_place(model):
         assert model(drawn(shape), training=training).dtype == tf.bfloat16
     assert_same(found, expected, tolerance=0.02)
 
@@ -156,7 +164,7 @@ def test_bfloat16_is_near(shape, training):
 def test_float64_keeps_its_digits():
     model = layer_model(SHAPES["vectors"], dtype="float64")
     inputs = tf.cast(drawn(SHAPES["vectors"]), tf.float64)
-    with replaced_batch_norms(model, None):
+    with LayerKernels().in_place(model):
         ours = model(inputs, training=True)
     np.testing.assert_array_equal(ours, layer_model(SHAPES["vectors"], dtype="float64")(inputs, training=True))
 
@@ -185,14 +193,14 @@ def test_layers_are_restored():
     model = stacked((3,), layers.BatchNormalization(name="outer"), inner)
     found = batch_norm_layers(model)
     assert [layer.name for layer in found] == ["outer", "inner"]
-    with replaced_batch_norms(model, None):
+    with LayerKernels().in_place(model):
         assert all("call" in layer.__dict__ for layer in found)
     assert not any("call" in layer.__dict__ for layer in found)
 
 
 def test_layers_are_restored_after_an_error():
     model = layer_model((2, 3))
-    with pytest.raises(RuntimeError), replaced_batch_norms(model, None):
+    with pytest.raises(RuntimeError), LayerKernels().in_place(model):
         raise RuntimeError
     assert "call" not in batch_norm_layers(model)[0].__dict__
 
@@ -206,7 +214,7 @@ class OwnBatchNorm(layers.BatchNormalization):
 
 def test_a_subclass_keeps_its_own_call():
     model = stacked((3,), OwnBatchNorm())
-    with replaced_batch_norms(model, None):
+    with LayerKernels().in_place(model):
         assert "call" not in model.layers[-1].__dict__
 
 
@@ -326,7 +334,7 @@ def test_what_cannot_be_exchanged(layer):
     model = stacked((3,), layer)
     with (
         refused("batch_stats=synced", "'moving'", "batch_stats=average"),
-        replaced_batch_norms(model, TowerExchange(2)),
+        LayerKernels().in_place(model, TowerExchange(2)),
     ):
         pass
     assert "call" not in layer.__dict__
@@ -336,6 +344,6 @@ def test_a_mask_cannot_be_exchanged():
     model = stacked((4, 3), layers.Masking(), layers.BatchNormalization(name="masked"))
     with (
         refused("batch_stats=synced", "'masked'", "mask"),
-        replaced_batch_norms(model, TowerExchange(2)),
+        LayerKernels().in_place(model, TowerExchange(2)),
     ):
         model(tf.ones([2, 4, 3]), training=True)

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tests.towers.user_errors import refused
 from towers.composed_rules import Lookahead, ScaledRates
-from towers.update_rules import SGD, Momentum
+from towers.update_rules import SGD, Momentum, everything
 
 RATE, NUM_UPDATES = 0.1, 12
 
@@ -40,6 +40,15 @@ def test_the_rate_of_some_is_another(path, factor):
     found, slots = stepped(ScaledRates(rule=SGD(), factor=64.0), path)
     np.testing.assert_allclose(found, start() - np.float32(RATE) * factor * gradients().sum(0), rtol=1e-6)
     assert slots == {}
+
+
+def test_weight_decay_is_that_of_the_plain_rate():
+    """With nothing but decay, a weight shrinks by rate * decay whatever the factor."""
+    rule = ScaledRates(rule=SGD(weight_decay=0.5, decays=everything), factor=64.0)
+    found, _ = stepped(rule)
+    plain, _ = stepped(SGD(weight_decay=0.5, decays=everything))
+    shrunk = start() * (1 - np.float32(RATE) * 0.5) ** NUM_UPDATES
+    np.testing.assert_allclose(found - shrunk, 64 * (plain - shrunk), rtol=1e-5)
 
 
 def averaged_by_hand(every: int, last_decay: float) -> np.ndarray:

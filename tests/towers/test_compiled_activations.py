@@ -1,0 +1,111 @@
+"""Compiled GELU and SiLU: Keras's numbers, Keras's layers as before, and what keeps Keras's own arithmetic."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+from tests.towers.tiny_tasks import (
+    NUM_CLASSES,
+    TinyTask,
+    assert_close,
+    parameters_of,
+    stacked,
+    trainer_of,
+    vectors,
+)
+from towers.compiled_activations import activations_to_compile
+from towers.layer_kernels import LayerKernels
+
+TUNED = LayerKernels(tuned_for_cpu=True)
+ACTIVATIONS = {"gelu": keras.activations.gelu, "silu": keras.activations.silu}
+every_activation = pytest.mark.parametrize("name", ACTIVATIONS)
+
+
+def numbers() -> np.ndarray:
+    """Where the functions bend, where they are nearly 0 or x, and exact zeros; [2, 3, ...]."""
+    return np.concatenate([np.linspace(-12, 12, 595), [0.0, -0.0, 60.0, -60.0, 1e-30]]).reshape(2, 3, 100)
+
+
+def value_and_gradient(model, inputs, *, kernels):
+    with tf.GradientTape() as tape, kernels.in_place(model):
+        tape.watch(inputs)
+        outputs = model(inputs)
+    assert outputs.shape == inputs.shape
+    upstream = tf.cast(2.0 + tf.sin(tf.cast(inputs, tf.float64)), outputs.dtype)
+    return outputs, tape.gradient(outputs, inputs, upstream)
+
+
+def passes(name, dtype):
+    """(value, gradient) of the compiled function, and the exact ones."""
+    model = stacked((3, 100), layers.Activation(name, dtype=dtype))
+    inputs = tf.constant(numbers(), dtype)
+    exact = stacked((3, 100), layers.Activation(name, dtype="float64"))
+    found = value_and_gradient(model, inputs, kernels=TUNED)
+    expected = value_and_gradient(exact, tf.cast(inputs, tf.float64), kernels=LayerKernels())
+    assert all(tensor.dtype == dtype for tensor in found)
+    return zip((tf.cast(tensor, tf.float64).numpy() for tensor in found), expected, strict=True)
+
+
+@every_activation
+def test_as_keras(name):
+    for found, expected in passes(name, "float32"):
+        np.testing.assert_allclose(found, expected, rtol=2e-6, atol=2e-6)
+
+
+@every_activation
+def test_bfloat16_is_rounded_once(name):
+    """Half a unit in the last of 8 binary places, and what the upstream gradient was rounded by."""
+    for (found, expected), rounding in zip(passes(name, "bfloat16"), (2.0**-8, 2.0**-7), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1.01 * rounding, atol=2e-6)
+
+
+@every_activation
+def test_float64_stays_keras(name):
+    model = stacked((3, 100), layers.Activation(name, dtype="float64"))
+    inputs = tf.constant(numbers())
+    found, expected = (value_and_gradient(model, inputs, kernels=kernels) for kernels in (TUNED, LayerKernels()))
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_which_layers_are_compiled():
+    inner = stacked((4,), layers.Dense(4, "silu", name="inner"))
+    model = stacked(
+        (4,),
+        layers.Dense(4, "gelu", name="dense"),
+        layers.Dense(4, "relu", name="one_kernel_already"),
+        layers.Dense(4, name="linear"),
+        layers.Dense(4, lambda x: keras.activations.gelu(x, approximate=True), name="approximate"),
+        inner,
+        layers.Reshape((4, 1)),
+        layers.LSTM(4, activation="gelu", name="recurrent"),
+        layers.Activation("gelu", name="alone"),
+    )
+    assert [layer.name for layer, *_ in activations_to_compile(model)] == ["dense", "inner", "alone"]
+
+
+def network() -> keras.Model:
+    return stacked(
+        (4,),
+        layers.Dense(6, "gelu", name="one"),
+        layers.Reshape((2, 3)),
+        layers.TimeDistributed(layers.Dense(5, "silu", name="each"), name="two"),
+        layers.Flatten(),
+        layers.Dense(NUM_CLASSES, name="logits"),
+    )
+
+
+@pytest.mark.parametrize("precision, tolerance", [("float32", 1e-5), ("bfloat16", 0.03)])
+def test_a_run_has_the_same_numbers(precision, tolerance):
+    """Batches of 7 over two towers, so that the function is compiled for two lengths."""
+    found = []
+    for tuned in (True, False):
+        task = TinyTask(build=network, examples=vectors(21), batch_size=7)
+        strategy = trainer_of(task, 2, tuned_for_cpu=tuned, precision=precision)
+        strategy.run_steps(20)
+        found.append(parameters_of(strategy))
+        graph = strategy.engine.graph().as_graph_def()
+        compiled = [f for f in graph.library.function if f.attr["_XlaMustCompile"].b]
+        assert bool(compiled) == tuned
+    assert_close(*found, tolerance)

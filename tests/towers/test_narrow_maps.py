@@ -1,0 +1,89 @@
+"""Kernels' gradients over small images laid side by side: the sum that Keras's convolution has."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+from tests.towers.tiny_tasks import stacked
+from towers.layer_kernels import LayerKernels
+from towers.narrow_maps import narrow_convolutions
+
+TUNED = LayerKernels(tuned_for_cpu=True)
+
+
+def small_whole_numbers(shape, seed) -> tf.Tensor:
+    """-1, 0 and 1: no sum over them is rounded in bfloat16 as long as it is at most 256."""
+    return tf.constant(np.random.default_rng(seed).integers(-1, 2, shape), tf.bfloat16)
+
+
+def gradients(model, inputs, upstream, kernels):
+    """Of inputs, kernel and bias, in bfloat16."""
+    values = [tf.cast(variable, tf.bfloat16) for variable in model.trainable_variables]
+    mapping = zip(model.trainable_variables, values, strict=True)
+    with (
+        tf.GradientTape() as tape,
+        keras.StatelessScope(state_mapping=list(mapping)),
+        kernels.in_place(model),
+    ):
+        tape.watch([inputs, *values])
+        outputs = model(inputs)
+    return [outputs, *tape.gradient(outputs, [inputs, *values], upstream)]
+
+
+@pytest.mark.parametrize("kernel", [3, 5, (1, 3), (3, 1)], ids=str)
+@pytest.mark.parametrize("count", [1, 4, 9])
+@pytest.mark.parametrize("height, width", [(1, 1), (3, 3), (7, 7), (8, 8), (5, 2), (20, 7)])
+def test_as_keras(height, width, count, kernel):
+    shape = (height, width, 4)
+    layer = layers.Conv2D(
+        6,
+        kernel,
+        padding="same",
+        dtype="bfloat16",
+        kernel_initializer=lambda shape, dtype: tf.cast(small_whole_numbers(shape, 3), dtype),
+    )
+    model = stacked(shape, layer)
+    inputs, upstream = small_whole_numbers((count, *shape), 1), small_whole_numbers((count, height, width, 6), 2)
+    found, expected = (gradients(model, inputs, upstream, kernels) for kernels in (TUNED, LayerKernels()))
+    for ours, theirs in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(tf.cast(ours, tf.float32), tf.cast(theirs, tf.float32))
+
+
+def test_which_gradients_are_laid_out():
+    """By the shape that the convolution of kernels' gradients is given: one image wide, or several."""
+    widths = {}
+    for width in (7, 8, 9):
+        model = stacked((width, width, 4), layers.Conv2D(4, 3, padding="same", dtype="bfloat16"))
+
+        @tf.function(autograph=False)
+        def traced(inputs, upstream, model=model):
+            return gradients(model, inputs, upstream, TUNED)
+
+        spec = tf.TensorSpec([None, width, width, 4], tf.bfloat16)
+        graph = traced.get_concrete_function(spec, spec).graph
+        (found,) = (op for op in graph.get_operations() if op.type == "Conv2DBackpropFilter")
+        widths[width] = found.inputs[0].shape[2]
+    assert widths == {7: 32, 8: 36, 9: 9}
+
+
+class OwnConvolution(layers.Conv2D):
+    pass
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        layers.Conv2D(4, 3),
+        layers.Conv2D(4, 1, padding="same"),
+        layers.Conv2D(4, 2, padding="same"),
+        layers.Conv2D(4, 3, padding="same", strides=2),
+        layers.Conv2D(4, 3, padding="same", dilation_rate=2),
+        layers.Conv2D(4, 3, padding="same", groups=2),
+        OwnConvolution(4, 3, padding="same"),
+    ],
+    ids=["valid", "1x1", "even", "strides", "dilation", "groups", "subclass"],
+)
+def test_what_is_left_alone(layer):
+    assert narrow_convolutions(stacked((7, 7, 4), layer)) == []
