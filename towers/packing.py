@@ -28,10 +28,14 @@ def packs(sizes_bytes: Sequence[int], bytes_per_pack: int) -> list[tuple[int, ..
 
 def joined(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     """One vector of all the tensors' numbers, which have one dtype."""
-    return tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], 0)
+    vectors = [tensor if tensor.shape.rank == 1 else tf.reshape(tensor, [-1]) for tensor in tensors]
+    return tf.concat(vectors, 0) if len(vectors) > 1 else vectors[0]
 
 
 def parted(vector: tf.Tensor, like: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """The tensors of a `joined` vector, with the shapes of `like`."""
-    parts = tf.split(vector, [tensor.shape.num_elements() for tensor in like])
-    return [tf.reshape(part, tensor.shape) for part, tensor in zip(parts, like, strict=True)]
+    parts = [vector] if len(like) == 1 else tf.split(vector, [tensor.shape.num_elements() for tensor in like])
+    return [
+        part if tensor.shape.rank == 1 else tf.reshape(part, tensor.shape)
+        for part, tensor in zip(parts, like, strict=True)
+    ]

@@ -141,9 +141,7 @@ def add_results(results: Sequence[TowerResult], sum_gradients) -> TowerResult:
 def combine_state(old: Sequence[tf.Tensor], results: Sequence[TowerResult], batch_stats: str) -> list[tf.Tensor]:
     """The state after the towers' passes, by the policy's name in COMBINATIONS."""
     weights = [result.weight for result in results]
-    columns = zip(*(result.new_state for result in results), strict=True)
-    combine = COMBINATIONS[batch_stats]
-    return [combine(value, column, weights) for value, column in zip(old, columns, strict=True)]
+    return COMBINATIONS[batch_stats](old, [result.new_state for result in results], weights)
 
 
 def changes_of_state(

@@ -6,6 +6,7 @@ made of is optimized here instead.
 """
 
 import itertools
+from collections.abc import Sequence
 
 import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2, device_properties_pb2, meta_graph_pb2, rewriter_config_pb2
@@ -43,13 +44,16 @@ def _must_optimize(concrete) -> bool:
 def optimized(concrete):
     """A function of the same arguments and results whose graph has been through TensorFlow's graph optimizer."""
     graph_def = _optimized_graph(concrete)
-    inputs, outputs = ([tensor.name for tensor in tensors] for tensors in (concrete.inputs, concrete.outputs))
+    inputs = [tensor.name for tensor in concrete.inputs]
+    outputs = _without_identities(graph_def, [tensor.name for tensor in concrete.outputs])
     effects = [operation.name for operation in concrete.graph.control_outputs]
 
     def imported(*flat):
         found = tf.graph_util.import_graph_def(
             graph_def, input_map=dict(zip(inputs, flat, strict=True)), return_elements=outputs + effects, name=""
         )
+        if not effects:
+            return found
         with tf.control_dependencies(found[len(outputs) :]):
             return [tf.identity(tensor) for tensor in found[: len(outputs)]]
 
@@ -81,6 +85,31 @@ def _optimized_graph(concrete) -> tf.compat.v1.GraphDef:
     cpu = device_properties_pb2.NamedDevice(name="/job:localhost/replica:0/task:0/device:CPU:0")
     cpu.properties.CopyFrom(device_properties_pb2.DeviceProperties(type="CPU", num_cores=1, frequency=1000))
     return tf_optimizer.OptimizeGraph(config, described, cluster=cluster.Cluster(devices=[cpu]))
+
+
+def _without_identities(graph_def: tf.compat.v1.GraphDef, names: Sequence[str]) -> list[str]:
+    """The tensors that these pass on, and the graph without the nodes that did: each tower has a copy of it."""
+    nodes = {node.name: node for node in graph_def.node}
+    found = []
+    for name in names:
+        node = nodes[_node_of(name)]
+        # An argument that is passed on is no node of the imported graph.
+        while (
+            node.op == "Identity" and len(node.input) == 1 and nodes[_node_of(node.input[0])].op != "Placeholder"
+        ):
+            name = node.input[0] if ":" in node.input[0] else f"{node.input[0]}:0"
+            node = nodes[_node_of(name)]
+        found.append(name)
+    used = {_node_of(name) for name in itertools.chain(found, *(node.input for node in nodes.values()))}
+    kept = [node for node in graph_def.node if node.op != "Identity" or node.name in used]
+    del graph_def.node[:]
+    graph_def.node.extend(kept)
+    return found
+
+
+def _node_of(name: str) -> str:
+    """Of a tensor, or of what a node waits for."""
+    return name.split(":")[0].lstrip("^")
 
 
 def _has_control_flow(graph_def) -> bool:

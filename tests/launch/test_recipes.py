@@ -27,6 +27,19 @@ def test_given_flags_come_first(folder):
     assert {name: found[name] for name in expected} == expected
 
 
+RING = ("-m", "launch.local", "--workers=2", "--", "python")
+
+
+@pytest.mark.parametrize("how", [(), RING], ids=["towers", "ring"])
+def test_towers_and_the_ring_train_it_as_one_device_does(how, tmp_path):
+    """The recipe as it is, of a batch of uneven parts, in the precision of --verify."""
+    strategy = "--strategy=ring" if how else "--num_towers=3"
+    small = ("--task=shapes", "--batch_size=10", "--threads_per_tower=1", "--steps=20")
+    done = run(*how, "-m", "launch.train", "--recipe=cifar_fast", *small, strategy, "--verify", cwd=tmp_path)
+    assert done.code == 0, done.err
+    assert "verified: largest" in done.out
+
+
 def test_its_model_is_exported_with_views(folder):
     done = run(
         *("-m", "launch.export", "--directory=run", "--test_time_views", "--output=views.keras"), cwd=folder

@@ -11,39 +11,61 @@ OLD = tf.constant([1.0, 2.0])
 NEW = [tf.constant([2.0, 2.0]), tf.constant([5.0, 0.0]), tf.constant([100.0, 100.0])]
 
 
+def average(old, new, weights_of_towers):
+    """Of a state that is one tensor."""
+    (found,) = batch_stats.average([old], [[value] for value in new], weights_of_towers)
+    return found
+
+
 def weights(*values):
     return [tf.constant(value, tf.float32) for value in values]
 
 
 def test_average_is_by_weight():
-    found = batch_stats.average(OLD, NEW[:2], weights(3, 1))
+    found = average(OLD, NEW[:2], weights(3, 1))
     np.testing.assert_allclose(found, [(3 * 2 + 5) / 4, (3 * 2 + 0) / 4])
 
 
 def test_a_tower_of_weight_0_adds_nothing():
-    np.testing.assert_array_equal(
-        batch_stats.average(OLD, NEW, weights(3, 1, 0)), batch_stats.average(OLD, NEW[:2], weights(3, 1))
-    )
+    np.testing.assert_array_equal(average(OLD, NEW, weights(3, 1, 0)), average(OLD, NEW[:2], weights(3, 1)))
 
 
 def test_no_weight_at_all_leaves_the_state():
-    np.testing.assert_array_equal(batch_stats.average(OLD, NEW, weights(0, 0, 0)), OLD)
+    np.testing.assert_array_equal(average(OLD, NEW, weights(0, 0, 0)), OLD)
 
 
 def test_constants_are_unchanged_bit_for_bit():
     constant = tf.constant(np.random.default_rng(0).normal(size=1000) / 3, tf.float32)
-    found = batch_stats.average(constant, [constant] * 3, weights(5, 3, 2))
+    found = average(constant, [constant] * 3, weights(5, 3, 2))
     assert found.numpy().tobytes() == constant.numpy().tobytes()
 
 
 def test_integers_are_the_first_towers():
-    found = batch_stats.average(tf.constant(1), [tf.constant(2), tf.constant(9)], weights(1, 5))
+    found = average(tf.constant(1), [tf.constant(2), tf.constant(9)], weights(1, 5))
     assert found.dtype == tf.int32 and found.numpy() == 2
+
+
+def test_tensors_of_all_kinds_at_once():
+    """Matrices, scalars, integers and two precisions; one is larger than what is packed with others."""
+    draw = np.random.default_rng(1)
+    shapes = [(3,), (2, 4), (), (20_000,), (5,)]
+    kinds = ["float32", "float64", "float32", "float32", "int64"]
+
+    def state():
+        return [tf.constant(draw.normal(size=s) * 9, kind) for s, kind in zip(shapes, kinds, strict=True)]
+
+    old, new = state(), [state(), state()]
+    found = batch_stats.average(old, new, weights(3, 1))
+    for place, (value, kind) in enumerate(zip(found, kinds, strict=True)):
+        one, other = (np.asarray(of_one[place]) for of_one in new)
+        assert value.dtype == kind and value.shape == shapes[place]
+        np.testing.assert_allclose(value, one if kind == "int64" else (3 * one + other) / 4, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["first", "synced"])
 def test_first(name):
-    np.testing.assert_array_equal(batch_stats.COMBINATIONS[name](OLD, NEW, weights(1, 5, 5)), NEW[0])
+    found = batch_stats.COMBINATIONS[name]([OLD], [[value] for value in NEW], weights(1, 5, 5))
+    np.testing.assert_array_equal(found, [NEW[0]])
 
 
 def test_an_unknown_name():
