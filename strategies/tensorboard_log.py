@@ -1,5 +1,6 @@
 """Scalars and the graph of a training step for TensorBoard."""
 
+import contextlib
 from collections.abc import Mapping
 
 import numpy as np
@@ -7,6 +8,7 @@ import tensorflow as tf
 
 from strategies.callbacks import Callback, Run
 from strategies.contract import StepReport
+from towers.errors import UserError
 
 
 class TensorBoardLog(Callback):
@@ -15,10 +17,11 @@ class TensorBoardLog(Callback):
     def begin(self, run: Run) -> None:
         self._strategy = run.strategy
         self._graph_written = False
-        self._writer = tf.summary.create_file_writer(str(run.directory / "tensorboard"))
+        self._directory = run.directory / "tensorboard"
+        self._writer = tf.summary.create_file_writer(str(self._directory))
 
     def steps(self, report: StepReport) -> None:
-        with tf.device("/device:CPU:0"), self._writer.as_default(step=report.step):
+        with self._written_at(report.step):
             tf.summary.scalar("train/loss", report.loss)
             for name, value in report.metrics.items():
                 tf.summary.scalar(f"train/{name}", value)
@@ -46,10 +49,32 @@ class TensorBoardLog(Callback):
             tf.summary.graph(graph)
 
     def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
-        with tf.device("/device:CPU:0"), self._writer.as_default(step=step):
+        with self._written_at(step):
             for name, value in metrics.items():
                 tf.summary.scalar(f"evaluation/{name}", value)
             self._writer.flush()
 
     def end(self) -> None:
-        self._writer.close()
+        # What could not be written was reported then.
+        with contextlib.suppress(tf.errors.OpError):
+            self._writer.close()
+
+    @contextlib.contextmanager
+    def _written_at(self, step: int):
+        """Within, summaries are of `step`; on leaving they are in the file.
+
+        Raises:
+          UserError: they can't be, as on a full disk.
+        """
+        try:
+            with tf.device("/device:CPU:0"), self._writer.as_default(step=step):
+                yield
+        except (
+            tf.errors.ResourceExhaustedError,
+            tf.errors.UnavailableError,
+            tf.errors.PermissionDeniedError,
+        ) as error:
+            raise UserError(
+                f"{self._directory}: it can't be written ({type(error).__name__}); checkpoints are kept: "
+                "make room, then run the same command again"
+            ) from error

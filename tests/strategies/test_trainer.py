@@ -5,6 +5,7 @@ import json
 import math
 import pathlib
 import shutil
+import types
 
 import keras
 import numpy as np
@@ -14,6 +15,7 @@ import tensorflow as tf
 from strategies.callbacks import Callback
 from strategies.checkpoints import Checkpoints
 from strategies.errors import NonFiniteStep
+from strategies.tensorboard_log import TensorBoardLog
 from strategies.trainer import Trainer
 from strategies.trainer_options import TrainerOptions
 from tests.strategies.small_task import (
@@ -670,3 +672,13 @@ class TestFullDisk:
         result, recorder = fitted(small_strategy(task), **options)
         assert result.completed
         assert recorder.calls[0][0] == 3
+
+    def test_events_for_tensorboard_are_one_line_too(self, disk, fill):
+        events = TensorBoardLog()
+        events.begin(types.SimpleNamespace(strategy=None, directory=disk))
+        fill(disk / "filler")
+        with refused(str(disk / "tensorboard"), "make room"):
+            # More than what is left of the file's last page.
+            for step in range(200):
+                events.evaluation(step, {"accuracy": 0.5})
+        events.end()
