@@ -29,7 +29,8 @@ def average(
         places = [place for place, value in enumerate(old) if value.dtype.name == kind]
         # In the state's own type: a quotient of float32 weights would be the least exact number in float64.
         own = [tf.cast(weight, kind) for weight in weights]
-        shares = [tf.math.divide_no_nan(weight, tf.add_n(own)) for weight in own]
+        total = tf.add_n(own)
+        shares = [tf.math.divide_no_nan(weight, total) for weight in own]
         sizes = [old[place].shape.num_elements() * old[place].dtype.size for place in places]
         for pack in packs(sizes, _PACK_BYTES):
             chosen = [places[number] for number in pack]

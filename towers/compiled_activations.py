@@ -6,13 +6,12 @@ number on one thread, forward and backward, and compiled it takes 2. (A ReLU is 
 
 import math
 from collections.abc import Callable
-from types import MappingProxyType
 
 import keras
 import tensorflow as tf
 from keras import layers
 
-# Not the cells of recurrent layers: theirs are called in loops, on few numbers.
+# All whose call ends in `self.activation`, but the cells of recurrent layers: those are called in loops.
 _ELEMENTWISE = (
     layers.Activation,
     layers.Dense,
@@ -20,6 +19,11 @@ _ELEMENTWISE = (
     layers.Conv1D,
     layers.Conv2D,
     layers.Conv3D,
+    layers.Conv1DTranspose,
+    layers.Conv2DTranspose,
+    layers.Conv3DTranspose,
+    layers.SeparableConv1D,
+    layers.SeparableConv2D,
     layers.DepthwiseConv1D,
     layers.DepthwiseConv2D,
 )
@@ -28,9 +32,12 @@ _ELEMENTWISE = (
 def activations_to_compile(model: keras.Model) -> list[tuple[keras.layers.Layer, str, Callable]]:
     """(layer, attribute, compiled function) of every activation in the model that has a compiled form."""
     return [
-        (layer, "activation", _COMPILED[layer.activation])
+        (layer, "activation", compiled)
         for layer in model._flatten_layers()
-        if isinstance(layer, _ELEMENTWISE) and layer.activation in _COMPILED
+        if isinstance(layer, _ELEMENTWISE)
+        for keras_function, compiled in _COMPILED
+        # By identity: a user's own activation need be neither hashable nor comparable.
+        if layer.activation is keras_function
     ]
 
 
@@ -80,9 +87,7 @@ def _silu(x: tf.Tensor) -> tf.Tensor:
     return x * tf.sigmoid(x)
 
 
-_COMPILED = MappingProxyType(
-    {
-        keras.activations.gelu: _compiled(_gelu, keras.activations.gelu),
-        keras.activations.silu: _compiled(_silu, keras.activations.silu),
-    }
+_COMPILED = tuple(
+    (keras_function, _compiled(formula, keras_function))
+    for keras_function, formula in ((keras.activations.gelu, _gelu), (keras.activations.silu, _silu))
 )

@@ -18,7 +18,7 @@ def norm_biases(path: str, shape: tf.TensorShape) -> bool:
 class ScaledRates:
     """Another rule, at `factor` times the rate for the parameters that `scales` is true of.
 
-    Their weight decay, where they have one, is that of the plain rate: it says how fast weights shrink.
+    Their weight decay is that of the plain rate: it says how fast weights shrink.
 
     Attributes:
       rule: applied.
@@ -43,8 +43,11 @@ class ScaledRates:
         if not self.scales(path, variable.shape):
             self.rule.apply(path, variable, slots, gradient, rate, update)
             return
-        slower_decay = dataclasses.replace(self.rule, weight_decay=self.rule.weight_decay / self.factor)
-        slower_decay.apply(path, variable, slots, gradient, rate * self.factor, update)
+        rule = self.rule.with_decay_divided(self.factor)
+        rule.apply(path, variable, slots, gradient, rate * self.factor, update)
+
+    def with_decay_divided(self, factor):
+        return dataclasses.replace(self, rule=self.rule.with_decay_divided(factor))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -84,6 +87,9 @@ class Lookahead:
         done = update + 1
         is_due = tf.logical_or(done % self.every == 0, done == self.num_updates)
         tf.cond(is_due, lambda: self._draw_back(variable, slots["slow"], done), lambda: False)
+
+    def with_decay_divided(self, factor):
+        return dataclasses.replace(self, rule=self.rule.with_decay_divided(factor))
 
     def _draw_back(self, variable, slow, done):
         progress = tf.cast(done, tf.float64) / self.num_updates

@@ -11,7 +11,7 @@ _ABSENT = object()
 
 @contextlib.contextmanager
 def shadowed(attributes: Iterable[tuple[keras.layers.Layer, str, Any]]):
-    """Within, each (layer, name) is the value beside it; on leaving, what it was before.
+    """Within, each (layer, name) is the value beside it; on leaving, what it was. Uses may nest, not overlap.
 
     `Layer.__setattr__` would track a value; an entry in `__dict__` shadows a method or an attribute and no more.
     """

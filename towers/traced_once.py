@@ -45,8 +45,8 @@ def optimized(concrete):
     """A function of the same arguments and results whose graph has been through TensorFlow's graph optimizer."""
     graph_def = _optimized_graph(concrete)
     inputs = [tensor.name for tensor in concrete.inputs]
-    outputs = _without_identities(graph_def, [tensor.name for tensor in concrete.outputs])
     effects = [operation.name for operation in concrete.graph.control_outputs]
+    outputs = _bypass_identities(graph_def, [tensor.name for tensor in concrete.outputs], kept=effects)
 
     def imported(*flat):
         found = tf.graph_util.import_graph_def(
@@ -87,8 +87,16 @@ def _optimized_graph(concrete) -> tf.compat.v1.GraphDef:
     return tf_optimizer.OptimizeGraph(config, described, cluster=cluster.Cluster(devices=[cpu]))
 
 
-def _without_identities(graph_def: tf.compat.v1.GraphDef, names: Sequence[str]) -> list[str]:
-    """The tensors that these pass on, and the graph without the nodes that did: each tower has a copy of it."""
+def _bypass_identities(
+    graph_def: tf.compat.v1.GraphDef, names: Sequence[str], *, kept: Sequence[str]
+) -> list[str]:
+    """The tensors that these pass on. The nodes that did are taken out of the graph: each tower has a copy of it.
+
+    Args:
+      graph_def: changed in place.
+      names: tensors.
+      kept: nodes that stay, whether or not they are used.
+    """
     nodes = {node.name: node for node in graph_def.node}
     found = []
     for name in names:
@@ -100,10 +108,16 @@ def _without_identities(graph_def: tf.compat.v1.GraphDef, names: Sequence[str]) 
             name = node.input[0] if ":" in node.input[0] else f"{node.input[0]}:0"
             node = nodes[_node_of(name)]
         found.append(name)
-    used = {_node_of(name) for name in itertools.chain(found, *(node.input for node in nodes.values()))}
-    kept = [node for node in graph_def.node if node.op != "Identity" or node.name in used]
+    waiting = [*found, *kept, *(name for node in nodes.values() if node.op != "Identity" for name in node.input)]
+    used = set()
+    while waiting:
+        node = nodes[_node_of(waiting.pop())]
+        if node.op == "Identity" and node.name not in used:
+            used.add(node.name)
+            waiting.extend(node.input)
+    left = [node for node in graph_def.node if node.op != "Identity" or node.name in used]
     del graph_def.node[:]
-    graph_def.node.extend(kept)
+    graph_def.node.extend(left)
     return found
 
 

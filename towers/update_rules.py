@@ -48,6 +48,9 @@ class UpdateRule(Protocol):
           update: int64 scalar, updates applied before this one.
         """
 
+    def with_decay_divided(self, factor: float) -> "UpdateRule":
+        """The same rule with `factor` times less weight decay."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Decaying:
@@ -60,6 +63,9 @@ class _Decaying:
     def __post_init__(self):
         if not self.weight_decay >= 0:
             raise UserError(f"weight_decay={self.weight_decay}: give 0 or more")
+
+    def with_decay_divided(self, factor):
+        return dataclasses.replace(self, weight_decay=self.weight_decay / factor)
 
     def _decay(self, path, variable, rate):
         if self.weight_decay and self.decays(path, variable.shape):
@@ -175,6 +181,10 @@ class Muon(_Decaying):
     def __post_init__(self):
         super().__post_init__()
         self._others()
+
+    def with_decay_divided(self, factor):
+        less = super().with_decay_divided(factor)
+        return dataclasses.replace(less, other_weight_decay=self.other_weight_decay / factor)
 
     def _others(self) -> Momentum:
         return Momentum(

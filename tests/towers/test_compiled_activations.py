@@ -85,6 +85,20 @@ def test_which_layers_are_compiled():
     assert [layer.name for layer, *_ in activations_to_compile(model)] == ["dense", "inner", "alone"]
 
 
+class Unhashable:
+    """An activation that is compared by value."""
+
+    def __call__(self, x):
+        return x
+
+    def __eq__(self, other):
+        raise AssertionError("nobody asked")
+
+
+def test_a_user_s_activation_need_not_be_hashable():
+    assert activations_to_compile(stacked((4,), layers.Dense(4, Unhashable()))) == []
+
+
 def network() -> keras.Model:
     return stacked(
         (4,),

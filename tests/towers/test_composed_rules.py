@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tests.towers.user_errors import refused
 from towers.composed_rules import Lookahead, ScaledRates
-from towers.update_rules import SGD, Momentum, everything
+from towers.update_rules import SGD, Adam, Momentum, Muon, everything
 
 RATE, NUM_UPDATES = 0.1, 12
 
@@ -19,7 +19,7 @@ def gradients() -> np.ndarray:
     return np.random.default_rng(1).normal(size=(NUM_UPDATES, 4))
 
 
-def stepped(rule, path: str = "norm/beta") -> tuple[np.ndarray, dict[str, np.ndarray]]:
+def stepped(rule, path: str = "norm/beta", given=None) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """The variable and its slots after all updates, made in a graph as a step makes them."""
     variable = tf.Variable(start(), dtype=tf.float64, trainable=False)
     slots = {name: tf.Variable(tf.zeros([4], tf.float64), trainable=False) for name in rule.slot_names}
@@ -28,7 +28,7 @@ def stepped(rule, path: str = "norm/beta") -> tuple[np.ndarray, dict[str, np.nda
     def apply(gradient, update):
         rule.apply(path, variable, slots, gradient, tf.constant(RATE, tf.float32), update)
 
-    for update, gradient in enumerate(gradients()):
+    for update, gradient in enumerate(gradients() if given is None else given):
         apply(tf.constant(gradient), tf.constant(update, tf.int64))
     return variable.numpy(), {name: slot.numpy() for name, slot in slots.items()}
 
@@ -42,13 +42,24 @@ def test_the_rate_of_some_is_another(path, factor):
     assert slots == {}
 
 
-def test_weight_decay_is_that_of_the_plain_rate():
-    """With nothing but decay, a weight shrinks by rate * decay whatever the factor."""
-    rule = ScaledRates(rule=SGD(weight_decay=0.5, decays=everything), factor=64.0)
-    found, _ = stepped(rule)
-    plain, _ = stepped(SGD(weight_decay=0.5, decays=everything))
-    shrunk = start() * (1 - np.float32(RATE) * 0.5) ** NUM_UPDATES
-    np.testing.assert_allclose(found - shrunk, 64 * (plain - shrunk), rtol=1e-5)
+DECAYING = {
+    "sgd": SGD(weight_decay=0.5, decays=everything),
+    "momentum": Momentum(weight_decay=0.5, decays=everything),
+    "adam": Adam(weight_decay=0.5, decays=everything),
+    "muon": Muon(weight_decay=0.1, other_weight_decay=0.5, decays=everything),
+    "lookahead": Lookahead(rule=SGD(weight_decay=0.5, decays=everything), num_updates=NUM_UPDATES),
+}
+
+
+@pytest.mark.parametrize("name", DECAYING)
+def test_weight_decay_is_that_of_the_plain_rate(name):
+    """Without a gradient a weight shrinks as it would without the factor."""
+    rule = DECAYING[name]
+    plain, scaled = (
+        stepped(each, given=np.zeros((NUM_UPDATES, 4)))[0] for each in (rule, ScaledRates(rule=rule, factor=64.0))
+    )
+    np.testing.assert_allclose(scaled, plain, rtol=1e-6)
+    assert np.all(np.abs(plain) < 0.9 * np.abs(start()))
 
 
 def averaged_by_hand(every: int, last_decay: float) -> np.ndarray:
