@@ -5,6 +5,7 @@ import pathlib
 from collections.abc import Mapping
 
 from strategies.contract import StepReport, Strategy
+from towers.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,3 +52,10 @@ class Callback:
 
     def end(self) -> None:
         """After the last step, also when an error ended the run."""
+
+
+def unwritable(path: pathlib.Path, why: str) -> UserError:
+    """What a callback raises whose file or folder can't be written."""
+    return UserError(
+        f"{path}: it can't be written ({why}); checkpoints are kept: make room, then run the same command again"
+    )

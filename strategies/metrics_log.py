@@ -5,11 +5,10 @@ import json
 import pathlib
 from collections.abc import Mapping
 
-from strategies.callbacks import Callback, Run
+from strategies.callbacks import Callback, Run, unwritable
 from strategies.contract import StepReport
 from strategies.servers.figures import described_staleness
 from strategies.strict_json import dumps
-from towers.errors import UserError
 
 
 class MetricsLog(Callback):
@@ -52,10 +51,7 @@ class MetricsLog(Callback):
             self._file.write(dumps(fields) + "\n")
             self._file.flush()
         except OSError as error:
-            raise UserError(
-                f"{self._path}: it can't be written ({error.strerror}); checkpoints are kept: "
-                "make room, then run the same command again"
-            ) from error
+            raise unwritable(self._path, error.strerror) from error
 
 
 def _of_servers(report: StepReport) -> dict:

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 import numpy as np
 import tensorflow as tf
 
-from strategies.callbacks import Callback, Run
+from strategies.callbacks import Callback, Run, unwritable
 from strategies.contract import StepReport
-from towers.errors import UserError
 
 
 class TensorBoardLog(Callback):
@@ -52,7 +51,6 @@ class TensorBoardLog(Callback):
         with self._written_at(step):
             for name, value in metrics.items():
                 tf.summary.scalar(f"evaluation/{name}", value)
-            self._writer.flush()
 
     def end(self) -> None:
         # What could not be written was reported then.
@@ -74,7 +72,4 @@ class TensorBoardLog(Callback):
             tf.errors.UnavailableError,
             tf.errors.PermissionDeniedError,
         ) as error:
-            raise UserError(
-                f"{self._directory}: it can't be written ({type(error).__name__}); checkpoints are kept: "
-                "make room, then run the same command again"
-            ) from error
+            raise unwritable(self._directory, type(error).__name__) from error
