@@ -3,6 +3,7 @@
 import contextlib
 import json
 import logging
+import os
 import pathlib
 import re
 import shutil
@@ -16,6 +17,9 @@ from towers.errors import UserError
 
 _LAYOUT = "layout"
 _PREFIX = "step"
+_UNFINISHED = "_temp"
+# Where tf.train.latest_checkpoint looks.
+_STATE, _STATE_UNFINISHED = "checkpoint", ".tmp"
 # What reading a truncated, corrupted or half-deleted checkpoint raises.
 _UNREADABLE = (tf.errors.OpError, RuntimeError, ValueError, LookupError, OSError)
 
@@ -41,7 +45,6 @@ class Checkpoints:
             written = tf.Variable(json.dumps(self._layout), dtype=tf.string, trainable=False)
         self._checkpoint = tf.train.Checkpoint(**self._contents, **{_LAYOUT: written})
         self._keep = keep
-        self._manager: tf.train.CheckpointManager | None = None
 
     def size_bytes(self) -> int:
         """About how large one checkpoint is."""
@@ -65,25 +68,26 @@ class Checkpoints:
         self._remove_unfinished()
 
     def save(self) -> str:
-        """Saves the strategy as it is; the checkpoints before stay until this one is whole.
+        """Saves the strategy as it is, and returns the prefix; those before stay until this one is whole.
+
+        TensorFlow writes an index in its place, where one killed meanwhile leaves half of it. So all is written
+        in a folder beside and moved when it is on the disk, the index last: what has an index is whole.
 
         Raises:
           UserError: it could not be written; what it left is removed, earlier checkpoints are untouched.
         """
-        if self._manager is None:
-            self._manager = tf.train.CheckpointManager(
-                self._checkpoint, str(self.directory), max_to_keep=self._keep, checkpoint_name=_PREFIX
-            )
         # A strategy that keeps its values elsewhere brings them here.
         self._strategy.checkpointables()
         try:
-            return self._manager.save(checkpoint_number=self._strategy.step)
+            prefix = self._write(self.prefix(self._strategy.step))
+            self._remove_old(prefix)
         except (tf.errors.OpError, OSError) as error:
             self._remove_unfinished()
             raise UserError(
                 f"{self.directory}: the checkpoint of step {self._strategy.step} could not be written "
                 f"({_first_line(error)}); earlier ones are kept: make room, then run the same command again"
             ) from error
+        return str(prefix)
 
     def restore_latest(self) -> int | None:
         """Restores the newest readable checkpoint; the step it was saved at, or None if there is none at all.
@@ -158,17 +162,47 @@ class Checkpoints:
         self.directory.rename(aside)
         return aside
 
+    def _write(self, prefix: pathlib.Path) -> pathlib.Path:
+        aside = prefix.with_name(prefix.name + _UNFINISHED)
+        aside.mkdir(parents=True, exist_ok=True)
+        self._checkpoint.write(str(aside / prefix.name))
+        index = _index(prefix)
+        # Of an unreadable one of the same step nothing may be mistaken for a part of this.
+        index.unlink(missing_ok=True)
+        for written in [*aside.glob(f"{prefix.name}.data-*"), aside / index.name]:
+            _flush(written)
+            written.replace(prefix.with_name(written.name))
+        _flush(self.directory)
+        shutil.rmtree(aside)
+        return prefix
+
+    def _remove_old(self, newest: pathlib.Path) -> None:
+        """Removes all but the last few, and names the newest for tf.train.latest_checkpoint.
+
+        Later ones than the newest could not be read when this run began; they are not counted.
+        """
+        found = self.saved()
+        removed = found[found.index(str(newest)) :][self._keep :]
+        state = self.directory / _STATE
+        temporary = state.with_suffix(_STATE_UNFINISHED)
+        temporary.write_text(f'model_checkpoint_path: "{newest.name}"\n', encoding="utf-8")
+        temporary.replace(state)
+        for old in map(pathlib.Path, removed):
+            _index(old).unlink(missing_ok=True)
+            for data in self.directory.glob(f"{old.name}.data-*"):
+                data.unlink(missing_ok=True)
+
     def _restore(self, prefix: str) -> int:
         reader = tf.train.load_checkpoint(prefix)
         stored = json.loads(reader.get_tensor(f"{_LAYOUT}/.ATTRIBUTES/VARIABLE_VALUE"))
         check_layout(prefix, stored, self._layout)
-        self._checkpoint.restore(prefix).assert_existing_objects_matched()
+        self._checkpoint.read(prefix).assert_existing_objects_matched()
         self._strategy.restored()
         return self._strategy.step
 
     def _remove_unfinished(self) -> None:
         """What a save that was killed or ran out of disk left behind."""
-        patterns = (f"{_PREFIX}-*.tempstate*", f"{_PREFIX}-*_temp", "checkpoint.tmp*")
+        patterns = (f"{_PREFIX}-*{_UNFINISHED}", _STATE + _STATE_UNFINISHED)
         found = [left for pattern in patterns for left in self.directory.glob(pattern)]
         # The index is written last: data without one was never whole.
         data = self.directory.glob(f"{_PREFIX}-*.data-*")
@@ -176,6 +210,19 @@ class Checkpoints:
         for left in found:
             with contextlib.suppress(OSError):
                 shutil.rmtree(left) if left.is_dir() else left.unlink()
+
+
+def _index(prefix: pathlib.Path) -> pathlib.Path:
+    return prefix.with_name(prefix.name + ".index")
+
+
+def _flush(path: pathlib.Path) -> None:
+    """Waits until a file's contents, or a directory's names, are on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def layout_of(contents: Mapping) -> dict:

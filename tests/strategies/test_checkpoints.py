@@ -1,12 +1,18 @@
 """Checkpoints: whole or not at all, and the newest readable one is found."""
 
+import collections
+import contextlib
 import functools
+import itertools
 import logging
+import os
 import pathlib
 import shutil
 import subprocess
+import threading
 
 import pytest
+import tensorflow as tf
 
 from strategies.checkpoints import Checkpoints
 from strategies.trainer import Trainer
@@ -247,6 +253,88 @@ def test_only_the_last_few_are_kept(tmp_path):
     assert {path.stem for path in tmp_path.glob("step-*")} == {"step-4", "step-5"}
 
 
+def test_an_unreadable_later_one_does_not_count(copied):
+    fill_index_with_garbage(copied, 6)
+    strategy = fresh_strategy()
+    checkpoints = Checkpoints(copied, strategy, keep=1)
+    assert checkpoints.restore_latest() == 4
+    strategy.run_steps(1)
+    checkpoints.save()
+    assert {path.stem for path in copied.glob("step-*")} == {"step-5", "step-6"}
+    assert Checkpoints(copied, fresh_strategy()).restore_latest() == 5
+    strategy.run_steps(1)
+    checkpoints.save()
+    assert {path.stem for path in copied.glob("step-*")} == {"step-6"}
+    assert Checkpoints(copied, fresh_strategy()).restore_latest() == 6
+
+
+def test_tensorflow_finds_the_newest(saved):
+    assert tf.train.latest_checkpoint(str(saved[0])) == str(saved[0] / "step-6")
+
+
+class Killed(BaseException):
+    """In place of SIGKILL: nothing may catch it."""
+
+
+@pytest.mark.parametrize("moment", range(9))
+def test_killed_while_saving(tmp_path, monkeypatch, moment):
+    """At whatever call to the system it ends, the run goes on from a whole checkpoint, and no rubbish stays."""
+    strategy = small_strategy()
+    checkpoints = Checkpoints(tmp_path, strategy, keep=1)
+    strategy.run_steps(1)
+    checkpoints.save()
+    strategy.run_steps(1)
+    calls = itertools.count()
+
+    def dying(call):
+        def die_or_call(*arguments, **options):
+            if next(calls) == moment:
+                raise Killed
+            return call(*arguments, **options)
+
+        return die_or_call
+
+    with monkeypatch.context() as patch:
+        for owner, name in ((os, "fsync"), (pathlib.Path, "replace"), (pathlib.Path, "unlink")):
+            patch.setattr(owner, name, dying(getattr(owner, name)))
+        with pytest.raises(Killed):
+            checkpoints.save()
+    again = small_strategy()
+    resumed = Checkpoints(tmp_path, again, keep=1)
+    # Of these calls the fifth moves the index; the first is for an index that is in its place.
+    assert resumed.restore_latest() == (1 if moment <= 4 else 2)
+    resumed.prepare()
+    resumed.save()
+    names = {path.name for path in tmp_path.iterdir()}
+    step = f"step-{again.step}"
+    assert names == {"checkpoint", f"{step}.index", data_file(tmp_path, again.step).name}
+
+
+def test_an_index_is_seen_whole_or_not_at_all(tmp_path):
+    """By a program that looks again and again, as an evaluator does."""
+    strategy = small_strategy()
+    checkpoints = Checkpoints(tmp_path, strategy, keep=1)
+    done, sizes = threading.Event(), collections.defaultdict(set)
+
+    def look():
+        while not done.is_set():
+            for path in tmp_path.glob("step-*.index"):
+                with contextlib.suppress(FileNotFoundError):
+                    sizes[path.name].add(path.stat().st_size)
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    try:
+        for _ in range(40):
+            strategy.run_steps(1)
+            checkpoints.save()
+    finally:
+        done.set()
+        looking.join(20)
+    assert len(sizes) > 20
+    assert all(len(seen) == 1 for seen in sizes.values()), dict(sizes)
+
+
 def test_none_kept_is_refused(tmp_path):
     with refused("keep_checkpoints=0", "at least 1"):
         Checkpoints(tmp_path, small_strategy(), keep=0)
@@ -297,8 +385,8 @@ def test_a_directory_that_is_read_only(small_disk):
 def test_what_an_unfinished_save_left_is_removed_at_start(copied):
     (copied / "step-8_temp").mkdir()
     (copied / "step-8_temp" / "part-00000-of-00001.data-00000-of-00001").write_bytes(b"half")
-    (copied / "step-8.index.tempstate12345").write_bytes(b"half")
-    (copied / "checkpoint.tmp0123456789abcdef").write_bytes(b"half")
+    (copied / "step-8_temp" / "step-8.index").write_bytes(b"")
+    (copied / "checkpoint.tmp").write_bytes(b"half")
     (copied / "step-8.data-00000-of-00001").write_bytes(b"without an index")
     (copied / "notes.txt").write_text("somebody's own")
     checkpoints = Checkpoints(copied, fresh_strategy())
