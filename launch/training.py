@@ -33,6 +33,7 @@ from strategies import registry
 from strategies.cluster import SERVER, WORKER
 from strategies.contract import Strategy
 from strategies.trainer import Trainer
+from strategies.whole_file import write_whole
 from towers.errors import UserError
 from towers.options import StepOptions
 from towers.task import Task, steps_per_epoch
@@ -133,9 +134,7 @@ def save_flags(directory: pathlib.Path) -> None:
         if value is not None and value != [] and name not in _NOT_KEPT:
             text = ",".join(map(str, value)) if isinstance(value, list) else value
             lines.append(f"--{name}={text}\n")
-    temporary = directory / (FLAG_FILE + ".new")
-    temporary.write_text("".join(lines), encoding="utf-8")
-    temporary.replace(directory / FLAG_FILE)
+    write_whole(directory / FLAG_FILE, "".join(lines))
 
 
 # What is true of one call and not of the run.

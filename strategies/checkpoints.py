@@ -3,7 +3,6 @@
 import contextlib
 import json
 import logging
-import os
 import pathlib
 import re
 import shutil
@@ -13,13 +12,13 @@ from collections.abc import Mapping
 import tensorflow as tf
 
 from strategies.contract import Strategy
+from strategies.whole_file import UNFINISHED, flush, write_whole
 from towers.errors import UserError
 
 _LAYOUT = "layout"
 _PREFIX = "step"
-_UNFINISHED = "_temp"
 # Where tf.train.latest_checkpoint looks.
-_STATE, _STATE_UNFINISHED = "checkpoint", ".tmp"
+_STATE = "checkpoint"
 # What reading a truncated, corrupted or half-deleted checkpoint raises.
 _UNREADABLE = (tf.errors.OpError, RuntimeError, ValueError, LookupError, OSError)
 
@@ -163,16 +162,16 @@ class Checkpoints:
         return aside
 
     def _write(self, prefix: pathlib.Path) -> pathlib.Path:
-        aside = prefix.with_name(prefix.name + _UNFINISHED)
+        aside = prefix.with_name(prefix.name + UNFINISHED)
         aside.mkdir(parents=True, exist_ok=True)
         self._checkpoint.write(str(aside / prefix.name))
         index = _index(prefix)
         # Of an unreadable one of the same step nothing may be mistaken for a part of this.
         index.unlink(missing_ok=True)
         for written in [*aside.glob(f"{prefix.name}.data-*"), aside / index.name]:
-            _flush(written)
+            flush(written)
             written.replace(prefix.with_name(written.name))
-        _flush(self.directory)
+        flush(self.directory)
         shutil.rmtree(aside)
         return prefix
 
@@ -183,10 +182,7 @@ class Checkpoints:
         """
         found = self.saved()
         removed = found[found.index(str(newest)) :][self._keep :]
-        state = self.directory / _STATE
-        temporary = state.with_suffix(_STATE_UNFINISHED)
-        temporary.write_text(f'model_checkpoint_path: "{newest.name}"\n', encoding="utf-8")
-        temporary.replace(state)
+        write_whole(self.directory / _STATE, f'model_checkpoint_path: "{newest.name}"\n')
         for old in map(pathlib.Path, removed):
             _index(old).unlink(missing_ok=True)
             for data in self.directory.glob(f"{old.name}.data-*"):
@@ -202,7 +198,7 @@ class Checkpoints:
 
     def _remove_unfinished(self) -> None:
         """What a save that was killed or ran out of disk left behind."""
-        patterns = (f"{_PREFIX}-*{_UNFINISHED}", _STATE + _STATE_UNFINISHED)
+        patterns = (f"{_PREFIX}-*{UNFINISHED}", _STATE + UNFINISHED)
         found = [left for pattern in patterns for left in self.directory.glob(pattern)]
         # The index is written last: data without one was never whole.
         data = self.directory.glob(f"{_PREFIX}-*.data-*")
@@ -214,15 +210,6 @@ class Checkpoints:
 
 def _index(prefix: pathlib.Path) -> pathlib.Path:
     return prefix.with_name(prefix.name + ".index")
-
-
-def _flush(path: pathlib.Path) -> None:
-    """Waits until a file's contents, or a directory's names, are on the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def layout_of(contents: Mapping) -> dict:

@@ -9,6 +9,7 @@ from strategies.callbacks import Callback, Run, unwritable
 from strategies.contract import StepReport
 from strategies.servers.figures import described_staleness
 from strategies.strict_json import dumps
+from strategies.whole_file import write_whole
 
 
 class MetricsLog(Callback):
@@ -74,6 +75,4 @@ def _drop_what_comes_again(path: pathlib.Path, run: Run) -> None:
                 kept.append(line + "\n")
         except (ValueError, KeyError, TypeError):
             continue  # half a line: the run before was killed while it wrote
-    temporary = path.with_suffix(".jsonl.new")
-    temporary.write_text("".join(kept), encoding="utf-8")
-    temporary.replace(path)
+    write_whole(path, "".join(kept))

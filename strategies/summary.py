@@ -14,6 +14,7 @@ from strategies.callbacks import Callback
 from strategies.contract import StepReport, Strategy, WorkerTime
 from strategies.servers.figures import GroupFigures
 from strategies.strict_json import dumps
+from strategies.whole_file import write_whole
 
 # Raise it when a field changes its meaning or goes; new fields may come without.
 VERSION = 1
@@ -141,10 +142,5 @@ def summarize(figures: RunFigures, strategy: Strategy, *, outcome: str, settings
 
 
 def write_summary(summary: Mapping, path: pathlib.Path) -> None:
-    """Writes the file whole: a reader sees the old one or the new one."""
-    temporary = path.with_suffix(".json.new")
-    try:
-        temporary.write_text(dumps(summary, indent=2) + "\n", encoding="utf-8")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    """Writes the file, whole or not at all."""
+    write_whole(path, dumps(summary, indent=2) + "\n")

@@ -3,13 +3,13 @@
 import dataclasses
 import json
 import math
-import os
 import pathlib
 import statistics
 from collections.abc import Mapping, Sequence
 
 from launch.benchmarks.case import Case
 from strategies.strict_json import dumps
+from strategies.whole_file import write_whole
 from towers.errors import UserError
 
 VERSION = 1
@@ -74,9 +74,7 @@ def _rate(one: Mapping) -> float:
 
 def save(found: Mapping, path: pathlib.Path) -> None:
     """Whole or not at all."""
-    aside = path.with_suffix(".part")
-    aside.write_text(dumps(found, indent=1) + "\n", encoding="utf-8")
-    os.replace(aside, path)
+    write_whole(path, dumps(found, indent=1) + "\n")
 
 
 def load(path: str) -> dict:

@@ -276,7 +276,7 @@ class Killed(BaseException):
     """In place of SIGKILL: nothing may catch it."""
 
 
-@pytest.mark.parametrize("moment", range(9))
+@pytest.mark.parametrize("moment", range(10))
 def test_killed_while_saving(tmp_path, monkeypatch, moment):
     """At whatever call to the system it ends, the run goes on from a whole checkpoint, and no rubbish stays."""
     strategy = small_strategy()
@@ -383,10 +383,10 @@ def test_a_directory_that_is_read_only(small_disk):
 
 
 def test_what_an_unfinished_save_left_is_removed_at_start(copied):
-    (copied / "step-8_temp").mkdir()
-    (copied / "step-8_temp" / "part-00000-of-00001.data-00000-of-00001").write_bytes(b"half")
-    (copied / "step-8_temp" / "step-8.index").write_bytes(b"")
-    (copied / "checkpoint.tmp").write_bytes(b"half")
+    (copied / "step-8.new" / "step-8_temp").mkdir(parents=True)
+    (copied / "step-8.new" / "step-8_temp" / "part-00000-of-00001.data-00000-of-00001").write_bytes(b"half")
+    (copied / "step-8.new" / "step-8.index").write_bytes(b"")
+    (copied / "checkpoint.new").write_bytes(b"half")
     (copied / "step-8.data-00000-of-00001").write_bytes(b"without an index")
     (copied / "notes.txt").write_text("somebody's own")
     checkpoints = Checkpoints(copied, fresh_strategy())
