@@ -1,5 +1,7 @@
 """`python ...` without the seconds of its imports: forks of one that has imported all and computed nothing."""
 
+import atexit
+import functools
 import json
 import os
 import pathlib
@@ -41,7 +43,7 @@ def live(call):
     sys.stdin = open(0)
     if first == "-m":
         sys.argv = rest
-        del sys.modules[rest[0]]
+        sys.modules.pop(rest[0], None)
         runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
     else:
         sys.argv = call["words"]
@@ -53,15 +55,15 @@ def answer(call):
         return os.waitstatus_to_exitcode(status) if pid else None
     return os.fork() or become(call)
 
-while line := os.read(0, 65536):
+while line := sys.stdin.readline():
     os.write(1, json.dumps(answer(json.loads(line))).encode() + b"\\n")
 """
 
 
 class Nursery:
-    """Within, programs that use this package start at once."""
+    """Starts programs that use this package at once."""
 
-    def __enter__(self) -> "Nursery":
+    def __init__(self):
         self._process = subprocess.Popen(
             [sys.executable, "-c", _PROGRAM],
             env=environment(),
@@ -70,27 +72,37 @@ class Nursery:
             text=True,
             bufsize=1,
         )
-        return self
 
     def start(
-        self, words: Sequence[str], *, cwd: pathlib.Path | None, env: Mapping[str, str], out: str, err: str
+        self, words: Sequence[str], *, cwd: pathlib.Path | None, env: Mapping[str, str], files: Sequence[str]
     ) -> "Forked":
-        """As `python words...`; its output is appended to two files."""
+        """As `python words...`; what it writes is appended to two files."""
         where = str(cwd or pathlib.Path.cwd())
-        pid = self.ask(words=list(words), cwd=where, environment=dict(env), files=[out, err])
+        pid = self.ask(words=list(words), cwd=where, environment=dict(env), files=list(files))
         return Forked(self, pid)
 
     def ask(self, **question):
         self._process.stdin.write(json.dumps(question) + "\n")
         return json.loads(self._process.stdout.readline())
 
-    def __exit__(self, *_) -> None:
+    def close(self) -> None:
+        """Ends it; what it started stays."""
         self._process.kill()
         self._process.communicate(timeout=20)
 
 
+@functools.cache
+def nursery() -> Nursery:
+    """The one of this process, for as long as that runs."""
+    made = Nursery()
+    atexit.register(made.close)
+    return made
+
+
 class Forked:
     """One that was started, as subprocess.Popen."""
+
+    stdout = None
 
     def __init__(self, nursery: Nursery, pid: int):
         self._nursery, self.pid, self.returncode = nursery, pid, None
@@ -111,6 +123,9 @@ class Forked:
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
             os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)

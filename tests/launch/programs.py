@@ -88,7 +88,8 @@ def wait_for(path: pathlib.Path, process: subprocess.Popen) -> None:
     while not path.exists():
         assert time.monotonic() < deadline, f"{path} did not come in {LIMIT_SECONDS} seconds"
         if process.poll() is not None:
-            raise AssertionError(f"it ended before {path} came: {process.communicate()}")
+            said = process.communicate() if process.stdout else ""
+            raise AssertionError(f"it ended with {process.returncode} before {path} came: {said}")
         time.sleep(0.005)
 
 

@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from launch.binary import DONE, INTERRUPTED, NOT_FINITE, PEER_LOST, USER_ERROR
 from tests.launch.clusters import launched
-from tests.launch.nursery import Nursery
+from tests.launch.nursery import nursery
 from tests.launch.programs import LAST_STEP, ROOT, Ended, checkpoint_values, environment, errors
 from tests.launch.server_groups import ServerGroup
 from tests.launch.workers import TRAIN
@@ -37,19 +37,13 @@ OWN = (
 SYNC = "--staleness=sync"
 
 
-@pytest.fixture(scope="module")
-def nursery():
-    with Nursery() as nursery:
-        yield nursery
-
-
 @pytest.fixture
-def own(nursery, tmp_path):
+def own(tmp_path):
     """Makes groups of the program of our own, in the test's folder."""
 
     def group(*flags: str, workers: int = 2, servers: int = 2, **more) -> ServerGroup:
         command = (*OWN, *flags)
-        return ServerGroup(command, workers=workers, servers=servers, cwd=tmp_path, nursery=nursery, **more)
+        return ServerGroup(command, workers=workers, servers=servers, cwd=tmp_path, **more)
 
     return group
 
@@ -263,14 +257,15 @@ def test_other_flags_are_refused(own):
     assert "worker:1 was started with another step options than ps:0" in line
 
 
-def test_other_modes_go_on_from_its_checkpoints(own, nursery, tmp_path):
+def test_other_modes_go_on_from_its_checkpoints(own, tmp_path):
     """Towers, two servers, three servers, towers: the numbers of two towers alone."""
     constant = "--schedule=constant"
 
     def on_towers(steps: int, directory: str) -> str:
         flags = (constant, "--strategy=towers", "--num_towers=2", f"--steps={steps}", f"--directory={directory}")
         out, err = tmp_path / f"{directory}{steps}.out", tmp_path / f"{directory}{steps}.err"
-        alone = nursery.start((*OWN, *flags), cwd=tmp_path, env=environment(), out=str(out), err=str(err))
+        files = [str(out), str(err)]
+        alone = nursery().start((*OWN, *flags), cwd=tmp_path, env=environment(), files=files)
         assert alone.wait(LIMIT_SECONDS) == DONE, err.read_text()
         return out.read_text()
 

@@ -1,15 +1,11 @@
-"""Processes of one cluster on this machine, as a launcher would start them; none is left behind."""
+"""The workers of a ring on this machine, each by its rank."""
 
-import json
-import os
 import pathlib
-import subprocess
-import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 
 from launch.free_ports import free_addresses
-from tests.launch.programs import TINY, Ended, environment
+from tests.launch.cluster_processes import ClusterProcesses
+from tests.launch.programs import TINY, Ended
 
 # A small training of which each process is a worker with one tower.
 TRAIN = (
@@ -22,8 +18,8 @@ TRAIN = (
 )
 
 
-class Workers:
-    """Within, `python command...` runs for each rank, told by TF_CONFIG who the others are."""
+class Workers(ClusterProcesses):
+    """Within, `python command...` runs for each rank."""
 
     def __init__(
         self,
@@ -43,43 +39,17 @@ class Workers:
         environments: what more some ranks have in theirs.
         inside: the words before `python` of some ranks, which put it elsewhere; the process stays the same.
         """
-        self._commands, self._cwd, self._missing = commands, cwd, missing
-        self._environments, self._inside = environments or {}, inside or {}
         self.addresses = list(addresses or free_addresses(len(commands)))
-        self.processes: list[subprocess.Popen | None] = []
+        super().__init__({"worker": self.addresses}, cwd)
+        self._commands, self._missing = commands, missing
+        self._environments, self._inside = environments or {}, inside or {}
 
-    def __enter__(self) -> "Workers":
-        self._folder = tempfile.TemporaryDirectory()
+    def start_all(self) -> None:
         for rank, command in enumerate(self._commands):
-            self.processes.append(None if rank in self._missing else self._started(rank, command))
-        return self
-
-    def _started(self, rank: int, command: Sequence[str]) -> subprocess.Popen:
-        task = {"cluster": {"worker": self.addresses}, "task": {"type": "worker", "index": rank}}
-        told = environment() | {"TF_CONFIG": json.dumps(task)} | self._environments.get(rank, {})
-        words = [*self._inside.get(rank, ()), sys.executable, *command]
-        with open(self._file(rank, "out"), "wb") as out, open(self._file(rank, "err"), "wb") as err:
-            return subprocess.Popen(words, cwd=self._cwd, env=told, stdout=out, stderr=err)
-
-    def _file(self, rank: int, which: str) -> str:
-        return os.path.join(self._folder.name, f"{rank}.{which}")
-
-    def end(self, rank: int, limit_seconds: float) -> Ended:
-        """Waits for one rank's end."""
-        code = self.processes[rank].wait(timeout=limit_seconds)
-        return Ended(code, *(self.written(rank, which) for which in ("out", "err")))
-
-    def written(self, rank: int, which: str) -> str:
-        """What a rank has written so far to 'out' or 'err'."""
-        return pathlib.Path(self._file(rank, which)).read_text(errors="replace")
+            if rank not in self._missing:
+                variables, inside = self._environments.get(rank, {}), self._inside.get(rank, ())
+                self.run(rank, command, role="worker", index=rank, variables=variables, inside=inside)
 
     def ends(self, limit_seconds: float) -> list[Ended]:
         """Waits for all that were started, by rank."""
-        return [self.end(rank, limit_seconds) for rank, process in enumerate(self.processes) if process]
-
-    def __exit__(self, *_) -> None:
-        for process in self.processes:
-            if process is not None:
-                process.kill()
-                process.wait(timeout=20)
-        self._folder.cleanup()
+        return [self.end(rank, limit_seconds) for rank in self.processes]
