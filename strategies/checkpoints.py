@@ -77,8 +77,9 @@ class Checkpoints:
         """
         # A strategy that keeps its values elsewhere brings them here.
         self._strategy.checkpointables()
+        prefix = self.prefix(self._strategy.step)
         try:
-            prefix = self._write(self.prefix(self._strategy.step))
+            self._write(prefix)
             self._remove_old(prefix)
         except (tf.errors.OpError, OSError) as error:
             self._remove_unfinished()
@@ -161,19 +162,17 @@ class Checkpoints:
         self.directory.rename(aside)
         return aside
 
-    def _write(self, prefix: pathlib.Path) -> pathlib.Path:
+    def _write(self, prefix: pathlib.Path) -> None:
         aside = prefix.with_name(prefix.name + UNFINISHED)
         aside.mkdir(parents=True, exist_ok=True)
         self._checkpoint.write(str(aside / prefix.name))
-        index = _index(prefix)
         # Of an unreadable one of the same step nothing may be mistaken for a part of this.
-        index.unlink(missing_ok=True)
-        for written in [*aside.glob(f"{prefix.name}.data-*"), aside / index.name]:
+        _index(prefix).unlink(missing_ok=True)
+        for written in _files(aside / prefix.name):
             flush(written)
             written.replace(prefix.with_name(written.name))
         flush(self.directory)
         shutil.rmtree(aside)
-        return prefix
 
     def _remove_old(self, newest: pathlib.Path) -> None:
         """Removes all but the last few, and names the newest for tf.train.latest_checkpoint.
@@ -183,10 +182,9 @@ class Checkpoints:
         found = self.saved()
         removed = found[found.index(str(newest)) :][self._keep :]
         write_whole(self.directory / _STATE, f'model_checkpoint_path: "{newest.name}"\n')
-        for old in map(pathlib.Path, removed):
-            _index(old).unlink(missing_ok=True)
-            for data in self.directory.glob(f"{old.name}.data-*"):
-                data.unlink(missing_ok=True)
+        for old in removed:
+            for file in reversed(_files(pathlib.Path(old))):
+                file.unlink(missing_ok=True)
 
     def _restore(self, prefix: str) -> int:
         reader = tf.train.load_checkpoint(prefix)
@@ -210,6 +208,11 @@ class Checkpoints:
 
 def _index(prefix: pathlib.Path) -> pathlib.Path:
     return prefix.with_name(prefix.name + ".index")
+
+
+def _files(prefix: pathlib.Path) -> list[pathlib.Path]:
+    """Those of a checkpoint, the index last."""
+    return [*prefix.parent.glob(f"{prefix.name}.data-*"), _index(prefix)]
 
 
 def layout_of(contents: Mapping) -> dict:
