@@ -171,9 +171,8 @@ def attend(way: Way) -> HostExchange:
     return exchange
 
 
-def waited(way: Way) -> tuple[str, float]:
+def waited(exchange: HostExchange) -> tuple[str, float]:
     """How a collective ended that the last worker never joined, and after how many seconds."""
-    exchange = attend(way)
     began = time.monotonic()
     try:
         exchange.gather("not all come", [1.0])
@@ -189,17 +188,25 @@ def write(file: pathlib.Path, found) -> None:
     unfinished.rename(file)
 
 
+def stay_until_all_waited(folder: pathlib.Path, num_waiting: int) -> None:
+    """One that left would close its connections, and who still waits would hear of that before its time is up."""
+    deadline = time.monotonic() + _ABSENT_SECONDS
+    while time.monotonic() < deadline and len(list(folder.glob("[0-9]*.waited"))) < num_waiting:
+        time.sleep(0.01)
+
+
 def main() -> None:
     folder = pathlib.Path(sys.argv[1])
     configure_devices(num_towers=1, kind="cpu", threads_per_tower=1)
     ring = join_ring(cluster_from(os.environ["TF_CONFIG"]), startup_timeout_seconds=60)
     way = Way(ring, by_tcp=sys.argv[2] == "tcp")
     write(folder / str(way.rank), {name: exchange(way) for name, exchange in TABLE.items()})
+    exchange = attend(way)
     if way.rank < ring.num_workers - 1:
-        write(folder / f"{way.rank}.waited", waited(way))
+        write(folder / f"{way.rank}.waited", waited(exchange))
+        stay_until_all_waited(folder, ring.num_workers - 1)
     else:
         # Were it to end, the heartbeats would miss it: the others are to wait for it in vain.
-        attend(way)
         time.sleep(_ABSENT_SECONDS)
     sys.stdout.flush()
     # After an aborted collective TensorFlow's own end would wait for the others.
