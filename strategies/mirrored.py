@@ -33,7 +33,7 @@ def mirrored_strategy(
 
 
 class MirroredEngine(StepEngine):
-    """As `towers.engine.TowersEngine`, each tower a replica of MirroredStrategy."""
+    """As `towers.towers_engine.TowersEngine`, each tower a replica of MirroredStrategy."""
 
     def make_variables(self) -> None:
         self._strategy = tf.distribute.MirroredStrategy(

@@ -17,10 +17,10 @@ import tensorflow as tf
 
 from strategies.worker_exchange import WorkerExchange
 from towers import gradients, step
-from towers.engine import TowersEngine
 from towers.exchange import TowerExchange
 from towers.task import Batch, WeightedValue, batch_length
 from towers.tower import TowerResult
+from towers.towers_engine import TowersEngine
 
 # Beyond those of workers (from 2,000,000).
 _FIRST_TOWERS_GROUP_KEY = 3_000_000

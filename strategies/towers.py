@@ -2,9 +2,9 @@
 
 from strategies.synchronous import SynchronousStrategy
 from towers.devices import Devices
-from towers.engine import TowersEngine
 from towers.options import StepOptions
 from towers.task import Task
+from towers.towers_engine import TowersEngine
 
 
 def towers_strategy(

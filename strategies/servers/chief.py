@@ -22,10 +22,10 @@ from strategies.servers.store import check_rule
 from strategies.synchronous import SynchronousStrategy, mean_of
 from towers.batch_norm import batch_norm_layers
 from towers.devices import Devices
-from towers.engine import TowersEngine
 from towers.errors import UserError
 from towers.options import StepOptions
 from towers.task import Task
+from towers.towers_engine import TowersEngine
 
 
 def check_options(options: StepOptions, servers: ServersOptions, num_workers: int) -> None:

@@ -11,10 +11,10 @@ from strategies.servers.layout import Layout, row_width
 from strategies.servers.rows import Rows, SplitGradient
 from strategies.worker_exchange import WIRE_PRECISIONS
 from towers import gradients, step
-from towers.engine import TowersEngine
 from towers.placement import CentralPlacement, canonical_names
 from towers.task import Batch, batch_length
 from towers.tower import TowerResult
+from towers.towers_engine import TowersEngine
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
