@@ -6,13 +6,13 @@ from absl import flags
 
 from launch.flag_values import at_least_zero, listed_in_help, positive
 from towers.batch_stats import COMBINATIONS
-from towers.clipping import Clipping
-from towers.composed_rules import Lookahead, ScaledRates
 from towers.errors import UserError
 from towers.options import ON_NAN, StepOptions
 from towers.precision import PRECISIONS
-from towers.schedules import Constant, Cosine, OneCycle, Piecewise, Schedule, Triangular, WarmUp
-from towers.update_rules import SGD, Adam, Momentum, Muon, UpdateRule, everything, matrices_only
+from towers.updates.clipping import Clipping
+from towers.updates.composed_rules import Lookahead, ScaledRates
+from towers.updates.rules import SGD, Adam, Momentum, Muon, UpdateRule, everything, matrices_only
+from towers.updates.schedules import Constant, Cosine, OneCycle, Piecewise, Schedule, Triangular, WarmUp
 
 FLAGS = flags.FLAGS
 

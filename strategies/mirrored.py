@@ -8,11 +8,11 @@ from collections.abc import Mapping
 import tensorflow as tf
 
 from strategies.synchronous import SynchronousStrategy
-from towers import gradients, step
+from towers import gradients, step_end
 from towers.devices import Devices
+from towers.engine import StepEngine
 from towers.options import StepOptions
 from towers.placement import apply_rule, constraints_of, make_slots, variables_like
-from towers.step_engine import StepEngine
 from towers.task import Task, WeightedValue, batch_length
 from towers.tower import TowerResult
 
@@ -58,24 +58,24 @@ class MirroredEngine(StepEngine):
         """Every replica's own sums over the first microbatch: PerReplica values."""
 
         def replica(batch):
-            own = step.microbatch(batch, 0, self.options.accumulation)
+            own = step_end.microbatch(batch, 0, self.options.accumulation)
             return self._gather(own, 0, [variable.read_value() for variable in self._state.values()])
 
         return self._strategy.run(replica, args=(batch,))
 
     def gather_more(self, batch, micro, sums):
         def replica(batch, sums):
-            own = step.microbatch(batch, micro, self.options.accumulation)
+            own = step_end.microbatch(batch, micro, self.options.accumulation)
             result = self._gather(own, micro, sums.new_state)
-            return step.add_results([sums, result], _sum_here)._replace(new_state=result.new_state)
+            return step_end.add_results([sums, result], _sum_here)._replace(new_state=result.new_state)
 
         return self._strategy.run(replica, args=(batch, sums))
 
     def _gather(self, batch, micro, state) -> TowerResult:
         """This replica's pass over its part of a (micro)batch; the new state is of all replicas."""
         place = _replica_place()
-        part, busy = step.part(batch, place, self.shares)
-        seed = step.tower_seed(
+        part, busy = step_end.part(batch, place, self.shares)
+        seed = step_end.tower_seed(
             self.options.seed, self.counters.step.read_value(), micro * len(self.shares) + place
         )
         parameters = [variable.read_value() for variable in self._parameters.values()]
@@ -83,20 +83,20 @@ class MirroredEngine(StepEngine):
         return own._replace(new_state=self._combined_state(place, state, own))
 
     def _combined_state(self, place, old_state, own: TowerResult) -> list[tf.Tensor]:
-        """As `towers.step.combine_state`: after every microbatch, since a part's weight may be another in each."""
+        """As `combine_state`: after every microbatch, since a part's weight may be another in each."""
         if not old_state:
             return []
         policy = self.options.batch_stats
-        changes = step.changes_of_state(old_state, own, first=place == 0, batch_stats=policy)
+        changes = step_end.changes_of_state(old_state, own, first=place == 0, batch_stats=policy)
         summed = _all_reduce(tf.distribute.get_replica_context(), changes)
-        return step.changed_state(old_state, summed, policy)
+        return step_end.changed_state(old_state, summed, policy)
 
     def apply(self, batch, sums, rate):
         outcomes = self._strategy.run(self._replica_apply, args=(batch, sums, rate))
         # Every replica found the same: the first one's report is the step's.
         outcome, mean = tf.nest.map_structure(self._first_of, outcomes)
-        with tf.device(step.HOST):
-            step.count_step(batch_length(batch), mean, self.options, self.counters)
+        with tf.device(step_end.HOST):
+            step_end.count_step(batch_length(batch), mean, self.options, self.counters)
             return outcome
 
     def _first_of(self, value):
@@ -105,10 +105,10 @@ class MirroredEngine(StepEngine):
     def _replica_apply(self, batch, own, rate):
         context = tf.distribute.get_replica_context()
         sums = self._reduced(context, own)
-        mean = step.mean_gradients(sums, self.options, self.counters)
+        mean = step_end.mean_gradients(sums, self.options, self.counters)
         context.merge_call(self._update, args=(mean, sums.new_state, rate))
         # The gradients themselves have done their work: only scalars leave the replica.
-        return step.outcome(batch_length(batch), batch.features, sums, mean), mean._replace(gradients=[])
+        return step_end.outcome(batch_length(batch), batch.features, sums, mean), mean._replace(gradients=[])
 
     def _reduced(self, context, own: TowerResult) -> TowerResult:
         """The sums over all replicas, on each of them."""
@@ -125,7 +125,7 @@ class MirroredEngine(StepEngine):
 
     def _update(self, strategy, mean, new_state, rate):
         """In the cross-replica context: each device updates its own copy."""
-        may_update = step.may_update(tf.nest.map_structure(self._first_of, mean), self.counters)
+        may_update = step_end.may_update(tf.nest.map_structure(self._first_of, mean), self.counters)
 
         def update_all():
             for (name, variable), gradient in zip(self._parameters.items(), mean.gradients, strict=True):
@@ -145,15 +145,15 @@ class MirroredEngine(StepEngine):
 
     def evaluate_towers(self, batch):
         def replica(batch):
-            part, busy = step.part(batch, _replica_place(), self.shares)
+            part, busy = step_end.part(batch, _replica_place(), self.shares)
             parameters = [variable.read_value() for variable in self._parameters.values()]
             state = [variable.read_value() for variable in self._state.values()]
             return self.evaluation(parameters, state, part, busy)
 
         results = self._strategy.run(replica, args=(batch,))
         local = [self._strategy.experimental_local_results(value) for value in tf.nest.flatten(results)]
-        with tf.device(step.HOST):
-            return step.add_evaluations(
+        with tf.device(step_end.HOST):
+            return step_end.add_evaluations(
                 [tf.nest.pack_sequence_as(results, of_one) for of_one in zip(*local, strict=True)]
             )
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from strategies.worker_exchange import WorkerExchange
-from towers import gradients, step
+from towers import gradients, step_end
 from towers.exchange import TowerExchange
 from towers.task import Batch, WeightedValue, batch_length
 from towers.tower import TowerResult
@@ -74,7 +74,7 @@ class RingEngine(TowersEngine):
 
     def make_variables(self):
         super().make_variables()
-        with tf.device(step.HOST):
+        with tf.device(step_end.HOST):
             self._began = tf.Variable(0.0, dtype=tf.float64, trainable=False)
             self._busy = tf.Variable(0.0, dtype=tf.float64, trainable=False)
 
@@ -108,7 +108,7 @@ class RingEngine(TowersEngine):
         parameters, _ = self.placement.read()
         own = self._meet(batch, place, parameters, sums.towers.new_state)
         with tf.device(self.devices.parameters):
-            added = step.add_results([sums.towers, own.towers], self.placement.sum)
+            added = step_end.add_results([sums.towers, own.towers], self.placement.sum)
             return RingSums(added._replace(new_state=own.towers.new_state), sums.examples + own.examples)
 
     def _meet(self, batch, place, parameters, state) -> RingSums:
@@ -116,7 +116,7 @@ class RingEngine(TowersEngine):
         own = self._gather(batch, place, parameters, state)
         policy = self.options.batch_stats
         with tf.device(self.devices.parameters):
-            changes = step.changes_of_state(state, own, first=self._exchange.rank == 0, batch_stats=policy)
+            changes = step_end.changes_of_state(state, own, first=self._exchange.rank == 0, batch_stats=policy)
             examples = tf.cast(batch_length(batch), tf.float32)
             scalars = [own.loss_sum, examples, *(part for value in own.metric_sums.values() for part in value)]
             summed = self._exchange.sum([*changes, *scalars])
@@ -126,7 +126,7 @@ class RingEngine(TowersEngine):
                 loss_sum,
                 changes[0],
                 own.gradients,
-                step.changed_state(state, changes, policy),
+                step_end.changed_state(state, changes, policy),
                 dict(zip(own.metric_sums, (WeightedValue(*pair) for pair in pairs), strict=True)),
             )
             return RingSums(met, tf.cast(examples, tf.int32))
@@ -134,7 +134,7 @@ class RingEngine(TowersEngine):
     def _part(self, batch, place):
         if self._exchange.num_workers == 1:
             return super()._part(batch, place)
-        return step.part_or_stand_in(batch, self._stand_in, place, self.shares)
+        return step_end.part_or_stand_in(batch, self._stand_in, place, self.shares)
 
     def _tower_number(self, microbatch_place, place):
         before = sum(len(of_worker) for of_worker in self._shares_by_worker[: self._exchange.rank])
@@ -142,7 +142,7 @@ class RingEngine(TowersEngine):
 
     def apply(self, batch, sums, rate):
         own = sums.towers.gradients
-        with tf.device(step.HOST):
+        with tf.device(step_end.HOST):
             self._busy.assign_add(_time_of(own[0]) - self._began.read_value())
         with tf.device(self.devices.parameters):
             met = sums.towers._replace(gradients=self._exchange.sum_gradients(own))

@@ -13,12 +13,12 @@ import tensorflow as tf
 
 from strategies.contract import Move, StepReport
 from strategies.errors import NonFiniteStep
+from towers.engine import StepEngine
 from towers.errors import UserError
-from towers.layer_names import counted_anew
+from towers.layers.names import counted_anew
 from towers.options import StepOptions
 from towers.precision import layer_precision
-from towers.step import open_length
-from towers.step_engine import StepEngine
+from towers.step_end import open_length
 from towers.task import Batch, InputShard, Task, as_batch, steps_per_epoch
 from towers.tower import ModelVariables
 

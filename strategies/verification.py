@@ -8,9 +8,9 @@ import numpy as np
 from strategies.contract import Strategy
 from strategies.synchronous import SynchronousStrategy
 from strategies.towers import towers_strategy
-from towers import batch_norm
 from towers.devices import Devices
 from towers.errors import UserError
+from towers.layers import batch_norm
 from towers.options import StepOptions
 from towers.task import Task
 from towers.tower import ModelVariables

@@ -5,14 +5,14 @@ import dataclasses
 import keras
 
 from towers.batch_stats import check_batch_stats
-from towers.clipping import Clipping
 from towers.devices import Devices
 from towers.errors import UserError
-from towers.keras_optimizers import translate
-from towers.layer_kernels import LayerKernels
+from towers.layers.kernels import LayerKernels
 from towers.precision import check_precision
-from towers.schedules import Constant, Schedule
-from towers.update_rules import Momentum, UpdateRule
+from towers.updates.clipping import Clipping
+from towers.updates.keras_optimizers import translate
+from towers.updates.rules import Momentum, UpdateRule
+from towers.updates.schedules import Constant, Schedule
 
 ON_NAN = ("stop", "skip")
 

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from towers import gradients
 from towers.tower import ModelVariables
-from towers.update_rules import UpdateRule
+from towers.updates.rules import UpdateRule
 
 
 def canonical_names(variables: Sequence[keras.Variable]) -> list[str]:

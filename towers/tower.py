@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from towers.errors import UserError
 from towers.exchange import TowerExchange
-from towers.layer_kernels import DEFAULT_KERNELS, LayerKernels
+from towers.layers.kernels import DEFAULT_KERNELS, LayerKernels
 from towers.task import Batch, Task, WeightedValue
 from towers.traced_once import TracedOnce
 

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 
 import tensorflow as tf
 
-from towers import step
+from towers import step_end
+from towers.engine import StepEngine
 from towers.placement import CentralPlacement
-from towers.step_engine import StepEngine
 from towers.task import batch_length
 from towers.tower import TowerResult
 
@@ -35,52 +35,52 @@ class TowersEngine(StepEngine):
 
     def gather_first(self, batch):
         parameters, state = self.placement.read()
-        return self._gather(step.microbatch(batch, 0, self.options.accumulation), 0, parameters, state)
+        return self._gather(step_end.microbatch(batch, 0, self.options.accumulation), 0, parameters, state)
 
     def gather_more(self, batch, place, sums):
         parameters, _ = self.placement.read()
-        own = step.microbatch(batch, place, self.options.accumulation)
+        own = step_end.microbatch(batch, place, self.options.accumulation)
         # The statistics of the microbatches before this one are in the sums, not yet in the variables.
         result = self._gather(own, place, parameters, sums.new_state)
         with tf.device(self.devices.parameters):
-            return step.add_results([sums, result], self.placement.sum)._replace(new_state=result.new_state)
+            return step_end.add_results([sums, result], self.placement.sum)._replace(new_state=result.new_state)
 
     def _gather(self, batch, microbatch_place, parameters, state) -> TowerResult:
         """All towers' passes over a (micro)batch, summed."""
         loss_scale = self.counters.loss_scale.read_value()
         results = []
         for place, device in enumerate(self.devices.towers):
-            with tf.device(step.HOST):
+            with tf.device(step_end.HOST):
                 part, busy = self._part(batch, place)
                 number = self._tower_number(microbatch_place, place)
-                seed = step.tower_seed(self.options.seed, self.counters.step.read_value(), number)
+                seed = step_end.tower_seed(self.options.seed, self.counters.step.read_value(), number)
             with tf.device(device):
                 results.append(self.tower(parameters, state, part, seed, busy * loss_scale))
         with tf.device(self.devices.parameters):
-            new_state = step.combine_state(state, results, self.options.batch_stats)
-            return step.add_results(results, self.placement.sum)._replace(new_state=new_state)
+            new_state = step_end.combine_state(state, results, self.options.batch_stats)
+            return step_end.add_results(results, self.placement.sum)._replace(new_state=new_state)
 
     def _part(self, batch, place):
-        """The part of a tower here, and whether it has something to do, as `towers.step.part`."""
-        return step.part(batch, place, self.shares)
+        """The part of a tower here, and whether it has something to do, as `towers.step_end.part`."""
+        return step_end.part(batch, place, self.shares)
 
     def _tower_number(self, microbatch_place, place):
         """Counts the passes of a step, for seeds."""
         return microbatch_place * len(self.devices.towers) + place
 
-    def apply(self, batch, sums, rate) -> step.StepOutcome:
+    def apply(self, batch, sums, rate) -> step_end.StepOutcome:
         return self._finish(sums, batch_length(batch), batch.features, rate)
 
-    def _finish(self, sums: TowerResult, examples, features, rate) -> step.StepOutcome:
+    def _finish(self, sums: TowerResult, examples, features, rate) -> step_end.StepOutcome:
         """The end of a step, given the sums over all towers."""
         with tf.device(self.devices.parameters):
-            mean = step.mean_gradients(sums, self.options, self.counters)
-        with tf.device(step.HOST):
-            may_update = step.may_update(mean, self.counters)
+            mean = step_end.mean_gradients(sums, self.options, self.counters)
+        with tf.device(step_end.HOST):
+            may_update = step_end.may_update(mean, self.counters)
         tf.cond(may_update, lambda: self._update(mean, sums, rate), lambda: tf.constant(False))
-        with tf.device(step.HOST):
-            result = step.outcome(examples, features, sums, mean)
-            step.count_step(examples, mean, self.options, self.counters)
+        with tf.device(step_end.HOST):
+            result = step_end.outcome(examples, features, sums, mean)
+            step_end.count_step(examples, mean, self.options, self.counters)
             return result
 
     def _update(self, mean, sums, rate):
@@ -93,9 +93,9 @@ class TowersEngine(StepEngine):
         parameters, state = self.placement.read()
         results = []
         for place, device in enumerate(self.devices.towers):
-            with tf.device(step.HOST):
+            with tf.device(step_end.HOST):
                 part, busy = self._part(batch, place)
             with tf.device(device):
                 results.append(self.evaluation(parameters, state, part, busy))
-        with tf.device(step.HOST):
-            return step.add_evaluations(results)
+        with tf.device(step_end.HOST):
+            return step_end.add_evaluations(results)

@@ -20,9 +20,9 @@ from strategies.servers.layout import Layout
 from strategies.servers.options import ServersOptions
 from strategies.servers.store import check_rule
 from strategies.synchronous import SynchronousStrategy, mean_of
-from towers.batch_norm import batch_norm_layers
 from towers.devices import Devices
 from towers.errors import UserError
+from towers.layers.batch_norm import batch_norm_layers
 from towers.options import StepOptions
 from towers.task import Task
 from towers.towers_engine import TowersEngine

@@ -13,7 +13,7 @@ from strategies.servers.options import ServersOptions
 from strategies.servers.rounds import Rounds
 from strategies.servers.tally import Tally
 from strategies.servers.wire import Content, Message
-from towers.clipping import Clipping
+from towers.updates.clipping import Clipping
 
 # How long a worker's question is kept before it is told to ask again: it notices a lost server meanwhile.
 PATIENCE_SECONDS = 2.0

@@ -8,8 +8,8 @@ from strategies.servers.held_gradients import HeldGradients
 from strategies.servers.rows import SplitGradient
 from strategies.servers.store import Store
 from strategies.servers.wire import Content, Message
-from towers.clipping import Clipping
-from towers.update_rules import UpdateRule
+from towers.updates.clipping import Clipping
+from towers.updates.rules import UpdateRule
 
 # More than workers can be apart.
 _REMEMBERED_STEPS = 10_000

@@ -19,7 +19,7 @@ from strategies.servers.layout import row_width
 from strategies.servers.rows import Rows, SplitGradient
 from towers import gradients
 from towers.errors import UserError
-from towers.update_rules import matrices_only
+from towers.updates.rules import matrices_only
 
 _WHOLE_BELOW_BYTES = 64 * 1024
 _VALUE_DTYPES = ("float16", "float32", "float64")

@@ -20,10 +20,10 @@ from strategies.servers.worker_engine import WorkerEngine, layout_of
 from strategies.synchronous import as_batches
 from towers.devices import Devices
 from towers.errors import UserError
-from towers.layer_names import counted_anew
+from towers.layers.names import counted_anew
 from towers.options import StepOptions
 from towers.precision import layer_precision
-from towers.step import open_length
+from towers.step_end import open_length
 from towers.task import Batch, InputShard, Task
 
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from strategies.servers.wire import Refused
 from towers.errors import UserError
-from towers.update_rules import UpdateRule
+from towers.updates.rules import UpdateRule
 
 _HOST = "/device:CPU:0"
 

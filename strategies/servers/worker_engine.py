@@ -10,7 +10,7 @@ import tensorflow as tf
 from strategies.servers.layout import Layout, row_width
 from strategies.servers.rows import Rows, SplitGradient
 from strategies.worker_exchange import WIRE_PRECISIONS
-from towers import gradients, step
+from towers import gradients, step_end
 from towers.placement import CentralPlacement, canonical_names
 from towers.task import Batch, batch_length
 from towers.tower import TowerResult
@@ -147,12 +147,12 @@ class WorkerEngine(TowersEngine):
     def _more_sums(self, vector, batch, place, sums) -> TowerResult:
         own = self._gather(batch, place, self._parameters_in(vector), sums.new_state)
         with tf.device(self.devices.parameters):
-            return step.add_results([sums, own], self.placement.sum)._replace(new_state=own.new_state)
+            return step_end.add_results([sums, own], self.placement.sum)._replace(new_state=own.new_state)
 
     def _outputs(self, state, sums) -> _Outputs:
         with tf.device(self.devices.parameters):
             old = self._state_in(state)
-            mean = step.mean_gradients(sums, self.options, self.counters)
+            mean = step_end.mean_gradients(sums, self.options, self.counters)
             if not self._meets:
                 found, changes = (
                     mean.gradients,
@@ -161,7 +161,7 @@ class WorkerEngine(TowersEngine):
             else:
                 found = [gradients.merged(gradient) for gradient in sums.gradients]
                 policy = self.options.batch_stats
-                _, *changes = step.changes_of_state(old, sums, first=self._rank == 0, batch_stats=policy)
+                _, *changes = step_end.changes_of_state(old, sums, first=self._rank == 0, batch_stats=policy)
             dense, rows = self._divided(found)
             reported = {"loss": (sums.loss_sum, sums.weight), **sums.metric_sums}
             self._metrics = list(reported)
@@ -206,7 +206,7 @@ class WorkerEngine(TowersEngine):
     def _part(self, batch, place):
         if self._stand_in is None:
             return super()._part(batch, place)
-        return step.part_or_stand_in(batch, self._stand_in, place, self.shares)
+        return step_end.part_or_stand_in(batch, self._stand_in, place, self.shares)
 
     def _tower_number(self, microbatch_place, place):
         before = self._rank * len(self.shares) if self._num_together > 1 else 0

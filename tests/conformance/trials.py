@@ -8,8 +8,8 @@ import numpy as np
 from strategies.contract import StepReport, Strategy
 from tests.conformance.tasks import BATCH_NORM_LAST_1, NAN_IN_BATCH_1, TASKS, SmallImages
 from towers.options import StepOptions
-from towers.schedules import Constant
-from towers.update_rules import Momentum
+from towers.updates.rules import Momentum
+from towers.updates.schedules import Constant
 
 NUM_STEPS = 20
 

@@ -13,8 +13,8 @@ from strategies.contract import Strategy
 from strategies.registry import build_strategy
 from tests.towers.logical_cpus import cpus
 from towers.options import StepOptions
-from towers.schedules import Cosine
-from towers.update_rules import Momentum
+from towers.updates.rules import Momentum
+from towers.updates.schedules import Cosine
 
 NUM_TRAIN, NUM_EVAL, NUM_CLASSES = 37, 13, 3
 BATCH_SIZE = 8  # five batches an epoch, the last of 5 examples

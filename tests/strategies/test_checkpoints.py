@@ -20,7 +20,7 @@ from strategies.trainer_options import TrainerOptions
 from tests.strategies.small_task import assert_same_bits, small_strategy, small_task, values_of
 from tests.towers.user_errors import refused
 from towers.errors import UserError
-from towers.update_rules import SGD, Adam, Momentum
+from towers.updates.rules import SGD, Adam, Momentum
 
 BATCH_NORM_TASK = small_task(batch_norm=True)
 STEPS = (2, 4, 6)

@@ -30,8 +30,8 @@ from tests.strategies.small_task import (
     values_of,
 )
 from tests.towers.user_errors import refused
-from towers.schedules import Constant
 from towers.task import InputShard
+from towers.updates.schedules import Constant
 
 HUGE = 1e38
 

@@ -25,7 +25,7 @@ from tests.towers.tiny_tasks import (
 from tests.towers.user_errors import refused
 from towers.task import Batch
 from towers.tower import ModelVariables
-from towers.update_rules import SGD
+from towers.updates.rules import SGD
 
 # Two forward, two filter gradients, one gradient of the second's inputs; fused or not, they are named 'Conv2D'.
 CONVOLUTIONS_OF_A_TOWER = 5

@@ -13,8 +13,8 @@ from strategies.synchronous import SynchronousStrategy
 from strategies.towers import towers_strategy
 from tests.towers.logical_cpus import cpus
 from towers.options import StepOptions
-from towers.schedules import Constant
 from towers.task import Batch, InputShard, WeightedLoss, WeightedValue
+from towers.updates.schedules import Constant
 
 NUM_CLASSES = 3
 

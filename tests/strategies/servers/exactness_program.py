@@ -19,11 +19,11 @@ from strategies.servers.place import ServersPlace, run_server, run_worker
 from strategies.servers.server import Server
 from tests.strategies.small_task import small_task
 from tests.towers.logical_cpus import cpus
-from towers.clipping import Clipping
 from towers.errors import UserError
 from towers.options import StepOptions
-from towers.schedules import Cosine
-from towers.update_rules import SGD, Adam, Momentum
+from towers.updates.clipping import Clipping
+from towers.updates.rules import SGD, Adam, Momentum
+from towers.updates.schedules import Cosine
 
 RULES = {
     "sgd": SGD(),

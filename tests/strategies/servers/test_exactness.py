@@ -19,7 +19,7 @@ from tests.launch.server_groups import ServerGroup
 from tests.strategies.servers import exactness_program as program
 from tests.strategies.small_task import small_task
 from tests.towers.logical_cpus import cpus
-from towers.update_rules import SGD, Adam, Momentum, UpdateRule
+from towers.updates.rules import SGD, Adam, Momentum, UpdateRule
 
 pytestmark = pytest.mark.timeout(200)
 

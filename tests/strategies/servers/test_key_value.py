@@ -18,8 +18,8 @@ from strategies.servers.key_value import KeyValueStore, pieces_of
 from strategies.servers.server import Server
 from strategies.servers.wire import Refused
 from tests.towers.user_errors import refused
-from towers.clipping import Clipping
-from towers.update_rules import SGD, Momentum, UpdateRule, everything
+from towers.updates.clipping import Clipping
+from towers.updates.rules import SGD, Momentum, UpdateRule, everything
 
 LIMIT_SECONDS = 30
 # Servers take it as float32.

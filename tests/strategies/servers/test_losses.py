@@ -14,8 +14,8 @@ from strategies.servers.group import Group
 from strategies.servers.handlers import StoreHandlers
 from strategies.servers.options import ServersOptions
 from strategies.servers.server import Server
-from towers.clipping import Clipping
-from towers.update_rules import SGD
+from towers.updates.clipping import Clipping
+from towers.updates.rules import SGD
 
 SOON = 0.05
 

@@ -7,10 +7,10 @@ import pytest
 from strategies.servers.chief import check_options
 from strategies.servers.options import ServersOptions
 from tests.towers.user_errors import refused
-from towers.clipping import Clipping
 from towers.options import StepOptions
-from towers.schedules import Constant
-from towers.update_rules import SGD, Muon
+from towers.updates.clipping import Clipping
+from towers.updates.rules import SGD, Muon
+from towers.updates.schedules import Constant
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,8 @@ from strategies.servers.server import Server
 from strategies.servers.wire import Connection, Refused
 from tests.strategies.servers.at_once import LIMIT_SECONDS, Started, at_once, loopback
 from tests.towers.user_errors import refused
-from towers.clipping import Clipping
-from towers.update_rules import Momentum
+from towers.updates.clipping import Clipping
+from towers.updates.rules import Momentum
 
 SETTINGS = {"flags": 1, "rule": 2}
 SECRET = "grün und 緑"

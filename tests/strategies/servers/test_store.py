@@ -9,7 +9,7 @@ from strategies.servers.store import Store, Vector, check_rule
 from strategies.servers.wire import Refused
 from tests.strategies.servers.at_once import at_once
 from tests.towers.user_errors import refused
-from towers.update_rules import SGD, Adam, Momentum, Muon, everything
+from towers.updates.rules import SGD, Adam, Momentum, Muon, everything
 
 DECAY = 0.125
 RULES = {

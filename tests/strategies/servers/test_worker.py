@@ -17,12 +17,12 @@ from strategies.synchronous import as_batches
 from tests.strategies.servers.at_once import Started
 from tests.strategies.small_task import SmallTask, small_task
 from tests.towers.logical_cpus import cpus
-from towers.clipping import Clipping
 from towers.options import StepOptions
-from towers.schedules import Constant
-from towers.step import open_length
+from towers.step_end import open_length
 from towers.task import InputShard
-from towers.update_rules import SGD
+from towers.updates.clipping import Clipping
+from towers.updates.rules import SGD
+from towers.updates.schedules import Constant
 
 NUM_STEPS, NUM_SERVERS, RATE = 7, 2, 0.25
 

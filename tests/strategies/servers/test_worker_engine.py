@@ -11,10 +11,10 @@ from strategies.servers.worker_engine import WorkerEngine
 from strategies.synchronous import as_batches
 from tests.towers.logical_cpus import cpus
 from tests.towers.tiny_tasks import NUM_CLASSES, TinyTask
-from towers.clipping import Clipping
 from towers.options import StepOptions
-from towers.step import open_length
+from towers.step_end import open_length
 from towers.task import Batch, InputShard
+from towers.updates.clipping import Clipping
 
 WORDS, WIDTH, LENGTH = 50, 4, 3
 # Of 50 rows these and no others are in the examples.

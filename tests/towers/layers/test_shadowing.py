@@ -4,7 +4,7 @@ import pytest
 from keras import layers
 
 from tests.towers.tiny_tasks import stacked
-from towers.shadowing import shadowed
+from towers.layers.shadowing import shadowed
 
 
 def some_layer():

@@ -7,8 +7,8 @@ import tensorflow as tf
 
 from tests.towers.user_errors import refused
 from towers import gradients
-from towers.keras_optimizers import translate
-from towers.update_rules import SGD, Adam, Momentum
+from towers.updates.keras_optimizers import translate
+from towers.updates.rules import SGD, Adam, Momentum
 
 NUM_STEPS = 10
 SHAPES = {"kernel": (4, 3), "bias": (3,), "gamma": (3,)}

@@ -10,9 +10,9 @@ from keras import layers
 
 from tests.towers.tiny_tasks import stacked
 from tests.towers.user_errors import refused
-from towers.batch_norm import batch_norm_layers
 from towers.exchange import TowerExchange
-from towers.layer_kernels import LayerKernels
+from towers.layers.batch_norm import batch_norm_layers
+from towers.layers.kernels import LayerKernels
 from towers.tower import run_model
 
 IMAGE = (6, 5, 4, 3)

@@ -10,9 +10,9 @@ import dataclasses
 import keras
 import tensorflow as tf
 
-from towers import batch_norm, compiled_activations, narrow_maps
 from towers.exchange import TowerExchange
-from towers.shadowing import shadowed
+from towers.layers import batch_norm, compiled_activations, narrow_maps
+from towers.layers.shadowing import shadowed
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as drawn
 
 from tests.towers.user_errors import refused
-from towers.schedules import Constant, Cosine, OneCycle, Piecewise, Triangular, WarmUp
+from towers.updates.schedules import Constant, Cosine, OneCycle, Piecewise, Triangular, WarmUp
 
 rates = drawn.floats(1e-4, 10)
 lengths = drawn.integers(1, 500)

@@ -22,11 +22,11 @@ from tests.towers.tiny_tasks import (
     vectors,
 )
 from tests.towers.user_errors import refused
-from towers.clipping import Clipping
 from towers.options import StepOptions
 from towers.split import sizes
 from towers.task import Batch
-from towers.update_rules import SGD, Momentum
+from towers.updates.clipping import Clipping
+from towers.updates.rules import SGD, Momentum
 
 # --- not finite
 

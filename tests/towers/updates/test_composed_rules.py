@@ -5,8 +5,8 @@ import pytest
 import tensorflow as tf
 
 from tests.towers.user_errors import refused
-from towers.composed_rules import Lookahead, ScaledRates
-from towers.update_rules import SGD, Adam, Momentum, Muon, everything
+from towers.updates.composed_rules import Lookahead, ScaledRates
+from towers.updates.rules import SGD, Adam, Momentum, Muon, everything
 
 RATE, NUM_UPDATES = 0.1, 12
 

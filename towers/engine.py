@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import keras
 import tensorflow as tf
 
-from towers import split, step
+from towers import split, step_end
 from towers.counters import Counters
 from towers.devices import Devices
 from towers.exchange import TowerExchange
@@ -50,7 +50,7 @@ class StepEngine(abc.ABC):
         self.options = options
         self.devices = devices
         self.shares = split.checked_shares(shares, devices.num_towers, "tower_shares")
-        step.check_batch_size(task.batch_size, options.accumulation, self.all_shares)
+        step_end.check_batch_size(task.batch_size, options.accumulation, self.all_shares)
         kernels = options.kernels(devices)
         self.tower = TowerFunction(
             task,
@@ -61,7 +61,7 @@ class StepEngine(abc.ABC):
         )
         self.evaluation = EvaluationFunction(task, model, kernels=kernels)
         self.make_variables()
-        with tf.device(step.HOST):
+        with tf.device(step_end.HOST):
             self.counters = Counters.new(loss_scaling_for(options.precision))
         self._batch_spec = batch_spec
         self.train_function = _graph_of(self._train, batch_spec, _RATE)
@@ -97,7 +97,7 @@ class StepEngine(abc.ABC):
         sums = self.first_function.get_concrete_function().structured_outputs
         return tf.nest.map_structure(tf.type_spec_from_value, sums)
 
-    def train(self, batch: Batch, rate: float) -> step.StepOutcome:
+    def train(self, batch: Batch, rate: float) -> step_end.StepOutcome:
         """One step on a global batch; returns scalars that may still be under way on their devices.
 
         Each microbatch is a call of its own: memory is that of one, and the graph does not grow with them.
@@ -150,7 +150,7 @@ class StepEngine(abc.ABC):
         """`sums` and those over microbatch `place`."""
 
     @abc.abstractmethod
-    def apply(self, batch: Batch, sums, rate: tf.Tensor) -> step.StepOutcome:
+    def apply(self, batch: Batch, sums, rate: tf.Tensor) -> step_end.StepOutcome:
         """Divides, checks, clips, updates and counts."""
 
     @abc.abstractmethod

@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import keras
 
-from towers.clipping import Clipping
 from towers.errors import UserError
-from towers.schedules import Constant, Schedule
-from towers.update_rules import SGD, Adam, Momentum, UpdateRule
+from towers.updates.clipping import Clipping
+from towers.updates.rules import SGD, Adam, Momentum, UpdateRule
+from towers.updates.schedules import Constant, Schedule
 
 
 class OptimizerParts(NamedTuple):

@@ -15,8 +15,8 @@ from tests.towers.tiny_tasks import (
     stacked,
     trainer_of,
 )
-from towers.layer_kernels import LayerKernels
-from towers.narrow_maps import narrow_convolutions
+from towers.layers.kernels import LayerKernels
+from towers.layers.narrow_maps import narrow_convolutions
 
 TUNED = LayerKernels(tuned_for_cpu=True)
 

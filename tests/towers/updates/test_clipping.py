@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tests.towers.user_errors import refused
 from towers import gradients
-from towers.clipping import Clipping
+from towers.updates.clipping import Clipping
 
 
 def sample():

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tests.towers.user_errors import refused
-from towers.update_rules import SGD, Adam, Momentum, Muon, everything, matrices_only, orthogonalized
+from towers.updates.rules import SGD, Adam, Momentum, Muon, everything, matrices_only, orthogonalized
 
 RATE, NUM_STEPS = 0.05, 10
 SHAPE = (6, 3)

@@ -15,8 +15,8 @@ from tests.towers.tiny_tasks import (
     trainer_of,
     vectors,
 )
-from towers.compiled_activations import activations_to_compile
-from towers.layer_kernels import LayerKernels
+from towers.layers.compiled_activations import activations_to_compile
+from towers.layers.kernels import LayerKernels
 
 TUNED = LayerKernels(tuned_for_cpu=True)
 ACTIVATIONS = {"gelu": keras.activations.gelu, "silu": keras.activations.silu}

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from towers.errors import UserError
-from towers.update_rules import UpdateRule
+from towers.updates.rules import UpdateRule
 
 
 def norm_biases(path: str, shape: tf.TensorShape) -> bool:
