@@ -3,8 +3,8 @@
 from absl import flags
 
 from launch.flag_values import listed_in_help, positive
-from models.augment import FILLS, FLIPS
-from models.networks import network_names
+from models.data.augment import FILLS, FLIPS
+from models.networks.registry import network_names
 from models.tasks import build_task, task_names
 from towers.task import Task
 

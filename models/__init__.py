@@ -1,10 +1,10 @@
 """What is trained: networks (Keras 3, stock layers only), datasets, and the tasks that join them.
 
 Networks take float32 images [N, H, W, C], already normalised, and give float32 logits [N, num_classes].
-`models.networks` builds them by name. This room knows `towers`; it never imports `strategies` or `launch`.
+`models.networks.registry` builds them by name. This room knows `towers`, never `strategies` or `launch`.
 """
 
-from models.networks import build_network, network_names
+from models.networks.registry import build_network, network_names
 from models.own_task import OwnTask
 from models.tasks import build_task, task_names
 

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from models.augment import (
+from models.data.augment import (
     FILLS,
     FLIPS,
     PADDING,
@@ -18,11 +18,11 @@ from models.augment import (
     draw_crop_flip,
     normalise,
 )
-from models.batch_stream import BatchSlice, batches_per_epoch, derived_seed, eval_stream, train_stream
-from models.cifar_fast import PATCH, WHITENING
-from models.image_store import ImageSet
-from models.networks import build_network
-from models.whitening import whitening_kernel
+from models.data.batch_stream import BatchSlice, batches_per_epoch, derived_seed, eval_stream, train_stream
+from models.data.image_store import ImageSet
+from models.networks.cifar_fast import PATCH, WHITENING
+from models.networks.registry import build_network
+from models.networks.whitening import whitening_kernel
 from towers.errors import UserError
 from towers.task import Batch, InputShard, WeightedLoss, WeightedValue
 
@@ -37,7 +37,7 @@ class ImageTask:
     Attributes:
       name: name of the task, for reports.
       images: what is read.
-      network: name of the network, one of `models.networks.network_names()`.
+      network: name of the network, one of `models.networks.registry.network_names()`.
       batch_size: examples in a global training batch.
       eval_batch_size: examples in a global evaluation batch; None is batch_size.
       seed: decides the order of the examples and their augmentation.

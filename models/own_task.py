@@ -21,7 +21,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from models.batch_stream import BatchSlice, eval_stream, train_stream
+from models.data.batch_stream import BatchSlice, eval_stream, train_stream
+from models.data.own_data import checked_batch_size, count_examples, dataset_stream, host_tensors
 from models.keras_losses import (
     Term,
     check_common_divisor,
@@ -33,7 +34,6 @@ from models.keras_losses import (
     metric_sums,
 )
 from models.model_outputs import flat, given_by_output, map_leaves, output_names_of
-from models.own_data import checked_batch_size, count_examples, dataset_stream, host_tensors
 from towers.errors import UserError
 from towers.task import Batch, InputShard, WeightedLoss, WeightedValue, as_batch
 
@@ -42,7 +42,7 @@ from towers.task import Batch, InputShard, WeightedLoss, WeightedValue, as_batch
 class OwnTask:
     """Implements `towers.task.Task` over what the user brings.
 
-    Arrays are shuffled as `models.batch_stream` does. A tf.data dataset gives batches as it is: it is
+    Arrays are shuffled as `models.data.batch_stream` does. A tf.data dataset gives batches as it is: it is
     repeated without end for training and started by skipping, so a resumed run is exact only if each pass
     over it gives the same batches (no shuffle, or shuffle(seed=..., reshuffle_each_iteration=False)).
 

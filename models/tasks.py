@@ -4,11 +4,11 @@ import difflib
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from models.augment import PADDING
-from models.image_store import ImageSet
+from models.data.augment import PADDING
+from models.data.image_store import ImageSet
+from models.data.shapes import shapes_set
+from models.data.tfds_images import cifar10_set, tfds_set
 from models.image_task import ImageTask
-from models.shapes import shapes_set
-from models.tfds_images import cifar10_set, tfds_set
 from towers.errors import UserError
 
 TFDS_PREFIX = "tfds:"
@@ -48,7 +48,7 @@ def build_task(
 
     Args:
       name: one of `task_names()`, for example 'shapes' or 'tfds:mnist'.
-      network: name of the network, for `models.networks.build_network`.
+      network: name of the network, for `models.networks.registry.build_network`.
       batch_size: examples in a global batch.
       data_dir: where TFDS keeps its prepared sets.
       seed: decides the order of the examples and their augmentation.

@@ -13,9 +13,9 @@ from keras import layers
 
 from launch import training
 from launch.environment import cluster_of_this_process
-from models.image_store import ImageSet, ImageStore
+from models.data.image_store import ImageSet, ImageStore
 from models.image_task import ImageTask
-from models.networks import build_network
+from models.networks.registry import build_network
 from models.own_task import OwnTask
 from strategies.callbacks import Callback
 from strategies.contract import StepReport, Strategy

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from models.augment import PADDING
-from models.image_store import ImageSet, ImageStore
+from models.data.augment import PADDING
+from models.data.image_store import ImageSet, ImageStore
 from models.image_task import ImageTask
 from models.tasks import build_task, task_names
 from towers.errors import UserError

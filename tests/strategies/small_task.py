@@ -7,7 +7,7 @@ import keras
 import numpy as np
 from keras import layers
 
-from models.image_store import ImageSet, ImageStore
+from models.data.image_store import ImageSet, ImageStore
 from models.image_task import ImageTask
 from strategies.contract import Strategy
 from strategies.registry import build_strategy

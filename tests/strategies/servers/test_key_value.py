@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from launch.free_ports import free_addresses
-from models.networks import build_network
+from models.networks.registry import build_network
 from strategies.cluster import CHIEF, SERVER, WORKER, Member
 from strategies.servers.group import Group
 from strategies.servers.handlers import StoreHandlers

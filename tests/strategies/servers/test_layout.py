@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.alexnet import alexnet
-from models.vgg import vgg16
+from models.networks.alexnet import alexnet
+from models.networks.vgg import vgg16
 from strategies.servers.layout import Layout, row_width
 from strategies.servers.worker_engine import layout_of
 

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import keras
 from keras import layers
 
-from models.logits import logits_layer
+from models.networks.logits import logits_layer
 
 
 class Branches(NamedTuple):

@@ -17,7 +17,7 @@ as there, without local response normalisation.
 import keras
 from keras import layers
 
-from models.logits import logits_layer
+from models.networks.logits import logits_layer
 
 # (filters, kernel size, followed by a pool)
 CONVOLUTIONS = ((64, 5, True), (192, 5, True), (384, 3, False), (256, 3, False), (256, 3, True))

@@ -6,7 +6,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.batch_stream import batches_per_epoch, derived_seed, eval_stream, shuffled, train_stream
+from models.data.batch_stream import batches_per_epoch, derived_seed, eval_stream, shuffled, train_stream
 from towers.errors import UserError
 from towers.split import boundaries
 from towers.task import InputShard

@@ -13,9 +13,9 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_datasets as tfds
 
-from models.image_store import ImageSet, ImageStore, Store
-from models.record_index import RecordRange, index_records
-from models.record_store import RecordStore
+from models.data.image_store import ImageSet, ImageStore, Store
+from models.data.record_index import RecordRange, index_records
+from models.data.record_store import RecordStore
 from towers.errors import UserError
 
 # Mean and standard deviation of the training pixels by channel, in 0..255, as usually given for CIFAR-10.

@@ -16,7 +16,7 @@ import keras
 import numpy as np
 from keras import layers
 
-from models.logits import logits_layer
+from models.networks.logits import logits_layer
 
 WHITENING = "whitening"
 BLOCK_FILTERS = (64, 256, 256)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import tensorflow as tf
 
-from models.record_index import RecordIndex
+from models.data.record_index import RecordIndex
 
 _DECODED_AT_ONCE = 16
 # Records that are asked of the disk together, and files that are open at once for one reader.
@@ -104,7 +104,7 @@ class RecordReader:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class RecordStore:
-    """Has the face of `models.image_store.Store` over records on disk. Reads in the process that made it.
+    """Has the face of `models.data.image_store.Store` over records on disk. Reads in the process that made it.
 
     Attributes:
       index: where the records are.
@@ -129,7 +129,7 @@ class RecordStore:
         return RecordReader(self.index)
 
     def gather(self, indices: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """As `models.image_store.Store.gather`."""
+        """As `models.data.image_store.Store.gather`."""
         indices = tf.convert_to_tensor(indices)
         records = tf.ensure_shape(tf.numpy_function(self._reader.read, [indices], tf.string), indices.shape)
         images, labels = tf.map_fn(

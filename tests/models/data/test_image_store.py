@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from models.image_store import ImageSet, ImageStore, channel_statistics
+from models.data.image_store import ImageSet, ImageStore, channel_statistics
 from towers.errors import UserError
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (6, 4, 5, 3)).astype(np.uint8)

@@ -13,8 +13,8 @@ The tutorial draws kernels from narrow truncated normals; here they are he_norma
 import keras
 from keras import layers
 
-from models.local_response import local_response_normalization
-from models.logits import logits_layer
+from models.networks.local_response import local_response_normalization
+from models.networks.logits import logits_layer
 
 
 def classic_cnn(*, image_shape: tuple[int, int, int] = (32, 32, 3), num_classes: int = 10) -> keras.Model:

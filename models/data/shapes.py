@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from models.image_store import ImageSet, ImageStore
+from models.data.image_store import ImageSet, ImageStore
 
 CLASS_NAMES = (
     "circle",

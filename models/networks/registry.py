@@ -7,12 +7,12 @@ from types import MappingProxyType
 
 import keras
 
-from models.alexnet import alexnet
-from models.cifar_fast import cifar_fast
-from models.classic_cnn import classic_cnn
-from models.inception import inception
-from models.resnet import resnet
-from models.vgg import vgg16
+from models.networks.alexnet import alexnet
+from models.networks.cifar_fast import cifar_fast
+from models.networks.classic_cnn import classic_cnn
+from models.networks.inception import inception
+from models.networks.resnet import resnet
+from models.networks.vgg import vgg16
 from towers.errors import UserError
 
 NETWORKS: Mapping[str, Callable[..., keras.Model]] = MappingProxyType(

@@ -17,7 +17,7 @@ without their dropout between convolutions.
 import keras
 from keras import layers
 
-from models.logits import logits_layer
+from models.networks.logits import logits_layer
 
 # (filters, convolutions) of each stage
 STAGES = ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3))

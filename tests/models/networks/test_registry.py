@@ -11,10 +11,10 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
-from models.counts import count_multiply_adds, count_parameters
-from models.local_response import local_response_normalization
-from models.networks import build_network, network_names
-from models.resnet import resnet
+from models.networks.counts import count_multiply_adds, count_parameters
+from models.networks.local_response import local_response_normalization
+from models.networks.registry import build_network, network_names
+from models.networks.resnet import resnet
 from towers.errors import UserError
 
 # network: (module with the figures in its docstring, parameters, forward multiply-adds of one example)

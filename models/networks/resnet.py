@@ -21,7 +21,7 @@ At 32x32x3 and 10 classes:
 import keras
 from keras import layers
 
-from models.logits import logits_layer
+from models.networks.logits import logits_layer
 from towers.errors import UserError
 
 STAGE_FILTERS = (16, 32, 64)

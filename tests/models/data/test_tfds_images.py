@@ -10,10 +10,10 @@ import pytest
 import tensorflow as tf
 import tensorflow_datasets as tfds
 
-from models.image_store import ImageStore
-from models.record_store import RecordStore
+from models.data.image_store import ImageStore
+from models.data.record_store import RecordStore
+from models.data.tfds_images import DEFAULT_IMAGE_SIZE, cifar10_set, tfds_set
 from models.tasks import build_task
-from models.tfds_images import DEFAULT_IMAGE_SIZE, cifar10_set, tfds_set
 from towers.errors import UserError
 from towers.task import InputShard
 

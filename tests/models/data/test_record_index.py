@@ -13,8 +13,8 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.record_index import RecordRange, index_records
-from models.record_store import ExitGate, RecordReader, RecordStore
+from models.data.record_index import RecordRange, index_records
+from models.data.record_store import ExitGate, RecordReader, RecordStore
 from towers.errors import UserError
 
 

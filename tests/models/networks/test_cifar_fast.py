@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 from keras import layers
 
-from models.cifar_fast import PATCH, WHITENING, cifar_fast
+from models.networks.cifar_fast import PATCH, WHITENING, cifar_fast
+from models.networks.test_time_views import with_test_time_views
+from models.networks.whitening import whitening_kernel
 from models.tasks import build_task
-from models.test_time_views import with_test_time_views
-from models.whitening import whitening_kernel
 from tests.towers.user_errors import refused
 
 

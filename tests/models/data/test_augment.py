@@ -6,7 +6,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.augment import PADDING, CropFlip, alternately_mirrored, crop_flip, draw_crop_flip, normalise
+from models.data.augment import PADDING, CropFlip, alternately_mirrored, crop_flip, draw_crop_flip, normalise
 
 
 def one_by_one(images, draws, mode="constant"):

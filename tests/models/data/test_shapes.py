@@ -5,7 +5,7 @@ import time
 
 import numpy as np
 
-from models.shapes import CLASS_NAMES, NUM_EVAL, NUM_TRAIN, shapes_images, shapes_set
+from models.data.shapes import CLASS_NAMES, NUM_EVAL, NUM_TRAIN, shapes_images, shapes_set
 
 IMAGES_SHA256, LABELS_SHA256 = "09a87a1a9243291e", "c880ed43fe650c6f"
 

@@ -1,0 +1,1 @@
+"""Networks of stock Keras 3 layers: one file a family, `registry` names them all."""
