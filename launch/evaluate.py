@@ -12,7 +12,7 @@ from absl import flags
 
 from launch import binary, training
 from launch.task_flags import task_from_flags
-from strategies.trainer import Trainer
+from strategies.training.trainer import Trainer
 from towers.errors import UserError
 
 FLAGS = flags.FLAGS

@@ -17,7 +17,7 @@ from absl import flags
 from launch import binary
 from launch.evaluate import restored_trainer
 from models.networks.test_time_views import with_test_time_views
-from strategies.export import save_model
+from strategies.training.export import save_model
 from towers.errors import UserError
 
 FLAGS = flags.FLAGS

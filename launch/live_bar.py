@@ -5,7 +5,7 @@ import re
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-# As strategies/progress_display.py prints it where it finds no terminal.
+# As strategies/reports/progress_display.py prints it where it finds no terminal.
 _PROGRESS_LINE = re.compile(r"step (\d+)/(\d+)  (.*)")
 
 

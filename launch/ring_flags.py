@@ -9,9 +9,9 @@ from launch.environment import cluster_of_this_process, is_evaluator
 from launch.flag_values import listed_in_help, numbers_from, positive
 from launch.tf_config import public_addresses
 from strategies.cluster import Cluster
-from strategies.joining import Ring, RingOptions, join_ring
 from strategies.registry import meeting, strategy_names
-from strategies.worker_exchange import ALGORITHMS, WIRE_PRECISIONS, WireOptions
+from strategies.ring.joining import Ring, RingOptions, join_ring
+from strategies.ring.worker_exchange import ALGORITHMS, WIRE_PRECISIONS, WireOptions
 from towers.errors import UserError
 
 FLAGS = flags.FLAGS

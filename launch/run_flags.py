@@ -4,9 +4,9 @@ from absl import flags
 
 from launch.flag_values import listed_in_help, positive
 from strategies.callbacks import Callback
-from strategies.profiler import Profiler
-from strategies.progress_display import ProgressDisplay
-from strategies.trainer_options import TrainerOptions
+from strategies.reports.profiler import Profiler
+from strategies.reports.progress_display import ProgressDisplay
+from strategies.training.trainer_options import TrainerOptions
 from towers.errors import UserError
 from towers.precision import PRECISIONS
 

@@ -5,12 +5,12 @@ import pathlib
 from launch import binary
 from launch.fault import faults_from_environment
 from launch.signals import StopSignals
-from strategies.following import follow
-from strategies.metrics_log import MetricsLog
-from strategies.progress_display import ProgressDisplay
-from strategies.servers.place import ServersPlace, run_server, run_worker
-from strategies.tensorboard_log import TensorBoardLog
+from strategies.reports.metrics_log import MetricsLog
+from strategies.reports.progress_display import ProgressDisplay
+from strategies.reports.tensorboard_log import TensorBoardLog
+from strategies.servers.membership import ServersPlace, run_server, run_worker
 from strategies.towers import towers_strategy
+from strategies.training.following import follow
 from towers.devices import Devices
 from towers.errors import UserError
 from towers.options import StepOptions

@@ -9,8 +9,8 @@ from launch.environment import cluster_of_this_process
 from launch.flag_values import at_least_zero, listed_in_help
 from launch.ring_flags import warn_of_public
 from strategies.registry import meeting
+from strategies.servers.membership import ServersPlace
 from strategies.servers.options import ServersOptions
-from strategies.servers.place import ServersPlace
 from towers.errors import UserError
 
 FLAGS = flags.FLAGS

@@ -20,7 +20,7 @@ from launch import binary, step_flags, training
 from launch.signals import StopSignals
 from launch.task_flags import task_from_flags
 from strategies.servers.figures import table
-from strategies.verification import differences, reference_strategy
+from strategies.training.verification import differences, reference_strategy
 
 FLAGS = flags.FLAGS
 VERIFY_STEPS = 20

@@ -32,7 +32,7 @@ from launch.step_flags import options_from_flags
 from strategies import registry
 from strategies.cluster import SERVER, WORKER
 from strategies.contract import Strategy
-from strategies.trainer import Trainer
+from strategies.training.trainer import Trainer
 from strategies.whole_file import write_whole
 from towers.errors import UserError
 from towers.options import StepOptions

@@ -7,8 +7,8 @@ _HOMES = {
     "NonFiniteStep": "strategies.errors",
     "StepReport": "strategies.contract",
     "Strategy": "strategies.contract",
-    "Trainer": "strategies.trainer",
-    "TrainerOptions": "strategies.trainer_options",
+    "Trainer": "strategies.training.trainer",
+    "TrainerOptions": "strategies.training.trainer_options",
     "build_strategy": "strategies.registry",
 }
 __all__ = list(_HOMES)

@@ -5,10 +5,10 @@ import difflib
 from collections.abc import Callable
 
 from strategies.contract import Strategy
-from strategies.joining import Ring
-from strategies.mirrored import mirrored_strategy
-from strategies.ring import ring_strategy
-from strategies.servers.place import ServersPlace, servers_strategy
+from strategies.distribute.mirrored import mirrored_strategy
+from strategies.ring.joining import Ring
+from strategies.ring.strategy import ring_strategy
+from strategies.servers.membership import ServersPlace, servers_strategy
 from strategies.towers import towers_strategy
 from towers.devices import Devices
 from towers.errors import UserError
@@ -43,7 +43,7 @@ def strategy_names() -> tuple[str, ...]:
 
 
 def meeting(name: str) -> str:
-    """How processes of this strategy meet before they build it: 'ring' (`strategies.joining`), 'servers', or ''.
+    """How processes of this strategy meet before they build it: 'ring' (`ring.joining`), 'servers', or ''.
 
     Raises:
       UserError: a name that is not in the registry.

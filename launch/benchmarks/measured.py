@@ -19,9 +19,9 @@ from models.networks.registry import build_network
 from models.own_task import OwnTask
 from strategies.callbacks import Callback
 from strategies.contract import StepReport, Strategy
-from strategies.progress_display import ProgressDisplay
-from strategies.trainer import Trainer
-from strategies.trainer_options import TrainerOptions
+from strategies.reports.progress_display import ProgressDisplay
+from strategies.training.trainer import Trainer
+from strategies.training.trainer_options import TrainerOptions
 from towers.task import InputShard
 
 FLAGS = flags.FLAGS

@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from launch.benchmarks.case import Case
-from strategies.strict_json import dumps
+from strategies.reports.strict_json import dumps
 from strategies.whole_file import write_whole
 from towers.errors import UserError
 

@@ -17,10 +17,10 @@ import tensorflow as tf
 from launch.binary import PEER_LOST
 from launch.tf_config import cluster_from
 from strategies.errors import PeerLost
-from strategies.joining import Ring, join_ring
-from strategies.tcp_connect import connected_tcp_ring
-from strategies.tcp_ring import TcpRing
-from strategies.worker_exchange import HostExchange, WireOptions, WorkerExchange
+from strategies.ring.joining import Ring, join_ring
+from strategies.ring.tcp_connect import connected_tcp_ring
+from strategies.ring.tcp_ring import TcpRing
+from strategies.ring.worker_exchange import HostExchange, WireOptions, WorkerExchange
 from towers.devices import configure_devices
 
 PRECISIONS = ("float32", "bfloat16")

@@ -7,9 +7,9 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from strategies.ring.worker_exchange import WIRE_PRECISIONS
 from strategies.servers.layout import Layout, row_width
 from strategies.servers.rows import Rows, SplitGradient
-from strategies.worker_exchange import WIRE_PRECISIONS
 from towers import gradients, step_end
 from towers.placement import CentralPlacement, canonical_names
 from towers.task import Batch, batch_length

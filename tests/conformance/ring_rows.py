@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 import tests.conftest  # noqa: F401 (makes the devices)
 from launch.tf_config import cluster_from
-from strategies.joining import join_ring
+from strategies.ring.joining import join_ring
 from tests.conformance.rows import ROWS, Row
 from tests.conformance.trials import Outcome, Trial, outcomes_of, trials_of
 from tests.launch.workers import Workers

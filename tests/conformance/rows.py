@@ -4,13 +4,13 @@ import dataclasses
 from collections.abc import Callable
 
 from strategies.contract import Strategy
-from strategies.joining import RingOptions
-from strategies.mirrored import mirrored_strategy
-from strategies.ring import ring_strategy
+from strategies.distribute.mirrored import mirrored_strategy
+from strategies.ring.joining import RingOptions
+from strategies.ring.strategy import ring_strategy
+from strategies.ring.worker_exchange import WireOptions
+from strategies.servers.membership import servers_strategy
 from strategies.servers.options import ServersOptions
-from strategies.servers.place import servers_strategy
 from strategies.towers import towers_strategy
-from strategies.worker_exchange import WireOptions
 from tests.towers.logical_cpus import cpus
 from towers.devices import Devices
 from towers.split import even_shares

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import tests.conftest  # noqa: F401 (makes the devices)
 from launch.tf_config import cluster_from
 from strategies.cluster import CHIEF, SERVER
-from strategies.servers.place import ServersPlace, run_server, run_worker
+from strategies.servers.membership import ServersPlace, run_server, run_worker
 from tests.conformance.rows import ROWS, Row
 from tests.conformance.trials import Outcome, Trial, outcomes_of, trials_of
 from tests.launch.server_groups import ServerGroup

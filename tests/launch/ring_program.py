@@ -15,7 +15,7 @@ import numpy as np
 
 from launch import binary, training
 from strategies.callbacks import Callback
-from strategies.divergence import Diverged
+from strategies.ring.divergence import Diverged
 from tests.launch.spoilt_task import spoilt_task
 
 MISCHIEF = os.environ.get("MISCHIEF")

@@ -9,9 +9,9 @@ import subprocess
 import pytest
 
 from strategies.contract import Strategy
-from strategies.profiler import Profiler
-from strategies.trainer import FitResult, Trainer
-from strategies.trainer_options import TrainerOptions
+from strategies.reports.profiler import Profiler
+from strategies.training.trainer import FitResult, Trainer
+from strategies.training.trainer_options import TrainerOptions
 from tests.strategies.small_task import random_task, small_strategy
 
 

@@ -15,7 +15,7 @@ from strategies.cluster import SERVER, Cluster, Member
 from strategies.servers.group import Group
 from strategies.servers.handlers import StoreHandlers
 from strategies.servers.key_value import KeyValueStore
-from strategies.servers.place import ServersPlace, run_server, run_worker
+from strategies.servers.membership import ServersPlace, run_server, run_worker
 from strategies.servers.server import Server
 from tests.strategies.small_task import small_task
 from tests.towers.logical_cpus import cpus

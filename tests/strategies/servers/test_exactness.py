@@ -13,8 +13,8 @@ from strategies.cluster import CHIEF, SERVER, Cluster
 from strategies.registry import build_strategy
 from strategies.servers.group import Group
 from strategies.servers.key_value import KeyValueStore
-from strategies.trainer import Trainer
-from strategies.trainer_options import TrainerOptions
+from strategies.training.trainer import Trainer
+from strategies.training.trainer_options import TrainerOptions
 from tests.launch.server_groups import ServerGroup
 from tests.strategies.servers import exactness_program as program
 from tests.strategies.small_task import small_task

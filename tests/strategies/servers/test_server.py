@@ -12,7 +12,7 @@ import pytest
 from launch.free_ports import free_addresses
 from strategies.cluster import Member
 from strategies.errors import PeerLost
-from strategies.joining import listens
+from strategies.ring.joining import listens
 from strategies.servers import server as server_module
 from strategies.servers.group import Group
 from strategies.servers.handlers import StoreHandlers

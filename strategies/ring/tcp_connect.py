@@ -1,4 +1,4 @@
-"""How the processes of a ring find each other for `strategies.tcp_ring`, given that TensorFlow's servers stand."""
+"""Connects the workers of a ring for `tcp_ring`, given that TensorFlow's servers run."""
 
 import secrets
 import socket
@@ -10,8 +10,8 @@ import tensorflow as tf
 from tensorflow.python.eager import context  # the one way to ask TensorFlow whether a peer lives
 
 from strategies.cluster import Member
-from strategies.tcp_ring import TcpRing
-from strategies.worker_exchange import HostExchange
+from strategies.ring.tcp_ring import TcpRing
+from strategies.ring.worker_exchange import HostExchange
 
 _HEALTH_MILLISECONDS = 3000
 _TOKEN_NUMBERS = 2

@@ -12,14 +12,14 @@ import tensorflow as tf
 
 from strategies.cluster import Member
 from strategies.contract import Move, StepReport, WorkerTime
-from strategies.divergence import checksums, what_drifted
 from strategies.errors import PeerLost
-from strategies.joining import Ring
-from strategies.ring_engine import RingEngine
+from strategies.ring.divergence import checksums, what_drifted
+from strategies.ring.engine import RingEngine
+from strategies.ring.joining import Ring
+from strategies.ring.tcp_connect import connected_tcp_ring
+from strategies.ring.tcp_ring import TcpRing
+from strategies.ring.worker_exchange import HostExchange, WorkerExchange
 from strategies.synchronous import SynchronousStrategy, as_batches
-from strategies.tcp_connect import connected_tcp_ring
-from strategies.tcp_ring import TcpRing
-from strategies.worker_exchange import HostExchange, WorkerExchange
 from towers.devices import Devices
 from towers.errors import UserError
 from towers.options import StepOptions

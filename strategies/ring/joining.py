@@ -1,7 +1,7 @@
 """Joining a ring: the processes of a cluster find each other, once, before anything is computed.
 
 tf.distribute.MultiWorkerMirroredStrategy starts TensorFlow's server and its heartbeats; what workers then send
-each other is `strategies.worker_exchange`.
+each other is `strategies.ring.worker_exchange`.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from strategies.cluster import CHIEF, RING_ROLES, WORKER, Cluster, Member
 from strategies.errors import PeerLost
-from strategies.worker_exchange import WireOptions
+from strategies.ring.worker_exchange import WireOptions
 from towers.errors import UserError
 
 _PROBE_SECONDS = 0.2

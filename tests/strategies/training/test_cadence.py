@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategies.cadence import CALL_SECONDS, MOST_STEPS_A_CALL, Cadence, due, steps_of_a_call
+from strategies.training.cadence import CALL_SECONDS, MOST_STEPS_A_CALL, Cadence, due, steps_of_a_call
 
 steps = st.integers(1, 200)
 cadences = st.builds(

@@ -12,8 +12,8 @@ import tensorflow as tf
 
 from strategies.callbacks import Callback
 from strategies.contract import StepReport, Strategy, WorkerTime
+from strategies.reports.strict_json import dumps
 from strategies.servers.figures import GroupFigures
-from strategies.strict_json import dumps
 from strategies.whole_file import write_whole
 
 # Raise it when a field changes its meaning or goes; new fields may come without.

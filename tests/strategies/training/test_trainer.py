@@ -13,11 +13,11 @@ import pytest
 import tensorflow as tf
 
 from strategies.callbacks import Callback
-from strategies.checkpoints import Checkpoints
 from strategies.errors import NonFiniteStep
-from strategies.tensorboard_log import TensorBoardLog
-from strategies.trainer import Trainer
-from strategies.trainer_options import TrainerOptions
+from strategies.reports.tensorboard_log import TensorBoardLog
+from strategies.training.checkpoints import Checkpoints
+from strategies.training.trainer import Trainer
+from strategies.training.trainer_options import TrainerOptions
 from tests.strategies.small_task import (
     BATCH_SIZE,
     NUM_EVAL,
@@ -533,7 +533,7 @@ class TestFiles:
 
     @pytest.mark.parametrize("first, last", [(12, 14), (20, 30)])
     def test_a_profile_of_steps_that_do_not_come(self, first, last, tmp_path):
-        from strategies.profiler import Profiler
+        from strategies.reports.profiler import Profiler
 
         strategy = small_strategy()
         with refused(f"profile_steps={first}:{last}", "this run takes steps 0 to 11"):
@@ -542,13 +542,13 @@ class TestFiles:
 
     @pytest.mark.parametrize("first, last", [(3, 3), (5, 2), (-1, 2)])
     def test_a_profile_of_no_steps(self, first, last):
-        from strategies.profiler import Profiler
+        from strategies.reports.profiler import Profiler
 
         with refused(f"profile_steps={first}:{last}", "0 <= FIRST < LAST"):
             Profiler(first, last)
 
     def test_a_profile_without_a_directory(self):
-        from strategies.profiler import Profiler
+        from strategies.reports.profiler import Profiler
 
         with refused("profile_steps=0:2", "directory"):
             fitted(small_strategy(), callbacks=[Profiler(0, 2)], steps=3)

@@ -8,11 +8,11 @@ import time
 import pytest
 
 from launch.free_ports import free_addresses
-from strategies import joining
 from strategies.cluster import Cluster, Member
 from strategies.errors import PeerLost
-from strategies.joining import Ring, RingOptions, join_ring, listening, listens, wait_for_all
-from strategies.worker_exchange import WireOptions
+from strategies.ring import joining
+from strategies.ring.joining import Ring, RingOptions, join_ring, listening, listens, wait_for_all
+from strategies.ring.worker_exchange import WireOptions
 from tests.launch.programs import run
 from tests.towers.user_errors import refused
 

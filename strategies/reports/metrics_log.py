@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 from strategies.callbacks import Callback, Run, unwritable
 from strategies.contract import StepReport
+from strategies.reports.strict_json import dumps
 from strategies.servers.figures import described_staleness
-from strategies.strict_json import dumps
 from strategies.whole_file import write_whole
 
 

@@ -14,9 +14,9 @@ import threading
 import pytest
 import tensorflow as tf
 
-from strategies.checkpoints import Checkpoints
-from strategies.trainer import Trainer
-from strategies.trainer_options import TrainerOptions
+from strategies.training.checkpoints import Checkpoints
+from strategies.training.trainer import Trainer
+from strategies.training.trainer_options import TrainerOptions
 from tests.strategies.small_task import assert_same_bits, small_strategy, small_task, values_of
 from tests.towers.user_errors import refused
 from towers.errors import UserError
@@ -107,7 +107,7 @@ every_damage = pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: dam
 def test_of_a_damaged_newest_checkpoint_the_one_before_is_used(copied, saved, damage, caplog):
     damage(copied, 6)
     strategy = fresh_strategy()
-    with caplog.at_level(logging.WARNING, logger="strategies.checkpoints"):
+    with caplog.at_level(logging.WARNING, logger="strategies.training.checkpoints"):
         assert Checkpoints(copied, strategy).restore_latest() == 4
     [report] = caplog.messages
     assert str(copied / "step-6") in report

@@ -1,6 +1,6 @@
 """One worker of a ring that makes every exchange of a table and writes down what it was given.
 
-python -m tests.strategies.exchange_program FOLDER WAY
+python -m tests.strategies.ring.exchange_program FOLDER WAY
     with TF_CONFIG set; WAY is 'tcp' or 'tensorflow'; writes the pickles FOLDER/RANK, and then FOLDER/RANK.waited
 """
 
@@ -15,9 +15,9 @@ import numpy as np
 import tensorflow as tf
 
 from launch.tf_config import cluster_from
-from strategies.joining import Ring, join_ring
-from strategies.tcp_connect import connected_tcp_ring
-from strategies.worker_exchange import HostExchange, WireOptions, WorkerExchange
+from strategies.ring.joining import Ring, join_ring
+from strategies.ring.tcp_connect import connected_tcp_ring
+from strategies.ring.worker_exchange import HostExchange, WireOptions, WorkerExchange
 from towers.devices import configure_devices
 
 BYTES_PER_PACK = (1, 100, 4 * 2**20)

@@ -10,9 +10,9 @@ import keras
 import numpy as np
 import pytest
 
-from strategies.export import save_model
-from strategies.trainer import Trainer
-from strategies.trainer_options import TrainerOptions
+from strategies.training.export import save_model
+from strategies.training.trainer import Trainer
+from strategies.training.trainer_options import TrainerOptions
 from tests.strategies.small_task import random_task, small_strategy
 from tests.towers.user_errors import refused
 

@@ -5,7 +5,7 @@ import zlib
 import numpy as np
 import pytest
 
-from strategies.divergence import Diverged, checksums, what_drifted
+from strategies.ring.divergence import Diverged, checksums, what_drifted
 
 STEP = 70
 

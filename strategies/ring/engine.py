@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from strategies.worker_exchange import WorkerExchange
+from strategies.ring.worker_exchange import WorkerExchange
 from towers import gradients, step_end
 from towers.exchange import TowerExchange
 from towers.task import Batch, WeightedValue, batch_length

@@ -9,16 +9,16 @@ from collections.abc import Callable, Mapping, Sequence
 
 import keras
 
-from strategies.cadence import Cadence, due, steps_of_a_call
 from strategies.callbacks import Callback, Run
-from strategies.checkpoints import Checkpoints, check_writable
 from strategies.contract import Move, StepReport, Strategy
 from strategies.errors import NonFiniteStep
-from strategies.export import save_model
-from strategies.metrics_log import MetricsLog
-from strategies.summary import RunFigures, summarize, write_summary
-from strategies.tensorboard_log import TensorBoardLog
-from strategies.trainer_options import TrainerOptions
+from strategies.reports.metrics_log import MetricsLog
+from strategies.reports.summary import RunFigures, summarize, write_summary
+from strategies.reports.tensorboard_log import TensorBoardLog
+from strategies.training.cadence import Cadence, due, steps_of_a_call
+from strategies.training.checkpoints import Checkpoints, check_writable
+from strategies.training.export import save_model
+from strategies.training.trainer_options import TrainerOptions
 from towers.errors import UserError
 
 log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from strategies.tcp_ring import TcpRing
+from strategies.ring.tcp_ring import TcpRing
 from towers import gradients, packing
 from towers.errors import UserError
 
@@ -33,7 +33,7 @@ class WireOptions:
         the sum then has an error of at most W units of rounding (2^-8 in bfloat16, 2^-11 in float16) times the
         sum of the W magnitudes: one for the casts, and one for each of the W - 1 sums. In float16 what is below
         6e-5 loses digits beyond that, and sums above 65504 are infinite.
-      algorithm: of gradients: 'tcp' is our own ring (`strategies.tcp_ring`), for CPUs; 'ring' and 'nccl' are
+      algorithm: of gradients: 'tcp' is our own ring (`strategies.ring.tcp_ring`), for CPUs; 'ring' and 'nccl' are
         TensorFlow's; 'auto' is tcp where the gradients are on a CPU, or else TensorFlow's own choice.
       timeout_seconds: a collective that waits longer ends with an error.
     """

@@ -9,8 +9,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from strategies import tcp_ring
-from strategies.tcp_ring import TcpRing
+from strategies.ring import tcp_ring
+from strategies.ring.tcp_ring import TcpRing
 
 # Of numbers rounded to it: relative errors of at most this.
 ROUNDING = {np.float64: 2.0**-53, np.float32: 2.0**-24, np.float16: 2.0**-11, ml_dtypes.bfloat16: 2.0**-8}

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from strategies import verification
 from strategies.registry import build_strategy
-from strategies.verification import differences, reference_strategy, relative_difference
+from strategies.training import verification
+from strategies.training.verification import differences, reference_strategy, relative_difference
 from tests.strategies.small_task import random_task, small_strategy, small_task
 from tests.towers.logical_cpus import cpus
 from tests.towers.user_errors import refused

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from strategies.callbacks import Run
 from strategies.contract import StepReport
-from strategies.progress_display import ProgressDisplay
+from strategies.reports.progress_display import ProgressDisplay
 
 ESCAPE = "\x1b"
 RUN = Run(strategy=None, directory=None, first_step=0, last_step=20)

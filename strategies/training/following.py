@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Sequence
 
 from strategies.callbacks import Callback, Run
-from strategies.checkpoints import Checkpoints
 from strategies.contract import Strategy
+from strategies.training.checkpoints import Checkpoints
 
 _OVER = ("completed", "interrupted", "not_finite", "failed")
 

@@ -7,9 +7,9 @@ import signal
 import numpy as np
 import pytest
 
-from strategies.worker_exchange import HostExchange, WireOptions, WorkerExchange
+from strategies.ring.worker_exchange import HostExchange, WireOptions, WorkerExchange
 from tests.launch.workers import Workers
-from tests.strategies import exchange_program as program
+from tests.strategies.ring import exchange_program as program
 from tests.towers.user_errors import refused
 
 pytestmark = pytest.mark.timeout(200)
@@ -34,7 +34,7 @@ def ended(request, tmp_path_factory):
     """The folder of the pickles, how each worker ended, and by which way their numbers travelled."""
     folder = tmp_path_factory.mktemp("exchange")
     num_workers, way = request.param
-    commands = [["-m", "tests.strategies.exchange_program", str(folder), way]] * num_workers
+    commands = [["-m", "tests.strategies.ring.exchange_program", str(folder), way]] * num_workers
     with Workers(commands) as workers:
         return folder, workers.ends(LIMIT_SECONDS), way
 

@@ -1,0 +1,1 @@
+"""Strategies whose runtime is tf.distribute's."""
