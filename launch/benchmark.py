@@ -34,17 +34,17 @@ import time
 from absl import flags
 
 from launch import binary
-from launch.benchmarks.case import Case
-from launch.benchmarks.comparison import changes, only_in_one
-from launch.benchmarks.groups import GROUPS, cases
-from launch.benchmarks.measured import MEASUREMENTS, TINY
-from launch.benchmarks.plots import save_plots
-from launch.benchmarks.results import load, results, save
-from launch.benchmarks.running import run_case
-from launch.benchmarks.tables import ratios, table
-from launch.flag_values import positive
+from launch.flags.checks import positive
 from launch.health.machine import devices, threads
 from launch.health.versions import versions
+from launch.measuring.case import Case
+from launch.measuring.comparison import changes, only_in_one
+from launch.measuring.groups import GROUPS, cases
+from launch.measuring.measured import MEASUREMENTS, TINY
+from launch.measuring.plots import save_plots
+from launch.measuring.results import load, results, save
+from launch.measuring.running import run_case
+from launch.measuring.tables import ratios, table
 from towers.errors import UserError
 
 FLAGS = flags.FLAGS

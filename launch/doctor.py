@@ -20,12 +20,13 @@ from collections.abc import Callable, Mapping
 from absl import flags
 
 from launch import binary
-from launch.environment import cluster_of_this_process
-from launch.flag_values import positive
-from launch.health import disk, environment, machine, peers, prepared_sets, selftest, versions
+from launch.flags.checks import positive
+from launch.health import disk, machine, peers, prepared_sets, selftest, versions
 from launch.health.credentials import Credentials
 from launch.health.report import as_json, as_text, without_credentials
 from launch.health.section import Section
+from launch.health.variables import variables as environment_variables
+from launch.membership.this_process import cluster_of_this_process
 from towers.errors import UserError
 
 FLAGS = flags.FLAGS
@@ -53,7 +54,7 @@ def checks(variables: Mapping[str, str]) -> dict[str, Callable[[], Section]]:
         "cluster": functools.partial(cluster_check, variables, timeout_seconds=FLAGS.timeout_seconds),
         "disk": functools.partial(disk.disk, FLAGS.directory or _RUNS),
         "data": functools.partial(prepared_sets.data, FLAGS.data_dir),
-        "environment": functools.partial(environment.variables, variables),
+        "environment": functools.partial(environment_variables, variables),
     }
     if FLAGS.selftest:
         seconds = FLAGS.selftest_timeout_seconds

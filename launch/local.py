@@ -34,12 +34,12 @@ import sys
 from absl import flags
 
 from launch import binary
-from launch.flag_values import at_least_zero, positive
-from launch.local_cluster import Roles
-from launch.local_run import LocalRun, Plan
-from launch.planned_faults import planned_faults
-from launch.private_network import enter_private_network
-from launch.screen import tell
+from launch.flags.checks import at_least_zero, positive
+from launch.membership.roles import Roles
+from launch.supervision.cluster_run import LocalRun, Plan
+from launch.supervision.planned_faults import planned_faults
+from launch.supervision.private_network import enter_private_network
+from launch.supervision.screen import tell
 from towers.errors import UserError
 
 FLAGS = flags.FLAGS

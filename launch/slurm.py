@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from absl import flags
 
 from launch import binary
-from launch.flag_values import positive
+from launch.flags.checks import positive
 from towers.errors import UserError
 
 FLAGS = flags.FLAGS

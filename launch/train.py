@@ -16,9 +16,10 @@ import dataclasses
 
 from absl import flags
 
-from launch import binary, step_flags, training
-from launch.signals import StopSignals
-from launch.task_flags import task_from_flags
+from launch import binary, training
+from launch.flags import step
+from launch.flags.task import task_from_flags
+from launch.supervision.stop_signals import StopSignals
 from strategies.servers.figures import table
 from strategies.training.verification import differences, reference_strategy
 
@@ -83,7 +84,7 @@ def verify(task) -> int:
     In float64 unless asked otherwise: in float32 a sum in another order moves some activation across a ReLU's
     corner at nearly every step of a large network, and two runs that are both right drift apart.
     """
-    options = step_flags.options_from_flags(training.run_length(task))
+    options = step.options_from_flags(training.run_length(task))
     strategy = training.build_strategy(task, dataclasses.replace(options, precision=FLAGS.verify_precision))
     reference, how = reference_strategy(task, strategy, strategy.options)
     found = differences(strategy, reference, VERIFY_STEPS)

@@ -19,16 +19,16 @@ from collections.abc import Callable, Mapping
 from absl import app, flags
 
 from launch import binary
-from launch.device_flags import devices_from_flags
-from launch.environment import is_evaluator
-from launch.fault import faults_from_environment
-from launch.flag_values import numbers_from
-from launch.recipes import apply_recipe
-from launch.ring_flags import joined_ring
-from launch.run_flags import callbacks_from_flags, trainer_options_from_flags
-from launch.server_roles import follow_run, serve, work
-from launch.servers_flags import servers_place
-from launch.step_flags import options_from_flags
+from launch.flags.checks import numbers_from
+from launch.flags.devices import devices_from_flags
+from launch.flags.recipes import apply_recipe
+from launch.flags.ring import joined_ring
+from launch.flags.run import callbacks_from_flags, trainer_options_from_flags
+from launch.flags.servers import servers_place
+from launch.flags.step import options_from_flags
+from launch.membership.this_process import is_evaluator
+from launch.supervision.fault import faults_from_environment
+from launch.supervision.server_roles import follow_run, serve, work
 from strategies import registry
 from strategies.cluster import SERVER, WORKER
 from strategies.contract import Strategy

@@ -7,12 +7,12 @@ import time
 from collections.abc import Mapping, Sequence
 
 from launch.binary import PEER_LOST
-from launch.free_ports import LOOPBACK
-from launch.group_guard import GroupGuard
 from launch.health.section import Section
-from launch.local_cluster import Roles
-from launch.processes import Process
-from launch.tf_config import tf_config_text
+from launch.membership.free_ports import LOOPBACK
+from launch.membership.roles import Roles
+from launch.membership.tf_config import tf_config_text
+from launch.supervision.group_guard import GroupGuard
+from launch.supervision.processes import Process
 from strategies.cluster import Cluster
 
 _COMMAND = (sys.executable, "-m", "launch.health.selftest_worker")

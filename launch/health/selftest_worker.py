@@ -15,7 +15,7 @@ import time
 import tensorflow as tf
 
 from launch.binary import PEER_LOST
-from launch.tf_config import cluster_from
+from launch.membership.tf_config import cluster_from
 from strategies.errors import PeerLost
 from strategies.ring.joining import Ring, join_ring
 from strategies.ring.tcp_connect import connected_tcp_ring

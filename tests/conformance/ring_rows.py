@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Mapping
 
 import tests.conftest  # noqa: F401 (makes the devices)
-from launch.tf_config import cluster_from
+from launch.membership.tf_config import cluster_from
 from strategies.ring.joining import join_ring
 from tests.conformance.rows import ROWS, Row
 from tests.conformance.trials import Outcome, Trial, outcomes_of, trials_of

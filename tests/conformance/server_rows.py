@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Mapping
 
 import tests.conftest  # noqa: F401 (makes the devices)
-from launch.tf_config import cluster_from
+from launch.membership.tf_config import cluster_from
 from strategies.cluster import CHIEF, SERVER
 from strategies.servers.membership import ServersPlace, run_server, run_worker
 from tests.conformance.rows import ROWS, Row

@@ -77,7 +77,7 @@ class Launched:
 @functools.cache
 def network_flags() -> tuple[str, ...]:
     """For the launcher, where it is refused a network of its own: it would say so."""
-    trial = "from launch.private_network import enter_private_network; enter_private_network()"
+    trial = "from launch.supervision.private_network import enter_private_network; enter_private_network()"
     refused = subprocess.run([sys.executable, "-c", trial], env=environment(), capture_output=True).returncode != 0
     return ("--noprivate_network",) if refused else ()
 

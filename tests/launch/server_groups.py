@@ -3,7 +3,7 @@
 import pathlib
 from collections.abc import Mapping, Sequence
 
-from launch.free_ports import free_addresses
+from launch.membership.free_ports import free_addresses
 from tests.launch.cluster_processes import ClusterProcesses
 from tests.launch.programs import Ended
 

@@ -425,7 +425,7 @@ print("start", start)
 
 
 class TestFaults:
-    """With programs that carry out what TOWERS_FAULT orders as launch/fault.py does."""
+    """With programs that carry out what TOWERS_FAULT orders as launch/supervision/fault.py does."""
 
     PROGRAM = """
 kind, _, step = os.environ.get("TOWERS_FAULT", "").partition("@")

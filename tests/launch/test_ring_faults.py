@@ -9,7 +9,7 @@ import time
 import pytest
 
 from launch.binary import INTERRUPTED, NOT_FINITE, PEER_LOST, USER_ERROR
-from launch.free_ports import free_addresses
+from launch.membership.free_ports import free_addresses
 from tests.launch.programs import LAST_STEP, ROOT, assert_same_end, errors, wait_for
 from tests.launch.workers import TRAIN, Workers
 

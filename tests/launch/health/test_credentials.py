@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launch.health.credentials import HIDDEN, Credentials, names_a_secret
-from launch.health.environment import variables
 from launch.health.report import as_json, as_text, without_credentials
 from launch.health.section import Section
+from launch.health.variables import variables
 
 SECRET = "Xq7/+w@ d:\"k'%2=é"
 

@@ -14,7 +14,7 @@ import time
 import numpy as np
 import tensorflow as tf
 
-from launch.tf_config import cluster_from
+from launch.membership.tf_config import cluster_from
 from strategies.ring.joining import Ring, join_ring
 from strategies.ring.tcp_connect import connected_tcp_ring
 from strategies.ring.worker_exchange import HostExchange, WireOptions, WorkerExchange

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from launch.free_ports import free_addresses
+from launch.membership.free_ports import free_addresses
 from strategies.cluster import Cluster, Member
 from strategies.errors import PeerLost
 from strategies.ring import joining

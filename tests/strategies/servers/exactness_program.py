@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 import tests.conftest  # noqa: F401 (makes the devices)
-from launch.tf_config import cluster_from
+from launch.membership.tf_config import cluster_from
 from strategies.cluster import SERVER, Cluster, Member
 from strategies.servers.group import Group
 from strategies.servers.handlers import StoreHandlers

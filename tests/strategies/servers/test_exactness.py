@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from launch.tf_config import cluster_from
+from launch.membership.tf_config import cluster_from
 from strategies.cluster import CHIEF, SERVER, Cluster
 from strategies.registry import build_strategy
 from strategies.servers.group import Group

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from launch.free_ports import free_addresses
+from launch.membership.free_ports import free_addresses
 from models.networks.registry import build_network
 from strategies.cluster import CHIEF, SERVER, WORKER, Member
 from strategies.servers.group import Group

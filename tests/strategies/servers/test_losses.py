@@ -5,7 +5,7 @@ import threading
 import numpy as np
 import pytest
 
-from launch.free_ports import free_addresses
+from launch.membership.free_ports import free_addresses
 from strategies.cluster import CHIEF, SERVER, WORKER, Member
 from strategies.errors import PeerLost
 from strategies.servers.admission import Admission

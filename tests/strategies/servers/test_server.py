@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from launch.free_ports import free_addresses
+from launch.membership.free_ports import free_addresses
 from strategies.cluster import Member
 from strategies.errors import PeerLost
 from strategies.ring.joining import listens

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-from launch.free_ports import free_addresses
+from launch.membership.free_ports import free_addresses
 from strategies.cluster import CHIEF, SERVER, WORKER, Member
 from strategies.servers.coordination import KEY, Coordination
 from strategies.servers.group import Group

@@ -1,0 +1,1 @@
+"""The flags, a file for each subject, and what is built from them."""

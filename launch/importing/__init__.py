@@ -1,0 +1,1 @@
+"""What happens when this package is imported, before TensorFlow is."""

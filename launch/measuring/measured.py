@@ -1,0 +1,220 @@
+"""What the benchmark measures in each of its fresh processes: the work, and the time it took."""
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import keras
+import numpy as np
+import tensorflow as tf
+from absl import flags
+from keras import layers
+
+from launch import training
+from launch.membership.this_process import cluster_of_this_process
+from models.data.image_store import ImageSet, ImageStore
+from models.image_task import ImageTask
+from models.networks.registry import build_network
+from models.own_task import OwnTask
+from strategies.callbacks import Callback
+from strategies.contract import StepReport, Strategy
+from strategies.reports.progress_display import ProgressDisplay
+from strategies.training.trainer import Trainer
+from strategies.training.trainer_options import TrainerOptions
+from towers.task import InputShard
+
+FLAGS = flags.FLAGS
+TINY = "tiny"
+# Steps of parameter servers are so short that a few say nothing.
+_SERVERS_WARM_UP_STEPS = 20
+# Batches that come much faster than steps.
+_INPUT_FACTOR = 10
+
+
+def measured_task() -> OwnTask:
+    """One batch of random images, again and again, already in memory: the same work as the peers do."""
+    generator = np.random.default_rng(0)
+    batch = FLAGS.measured_batch
+    images = generator.random((batch, 32, 32, 3), np.float32)
+    labels = generator.integers(0, 10, batch)
+    data = tf.data.Dataset.from_tensors((images, labels))
+    if FLAGS.slow_seconds and is_first_worker():
+        data = data.map(slowed)
+    return OwnTask(
+        model=tiny_network if FLAGS.network == TINY else _named_network,
+        train_data=data,
+        eval_data=data,
+        losses=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        batch_size=batch,
+    )
+
+
+def is_first_worker() -> bool:
+    cluster = cluster_of_this_process()
+    return cluster is not None and cluster.this.name == "worker:0"
+
+
+def slowed(images: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """As a slow disk would."""
+
+    def wait(given):
+        time.sleep(FLAGS.slow_seconds)
+        return given
+
+    late = tf.numpy_function(wait, [labels], labels.dtype)
+    return images, tf.ensure_shape(late, labels.shape)
+
+
+def _named_network() -> keras.Model:
+    return build_network(FLAGS.network, image_shape=(32, 32, 3), num_classes=10)
+
+
+def tiny_network() -> keras.Model:
+    """The smallest network of the peers, where exchange is all that takes time."""
+    inputs = layers.Input((32, 32, 3))
+    hidden = layers.ReLU()(layers.Conv2D(8, 3, 4, padding="same", use_bias=False)(inputs))
+    return keras.Model(inputs, layers.Dense(10)(layers.Flatten()(hidden)))
+
+
+def measure_step() -> dict:
+    """Steps one at a time; the first one traces and compiles."""
+    FLAGS.steps = FLAGS.measured_steps + 3
+    strategy = training.build_strategy(measured_task())
+    first_seconds = first_step_seconds(strategy)
+    strategy.run_steps(2)
+    reports = [strategy.run_steps(1) for _ in range(FLAGS.measured_steps)]
+    seconds = [report.seconds for report in reports]
+    return {
+        "images_per_second": FLAGS.measured_batch / statistics.median(seconds),
+        "first_step_seconds": first_seconds,
+        "step_jitter": jitter(seconds),
+        "time": time_of(reports),
+    }
+
+
+def first_step_seconds(strategy: Strategy) -> float:
+    """What the first step takes."""
+    started = time.perf_counter()
+    strategy.run_steps(1)
+    return time.perf_counter() - started
+
+
+def jitter(seconds: Sequence[float]) -> float:
+    """How much steps differ: from the 10th to the 90th of 100, over the median."""
+    tenth, ninetieth = np.quantile(seconds, [0.1, 0.9])
+    return float(ninetieth - tenth) / statistics.median(seconds)
+
+
+def time_of(reports: Sequence[StepReport]) -> dict[str, float]:
+    """Shares of some steps' time: waiting for input, computing, and what is left, which is spent with others.
+
+    In one process nothing is left: copies between its devices are part of computing.
+    """
+    whole = sum(report.seconds for report in reports)
+    workers = [worker for report in reports for worker in _workers(report)]
+    if not workers:
+        waited = sum(report.input_seconds for report in reports) / whole
+        return {"input": waited, "compute": 1 - waited, "communication": 0.0}
+    together = whole * len({worker.name for worker in workers})
+    waited = sum(worker.input_seconds for worker in workers) / together
+    busy = sum(worker.busy_seconds for worker in workers) / together
+    return {"input": waited, "compute": busy, "communication": max(0.0, 1 - waited - busy)}
+
+
+def _workers(report: StepReport):
+    return report.workers if report.servers is None else report.servers.workers
+
+
+class TimedEngine:
+    """An engine that keeps the time spent in its steps, each waited for."""
+
+    def __init__(self, engine):
+        self._engine, self.seconds = engine, []
+
+    def __getattr__(self, name):
+        return getattr(self._engine, name)
+
+    def train(self, batch, rate):
+        started = time.perf_counter()
+        outcome = self._engine.train(batch, rate)
+        float(outcome.loss_sum)
+        self.seconds.append(time.perf_counter() - started)
+        return outcome
+
+
+class ReportTimes(Callback):
+    """When each report came, and of which step."""
+
+    def __init__(self):
+        self.reports: list[tuple[int, float]] = []
+
+    def steps(self, report):
+        self.reports.append((report.step, time.perf_counter()))
+
+
+def measure_trainer() -> dict:
+    """The same steps under a Trainer with its files and reports: all that it adds, in the same steps."""
+    FLAGS.steps = FLAGS.measured_steps + 3
+    strategy = training.build_strategy(measured_task())
+    strategy.engine = engine = TimedEngine(strategy.engine)
+    times = ReportTimes()
+    with tempfile.TemporaryDirectory() as folder:
+        options = TrainerOptions(steps=FLAGS.steps, directory=folder, evaluate_every_epochs=None)
+        Trainer(strategy, options, callbacks=[ProgressDisplay(), times]).fit()
+    (first, begun), (last, ended) = times.reports[2], times.reports[-1]
+    bare_seconds = sum(engine.seconds[first:last])
+    return {
+        "images_per_second": FLAGS.measured_batch * (last - first) / (ended - begun),
+        "first_step_seconds": engine.seconds[0],
+        "loop_over_step": (ended - begun) / bare_seconds,
+    }
+
+
+def measure_servers() -> dict:
+    """Steps of workers and servers, counted by the chief, which this is; its first ones are not measured."""
+    FLAGS.steps = _SERVERS_WARM_UP_STEPS + FLAGS.measured_steps
+    strategy = training.build_strategy(measured_task())
+    first_seconds = first_step_seconds(strategy)
+    strategy.run_steps(_SERVERS_WARM_UP_STEPS - 1)
+    report = strategy.run_steps(FLAGS.measured_steps)
+    counted = strategy.step - _SERVERS_WARM_UP_STEPS
+    strategy.finish(completed=True)
+    return {
+        "images_per_second": FLAGS.measured_batch * report.num_steps / report.seconds,
+        "steps_per_second": report.num_steps / report.seconds,
+        "counted_steps": counted,
+        "first_step_seconds": first_seconds,
+        "time": time_of([report]),
+        "worker_steps": {worker.name: worker.steps for worker in report.servers.workers},
+    }
+
+
+def measure_input() -> dict:
+    """Batches of a stream as CIFAR-10's, shuffled, cropped and flipped, with nobody computing beside it."""
+    draw, count = np.random.default_rng(0), 50_000
+    images, labels = draw.integers(0, 256, (count, 32, 32, 3), np.uint8), draw.integers(0, 10, count)
+    store = ImageStore(images=images, labels=labels, num_classes=10, name="drawn")
+    drawn = ImageSet(
+        name="drawn",
+        image_shape=(32, 32, 3),
+        num_classes=10,
+        num_examples={"train": count, "eval": count},
+        open_store=lambda split: store,
+    )
+    task = ImageTask(name="drawn", images=drawn, network="resnet20", batch_size=FLAGS.measured_batch)
+    batches = iter(task.dataset("train", InputShard()))
+    next(batches)
+    started = time.perf_counter()
+    for _ in range(_INPUT_FACTOR * FLAGS.measured_steps):
+        next(batches)
+    seconds = time.perf_counter() - started
+    return {"images_per_second": _INPUT_FACTOR * FLAGS.measured_steps * FLAGS.measured_batch / seconds}
+
+
+MEASUREMENTS: Mapping[str, Callable[[], dict]] = {
+    "step": measure_step,
+    "trainer": measure_trainer,
+    "servers": measure_servers,
+    "input": measure_input,
+}

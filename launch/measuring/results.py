@@ -1,0 +1,95 @@
+"""What the rounds of a benchmark came to: figures with their spread, and the file that keeps them."""
+
+import dataclasses
+import json
+import math
+import pathlib
+import statistics
+from collections.abc import Mapping, Sequence
+
+from launch.measuring.case import Case
+from strategies.reports.strict_json import dumps
+from strategies.whole_file import write_whole
+from towers.errors import UserError
+
+VERSION = 1
+# What a case may measure each round; of the first more is better, of the others less.
+RATE, JITTER, FIRST_STEP, MEMORY = "images_per_second", "step_jitter", "first_step_seconds", "peak_memory_bytes"
+FIGURES = (RATE, "steps_per_second", JITTER, FIRST_STEP, MEMORY, "loop_over_step")
+PARTS = ("input", "compute", "communication")
+
+
+def figure(values: Sequence[float]) -> dict[str, float | None]:
+    """Median, extremes, and the standard error of the mean; None where one round tells nothing of it."""
+    error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
+    return {
+        "median": statistics.median(values),
+        "min": min(values),
+        "max": max(values),
+        "standard_error": error,
+    }
+
+
+def described(case: Case, rounds: Sequence[Mapping]) -> dict:
+    """One case in the file."""
+    found = {
+        "name": case.name,
+        **dataclasses.asdict(case.work),
+        "is_peer": case.is_peer,
+        "figures": {
+            name: figure([one[name] for one in rounds]) for name in FIGURES if all(name in one for one in rounds)
+        },
+        "time": None,
+        "rounds": list(rounds),
+    }
+    if all("time" in one for one in rounds):
+        found["time"] = {part: statistics.median(one["time"][part] for one in rounds) for part in PARTS}
+    return found
+
+
+def results(cases: Sequence[Case], rounds: Mapping[str, Sequence[Mapping]], environment: Mapping) -> dict:
+    """The whole file. Efficiency is the rate over that of one tower with all threads on the same work.
+
+    On CPUs all share the same cores, so that the ideal is 1; on GPUs it is the number of devices.
+    """
+    found = [described(case, rounds[case.name]) for case in cases if rounds[case.name]]
+    for one in found:
+        alone = [other for other in found if is_one_tower(other) and _same_work(one, other)]
+        one["efficiency"] = _rate(one) / _rate(alone[0]) if alone and RATE in one["figures"] else None
+    return {"version": VERSION, "environment": dict(environment), "cases": found}
+
+
+def is_one_tower(one: Mapping) -> bool:
+    """Whether a case is what efficiency is measured against."""
+    return (one["strategy"], one["count"]) == ("towers", 1)
+
+
+def _same_work(one: Mapping, other: Mapping) -> bool:
+    return all(one[field] == other[field] for field in ("network", "batch", "precision"))
+
+
+def _rate(one: Mapping) -> float:
+    return one["figures"][RATE]["median"]
+
+
+def save(found: Mapping, path: pathlib.Path) -> None:
+    """Whole or not at all."""
+    write_whole(path, dumps(found, indent=1) + "\n")
+
+
+def load(path: str) -> dict:
+    """A file that `save` wrote.
+
+    Raises:
+      UserError: there is none, or it is something else.
+    """
+    try:
+        found = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}; name a benchmark.json that launch.benchmark wrote") from None
+    except ValueError:
+        raise UserError(f"{path} is not JSON: name a benchmark.json that launch.benchmark wrote") from None
+    if not isinstance(found, dict) or found.get("version") != VERSION or "cases" not in found:
+        version = found.get("version") if isinstance(found, dict) else None
+        raise UserError(f"{path} is of version {version}, this reads {VERSION}: measure again")
+    return found

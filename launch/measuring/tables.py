@@ -1,0 +1,68 @@
+"""The results in Markdown."""
+
+from collections.abc import Mapping, Sequence
+
+from launch.measuring.results import FIRST_STEP, JITTER, MEMORY, PARTS, RATE, is_one_tower
+
+_MIB = 2**20
+_HEAD = ("case", "images/s", "min - max", "± error", "jitter", "first step s", "memory MiB", "efficiency", *PARTS)
+
+
+def table(found: Mapping) -> list[str]:
+    """A row a case."""
+    lines = [_row(_HEAD), _row(["---"] * len(_HEAD))]
+    for one in found["cases"]:
+        rate = one["figures"][RATE]
+        lines.append(
+            _row(
+                [
+                    one["name"],
+                    f"{rate['median']:.0f}",
+                    f"{rate['min']:.0f} - {rate['max']:.0f}",
+                    _written(rate["standard_error"], ".1f"),
+                    _median(one, JITTER, ".1%"),
+                    _median(one, FIRST_STEP, ".2f"),
+                    _median(one, MEMORY, ".0f", divisor=_MIB),
+                    _written(one["efficiency"], ".2f"),
+                    *(_written(one["time"] and one["time"][part], ".1%") for part in PARTS),
+                ]
+            )
+        )
+    return lines
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _written(value: float | None, form: str) -> str:
+    return "" if value is None else format(value, form)
+
+
+def _median(one: Mapping, name: str, form: str, *, divisor: float = 1.0) -> str:
+    found = one["figures"].get(name)
+    return "" if found is None else format(found["median"] / divisor, form)
+
+
+def ratios(found: Mapping) -> list[str]:
+    """The comparisons that the project holds itself to: our first line of each precision to each peer's."""
+    own = [one for one in found["cases"] if not one["is_peer"]]
+    lines = []
+    for peer in (one for one in found["cases"] if one["is_peer"]):
+        ours = [one for one in own if one["precision"] == peer["precision"] and one["network"] == peer["network"]]
+        lines += [_ratio(ours[0], peer, RATE)] if ours else []
+    lines += [
+        f"{one['name']}, time over that of its steps: {one['figures']['loop_over_step']['median']:.4f}"
+        for one in own
+        if "loop_over_step" in one["figures"]
+    ]
+    alone = [one for one in own if is_one_tower(one)]
+    most = max(own, key=lambda one: one["count"] if one["strategy"] == "towers" else 0, default=None)
+    if alone and most is not alone[0] and FIRST_STEP in most["figures"]:
+        lines.append(_ratio(most, alone[0], FIRST_STEP, "time to first step, "))
+    return lines
+
+
+def _ratio(one: Mapping, other: Mapping, figure: str, what: str = "") -> str:
+    quotient = one["figures"][figure]["median"] / other["figures"][figure]["median"]
+    return f"{what}{one['name']} / {other['name']}: {quotient:.2f}"

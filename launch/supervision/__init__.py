@@ -1,0 +1,1 @@
+"""Processes that are started, watched, stopped and reported on; planned faults and signals."""

@@ -1,0 +1,51 @@
+"""Ends or stops its own process before a step, where the launcher ordered it: a planned fault."""
+
+import os
+import re
+import signal
+import sys
+
+from launch.supervision.planned_faults import FAULT_VARIABLE, SIGNALS
+from strategies.callbacks import Callback, Run
+from towers.errors import UserError
+
+_ORDER = re.compile(rf"({'|'.join(SIGNALS)})@(\d+)")
+
+
+class Fault(Callback):
+    """SIGKILL or SIGSTOP to this process, right before a step begins."""
+
+    def __init__(self, number: signal.Signals, step: int):
+        self._number, self._step, self._is_past = number, step, False
+
+    def check(self, run: Run) -> None:
+        if not run.first_step <= self._step < run.last_step:
+            raise UserError(
+                f"a fault at step {self._step}: this run takes steps {run.first_step} to {run.last_step - 1}; "
+                "name one of them"
+            )
+
+    def boundaries(self):
+        return (self._step,)
+
+    def before_steps(self, step):
+        # A worker of parameter servers does not begin every step; who was stopped and goes on has had its fault.
+        if step >= self._step and not self._is_past:
+            self._is_past = True
+            print(f"{self._number.name} before step {step}, as planned", file=sys.stderr, flush=True)
+            os.kill(os.getpid(), self._number)
+
+
+def faults_from_environment() -> list[Callback]:
+    """The fault that the launcher ordered for this process; [] for none.
+
+    Raises:
+      UserError: the order is none.
+    """
+    order = os.environ.get(FAULT_VARIABLE)
+    if order is None:
+        return []
+    match = _ORDER.fullmatch(order)
+    if match is None:
+        raise UserError(f"{FAULT_VARIABLE}={order}: give a fault and a step, as kill@20 or stop@20")
+    return [Fault(SIGNALS[match[1]], int(match[2]))]

@@ -1,0 +1,68 @@
+"""What processes do that the chief of parameter servers leads: serve, work, or look at the checkpoints."""
+
+import pathlib
+
+from launch import binary
+from launch.supervision.fault import faults_from_environment
+from launch.supervision.stop_signals import StopSignals
+from strategies.reports.metrics_log import MetricsLog
+from strategies.reports.progress_display import ProgressDisplay
+from strategies.reports.tensorboard_log import TensorBoardLog
+from strategies.servers.membership import ServersPlace, run_server, run_worker
+from strategies.towers import towers_strategy
+from strategies.training.following import follow
+from towers.devices import Devices
+from towers.errors import UserError
+from towers.options import StepOptions
+from towers.task import Task
+
+_CODES = {"done": binary.DONE, "interrupted": binary.INTERRUPTED}
+
+
+def serve(options: StepOptions, place: ServersPlace) -> int:
+    """A server's whole life; its exit code. Signals to stop are the chief's to obey: it is served to its end."""
+    with StopSignals() as signals:
+        code = _code_of(lambda: run_server(options, place))
+        if code == binary.INTERRUPTED:
+            signals.are_obeyed()
+        return code
+
+
+def work(task: Task, devices: Devices, options: StepOptions, place: ServersPlace, *, shares) -> int:
+    """A worker's whole life; its exit code."""
+    faults = faults_from_environment()
+
+    def before_step(step: int) -> None:
+        for fault in faults:
+            fault.before_steps(step)
+
+    with StopSignals() as signals:
+        code = _code_of(
+            lambda: run_worker(
+                task, devices, options, place, shares=shares, stop_asked=signals.requested, before_step=before_step
+            )
+        )
+        if code == binary.INTERRUPTED:
+            signals.are_obeyed()
+        return code
+
+
+def follow_run(task: Task, devices: Devices, options: StepOptions, directory: pathlib.Path, *, shares) -> int:
+    """An evaluator's whole life; its exit code."""
+    strategy = towers_strategy(task, devices, options, shares=shares)
+    callbacks = [MetricsLog(), TensorBoardLog(), ProgressDisplay()]
+    with StopSignals() as signals:
+        try:
+            is_over = follow(strategy, directory, callbacks, stop_requested=signals.requested)
+        except UserError as error:
+            return binary.fail(error)
+        if not is_over:
+            signals.are_obeyed()
+        return binary.DONE if is_over else binary.INTERRUPTED
+
+
+def _code_of(life) -> int:
+    try:
+        return _CODES[life()]
+    except binary.EXPECTED as error:
+        return binary.fail(error)

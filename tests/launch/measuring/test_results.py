@@ -1,0 +1,132 @@
+"""What rounds come to, and two benchmarks beside each other."""
+
+import json
+
+import pytest
+
+from launch.measuring.case import Case, Work
+from launch.measuring.comparison import changes, only_in_one
+from launch.measuring.plots import save_plots
+from launch.measuring.results import FIRST_STEP, MEMORY, RATE, figure, load, results, save
+from launch.measuring.tables import ratios, table
+from tests.towers.user_errors import refused
+
+SPLIT = {"input": 0.1, "compute": 0.7, "communication": 0.2}
+
+
+def case(name: str, strategy="towers", count=2, *, precision="float32", is_peer=False) -> Case:
+    return Case(name, Work(strategy, count, "tiny", 64, precision), ("true",), is_peer=is_peer)
+
+
+def measured(rate: float, **more) -> dict:
+    return {RATE: rate, FIRST_STEP: 2.0, MEMORY: 2**30, **more}
+
+
+def found(**rates) -> dict:
+    """A benchmark of two towers, one tower and a peer; each with the rates of its rounds."""
+    cases = [case("two"), case("one", count=1), case("peer", "other", is_peer=True)]
+    rounds = {name: [measured(rate, time=SPLIT) for rate in own] for name, own in rates.items()}
+    rounds |= {"peer": [{RATE: rate} for rate in rates["peer"]]}
+    return results(cases, rounds, {"machine": "this"})
+
+
+def test_the_spread_of_rounds():
+    assert figure([4.0, 1.0, 7.0]) == {
+        "median": 4.0,
+        "min": 1.0,
+        "max": 7.0,
+        "standard_error": pytest.approx(3**0.5),
+    }
+    assert figure([5.0]) == {"median": 5.0, "min": 5.0, "max": 5.0, "standard_error": None}
+
+
+def test_efficiency_is_against_one_tower_on_the_same_work():
+    cases = [case("two"), case("one", count=1), case("half", precision="bfloat16")]
+    whole = results(cases, {"two": [measured(150)], "one": [measured(100)], "half": [measured(300)]}, {})
+    assert [one["efficiency"] for one in whole["cases"]] == [1.5, 1.0, None]
+
+
+def test_what_a_round_does_not_tell_is_left_out():
+    peer = found(two=[3.0], one=[2.0], peer=[1.0])["cases"][2]
+    assert list(peer["figures"]) == [RATE]
+    assert peer["time"] is None
+
+
+def test_what_is_saved_is_loaded(tmp_path):
+    whole = found(two=[3.0, 4.0], one=[2.0, 2.5], peer=[1.0, 1.5])
+    save(whole, tmp_path / "benchmark.json")
+    assert load(str(tmp_path / "benchmark.json")) == whole
+    assert [path.name for path in tmp_path.iterdir()] == ["benchmark.json"]
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        (None, "No such file"),
+        ("{", "is not JSON"),
+        ("[]", "of version None"),
+        ('{"version": 99}', "of version 99"),
+    ],
+)
+def test_what_is_no_benchmark(tmp_path, text, words):
+    path = tmp_path / "a.json"
+    if text is not None:
+        path.write_text(text)
+    with refused(str(path), words):
+        load(str(path))
+
+
+def test_the_table_and_the_ratios():
+    whole = found(two=[300.0, 340.0, 310.0], one=[200.0] * 3, peer=[155.0] * 3)
+    assert table(whole)[2] == ("| two | 310 | 300 - 340 | 12.0 |  | 2.00 | 1024 | 1.55 | 10.0% | 70.0% | 20.0% |")
+    assert table(whole)[4] == "| peer | 155 | 155 - 155 | 0.0 |  |  |  | 0.78 |  |  |  |"
+    assert ratios(whole) == ["two / peer: 2.00", "time to first step, two / one: 1.00"]
+
+
+def test_plots_are_drawn_of_what_there_is(tmp_path):
+    whole = found(two=[300.0, 340.0], one=[200.0, 210.0], peer=[155.0, 160.0])
+    saved = save_plots(whole, tmp_path)
+    assert [path.name for path in saved] == ["throughput.png", "efficiency.png", "time.png"]
+    for path in saved:
+        assert path.read_bytes()[:4] == b"\x89PNG"
+    only_peer = whole | {"cases": [whole["cases"][2] | {"efficiency": None}]}
+    assert [path.name for path in save_plots(only_peer, tmp_path)] == ["throughput.png"]
+
+
+class TestComparison:
+    BEFORE = found(two=[100.0, 102.0, 98.0], one=[50.0, 51.0, 49.0], peer=[10.0])
+
+    def test_nothing_but_noise(self):
+        assert changes(self.BEFORE, self.BEFORE) == []
+        after = found(two=[101.0, 103.0, 99.0], one=[50.0, 51.0, 49.0], peer=[10.0])
+        assert changes(self.BEFORE, after) == []
+
+    def test_what_became_worse_and_better(self):
+        after = found(two=[80.0, 82.0, 78.0], one=[60.0, 61.0, 59.0], peer=[10.0])
+        worse, better = changes(self.BEFORE, after)
+        assert (worse.case, worse.figure, worse.before, worse.after) == ("two", RATE, 100.0, 80.0)
+        assert worse.gain == pytest.approx(-0.2)
+        assert better.gain == pytest.approx(0.2)
+        # Each median's error is 2 / sqrt(3).
+        assert worse.noise == pytest.approx(2 * (2 * 4 / 3) ** 0.5)
+        assert str(worse) == "two: images_per_second 100 -> 80, 20.0% worse (noise ±3.27)"
+
+    def test_more_time_and_memory_are_worse(self):
+        cases, rounds = [case("two")], [measured(100.0), measured(100.0)]
+        slower = [one | {FIRST_STEP: 3.0, MEMORY: 2**31} for one in rounds]
+        before, after = (results(cases, {"two": own}, {}) for own in (rounds, slower))
+        assert [(change.figure, change.gain) for change in changes(before, after)] == [
+            (FIRST_STEP, -0.5),
+            (MEMORY, -1.0),
+        ]
+
+    def test_of_one_round_every_difference_is_shown(self):
+        before, after = (found(two=[rate], one=[50.0], peer=[10.0]) for rate in (100.0, 99.0))
+        (change,) = changes(before, after)
+        assert change.noise is None
+        assert "noise unknown" in str(change)
+
+    def test_lines_of_one_alone(self):
+        after = json.loads(json.dumps(self.BEFORE).replace('"two"', '"three"'))
+        assert changes(self.BEFORE, after) == []
+        assert only_in_one(self.BEFORE, after) == ["two: only in the first", "three: only in the second"]
