@@ -182,7 +182,7 @@ def test_a_program_may_end_while_it_reads(folder):
         capture_output=True,
         text=True,
         timeout=60,
-        cwd=pathlib.Path(__file__).parents[2],
+        cwd=pathlib.Path(__file__).parents[3],
         check=False,
     )
     assert (done.returncode, done.stdout) == (0, "read\n"), done.stderr

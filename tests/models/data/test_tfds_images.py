@@ -17,7 +17,7 @@ from models.tasks import build_task
 from towers.errors import UserError
 from towers.task import InputShard
 
-SHARED = pathlib.Path(__file__).parents[3] / "shared" / "data" / "tfds"
+SHARED = pathlib.Path(__file__).parents[4] / "shared" / "data" / "tfds"
 LABELLED = {"picture": tfds.features.Image(shape=(6, 5, 3)), "kind": tfds.features.ClassLabel(num_classes=4)}
 
 
