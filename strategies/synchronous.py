@@ -13,12 +13,12 @@ import tensorflow as tf
 
 from strategies.contract import Move, StepReport
 from strategies.errors import NonFiniteStep
-from towers.engine import StepEngine
+from towers.batch_parts import open_length
+from towers.engine import Engine
 from towers.errors import UserError
 from towers.layers.names import counted_anew
 from towers.options import StepOptions
 from towers.precision import layer_precision
-from towers.step_end import open_length
 from towers.task import Batch, InputShard, Task, as_batch, steps_per_epoch
 from towers.tower import ModelVariables
 
@@ -31,7 +31,7 @@ class SynchronousStrategy:
         name: str,
         task: Task,
         options: StepOptions,
-        make_engine: Callable[[keras.Model, Batch], StepEngine],
+        make_engine: Callable[[keras.Model, Batch], Engine],
         num_towers: int,
     ):
         """Args:

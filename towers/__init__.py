@@ -1,4 +1,4 @@
-"""Mechanisms on the devices of one process. Knows tensors and device names: no cluster, flags or files."""
+"""Mechanisms on the devices of one process: tensors and device names, no cluster, flags or files."""
 
 import importlib
 
@@ -17,7 +17,7 @@ __all__ = list(_HOMES)
 
 
 def __getattr__(name: str):
-    """A public name, imported when it is first asked for: who needs `towers.errors` alone needs no TensorFlow."""
+    """Imports a public name at its first use: importing `towers.errors` alone does not import TensorFlow."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name]), name)

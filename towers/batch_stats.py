@@ -1,4 +1,10 @@
-"""What becomes of the state the towers hand back: the moving statistics of batch norm and their like."""
+"""How the states that the towers return become one state: moving statistics of batch norm and the like.
+
+The same formula in every mode, whether the towers are in one process or in several:
+
+    average        state + sum_i(w_i * (new_i - state)) / sum_i(w_i)     w_i: weight of tower i's examples
+    first, synced  the state of tower 0
+"""
 
 from collections.abc import Sequence
 
@@ -7,60 +13,105 @@ import tensorflow as tf
 from towers.errors import UserError
 from towers.packing import joined, packs, parted
 
-# Statistics are small and many; what is larger (frozen weights) gains nothing by being copied into one vector.
+# With 'synced' the towers exchange statistics inside the forward pass, so all return the same state.
+POLICIES = ("average", "first", "synced")
+# Statistics are small and many, so they are packed into vectors. Large variables (frozen weights) stay alone:
+# they gain nothing from a copy.
 _PACK_BYTES = 1 << 16
 
 
-def average(
-    old: Sequence[tf.Tensor], new: Sequence[Sequence[tf.Tensor]], weights: Sequence[tf.Tensor]
-) -> list[tf.Tensor]:
-    """The towers' values averaged by their weights; exactly `old` where no tower changed it.
+def check_batch_stats(name: str) -> None:
+    """Raises UserError for a name that is not in POLICIES."""
+    if name not in POLICIES:
+        raise UserError(f"batch_stats={name!r} is unknown: use one of {', '.join(POLICIES)}")
 
-    Integers, which have no average, are the first tower's.
+
+def combined(
+    old: Sequence[tf.Tensor], new: Sequence[Sequence[tf.Tensor]], weights: Sequence[tf.Tensor], batch_stats: str
+) -> list[tf.Tensor]:
+    """The state after the passes of all towers of one process; exactly `old` where no tower changed it.
 
     Args:
       old: the state before.
-      new: each tower's, in the same order.
-      weights: float32 scalars, a tower each.
+      new: each tower's state, in the same order.
+      weights: float32 scalars, the weight of each tower's examples.
+      batch_stats: one of POLICIES.
     """
     found = list(new[0])
-    kinds = sorted({value.dtype.name for value in old if value.dtype.is_floating})
-    for kind in kinds:
-        places = [place for place, value in enumerate(old) if value.dtype.name == kind]
-        # In the state's own type: a quotient of float32 weights would be the least exact number in float64.
-        own = [tf.cast(weight, kind) for weight in weights]
-        total = tf.add_n(own)
-        shares = [tf.math.divide_no_nan(weight, total) for weight in own]
-        sizes = [old[place].shape.num_elements() * old[place].dtype.size for place in places]
+    averaged = [index for index, by_weight in enumerate(_averaged(old, batch_stats)) if by_weight]
+    for dtype in dict.fromkeys(old[index].dtype for index in averaged):
+        indices = [index for index in averaged if old[index].dtype == dtype]
+        sizes = [old[index].shape.num_elements() * dtype.size for index in indices]
         for pack in packs(sizes, _PACK_BYTES):
-            chosen = [places[number] for number in pack]
-            averaged = _averaged(
-                [old[place] for place in chosen], [[of_one[place] for place in chosen] for of_one in new], shares
-            )
-            for place, value in zip(chosen, averaged, strict=True):
-                found[place] = value
+            chosen = [indices[position] for position in pack]
+            before = joined([old[index] for index in chosen])
+            after = [joined([of_tower[index] for index in chosen]) for of_tower in new]
+            value = _combined_vector(before, after, weights)
+            for index, part in zip(chosen, parted(value, [old[index] for index in chosen]), strict=True):
+                found[index] = part
     return found
 
 
-def _averaged(old, new, shares):
-    """Tensors of one dtype, as one vector."""
-    before = joined(old)
-    changes = [(joined(of_one) - before) * share for of_one, share in zip(new, shares, strict=True)]
-    return parted(before + tf.add_n(changes), old)
+def _combined_vector(old, new, weights):
+    per_tower = [
+        changes([old], [of_tower], weight, is_first=False, batch_stats="average")
+        for of_tower, weight in zip(new, weights, strict=True)
+    ]
+    # In the state's precision: a sum of float32 weights would be the least exact number among float64 ones.
+    total = tf.add_n([tf.cast(weight, old.dtype) for weight in weights])
+    (value,) = changed([old], [tf.add_n([change for (change,) in per_tower])], total, batch_stats="average")
+    return value
 
 
-def first(
-    old: Sequence[tf.Tensor], new: Sequence[Sequence[tf.Tensor]], weights: Sequence[tf.Tensor]
+def changes(
+    old: Sequence[tf.Tensor],
+    new: Sequence[tf.Tensor],
+    weight: tf.Tensor,
+    *,
+    is_first: tf.Tensor | bool,
+    batch_stats: str,
 ) -> list[tf.Tensor]:
-    """The first tower's values: the classic way, which looks at a part of the batch."""
-    return list(new[0])
+    """What one tower, replica or process adds to the sum that `changed` takes.
+
+    Args:
+      old: the state before, the same everywhere.
+      new: this one's state.
+      weight: float32 scalar, the weight of this one's examples.
+      is_first: whether tower 0 is here.
+      batch_stats: one of POLICIES.
+    """
+    return [
+        (after - before) * tf.cast(weight if by_weight else is_first, before.dtype)
+        for before, after, by_weight in zip(old, new, _averaged(old, batch_stats), strict=True)
+    ]
 
 
-# Where statistics are exchanged inside the towers, all hand back the same: the first is as good as any.
-COMBINATIONS = {"average": average, "first": first, "synced": first}
+def changed(
+    old: Sequence[tf.Tensor], summed: Sequence[tf.Tensor], weight: tf.Tensor, batch_stats: str
+) -> list[tf.Tensor]:
+    """The state after the passes of all towers.
+
+    Args:
+      old: the state before.
+      summed: the sums of all `changes`.
+      weight: scalar, the sum of all weights. If it is 0, only stand-ins were computed: the state stays.
+      batch_stats: one of POLICIES.
+    """
+    return [
+        before + (_quotient(change, weight) if by_weight else _if_any(change, weight))
+        for before, change, by_weight in zip(old, summed, _averaged(old, batch_stats), strict=True)
+    ]
 
 
-def check_batch_stats(name: str) -> None:
-    """Raises UserError for a name that is not in COMBINATIONS."""
-    if name not in COMBINATIONS:
-        raise UserError(f"batch_stats={name!r} is unknown: use one of {', '.join(COMBINATIONS)}")
+def _quotient(change: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
+    return tf.math.divide_no_nan(change, tf.cast(weight, change.dtype))
+
+
+def _if_any(change: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
+    """The change of tower 0, or zeros if there was no example at all. Integers are multiplied, never divided."""
+    return change * tf.cast(tf.sign(weight), change.dtype)
+
+
+def _averaged(state: Sequence[tf.Tensor], batch_stats: str) -> list[bool]:
+    """Which variables are averaged by weight. Integers have no average: they are tower 0's."""
+    return [batch_stats == "average" and value.dtype.is_floating for value in state]

@@ -1,4 +1,4 @@
-"""Counters of a run: how far it has come, and whether a step went wrong. Saved with the parameters."""
+"""Counters of a run: its progress, and its first step that was not finite. Checkpoints hold them."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -15,11 +15,12 @@ class Counters:
     """Variables on the host.
 
     Attributes:
-      step: global batches used; also the place in the data and in every random sequence.
-      examples: examples in them.
-      updates: updates applied: steps less those skipped.
-      bad_step: the first step whose loss or gradients were not finite, under on_nan=stop; else -1.
-      loss_scale, good_steps: of dynamic loss scaling; 1 and 0 without it.
+      step: number of global batches used; also the index of the next batch, and of its random numbers.
+      examples: number of examples in these batches.
+      updates: number of updates applied: steps minus skipped steps.
+      skipped: number of steps whose update was skipped.
+      bad_step: under on_nan='stop', the first step whose loss or gradients were not finite; else -1.
+      loss_scale, good_steps: state of dynamic loss scaling; 1 and 0 without it.
     """
 
     step: tf.Variable
@@ -32,7 +33,7 @@ class Counters:
 
     @classmethod
     def new(cls, scaling: LossScaling | None) -> "Counters":
-        """Counters of a run that has not begun, on the current device."""
+        """The counters of a new run, on the current device."""
 
         def count(value):
             return tf.Variable(tf.constant(value, tf.int64), trainable=False)
@@ -41,16 +42,16 @@ class Counters:
         return cls(count(0), count(0), count(0), count(0), count(_NONE), scale, count(0))
 
     def variables(self) -> Mapping[str, tf.Variable]:
-        """What a checkpoint keeps, by name."""
+        """The variables that a checkpoint holds, by name."""
         kept = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         del kept["bad_step"]
         return kept
 
     def advance(self, examples, finite, loss_finite, scaling: LossScaling | None, stop: bool) -> None:
-        """Counts one step, in a graph; after a bad step under `stop` nothing is counted any more.
+        """Counts one step, in a graph. Under `stop`, no step is counted after a bad one.
 
-        An overflow under loss scaling (gradients not finite, loss finite) lowers the scale and is skipped;
-        at the smallest scale it is as bad as a loss that is not finite.
+        Under loss scaling an overflow (gradients not finite, loss finite) lowers the scale and skips the step. At
+        the smallest scale it counts as a bad step, as a loss does that is not finite.
         """
         bad = tf.logical_not(finite)
         if scaling is not None:

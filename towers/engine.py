@@ -1,30 +1,31 @@
-"""What every engine of one process has: the tower, the counters, and a step in one call or in several."""
+"""What every synchronous engine of one process has: the tower, the counters, and a step in one or several calls.
+
+undivided         one graph:  first_sums, apply
+accumulation = n  first_sums on microbatch 0;  more_sums on 1 .. n - 1;  apply
+"""
 
 import abc
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import keras
 import tensorflow as tf
 
-from towers import split, step_end
+from towers import split
 from towers.counters import Counters
-from towers.devices import Devices
+from towers.devices import HOST, Devices
 from towers.exchange import TowerExchange
 from towers.options import StepOptions
 from towers.precision import loss_scaling_for
+from towers.step_end import StepOutcome
 from towers.task import Batch, Task, batch_length
 from towers.tower import EvaluationFunction, EvaluationResult, TowerFunction
 
 _RATE = tf.TensorSpec([], tf.float32)
 
 
-class StepEngine(abc.ABC):
-    """Trains and evaluates global batches. Where variables live and gradients meet is the subclass's.
-
-    A step is `gather_first` on the first microbatch, `gather_more` on each other one, then `apply`; undivided,
-    the first and the last are one graph.
-    """
+class Engine(abc.ABC):
+    """Trains and evaluates global batches. A subclass decides where variables live and how sums are exchanged."""
 
     def __init__(
         self,
@@ -34,84 +35,80 @@ class StepEngine(abc.ABC):
         options: StepOptions,
         *,
         batch_spec: Batch,
-        shares: tuple[float, ...] | None = None,
+        shares: Sequence[float] | None = None,
+        all_shares: Sequence[float] | None = None,
+        tower_exchange: TowerExchange | None = None,
+        step_spec=None,
     ):
         """Args:
         task: gives the loss and the metrics.
-        model: a built template.
+        model: a built template; its variables are read once, for their first values.
         devices: of the towers and the parameters.
         options: of the step.
-        batch_spec: the spec of a batch, dimension 0 open.
-        shares: how much of a batch each tower takes; None is equal parts.
+        batch_spec: the spec of a (micro)batch, dimension 0 open.
+        shares: relative sizes of the parts of this process's towers; None for equal parts.
+        all_shares: shares of all towers of all processes, in the order of their parts; None if all are here.
+        tower_exchange: sums batch statistics over all towers, under batch_stats='synced'; None for one over the
+          towers of this process.
+        step_spec: the spec of what `apply` gets as its batch; None for batch_spec.
 
         Raises:
-          UserError: shares that don't match the towers, or a batch too small for all towers.
+          UserError: shares that don't fit the towers, or a batch too small for all towers.
         """
         self.options = options
         self.devices = devices
         self.shares = split.checked_shares(shares, devices.num_towers, "tower_shares")
-        step_end.check_batch_size(task.batch_size, options.accumulation, self.all_shares)
+        self.all_shares = self.shares if all_shares is None else tuple(all_shares)
+        split.check_batch_size(task.batch_size, options.accumulation, self.all_shares)
         kernels = options.kernels(devices)
+        if tower_exchange is None and len(self.all_shares) > 1:
+            tower_exchange = TowerExchange(len(self.all_shares))
         self.tower = TowerFunction(
             task,
             model,
-            exchange=self._tower_exchange() if options.batch_stats == "synced" else None,
+            exchange=tower_exchange if options.batch_stats == "synced" else None,
             kernels=kernels,
             xla=options.xla,
         )
         self.evaluation = EvaluationFunction(task, model, kernels=kernels)
-        self.make_variables()
-        with tf.device(step_end.HOST):
+        with tf.device(HOST):
             self.counters = Counters.new(loss_scaling_for(options.precision))
         self._batch_spec = batch_spec
+        self._step_spec = batch_spec if step_spec is None else step_spec
         self.train_function = _graph_of(self._train, batch_spec, _RATE)
         self.evaluate_function = _graph_of(self.evaluate_towers, batch_spec)
-        self.first_function = _graph_of(self.gather_first, batch_spec)
-
-    @property
-    def all_shares(self) -> tuple[float, ...]:
-        """Shares of all towers that divide a global batch, in the order of its parts."""
-        return self.shares
-
-    def _tower_exchange(self) -> TowerExchange | None:
-        """Between the towers that share statistics."""
-        return TowerExchange(self.devices.num_towers) if self.devices.num_towers > 1 else None
+        self.first_function = _graph_of(self.first_sums, batch_spec)
 
     @functools.cached_property
     def more_function(self):
-        """`gather_more`, traced once: workers whose traces were not the same would not find each other."""
-        return _graph_of(self.gather_more, self._batch_spec, tf.TensorSpec([], tf.int32), self._sums_spec)
+        """`more_sums` as a graph. It is traced once: collectives of different traces would not find each other."""
+        return _graph_of(self.more_sums, self._batch_spec, tf.TensorSpec([], tf.int32), self._sums_spec)
 
     @functools.cached_property
-    def finish_function(self):
-        """`apply`, as `more_function`."""
+    def apply_function(self):
+        """`apply` as a graph, traced once as `more_function` is."""
         return _graph_of(self.apply, self._step_spec, self._sums_spec, _RATE)
-
-    @property
-    def _step_spec(self):
-        """Of what `train` is given."""
-        return self._batch_spec
 
     @property
     def _sums_spec(self):
         sums = self.first_function.get_concrete_function().structured_outputs
         return tf.nest.map_structure(tf.type_spec_from_value, sums)
 
-    def train(self, batch: Batch, rate: float) -> step_end.StepOutcome:
-        """One step on a global batch; returns scalars that may still be under way on their devices.
+    def train(self, batch: Batch, rate: float) -> StepOutcome:
+        """One step on a global batch. The scalars returned may still be under computation on their devices.
 
-        Each microbatch is a call of its own: memory is that of one, and the graph does not grow with them.
+        Each microbatch is a call of its own, so memory and graph are those of one microbatch.
         """
         rate = tf.constant(rate, tf.float32)
         if self.options.accumulation == 1:
             return self.train_function(batch, rate)
         sizes = split.sizes(int(batch_length(batch)), split.even_shares(self.options.accumulation))
         sums = self.first_function(batch)
-        for place, size in enumerate(sizes[1:], start=1):
-            # A last batch of fewer examples than microbatches leaves some empty: kernels refuse empty tensors.
+        for index, size in enumerate(sizes[1:], start=1):
+            # A last batch with fewer examples than microbatches leaves some empty: kernels fail on empty tensors.
             if size > 0:
-                sums = self.more_function(batch, tf.constant(place), sums)
-        return self.finish_function(batch, sums, rate)
+                sums = self.more_function(batch, tf.constant(index), sums)
+        return self.apply_function(batch, sums, rate)
 
     def evaluate(self, batch: Batch) -> EvaluationResult:
         """Undivided loss and metrics of a batch."""
@@ -123,39 +120,35 @@ class StepEngine(abc.ABC):
         return function.get_concrete_function().graph
 
     def _train(self, batch, rate):
-        return self.apply(batch, self.gather_first(batch), rate)
-
-    @abc.abstractmethod
-    def make_variables(self) -> None:
-        """Makes parameters, state and slots with the template's values, before anything is traced."""
+        return self.apply(batch, self.first_sums(batch), rate)
 
     @abc.abstractmethod
     def parameters(self) -> Mapping[str, tf.Variable]:
-        """By canonical name."""
+        """The parameters by canonical name."""
 
     @abc.abstractmethod
     def state(self) -> Mapping[str, tf.Variable]:
-        """By canonical name."""
+        """The state by canonical name."""
 
     @abc.abstractmethod
     def slots(self) -> Mapping[str, Mapping[str, tf.Variable]]:
-        """By slot name and canonical name."""
+        """The optimizer state by slot name and canonical name."""
 
     @abc.abstractmethod
-    def gather_first(self, batch: Batch):
-        """The towers' sums over the first microbatch."""
+    def first_sums(self, batch: Batch):
+        """The towers' sums over microbatch 0 (or the whole batch)."""
 
     @abc.abstractmethod
-    def gather_more(self, batch: Batch, place: tf.Tensor, sums):
-        """`sums` and those over microbatch `place`."""
+    def more_sums(self, batch: Batch, microbatch_index: tf.Tensor, sums):
+        """`sums` plus the towers' sums over microbatch `microbatch_index`."""
 
     @abc.abstractmethod
-    def apply(self, batch: Batch, sums, rate: tf.Tensor) -> step_end.StepOutcome:
+    def apply(self, batch: Batch, sums, rate: tf.Tensor) -> StepOutcome:
         """Divides, checks, clips, updates and counts."""
 
     @abc.abstractmethod
     def evaluate_towers(self, batch: Batch) -> EvaluationResult:
-        """The towers' evaluations of their parts, added up."""
+        """The sums of the towers' evaluations of their parts."""
 
 
 def _graph_of(function, *signature):

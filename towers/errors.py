@@ -1,12 +1,12 @@
-"""The one error that speaks to the user rather than to the programmer."""
+"""The error for users' mistakes, in contrast to errors of the program."""
 
 
 class UserError(ValueError):
-    """What the user asked for cannot be done: the message is one line with the value, the rule and the fix.
+    """The user asked for something impossible. The message is one line with the value, the rule and the fix.
 
-    The binaries in `launch` print it without a traceback. Any other ValueError is somebody's mistake
-    in code (ours, Keras's, the user's own model) and keeps its traceback.
+    The programs in `launch` print it without a traceback. Any other ValueError is an error in code (ours, Keras's,
+    the user's own model) and keeps its traceback.
     """
 
-    # Keras adds lines about the arguments to what is raised within a layer's call, but for errors so marked.
+    # Keras appends lines about arguments to exceptions raised in a layer's call, except those with this mark.
     _keras_call_info_injected = True

@@ -1,8 +1,8 @@
-"""The one exchange inside a tower: a sum over the towers, each on its own device.
+"""The only exchange inside a tower: a sum over the towers, each on its own device.
 
-Every tower runs the same traced graph, so every tower reaches the same exchanges; the collective finds
-its partners by the group (who takes part) and the instance (which exchange of the tower it is). It works
-on logical CPU devices as it does over NCCL, and waits without holding a thread.
+Every tower runs the same traced graph, so every tower runs the same exchanges. A collective finds its counterparts
+by the group key (which towers) and the instance key (which exchange of the tower). It works on logical CPU devices
+as over NCCL, and holds no thread while it waits.
 """
 
 import dataclasses
@@ -10,7 +10,7 @@ import itertools
 
 import tensorflow as tf
 
-# Two groups of one process must not share a key, even on the same devices; tf.distribute counts its own from 1.
+# Groups of one process need different keys, even on the same devices. tf.distribute counts its keys from 1.
 _next_group_key = itertools.count(1_000_000)
 
 
@@ -24,8 +24,8 @@ class TowerExchange:
 
     def sum(self, value: tf.Tensor) -> tf.Tensor:
         """The sum of `value` (same shape on every tower) over all towers, on every tower. No gradient."""
-        # The second version of this operation never returns between logical devices of one process (seen on
-        # TensorFlow 2.21); the first has its group in attributes and does.
+        # CollectiveReduceV2 never returns between logical devices of one process (TensorFlow 2.21). This first
+        # version, which has its group in attributes, does.
         return tf.raw_ops.CollectiveReduce(
             input=value,
             group_size=self.num_towers,

@@ -10,7 +10,7 @@ Gradient = tf.Tensor | tf.IndexedSlices
 def add(gradients: Sequence[Gradient]) -> Gradient:
     """The sum of one parameter's gradients. IndexedSlices stay sparse when all of them are.
 
-    Rows that several towers touched stand in the result more than once; `merged` makes them one.
+    The result repeats a row that several towers touched; `merged` adds up such repetitions.
     """
     if len(gradients) == 1:
         return gradients[0]
@@ -23,30 +23,36 @@ def add(gradients: Sequence[Gradient]) -> Gradient:
     return tf.add_n([tf.convert_to_tensor(gradient) for gradient in gradients])
 
 
-def scale(gradient: Gradient, factor: tf.Tensor) -> Gradient:
-    """The gradient times a scalar."""
-    if isinstance(gradient, tf.IndexedSlices):
-        values = gradient.values * tf.cast(factor, gradient.values.dtype)
-        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
-    return gradient * tf.cast(factor, gradient.dtype)
+def add_each(per_tower: Sequence[Sequence[Gradient]]) -> list[Gradient]:
+    """For each parameter the sum of its gradients, given one list of gradients for each tower."""
+    return [add(of_parameter) for of_parameter in zip(*per_tower, strict=True)]
+
+
+def divided(gradient: Gradient, divisor: tf.Tensor) -> Gradient:
+    """The gradient divided by a scalar, in the gradient's own precision; zeros if the scalar is 0."""
+
+    def quotient(values):
+        return tf.math.divide_no_nan(values, tf.cast(divisor, values.dtype))
+
+    return map_values(quotient, gradient)
 
 
 def merged(gradient: Gradient) -> Gradient:
-    """The same gradient with every row at most once, as norms and element-wise clipping need it."""
+    """The same gradient with each row at most once, which norms and element-wise clipping need."""
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient
-    rows, places = tf.unique(gradient.indices)
-    values = tf.math.unsorted_segment_sum(gradient.values, places, tf.size(rows))
+    rows, segments = tf.unique(gradient.indices)
+    values = tf.math.unsorted_segment_sum(gradient.values, segments, tf.size(rows))
     return tf.IndexedSlices(values, rows, gradient.dense_shape)
 
 
 def values_of(gradient: Gradient) -> tf.Tensor:
-    """The numbers of a merged gradient, without those that are zero for being absent."""
+    """The values of a gradient; of a sparse one only those of its rows."""
     return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
 
 
 def map_values(function, gradient: Gradient) -> Gradient:
-    """`function` on the numbers of a merged gradient; it must take 0 to 0."""
+    """Applies `function` to the values of a gradient. It must map 0 to 0: absent rows of a sparse one stay 0."""
     if isinstance(gradient, tf.IndexedSlices):
         return tf.IndexedSlices(function(gradient.values), gradient.indices, gradient.dense_shape)
     return function(gradient)
@@ -60,7 +66,7 @@ def squared_norm(gradient: Gradient) -> tf.Tensor:
 
 
 def global_norm(gradients: Sequence[Gradient]) -> tf.Tensor:
-    """Euclidean norm over all of some merged gradients: a float32 scalar, summed in the widest of their types."""
+    """Euclidean norm over all of some merged gradients: a float32 scalar, summed in their widest precision."""
     squares = [squared_norm(gradient) for gradient in gradients]
     widest = tf.float64 if any(square.dtype == tf.float64 for square in squares) else tf.float32
     return tf.cast(tf.sqrt(tf.add_n([tf.cast(square, widest) for square in squares])), tf.float32)

@@ -1,4 +1,4 @@
-"""How a step computes, apart from where: the choices that are the same in every mode."""
+"""How a step computes: the options that are the same in every mode."""
 
 import dataclasses
 
@@ -22,15 +22,17 @@ class StepOptions:
     """The options of a training step.
 
     Attributes:
-      rule, schedule, clipping: how averaged gradients change the parameters.
-      accumulation: microbatches a batch is divided into, one after another, to save memory.
-      batch_stats: 'average' over towers by weight, 'first' tower's, or 'synced': of the whole batch.
-      precision: what layers compute in; parameters are float32 (float64 for 'float64').
+      rule, schedule, clipping: how mean gradients change the parameters.
+      accumulation: number of microbatches that a batch is divided into. They run one after another, to save
+        memory.
+      batch_stats: batch statistics: 'average' of the towers' by weight, 'first' tower's, or 'synced': those of the
+        whole batch.
+      precision: number format that layers compute in; parameters are float32 (float64 for 'float64').
       xla: compile the tower function with XLA.
       fused_batch_norm: run Keras's BatchNormalization on TensorFlow's fused kernel.
-      tuned_for_cpu: on CPU towers, activations and convolutions as `LayerKernels` says.
-      on_nan: what a step with a non-finite loss or gradient does: 'stop' training, or 'skip' the update.
-      seed: of the initial weights, dropout and whatever else is drawn.
+      tuned_for_cpu: on CPU towers, use our own kernels for activations and convolutions (see `LayerKernels`).
+      on_nan: after a step whose loss or gradients are not finite, 'stop' training or 'skip' the update.
+      seed: random seed for initial weights and dropout.
     """
 
     rule: UpdateRule = dataclasses.field(default_factory=Momentum)
@@ -47,18 +49,22 @@ class StepOptions:
 
     @classmethod
     def of_keras(cls, optimizer: keras.optimizers.Optimizer, **others) -> "StepOptions":
-        """Options whose rule, schedule and clipping are a Keras optimizer's; `others` as for the class.
+        """Options with the rule, schedule and clipping of a Keras optimizer.
+
+        Args:
+          optimizer: SGD, Adam or AdamW, without steps taken.
+          **others: the other attributes of this class.
 
         Raises:
-          UserError: the optimizer, or one of its options, has no translation.
+          UserError: the optimizer or one of its options is not supported.
         """
         return cls(**translate(optimizer)._asdict(), **others)
 
     def kernels(self, devices: Devices) -> LayerKernels:
-        """Which layers compute otherwise than Keras has them, on these devices."""
+        """Which layers use other kernels than Keras's on these devices."""
         return LayerKernels(
             fused_batch_norm=self.fused_batch_norm,
-            # XLA compiles the whole tower as it sees fit.
+            # XLA compiles the whole tower by itself.
             tuned_for_cpu=self.tuned_for_cpu and devices.on_cpu and not self.xla,
         )
 
@@ -66,8 +72,10 @@ class StepOptions:
         check_batch_stats(self.batch_stats)
         check_precision(self.precision)
         if self.accumulation < 1:
-            raise UserError(f"accumulation={self.accumulation}: a batch is at least 1 microbatch")
+            raise UserError(
+                f"accumulation={self.accumulation}: it must be at least 1; 1 does not divide the batch"
+            )
         if self.on_nan not in ON_NAN:
             raise UserError(f"on_nan={self.on_nan!r} is unknown: use one of {', '.join(ON_NAN)}")
         if not 0 <= self.seed < 2**31:
-            raise UserError(f"seed={self.seed}: it lies in 0..{2**31 - 1}")
+            raise UserError(f"seed={self.seed}: it must be from 0 to {2**31 - 1}")

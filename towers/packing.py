@@ -1,7 +1,7 @@
-"""Which gradients travel together. A collective has a cost of its own, so small tensors share one.
+"""Packs: small tensors that share one collective, because each collective has a fixed cost.
 
-The backward pass gives the last layers' gradients first. Packs are therefore filled from the end: the first is
-on its way while the rest is still being computed. With at most 8 bytes a pack:
+The backward pass computes the last layers' gradients first. So packs are filled from the end: the first pack is
+sent while the other gradients are still computed. With at most 8 bytes a pack:
 
     tensor    0   1   2   3   4
     bytes     4   4   2   6   3        packs: (4) (3 2) (1 0)
@@ -13,27 +13,27 @@ import tensorflow as tf
 
 
 def packs(sizes_bytes: Sequence[int], bytes_per_pack: int) -> list[tuple[int, ...]]:
-    """Places of the tensors in each pack, last tensors first. One that is larger than a pack is alone in one."""
+    """Indices of the tensors in each pack, last tensors first. A tensor larger than a pack has one for itself."""
     found: list[tuple[int, ...]] = []
     room = 0
-    for place in reversed(range(len(sizes_bytes))):
-        if found and sizes_bytes[place] <= room:
-            found[-1] += (place,)
+    for index in reversed(range(len(sizes_bytes))):
+        if found and sizes_bytes[index] <= room:
+            found[-1] += (index,)
         else:
-            found.append((place,))
+            found.append((index,))
             room = bytes_per_pack
-        room -= sizes_bytes[place]
+        room -= sizes_bytes[index]
     return found
 
 
 def joined(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-    """One vector of all the tensors' numbers, which have one dtype."""
+    """All elements of some tensors of one dtype as one vector."""
     vectors = [tensor if tensor.shape.rank == 1 else tf.reshape(tensor, [-1]) for tensor in tensors]
     return tf.concat(vectors, 0) if len(vectors) > 1 else vectors[0]
 
 
 def parted(vector: tf.Tensor, like: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """The tensors of a `joined` vector, with the shapes of `like`."""
+    """The inverse of `joined`: tensors with the shapes of `like`."""
     parts = [vector] if len(like) == 1 else tf.split(vector, [tensor.shape.num_elements() for tensor in like])
     return [
         part if tensor.shape.rank == 1 else tf.reshape(part, tensor.shape)

@@ -1,7 +1,7 @@
-"""Where parameters, state and slots live, and so where gradients meet and updates run. One policy a class.
+"""Where parameters, state and slots live, and so where gradients are summed and updates run. One class a policy.
 
-The variables here are the only ones there are: the Keras model is a template that lends its structure, its
-names and its first values.
+These are the only variables of a run. The Keras model is a template: it gives the structure, the names and the
+first values.
 """
 
 import collections
@@ -18,7 +18,7 @@ from towers.updates.rules import UpdateRule
 
 
 def canonical_names(variables: Sequence[keras.Variable]) -> list[str]:
-    """One name a variable, the same in every mode: its Keras path, numbered where a path stands twice."""
+    """One name a variable, the same in every mode: its Keras path, with a number from the second such path on."""
     seen = collections.Counter()
     names = []
     for variable in variables:
@@ -28,7 +28,12 @@ def canonical_names(variables: Sequence[keras.Variable]) -> list[str]:
 
 
 class Placement(Protocol):
-    """A policy. `parameters` and `state` are by canonical name, in the model's order."""
+    """A policy of placement.
+
+    Attributes:
+      parameters, state: by canonical name, in the model's order.
+      slots: by slot name and canonical name.
+    """
 
     parameters: Mapping[str, tf.Variable]
     state: Mapping[str, tf.Variable]
@@ -37,16 +42,23 @@ class Placement(Protocol):
     def read(self) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
         """Parameters and state as tensors, read once a step."""
 
-    def sum(self, per_tower: Sequence[Sequence[gradients.Gradient]]) -> list[gradients.Gradient]:
-        """The towers' gradients, summed where they are needed."""
-
     def update(self, means: Sequence[gradients.Gradient], rule: UpdateRule, rate, update) -> None:
-        """Applies the rule to every parameter."""
+        """Applies the rule to every parameter.
+
+        Args:
+          means: mean gradients, one a parameter.
+          rule: computes the update.
+          rate: float32 scalar, learning rate.
+          update: int64 scalar, number of updates before this one.
+        """
+
+    def assign_state(self, new_state: Sequence[tf.Tensor]) -> None:
+        """Sets the state, one tensor a variable."""
 
 
 @dataclasses.dataclass(frozen=True)
 class CentralPlacement:
-    """Everything on one device, CPU or GPU; towers are sent a copy once a step."""
+    """Everything on one device, CPU or GPU. Each step sends every tower a copy."""
 
     device: str
     parameters: Mapping[str, tf.Variable]
@@ -56,7 +68,7 @@ class CentralPlacement:
 
     @classmethod
     def of(cls, variables: ModelVariables, rule: UpdateRule, device: str) -> "CentralPlacement":
-        """Variables on `device` with the template's present values; slots are zero."""
+        """Variables on `device` with the template's present values, and slots of zeros."""
         with tf.device(device):
             parameters = variables_like(variables.parameters)
             state = variables_like(variables.state)
@@ -68,17 +80,17 @@ class CentralPlacement:
             values = [variable.read_value() for variable in self.parameters.values()]
             return values, [variable.read_value() for variable in self.state.values()]
 
-    def sum(self, per_tower):
-        with tf.device(self.device):
-            return [gradients.add(of_one) for of_one in zip(*per_tower, strict=True)]
-
     def update(self, means, rule, rate, update):
         with tf.device(self.device):
             apply_rule(rule, self.parameters, self.slots, self.constraints, means, rate, update)
 
+    def assign_state(self, new_state):
+        for variable, value in zip(self.state.values(), new_state, strict=True):
+            variable.assign(value)
+
 
 def variables_like(templates: Sequence[keras.Variable]) -> dict[str, tf.Variable]:
-    """New variables of the templates' values, by canonical name, on the current device."""
+    """New variables with the templates' values, by canonical name, on the current device."""
     return {
         name: tf.Variable(tf.convert_to_tensor(template.value), name=name.replace("#", "_"), trainable=False)
         for name, template in zip(canonical_names(templates), templates, strict=True)
@@ -86,7 +98,7 @@ def variables_like(templates: Sequence[keras.Variable]) -> dict[str, tf.Variable
 
 
 def make_slots(rule: UpdateRule, parameters: Mapping[str, tf.Variable]) -> dict[str, dict[str, tf.Variable]]:
-    """Zero slots by slot name and canonical name, on the current device."""
+    """Slots of zeros, by slot name and canonical name, on the current device."""
     return {
         slot: {name: tf.Variable(tf.zeros_like(value), trainable=False) for name, value in parameters.items()}
         for slot in rule.slot_names
@@ -94,14 +106,14 @@ def make_slots(rule: UpdateRule, parameters: Mapping[str, tf.Variable]) -> dict[
 
 
 def constraints_of(variables: ModelVariables) -> dict[str, object]:
-    """Keras constraints (non-negative weights, unit norms) by canonical name, where a parameter has one."""
+    """The Keras constraints (non-negative weights, unit norms) of those parameters that have one, by name."""
     names = canonical_names(variables.parameters)
     found = {name: variable.constraint for name, variable in zip(names, variables.parameters, strict=True)}
     return {name: constraint for name, constraint in found.items() if constraint is not None}
 
 
 def apply_rule(rule, parameters, slots, constraints, means, rate, update) -> None:
-    """One update of all parameters; a constraint is applied after its parameter's update, as Keras does."""
+    """One update of all parameters. As in Keras, a constraint is applied after its parameter's update."""
     for (name, variable), mean in zip(parameters.items(), means, strict=True):
         own = {slot: by_name[name] for slot, by_name in slots.items()}
         rule.apply(name, variable, own, mean, rate, update)

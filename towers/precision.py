@@ -1,4 +1,4 @@
-"""Number formats: what the layers compute in, and the loss scale that keeps float16 gradients alive.
+"""Number formats that layers compute in, and the loss scale that keeps float16 gradients from underflow.
 
 Parameters, slots and updates are float32 in every precision.
 """
@@ -21,14 +21,14 @@ PRECISIONS = tuple(_POLICIES)
 
 
 def check_precision(name: str) -> None:
-    """Raises UserError for a precision that is not known."""
+    """Raises UserError for an unknown precision."""
     if name not in _POLICIES:
         raise UserError(f"precision={name!r} is unknown: use one of {', '.join(PRECISIONS)}")
 
 
 @contextlib.contextmanager
 def layer_precision(name: str):
-    """Layers built within compute in this precision; Keras's own setting is put back afterwards."""
+    """Context manager: layers built in it compute in this precision. Restores Keras's own setting at the end."""
     check_precision(name)
     before = keras.config.dtype_policy()
     keras.config.set_dtype_policy(_POLICIES[name])
@@ -40,9 +40,9 @@ def layer_precision(name: str):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LossScaling:
-    """Dynamic loss scaling (Micikevicius et al. 2018): halve on overflow, double after a run of good steps.
+    """Dynamic loss scaling (Micikevicius et al. 2018): overflow halves the scale, many good steps double it.
 
-    The scale multiplies the SUM of the losses, so it begins lower than one that multiplies their mean.
+    The scale multiplies the SUM of the losses, so its first value is lower than usual for a mean.
     """
 
     initial: float = 256.0
@@ -51,7 +51,7 @@ class LossScaling:
     smallest: float = 2.0**-14
 
     def next_state(self, scale, good_steps, finite) -> tuple[tf.Tensor, tf.Tensor]:
-        """The scale and the count of good steps after a step whose gradients were finite or not."""
+        """The scale and the number of good steps, after a step whose gradients were `finite` or not."""
         grown = good_steps + 1 >= self.growth_steps
         scale_if_good = tf.where(grown, scale * self.factor, scale)
         scale_if_bad = tf.maximum(scale / self.factor, self.smallest)
@@ -60,5 +60,5 @@ class LossScaling:
 
 
 def loss_scaling_for(precision: str) -> LossScaling | None:
-    """float16 needs one; the other formats have float32's range."""
+    """The loss scaling of a precision. Only float16 needs one: the other formats have float32's range."""
     return LossScaling() if precision == "float16" else None

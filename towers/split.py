@@ -1,8 +1,8 @@
 """How a batch is divided: contiguous parts, even or by shares. Plain arithmetic, and the same in a graph.
 
-Part i of N examples ends at ceil(N * (share_0 + ... + share_i) / sum of shares). So every example is in
-exactly one part for any N, the parts of a full batch are as the shares ask to within one example, what is
-left of a batch goes to the first towers, and part 0 is never empty.
+Part i of N examples ends at ceil(N * (share_0 + ... + share_i) / sum of shares). So for any N every example is in
+exactly one part, each part has its share to within one example, the first parts of a short batch get its examples,
+and part 0 is never empty.
 
     5 examples over 4 towers:   [0 1] [2] [3] [4]
     1 example  over 4 towers:   [0] [] [] []
@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from towers.errors import UserError
 
-# A boundary that is a whole number in exact arithmetic must not be pushed up by float64 rounding.
+# Float64 rounding must not raise a boundary that is a whole number in exact arithmetic.
 _ROUNDING = 1e-9
 
 
@@ -29,55 +29,70 @@ def even_shares(num_parts: int) -> tuple[float, ...]:
 def checked_shares(
     shares: Sequence[float] | None, num_parts: int, what: str, of: str = "tower"
 ) -> tuple[float, ...]:
-    """`shares` as a tuple, or equal ones for None.
+    """`shares` as a tuple; equal shares for None.
+
+    Args:
+      shares: relative sizes of the parts.
+      num_parts: number of parts.
+      what: name of the argument, for messages.
+      of: who takes a part ('tower', 'worker'), for messages.
 
     Raises:
-      UserError: not one share a part, or a share that is not a positive number.
+      UserError: the number of shares is not `num_parts`, or a share is not a positive number.
     """
     if shares is None:
         return even_shares(num_parts)
     shares = tuple(float(share) for share in shares)
     written = ",".join(f"{share:g}" for share in shares)
     if len(shares) != num_parts:
-        raise UserError(f"{what}={written} names {len(shares)} for {num_parts} {of}s: give one share a {of}")
+        raise UserError(
+            f"{what}={written}: {len(shares)} shares for {num_parts} {of}s: give one share for each {of}"
+        )
     if not all(share > 0 and math.isfinite(share) for share in shares):
-        raise UserError(f"{what}={written}: every share is a positive number; leave a {of} out instead of 0")
+        raise UserError(f"{what}={written}: every share is a positive number; omit a {of} instead of giving it 0")
     return shares
 
 
 def boundaries(num_examples: int, shares: Sequence[float]) -> list[int]:
-    """[parts + 1] ascending positions; part i is examples [b[i], b[i + 1])."""
+    """[parts + 1] ascending indices b: part i has the examples b[i] to b[i + 1] - 1."""
     fractions = np.cumsum(shares) / np.sum(shares)
     return [0, *(int(end) for end in np.ceil(num_examples * fractions - _ROUNDING))]
 
 
 def sizes(num_examples: int, shares: Sequence[float]) -> list[int]:
-    """[parts] examples in each part; they sum to `num_examples`."""
+    """[parts] number of examples in each part; their sum is `num_examples`."""
     return np.diff(boundaries(num_examples, shares)).tolist()
 
 
 def boundaries_tensor(num_examples: tf.Tensor, shares: Sequence[float]) -> tf.Tensor:
-    """`boundaries` for a number of examples known only when the graph runs: int32 [parts + 1]."""
+    """`boundaries` in a graph, where the number of examples is a tensor: int32 [parts + 1]."""
     fractions = tf.constant(np.cumsum(shares) / np.sum(shares), tf.float64)
     ends = tf.math.ceil(tf.cast(num_examples, tf.float64) * fractions - _ROUNDING)
     return tf.concat([[0], tf.cast(ends, tf.int32)], axis=0)
 
 
-def check_batch_feeds_all(batch_size: int, shares: Sequence[float], what: str = "towers") -> None:
-    """A full batch must give every tower something to do.
+def check_batch_size(batch_size: int, accumulation: int, shares: Sequence[float]) -> None:
+    """Checks that a full batch has an example for every tower in each of its microbatches.
 
     Raises:
-      UserError: some part of a full batch would be empty.
+      UserError: it has not.
     """
-    parts = sizes(batch_size, shares)
+    smallest = min(sizes(batch_size, even_shares(accumulation)))
+    if smallest == 0:
+        raise UserError(
+            f"accumulation={accumulation} for a batch of {batch_size}: a microbatch needs at least one example; "
+            f"use accumulation={batch_size} or less"
+        )
+    parts = sizes(smallest, shares)
     if min(parts) > 0:
         return
-    if batch_size < len(parts):
+    of_what = "batch" if accumulation == 1 else f"microbatch (accumulation={accumulation})"
+    if smallest < len(parts):
         raise UserError(
-            f"{len(parts)} {what} for a batch of {batch_size}: each takes at least one example; "
-            f"use --num_towers={max(batch_size, 1)} or a batch of {len(parts)}"
+            f"{len(parts)} towers for a {of_what} of {smallest}: every tower needs at least one example; "
+            f"use num_towers={smallest} or a {of_what} of {len(parts)} examples"
         )
     raise UserError(
-        f"shares {','.join(f'{share:g}' for share in shares)} leave one of the {what} without an example "
-        f"of a batch of {batch_size}: raise --batch_size or the smallest share"
+        f"shares {','.join(f'{share:g}' for share in shares)} leave a tower without an example of a {of_what} "
+        f"of {smallest}: raise batch_size or the smallest share"
     )

@@ -2,9 +2,9 @@
 
     tower(parameters, state, batch, seed, gain) -> TowerResult
 
-Forward, loss and backward on a part of the batch. It owns no variable: parameters and state (the moving
-statistics of batch norm, say) come in as tensors, gradients and new state go out as tensors. So it is traced
-once and called once a tower, each call on its own device, wherever the parameters live.
+Forward, loss and backward on a part of the batch. It owns no variable: parameters and state (for example the
+moving statistics of batch norm) come in as tensors; gradients and new state go out as tensors. So it is traced
+once and called once for each tower, on that tower's device, wherever the parameters live.
 """
 
 import dataclasses
@@ -24,13 +24,13 @@ _SEED_STATE = "seed_generator_state"
 
 
 class TowerResult(NamedTuple):
-    """What one tower found. Sums, not means: they add up over towers whatever the parts' sizes.
+    """The result of one tower. Sums, not means: they add up over towers, whatever the sizes of the parts.
 
     Attributes:
-      loss_sum: float32 scalar, SUM of the losses (and of weight times the regularisation losses).
-      weight: float32 scalar, examples (or valid tokens) in the sum; 0 for an idle tower.
-      gradients: one tensor or IndexedSlices a parameter, of gain * loss_sum.
-      new_state: one tensor a state variable.
+      loss_sum: float32 scalar, SUM of the losses plus weight * (sum of the regularisation losses).
+      weight: float32 scalar, number of examples (or valid tokens) in the sum; 0 for an idle tower.
+      gradients: of gain * loss_sum, one tensor or IndexedSlices for each parameter.
+      new_state: one tensor for each state variable.
       metric_sums: undivided metrics by name.
     """
 
@@ -42,7 +42,7 @@ class TowerResult(NamedTuple):
 
 
 class EvaluationResult(NamedTuple):
-    """Undivided loss and metrics of some examples, nothing trained."""
+    """Undivided loss and metrics of some examples, without training on them."""
 
     loss_sum: tf.Tensor
     weight: tf.Tensor
@@ -56,7 +56,7 @@ class ModelVariables:
     Attributes:
       parameters: trained by gradients.
       state: changed by the forward pass, or constant (moving statistics, frozen weights).
-      seeds: the state of dropout and its like; given anew every step, never kept.
+      seeds: states of random generators (dropout). Each step sets them; checkpoints do not hold them.
     """
 
     parameters: tuple[keras.Variable, ...]
@@ -68,7 +68,7 @@ class ModelVariables:
         """Sorts the variables of a built model.
 
         Raises:
-          UserError: the model is not built, or has nothing to train.
+          UserError: the model is not built, or has no trainable variable.
         """
         if not model.built:
             raise UserError(
@@ -86,8 +86,8 @@ class ModelVariables:
     def mapping(self, parameters, state, seed):
         """Pairs (variable, tensor) for a `keras.StatelessScope`."""
         pairs = [*zip(self.parameters, parameters, strict=True), *zip(self.state, state, strict=True)]
-        for place, variable in enumerate(self.seeds):
-            folded = tf.random.experimental.stateless_fold_in(seed, place)
+        for index, variable in enumerate(self.seeds):
+            folded = tf.random.experimental.stateless_fold_in(seed, index)
             pairs.append((variable, tf.cast(folded, variable.dtype)))
         return pairs
 
@@ -107,16 +107,17 @@ class TowerFunction:
         """Args:
         task: gives the loss and the metrics.
         model: a built template; its variables are never read or written by the tower.
-        exchange: where there is one, batch norms take the statistics of all towers.
-        kernels: which layers compute otherwise than Keras has them.
+        exchange: sums batch statistics over all towers; None for the statistics of the tower's own examples.
+        kernels: which layers use other kernels than Keras's.
         xla: compile the tower (and nothing else) with XLA.
 
         Raises:
-          UserError: `xla` with an exchange, which XLA can't compile on every device.
+          UserError: `xla` with an exchange: XLA cannot compile an exchange on every device.
         """
         if xla and exchange is not None:
             raise UserError(
-                "xla with batch_stats=synced: a compiled tower can't exchange; use batch_stats=average"
+                "xla=True with batch_stats='synced': XLA cannot compile the exchange of statistics; "
+                "use batch_stats='average'"
             )
         self.model = model
         self.variables = ModelVariables.of(model)
@@ -130,11 +131,11 @@ class TowerFunction:
         """One pass.
 
         Args:
-          parameters, state: one tensor a variable, in the order of `self.variables`.
-          batch: the tower's part; any number of examples but 0.
-          seed: int32 [2], for dropout and its like.
-          gain: float32 scalar the loss is multiplied by before differentiation: 1, a loss scale, or 0 for a
-            tower that is idle in this step (it is given some example of the batch, to no effect).
+          parameters, state: one tensor for each variable, in the order of `self.variables`.
+          batch: the tower's part, at least one example.
+          seed: int32 [2], for dropout and other random layers.
+          gain: float32 scalar that multiplies the loss before differentiation: 1, a loss scale, or 0 for a tower
+            that is idle in this step (it computes some example of the batch, and its result is multiplied by 0).
         """
         return self._traced(list(parameters), list(state), batch, seed, gain)
 
@@ -143,7 +144,7 @@ class TowerFunction:
         active = tf.sign(gain)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(parameters)
-            # The values in use are the tape's: Keras reads them through the mapping.
+            # Keras reads the watched tensors through the mapping.
             outputs, losses, new_state = self._forward(parameters, state, batch, seed, active)
             loss = self._task.loss(outputs, batch)
             loss_sum = total_loss(loss, losses)
@@ -166,13 +167,13 @@ class TowerFunction:
         missing = [v.path for v, g in zip(self.variables.parameters, gradients, strict=True) if g is None]
         if missing:
             raise UserError(
-                f"no gradient reaches parameter {', '.join(missing)}: the loss does not depend on it; "
-                "use it in the outputs or set trainable=False on its layer"
+                f"no gradient for parameter {', '.join(missing)}: the loss does not depend on it; "
+                "use it in the outputs, or set trainable=False on its layer"
             )
 
 
 class EvaluationFunction:
-    """The evaluation pass of a task's model: no gradient, no state, dropout off."""
+    """The evaluation pass of a task's model: no gradients, no new state, dropout off."""
 
     def __init__(self, task: Task, model: keras.Model, *, kernels: LayerKernels = DEFAULT_KERNELS):
         self._task, self._model, self._kernels = task, model, kernels
@@ -207,7 +208,10 @@ def run_model(
 
 
 def total_loss(loss, regularization_losses: Sequence[tf.Tensor]) -> tf.Tensor:
-    """SUM over the examples, each with the whole of the regularisation losses: the division mends both."""
+    """loss.total + loss.weight * (sum of the regularisation losses), a float32 scalar.
+
+    The division by the weight, after all towers are summed, gives mean loss + regularisation losses.
+    """
     total = tf.cast(loss.total, tf.float32)
     if regularization_losses:
         total += loss.weight * tf.cast(

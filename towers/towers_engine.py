@@ -1,28 +1,40 @@
 """Towers on the devices of one process: the whole training step as graphs.
 
-                 parameters, read once
-               /          |          \\
-    part 0 -> tower   part 1 -> tower   part 2 -> tower      each on its device
-               \\          |          /
-            sums -> mean -> clip -> update                   where the parameters live
+batch -> parts -> towers -> sums -> mean -> clip -> update      sums and update: where the parameters live
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import tensorflow as tf
 
-from towers import step_end
-from towers.engine import StepEngine
-from towers.placement import CentralPlacement
+from towers import gradients
+from towers.batch_parts import TowerParts, microbatch
+from towers.engine import Engine
+from towers.placement import CentralPlacement, Placement
+from towers.step_end import finish_step
+from towers.sums import add_to
 from towers.task import batch_length
-from towers.tower import TowerResult
+from towers.tower import ModelVariables, TowerResult
+from towers.tower_passes import TowerPasses
+from towers.updates.rules import UpdateRule
 
 
-class TowersEngine(StepEngine):
-    """Trains and evaluates batches on towers, parameters on a device of choice."""
+class TowersEngine(Engine):
+    """Trains and evaluates batches on towers."""
 
-    def make_variables(self) -> None:
-        self.placement = CentralPlacement.of(self.tower.variables, self.options.rule, self.devices.parameters)
+    def __init__(
+        self, *arguments, place: Callable[[ModelVariables, UpdateRule], Placement] | None = None, **named
+    ):
+        """Args:
+        place: makes the placement of the model's variables; None for all of them on `devices.parameters`.
+        *arguments, **named: as for `Engine`.
+        """
+        super().__init__(*arguments, **named)
+        device, rule = self.devices.parameters, self.options.rule
+        variables = self.tower.variables
+        self.placement = place(variables, rule) if place else CentralPlacement.of(variables, rule, device)
+        parts = TowerParts.of_one_process(self.shares)
+        self._passes = TowerPasses(self.tower, self.devices, parts, self.options)
 
     def parameters(self) -> Mapping[str, tf.Variable]:
         return self.placement.parameters
@@ -33,69 +45,33 @@ class TowersEngine(StepEngine):
     def slots(self) -> Mapping[str, Mapping[str, tf.Variable]]:
         return self.placement.slots
 
-    def gather_first(self, batch):
+    def first_sums(self, batch):
         parameters, state = self.placement.read()
-        return self._gather(step_end.microbatch(batch, 0, self.options.accumulation), 0, parameters, state)
+        return self._sums_of(batch, 0, parameters, state)
 
-    def gather_more(self, batch, place, sums):
+    def more_sums(self, batch, microbatch_index, sums):
         parameters, _ = self.placement.read()
-        own = step_end.microbatch(batch, place, self.options.accumulation)
-        # The statistics of the microbatches before this one are in the sums, not yet in the variables.
-        result = self._gather(own, place, parameters, sums.new_state)
+        # The state after the microbatches before this one is in the sums, not yet in the variables.
+        result = self._sums_of(batch, microbatch_index, parameters, sums.new_state)
         with tf.device(self.devices.parameters):
-            return step_end.add_results([sums, result], self.placement.sum)._replace(new_state=result.new_state)
+            return add_to(sums, result, gradients.add_each)
 
-    def _gather(self, batch, microbatch_place, parameters, state) -> TowerResult:
-        """All towers' passes over a (micro)batch, summed."""
-        loss_scale = self.counters.loss_scale.read_value()
-        results = []
-        for place, device in enumerate(self.devices.towers):
-            with tf.device(step_end.HOST):
-                part, busy = self._part(batch, place)
-                number = self._tower_number(microbatch_place, place)
-                seed = step_end.tower_seed(self.options.seed, self.counters.step.read_value(), number)
-            with tf.device(device):
-                results.append(self.tower(parameters, state, part, seed, busy * loss_scale))
-        with tf.device(self.devices.parameters):
-            new_state = step_end.combine_state(state, results, self.options.batch_stats)
-            return step_end.add_results(results, self.placement.sum)._replace(new_state=new_state)
+    def _sums_of(self, batch, microbatch_index, parameters, state) -> TowerResult:
+        own = microbatch(batch, microbatch_index, self.options.accumulation)
+        step, loss_scale = self.counters.step.read_value(), self.counters.loss_scale.read_value()
+        return self._passes.train(own, microbatch_index, parameters, state, step=step, loss_scale=loss_scale)
 
-    def _part(self, batch, place):
-        """The part of a tower here, and whether it has something to do, as `towers.step_end.part`."""
-        return step_end.part(batch, place, self.shares)
-
-    def _tower_number(self, microbatch_place, place):
-        """Counts the passes of a step, for seeds."""
-        return microbatch_place * len(self.devices.towers) + place
-
-    def apply(self, batch, sums, rate) -> step_end.StepOutcome:
-        return self._finish(sums, batch_length(batch), batch.features, rate)
-
-    def _finish(self, sums: TowerResult, examples, features, rate) -> step_end.StepOutcome:
-        """The end of a step, given the sums over all towers."""
-        with tf.device(self.devices.parameters):
-            mean = step_end.mean_gradients(sums, self.options, self.counters)
-        with tf.device(step_end.HOST):
-            may_update = step_end.may_update(mean, self.counters)
-        tf.cond(may_update, lambda: self._update(mean, sums, rate), lambda: tf.constant(False))
-        with tf.device(step_end.HOST):
-            result = step_end.outcome(examples, features, sums, mean)
-            step_end.count_step(examples, mean, self.options, self.counters)
-            return result
-
-    def _update(self, mean, sums, rate):
-        self.placement.update(mean.gradients, self.options.rule, rate, self.counters.updates.read_value())
-        for variable, value in zip(self.placement.state.values(), sums.new_state, strict=True):
-            variable.assign(value)
-        return tf.constant(True)
+    def apply(self, batch, sums, rate):
+        return finish_step(
+            sums,
+            rate,
+            examples=batch_length(batch),
+            features=batch.features,
+            placement=self.placement,
+            device=self.devices.parameters,
+            options=self.options,
+            counters=self.counters,
+        )
 
     def evaluate_towers(self, batch):
-        parameters, state = self.placement.read()
-        results = []
-        for place, device in enumerate(self.devices.towers):
-            with tf.device(step_end.HOST):
-                part, busy = self._part(batch, place)
-            with tf.device(device):
-                results.append(self.evaluation(parameters, state, part, busy))
-        with tf.device(step_end.HOST):
-            return step_end.add_evaluations(results)
+        return self._passes.evaluate(self.evaluation, batch, *self.placement.read())

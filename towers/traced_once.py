@@ -17,12 +17,12 @@ from towers.task import Batch
 
 
 class TracedOnce:
-    """Called with tensors of the same shapes every time, except for the length of the batch."""
+    """A function that is called with tensors of the same shapes every time, except for the length of the batch."""
 
     def __init__(self, function, *, xla: bool = False):
         """Args:
-        function: of tensors, lists of them and one `Batch`; returns tensors in a structure.
-        xla: compile it.
+        function: takes tensors, lists of them and one `Batch`; returns a structure of tensors.
+        xla: compile it with XLA.
         """
         self._function = tf.function(function, jit_compile=xla or None, autograph=False)
         self._optimize = not xla
@@ -36,13 +36,13 @@ class TracedOnce:
 
 
 def _must_optimize(concrete) -> bool:
-    """Whether nobody else will. What a graph captures (a lookup table, say) may not stand a second import."""
+    """Whether TensorFlow does not optimize it and no captured resource (a lookup table) forbids an import."""
     switched_off = tf.config.optimizer.get_experimental_options().get("disable_meta_optimizer", False)
     return switched_off and all(value.dtype not in (tf.resource, tf.variant) for value in concrete.captured_inputs)
 
 
 def optimized(concrete):
-    """A function of the same arguments and results whose graph has been through TensorFlow's graph optimizer."""
+    """A function with the same arguments and results, whose graph TensorFlow's graph optimizer has optimized."""
     graph_def = _optimized_graph(concrete)
     inputs = [tensor.name for tensor in concrete.inputs]
     effects = [operation.name for operation in concrete.graph.control_outputs]
@@ -77,10 +77,10 @@ def _optimized_graph(concrete) -> tf.compat.v1.GraphDef:
     kept.node_list.value.extend(operation.name for operation in concrete.graph.control_outputs)
     described.collection_def["train_op"].CopyFrom(kept)
     config = config_pb2.ConfigProto()
-    # A small graph is worth it too: it stands for as many as there are towers.
+    # Small graphs too: each tower gets a copy.
     config.graph_options.rewrite_options.min_graph_nodes = -1
     if _has_control_flow(described.graph_def):
-        # It turns loops into nodes of one graph, which a second import and the gradients' loops don't survive.
+        # It would turn loops into nodes of one graph, which breaks a second import and the gradients' loops.
         config.graph_options.rewrite_options.function_optimization = rewriter_config_pb2.RewriterConfig.OFF
     cpu = device_properties_pb2.NamedDevice(name="/job:localhost/replica:0/task:0/device:CPU:0")
     cpu.properties.CopyFrom(device_properties_pb2.DeviceProperties(type="CPU", num_cores=1, frequency=1000))
@@ -90,18 +90,21 @@ def _optimized_graph(concrete) -> tf.compat.v1.GraphDef:
 def _bypass_identities(
     graph_def: tf.compat.v1.GraphDef, names: Sequence[str], *, kept: Sequence[str]
 ) -> list[str]:
-    """The tensors that these pass on. The nodes that did are taken out of the graph: each tower has a copy of it.
+    """Removes Identity nodes that are not needed, because each tower gets a copy of the graph.
 
     Args:
       graph_def: changed in place.
-      names: tensors.
-      kept: nodes that stay, whether or not they are used.
+      names: the output tensors.
+      kept: names of nodes that stay even if no output needs them.
+
+    Returns:
+      For each output, the tensor that its Identity nodes forwarded.
     """
     nodes = {node.name: node for node in graph_def.node}
     found = []
     for name in names:
         node = nodes[_node_of(name)]
-        # An argument that is passed on is no node of the imported graph.
+        # Arguments are not nodes of the imported graph, so the last Identity before one stays.
         while (
             node.op == "Identity" and len(node.input) == 1 and nodes[_node_of(node.input[0])].op != "Placeholder"
         ):
@@ -122,7 +125,7 @@ def _bypass_identities(
 
 
 def _node_of(name: str) -> str:
-    """Of a tensor, or of what a node waits for."""
+    """Name of the node of a tensor ('node:0') or of a control input ('^node')."""
     return name.split(":")[0].lstrip("^")
 
 
@@ -132,10 +135,10 @@ def _has_control_flow(graph_def) -> bool:
 
 
 def _any_length(arguments):
-    """The arguments' specs, the batch's with an open dimension 0, so that no batch length is traced again."""
-    *_, batch_place = (place for place, argument in enumerate(arguments) if isinstance(argument, Batch))
+    """The arguments' specs. Dimension 0 of the batch is open, so that another batch length needs no new trace."""
+    *_, batch_index = (index for index, argument in enumerate(arguments) if isinstance(argument, Batch))
     specs = list(tf.nest.map_structure(lambda tensor: tf.TensorSpec(tensor.shape, tensor.dtype), arguments))
-    specs[batch_place] = tf.nest.map_structure(
-        lambda tensor: tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype), arguments[batch_place]
+    specs[batch_index] = tf.nest.map_structure(
+        lambda tensor: tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype), arguments[batch_index]
     )
     return specs

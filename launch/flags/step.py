@@ -5,7 +5,7 @@ from collections.abc import Callable
 from absl import flags
 
 from launch.flags.checks import at_least_zero, listed_in_help, positive
-from towers.batch_stats import COMBINATIONS
+from towers.batch_stats import POLICIES
 from towers.errors import UserError
 from towers.options import ON_NAN, StepOptions
 from towers.precision import PRECISIONS
@@ -54,7 +54,7 @@ flags.DEFINE_float("clip_value", None, "Clip every element of the averaged gradi
 flags.DEFINE_float("clip_norm", None, "Clip every parameter's averaged gradient to this norm.")
 flags.DEFINE_float("clip_global_norm", None, "Clip the norm over all averaged gradients to this.")
 flags.DEFINE_integer("accumulation", 1, "Microbatches of a batch, one after another, to save memory.")
-flags.DEFINE_enum("batch_stats", "average", tuple(COMBINATIONS), "Batch-norm statistics over the towers.")
+flags.DEFINE_enum("batch_stats", "average", POLICIES, "Batch-norm statistics over the towers.")
 flags.DEFINE_enum("precision", "float32", PRECISIONS, "What layers compute in; parameters are float32.")
 flags.DEFINE_bool("xla", False, "Compile the tower function with XLA.")
 flags.DEFINE_bool("fused_batch_norm", True, "Run batch norm on TensorFlow's fused kernel.")

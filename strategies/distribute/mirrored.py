@@ -1,6 +1,10 @@
-"""tf.distribute.MirroredStrategy around the same tower function: the comparison that users know.
+r"""MirroredStrategy of tf.distribute around the same tower function, for comparison.
 
-Every device holds a copy of parameters, state and slots; gradients meet by all-reduce; every copy is updated.
+    part 0 -> replica 0   part 1 -> replica 1      parameters, state and slots on each
+                  \          /
+                  all-reduce                       the same sums on each
+                  /          \
+           update 0          update 1
 """
 
 from collections.abc import Mapping
@@ -8,22 +12,26 @@ from collections.abc import Mapping
 import tensorflow as tf
 
 from strategies.synchronous import SynchronousStrategy
-from towers import gradients, step_end
-from towers.devices import Devices
-from towers.engine import StepEngine
+from towers import batch_stats, gradients
+from towers.batch_parts import TowerParts, microbatch
+from towers.devices import HOST, Devices
+from towers.engine import Engine
 from towers.options import StepOptions
 from towers.placement import apply_rule, constraints_of, make_slots, variables_like
-from towers.task import Task, WeightedValue, batch_length
+from towers.step_end import count_step, may_update, mean_gradients, outcome
+from towers.sums import add_evaluations, add_to, scalars_of, with_scalars
+from towers.task import Task, batch_length
 from towers.tower import TowerResult
+from towers.tower_passes import tower_seed
 
 
 def mirrored_strategy(
     task: Task, devices: Devices, options: StepOptions, *, shares: tuple[float, ...] | None = None
 ) -> SynchronousStrategy:
-    """The strategy 'mirrored'. Parameters live on every tower's device, whatever `devices.parameters` says.
+    """The strategy 'mirrored'. Parameters live on every tower's device; `devices.parameters` is ignored.
 
     Raises:
-      UserError: shares that don't match the towers, or a batch too small for all of them.
+      UserError: shares that don't fit the towers, or a batch too small for all of them.
     """
 
     def make_engine(model, batch_spec):
@@ -32,10 +40,13 @@ def mirrored_strategy(
     return SynchronousStrategy("mirrored", task, options, make_engine, devices.num_towers)
 
 
-class MirroredEngine(StepEngine):
-    """As `towers.towers_engine.TowersEngine`, each tower a replica of MirroredStrategy."""
+class MirroredEngine(Engine):
+    """Trains and evaluates batches; each tower is a replica of MirroredStrategy."""
 
-    def make_variables(self) -> None:
+    def __init__(self, *arguments, **named):
+        """Arguments as for `Engine`."""
+        super().__init__(*arguments, **named)
+        self._parts = TowerParts.of_one_process(self.shares)
         self._strategy = tf.distribute.MirroredStrategy(
             list(self.devices.towers), cross_device_ops=_reduction(self.devices.towers)
         )
@@ -54,78 +65,66 @@ class MirroredEngine(StepEngine):
     def slots(self) -> Mapping[str, Mapping[str, tf.Variable]]:
         return self._slots
 
-    def gather_first(self, batch):
-        """Every replica's own sums over the first microbatch: PerReplica values."""
+    def first_sums(self, batch):
+        """Each replica's own sums over the first microbatch, as PerReplica values."""
 
         def replica(batch):
-            own = step_end.microbatch(batch, 0, self.options.accumulation)
-            return self._gather(own, 0, [variable.read_value() for variable in self._state.values()])
+            return self._replica_sums(batch, 0, [variable.read_value() for variable in self._state.values()])
 
         return self._strategy.run(replica, args=(batch,))
 
-    def gather_more(self, batch, micro, sums):
+    def more_sums(self, batch, microbatch_index, sums):
         def replica(batch, sums):
-            own = step_end.microbatch(batch, micro, self.options.accumulation)
-            result = self._gather(own, micro, sums.new_state)
-            return step_end.add_results([sums, result], _sum_here)._replace(new_state=result.new_state)
+            result = self._replica_sums(batch, microbatch_index, sums.new_state)
+            return add_to(sums, result, gradients.add_each)
 
         return self._strategy.run(replica, args=(batch, sums))
 
-    def _gather(self, batch, micro, state) -> TowerResult:
-        """This replica's pass over its part of a (micro)batch; the new state is of all replicas."""
-        place = _replica_place()
-        part, busy = step_end.part(batch, place, self.shares)
-        seed = step_end.tower_seed(
-            self.options.seed, self.counters.step.read_value(), micro * len(self.shares) + place
-        )
+    def _replica_sums(self, batch, microbatch_index, state) -> TowerResult:
+        """This replica's pass over its part of a (micro)batch, with the new state of all replicas."""
+        replica = _replica_index()
+        own = microbatch(batch, microbatch_index, self.options.accumulation)
+        part, activity = self._parts.part(own, replica)
+        pass_index = self._parts.pass_index(microbatch_index, replica)
+        seed = tower_seed(self.options.seed, self.counters.step.read_value(), pass_index)
         parameters = [variable.read_value() for variable in self._parameters.values()]
-        own = self.tower(parameters, state, part, seed, busy * self.counters.loss_scale.read_value())
-        return own._replace(new_state=self._combined_state(place, state, own))
+        result = self.tower(parameters, state, part, seed, activity * self.counters.loss_scale.read_value())
+        return result._replace(new_state=self._combined_state(replica, state, result))
 
-    def _combined_state(self, place, old_state, own: TowerResult) -> list[tf.Tensor]:
-        """As `combine_state`: after every microbatch, since a part's weight may be another in each."""
+    def _combined_state(self, replica, old_state, own: TowerResult) -> list[tf.Tensor]:
+        """After every microbatch, because a part's weight may differ from one microbatch to the next."""
         if not old_state:
             return []
         policy = self.options.batch_stats
-        changes = step_end.changes_of_state(old_state, own, first=place == 0, batch_stats=policy)
-        summed = _all_reduce(tf.distribute.get_replica_context(), changes)
-        return step_end.changed_state(old_state, summed, policy)
+        changes = batch_stats.changes(
+            old_state, own.new_state, own.weight, is_first=replica == 0, batch_stats=policy
+        )
+        weight, *summed = _all_reduce(tf.distribute.get_replica_context(), [own.weight, *changes])
+        return batch_stats.changed(old_state, summed, weight, policy)
 
     def apply(self, batch, sums, rate):
         outcomes = self._strategy.run(self._replica_apply, args=(batch, sums, rate))
-        # Every replica found the same: the first one's report is the step's.
-        outcome, mean = tf.nest.map_structure(self._first_of, outcomes)
-        with tf.device(step_end.HOST):
-            step_end.count_step(batch_length(batch), mean, self.options, self.counters)
-            return outcome
+        # All replicas found the same, so the report of the first is the step's.
+        found, mean = tf.nest.map_structure(self._first_of, outcomes)
+        with tf.device(HOST):
+            count_step(batch_length(batch), mean, self.options, self.counters)
+            return found
 
     def _first_of(self, value):
         return self._strategy.experimental_local_results(value)[0]
 
     def _replica_apply(self, batch, own, rate):
         context = tf.distribute.get_replica_context()
-        sums = self._reduced(context, own)
-        mean = step_end.mean_gradients(sums, self.options, self.counters)
-        context.merge_call(self._update, args=(mean, sums.new_state, rate))
-        # The gradients themselves have done their work: only scalars leave the replica.
-        return step_end.outcome(batch_length(batch), batch.features, sums, mean), mean._replace(gradients=[])
-
-    def _reduced(self, context, own: TowerResult) -> TowerResult:
-        """The sums over all replicas, on each of them."""
-        scalars = [own.loss_sum, own.weight, *(part for value in own.metric_sums.values() for part in value)]
-        loss_sum, weight, *metrics = tf.unstack(_all_reduce(context, tf.stack(scalars)))
-        pairs = zip(metrics[::2], metrics[1::2], strict=True)
-        return TowerResult(
-            loss_sum,
-            weight,
-            _all_reduce(context, own.gradients),
-            own.new_state,
-            dict(zip(own.metric_sums, (WeightedValue(*pair) for pair in pairs), strict=True)),
-        )
+        scalars = tf.unstack(_all_reduce(context, tf.stack(scalars_of(own))))
+        summed = with_scalars(own, scalars)._replace(gradients=_all_reduce(context, own.gradients))
+        mean = mean_gradients(summed, self.options, self.counters)
+        context.merge_call(self._update, args=(mean, summed.new_state, rate))
+        # Only scalars leave the replica; the gradients are used up.
+        return outcome(batch_length(batch), batch.features, summed, mean), mean._replace(gradients=[])
 
     def _update(self, strategy, mean, new_state, rate):
         """In the cross-replica context: each device updates its own copy."""
-        may_update = step_end.may_update(tf.nest.map_structure(self._first_of, mean), self.counters)
+        is_allowed = may_update(tf.nest.map_structure(self._first_of, mean), self.counters)
 
         def update_all():
             for (name, variable), gradient in zip(self._parameters.items(), mean.gradients, strict=True):
@@ -136,7 +135,7 @@ class MirroredEngine(StepEngine):
                 strategy.extended.update(variable, lambda own, new: own.assign(new), args=(value,), group=False)
             return tf.constant(True)
 
-        tf.cond(may_update, update_all, lambda: tf.constant(False))
+        tf.cond(is_allowed, update_all, lambda: tf.constant(False))
 
     def _update_one(self, variable, name, slots, gradient, rate):
         update = self.counters.updates.read_value()
@@ -145,34 +144,30 @@ class MirroredEngine(StepEngine):
 
     def evaluate_towers(self, batch):
         def replica(batch):
-            part, busy = step_end.part(batch, _replica_place(), self.shares)
+            part, activity = self._parts.part(batch, _replica_index())
             parameters = [variable.read_value() for variable in self._parameters.values()]
             state = [variable.read_value() for variable in self._state.values()]
-            return self.evaluation(parameters, state, part, busy)
+            return self.evaluation(parameters, state, part, activity)
 
         results = self._strategy.run(replica, args=(batch,))
         local = [self._strategy.experimental_local_results(value) for value in tf.nest.flatten(results)]
-        with tf.device(step_end.HOST):
-            return step_end.add_evaluations(
-                [tf.nest.pack_sequence_as(results, of_one) for of_one in zip(*local, strict=True)]
+        with tf.device(HOST):
+            return add_evaluations(
+                [tf.nest.pack_sequence_as(results, of_replica) for of_replica in zip(*local, strict=True)]
             )
 
 
 def _all_reduce(context, values):
-    """Sums over the replicas. One alone has its sum; all_reduce finds no device for what it kept between calls."""
+    """Sums over the replicas. Under one replica, TensorFlow's all_reduce fails on values between calls."""
     return values if context.num_replicas_in_sync == 1 else context.all_reduce("sum", values)
 
 
-def _replica_place() -> int:
-    """Which replica this is, from 0; known while its graph is traced."""
+def _replica_index() -> int:
+    """Index of this replica; known while its graph is traced."""
     return int(tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group))
 
 
 def _reduction(devices) -> tf.distribute.CrossDeviceOps | None:
-    """NCCL for GPUs; on CPUs plain sums: TensorFlow's collectives there serve one MirroredStrategy a process."""
+    """NCCL for GPUs. On CPUs plain sums: TensorFlow's collectives there serve one MirroredStrategy a process."""
     on_gpus = all("GPU" in device for device in devices)
     return None if on_gpus else tf.distribute.ReductionToOneDevice()
-
-
-def _sum_here(per_microbatch):
-    return [gradients.add(of_one) for of_one in zip(*per_microbatch, strict=True)]

@@ -23,7 +23,6 @@ from towers.errors import UserError
 from towers.layers.names import counted_anew
 from towers.options import StepOptions
 from towers.precision import layer_precision
-from towers.step_end import open_length
 from towers.task import Batch, InputShard, Task
 
 
@@ -191,11 +190,10 @@ def _worker_engine(task, devices, options, servers: ServersPlace, shares, togeth
         model,
         devices,
         options,
-        batch_spec=open_length(dataset.element_spec),
         shares=shares,
         rank=servers.cluster.index,
-        num_together=together,
-        meets=servers.options.is_sync,
+        num_sharing=together,
+        sends_sums=servers.options.is_sync,
         stand_in=_first_example(dataset) if may_be_empty else None,
         wire_precision=servers.options.wire_precision,
     )

@@ -13,7 +13,7 @@ NEW = [tf.constant([2.0, 2.0]), tf.constant([5.0, 0.0]), tf.constant([100.0, 100
 
 def average(old, new, weights_of_towers):
     """Of a state that is one tensor."""
-    (found,) = batch_stats.average([old], [[value] for value in new], weights_of_towers)
+    (found,) = batch_stats.combined([old], [[value] for value in new], weights_of_towers, "average")
     return found
 
 
@@ -55,7 +55,7 @@ def test_tensors_of_all_kinds_at_once():
         return [tf.constant(draw.normal(size=s) * 9, kind) for s, kind in zip(shapes, kinds, strict=True)]
 
     old, new = state(), [state(), state()]
-    found = batch_stats.average(old, new, weights(2, 1))
+    found = batch_stats.combined(old, new, weights(2, 1), "average")
     for place, (value, kind) in enumerate(zip(found, kinds, strict=True)):
         one, other = (np.asarray(of_one[place]) for of_one in new)
         assert value.dtype == kind and value.shape == shapes[place]
@@ -65,8 +65,23 @@ def test_tensors_of_all_kinds_at_once():
 
 @pytest.mark.parametrize("name", ["first", "synced"])
 def test_first(name):
-    found = batch_stats.COMBINATIONS[name]([OLD], [[value] for value in NEW], weights(1, 5, 5))
+    found = batch_stats.combined([OLD], [[value] for value in NEW], weights(1, 5, 5), name)
     np.testing.assert_array_equal(found, [NEW[0]])
+
+
+@pytest.mark.parametrize("name", batch_stats.POLICIES)
+def test_changes_summed_over_processes_give_the_same(name):
+    """What the towers of one process do at once, processes do by an exchange of sums."""
+    own = weights(1, 5, 2)
+    old, new = [OLD, tf.constant(7)], [[value, tf.constant(index)] for index, value in enumerate(NEW)]
+    sent = [
+        batch_stats.changes(old, mine, weight, is_first=index == 0, batch_stats=name)
+        for index, (mine, weight) in enumerate(zip(new, own, strict=True))
+    ]
+    summed = [tf.add_n(of_one) for of_one in zip(*sent, strict=True)]
+    found = batch_stats.changed(old, summed, tf.add_n(own), name)
+    for one, other in zip(found, batch_stats.combined(old, new, own, name), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6)
 
 
 def test_an_unknown_name():

@@ -39,10 +39,20 @@ def test_the_sum_of_one_is_itself():
 
 
 @pytest.mark.parametrize("gradient", [slices(0, 2, 2), tf.ones([2, 2])], ids=["sparse", "dense"])
-def test_scale(gradient):
-    found = gradients.scale(gradient, tf.constant(0.25, tf.float64))
+def test_divided(gradient):
+    found = gradients.divided(gradient, tf.constant(4.0, tf.float64))
     assert type(found) is type(gradient) and found.dtype == gradient.dtype
     np.testing.assert_allclose(dense(found), dense(gradient) * 0.25, rtol=1e-6)
+
+
+def test_float64_is_divided_in_float64():
+    """A factor that was rounded to float32 would be wrong by 1e-8."""
+    found = gradients.divided(tf.ones([2], tf.float64), tf.constant(30.0, tf.float32))
+    np.testing.assert_array_equal(found, [1 / 30, 1 / 30])
+
+
+def test_divided_by_nothing_is_nothing():
+    np.testing.assert_array_equal(gradients.divided(tf.ones([2]), tf.constant(0.0)), [0, 0])
 
 
 def test_merged_has_every_row_once():

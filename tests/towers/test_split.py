@@ -84,7 +84,7 @@ def test_checked_shares():
 @pytest.mark.parametrize(
     "given_shares, parts",
     [
-        ((5, 3), ["tower_shares=5,3", "2 for 3 towers"]),
+        ((5, 3), ["tower_shares=5,3", "2 shares for 3 towers"]),
         ((5, 3, 0), ["tower_shares=5,3,0", "positive"]),
         ((5, 3, -1), ["tower_shares=5,3,-1"]),
         ((5, 3, float("nan")), ["5,3,nan"]),
@@ -97,11 +97,18 @@ def test_shares_that_are_refused(given_shares, parts):
 
 
 def test_a_batch_smaller_than_the_towers():
-    with refused("4 towers for a batch of 3", "--num_towers=3"):
-        split.check_batch_feeds_all(3, split.even_shares(4))
+    with refused("4 towers for a batch of 3", "num_towers=3"):
+        split.check_batch_size(3, 1, split.even_shares(4))
 
 
 def test_a_share_too_small_for_the_batch():
-    with refused("shares 50,0.1", "a batch of 2", "--batch_size"):
-        split.check_batch_feeds_all(2, (50.0, 0.1))
-    split.check_batch_feeds_all(2, (0.1, 50.0))
+    with refused("shares 50,0.1", "a batch of 2", "raise batch_size"):
+        split.check_batch_size(2, 1, (50.0, 0.1))
+    split.check_batch_size(2, 1, (0.1, 50.0))
+
+
+def test_microbatches_too_small_for_the_towers():
+    with refused("accumulation=4 for a batch of 3", "accumulation=3"):
+        split.check_batch_size(3, 4, (1.0,))
+    with refused("3 towers for a microbatch (accumulation=4) of 2", "num_towers=2"):
+        split.check_batch_size(8, 4, split.even_shares(3))

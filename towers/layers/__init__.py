@@ -1,1 +1,1 @@
-"""What layers compute by other means than Keras has them while a tower is traced, to the same result."""
+"""Faster kernels that replace those of Keras's layers while a tower is traced; same results, same weights."""

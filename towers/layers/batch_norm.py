@@ -1,10 +1,10 @@
-"""Batch normalisation inside a tower: Keras's layer, computed by TensorFlow's fused kernel.
+"""Batch normalisation inside a tower: Keras's layer on TensorFlow's fused kernel.
 
-`keras.layers.BatchNormalization` is composed of small operations; on a CPU they cost a ResNet a quarter of
-its speed. While a tower is traced, the layer's call is replaced by one on `FusedBatchNormV3`. The model, the
-names of its weights and its exported file stay as they are.
+`keras.layers.BatchNormalization` consists of small operations, which on a CPU cost a ResNet a quarter of its
+speed. While a tower is traced, a call on `FusedBatchNormV3` replaces the layer's own. The model, the names of its
+weights and its exported file do not change.
 
-With a `TowerExchange` the statistics are those of the whole batch, not of the tower's part of it.
+With a `TowerExchange` the statistics are those of the whole batch instead of the tower's part.
 """
 
 import functools
@@ -21,27 +21,27 @@ _SMALLEST_FUSED_EPSILON = 1.001e-5
 
 
 def batch_norm_layers(model: keras.Model) -> list[keras.layers.BatchNormalization]:
-    """Every BatchNormalization in the model, however deeply nested."""
+    """Every BatchNormalization layer of the model, at any depth."""
     return [layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.BatchNormalization)]
 
 
 def num_fused(model: keras.Model) -> int:
-    """How many batch norms of the model are computed by the fused kernel inside a tower."""
+    """Number of the model's batch norms that run on the fused kernel inside a tower."""
     return sum(_has_stock_call(layer) for layer in batch_norm_layers(model))
 
 
 def fused_calls(
     model: keras.Model, exchange: TowerExchange | None, weight: tf.Tensor | None = None
 ) -> list[tuple[keras.layers.Layer, str, Callable]]:
-    """(layer, attribute, function) of the model's batch norms on the fused kernel, or over the exchange.
+    """(layer, attribute, function) for each of the model's batch norms that gets another call.
 
     Args:
-      model: of any layers.
-      exchange: None for statistics of the tower's own examples.
-      weight: float32 scalar, 0 when this tower's examples must not count in exchanged statistics.
+      model: any model.
+      exchange: sums statistics over the towers; None for statistics of the tower's own examples.
+      weight: float32 scalar; 0 excludes this tower's examples from exchanged statistics.
 
     Raises:
-      UserError: statistics are exchanged and a layer's own arithmetic (renorm, masks, a subclass) can't be.
+      UserError: statistics are exchanged, and a layer's own arithmetic (renorm, a subclass) does not allow it.
     """
     calls = []
     for layer in batch_norm_layers(model):
@@ -49,8 +49,8 @@ def fused_calls(
             calls.append((layer, "call", functools.partial(_call, layer, exchange, weight)))
         elif exchange is not None:
             raise UserError(
-                f"batch_stats=synced: layer {layer.name!r} has batch-norm arithmetic of its own (a subclass, "
-                "renorm or a small epsilon), which can't be exchanged between towers; use batch_stats=average"
+                f"batch_stats='synced': layer {layer.name!r} has batch-norm arithmetic of its own (a subclass, "
+                "renorm or a small epsilon), which towers cannot exchange; use batch_stats='average'"
             )
     return calls
 
@@ -65,8 +65,8 @@ def _call(layer, exchange, weight, inputs, training=None, mask=None):
     if mask is not None or axis != inputs.shape.rank - 1 or inputs.dtype == tf.float64:
         if exchange is not None and training and layer.trainable and mask is not None:
             raise UserError(
-                f"batch_stats=synced: layer {layer.name!r} gets a mask, whose statistics can't be exchanged "
-                "between towers; use batch_stats=average"
+                f"batch_stats='synced': layer {layer.name!r} gets a mask, and towers cannot exchange masked "
+                "statistics; use batch_stats='average'"
             )
         if exchange is None or not (training and layer.trainable):
             return type(layer).call(layer, inputs, training=training, mask=mask)
@@ -87,19 +87,19 @@ def _call(layer, exchange, weight, inputs, training=None, mask=None):
 
 
 def _as_image(inputs: tf.Tensor) -> tf.Tensor:
-    """[N, ..., C] as [N, H, W, C], the only form the fused kernel takes."""
+    """[N, ..., C] as [N, H, W, C], the only shape that the fused kernel takes."""
     if inputs.shape.rank == 4:
         return inputs
     return tf.reshape(inputs, [tf.shape(inputs)[0], -1, 1, inputs.shape[-1]])
 
 
 def _fused_training(inputs, gamma, beta, epsilon):
-    """Outputs in the inputs' dtype, and the float32 [C] mean and biased variance of the inputs."""
+    """The outputs in the inputs' dtype, and the inputs' mean and biased variance, float32 [C]."""
     image = _as_image(inputs)
     outputs, mean, unbiased, *_ = tf.raw_ops.FusedBatchNormV3(
         x=image, scale=gamma, offset=beta, mean=[], variance=[], epsilon=epsilon, is_training=True
     )
-    # The kernel hands back the variance times n/(n - 1); Keras's moving variance is of the biased one.
+    # The kernel returns variance * n / (n - 1); Keras's moving variance averages the biased one.
     count = tf.cast(tf.size(image) // image.shape[-1], tf.float32)
     variance = unbiased * (tf.maximum(count - 1.0, 1.0) / count)
     return tf.reshape(outputs, tf.shape(inputs)), tf.stop_gradient(mean), tf.stop_gradient(variance)
@@ -119,11 +119,11 @@ def _fused_inference(inputs, gamma, beta, mean, variance, epsilon):
 
 
 def _exchanged(inputs, gamma, beta, axis, epsilon, exchange, weight):
-    """As `_fused_training`, with the moments of all towers' examples; channels at `axis`.
+    """The results of `_fused_training` with the moments of all towers' examples; channels at dimension `axis`.
 
-    Moments are exact in two passes (mean first, then squared distances from it), so they don't lose digits
-    where the mean is large. The gradient is that of batch norm over the whole batch (Ioffe and Szegedy 2015,
-    section 3), its two sums exchanged as the moments were. A tower of weight 0 adds nothing to any sum.
+    Two passes (first the mean, then squared distances from it) lose no digits where the mean is large. The
+    gradient is that of batch norm over the whole batch (Ioffe and Szegedy 2015, section 3); its two sums are
+    exchanged like the moments. A tower of weight 0 adds nothing to any sum.
     """
     axes = [dim for dim in range(inputs.shape.rank) if dim != axis]
     shape = [1 if dim != axis else inputs.shape[axis] for dim in range(inputs.shape.rank)]
@@ -136,7 +136,7 @@ def _exchanged(inputs, gamma, beta, axis, epsilon, exchange, weight):
         values = tf.cast(inputs, compute)
         own_count = weight * tf.cast(tf.size(inputs) // inputs.shape[axis], compute)
         first = exchange.sum(tf.concat([[own_count], weight * tf.reduce_sum(values, axes)], 0))
-        # A microbatch may have an example for none of the towers.
+        # In a microbatch all towers may be idle.
         count = tf.maximum(first[0], 1)
         mean = first[1:] / count
         centred = values - tf.reshape(mean, shape)
@@ -149,7 +149,7 @@ def _exchanged(inputs, gamma, beta, axis, epsilon, exchange, weight):
             upstream = tf.cast(upstream, compute)
             beta_gradient = tf.reduce_sum(upstream, axes)
             gamma_gradient = tf.reduce_sum(upstream * normalized, axes)
-            # Examples that are not in the moments get no gradient by way of them.
+            # Examples that are not in the moments get no gradient through them.
             sums = weight * exchange.sum(tf.stack([beta_gradient, gamma_gradient])) / count
             inner = upstream - tf.reshape(sums[0], shape) - normalized * tf.reshape(sums[1], shape)
             inputs_gradient = inner * tf.reshape(gamma * inverse, shape)

@@ -1,7 +1,7 @@
 """GELU and SiLU inside a CPU tower: one compiled loop forward and one backward.
 
-TensorFlow composes them of small operations, each of which goes through memory: in bfloat16 a GELU takes 17 ns a
-number on one thread, forward and backward, and compiled it takes 2. (A ReLU is one kernel already.)
+TensorFlow composes them from small operations, and each reads and writes memory: in bfloat16 a GELU takes 17 ns an
+element on one thread, forward and backward; compiled it takes 2 ns. (A ReLU is one kernel already.)
 """
 
 import math
@@ -11,7 +11,7 @@ import keras
 import tensorflow as tf
 from keras import layers
 
-# All whose call ends in `self.activation`, but the cells of recurrent layers: those are called in loops.
+# All layers whose call ends in `self.activation`, except cells of recurrent layers, which are called in loops.
 _ELEMENTWISE = (
     layers.Activation,
     layers.Dense,
@@ -30,19 +30,19 @@ _ELEMENTWISE = (
 
 
 def activations_to_compile(model: keras.Model) -> list[tuple[keras.layers.Layer, str, Callable]]:
-    """(layer, attribute, compiled function) of every activation in the model that has a compiled form."""
+    """(layer, attribute, compiled function) for each activation of the model that has a compiled form."""
     return [
         (layer, "activation", compiled)
         for layer in model._flatten_layers()
         if isinstance(layer, _ELEMENTWISE)
         for keras_function, compiled in _COMPILED
-        # By identity: a user's own activation need be neither hashable nor comparable.
+        # By identity: a user's own activation may be neither hashable nor comparable.
         if layer.activation is keras_function
     ]
 
 
 def _compiled(formula: Callable[[tf.Tensor], tf.Tensor], keras_function: Callable) -> Callable:
-    """`formula` of each number, computed in float32; float64, which is there to compare, stays Keras's."""
+    """Applies `formula` to each element, in float32. Float64, which serves comparisons, stays Keras's."""
 
     @tf.function(jit_compile=True, autograph=False)
     def outputs(flat):
@@ -58,7 +58,7 @@ def _compiled(formula: Callable[[tf.Tensor], tf.Tensor], keras_function: Callabl
 
     @tf.custom_gradient
     def elementwise(x):
-        # XLA compiles for each number of elements; flat, not for each shape besides.
+        # XLA compiles once for each shape; flattened, only once for each number of elements.
         flat, shape = tf.reshape(x, [-1]), tf.shape(x)
         return tf.reshape(outputs(flat), shape), lambda upstream: tf.reshape(
             gradient(flat, tf.reshape(upstream, [-1])), shape
@@ -77,8 +77,8 @@ def _wide(x: tf.Tensor) -> tf.Tensor:
 
 
 def _gelu(x: tf.Tensor) -> tf.Tensor:
-    # By erf and not, as TensorFlow has it, by erfc: a polynomial instead of an exponential. XLA's ends at
-    # 1 - 9e-8, which a large negative x would multiply; below -5.5 the function is less than 2e-7 away from 0.
+    # By erf, a polynomial; TensorFlow uses erfc, an exponential. XLA's erf ends at 1 - 9e-8, an error that a large
+    # negative x would multiply. Below -5.5 the function is less than 2e-7 away from 0.
     below = 0.5 * (1.0 + tf.math.erf(x * math.sqrt(0.5)))
     return x * tf.where(x > -5.5, below, 0.0)
 

@@ -1,7 +1,7 @@
-"""Which of a model's layers compute by other means inside a tower than Keras has them, to the same result.
+"""Which of a model's layers use other kernels than Keras's inside a tower, with the same results.
 
-The model, the names of its weights and its exported file stay as they are: a layer's attribute is shadowed while
-the tower is traced.
+The model, the names of its weights and its exported file do not change: a layer's attribute is shadowed while the
+tower is traced.
 """
 
 import contextlib
@@ -17,11 +17,12 @@ from towers.layers.shadowing import shadowed
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LayerKernels:
-    """The kinds of replacement in use.
+    """Which replacements are enabled.
 
     Attributes:
-      fused_batch_norm: Keras's BatchNormalization on TensorFlow's fused kernel.
-      tuned_for_cpu: GELU and SiLU compiled, kernels' gradients over small images laid out for the matrix unit.
+      fused_batch_norm: BatchNormalization runs on TensorFlow's fused kernel.
+      tuned_for_cpu: GELU and SiLU are compiled; gradients of convolution kernels over small images get a layout
+        that fills the CPU's matrix unit.
     """
 
     fused_batch_norm: bool = True
@@ -29,7 +30,12 @@ class LayerKernels:
 
     @contextlib.contextmanager
     def in_place(self, model: keras.Model, exchange: TowerExchange | None = None, weight: tf.Tensor | None = None):
-        """Within, the model's layers compute so; `exchange` and `weight` as for `batch_norm.fused_calls`."""
+        """Context manager: the model's layers use these kernels.
+
+        Args:
+          model: the template.
+          exchange, weight: as for `batch_norm.fused_calls`.
+        """
         replacements = []
         if self.fused_batch_norm or exchange is not None:
             replacements += batch_norm.fused_calls(model, exchange, weight)
@@ -40,15 +46,15 @@ class LayerKernels:
             yield
 
     def notices(self, model: keras.Model) -> list[str]:
-        """What a user is told of it, a line each."""
-        said = []
+        """One line for each kind of replacement that the model's layers get, for the user."""
+        lines = []
         if self.fused_batch_norm and (count := batch_norm.num_fused(model)):
-            said.append(
-                f"{_layers(count, 'BatchNormalization')} on TensorFlow's fused kernel (off: --nofused_batch_norm)"
-            )
+            layers = _layers(count, "BatchNormalization")
+            lines.append(f"{layers} on TensorFlow's fused kernel (fused_batch_norm=False disables this)")
         if self.tuned_for_cpu and (count := len(compiled_activations.activations_to_compile(model))):
-            said.append(f"{_layers(count, 'GELU and SiLU')} compiled for the CPU (off: --notuned_for_cpu)")
-        return said
+            layers = _layers(count, "GELU and SiLU")
+            lines.append(f"{layers} compiled for the CPU (tuned_for_cpu=False disables this)")
+        return lines
 
 
 def _layers(count: int, kind: str) -> str:

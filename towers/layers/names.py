@@ -1,7 +1,7 @@
-"""The same names for the layers of a model however many models a process built before.
+"""The same names for a model's layers, however many models the process has built before.
 
-Keras numbers unnamed layers by process: the second model's first Dense is `dense_1`. Checkpoints are keyed by
-these names, so a model is built with the count begun anew.
+Keras numbers unnamed layers over the whole process: the second model's first Dense is `dense_1`. Checkpoints use
+these names as keys, so each model is built with counts that start at 0.
 """
 
 import collections
@@ -14,7 +14,7 @@ _COUNTS = "object_name_uids"
 
 @contextlib.contextmanager
 def counted_anew():
-    """Within, Keras names unnamed layers as if no model had been built before; its own count goes on after."""
+    """Context manager: Keras names unnamed layers as in a new process. Its own counts return at the end."""
     before = global_state.get_global_attribute(_COUNTS)
     global_state.set_global_attribute(_COUNTS, collections.defaultdict(int))
     try:

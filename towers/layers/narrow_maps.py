@@ -1,8 +1,8 @@
 """Gradients of convolution kernels over small images, inside a CPU tower that computes in bfloat16.
 
-oneDNN sums such a gradient a row of the image at a time, and a row of 7 leaves three quarters of a matrix
-unit's 32 places empty. So images are laid side by side, a gap of zeros between them, until a row is that long: the
-same sum, 2 to 5 times as fast for 256 channels at 7x7 and 3x3, layout and all.
+oneDNN sums such a gradient one image row at a time, and a row of 7 pixels leaves three quarters of a matrix unit's
+32 columns empty. So images are put side by side, with a gap of zeros between them, until a row has 32 pixels. The
+sum is the same; with 256 channels at 7x7 and 3x3 it is 2 to 5 times as fast, the new layout included.
 """
 
 import functools
@@ -12,12 +12,12 @@ import keras
 import tensorflow as tf
 
 _FULL_ROW = 32
-# From rows of 15 on, laying out takes longer than it saves; at 8, with 64 channels, 2.2 ms become 1.7.
+# For rows of 15 or more the new layout costs more than it saves; at 8, with 64 channels, 2.2 ms become 1.7.
 _WIDEST_NARROW = 8
 
 
 def narrow_convolutions(model: keras.Model) -> list[tuple[keras.layers.Layer, str, Callable]]:
-    """(layer, attribute, function) of every convolution in the model that may meet small images."""
+    """(layer, attribute, function) for each convolution of the model that may get small images."""
     return [
         (layer, "convolution_op", functools.partial(_convolution, layer))
         for layer in model._flatten_layers()
@@ -26,7 +26,7 @@ def narrow_convolutions(model: keras.Model) -> list[tuple[keras.layers.Layer, st
 
 
 def _is_plain(layer) -> bool:
-    """Whether it is Keras's own 2-D convolution, of stride 1, odd kernel and output as large as its input."""
+    """Whether it is Keras's own Conv2D with stride 1, an odd kernel and an output as large as its input."""
     return (
         type(layer) is keras.layers.Conv2D
         and layer.padding == "same"
@@ -67,10 +67,10 @@ _GEOMETRY = {"strides": [1, 1, 1, 1], "padding": "SAME"}
 
 
 def _side_by_side(images: tf.Tensor, gap: int) -> tf.Tensor:
-    """[N, H, W, C] as [N / k, H, k (W + gap), C]; where k does not divide N, images of zeros fill up."""
+    """[N, H, W, C] as [N / k, H, k (W + gap), C]. If k does not divide N, images of zeros are added."""
     _, height, width, channels = images.shape
-    together = -(-_FULL_ROW // (width + gap))
-    missing = -tf.shape(images)[0] % together
+    per_row = -(-_FULL_ROW // (width + gap))
+    missing = -tf.shape(images)[0] % per_row
     padded = tf.pad(images, [[0, missing], [0, 0], [0, gap], [0, 0]])
-    groups = tf.reshape(padded, [-1, together, height, width + gap, channels])
-    return tf.reshape(tf.transpose(groups, [0, 2, 1, 3, 4]), [-1, height, together * (width + gap), channels])
+    groups = tf.reshape(padded, [-1, per_row, height, width + gap, channels])
+    return tf.reshape(tf.transpose(groups, [0, 2, 1, 3, 4]), [-1, height, per_row * (width + gap), channels])

@@ -1,4 +1,4 @@
-"""Attributes of a model's layers that are others for a while."""
+"""Replaces attributes of a model's layers for a while."""
 
 import contextlib
 from collections.abc import Iterable
@@ -11,9 +11,9 @@ _ABSENT = object()
 
 @contextlib.contextmanager
 def shadowed(attributes: Iterable[tuple[keras.layers.Layer, str, Any]]):
-    """Within, each (layer, name) is the value beside it; on leaving, what it was. Uses may nest, not overlap.
+    """Context manager: each (layer, name, value) sets an attribute; the old value returns at the end. Can nest.
 
-    `Layer.__setattr__` would track a value; an entry in `__dict__` shadows a method or an attribute and no more.
+    It writes to `__dict__`, because `Layer.__setattr__` would track the value as part of the model.
     """
     before = []
     try:

@@ -1,1 +1,1 @@
-"""How a gradient changes a parameter: rules, schedules, clipping, and Keras optimizers translated into them."""
+"""How gradients change parameters: update rules, schedules, clipping, and the translation of Keras optimizers."""

@@ -1,4 +1,4 @@
-"""Clipping of the averaged gradients: by value, by each parameter's norm, by the norm over all."""
+"""Clipping of the mean gradients: by value, by each parameter's norm, or by the global norm."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -11,12 +11,12 @@ from towers.gradients import Gradient, map_values, squared_norm
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Clipping:
-    """At most one of the three is set; None and None and None leaves the gradients as they are.
+    """At most one attribute is set; without any, gradients are not clipped.
 
     Attributes:
-      value: every element into [-value, value].
-      norm: every parameter's gradient scaled down to at most this Euclidean norm.
-      global_norm: all gradients scaled down by one factor to at most this norm over all (Pascanu et al. 2013).
+      value: clips each element to [-value, value].
+      norm: scales each parameter's gradient down to at most this Euclidean norm.
+      global_norm: scales all gradients by one factor, down to at most this global norm (Pascanu et al. 2013).
     """
 
     value: float | None = None
@@ -27,13 +27,18 @@ class Clipping:
         given = {name: bound for name, bound in dataclasses.asdict(self).items() if bound is not None}
         if len(given) > 1:
             written = ", ".join(f"{name}={bound:g}" for name, bound in given.items())
-            raise UserError(f"clipping by {written}: one way at a time; keep one")
+            raise UserError(f"clipping by {written}: only one is possible; remove the others")
         for name, bound in given.items():
             if not bound > 0:
-                raise UserError(f"clipping {name}={bound:g}: a bound is positive; leave it out for no clipping")
+                raise UserError(f"clipping {name}={bound:g}: it must be above 0; omit it for no clipping")
 
     def apply(self, gradients: Sequence[Gradient], overall_norm: tf.Tensor) -> list[Gradient]:
-        """The clipped gradients. Sparse ones are merged; `overall_norm` is their `global_norm`."""
+        """The clipped gradients.
+
+        Args:
+          gradients: mean gradients; sparse ones are merged.
+          overall_norm: their global norm.
+        """
         if self.value is not None:
             return [map_values(self._clip_value, gradient) for gradient in gradients]
         if self.norm is not None:

@@ -1,4 +1,4 @@
-"""Update rules around another rule: rates that differ by parameter, and weights that are averaged on the way."""
+"""Update rules around another rule: learning rates by parameter, and averages of the weights."""
 
 import dataclasses
 from collections.abc import Callable
@@ -10,20 +10,20 @@ from towers.updates.rules import UpdateRule
 
 
 def norm_biases(path: str, shape: tf.TensorShape) -> bool:
-    """The offsets of batch norms and their like, as Keras names them."""
+    """The offsets (`beta`) of Keras's normalisation layers."""
     return path.rpartition("/")[2] == "beta"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ScaledRates:
-    """Another rule, at `factor` times the rate for the parameters that `scales` is true of.
+    """Another rule, at `factor` times the learning rate for the parameters that `scales` selects.
 
-    Their weight decay is that of the plain rate: it says how fast weights shrink.
+    Their weight decay stays that of the plain rate: w shrinks by rate * weight_decay in each update.
 
     Attributes:
-      rule: applied.
-      factor: of the rate.
-      scales: from canonical name and shape.
+      rule: the rule that is applied.
+      factor: multiplies the learning rate.
+      scales: takes a parameter's canonical name and shape, returns whether the factor applies.
     """
 
     rule: UpdateRule
@@ -52,17 +52,17 @@ class ScaledRates:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Lookahead:
-    """Another rule, drawn back to a running average of its own weights (Zhang et al. 2019, "Lookahead").
+    """Another rule whose weights are reset to a running average of themselves (Zhang et al. 2019, "Lookahead").
 
-    Every `every` updates: slow = decay * slow + (1 - decay) * w, then w = slow. The decay grows with the cube of
-    the progress (Jordan 2024, "airbench"), so that only the last part of a run is averaged; after the last update
-    w is the average of those before it.
+    Every `every` updates: slow = decay * slow + (1 - decay) * w, then w = slow. The decay is
+    last_decay * (progress of the run)^3 (Jordan 2024, "airbench"), so that mostly the last part of a run is
+    averaged. After the last update w is the average of the earlier ones.
 
     Attributes:
-      rule: applied.
-      num_updates: of the whole run.
-      every: updates from one drawing back to the next.
-      last_decay: what the decay grows to.
+      rule: the rule that is applied.
+      num_updates: number of updates of the whole run.
+      every: number of updates from one reset to the next.
+      last_decay: the decay at the end of the run.
     """
 
     rule: UpdateRule
@@ -73,9 +73,9 @@ class Lookahead:
 
     def __post_init__(self):
         if self.num_updates < 1 or self.every < 1:
-            raise UserError(f"lookahead every {self.every} of {self.num_updates} updates: both are at least 1")
+            raise UserError(f"lookahead every {self.every} of {self.num_updates} updates: both must be at least 1")
         if not 0 <= self.last_decay < 1:
-            raise UserError(f"lookahead decay {self.last_decay}: it lies in [0, 1)")
+            raise UserError(f"lookahead decay {self.last_decay}: it must be in [0, 1)")
 
     @property
     def slot_names(self) -> tuple[str, ...]:
@@ -86,15 +86,15 @@ class Lookahead:
         self.rule.apply(path, variable, own, gradient, rate, update)
         done = update + 1
         is_due = tf.logical_or(done % self.every == 0, done == self.num_updates)
-        tf.cond(is_due, lambda: self._draw_back(variable, slots["slow"], done), lambda: False)
+        tf.cond(is_due, lambda: self._reset_to_average(variable, slots["slow"], done), lambda: False)
 
     def with_decay_divided(self, factor):
         return dataclasses.replace(self, rule=self.rule.with_decay_divided(factor))
 
-    def _draw_back(self, variable, slow, done):
+    def _reset_to_average(self, variable, slow, done):
         progress = tf.cast(done, tf.float64) / self.num_updates
         decay = tf.cast(self.last_decay * progress**3, variable.dtype)
-        # The slots begin at zero: the first time there is nothing to average with.
+        # The slots start at zero: the first time there is nothing to average.
         decay = tf.where(done <= self.every, tf.zeros_like(decay), decay)
         is_last = done == self.num_updates
         mean = tf.where(is_last & (done > self.every), slow, decay * slow + (1 - decay) * variable)

@@ -1,7 +1,7 @@
-"""Keras optimizers at the door: translated into an update rule, a schedule and clipping, or refused by name.
+"""Translates Keras optimizers into an update rule, a schedule and clipping, or refuses them by name.
 
-A Keras optimizer is not used as it is because its update is several operations without a lock: two workers
-that push at once lose steps.
+A Keras optimizer itself is not used: its update consists of several operations without a lock, so simultaneous
+pushes of two workers lose steps.
 """
 
 from typing import NamedTuple
@@ -15,7 +15,7 @@ from towers.updates.schedules import Constant, Schedule
 
 
 class OptimizerParts(NamedTuple):
-    """What a Keras optimizer stands for."""
+    """The translation of a Keras optimizer."""
 
     rule: UpdateRule
     schedule: Schedule
@@ -23,7 +23,7 @@ class OptimizerParts(NamedTuple):
 
 
 class KerasSchedule:
-    """A Keras LearningRateSchedule as a number for every step."""
+    """A Keras LearningRateSchedule as a function from step to learning rate."""
 
     def __init__(self, schedule: keras.optimizers.schedules.LearningRateSchedule):
         self._schedule = schedule
@@ -33,17 +33,17 @@ class KerasSchedule:
 
 
 def translate(optimizer: keras.optimizers.Optimizer) -> OptimizerParts:
-    """The parts that do what a fresh Keras optimizer does.
+    """The parts that compute what a new Keras optimizer would.
 
     Raises:
-      UserError: another class than SGD, Adam or AdamW, an option that has no translation, or an optimizer
-        that has already taken steps.
+      UserError: a class other than SGD, Adam and AdamW, an option without translation, or an optimizer that has
+        already taken steps.
     """
     makers = {keras.optimizers.SGD: _sgd, keras.optimizers.Adam: _adam, keras.optimizers.AdamW: _adam}
     kind = type(optimizer)
     if kind not in makers:
         names = ", ".join(maker.__name__ for maker in makers)
-        raise UserError(f"Keras optimizer {kind.__name__} has no translation: use one of {names}")
+        raise UserError(f"Keras optimizer {kind.__name__} is not supported: use one of {names}")
     _refuse_options(optimizer)
     return OptimizerParts(makers[kind](optimizer), _schedule(optimizer), _clipping(optimizer))
 
@@ -51,18 +51,18 @@ def translate(optimizer: keras.optimizers.Optimizer) -> OptimizerParts:
 def _refuse_options(optimizer):
     name = type(optimizer).__name__
     refused = {
-        "use_ema": "leave it out",
-        "loss_scale_factor": "use precision=float16, which scales the loss by itself",
-        "gradient_accumulation_steps": "use the strategy's accumulation",
-        "amsgrad": "leave it out",
+        "use_ema": "omit it",
+        "loss_scale_factor": "use precision='float16', which scales the loss itself",
+        "gradient_accumulation_steps": "use accumulation=... of StepOptions",
+        "amsgrad": "omit it",
     }
     for option, fix in refused.items():
         if getattr(optimizer, option, None):
-            raise UserError(f"{name}({option}={getattr(optimizer, option)}) has no translation: {fix}")
+            raise UserError(f"{name}({option}={getattr(optimizer, option)}) is not supported: {fix}")
     if int(optimizer.iterations) > 0:
         raise UserError(
-            f"{name} has already taken {int(optimizer.iterations)} steps, whose slots can't be taken over: "
-            "give a new one"
+            f"{name} has already taken {int(optimizer.iterations)} steps, and its slots cannot be copied: "
+            "pass a new optimizer"
         )
 
 
@@ -73,20 +73,20 @@ def _decay(optimizer) -> dict:
 
 
 class _KerasDecay:
-    """The parameters that a Keras optimizer decays: all but those it was told to leave out."""
+    """Selects the parameters that a Keras optimizer decays: all except those excluded by name."""
 
     def __init__(self, optimizer):
         if getattr(optimizer, "_exclude_from_weight_decay", None):
             raise UserError(
-                f"{type(optimizer).__name__}.exclude_from_weight_decay(var_list=...) has no translation: "
-                "give var_names instead"
+                f"{type(optimizer).__name__}.exclude_from_weight_decay(var_list=...) is not supported: "
+                "pass var_names instead"
             )
-        self._left_out = getattr(optimizer, "_exclude_from_weight_decay_pattern", None)
+        self._excluded = getattr(optimizer, "_exclude_from_weight_decay_pattern", None)
 
     def __call__(self, path, shape) -> bool:
-        # As Keras: the pattern is sought in the variable's own name, not in its layer's.
+        # As in Keras, the pattern is matched against the variable's own name, not its layer's.
         name = path.rpartition("/")[2].partition("#")[0]
-        return self._left_out is None or self._left_out.search(name) is None
+        return self._excluded is None or self._excluded.search(name) is None
 
 
 def _sgd(optimizer) -> UpdateRule:

@@ -1,7 +1,7 @@
 """Update rules: the arithmetic of a step, by TensorFlow's fused kernels on the variable's own device.
 
-The kernels lock the variable while they change it, so updates that come at once lose nothing. A rule holds
-numbers only; its slots (momenta) are variables that whoever places the parameters makes beside them.
+The kernels lock the variable while they change it, so simultaneous updates lose nothing. A rule holds numbers
+only. Its slots (momenta) are variables that the placement creates with the parameters.
 """
 
 import dataclasses
@@ -31,21 +31,22 @@ class UpdateRule(Protocol):
 
     @property
     def slot_names(self) -> tuple[str, ...]:
-        """Slots a parameter needs: each of its shape and dtype, zero at the start."""
+        """Names of the slots of a parameter. Each has the parameter's shape and dtype and starts at zero."""
 
     @property
     def elementwise(self) -> bool:
-        """Whether an element's update depends on that element alone, so that any piece of a parameter will do."""
+        """Whether an update of an element depends on that element alone, so that pieces can be updated."""
 
     def apply(self, path: str, variable: tf.Variable, slots: Slots, gradient: Gradient, rate, update) -> None:
-        """Changes `variable` and `slots`, in place.
+        """Changes `variable` and `slots` in place.
 
         Args:
           path: the parameter's canonical name.
-          variable, slots: its storage.
-          gradient: of the mean loss; IndexedSlices have every row at most once.
-          rate: float32 scalar, the learning rate.
-          update: int64 scalar, updates applied before this one.
+          variable: the parameter.
+          slots: its slots, by name.
+          gradient: of the mean loss; IndexedSlices have each row at most once.
+          rate: float32 scalar, learning rate.
+          update: int64 scalar, number of updates before this one.
         """
 
     def with_decay_divided(self, factor: float) -> "UpdateRule":
@@ -91,8 +92,8 @@ class SGD(_Decaying):
 class Momentum(_Decaying):
     """v = momentum * v - rate * g; w += v (Keras's form), or with nesterov w += momentum * v - rate * g.
 
-    The momentum of a row decays whether or not a sparse gradient touches it, so sparse gradients are made
-    dense here: anything lazier would not be the single-device numbers of the dense rule.
+    Sparse gradients become dense here, because the momentum of a row decays even if a gradient does not touch it.
+    A lazy update would not give the numbers of the dense rule.
     """
 
     momentum: float = 0.9
@@ -102,7 +103,7 @@ class Momentum(_Decaying):
     def __post_init__(self):
         super().__post_init__()
         if not 0 <= self.momentum < 1:
-            raise UserError(f"momentum={self.momentum}: it lies in [0, 1); 0.9 is usual")
+            raise UserError(f"momentum={self.momentum}: it must be in [0, 1); 0.9 is usual")
 
     def apply(self, path, variable, slots, gradient, rate, update):
         rate = tf.cast(rate, variable.dtype)
@@ -131,7 +132,7 @@ class Adam(_Decaying):
         super().__post_init__()
         for name in ("beta_1", "beta_2"):
             if not 0 <= getattr(self, name) < 1:
-                raise UserError(f"{name}={getattr(self, name)}: it lies in [0, 1)")
+                raise UserError(f"{name}={getattr(self, name)}: it must be in [0, 1)")
 
     def apply(self, path, variable, slots, gradient, rate, update):
         dtype = variable.dtype
@@ -155,20 +156,20 @@ class Adam(_Decaying):
 
 
 def convolutions_only(path: str, shape: tf.TensorShape) -> bool:
-    """Kernels of convolutions: [height, width, inputs, outputs] and their like."""
+    """Kernels of convolutions, such as [height, width, inputs, outputs]."""
     return shape.rank is not None and shape.rank > 2
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Muon(_Decaying):
-    """Orthogonalised momentum (Jordan et al. 2024, "Muon"): each step of a kernel has all singular values near 1.
+    """Orthogonalised momentum (Jordan et al. 2024, "Muon"): all singular values of an update are near 1.
 
-    v = momentum * v + g; w -= rate * orthogonal(g + momentum * v), where a kernel is the matrix
-    [inputs, outputs] of all its other dimensions by its last. With batch norm behind it the kernel's scale has no
-    effect, and rate and weight decay together set how far a step turns it.
+    v = momentum * v + g; w -= rate * orthogonal(g + momentum * v), where the kernel is reshaped to a matrix: its
+    last dimension by all others. If a batch norm follows, the kernel's scale has no effect, and rate and weight
+    decay together determine how far an update turns it.
 
-    Whatever `orthogonalizes` leaves out (biases, norms, the last layer) takes `Momentum`'s Nesterov step at
-    `other_factor` times the rate. The kernel's update is composed of several operations: it is not atomic.
+    Parameters for which `orthogonalizes` returns False (biases, norms, the last layer) take `Momentum`'s Nesterov
+    step at `other_factor` times the rate. A kernel's update consists of several operations, so it is not atomic.
     """
 
     momentum: float = 0.9
@@ -204,16 +205,16 @@ class Muon(_Decaying):
         variable.assign_sub(rate * tf.reshape(orthogonalized(direction), variable.shape))
 
 
-# Coefficients of the quintic that pulls singular values towards 1 fastest (Jordan et al. 2024).
+# Coefficients of the quintic polynomial that moves singular values towards 1 fastest (Jordan et al. 2024).
 _QUINTIC = (3.4445, -4.7750, 2.0315)
 _ITERATIONS = 5
 
 
 def orthogonalized(matrix: tf.Tensor) -> tf.Tensor:
-    """The nearest matrix with orthonormal rows or columns, about: singular values end within 0.68 and 1.21.
+    """Approximately the nearest matrix with orthonormal rows or columns: its singular values are 0.68 to 1.21.
 
-    Newton-Schulz iterations X <- aX + b(XX')X + c(XX')^2 X on the matrix divided by its norm. A singular value
-    below 0.002 of the norm stays smaller.
+    Newton-Schulz iterations X <- aX + b(XX')X + c(XX')^2 X on the matrix divided by its norm. Singular values
+    below 0.002 times the norm stay smaller.
     """
     rows, columns = matrix.shape
     a, b, c = (tf.constant(coefficient, matrix.dtype) for coefficient in _QUINTIC)

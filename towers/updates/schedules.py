@@ -1,4 +1,4 @@
-"""Learning rates as data: a number for every step, counted from 0. Plain arithmetic on the host."""
+"""Learning rate schedules: functions from step (from 0) to learning rate. Plain arithmetic on the host."""
 
 import bisect
 import dataclasses
@@ -18,7 +18,7 @@ class Constant:
 
     def __post_init__(self):
         if not (self.rate >= 0 and math.isfinite(self.rate)):
-            raise UserError(f"learning rate {self.rate}: a rate is a finite number of at least 0")
+            raise UserError(f"learning rate {self.rate}: it must be a finite number of at least 0")
 
     def __call__(self, step: int) -> float:
         return self.rate
@@ -26,7 +26,7 @@ class Constant:
 
 @dataclasses.dataclass(frozen=True)
 class Piecewise:
-    """rates[i] from boundaries[i - 1] on: rates has one number more than boundaries."""
+    """rates[i] from step boundaries[i - 1] on. There is one rate more than boundaries."""
 
     boundaries: tuple[int, ...]
     rates: tuple[float, ...]
@@ -38,7 +38,7 @@ class Piecewise:
                 "give one rate more than boundaries"
             )
         if list(self.boundaries) != sorted(set(self.boundaries)):
-            raise UserError(f"piecewise boundaries {self.boundaries}: they ascend, each once")
+            raise UserError(f"piecewise boundaries {self.boundaries}: they must ascend, without repetition")
 
     def __call__(self, step: int) -> float:
         return self.rates[bisect.bisect_right(self.boundaries, step)]
@@ -62,13 +62,13 @@ class Cosine:
 
 @dataclasses.dataclass(frozen=True)
 class OneCycle:
-    """Up in a straight line from peak / start_divisor, then down along a cosine (Smith and Topin 2018).
+    """Linear rise from peak / start_divisor, then a cosine down to peak / end_divisor (Smith and Topin 2018).
 
     Attributes:
-      peak: the highest rate, reached at `rise` of the steps.
-      steps: length of the whole cycle; the rate stays at the end value afterwards.
-      rise: the part of the steps that goes up, within (0, 1).
-      start_divisor, end_divisor: the first and the last rate are peak divided by these.
+      peak: the highest rate, at step rise * steps.
+      steps: number of steps of the cycle; afterwards the rate stays at its end value.
+      rise: fraction of the steps in which the rate rises, in (0, 1).
+      start_divisor, end_divisor: first rate = peak / start_divisor, last rate = peak / end_divisor.
     """
 
     peak: float
@@ -93,7 +93,7 @@ class OneCycle:
 
 @dataclasses.dataclass(frozen=True)
 class Triangular:
-    """Straight lines from start * peak up to `peak` at `rise` of the steps, and down to end * peak."""
+    """Linear rise from start * peak to peak at step rise * steps, then linear fall to end * peak."""
 
     peak: float
     steps: int
@@ -114,7 +114,7 @@ class Triangular:
 
 @dataclasses.dataclass(frozen=True)
 class WarmUp:
-    """The first `steps` of another schedule scaled by (step + 1) / steps (Goyal et al. 2017)."""
+    """Another schedule, multiplied by (step + 1) / steps in its first `steps` steps (Goyal et al. 2017)."""
 
     schedule: Schedule
     steps: int
@@ -134,4 +134,4 @@ def _check_steps(steps):
 
 def _check_rise(name, rise):
     if not 0 < rise < 1:
-        raise UserError(f"{name} rise={rise}: the part that goes up lies between 0 and 1")
+        raise UserError(f"{name} rise={rise}: the fraction of rising steps must be between 0 and 1")

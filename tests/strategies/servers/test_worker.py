@@ -18,7 +18,6 @@ from tests.strategies.servers.at_once import Started
 from tests.strategies.small_task import SmallTask, small_task
 from tests.towers.logical_cpus import cpus
 from towers.options import StepOptions
-from towers.step_end import open_length
 from towers.task import InputShard
 from towers.updates.clipping import Clipping
 from towers.updates.rules import SGD
@@ -34,10 +33,9 @@ def worker_engine(task: SmallTask, options: StepOptions) -> WorkerEngine:
         task.build_model(),
         cpus(1),
         options,
-        batch_spec=open_length(as_batches(task.dataset("train", InputShard())).element_spec),
         rank=0,
-        num_together=1,
-        meets=False,
+        num_sharing=1,
+        sends_sums=False,
         stand_in=None,
         wire_precision="float32",
     )

@@ -12,7 +12,6 @@ from strategies.synchronous import as_batches
 from tests.towers.logical_cpus import cpus
 from tests.towers.tiny_tasks import NUM_CLASSES, TinyTask
 from towers.options import StepOptions
-from towers.step_end import open_length
 from towers.task import Batch, InputShard
 from towers.updates.clipping import Clipping
 
@@ -34,7 +33,7 @@ def task() -> TinyTask:
     return TinyTask(build=build, examples=Batch(words, draw.integers(0, NUM_CLASSES, 6).astype(np.int32)))
 
 
-def computed(num_towers: int = 1, *, wire: str = "float32", meets: bool = False, **options):
+def computed(num_towers: int = 1, *, wire: str = "float32", sends_sums: bool = False, **options):
     """The engine, the whole vector, and what the engine made of the first batch."""
     keras.utils.set_random_seed(1)
     own, model = task(), task().build_model()
@@ -44,10 +43,9 @@ def computed(num_towers: int = 1, *, wire: str = "float32", meets: bool = False,
         model,
         cpus(num_towers),
         StepOptions(**options),
-        batch_spec=open_length(data.element_spec),
         rank=0,
-        num_together=1,
-        meets=meets,
+        num_sharing=1,
+        sends_sums=sends_sums,
         stand_in=None,
         wire_precision=wire,
     )
@@ -83,8 +81,8 @@ def test_of_an_embedding_only_the_rows_that_were_touched(num_towers):
     assert len(found.gradient.dense) == LENGTH * WIDTH * NUM_CLASSES + NUM_CLASSES
 
 
-def test_where_workers_meet_it_is_the_sum():
-    _, _, found = computed(meets=True)
+def test_synchronous_workers_send_sums():
+    _, _, found = computed(sends_sums=True)
     np.testing.assert_allclose(found.gradient.whole(np.float32), 6 * exact_gradient(), rtol=1e-5, atol=1e-6)
     assert found.weight == 6
 

@@ -1,0 +1,78 @@
+"""Which examples of a batch each tower computes.
+
+batch  ->  microbatches, one after another  ->  a part for each tower
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from towers import split
+from towers.task import Batch, batch_length
+
+
+def open_length(element_spec) -> Batch:
+    """The spec of a dataset's batches with an unknown dimension 0, so that a shorter last batch fits the graph."""
+    return tf.nest.map_structure(lambda spec: tf.TensorSpec([None, *spec.shape[1:]], spec.dtype), element_spec)
+
+
+def microbatch(batch: Batch, index: int | tf.Tensor, count: int) -> Batch:
+    """Microbatch `index` of `count`. The microbatches in order are the batch, whatever its length."""
+    if count == 1:
+        return batch
+    ends = split.boundaries_tensor(batch_length(batch), split.even_shares(count))
+    return _slice(batch, ends[index], ends[index + 1])
+
+
+def part(batch: Batch, tower: int, shares: Sequence[float]) -> tuple[Batch, tf.Tensor]:
+    """A tower's part of a batch, and its activity: 1.0, or 0.0 if the batch has no example for this tower.
+
+    An idle tower gets the first example, because some kernels fail on an empty tensor. Its result has weight 0.
+    """
+    if len(shares) == 1:
+        return batch, tf.constant(1.0)
+    ends = split.boundaries_tensor(batch_length(batch), shares)
+    is_active = ends[tower + 1] > ends[tower]
+    begin = tf.where(is_active, ends[tower], 0)
+    return _slice(batch, begin, tf.where(is_active, ends[tower + 1], 1)), tf.cast(is_active, tf.float32)
+
+
+def _slice(batch, begin, end):
+    return tf.nest.map_structure(lambda tensor: tensor[begin:end], batch)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class TowerParts:
+    """How the towers of this process divide the (micro)batches that it gets.
+
+    Attributes:
+      shares: relative sizes of the parts of this process's towers.
+      first_tower: index of this process's first tower among all towers of a step.
+      num_towers: towers of a step, over all processes.
+      stand_in: a batch of one example, as arrays, for the towers of a process whose part of the batch is empty;
+        None if this process always gets an example.
+    """
+
+    shares: tuple[float, ...]
+    first_tower: int = 0
+    num_towers: int
+    stand_in: Batch | None = None
+
+    @classmethod
+    def of_one_process(cls, shares: Sequence[float]) -> "TowerParts":
+        """The parts if all towers of a step are in this process."""
+        return cls(shares=tuple(shares), num_towers=len(shares))
+
+    def part(self, batch: Batch, tower: int) -> tuple[Batch, tf.Tensor]:
+        """The part of this process's tower `tower`, and its activity as `towers.batch_parts.part` returns it."""
+        if self.stand_in is None:
+            return part(batch, tower, self.shares)
+        is_empty = tf.equal(batch_length(batch), 0)
+        filled = tf.cond(is_empty, lambda: tf.nest.map_structure(tf.constant, self.stand_in), lambda: batch)
+        own, activity = part(filled, tower, self.shares)
+        return own, tf.where(is_empty, 0.0, activity)
+
+    def pass_index(self, microbatch_index: int | tf.Tensor, tower: int) -> int | tf.Tensor:
+        """Index of a tower's pass among all passes of a step; random seeds are derived from it."""
+        return microbatch_index * self.num_towers + self.first_tower + tower

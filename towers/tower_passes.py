@@ -1,0 +1,96 @@
+r"""The passes of this process's towers over a (micro)batch, and their sums.
+
+                 parameters, read once
+               /          |          \
+    part 0 -> tower   part 1 -> tower   part 2 -> tower      each on its device
+               \          |          /
+                         sums                                where the parameters live
+"""
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from towers import batch_stats, gradients, sums
+from towers.batch_parts import TowerParts
+from towers.devices import HOST, Devices
+from towers.options import StepOptions
+from towers.task import Batch
+from towers.tower import EvaluationFunction, EvaluationResult, TowerFunction, TowerResult
+
+
+class TowerPasses:
+    """Calls the tower function once for each tower. Owns no variable."""
+
+    def __init__(self, tower: TowerFunction, devices: Devices, parts: TowerParts, options: StepOptions):
+        """Args:
+        tower: the training pass.
+        devices: of the towers; the sums are taken on `devices.parameters`.
+        parts: how the towers divide a batch.
+        options: of the step.
+        """
+        self._tower, self._devices, self._parts, self._options = tower, devices, parts, options
+
+    def train(
+        self,
+        batch: Batch,
+        microbatch_index: int | tf.Tensor,
+        parameters: Sequence[tf.Tensor],
+        state: Sequence[tf.Tensor],
+        *,
+        step: tf.Tensor,
+        loss_scale: tf.Tensor,
+    ) -> TowerResult:
+        """The sums of all towers' training passes; `new_state` is their combined state.
+
+        Args:
+          batch: the (micro)batch of this process.
+          microbatch_index: which microbatch of the step it is.
+          parameters, state: one tensor a variable.
+          step: int64 scalar, for random seeds.
+          loss_scale: float32 scalar, multiplies the loss before differentiation.
+        """
+        results = []
+        for tower, device in enumerate(self._devices.towers):
+            with tf.device(HOST):
+                part, activity = self._parts.part(batch, tower)
+                seed = tower_seed(self._options.seed, step, self._parts.pass_index(microbatch_index, tower))
+            with tf.device(device):
+                results.append(self._tower(parameters, state, part, seed, activity * loss_scale))
+        with tf.device(self._devices.parameters):
+            new_state = batch_stats.combined(
+                state,
+                [result.new_state for result in results],
+                [result.weight for result in results],
+                self._options.batch_stats,
+            )
+            return sums.add_results(results, gradients.add_each, new_state=new_state)
+
+    def evaluate(
+        self,
+        evaluation: EvaluationFunction,
+        batch: Batch,
+        parameters: Sequence[tf.Tensor],
+        state: Sequence[tf.Tensor],
+    ) -> EvaluationResult:
+        """The sums of all towers' evaluation passes."""
+        results = []
+        for tower, device in enumerate(self._devices.towers):
+            with tf.device(HOST):
+                part, activity = self._parts.part(batch, tower)
+            with tf.device(device):
+                results.append(evaluation(parameters, state, part, activity))
+        with tf.device(HOST):
+            return sums.add_evaluations(results)
+
+
+def tower_seed(seed: int, step: tf.Tensor, pass_index: tf.Tensor | int) -> tf.Tensor:
+    """int32 [2], different for each step and each pass within it.
+
+    Args:
+      seed: of the run.
+      step: integer scalar.
+      pass_index: as `TowerParts.pass_index` returns it.
+    """
+    of_step = tf.random.experimental.stateless_fold_in(tf.constant([seed, 0], tf.int32), tf.cast(step, tf.int32))
+    return tf.random.experimental.stateless_fold_in(of_step, pass_index)
