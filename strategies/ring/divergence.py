@@ -1,4 +1,4 @@
-"""Whether copies that should be the same still are, by checksums."""
+"""Detects workers whose copies differ, by checksums."""
 
 import collections
 import zlib
@@ -10,11 +10,11 @@ _NAMED = 3
 
 
 class Diverged(RuntimeError):
-    """Workers that should hold the same parameters do not."""
+    """The workers' copies of the parameters differ."""
 
 
 def checksums(contents: Iterable[bytes]) -> np.ndarray:
-    """CRC-32 of each, as float64, which holds 32 bits exactly."""
+    """CRC-32 of each content, as float64, which represents 32 bits exactly."""
     return np.array([zlib.crc32(content) for content in contents], np.float64)
 
 
@@ -22,10 +22,10 @@ def what_drifted(workers: Sequence[str], names: Sequence[str], found: np.ndarray
     """Raises `Diverged` unless all rows are equal.
 
     Args:
-      workers: names, one a row.
-      names: of what was summed, one a column.
+      workers: names of the workers, one for each row.
+      names: names of the variables, one for each column.
       found: [workers, names] checksums.
-      step: at which they were taken.
+      step: the step at which they were taken.
     """
     rows = [tuple(row) for row in found]
     ((common, held_by),) = collections.Counter(rows).most_common(1)
@@ -34,10 +34,10 @@ def what_drifted(workers: Sequence[str], names: Sequence[str], found: np.ndarray
     others = [worker for worker, row in zip(workers, rows, strict=True) if row != common]
     differing = [name for name, column in zip(names, found.T, strict=True) if len(set(column)) > 1]
     written = ", ".join(differing[:_NAMED]) + (", ..." if len(differing) > _NAMED else "")
-    # Of two that differ nobody can tell which is right.
-    who = f"{', '.join(others)} drifted from the others" if 2 * held_by > len(rows) else " and ".join(workers)
-    verb = "" if 2 * held_by > len(rows) else " differ"
+    # If there is no majority, nobody can tell which copy is right.
+    has_majority = 2 * held_by > len(rows)
+    what = f"{', '.join(others)} drifted from the others" if has_majority else f"{' and '.join(workers)} differ"
     raise Diverged(
-        f"{who}{verb}: {len(differing)} of {len(names)} variables are not the same at step {step} ({written}): "
-        "suspect that machine's memory or TensorFlow's version; go on from the last checkpoint without it"
+        f"{what}: {len(differing)} of {len(names)} variables are not the same at step {step} ({written}): "
+        "check that machine's memory and TensorFlow version; resume from the last checkpoint without it"
     )

@@ -1,7 +1,7 @@
-"""Joining a ring: the processes of a cluster find each other, once, before anything is computed.
+"""Joining a ring: the processes of a cluster find each other once, before TensorFlow computes anything.
 
-tf.distribute.MultiWorkerMirroredStrategy starts TensorFlow's server and its heartbeats; what workers then send
-each other is `strategies.ring.worker_exchange`.
+tf.distribute.MultiWorkerMirroredStrategy starts TensorFlow's server and its heartbeats. What workers send each
+other afterwards is in `strategies.ring.worker_exchange`.
 """
 
 import dataclasses
@@ -20,18 +20,20 @@ from strategies.ring.worker_exchange import WireOptions
 from towers.errors import UserError
 
 _PROBE_SECONDS = 0.2
-# TensorFlow's own part of joining takes less.
+# TensorFlow's own part of joining is faster than this.
 _SERVER_SECONDS = 60.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RingOptions:
-    """How workers meet.
+    """Options of a ring.
 
     Attributes:
-      wire: how gradients travel.
-      worker_shares: how much of a batch each worker takes, by rank; None is in proportion to their towers.
-      check_divergence_every_steps: steps between comparisons of the workers' parameters; None is never.
+      wire: how gradients are sent.
+      worker_shares: relative sizes of the workers' parts of a batch, by rank; None for parts in proportion to
+        their numbers of towers.
+      check_divergence_every_steps: steps from one comparison of the workers' parameters to the next; None for
+        none.
     """
 
     wire: WireOptions = dataclasses.field(default_factory=WireOptions)
@@ -40,18 +42,18 @@ class RingOptions:
 
 
 class Ring:
-    """This process's place in a ring that stands.
+    """This process's membership in a ring whose workers are connected.
 
     Attributes:
       members: the workers, by rank.
-      rank: which of them this is.
-      options: how they meet.
+      rank: index of this worker.
+      options: of the ring.
     """
 
     def __init__(self, members: Sequence[Member], rank: int, options: RingOptions, backbone=None):
         """Use `join_ring` or `Ring.alone`."""
         self.members, self.rank, self.options = tuple(members), rank, options
-        self._backbone = backbone  # its heartbeats end with it
+        self._backbone = backbone  # keeps its heartbeats alive
         self._channels = itertools.count(1)
 
     @classmethod
@@ -64,35 +66,35 @@ class Ring:
         return len(self.members)
 
     def next_channel(self) -> int:
-        """A number for another exchange, the same on every worker that asks in the same order."""
+        """A new number for an exchange; the same on all workers, if they call this in the same order."""
         return next(self._channels)
 
 
 def join_ring(
     cluster: Cluster, options: RingOptions | None = None, *, startup_timeout_seconds: float = 600.0
 ) -> Ring:
-    """Waits for all others and starts this process's server; before TensorFlow computes anything.
+    """Waits for all other workers and starts this process's server. Call it before TensorFlow computes anything.
 
     Args:
-      cluster: who takes part, and which of them this is.
-      options: how they meet.
-      startup_timeout_seconds: how long to wait for the others.
+      cluster: all processes, and which of them this is.
+      options: of the ring.
+      startup_timeout_seconds: seconds to wait for the others.
 
     Raises:
-      UserError: this process is none of the ring's, its address is taken, or TensorFlow runs already.
-      PeerLost: naming who did not come in time.
+      UserError: this process has no role in a ring, its address is in use, or TensorFlow already runs.
+      PeerLost: some workers did not start in time; the message names them.
     """
     if cluster.role not in RING_ROLES:
         raise UserError(
-            f"role {cluster.role!r}: a ring has {' and '.join(RING_ROLES)} only; "
-            "use --strategy=ring in their processes"
+            f"role {cluster.role!r}: a ring has only the roles {' and '.join(RING_ROLES)}; "
+            "use strategy 'ring' in processes with these roles"
         )
     members, rank = cluster.ring, cluster.rank
     options = options or RingOptions()
     if len(members) == 1:
         return Ring(members, rank, options)
     wait_for_all(cluster.this, [member for member in members if member != cluster.this], startup_timeout_seconds)
-    # All were there a moment ago. Should one be lost now, TensorFlow waits without end and holds Python's lock.
+    # All listened a moment ago. If one is lost now, TensorFlow waits without end and holds Python's lock.
     seconds = max(startup_timeout_seconds, _SERVER_SECONDS)
     faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__)
     try:
@@ -110,7 +112,7 @@ def _backbone(cluster: Cluster) -> tf.distribute.Strategy:
         rpc_layer="grpc",
         num_accelerators={"GPU": len(tf.config.list_physical_devices("GPU"))},
     )
-    # Its notices say nothing that the user could act on.
+    # Its log messages contain nothing that a user could act on.
     tf.get_logger().setLevel("ERROR")
     try:
         return tf.distribute.MultiWorkerMirroredStrategy(resolver)
@@ -118,16 +120,16 @@ def _backbone(cluster: Cluster) -> tf.distribute.Strategy:
         if "program startup" not in str(error):
             raise
         raise UserError(
-            "strategy ring: TensorFlow is already running in this process; join before the first tensor"
+            "strategy 'ring': TensorFlow already runs in this process; join before the first tensor"
         ) from error
 
 
 def wait_for_all(this: Member, others: Sequence[Member], timeout_seconds: float) -> None:
-    """Returns when every other member listens on its address, as this one does meanwhile.
+    """Listens on this member's address until every other member listens on its own.
 
     Raises:
-      UserError: something else has this one's address.
-      PeerLost: naming those who did not come in time.
+      UserError: this member's address is in use.
+      PeerLost: some members did not start in time; the message names them.
     """
     missing, deadline = list(others), time.monotonic() + timeout_seconds
     with listening(this):
@@ -136,35 +138,35 @@ def wait_for_all(this: Member, others: Sequence[Member], timeout_seconds: float)
             if left <= 0:
                 named = ", ".join(f"{member.name} ({member.address})" for member in missing)
                 raise PeerLost(
-                    f"{named} did not come within --startup_timeout_seconds={timeout_seconds:g}: "
-                    "start it, or mend its address in TF_CONFIG"
+                    f"{named} did not start within startup_timeout_seconds={timeout_seconds:g}: "
+                    "start it, or correct its address in TF_CONFIG"
                 )
             time.sleep(min(_PROBE_SECONDS, left))
 
 
 def listening(member: Member) -> socket.socket:
-    """A socket that listens where the member's server will: the kernel accepts for it.
+    """A socket that listens where the member's server will. The kernel accepts connections to it.
 
     Raises:
-      UserError: it can't, most likely because something else does.
+      UserError: it cannot listen there, usually because another program does.
     """
     listener = socket.socket(member.family)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        # On every interface, as TensorFlow's server does whatever the name in the address.
+        # On every interface, like TensorFlow's server, which ignores the host in the address.
         listener.bind(("", member.port))
         listener.listen()
     except OSError as error:
         listener.close()
         raise UserError(
-            f"{member.name}: port {member.port} of {member.address} can't be used ({error.strerror}); "
-            "end what has it, or choose another port for all workers"
+            f"{member.name}: cannot listen on port {member.port} of {member.address} ({error.strerror}); "
+            "end the program that uses it, or choose another port for all workers"
         ) from error
     return listener
 
 
 def listens(address: str, timeout_seconds: float = 0.3) -> bool:
-    """Whether a TCP connection to 'host:port' is accepted."""
+    """Whether 'host:port' accepts a TCP connection."""
     host, _, port = address.rpartition(":")
     try:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_seconds):

@@ -1,4 +1,8 @@
-"""Ring: every worker holds a copy and takes its part of each batch; gradients meet by all-reduce."""
+"""The strategy 'ring': every worker has a copy of the model and computes its part of each batch.
+
+`strategies.ring.engine` is a step; this file is input, evaluation, agreement between the workers, and lost
+workers.
+"""
 
 import dataclasses
 import faulthandler
@@ -26,7 +30,7 @@ from towers.options import StepOptions
 from towers.split import checked_shares
 from towers.task import Batch, InputShard, Task
 
-# What a collective ends with when another worker is gone, stuck or has given up.
+# Errors of a collective if another worker is lost, hangs or has given up.
 _LOST = (
     tf.errors.UnavailableError,
     tf.errors.DeadlineExceededError,
@@ -34,8 +38,8 @@ _LOST = (
     tf.errors.CancelledError,
     tf.errors.FailedPreconditionError,
 )
-# A worker that is itself stuck ends a little after those that wait for it.
-_STUCK_LATER_SECONDS = 2.0
+# A worker that hangs ends itself this much later than those that wait for it.
+_HANG_EXTRA_SECONDS = 2.0
 
 
 def ring_strategy(
@@ -46,16 +50,20 @@ def ring_strategy(
     shares: tuple[float, ...] | None = None,
     ring: Ring | None = None,
 ) -> "RingStrategy":
-    """The strategy 'ring'; without a ring, one worker alone.
+    """The strategy 'ring'.
+
+    Args:
+      task, devices, options, shares: as for every strategy.
+      ring: this process's membership; None for a ring of one worker.
 
     Raises:
-      UserError: shares that don't match, a batch too small for all towers, or workers whose settings differ.
+      UserError: shares that don't fit, a batch too small for all towers, or workers with different settings.
     """
     return RingStrategy(task, devices, options, shares, ring or Ring.alone())
 
 
 class RingStrategy(SynchronousStrategy):
-    """A worker of the ring."""
+    """The strategy on one worker of the ring."""
 
     def __init__(self, task: Task, devices: Devices, options: StepOptions, shares, ring: Ring):
         self.ring = ring
@@ -69,7 +77,7 @@ class RingStrategy(SynchronousStrategy):
             )
         exchange = WorkerExchange(ring.num_workers, ring.rank, wire, channel=ring.next_channel(), tcp=self._tcp)
         own_shares = checked_shares(shares, devices.num_towers, "tower_shares")
-        with self._peers():
+        with self._watched():
             self._shares_by_worker = _all_shares(self._host, own_shares, ring.options.worker_shares)
         self._worker_shares = tuple(sum(of_worker) for of_worker in self._shares_by_worker)
         self._microbatches = options.accumulation
@@ -88,24 +96,24 @@ class RingStrategy(SynchronousStrategy):
             )
 
         super().__init__("ring", task, options, make_engine, sum(map(len, self._shares_by_worker)))
-        with self._peers():
+        with self._watched():
             self._check_alike()
 
     def _tcp_ring(self, devices: Devices) -> TcpRing | None:
-        """What everything travels by that is in the host's memory; only synced statistics don't."""
+        """Connections for all numbers in the host's memory (all but synced statistics); None without any."""
         algorithm, on_cpu = self.ring.options.wire.algorithm, "CPU" in devices.parameters
         if algorithm == "tcp" and not on_cpu:
-            raise UserError(f"all_reduce=tcp: gradients are on {devices.parameters}; use auto, or nccl for GPUs")
+            raise UserError(f"all_reduce=tcp: gradients are on {devices.parameters}; use auto or nccl for GPUs")
         if self.ring.num_workers == 1:
             return None
         by_tcp = on_cpu and algorithm in ("auto", "tcp")
-        with self._peers():
-            self._check_same("way to all-reduce", self._host.gather("by tcp", [by_tcp]))
+        with self._watched():
+            self._check_same("all-reduce algorithm", self._host.gather("by tcp", [by_tcp]))
         if not by_tcp:
             return None
         seconds = self.ring.options.wire.timeout_seconds
         try:
-            with self._peers():
+            with self._watched():
                 return connected_tcp_ring(self.ring.members, self.ring.rank, self._host, timeout_seconds=seconds)
         except OSError as error:
             raise self._peer_lost(error) from error
@@ -115,7 +123,7 @@ class RingStrategy(SynchronousStrategy):
         return self.ring.rank == 0
 
     def _dataset(self, split, first_batch=0):
-        """This worker's part of each batch; where a step has several microbatches, of each of them, in a tuple."""
+        """This worker's part of each batch; with accumulation, a tuple of its parts of each microbatch."""
         count = self._microbatches if split == "train" else 1
         parts = [
             as_batches(
@@ -136,13 +144,13 @@ class RingStrategy(SynchronousStrategy):
         return parts[0] if count == 1 else tf.data.Dataset.zip(tuple(parts))
 
     def _stand_in(self, task) -> Batch:
-        """One example: the first of all, which is rank 0's whatever the shares."""
+        """One example, the first of all. It is in rank 0's part, whatever the shares."""
         shard = InputShard(index=0, count=self.ring.num_workers, shares=self._worker_shares)
         first = next(iter(as_batches(task.dataset("train", shard))))
         return tf.nest.map_structure(lambda tensor: tensor[:1], first)
 
     def _check_alike(self) -> None:
-        """Raises UserError when a worker was started with other settings, which would train something else."""
+        """Raises UserError if a worker was started with other settings: it would train something else."""
         layout = [(name, tuple(value.shape)) for name, value in self.engine.parameters().items()]
         settings = {
             "batch size": self.task.batch_size,
@@ -151,23 +159,23 @@ class RingStrategy(SynchronousStrategy):
             "step options": self.options,
             "ring options": self.ring.options,
         }
-        # Functions are written with their address, which is another in every process.
+        # The text of a function has its address, which differs from process to process.
         written = [re.sub(r" at 0x[0-9a-f]+", "", repr(setting)) for setting in settings.values()]
         found = self._host.gather("settings", checksums(text.encode() for text in written))
-        for place, what in enumerate(settings):
-            self._check_same(what, found[:, place])
+        for index, what in enumerate(settings):
+            self._check_same(what, found[:, index])
 
     def _check_same(self, what: str, found: np.ndarray) -> None:
-        """Raises UserError when a rank has another number than rank 0."""
+        """Raises UserError if the number of a rank differs from that of rank 0."""
         for rank in np.flatnonzero(np.ravel(found) != found[0])[:1]:
             raise UserError(
                 f"{self.ring.members[rank].name} was started with another {what} than "
-                f"{self.ring.members[0].name}: give all workers the same flags"
+                f"{self.ring.members[0].name}: start all workers with the same settings"
             )
 
     def run_steps(self, num_steps: int) -> StepReport:
         first = self.step
-        with self._peers():
+        with self._watched():
             try:
                 report = super().run_steps(num_steps)
             finally:
@@ -184,9 +192,9 @@ class RingStrategy(SynchronousStrategy):
 
     def _next_batch(self):
         if self.ring.num_workers > 1:
-            # From here to the end of the step; if it takes longer, this worker is stuck: its stacks are shown
-            # and it ends, by a thread that needs no Python.
-            seconds = self.ring.options.wire.timeout_seconds + _STUCK_LATER_SECONDS
+            # If the step takes longer, this worker hangs. Then a thread that needs no Python prints all stacks and
+            # ends the process.
+            seconds = self.ring.options.wire.timeout_seconds + _HANG_EXTRA_SECONDS
             faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__)
         return super()._next_batch()
 
@@ -194,11 +202,11 @@ class RingStrategy(SynchronousStrategy):
         """Compares the workers' parameters, state and slots bit by bit.
 
         Raises:
-          Diverged: naming the worker whose are others.
+          Diverged: a worker's copy differs; the message names it.
         """
-        kept = self.checkpointables()
-        named = {**kept["parameters"], **kept["state"]}
-        for slot, by_name in kept["slots"].items():
+        values = self.checkpointables()
+        named = {**values["parameters"], **values["state"]}
+        for slot, by_name in values["slots"].items():
             named |= {f"{slot} of {name}": variable for name, variable in by_name.items()}
         found = self._host.gather("checksums", checksums(v.numpy().tobytes() for v in named.values()))
         what_drifted([member.name for member in self.ring.members], list(named), found, self.step)
@@ -207,24 +215,24 @@ class RingStrategy(SynchronousStrategy):
         return bool(self._host.gather("all true", [here]).all())
 
     def evaluate(self, num_batches: int | None = None) -> dict[str, float]:
-        with self._peers():
+        with self._watched():
             return super().evaluate(num_batches)
 
     def _over_all(self, sums: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
-        """In rank order, so that all workers divide the same sums."""
+        """Sums in rank order, so that all workers divide the same numbers."""
         own = np.concatenate(list(sums.values()))
         total = self._host.gather("evaluation", own).sum(axis=0)
         return dict(zip(sums, total.reshape(-1, 2), strict=True))
 
     def agree(self, move: Move) -> Move:
-        """Rank 0 says when to save; the shortest call is taken; all stop when any was asked to."""
-        with self._peers():
+        """Rank 0 decides when to save, the shortest call counts, and all stop if any was asked to stop."""
+        with self._watched():
             wishes = self._host.gather("move", dataclasses.astuple(move), np.int64)
         stop, save, num_steps, last_step, until = wishes.T
         for rank in np.flatnonzero(last_step != last_step[0]):
             raise UserError(
-                f"{self.ring.members[rank].name} was started to train to step {last_step[rank]} and "
-                f"{self.ring.members[0].name} to step {last_step[0]}: give all workers the same flags"
+                f"{self.ring.members[rank].name} trains to step {last_step[rank]}, and "
+                f"{self.ring.members[0].name} to step {last_step[0]}: start all workers with the same settings"
             )
         return Move(
             stop=bool(stop.any()),
@@ -235,17 +243,17 @@ class RingStrategy(SynchronousStrategy):
         )
 
     def share_restored(self, step: int | None) -> int | None:
-        with self._peers():
-            (given,) = self._host.gather("restored", [-1 if step is None else step], np.int64)[0]
-            if given < 0:
+        with self._watched():
+            (saved_step,) = self._host.gather("restored", [-1 if step is None else step], np.int64)[0]
+            if saved_step < 0:
                 return None
-            self._host.give_all(tf.nest.flatten(self.checkpointables()))
+            self._host.broadcast(tf.nest.flatten(self.checkpointables()))
         self.restored()
-        return int(given)
+        return int(saved_step)
 
     @contextmanager
-    def _peers(self) -> Iterator[None]:
-        """Within, a collective's failure is `PeerLost`; after a wait in vain the stacks go to stderr before."""
+    def _watched(self) -> Iterator[None]:
+        """Context manager: turns a collective's failure into `PeerLost`; after a timeout, prints the stacks."""
         try:
             yield
         except (tf.errors.OpError, OSError) as error:
@@ -262,11 +270,11 @@ class RingStrategy(SynchronousStrategy):
         return PeerLost(self._what_was_lost(error))
 
     def _lost_members(self, error: Exception) -> list[Member]:
-        """Those that the error blames."""
+        """The workers that the error names."""
         if "CoordinationService/Heartbeat" in str(error):
-            return [self.ring.members[0]]  # where all heartbeats go
+            return [self.ring.members[0]]  # receives all heartbeats
         if isinstance(error, ConnectionError) and "/job:" not in str(error):
-            return [self.ring.members[self.ring.rank - 1]]  # its own connection says so
+            return [self.ring.members[self.ring.rank - 1]]  # the sender on the connection that failed
         found = re.findall(r"/job:(\w+)(?:/replica:0)?/task:(\d+)", str(error))
         named = {f"{role}:{index}" for role, index in found} - {self.ring.members[self.ring.rank].name}
         return [member for member in self.ring.members if member.name in named]
@@ -277,17 +285,17 @@ class RingStrategy(SynchronousStrategy):
         if not lost:
             seconds = self.ring.options.wire.timeout_seconds
             return (
-                f"{self.ring.members[self.ring.rank].name}: another worker did not answer at {at} "
-                f"(--collective_timeout_seconds={seconds:g}): look for the one that is stuck or ended first"
+                f"{self.ring.members[self.ring.rank].name}: another worker did not answer at {at} within "
+                f"collective_timeout_seconds={seconds:g}: find the worker that hangs or ended first"
             )
         written = ", ".join(f"{member.name} ({member.address})" for member in lost)
-        return f"{written} was lost at {at}: start the workers again, they go on from the last checkpoint"
+        return f"{written} was lost at {at}: restart all workers, they resume from the last checkpoint"
 
 
 def _all_shares(
     host: HostExchange, own: tuple[float, ...], worker_shares: tuple[float, ...] | None
 ) -> list[tuple[float, ...]]:
-    """The shares of all towers of all workers: a worker's share, divided as its own towers' shares are."""
+    """The shares of all towers, worker by worker: each worker's share, divided like the shares of its towers."""
     counts = host.gather("towers", [len(own)], np.int64)[:, 0]
     of_workers = checked_shares(
         worker_shares or tuple(map(float, counts)), host.num_workers, "worker_shares", of="worker"

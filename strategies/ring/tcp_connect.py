@@ -20,23 +20,23 @@ _TOKEN_NUMBERS = 2
 def connected_tcp_ring(
     members: Sequence[Member], rank: int, host: HostExchange, *, timeout_seconds: float
 ) -> TcpRing:
-    """Connects each rank to the next; every worker calls it.
+    """Connects each rank to the next. All workers call it.
 
-    Connections come with a secret that was sent through TensorFlow, and others are closed: who can't read what the
-    workers say to each other can't join in.
+    Each connection starts with a secret that was sent through TensorFlow; connections without it are closed. So
+    only programs that can read the workers' messages can connect.
 
     Raises:
-      TimeoutError, OSError: a connection could not be made.
+      TimeoutError, OSError: a connection failed.
     """
     token = host.gather("token", [secrets.randbits(62) for _ in range(_TOKEN_NUMBERS)], np.int64)[0].tobytes()
     with _listener(members[rank]) as listener:
         ports = host.gather("ports", [listener.getsockname()[1]], np.int64)[:, 0]
-        following = (rank + 1) % len(members)
-        address = (members[following].host, int(ports[following]))
+        next_rank = (rank + 1) % len(members)
+        address = (members[next_rank].host, int(ports[next_rank]))
         to_next = socket.create_connection(address, timeout=timeout_seconds)
         to_next.sendall(token)
         from_previous = _accepted(listener, token, time.monotonic() + timeout_seconds)
-    others = [member for place, member in enumerate(members) if place != rank]
+    others = [member for index, member in enumerate(members) if index != rank]
     return TcpRing(
         rank,
         len(members),
@@ -48,7 +48,7 @@ def connected_tcp_ring(
 
 
 def check_alive(others: Sequence[Member]) -> None:
-    """Raises ConnectionError, with TensorFlow's name for it, when the server of one of them does not answer."""
+    """Raises ConnectionError with TensorFlow's name of a member, if that member's server does not answer."""
     for member in others:
         task = f"/job:{member.role}/replica:0/task:{member.index}"
         try:
@@ -58,7 +58,7 @@ def check_alive(others: Sequence[Member]) -> None:
 
 
 def _listener(member: Member) -> socket.socket:
-    """On the member's own address, where that is an interface of this machine, or else on all of them."""
+    """Listens on the member's own address if it is an interface of this machine, else on all interfaces."""
     try:
         return socket.create_server((member.host, 0), family=member.family)
     except OSError:
@@ -66,7 +66,7 @@ def _listener(member: Member) -> socket.socket:
 
 
 def _accepted(listener: socket.socket, token: bytes, deadline: float) -> socket.socket:
-    """The first connection that knows the token."""
+    """The first connection that sends the token."""
     while True:
         listener.settimeout(max(0.1, deadline - time.monotonic()))
         connection, _ = listener.accept()
@@ -77,7 +77,7 @@ def _accepted(listener: socket.socket, token: bytes, deadline: float) -> socket.
 
 
 def _read(connection: socket.socket, count: int) -> bytes:
-    """So many bytes, or fewer if the other end has no more."""
+    """Reads `count` bytes, or fewer if the connection ends."""
     found = b""
     while len(found) < count and (more := connection.recv(count - len(found))):
         found += more

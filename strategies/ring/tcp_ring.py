@@ -1,17 +1,18 @@
-"""Collectives over TCP between processes of one ring, for numbers in the host's memory.
+"""Collectives over TCP between the workers of a ring, for numbers in the host's memory.
 
-TensorFlow's own ring sends through gRPC, which copies each byte several times; here it goes from the array to the
-socket and back. The algorithm is the usual one (Patarasu and Yuan 2009): a vector in W chunks; in W - 1 rounds
-each chunk goes once around and is summed, in W - 1 more the sums go around. With W = 3, what each rank sends:
+TensorFlow's own ring sends through gRPC, which copies each byte several times; here bytes go from the array to the
+socket and back. The algorithm is the usual one (Patarasu and Yuan 2009): the vector is cut into W chunks; in W - 1
+rounds each chunk goes around the ring and is summed, in W - 1 more rounds the sums go around. With W = 3, each
+rank sends:
 
     rank 0     chunk 0   chunk 2 | chunk 1   chunk 0
     rank 1     chunk 1   chunk 0 | chunk 2   chunk 1
     rank 2     chunk 2   chunk 1 | chunk 0   chunk 2
-               sums so far       | whole sums
+               partial sums      | complete sums
 
-A chunk's sum is made on one rank and copied to the others, so all have the same bits.
+One rank computes the sum of a chunk and the others copy it, so all have the same bits.
 
-Its deadline and its errors are its own: TensorFlow 2.21 may crash when it ends a collective that waited in vain.
+It has its own deadlines and errors, because TensorFlow 2.21 may crash when one of its collectives times out.
 """
 
 import contextlib
@@ -25,25 +26,25 @@ import numpy as np
 
 from towers.split import boundaries, even_shares
 
-# Sums are taken while more is on its way, in pieces that stay in the cache.
+# Sums are computed while more bytes arrive, in pieces that stay in the cache.
 _PIECE_BYTES = 256 * 1024
-# A long vector goes around in parts, so that what is received is still in the cache when it is sent on.
+# A long vector goes around in parts, so that received bytes are still in the cache when they are forwarded.
 _PART_BYTES = 4 * 2**20
 _SOCKET_BYTES = 4 * 2**20
-# Who waits so long without a byte asks whether the others are still there.
+# After this time without a byte, a worker checks whether the others are alive.
 PATIENCE_SECONDS = 5.0
-# A timeout of 0 seconds would not wait at all.
+# Added to the time that is left, because a socket's timeout of 0 means not to wait at all.
 _LATE_SECONDS = 0.01
 
 
 class TcpRing:
-    """One process's two connections: to the next rank and from the one before.
+    """The two connections of one worker: to the next rank and from the previous one.
+
+    All ranks must make the same calls in the same order, with vectors of the same length and dtype. A call raises
+    TimeoutError if the others do not send, and ConnectionError if one of them is lost.
 
     Attributes:
-      failure: why the last call failed; None while none has.
-
-    Every call is made by all ranks in the same order, with vectors of the same length and dtype, and raises
-    TimeoutError or ConnectionError when the others did not answer or one is gone.
+      failure: error of the last call that failed; None if none has.
     """
 
     def __init__(
@@ -57,10 +58,11 @@ class TcpRing:
         check_others: Callable[[], None],
     ):
         """Args:
-        rank, num_workers: this one's place.
-        to_next, from_previous: connected; the first may be the same connection as the second.
-        timeout_seconds: how long to wait for the others.
-        check_others: called when nothing came for some seconds; raises when one of them is gone.
+        rank: index of this worker.
+        num_workers: number of workers.
+        to_next, from_previous: connected sockets; they may be the same one.
+        timeout_seconds: seconds to wait for the others.
+        check_others: called after some seconds without a byte; raises ConnectionError if another worker is lost.
         """
         self._rank, self._num_workers = rank, num_workers
         self._next, self._previous = to_next, from_previous
@@ -77,7 +79,7 @@ class TcpRing:
 
         Args:
           own: vector of numbers.
-          wire: what travels; sums are taken in own's dtype and rounded to this before each hop.
+          wire: number format that is sent; sums are computed in own's dtype and rounded to it before each hop.
         """
         total = np.empty_like(own)
         with self._failures():
@@ -86,29 +88,29 @@ class TcpRing:
         return total
 
     def all_gather(self, own: np.ndarray) -> np.ndarray:
-        """Every rank's `own` [n] as [ranks, n]."""
+        """Every rank's `own` [n], as [ranks, n]."""
         gathered = np.empty((self._num_workers, len(own)), own.dtype)
         gathered[self._rank] = sent = own
         with self._failures():
             for hop in range(1, self._num_workers):
-                sent = self._pass_on(sent, gathered[(self._rank - hop) % self._num_workers])
+                sent = self._forward(sent, gathered[(self._rank - hop) % self._num_workers])
         return gathered
 
     def broadcast(self, own: np.ndarray) -> np.ndarray:
-        """Rank 0's `own` [n], to the last bit."""
-        given = own if self._rank == 0 else np.empty_like(own)
+        """Rank 0's `own` [n], bit by bit."""
+        value = own if self._rank == 0 else np.empty_like(own)
         with self._failures():
             for part in _parts(own):
                 if self._rank > 0:
-                    self._receive(_bytes_of(given[part]))
+                    self._receive(_bytes_of(value[part]))
                 if self._rank < self._num_workers - 1:
-                    self._send(given[part])
+                    self._send(value[part])
                     self._wait_until_sent()
-        return given
+        return value
 
     @contextlib.contextmanager
     def _failures(self) -> Iterator[None]:
-        """Keeps what is raised within: TensorFlow, from whose graph we are called, makes its own error of it."""
+        """Context manager: remembers an error. TensorFlow, whose graph calls us, replaces it by one of its own."""
         try:
             yield
         except OSError as error:
@@ -122,26 +124,26 @@ class TcpRing:
         def chunk(steps_back: int) -> slice:
             return chunks[(self._rank - steps_back) % self._num_workers]
 
-        # What has the wire's dtype is received where it belongs; the rest needs room of its own.
+        # In the wire's own dtype, bytes are received directly into the result; else into a buffer.
         received = total if wire == own.dtype else np.empty(len(own), wire)
         sent = own[chunk(0)].astype(wire, copy=False)
         for hop in range(1, self._num_workers):
-            place = chunk(hop)
-            sent = self._pass_on(sent, received[place], add=own[place])
+            here = chunk(hop)
+            sent = self._forward(sent, received[here], add=own[here])
         for hop in range(self._num_workers - 1):
-            sent = self._pass_on(sent, received[chunk(hop)])
+            sent = self._forward(sent, received[chunk(hop)])
         if received is not total:
             total[:] = received
 
-    def _pass_on(self, sent: np.ndarray, received: np.ndarray, add: np.ndarray | None = None) -> np.ndarray:
-        """Sends to the next rank while receiving from the one before; `received`, with `add` added to it."""
+    def _forward(self, sent: np.ndarray, received: np.ndarray, add: np.ndarray | None = None) -> np.ndarray:
+        """Sends to the next rank while it receives from the previous one; returns `received` plus `add`."""
         self._send(sent)
         view, item = _bytes_of(received), received.itemsize
         for start in range(0, len(received), _PIECE_BYTES // item):
             piece = slice(start, min(len(received), start + _PIECE_BYTES // item))
             self._receive(view[piece.start * item : piece.stop * item])
             if add is not None:
-                # In add's dtype, then rounded to the wire's.
+                # Summed in add's dtype, then rounded to the wire's.
                 np.add(
                     received[piece].astype(add.dtype, copy=False),
                     add[piece],
@@ -169,14 +171,14 @@ class TcpRing:
             except TimeoutError:
                 self._check_others()
                 if time.monotonic() > deadline:
-                    raise TimeoutError(f"nothing came for {self._timeout_seconds:g} seconds") from None
+                    raise TimeoutError(f"no data for {self._timeout_seconds:g} seconds") from None
                 continue
             if count == 0:
-                raise ConnectionError("the worker before this one closed the connection")
+                raise ConnectionError("the previous worker closed the connection")
             view = view[count:]
 
     def _send_all(self) -> None:
-        """A thread's whole life: sending must not wait for receiving, or all would wait for all."""
+        """Body of the sending thread. Sending must not wait for receiving, or all workers would wait forever."""
         while True:
             try:
                 _send(self._next, self._to_send.get())
@@ -187,7 +189,7 @@ class TcpRing:
 
 
 def prepare(connection: socket.socket) -> None:
-    """Sets what both ends of a connection need: no delay, room, and a timeout after which to look around."""
+    """Sets what both ends of a connection need: no delay, large buffers, and a timeout."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     for buffer in (socket.SO_SNDBUF, socket.SO_RCVBUF):
         connection.setsockopt(socket.SOL_SOCKET, buffer, _SOCKET_BYTES)
@@ -195,7 +197,7 @@ def prepare(connection: socket.socket) -> None:
 
 
 def _send(connection: socket.socket, view: memoryview) -> None:
-    """As sendall, waiting as long as it takes: the receiving side keeps the deadline."""
+    """Sends all bytes, without a deadline: the receiving side has one."""
     while view:
         try:
             view = view[connection.send(view) :]
@@ -204,11 +206,11 @@ def _send(connection: socket.socket, view: memoryview) -> None:
 
 
 def _parts(vector: np.ndarray) -> Iterator[slice]:
-    """Of at most _PART_BYTES each."""
+    """Slices of at most _PART_BYTES each."""
     length = max(1, _PART_BYTES // vector.itemsize)
     return (slice(start, start + length) for start in range(0, len(vector), length))
 
 
 def _bytes_of(array: np.ndarray) -> memoryview:
-    """Of a contiguous array, without a copy."""
+    """The bytes of a contiguous array, without a copy."""
     return memoryview(array.view(np.uint8))

@@ -1,7 +1,7 @@
-"""What workers send each other: collectives over all of them, each worker one member.
+"""Collectives over the workers of a ring: sums and gathers in graphs, and exchanges of the hosts' numbers.
 
-Every worker builds the same graphs and meets its partners by keys: the group's, and one for each collective. A
-channel numbers its own collectives, so that graphs may be traced in any order on any worker.
+All workers build the same graphs. A collective finds its counterparts by two keys: the group's, and its own. Each
+channel numbers its own collectives, so a worker may trace its graphs in any order.
 """
 
 import dataclasses
@@ -15,8 +15,8 @@ from strategies.ring.tcp_ring import TcpRing
 from towers import gradients, packing
 from towers.errors import UserError
 
-# A group is of devices, so each channel has one of its own, with a key beyond those of others: tf.distribute
-# counts from 1, towers in one process from 1,000,000.
+# A group consists of devices, so each channel needs its own group. Its key must not equal others': tf.distribute
+# counts its keys from 1, towers of one process count from 1,000,000.
 _FIRST_GROUP_KEY = 2_000_000
 
 ALGORITHMS = ("auto", "tcp", "ring", "nccl")
@@ -25,17 +25,17 @@ WIRE_PRECISIONS = {"float32": None, "bfloat16": tf.bfloat16, "float16": tf.float
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WireOptions:
-    """How gradients cross the wire.
+    """How gradients are sent.
 
     Attributes:
-      bytes_per_pack: gradients of about so many bytes share one collective.
-      precision: 'float32' as computed; 'bfloat16' and 'float16' halve the bytes. With W workers each element of
-        the sum then has an error of at most W units of rounding (2^-8 in bfloat16, 2^-11 in float16) times the
-        sum of the W magnitudes: one for the casts, and one for each of the W - 1 sums. In float16 what is below
-        6e-5 loses digits beyond that, and sums above 65504 are infinite.
-      algorithm: of gradients: 'tcp' is our own ring (`strategies.ring.tcp_ring`), for CPUs; 'ring' and 'nccl' are
-        TensorFlow's; 'auto' is tcp where the gradients are on a CPU, or else TensorFlow's own choice.
-      timeout_seconds: a collective that waits longer ends with an error.
+      bytes_per_pack: size of the packs; the gradients of a pack share one collective.
+      precision: 'float32' sends gradients as computed; 'bfloat16' and 'float16' halve the bytes. With W workers
+        each element of the sum then has an error of at most W units of rounding (2^-8 in bfloat16, 2^-11 in
+        float16) times the sum of the W magnitudes: one for the casts, and one for each of the W - 1 sums. In
+        float16, values below 6e-5 lose more digits, and sums above 65504 are infinite.
+      algorithm: how gradients are summed. 'tcp' is our own ring (`strategies.ring.tcp_ring`), for CPUs; 'ring' and
+        'nccl' are TensorFlow's; 'auto' is tcp for gradients on a CPU, else TensorFlow's own choice.
+      timeout_seconds: a collective that waits longer fails.
     """
 
     bytes_per_pack: int = 4 * 2**20
@@ -45,28 +45,28 @@ class WireOptions:
 
     def __post_init__(self):
         if self.bytes_per_pack < 1:
-            raise UserError(f"bytes_per_pack={self.bytes_per_pack}: give a number above 0; 4194304 is the default")
+            raise UserError(f"bytes_per_pack={self.bytes_per_pack}: it must be above 0; the default is 4194304")
         if self.precision not in WIRE_PRECISIONS:
             known = ", ".join(WIRE_PRECISIONS)
             raise UserError(f"wire_precision={self.precision!r} is unknown: use one of {known}")
         if self.algorithm not in ALGORITHMS:
             raise UserError(f"all_reduce={self.algorithm!r} is unknown: use one of {', '.join(ALGORITHMS)}")
         if not self.timeout_seconds > 0:
-            raise UserError(f"collective_timeout_seconds={self.timeout_seconds:g}: give a number above 0")
+            raise UserError(f"collective_timeout_seconds={self.timeout_seconds:g}: it must be above 0")
 
 
 class WorkerExchange:
-    """One channel between the workers. Sums have the same bits on all of them."""
+    """One channel between the workers. All workers get sums with the same bits."""
 
     def __init__(
         self, num_workers: int, rank: int, options: WireOptions, *, channel: int, tcp: TcpRing | None = None
     ):
         """Args:
-        num_workers: how many take part.
-        rank: which of them this is, from 0.
-        options: of gradients; the rest is sent as it is.
+        num_workers: number of workers.
+        rank: index of this worker.
+        options: how gradients are sent; everything else is sent in its own precision.
         channel: a number that no other exchange of this process has.
-        tcp: what numbers travel by; None for TensorFlow's collectives.
+        tcp: the connections; None for TensorFlow's collectives.
         """
         self._tcp = tcp
         self.num_workers, self.rank, self.options, self.channel = num_workers, rank, options, channel
@@ -79,11 +79,11 @@ class WorkerExchange:
         if self.num_workers == 1:
             return found
         for dtype in dict.fromkeys(value.dtype for value in values):
-            places = [place for place, value in enumerate(values) if value.dtype == dtype]
-            own = [values[place] for place in places]
+            indices = [index for index, value in enumerate(values) if value.dtype == dtype]
+            own = [values[index] for index in indices]
             parts = packing.parted(self._reduced(packing.joined(own)), own)
-            for place, part in zip(places, parts, strict=True):
-                found[place] = part
+            for index, part in zip(indices, parts, strict=True):
+                found[index] = part
         return found
 
     def sum_gradients(self, own: Sequence[gradients.Gradient]) -> list[gradients.Gradient]:
@@ -91,22 +91,23 @@ class WorkerExchange:
         found = list(own)
         if self.num_workers == 1:
             return found
-        dense = [place for place, gradient in enumerate(own) if not isinstance(gradient, tf.IndexedSlices)]
-        for dtype in dict.fromkeys(own[place].dtype for place in dense):
-            self._sum_dense(found, [place for place in dense if own[place].dtype == dtype])
-        for place, gradient in enumerate(own):
+        dense = [index for index, gradient in enumerate(own) if not isinstance(gradient, tf.IndexedSlices)]
+        for dtype in dict.fromkeys(own[index].dtype for index in dense):
+            self._sum_dense(found, [index for index in dense if own[index].dtype == dtype])
+        for index, gradient in enumerate(own):
             if isinstance(gradient, tf.IndexedSlices):
-                found[place] = self._gathered_rows(gradient)
+                found[index] = self._gathered_rows(gradient)
         return found
 
-    def _sum_dense(self, found, places) -> None:
-        """Puts sums where `found` holds this worker's gradients of one dtype."""
-        sizes = [found[place].shape.num_elements() * found[place].dtype.size for place in places]
+    def _sum_dense(self, found, indices) -> None:
+        """Replaces this worker's gradients of one dtype, at `indices` of `found`, by their sums."""
+        sizes = [found[index].shape.num_elements() * found[index].dtype.size for index in indices]
         for pack in packing.packs(sizes, self.options.bytes_per_pack):
-            own = [found[places[number]] for number in pack]
+            chosen = [indices[position] for position in pack]
+            own = [found[index] for index in chosen]
             summed = packing.parted(self._reduced_on_wire(packing.joined(own)), own)
-            for number, value in zip(pack, summed, strict=True):
-                found[places[number]] = value
+            for index, value in zip(chosen, summed, strict=True):
+                found[index] = value
 
     def _reduced_on_wire(self, vector: tf.Tensor) -> tf.Tensor:
         wire = WIRE_PRECISIONS[self.options.precision]
@@ -117,7 +118,7 @@ class WorkerExchange:
         return tf.cast(self._reduced(tf.cast(vector, wire)), tf.float32)
 
     def _reduced_by_tcp(self, vector: tf.Tensor, wire: tf.DType) -> tf.Tensor:
-        """A stateful call: TensorFlow keeps such calls in the order they stand in, on every worker the same."""
+        """A stateful call: TensorFlow runs these in the order of their creation, the same on every worker."""
 
         def all_reduce(own):
             return self._tcp.all_reduce(own, wire.as_numpy_dtype)
@@ -130,7 +131,7 @@ class WorkerExchange:
         return tf.reshape(gathered, tf.concat([[-1], tf.shape(value)[1:]], 0))
 
     def _gathered_rows(self, gradient: tf.IndexedSlices) -> tf.IndexedSlices:
-        """All workers' rows. A gather wants equal lengths, so shorter ones are filled up and cut again."""
+        """All workers' rows. A gather needs equal lengths, so shorter ones are padded and cut again."""
         lengths = self.gather(tf.shape(gradient.indices))
         longest = tf.reduce_max(lengths)
         kept = tf.reshape(tf.sequence_mask(lengths, longest), [-1])
@@ -143,7 +144,7 @@ class WorkerExchange:
         return tf.IndexedSlices(gathered(gradient.values), gathered(gradient.indices), gradient.dense_shape)
 
     def gather(self, value: tf.Tensor) -> tf.Tensor:
-        """[n, ...] of every worker to [workers * n, ...], by rank; n and the rest are the same on all."""
+        """Every worker's [n, ...] as [workers * n, ...], by rank. The shape must be the same on all workers."""
         if self.num_workers == 1:
             return tf.convert_to_tensor(value)
         if self._tcp is not None:
@@ -162,12 +163,12 @@ class WorkerExchange:
 
 
 class HostExchange:
-    """Numbers of the host, exchanged between steps. Every worker makes the same calls in the same order."""
+    """Exchanges the hosts' numbers between steps. All workers make the same calls in the same order."""
 
     def __init__(
         self, num_workers: int, rank: int, options: WireOptions, *, channel: int, tcp: TcpRing | None = None
     ):
-        """Arguments as of `WorkerExchange`; what travels here does so over CPUs."""
+        """Arguments as for `WorkerExchange`. The numbers are on CPUs."""
         self.num_workers, self.rank, self._tcp = num_workers, rank, tcp
         self._options = dataclasses.replace(options, algorithm="ring")
         self._group_key = _FIRST_GROUP_KEY + channel
@@ -175,19 +176,19 @@ class HostExchange:
         self._key_of: dict[str, int] = {}
 
     def gather(self, purpose: str, values: Sequence[float] | np.ndarray, dtype=np.float64) -> np.ndarray:
-        """[n] of every worker to [workers, n], on every worker.
+        """Every worker's [n] as [workers, n], on every worker.
 
         Args:
-          purpose: what it is about; the same purpose has the same n every time.
+          purpose: a name for this exchange; n is the same in all calls with the same name.
           values: this worker's n numbers.
-          dtype: what they travel as.
+          dtype: number format in which they are sent.
         """
         own = np.asarray(values, dtype)
         if self.num_workers == 1:
             return own[np.newaxis]
         if self._tcp is not None:
             return self._tcp.all_gather(own)
-        # TensorFlow remembers every key for good, so a purpose keeps its own.
+        # TensorFlow never forgets a key, so each purpose reuses its own.
         if purpose not in self._key_of:
             self._key_of[purpose] = next(self._keys)
         with tf.device("/device:CPU:0"):
@@ -198,23 +199,23 @@ class HostExchange:
             )
         return gathered.numpy().reshape(self.num_workers, -1)
 
-    def give_all(self, variables: Sequence[tf.Variable]) -> None:
-        """Sets every worker's variables to those of rank 0, to the last bit."""
+    def broadcast(self, variables: Sequence[tf.Variable]) -> None:
+        """Sets every worker's variables to those of rank 0, bit by bit."""
         for variable in variables if self.num_workers > 1 else ():
             if self._tcp is not None:
-                given = self._tcp.broadcast(np.ravel(variable.numpy()))
-                variable.assign(given.reshape(variable.shape))
+                value = self._tcp.broadcast(np.ravel(variable.numpy()))
+                variable.assign(value.reshape(variable.shape))
             else:
-                self._give(variable)
+                self._broadcast_by_tensorflow(variable)
 
-    def _give(self, variable: tf.Variable) -> None:
-        about = _attributes(self.num_workers, self._group_key, next(self._keys), self._options)
+    def _broadcast_by_tensorflow(self, variable: tf.Variable) -> None:
+        attributes = _attributes(self.num_workers, self._group_key, next(self._keys), self._options)
         with tf.device("/device:CPU:0"):
             if self.rank == 0:
-                tf.raw_ops.CollectiveBcastSendV2(input=tf.identity(variable), **about)
+                tf.raw_ops.CollectiveBcastSendV2(input=tf.identity(variable), **attributes)
                 return
-            given = tf.raw_ops.CollectiveBcastRecvV2(T=variable.dtype, shape=variable.shape, **about)
-        variable.assign(given)
+            value = tf.raw_ops.CollectiveBcastRecvV2(T=variable.dtype, shape=variable.shape, **attributes)
+        variable.assign(value)
 
 
 def _attributes(num_workers: int, group_key: int, instance_key: int, options: WireOptions) -> dict:

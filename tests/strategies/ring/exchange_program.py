@@ -157,7 +157,7 @@ def host(way: Way) -> dict[str, list[np.ndarray]]:
 def given(way: Way) -> list[np.ndarray]:
     exchange = way.host_exchange()
     variables = [tf.Variable(value) for value in variables_of(way.rank)]
-    exchange.give_all(variables)
+    exchange.broadcast(variables)
     return [variable.numpy() for variable in variables]
 
 

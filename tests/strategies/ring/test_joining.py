@@ -86,8 +86,8 @@ class TestWaiting:
         with server() as there, pytest.raises(PeerLost) as raised:
             waited_for([there, missing, second], 0.3)
         said = str(raised.value)
-        assert said.startswith(f"worker:2 ({missing}), worker:3 ({second}) did not come within ")
-        assert "--startup_timeout_seconds=0.3" in said
+        assert said.startswith(f"worker:2 ({missing}), worker:3 ({second}) did not start within ")
+        assert "startup_timeout_seconds=0.3: " in said
         assert "TF_CONFIG" in said
 
     def test_who_comes_late_is_waited_for(self):
@@ -155,7 +155,7 @@ class TestRefused:
     @pytest.mark.parametrize("role", ["ps", "evaluator"])
     def test_another_role(self, role):
         addresses = {"chief": ["a:1"], "worker": ["b:1"], "ps": ["c:1"]}
-        with refused(f"role '{role}'", "chief and worker only"):
+        with refused(f"role '{role}'", "only the roles chief and worker"):
             join_ring(cluster(role, **addresses))
 
     def test_a_taken_address(self):

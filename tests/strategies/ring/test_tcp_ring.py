@@ -107,7 +107,7 @@ def impatient(monkeypatch) -> Iterator[None]:
 
 def test_who_waits_in_vain(impatient):
     with rings(2, timeout_seconds=0.5) as (made, _):
-        with pytest.raises(TimeoutError, match=r"nothing came for 0\.5 seconds"):
+        with pytest.raises(TimeoutError, match=r"no data for 0\.5 seconds"):
             made[0].all_reduce(drawn(1, 10)[0], np.dtype(np.float32))
         assert isinstance(made[0].failure, TimeoutError)
 

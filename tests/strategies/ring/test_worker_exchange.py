@@ -171,7 +171,7 @@ def test_one_worker_exchanges_nothing():
     assert exchange.sum_gradients(values) == values
     host = HostExchange(1, 0, WireOptions(), channel=2)
     assert host.gather("x", [1, 2], np.int64).tolist() == [[1, 2]]
-    host.give_all([None])
+    host.broadcast([None])
 
 
 @pytest.mark.parametrize(
