@@ -51,7 +51,7 @@ def test_gpus_where_there_are_none(arguments, parts):
 
 def test_more_devices_than_this_process_has():
     tf.constant(1)
-    with refused("32 logical CPU devices", "already running"):
+    with refused("32 logical CPU devices", "already runs"):
         configure_devices(num_towers=32, kind="cpu")
 
 

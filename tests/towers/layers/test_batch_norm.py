@@ -333,7 +333,7 @@ def test_inference_exchanges_nothing():
 def test_what_cannot_be_exchanged(layer):
     model = stacked((3,), layer)
     with (
-        refused("batch_stats=synced", "'moving'", "batch_stats=average"),
+        refused("batch_stats='synced'", "'moving'", "batch_stats=average"),
         LayerKernels().in_place(model, TowerExchange(2)),
     ):
         pass
@@ -343,7 +343,7 @@ def test_what_cannot_be_exchanged(layer):
 def test_a_mask_cannot_be_exchanged():
     model = stacked((4, 3), layers.Masking(), layers.BatchNormalization(name="masked"))
     with (
-        refused("batch_stats=synced", "'masked'", "mask"),
+        refused("batch_stats='synced'", "'masked'", "mask"),
         LayerKernels().in_place(model, TowerExchange(2)),
     ):
         model(tf.ones([2, 4, 3]), training=True)

@@ -61,5 +61,5 @@ def test_bounds_are_positive(name, bound):
 
 
 def test_one_way_at_a_time():
-    with refused("value=1", "norm=2", "keep one"):
+    with refused("value=1", "norm=2", "only one is possible"):
         Clipping(value=1.0, norm=2.0)

@@ -114,9 +114,9 @@ def without_a_variable():
         (lambda: OwnSGD(0.1), ["OwnSGD"]),
         (lambda: optimizers.Adam(0.1, amsgrad=True), ["Adam(amsgrad=True)"]),
         (lambda: optimizers.SGD(0.1, use_ema=True), ["SGD(use_ema=True)"]),
-        (lambda: optimizers.SGD(0.1, loss_scale_factor=8.0), ["loss_scale_factor=8.0", "precision=float16"]),
+        (lambda: optimizers.SGD(0.1, loss_scale_factor=8.0), ["loss_scale_factor=8.0", "precision='float16'"]),
         (lambda: optimizers.SGD(0.1, gradient_accumulation_steps=2), ["gradient_accumulation_steps=2"]),
-        (lambda: used(optimizers.SGD(0.1)), ["SGD", "taken 1 steps", "give a new one"]),
+        (lambda: used(optimizers.SGD(0.1)), ["SGD", "taken 1 steps", "pass a new optimizer"]),
         (without_a_variable, ["var_list", "var_names"]),
     ],
 )
