@@ -303,7 +303,7 @@ def test_xla_gives_the_same_numbers(num_towers):
 
 
 def test_xla_with_synced_statistics():
-    with refused("xla=True with batch_stats='synced'", "batch_stats=average"):
+    with refused("xla=True with batch_stats='synced'", "batch_stats='average'"):
         trainer_of(norm_task(), 2, xla=True, batch_stats="synced")
 
 

@@ -333,7 +333,7 @@ def test_inference_exchanges_nothing():
 def test_what_cannot_be_exchanged(layer):
     model = stacked((3,), layer)
     with (
-        refused("batch_stats='synced'", "'moving'", "batch_stats=average"),
+        refused("batch_stats='synced'", "'moving'", "batch_stats='average'"),
         LayerKernels().in_place(model, TowerExchange(2)),
     ):
         pass
