@@ -1,11 +1,44 @@
-"""The devices of a test process: four logical CPUs of one thread each, made before TensorFlow computes."""
+"""The tiers of the tests, and the devices of a test process: four logical CPUs of one thread each.
+
+pytest           quick tests
+pytest --full    all tests: those marked `full` too
+"""
 
 import os
+
+import pytest
 
 # TensorFlow reads it while it is imported.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
-from towers.devices import configure_devices
 
-# A process has its devices once: tests of fewer towers use the first of these.
-configure_devices(num_towers=4, kind="cpu", threads_per_tower=1)
+def pytest_addoption(parser):
+    parser.addoption("--full", action="store_true", help="run all tests, not only the quick ones")
+
+
+def pytest_configure(config):
+    if _runs_tests(config):
+        make_devices()
+
+
+def _runs_tests(config) -> bool:
+    """Whether this process runs tests itself. With `--numprocesses` the first process only hands them out."""
+    return hasattr(config, "workerinput") or not getattr(config.option, "numprocesses", None)
+
+
+def make_devices() -> None:
+    """Makes the devices before TensorFlow computes, once in a process. Tests of fewer towers use the first ones."""
+    from towers.devices import configure_devices  # imports TensorFlow
+
+    configure_devices(num_towers=4, kind="cpu", threads_per_tower=1)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config, items):
+    """Leaves out full tests unless asked for; keeps the tests of a file in one process, which share fixtures."""
+    for item in items:
+        if item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(item.location[0]))
+    if not config.getoption("--full"):
+        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("full")])
+        items[:] = [item for item in items if not item.get_closest_marker("full")]

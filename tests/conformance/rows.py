@@ -1,4 +1,4 @@
-"""The table of strategies: every row gives the numbers of one device. A new mode joins by adding its row."""
+"""The table of strategies. Every row must give the numbers of one device. A new mode adds its row."""
 
 import dataclasses
 from collections.abc import Callable
@@ -18,11 +18,11 @@ from towers.split import even_shares
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Reference:
-    """What one device does to a batch for a row to be compared with.
+    """The microbatches of the one device that a row is compared with.
 
     Attributes:
-      microbatches: of a network without batch norm.
-      microbatches_with_batch_norm: statistics are those of a microbatch, so there its bounds are in the numbers.
+      microbatches: for a network without batch norm.
+      microbatches_with_batch_norm: for one with batch norm, whose numbers depend on the bounds of microbatches.
     """
 
     microbatches: int = 1
@@ -42,15 +42,17 @@ class Row:
 
     Attributes:
       name: in the names of tests.
-      make_strategy: called with a task and the options of the step; for a ring with `ring=` as well.
-      accumulation: microbatches of a step, put into those options.
-      shares: how a batch is divided over the towers.
-      reference: what one device does that this row must agree with.
-      ring: of a ring, how its workers meet; else None.
-      servers: of parameter servers, how they work together; else None.
-      num_workers, num_servers: processes.
-      batch_stats: 'average' where statistics can't be of the whole batch: the reference takes the same parts.
+      make_strategy: called with a task and the options of the step; for a ring also with `ring=`.
+      accumulation: number of microbatches of a step.
+      shares: relative sizes of all towers' parts of a batch.
+      reference: the microbatches of the one device that this row must agree with.
+      ring: options of a ring; None for other strategies.
+      servers: options of parameter servers; None for other strategies.
+      num_workers, num_servers: number of processes.
+      batch_stats: 'average' if statistics cannot be those of the whole batch; the reference then takes the same
+        parts.
       devices, tower_shares: of each worker of parameter servers.
+      in_quick: whether the quick tests run this row.
     """
 
     name: str
@@ -65,6 +67,7 @@ class Row:
     batch_stats: str = "synced"
     devices: Devices | None = None
     tower_shares: tuple[float, ...] | None = None
+    in_quick: bool = False
 
 
 def _towers(devices: Devices, shares: tuple[float, ...] | None = None):
@@ -80,7 +83,7 @@ def _ring(devices: Devices, shares: tuple[float, ...] | None = None):
 
 
 def _servers(staleness: str, devices: Devices, tower_shares: tuple[float, ...] | None = None, **options) -> dict:
-    """What is common to the rows of parameter servers."""
+    """The attributes that rows of parameter servers share."""
 
     def make_strategy(task, options, servers):
         return servers_strategy(task, devices, options, shares=tower_shares, servers=servers)
@@ -97,7 +100,7 @@ one_device = _towers(cpus(1))
 
 
 def one_device_in_parts(shares: tuple[float, ...]):
-    """Takes the parts that towers would, one after another, for numbers that depend on the parts."""
+    """One device that computes the towers' parts one after another, for numbers that depend on the parts."""
     devices = Devices(towers=cpus(1).towers * len(shares), parameters=cpus(1).parameters)
     return _towers(devices, shares)
 
@@ -105,7 +108,7 @@ def one_device_in_parts(shares: tuple[float, ...]):
 _SHARES = (5.0, 3.0, 2.0)
 
 ROWS = (
-    Row(name="towers_1", make_strategy=one_device),
+    Row(name="towers_1", make_strategy=one_device, in_quick=True),
     Row(
         name="towers_2",
         make_strategy=_towers(cpus(2)),
@@ -133,6 +136,7 @@ ROWS = (
     ),
     Row(
         name="towers_3_shares_parameters_on_cpu_3",
+        in_quick=True,
         make_strategy=_towers(cpus(3, parameters=3), _SHARES),
         shares=_SHARES,
     ),
@@ -144,6 +148,7 @@ ROWS = (
     ),
     Row(
         name="towers_2_accumulation_4",
+        in_quick=True,
         make_strategy=_towers(cpus(2)),
         shares=even_shares(2),
         accumulation=4,
@@ -164,6 +169,7 @@ ROWS = (
     ),
     Row(
         name="mirrored_3_shares_5_3_2",
+        in_quick=True,
         make_strategy=_mirrored(cpus(3), _SHARES),
         shares=_SHARES,
     ),
@@ -175,6 +181,7 @@ ROWS = (
     ),
     Row(
         name="mirrored_2_accumulation_4",
+        in_quick=True,
         make_strategy=_mirrored(cpus(2)),
         shares=even_shares(2),
         accumulation=4,
@@ -189,9 +196,10 @@ ROWS = (
     ),
     Row(
         name="ring_3",
+        in_quick=True,
         make_strategy=_ring(cpus(1)),
         shares=even_shares(3),
-        # Several packs, of which one holds a single large gradient; and by TensorFlow's collectives.
+        # TensorFlow's collectives, and several packs, one with a single large gradient.
         ring=RingOptions(wire=WireOptions(bytes_per_pack=4000, algorithm="ring"), check_divergence_every_steps=5),
         num_workers=3,
     ),
@@ -204,6 +212,7 @@ ROWS = (
     ),
     Row(
         name="ring_2_accumulation_4",
+        in_quick=True,
         make_strategy=_ring(cpus(1)),
         shares=even_shares(2),
         accumulation=4,
@@ -213,6 +222,7 @@ ROWS = (
     ),
     Row(
         name="ring_2_of_2_towers_shares_2_1",
+        in_quick=True,
         make_strategy=_ring(cpus(2, parameters=1), (2.0, 1.0)),
         shares=(2.0, 1.0, 2.0, 1.0),
         ring=RingOptions(check_divergence_every_steps=5),
@@ -236,6 +246,7 @@ ROWS = (
     ),
     Row(
         name="ps_sync_2_workers_of_2_towers_shares_2_1",
+        in_quick=True,
         **_servers("sync", cpus(2, parameters=1), (2.0, 1.0)),
         shares=(2.0, 1.0, 2.0, 1.0),
         num_workers=2,
@@ -250,6 +261,7 @@ ROWS = (
     ),
     Row(
         name="ps_bound_0_2_workers_accumulation_4",
+        in_quick=True,
         **_servers("0", cpus(1)),
         accumulation=4,
         reference=FOUR_MICROBATCHES,

@@ -1,6 +1,6 @@
-"""The rows of parameter servers: all their processes go through all trials; run as a program, one of these.
+"""The rows of parameter servers, with all their processes. As a program: one of these processes.
 
-python -m tests.conformance.server_rows ROW FILE      with TF_CONFIG set
+python -m tests.conformance.server_rows ROW FILE ONLY_QUICK      with TF_CONFIG set; ONLY_QUICK is 0 or 1
 """
 
 import functools
@@ -10,22 +10,22 @@ import sys
 import tempfile
 from collections.abc import Mapping
 
-import tests.conftest  # noqa: F401 (makes the devices)
 from launch.membership.tf_config import cluster_from
 from strategies.cluster import CHIEF, SERVER
 from strategies.servers.membership import ServersPlace, run_server, run_worker
 from tests.conformance.rows import ROWS, Row
 from tests.conformance.trials import Outcome, Trial, outcomes_of, trials_of
+from tests.conftest import make_devices
 from tests.launch.server_groups import ServerGroup
 
 LIMIT_SECONDS = 280
 
 
 @functools.cache
-def outcomes_at_the_chief(row: Row) -> Mapping[Trial, list[Outcome]]:
-    """What the chief of the row found."""
+def outcomes_at_the_chief(row: Row, only_quick: bool) -> Mapping[Trial, list[Outcome]]:
+    """The outcomes of the chief of the row."""
     with tempfile.TemporaryDirectory() as folder:
-        command = ["-m", "tests.conformance.server_rows", row.name, f"{folder}/found"]
+        command = ["-m", "tests.conformance.server_rows", row.name, f"{folder}/found", str(int(only_quick))]
         with ServerGroup(command, workers=row.num_workers, servers=row.num_servers) as group:
             for name, ended in group.ends(LIMIT_SECONDS).items():
                 assert ended.code == 0, (name, ended.err)
@@ -34,11 +34,12 @@ def outcomes_at_the_chief(row: Row) -> Mapping[Trial, list[Outcome]]:
 
 
 def main() -> None:
-    name, file = sys.argv[1:]
+    make_devices()
+    name, file, only_quick = sys.argv[1:]
     (row,) = (row for row in ROWS if row.name == name)
     cluster = cluster_from(os.environ["TF_CONFIG"])
     place = ServersPlace(cluster=cluster, options=row.servers, startup_timeout_seconds=100)
-    found = {trial: _take_part(row, trial, place) for trial in trials_of(row.batch_stats)}
+    found = {trial: _take_part(row, trial, place) for trial in trials_of(row.batch_stats, bool(int(only_quick)))}
     if place.role == CHIEF:
         with open(file, "wb") as stream:
             pickle.dump(found, stream)

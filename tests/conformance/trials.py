@@ -1,4 +1,4 @@
-"""What every row is put through, and what it left: plain data, so that other processes can do the work."""
+"""The trials of every row and their outcomes: plain data, so that other processes can do the work."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -12,15 +12,16 @@ from towers.updates.rules import Momentum
 from towers.updates.schedules import Constant
 
 NUM_STEPS = 20
+RATE = 0.02
 
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """Some steps of momentum on a task, from the start that the seed gives.
+    """Some steps of momentum on a task, from the weights of one seed.
 
     Attributes:
       task: what is trained.
-      calls: steps of each call of run_steps.
+      calls: number of steps of each call of run_steps.
       batch_stats, on_nan: options of the step.
     """
 
@@ -32,9 +33,10 @@ class Trial:
     def options(self, accumulation: int) -> StepOptions:
         return StepOptions(
             rule=Momentum(momentum=0.9),
-            schedule=Constant(0.02),
+            schedule=Constant(RATE),
             accumulation=accumulation,
             batch_stats=self.batch_stats,
+            precision=self.task.precision,
             on_nan=self.on_nan,
             seed=3,
         )
@@ -45,7 +47,7 @@ def twenty_steps(task: SmallImages, batch_stats: str) -> Trial:
 
 
 def not_synced(batch_stats: str) -> Trial:
-    """Statistics are those of each part; an epoch, whose last batch is of 1."""
+    """Each part has its own statistics. The three steps are an epoch whose last batch has one example."""
     return Trial(BATCH_NORM_LAST_1, (3,), batch_stats=batch_stats)
 
 
@@ -53,21 +55,23 @@ def not_finite(batch_stats: str) -> Trial:
     return Trial(NAN_IN_BATCH_1, (1, 1, 1), on_nan="skip", batch_stats=batch_stats)
 
 
-def trials_of(batch_stats: str) -> list[Trial]:
-    """All that a row with these statistics is put through."""
-    return [
-        *(twenty_steps(task, batch_stats) for task in TASKS),
-        *(not_synced(policy) for policy in NOT_SYNCED),
-        not_finite(batch_stats),
-    ]
+def trials_of(batch_stats: str, only_quick: bool) -> list[Trial]:
+    """The trials of a row with these statistics: all, or those of the quick tests."""
+    quick = [twenty_steps(QUICK_TASK, batch_stats), not_finite(batch_stats)]
+    if only_quick:
+        return quick
+    all_trials = [*(twenty_steps(task, batch_stats) for task in TASKS), *(not_synced(name) for name in NOT_SYNCED)]
+    return quick + [trial for trial in all_trials if trial not in quick]
 
 
 NOT_SYNCED = ("average", "first")
+# Idle towers, empty microbatches and batch norm in one.
+QUICK_TASK = BATCH_NORM_LAST_1
 
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What a strategy left after a call, as numpy arrays by 'kind/name'."""
+    """The state of a strategy after a call of run_steps; arrays by 'kind/name'."""
 
     report: StepReport
     step: int
@@ -79,7 +83,7 @@ class Outcome:
 def outcomes_of(
     make_strategy: Callable[..., Strategy], trial: Trial, accumulation: int = 1, **joined
 ) -> list[Outcome]:
-    """One a call, each evaluated."""
+    """The outcome of each call."""
     strategy = make_strategy(trial.task, trial.options(accumulation), **joined)
     found = [_outcome(strategy, strategy.run_steps(num_steps)) for num_steps in trial.calls]
     strategy.finish(completed=True)

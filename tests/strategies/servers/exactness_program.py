@@ -9,7 +9,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-import tests.conftest  # noqa: F401 (makes the devices)
 from launch.membership.tf_config import cluster_from
 from strategies.cluster import SERVER, Cluster, Member
 from strategies.servers.group import Group
@@ -17,6 +16,7 @@ from strategies.servers.handlers import StoreHandlers
 from strategies.servers.key_value import KeyValueStore
 from strategies.servers.membership import ServersPlace, run_server, run_worker
 from strategies.servers.server import Server
+from tests.conftest import make_devices
 from tests.strategies.small_task import small_task
 from tests.towers.logical_cpus import cpus
 from towers.errors import UserError
@@ -112,6 +112,7 @@ def place_of(cluster: Cluster) -> ServersPlace:
 
 
 def main() -> None:
+    make_devices()
     cluster = cluster_from(os.environ["TF_CONFIG"])
     push_by_all_rules(cluster)
     if cluster.role == SERVER:
