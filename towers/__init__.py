@@ -2,6 +2,9 @@
 
 import importlib
 
+# The only place with the version: setup.cfg, summary.json and the doctor read it here.
+__version__ = "0.1.0"
+
 _HOMES = {
     "Batch": "towers.task",
     "Devices": "towers.devices",

@@ -7,10 +7,11 @@ import sys
 import keras
 import tensorflow as tf
 
+import towers
 from launch.health.section import Section
 
 PACKAGES = ("tensorflow", "keras", "tensorflow-datasets", "numpy")
-OWN_PACKAGE = "towers"
+DISTRIBUTION = "towers-training"
 
 
 def versions() -> Section:
@@ -28,7 +29,7 @@ def versions() -> Section:
             "or name tensorflow in ~/.keras/keras.json"
         )
     facts = {
-        OWN_PACKAGE: _version(OWN_PACKAGE) or "not installed, run from its sources",
+        "towers": _own_version(),
         "python": f"{platform.python_version()} at {sys.executable}",
         "platform": platform.platform(),
         **{package: version or "not installed" for package, version in installed.items()},
@@ -36,6 +37,11 @@ def versions() -> Section:
         "keras backend": backend,
     }
     return Section(facts=facts, problems=tuple(problems))
+
+
+def _own_version() -> str:
+    installed = _version(DISTRIBUTION) is not None
+    return towers.__version__ if installed else f"{towers.__version__}, not installed: runs from its source folder"
 
 
 def _version(package: str) -> str | None:

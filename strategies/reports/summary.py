@@ -10,6 +10,7 @@ from importlib import metadata
 import psutil
 import tensorflow as tf
 
+import towers
 from strategies.callbacks import Callback
 from strategies.contract import StepReport, Strategy, WorkerTime
 from strategies.reports.strict_json import dumps
@@ -94,8 +95,8 @@ def _peak_resident_bytes() -> int:
 
 def versions() -> dict[str, str]:
     """Versions of what decides the numbers."""
-    packages = ("towers", "tensorflow", "keras", "numpy", "tensorflow-datasets")
-    found = {"python": platform.python_version()}
+    packages = ("tensorflow", "keras", "numpy", "tensorflow-datasets")
+    found = {"python": platform.python_version(), "towers": towers.__version__}
     for package in packages:
         try:
             found[package] = metadata.version(package)

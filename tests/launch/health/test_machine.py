@@ -7,6 +7,7 @@ import keras
 import pytest
 import tensorflow as tf
 
+import towers
 from launch.health import machine, versions
 
 
@@ -28,7 +29,14 @@ def test_versions():
         assert found.facts[package] == importlib.metadata.version(package)
     assert found.facts["python"].startswith(platform.python_version())
     assert found.facts["keras backend"] == "tensorflow"
-    assert "towers" in found.facts
+
+
+@pytest.mark.parametrize(
+    "distribution, words", [("numpy", ""), ("no-such-package", ", not installed: runs from its source folder")]
+)
+def test_own_version_is_reported_also_when_not_installed(monkeypatch, distribution, words):
+    monkeypatch.setattr(versions, "DISTRIBUTION", distribution)
+    assert versions.versions().facts["towers"] == towers.__version__ + words
 
 
 def test_another_backend(monkeypatch):

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import towers
 from strategies.callbacks import Callback
 from strategies.errors import NonFiniteStep
 from strategies.reports.tensorboard_log import TensorBoardLog
@@ -478,6 +479,7 @@ class TestSummary:
         assert summary["examples"] == 2 * NUM_TRAIN + 2 * BATCH_SIZE
         assert summary["flags"] == {"learning_rate": 0.05}
         assert summary["versions"].keys() >= {"python", "towers", "tensorflow", "keras", "numpy"}
+        assert summary["versions"]["towers"] == towers.__version__
         assert summary["versions"]["tensorflow"] == tf.__version__
         assert summary["versions"]["keras"] == keras.__version__
         assert summary["evaluation"].keys() == {"loss", "accuracy"}
