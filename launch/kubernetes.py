@@ -1,12 +1,13 @@
-"""Writes what Kubernetes needs to train on a ring of pods, as YAML.
+"""Writes the Kubernetes manifests, as YAML, that train on a ring of pods.
 
     python -m launch.kubernetes --name=resnet --image=registry.example/towers:1 --workers=4 --volume_claim=runs \
         -- python -m launch.train --strategy=ring --directory=/data/run > resnet.yaml
     kubectl apply -f resnet.yaml
 
---kind=job (the default) is an Indexed Job with a Service and a NetworkPolicy, and needs nothing but Kubernetes
-1.29; jobset and tfjob need the controllers of that name. What is behind -- runs in every pod. A pod that ends with
-an error is made anew and goes on from the run's checkpoint, so --directory must lie on the volume.
+--kind=job (the default) writes an Indexed Job with a Service and a NetworkPolicy, which need only Kubernetes 1.29
+or later. jobset and tfjob need the controller of that name. Every pod runs the command after --. Kubernetes
+replaces a pod that ends with an error, and the training resumes from the run's checkpoint, so --directory must be
+on the volume.
 """
 
 import pathlib
@@ -27,33 +28,34 @@ _COMMENT = """\
 A ring of {workers} workers as {kind}, written by python -m launch.kubernetes.
 
 Start:   kubectl apply -f FILE
-Look:    kubectl{place} get pods -l {selector}
-         kubectl{place} logs -f --prefix --max-log-requests={workers} -l {selector}
+Watch:   kubectl{namespace} get pods -l {selector}
+         kubectl{namespace} logs -f --prefix --max-log-requests={workers} -l {selector}
 Stop:    kubectl delete -f FILE      (each worker saves first; it has {seconds} seconds)
-Change:  stop, then start the new file: a running job's pods can't be changed.
+Change:  stop, then start the new file: the pods of a running job can't be changed.
 
 {restarts}
 
 {volume}
 
-TensorFlow's server has no authentication: whoever reaches port {port} can run code in the pod. The NetworkPolicy
-lets in only the pods of this ring. It holds only where the cluster's network enforces such policies: ask whoever
-runs it."""
+TensorFlow's server has no authentication: anyone who can connect to port {port} can run code in the pod. The
+NetworkPolicy admits only the pods of this ring, but only if the cluster's network enforces such policies: ask the
+cluster's administrators."""
 
 _VOLUME = (
-    "The claim {claim} must be ReadWriteMany, unless all pods run on one node: every worker reads the checkpoints."
+    "The volume claim {claim} must be ReadWriteMany, unless all pods run on one node: every worker reads the\n"
+    "checkpoints."
 )
 _NO_VOLUME = (
-    "NO VOLUME: the run's directory lies in each pod and is lost with it, so that a restart begins at step 0."
+    "NO VOLUME: the run's directory is inside each pod and is lost with it, so a restart begins again at step 0."
 )
 
 
 def comment(kind: str, ring: RingPods) -> str:
-    """What stands above the documents, for whoever applies them."""
+    """The comment at the top of the file, for the person who applies it."""
     return _COMMENT.format(
         kind=kind,
         workers=ring.workers,
-        place=f" -n {ring.namespace}" if ring.namespace else "",
+        namespace=f" -n {ring.namespace}" if ring.namespace else "",
         selector=",".join(f"{name}={value}" for name, value in ring.labels.items()),
         seconds=SECONDS_TO_SAVE,
         restarts=KINDS[kind].restarts.format(max_restarts=ring.max_restarts),
@@ -66,7 +68,7 @@ def ring_from_flags(command: list[str]) -> RingPods:
     """The pods that the flags describe.
 
     Raises:
-      UserError: a value that Kubernetes would refuse, or a command that could not be resumed.
+      UserError: Kubernetes would refuse a value, or a restarted command could not resume.
     """
     names = ("name", "image", "workers", "gpus_per_worker", "cpus", "memory", "namespace", "volume_claim")
     more = ("mount", "max_restarts", "port")
@@ -74,7 +76,7 @@ def ring_from_flags(command: list[str]) -> RingPods:
 
 
 def write(text: str, output: str | None) -> None:
-    """To a file, or to stdout for None.
+    """Writes the text to the file `output`; None: to stdout.
 
     Raises:
       UserError: the file can't be written.
@@ -85,33 +87,43 @@ def write(text: str, output: str | None) -> None:
     try:
         pathlib.Path(output).write_text(text, encoding="utf-8")
     except OSError as error:
-        raise UserError(f"--output={output}: {error.strerror}; give a file that can be written") from error
+        raise UserError(f"--output={output}: {error.strerror}; choose a file in a writable folder") from error
 
 
 def _define_flags() -> None:
-    flags.DEFINE_enum("kind", "job", tuple(KINDS), "What the ring is asked for as.")
-    flags.DEFINE_string("name", None, "Name of the job; its pods' names begin with it.", required=True)
-    flags.DEFINE_string("image", None, "Container image with this package in it.", required=True)
-    flags.DEFINE_integer("workers", None, "Pods of the ring.", required=True)
-    flags.DEFINE_integer("gpus_per_worker", 1, "NVIDIA GPUs of a pod; 0 for none.")
-    flags.DEFINE_string("cpus", "4", "Cores promised to a pod, as 4 or 500m.")
-    flags.DEFINE_string("memory", "8Gi", "Memory of a pod.")
-    flags.DEFINE_string("namespace", None, "Namespace; default: the one kubectl is set to.")
-    flags.DEFINE_string("volume_claim", None, "PersistentVolumeClaim that all pods see at --mount.")
-    flags.DEFINE_string("mount", "/data", "Folder of the volume in a pod.")
-    flags.DEFINE_integer("max_restarts", 10, "How often each worker may be begun anew.")
-    flags.DEFINE_integer("port", 2222, "Port of TensorFlow's server.")
-    flags.DEFINE_string("output", None, "File to write; default: stdout.")
+    flags.DEFINE_enum(
+        "kind",
+        "job",
+        tuple(KINDS),
+        "Kubernetes resource that runs the ring: an Indexed Job, a JobSet or a Kubeflow TFJob. jobset and tfjob "
+        "need the controller of that name.",
+    )
+    flags.DEFINE_string("name", None, "Name of the job; the pods' names begin with it.", required=True)
+    flags.DEFINE_string("image", None, "Container image in which this project is installed.", required=True)
+    flags.DEFINE_integer("workers", None, "Number of workers of the ring; each is one pod.", required=True)
+    flags.DEFINE_integer("gpus_per_worker", 1, "NVIDIA GPUs per pod; 0 for none.")
+    flags.DEFINE_string("cpus", "4", "CPU cores requested per pod, e.g. 4 or 500m.")
+    flags.DEFINE_string("memory", "8Gi", "Memory requested per pod, which is also its limit.")
+    flags.DEFINE_string("namespace", None, "Kubernetes namespace. Default: kubectl's current one.")
+    flags.DEFINE_string(
+        "volume_claim",
+        None,
+        "PersistentVolumeClaim that every pod mounts at --mount. Without one, a restart begins again at step 0.",
+    )
+    flags.DEFINE_string("mount", "/data", "Path at which every pod mounts the volume.")
+    flags.DEFINE_integer("max_restarts", 10, "Maximum restarts of each worker; 0: none.")
+    flags.DEFINE_integer("port", 2222, "Port on which TensorFlow's server listens in each pod.")
+    flags.DEFINE_string("output", None, "File to write. Default: stdout.")
 
 
 def main(arguments: list[str]) -> int:
-    """Writes the YAML of the flags and the command."""
+    """Writes the manifests for the flags and the command."""
     ring = ring_from_flags(arguments[1:])
     write(yaml_text(documents(FLAGS.kind, ring), comment=comment(FLAGS.kind, ring)), FLAGS.output)
     if ring.volume_claim is None and ring.max_restarts:
         print(
-            f"kubernetes: note: --directory={ring.directory} lies in the pods and is lost when they restart; "
-            "give --volume_claim",
+            f"kubernetes: note: --directory={ring.directory} is inside the pods and is lost when they restart; "
+            "mount a volume with --volume_claim",
             file=sys.stderr,
         )
     return binary.DONE

@@ -1,1 +1,1 @@
-"""What Kubernetes is asked for: a ring of pods as plain documents, one file a kind."""
+"""Kubernetes documents for a ring of pods, as plain dictionaries; one file for each kind."""

@@ -1,4 +1,4 @@
-"""A ring as a JobSet (jobset.sigs.k8s.io), which begins all workers anew together."""
+"""A ring as a JobSet (jobset.sigs.k8s.io), which restarts all workers when one fails."""
 
 from launch.manifests.job import FAIL_AT_ONCE, indexed
 from launch.manifests.network import network_policy
@@ -6,21 +6,21 @@ from launch.manifests.pod_template import pod_template, tf_config_environment
 from launch.manifests.ring_pods import RingPods
 
 RESTARTS = """\
-When a worker ends with an error, or its node is lost, all of them are made anew together, at most {max_restarts}
-times, and the ring goes on from its last checkpoint. Exit codes 2, 3 and 4 stand for what a restart would only do
-again, and fail the JobSet at once. The cluster needs the JobSet controller, 0.6 or later."""
+When a worker ends with an error or its node is lost, the controller replaces all workers, at most {max_restarts}
+times, and the ring resumes from its last checkpoint. Exit codes 2, 3 and 4 mean failures that a restart would only
+repeat; they fail the JobSet at once. The cluster needs the JobSet controller, version 0.6 or later."""
 
 _JOB = "worker"
 
 
 def host(name: str, index: int) -> str:
-    """The host name of a worker's pod: JobSet, its job, the job's number, the pod's."""
+    """The host name of a worker's pod: JOBSET-JOB-JOB_INDEX-POD_INDEX."""
     return f"{name}-{_JOB}-0-{index}"
 
 
 def documents(ring: RingPods) -> list[dict[str, object]]:
     """NetworkPolicy and JobSet; the controller makes the Service."""
-    # 'PodFailurePolicy' is the reason of a Job that ended by FAIL_AT_ONCE.
+    # 'PodFailurePolicy' is the failure reason of a Job that FAIL_AT_ONCE ended.
     give_up = {"action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}
     job_set = {
         "apiVersion": "jobset.x-k8s.io/v1alpha2",
@@ -39,7 +39,7 @@ def _job_spec(ring: RingPods) -> dict[str, object]:
     hosts = [f"{host(ring.name, index)}.{ring.name}" for index in range(ring.workers)]
     return {
         **indexed(ring),
-        # The first failure fails the Job, and so restarts all of the set.
+        # The first failure fails the Job, and the JobSet then restarts all workers.
         "backoffLimit": 0,
         "podFailurePolicy": {"rules": [FAIL_AT_ONCE]},
         "template": pod_template(ring, environment=tf_config_environment(hosts, ring.port), restartPolicy="Never"),

@@ -1,4 +1,4 @@
-"""The kinds of documents a ring can be asked for in, by name."""
+"""The kinds of Kubernetes resources that can run a ring, by name."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -10,13 +10,13 @@ from towers.errors import UserError
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Kind:
-    """One way to ask for a ring.
+    """One kind of resource that runs a ring.
 
     Attributes:
-      host: (name of the ring, index) -> host name of a worker's pod.
-      documents: everything to apply, in order.
-      restarts: what happens when a worker fails, for people; holds {max_restarts}.
-      num_added_letters: what the controller adds to a host name and wants within the same bound.
+      host: (name of the ring, index of a worker) -> host name of the worker's pod.
+      documents: ring -> the Kubernetes documents to apply, in order.
+      restarts: text for the user about what happens when a worker fails; contains {max_restarts}.
+      num_added_letters: letters that the controller adds to a host name and counts in its length.
     """
 
     host: Callable[[str, int], str]
@@ -27,7 +27,7 @@ class Kind:
 
 KINDS: Mapping[str, Kind] = {
     "job": Kind(host=job.host, documents=job.documents, restarts=job.RESTARTS),
-    # The controller counts the pod's whole name, with '-' and five letters of its own.
+    # The controller limits the length of the pod's name, which is the host name, '-' and five random letters.
     "jobset": Kind(host=job_set.host, documents=job_set.documents, restarts=job_set.RESTARTS, num_added_letters=6),
     "tfjob": Kind(host=tf_job.host, documents=tf_job.documents, restarts=tf_job.RESTARTS),
 }
@@ -35,7 +35,7 @@ MAX_HOST_LETTERS = 63
 
 
 def documents(kind: str, ring: RingPods) -> list[dict[str, object]]:
-    """Everything that Kubernetes is to be given for a ring.
+    """The Kubernetes documents that run a ring, in the order in which to apply them.
 
     Raises:
       UserError: the pods' names would be too long.
@@ -46,7 +46,7 @@ def documents(kind: str, ring: RingPods) -> list[dict[str, object]]:
     if excess > 0:
         longest = len(ring.name) - excess
         raise UserError(
-            f"--name={ring.name}: the last worker's pod would be {last}, too long by {excess}; "
-            f"give a name of at most {longest} letters for {ring.workers} workers as {kind}"
+            f"--name={ring.name}: the host name of the last worker's pod, {last}, would be too long by {excess}; "
+            f"choose a name of at most {longest} letters for {ring.workers} workers as {kind}"
         )
     return chosen.documents(ring)

@@ -1,18 +1,18 @@
-"""How the pods of a ring find one another, and who else may reach them."""
+"""The Service and the NetworkPolicy of a ring's pods."""
 
 from launch.manifests.pod_template import PORT_NAME
 from launch.manifests.ring_pods import RingPods
 
 
 def headless_service(ring: RingPods) -> dict[str, object]:
-    """Gives each pod a name in DNS: HOST.NAME, where NAME is the pods' subdomain."""
+    """Gives each pod the DNS name HOST.NAME, where NAME is the pods' subdomain."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
         "metadata": ring.metadata,
         "spec": {
             "clusterIP": "None",
-            # Workers look for one another before any of them is ready.
+            # Workers look up each other's names before any of them is ready.
             "publishNotReadyAddresses": True,
             "selector": ring.labels,
             "ports": [{"name": PORT_NAME, "port": ring.port}],
@@ -21,7 +21,7 @@ def headless_service(ring: RingPods) -> dict[str, object]:
 
 
 def network_policy(ring: RingPods) -> dict[str, object]:
-    """Lets nobody in but the pods of this ring, to each other on every port: NCCL chooses its own."""
+    """Admits only connections between pods of this ring, on every port, because NCCL chooses its own ports."""
     own_pods = {"podSelector": {"matchLabels": ring.labels}}
     return {
         "apiVersion": "networking.k8s.io/v1",

@@ -1,13 +1,13 @@
-"""One pod of a ring, as the template from which Kubernetes makes them all."""
+"""The template from which Kubernetes creates the pods of a ring."""
 
 import json
 from collections.abc import Mapping, Sequence
 
 from launch.manifests.ring_pods import RingPods
 
-# Kubeflow's operator looks for a container and a port of these names.
+# Kubeflow's operator requires these names of the container and the port.
 CONTAINER, PORT_NAME = "tensorflow", "tfjob-port"
-# From SIGTERM to SIGKILL: a step has to end and a checkpoint to be written.
+# Seconds from SIGTERM to SIGKILL: enough to finish a step and write a checkpoint.
 SECONDS_TO_SAVE = 120
 _INDEX = "JOB_COMPLETION_INDEX"
 
@@ -22,16 +22,17 @@ def pod_template(
     """A PodTemplateSpec.
 
     Args:
-      ring: what is run.
-      environment: EnvVars of the container.
-      annotations: of each pod.
-      **of_pod: more of the PodSpec, as restartPolicy.
+      ring: the ring that the pods form.
+      environment: the container's EnvVars.
+      annotations: the pods' annotations.
+      **of_pod: further fields of the PodSpec, e.g. restartPolicy.
     """
     volumes = _volumes(ring)
     spec = {
         **of_pod,
         "terminationGracePeriodSeconds": SECONDS_TO_SAVE,
-        # Whoever reaches TensorFlow's server can read a pod's files: none of them shall open the cluster.
+        # Anyone who can connect to TensorFlow's server can read the pod's files, so they must not contain a token
+        # for the cluster.
         "automountServiceAccountToken": False,
         "containers": [_container(ring, environment, mounts=[mount for _, mount in volumes])],
     }
@@ -42,10 +43,11 @@ def pod_template(
 
 
 def tf_config_environment(hosts: Sequence[str], port: int) -> list[dict[str, object]]:
-    """TF_CONFIG for the pods of an Indexed Job, the same text for all of them.
+    """TF_CONFIG for the pods of an Indexed Job; the text is the same for all pods.
 
-    Kubernetes puts the index in where $(...) stands. It knows only variables that stand earlier in the list, so
-    the index, which the Job would add at the end, is declared here first. Within JSON it can't stand as a number.
+    Kubernetes replaces $(NAME) by the value of a variable that is earlier in the list. The Job would add the index
+    at the end, so it is declared first here. TF_CONFIG contains it as a string, because JSON has no $(...) outside
+    strings.
     """
     task = {"type": "worker", "index": f"$({_INDEX})"}
     cluster = {"worker": [f"{host}:{port}" for host in hosts]}
@@ -60,7 +62,7 @@ def _container(ring: RingPods, environment, *, mounts) -> dict[str, object]:
     container = {
         "name": CONTAINER,
         "image": ring.image,
-        # Kubernetes reads $(NAME), and $$ as one $: so the command stays as it was typed.
+        # Kubernetes replaces $(NAME) and reads $$ as $; doubling each $ preserves the command as it was typed.
         "command": [word.replace("$", "$$") for word in ring.command],
         "ports": [{"name": PORT_NAME, "containerPort": ring.port}],
         "resources": _resources(ring),
@@ -73,7 +75,7 @@ def _container(ring: RingPods, environment, *, mounts) -> dict[str, object]:
 
 
 def _resources(ring: RingPods) -> dict[str, object]:
-    """Cores are promised and not bounded: TensorFlow has a thread for each of the node's, which a bound stalls."""
+    """Requests and limits. A CPU limit would stall TensorFlow, which has a thread per core of the node."""
     limits = {"memory": ring.memory}
     if ring.gpus_per_worker:
         limits["nvidia.com/gpu"] = ring.gpus_per_worker
@@ -81,13 +83,13 @@ def _resources(ring: RingPods) -> dict[str, object]:
 
 
 def _volumes(ring: RingPods) -> list[tuple[dict[str, object], dict[str, object]]]:
-    """Volumes of the pod, each with its VolumeMount."""
+    """(volume of the pod, its VolumeMount) for each volume."""
     volumes = []
     if ring.volume_claim is not None:
         claim = {"name": "run", "persistentVolumeClaim": {"claimName": ring.volume_claim}}
         volumes.append((claim, {"name": "run", "mountPath": ring.mount}))
     if ring.gpus_per_worker > 1:
-        # NCCL joins the GPUs of a pod through shared memory, of which a pod has 64 MiB unless told otherwise.
+        # NCCL connects the GPUs of a pod through shared memory, of which a pod has only 64 MiB by default.
         shared = {"name": "shared-memory", "emptyDir": {"medium": "Memory"}}
         volumes.append((shared, {"name": "shared-memory", "mountPath": "/dev/shm"}))
     return volumes

@@ -1,4 +1,4 @@
-"""What the pods of a ring are: how many, of which image, with what, running which command."""
+"""Describes the pods of a ring: their number, image, resources, volume and command."""
 
 import dataclasses
 import itertools
@@ -9,39 +9,39 @@ from collections.abc import Sequence
 
 from towers.errors import UserError
 
-# Linux passes no variable above 128 KiB, and TF_CONFIG names every worker.
+# Linux limits an environment variable to 128 KiB, and TF_CONFIG names every worker.
 MAX_WORKERS = 1000
 MAX_RESTARTS = 1000
 
-# RFC 1123's label, of at most 63 letters, and several of them joined by dots.
+# A label of RFC 1123 has at most 63 letters; some names are several labels joined by dots.
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _DOTTED_LABELS = re.compile(rf"{_LABEL.pattern}(\.{_LABEL.pattern})*")
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]*")
 _CPUS = re.compile(r"[0-9]+(\.[0-9]{1,3})?|[0-9]+m")
-# Kubernetes takes a plain 8 for eight bytes, and 8m for thousandths of one.
+# A unit is required: Kubernetes reads a plain 8 as eight bytes, and 8m as thousandths of a byte.
 _MEMORY = re.compile(r"[0-9]+(\.[0-9]+)?[MGT]i?")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RingPods:
-    """The workers of one ring, each a pod.
+    """The workers of one ring, each in its own pod.
 
     Attributes:
-      name: of the whole; the pods' names begin with it.
-      image: the container image, with this package in it.
-      workers: how many pods.
-      command: what each of them runs, word by word.
-      gpus_per_worker: NVIDIA GPUs of a pod; may be 0.
-      cpus: cores promised to a pod, as '4', '2.5' or '500m'.
-      memory: a pod's memory, at most and promised, as '8Gi'.
-      namespace: None for the one kubectl is set to.
-      volume_claim: a PersistentVolumeClaim that all pods see at `mount`; None for none.
-      mount: the folder of the volume within a pod.
-      max_restarts: how often each worker may be begun anew, and so the ring.
-      port: that TensorFlow's server listens on.
+      name: name of the job; the pods' names begin with it.
+      image: container image in which this project is installed.
+      workers: number of pods.
+      command: words of the command that each pod runs.
+      gpus_per_worker: NVIDIA GPUs per pod; may be 0.
+      cpus: cores requested per pod, e.g. '4', '2.5' or '500m'.
+      memory: memory requested per pod and its limit, e.g. '8Gi'.
+      namespace: Kubernetes namespace; None for kubectl's current one.
+      volume_claim: PersistentVolumeClaim that every pod mounts at `mount`; None for no volume.
+      mount: path of the volume in a pod.
+      max_restarts: maximum restarts of each worker, and so of the ring.
+      port: port that TensorFlow's server listens on.
 
     Raises:
-      UserError: a value that Kubernetes would refuse, or a run that a restart could not go on with.
+      UserError: Kubernetes would refuse a value, or a restarted run could not resume.
     """
 
     name: str
@@ -66,39 +66,41 @@ class RingPods:
 
     @property
     def labels(self) -> dict[str, str]:
-        """What these pods have and no others."""
+        """Labels that only the pods of this ring have."""
         return {"app.kubernetes.io/name": "towers", "app.kubernetes.io/instance": self.name}
 
     @property
     def metadata(self) -> dict[str, object]:
-        """Of every document."""
-        place = {"namespace": self.namespace} if self.namespace else {}
-        return {"name": self.name, **place, "labels": self.labels}
+        """The metadata of every document."""
+        namespace = {"namespace": self.namespace} if self.namespace else {}
+        return {"name": self.name, **namespace, "labels": self.labels}
 
     @property
     def directory(self) -> str:
-        """Where the command keeps its checkpoints."""
+        """The run's directory, from the command; '' if the command names none."""
         return flag_value(self.command, "directory") or ""
 
     def _check_names(self):
-        # The name of a Service, which this is too, begins with a letter.
+        # This is also the name of the Service, which must begin with a letter.
         if not _LABEL.fullmatch(self.name) or not self.name[0].isalpha():
             raise UserError(
-                f"--name={self.name}: small letters, digits and '-', at most 63, a letter first and no '-' last; "
-                "give one as resnet-run"
+                f"--name={self.name}: a name has at most 63 lower-case letters, digits and '-', begins with a "
+                "letter and does not end with '-'; choose a name such as resnet-run"
             )
         if self.namespace is not None and not _LABEL.fullmatch(self.namespace):
             raise UserError(
-                f"--namespace={self.namespace}: small letters, digits and '-', at most 63; "
-                "name one that 'kubectl get namespaces' lists"
+                f"--namespace={self.namespace}: a namespace has at most 63 lower-case letters, digits and '-'; "
+                "give one that 'kubectl get namespaces' lists"
             )
         if not _IMAGE.fullmatch(self.image):
-            raise UserError(f"--image={self.image}: no name of an image; give one as registry.example/towers:1")
+            raise UserError(
+                f"--image={self.image}: not a valid image name; give a name such as registry.example/towers:1"
+            )
         claim = self.volume_claim
         if claim is not None and not (_DOTTED_LABELS.fullmatch(claim) and len(claim) <= 253):
             raise UserError(
-                f"--volume_claim={claim}: small letters, digits, '-' and '.'; "
-                "name a claim that 'kubectl get pvc' lists"
+                f"--volume_claim={claim}: a claim's name has at most 253 lower-case letters, digits, '-' and '.'; "
+                "give one that 'kubectl get pvc' lists"
             )
 
     def _check_numbers(self):
@@ -110,36 +112,42 @@ class RingPods:
         )
         for flag, value, least, most in allowed:
             if not least <= value <= most:
-                raise UserError(f"--{flag}={value}: give a number from {least} to {most}")
+                raise UserError(f"--{flag}={value} is out of range; give a number from {least} to {most}")
 
     def _check_quantities(self):
         if not (_CPUS.fullmatch(self.cpus) and float(self.cpus.rstrip("m")) > 0):
-            raise UserError(f"--cpus={self.cpus}: cores above 0 are needed; give 4, 2.5 or 500m")
+            raise UserError(f"--cpus={self.cpus}: must be a number of cores above 0, e.g. 4, 2.5 or 500m")
         if not (_MEMORY.fullmatch(self.memory) and float(self.memory.rstrip("MGTi")) > 0):
-            raise UserError(f"--memory={self.memory}: give an amount above 0 with Mi, Gi or Ti, as 8Gi")
+            raise UserError(f"--memory={self.memory}: must be above 0 with the unit Mi, Gi or Ti, e.g. 8Gi")
 
     def _check_mount(self):
         plain = posixpath.normpath(self.mount) in (self.mount, self.mount.rstrip("/"))
         if not plain or not self.mount.startswith("/") or self.mount.strip("/") == "" or ":" in self.mount:
-            raise UserError(f"--mount={self.mount}: a whole path without ':' is needed; give it as /data")
+            raise UserError(
+                f"--mount={self.mount}: must be an absolute path other than /, without '..' and ':', e.g. /data"
+            )
 
     def _check_command(self):
         if not self.command:
-            raise UserError("no command: put it behind --, as -- python -m launch.train --directory=/data/run")
+            raise UserError(
+                "no command for the pods; add it after --, e.g. -- python -m launch.train --directory=/data/run"
+            )
         for word in self.command:
             if any("\ud800" <= letter <= "\udfff" for letter in word):
                 raise UserError(
-                    f"the command's {word!a} is no UTF-8, which YAML is; put it into a script in the image"
+                    f"the command's word {word!a} is not valid UTF-8, so YAML can't contain it; "
+                    "put the command into a script in the image"
                 )
         if not self.directory:
             raise UserError(
-                "the command has no --directory, where a restarted worker must find its checkpoint; "
-                f"name one on the mounted volume, as --directory={posixpath.join(self.mount, 'run')}"
+                "the command has no --directory, in which a restarted worker finds its checkpoint; "
+                f"add a folder on the mounted volume, e.g. --directory={posixpath.join(self.mount, 'run')}"
             )
         if self.volume_claim is not None and not _lies_in(self.directory, self.mount):
             raise UserError(
-                f"--directory={self.directory}: a restarted worker finds only what lies on the volume, "
-                f"at --mount={self.mount}; name one in there"
+                f"--directory={self.directory} is not on the volume at --mount={self.mount}, so a restarted "
+                "worker would not find it; "
+                f"give a folder on the volume, e.g. --directory={posixpath.join(self.mount, 'run')}"
             )
 
 

@@ -1,14 +1,14 @@
-"""A ring as a TFJob of Kubeflow's training operator, which makes the Services and sets TF_CONFIG."""
+"""A ring as a TFJob of Kubeflow's training operator, which creates the Services and sets TF_CONFIG."""
 
 from launch.manifests.network import network_policy
 from launch.manifests.pod_template import pod_template
 from launch.manifests.ring_pods import RingPods
 
 RESTARTS = """\
-A worker that ends with an error is run again in its pod, at most {max_restarts} times. The others then end too,
-since a peer was lost, and run again: the ring goes on from its last checkpoint. The operator can't tell exit codes
-2, 3 and 4, which a restart would only give again, from others, and calls a lost node the end of the TFJob: where
-that matters take the kind job or jobset. The cluster needs Kubeflow's training operator, version 1."""
+A worker that ends with an error restarts in its pod, at most {max_restarts} times. The other workers then also
+end, because they lost a peer, and restart: the ring resumes from its last checkpoint. The operator also restarts
+after exit codes 2, 3 and 4, failures that a restart would only repeat, and a lost node fails the whole TFJob:
+where that matters use the kind job or jobset. The cluster needs Kubeflow's training operator, version 1."""
 
 
 def host(name: str, index: int) -> str:
@@ -20,16 +20,16 @@ def documents(ring: RingPods) -> list[dict[str, object]]:
     """NetworkPolicy and TFJob."""
     worker = {
         "replicas": ring.workers,
-        # Not ExitCode: it takes every code below 128 for final, and so 75 (saved, go on) and 5 (a peer was lost).
+        # Not ExitCode: it treats every code below 128 as final, also 75 (saved, resume) and 5 (a peer was lost).
         "restartPolicy": "OnFailure",
-        # Kubeflow's own advice: with Istio's proxy in the pod the workers don't meet.
+        # Kubeflow's documentation advises this: Istio's proxy in the pod keeps the workers from connecting.
         "template": pod_template(ring, annotations={"sidecar.istio.io/inject": "false"}),
     }
     spec = {
-        # The operator adds up the restarts of all pods and stops at the limit itself; each restart of the ring is
-        # one of every worker.
+        # The operator sums the restarts of all pods and fails the TFJob when the sum reaches the limit. Each
+        # restart of the ring is one restart of every worker.
         "runPolicy": {"backoffLimit": ring.workers * ring.max_restarts + 1},
-        # By default the end of worker 0 ends the others, whatever they are at.
+        # By default the operator ends all workers when worker 0 ends, even if the others have not completed.
         "successPolicy": "AllWorkers",
         "tfReplicaSpecs": {"Worker": worker},
     }

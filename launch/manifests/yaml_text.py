@@ -1,17 +1,17 @@
-"""Documents as YAML that every reader reads the same."""
+"""Writes documents as YAML that every YAML parser reads the same way."""
 
 import re
 from collections.abc import Mapping, Sequence
 
 import yaml
 
-# Three letters or more are a number to no reader, and PyYAML itself quotes those that mean yes, no or nothing.
-# All else is quoted: to Go's YAML 1e-3 is a number and y means yes, to PyYAML they are text.
+# No parser reads a word of three letters or more as a number, and PyYAML itself quotes those that mean yes, no or
+# null. Everything else is quoted: Go's parser reads 1e-3 as a number and y as yes, PyYAML reads both as text.
 _PLAIN = re.compile(r"[A-Za-z][A-Za-z./-]{2,}")
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes whatever some reader might not take for text, and repeats rather than refers."""
+    """Quotes all text that some parser might not read as text, and repeats values instead of using aliases."""
 
     def ignore_aliases(self, data):
         return True
@@ -26,9 +26,9 @@ _Dumper.add_representer(str, _Dumper.represent_text)
 
 
 def yaml_text(documents: Sequence[Mapping[str, object]], *, comment: str) -> str:
-    """The documents one after another, under a comment of one or more lines."""
+    """The documents as one YAML text that begins with a comment of one or more lines."""
     lines = "".join(f"# {line}".rstrip() + "\n" for line in comment.splitlines())
-    # A line is broken nowhere: within quotes a break would need care to read and to edit.
+    # No line is broken: a line break within quotes is hard to read and to edit.
     return lines + yaml.dump_all(
         documents, Dumper=_Dumper, sort_keys=False, explicit_start=True, allow_unicode=True, width=2**30
     )

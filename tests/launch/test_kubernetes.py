@@ -1,4 +1,4 @@
-"""`python -m launch.kubernetes`: YAML on stdout or in a file, or one line on stderr."""
+"""`python -m launch.kubernetes` writes YAML to stdout or a file, or one line of error to stderr."""
 
 import pytest
 import yaml
@@ -12,11 +12,11 @@ FLAGS = ("--name=resnet", "--image=registry.example/towers:1", "--workers=3", "-
 REFUSED = {
     "no name": (["--image=x", "--workers=1", "--", *COMMAND], "--name"),
     "an unknown kind": ([*FLAGS, "--kind=pod", "--", *COMMAND], "job|jobset|tfjob"),
-    "no command": ([*FLAGS], "put it behind --"),
+    "no command": ([*FLAGS], "add it after --"),
     "a command without --": ([*FLAGS, "python"], "put -- before the command"),
     "a command without a directory": ([*FLAGS, "--", "python"], "no --directory"),
     "a name too long": ([*FLAGS, f"--name={'n' * 62}", "--", *COMMAND], "at most 61 letters"),
-    "a file that can't be": ([*FLAGS, "--output=/proc/a.yaml", "--", *COMMAND], "--output=/proc/a.yaml"),
+    "a file that can't be written": ([*FLAGS, "--output=/proc/a.yaml", "--", *COMMAND], "--output=/proc/a.yaml"),
 }
 WRITTEN = {kind: [*FLAGS, f"--kind={kind}", "--", *COMMAND] for kind in KINDS}
 WRITTEN["to a file"] = [*FLAGS, "--output=ring.yaml", "--", *COMMAND]
@@ -41,7 +41,7 @@ def test_a_mistake_is_one_line(name, endings):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_stdout_is_what_kubectl_applies(kind, endings):
+def test_stdout_contains_the_documents(kind, endings):
     ended, cwd = endings[kind]
     assert (ended.code, ended.err, listing(cwd)) == (0, "", [])
     assert list(yaml.safe_load_all(ended.out)) == documents(kind, ring())
@@ -53,19 +53,19 @@ def test_a_file_is_written(endings):
     assert (cwd / "ring.yaml").read_text() == endings["job"][0].out
 
 
-def test_a_ring_that_forgets_is_pointed_out(endings):
+def test_a_missing_volume_is_reported(endings):
     ended, _ = endings["without a volume"]
     assert ended.code == 0
     assert ended.err == (
-        "kubernetes: note: --directory=/data/run lies in the pods and is lost when they restart; "
-        "give --volume_claim\n"
+        "kubernetes: note: --directory=/data/run is inside the pods and is lost when they restart; "
+        "mount a volume with --volume_claim\n"
     )
     assert "# NO VOLUME" in ended.out
     assert "NO VOLUME" not in endings["job"][0].out
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_comment_says_how_and_of_what_to_beware(kind):
+def test_the_comment_has_the_commands_and_the_warnings(kind):
     text = " ".join(kubernetes.comment(kind, ring(workers=9, namespace="ml", max_restarts=7)).split())
     assert "kubectl apply -f FILE" in text
     assert "kubectl -n ml logs -f --prefix --max-log-requests=9" in text

@@ -1,4 +1,4 @@
-"""Rings to write down, and what Kubernetes does with what is written."""
+"""Rings for the tests of manifests, and how Kubernetes reads the documents."""
 
 import re
 
@@ -9,20 +9,20 @@ COMMAND = ("python", "-m", "launch.train", "--strategy=ring", "--directory=/data
 
 
 def ring(**changed) -> RingPods:
-    """A ring of three, or as changed."""
+    """A ring of three workers, with the arguments `changed` replaced."""
     given = {"name": "resnet", "image": "registry.example/towers:1", "workers": 3, "command": COMMAND}
     return RingPods(**given | {"volume_claim": "runs"} | changed)
 
 
 def of_kind(kind: str, pods: RingPods) -> dict[str, dict]:
-    """Its documents by their own kind, of which there may be one each."""
+    """The ring's documents by their Kubernetes kind; there is at most one of each."""
     found = {document["kind"]: document for document in documents(kind, pods)}
     assert len(found) == len(documents(kind, pods))
     return found
 
 
 def pod_template(kind: str, pods: RingPods) -> dict:
-    """Where each kind keeps it."""
+    """The pod template within the documents."""
     *_, last = documents(kind, pods)
     spec = last["spec"]
     if kind == "jobset":
@@ -31,7 +31,7 @@ def pod_template(kind: str, pods: RingPods) -> dict:
 
 
 def expanded(text: str, variables: dict[str, str]) -> str:
-    """As Kubernetes reads values and commands: $(NAME) is the variable where there is one, and $$ is $."""
+    """The text as Kubernetes expands it: $(NAME) becomes the variable's value if it exists, and $$ becomes $."""
 
     def replacement(match):
         if match.group() == "$$":
@@ -42,12 +42,12 @@ def expanded(text: str, variables: dict[str, str]) -> str:
 
 
 def environment_of(template: dict, index: int) -> dict[str, str]:
-    """The variables of the pod with this index, each seeing those before it."""
-    about = {"metadata.annotations['batch.kubernetes.io/job-completion-index']": str(index)}
+    """The environment of the pod with this index; a variable's value may refer to earlier variables."""
+    fields = {"metadata.annotations['batch.kubernetes.io/job-completion-index']": str(index)}
     found = {}
     for variable in template["spec"]["containers"][0].get("env", []):
         if "valueFrom" in variable:
-            found[variable["name"]] = about[variable["valueFrom"]["fieldRef"]["fieldPath"]]
+            found[variable["name"]] = fields[variable["valueFrom"]["fieldRef"]["fieldPath"]]
         else:
             found[variable["name"]] = expanded(variable["value"], found)
     return found

@@ -1,4 +1,4 @@
-"""Every kind: what Kubernetes publishes of its schema holds, and the pods find one another."""
+"""Every kind of manifest: it is valid under Kubernetes' published schemas, and the pods find each other."""
 
 import json
 
@@ -13,7 +13,7 @@ from towers.errors import UserError
 
 every_kind = pytest.mark.parametrize("kind", KINDS)
 indexed_kind = pytest.mark.parametrize("kind", ["job", "jobset"])
-# The oldest that has limits by index, and the newest known to the schemas.
+# The oldest version with backoffLimitPerIndex, and the newest version of the schemas.
 VERSIONS = ("1.29", kubernetes_validate.latest_version())
 OF_KUBERNETES_ITSELF = ("Service", "NetworkPolicy", "Job")
 RINGS = (
@@ -30,41 +30,41 @@ def validate(document):
 
 @every_kind
 @pytest.mark.parametrize("pods", RINGS, ids=["usual", "least", "most"])
-def test_the_published_schemas_hold(kind, pods):
+def test_documents_are_valid_under_the_published_schemas(kind, pods):
     found = of_kind(kind, pods)
     for name in OF_KUBERNETES_ITSELF:
         if name in found:
             validate(found[name])
-    about = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "x"}}
-    validate(about | {"template": pod_template(kind, pods)})
+    pod_template_head = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "x"}}
+    validate(pod_template_head | {"template": pod_template(kind, pods)})
     if kind == "jobset":
         (replicated,) = found["JobSet"]["spec"]["replicatedJobs"]
         validate({"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "x"}} | replicated["template"])
 
 
-def test_the_schemas_refuse_what_is_wrong():
-    """Else the test above would prove nothing."""
+def test_the_schemas_refuse_a_misspelt_field():
+    """Otherwise the test above would prove nothing."""
     job = of_kind("job", ring())["Job"]
     job["spec"]["template"]["spec"]["containers"][0]["comand"] = ["x"]
     with pytest.raises(kubernetes_validate.ValidationError):
         validate(job)
 
 
-def test_which_documents_there_are():
+def test_each_kind_has_its_documents():
     assert [of["kind"] for of in documents("job", ring())] == ["Service", "NetworkPolicy", "Job"]
     assert [of["kind"] for of in documents("jobset", ring())] == ["NetworkPolicy", "JobSet"]
     assert [of["kind"] for of in documents("tfjob", ring())] == ["NetworkPolicy", "TFJob"]
 
 
 @every_kind
-def test_every_document_stands_in_the_namespace(kind):
+def test_every_document_names_the_namespace(kind):
     assert {of["metadata"].get("namespace") for of in documents(kind, ring())} == {None}
     assert {of["metadata"].get("namespace") for of in documents(kind, ring(namespace="ml"))} == {"ml"}
 
 
 @indexed_kind
-def test_the_workers_agree_about_who_they_are(kind):
-    """Each substituted TF_CONFIG is JSON, the same but for the index, and names the hosts the pods will have."""
+def test_the_workers_have_one_cluster_and_different_indices(kind):
+    """Each expanded TF_CONFIG is JSON. The pods' differ only in the index, and list the pods' host names."""
     found = [
         json.loads(environment_of(pod_template(kind, ring(port=3333)), index)["TF_CONFIG"]) for index in range(3)
     ]
@@ -75,7 +75,7 @@ def test_the_workers_agree_about_who_they_are(kind):
     assert [config["task"] for config in found] == [{"type": "worker", "index": str(index)} for index in range(3)]
 
 
-def test_the_service_makes_the_names_that_the_job_uses():
+def test_the_service_defines_the_host_names_that_the_job_uses():
     found = of_kind("job", ring(port=3333))
     service, template = found["Service"], pod_template("job", ring(port=3333))
     assert service["metadata"]["name"] == template["spec"]["subdomain"] == "resnet"
@@ -85,13 +85,13 @@ def test_the_service_makes_the_names_that_the_job_uses():
     assert [port["port"] for port in service["spec"]["ports"]] == [3333]
 
 
-def test_the_set_makes_the_names_that_its_pods_use():
+def test_the_job_set_defines_the_host_names_that_its_pods_use():
     network = of_kind("jobset", ring())["JobSet"]["spec"]["network"]
     assert network == {"enableDNSHostnames": True, "subdomain": "resnet", "publishNotReadyAddresses": True}
 
 
 @every_kind
-def test_only_the_rings_own_pods_are_let_in(kind):
+def test_only_pods_of_the_ring_may_connect(kind):
     policy = of_kind(kind, ring())["NetworkPolicy"]["spec"]
     labels = pod_template(kind, ring())["metadata"]["labels"]
     assert labels["app.kubernetes.io/instance"] == "resnet"
@@ -100,10 +100,10 @@ def test_only_the_rings_own_pods_are_let_in(kind):
 
 
 @every_kind
-def test_a_pod(kind):
+def test_the_fields_of_a_pod(kind):
     template = pod_template(kind, ring(gpus_per_worker=2, cpus="2.5", memory="16Gi", port=3333))
     (container,) = template["spec"]["containers"]
-    # Kubeflow's operator looks for these two names.
+    # Kubeflow's operator requires these two names.
     assert container["name"] == "tensorflow"
     assert container["ports"] == [{"name": "tfjob-port", "containerPort": 3333}]
     assert container["resources"] == {
@@ -119,7 +119,7 @@ def test_a_pod(kind):
 
 
 @every_kind
-def test_the_command_stays_as_it_was_typed(kind):
+def test_kubernetes_runs_the_command_as_it_was_typed(kind):
     command = (*ring().command, "$(HOME)", "$$", "$", "a$(", "--note=1e3")
     written = pod_template(kind, ring(command=command))["spec"]["containers"][0]["command"]
     assert tuple(expanded(word, {"HOME": "/root"}) for word in written) == command
@@ -138,13 +138,13 @@ def test_a_failed_worker_of_a_job_is_replaced():
     assert disrupted["onPodConditions"] == [{"type": "DisruptionTarget", "status": "True"}]
 
 
-def test_the_codes_that_a_restart_mends_are_not_final():
-    """75: saved and interrupted; 5: a peer was lost; 1: a fault, which may lie in the machine."""
+def test_exit_codes_after_which_a_restart_may_succeed_are_not_final():
+    """75: saved and interrupted; 5: a peer was lost; 1: an error, which may be the machine's."""
     (rule, _) = of_kind("job", ring())["Job"]["spec"]["podFailurePolicy"]["rules"]
     assert not {binary.INTERRUPTED, 1, 5} & set(rule["onExitCodes"]["values"])
 
 
-def test_a_set_begins_all_its_workers_anew():
+def test_a_job_set_restarts_all_its_workers():
     job_set = of_kind("jobset", ring(max_restarts=7))["JobSet"]
     assert job_set["apiVersion"] == "jobset.x-k8s.io/v1alpha2"
     assert job_set["spec"]["failurePolicy"] == {
@@ -159,23 +159,23 @@ def test_a_set_begins_all_its_workers_anew():
     assert (rule["action"], rule["onExitCodes"]["values"]) == ("FailJob", [2, 3, 4])
 
 
-def test_the_operator_runs_a_failed_worker_again():
+def test_the_operator_restarts_a_failed_worker():
     job = of_kind("tfjob", ring(max_restarts=7))["TFJob"]
     assert job["apiVersion"] == "kubeflow.org/v1"
     (role, worker), *others = job["spec"]["tfReplicaSpecs"].items()
     assert (role, others, worker["replicas"], worker["restartPolicy"]) == ("Worker", [], 3, "OnFailure")
     assert job["spec"]["successPolicy"] == "AllWorkers"
-    # It stops at the limit itself: seven restarts of three workers must stay below.
+    # The operator gives up when the restarts reach the limit: seven restarts of three workers must stay below it.
     assert job["spec"]["runPolicy"]["backoffLimit"] == 22
-    # The operator's own, both.
+    # The operator sets both itself.
     assert "env" not in worker["template"]["spec"]["containers"][0]
     assert "restartPolicy" not in worker["template"]["spec"]
     assert worker["template"]["metadata"]["annotations"] == {"sidecar.istio.io/inject": "false"}
 
 
 @pytest.mark.parametrize("kind, longest", [("job", 60), ("jobset", 45), ("tfjob", 53)])
-def test_a_name_leaves_room_for_the_pods_own(kind, longest):
-    """Host names have 63 letters; ten workers add '-9', eleven '-10'. JobSet wants its whole pod names there."""
+def test_a_name_is_short_enough_for_the_pods_host_names(kind, longest):
+    """Host names have at most 63 letters; ten workers add '-9', eleven '-10'. JobSet limits pods' names too."""
     name = "n" * (longest + 1)
     assert documents(kind, ring(name=name, workers=10))
     with pytest.raises(UserError, match=f"too long by 1; .* at most {longest} letters") as error:

@@ -1,4 +1,4 @@
-"""What can't be run is refused in one line, before anything is written."""
+"""Invalid values are refused in one line, before anything is written."""
 
 import pytest
 
@@ -7,9 +7,9 @@ from tests.launch.manifests.rings import COMMAND, ring
 from towers.errors import UserError
 
 REFUSED = {
-    "a name in capitals": ({"name": "ResNet"}, ("--name=ResNet", "small letters", "resnet-run")),
-    "a name with a line": ({"name": "a\nb"}, ("--name=a",)),
-    "a name that begins with a digit": ({"name": "9lives"}, ("--name=9lives", "a letter first")),
+    "a name in capitals": ({"name": "ResNet"}, ("--name=ResNet", "lower-case letters", "resnet-run")),
+    "a name with a line break": ({"name": "a\nb"}, ("--name=a",)),
+    "a name that begins with a digit": ({"name": "9lives"}, ("--name=9lives", "begins with a letter")),
     "a name that ends with a dash": ({"name": "a-"}, ("--name=a-",)),
     "a name with a dot": ({"name": "a.b"}, ("--name=a.b",)),
     "no name": ({"name": ""}, ("--name=:",)),
@@ -20,32 +20,38 @@ REFUSED = {
     "a claim in capitals": ({"volume_claim": "Runs"}, ("--volume_claim=Runs", "kubectl get pvc")),
     "no worker": ({"workers": 0}, ("--workers=0", "from 1 to 1000")),
     "too many workers": ({"workers": 1001}, ("--workers=1001", "from 1 to 1000")),
-    "fewer than no GPUs": ({"gpus_per_worker": -1}, ("--gpus_per_worker=-1", "from 0 to 64")),
-    "fewer than no restarts": ({"max_restarts": -1}, ("--max_restarts=-1", "from 0 to 1000")),
-    "no port": ({"port": 0}, ("--port=0", "from 1 to 65535")),
+    "a negative number of GPUs": ({"gpus_per_worker": -1}, ("--gpus_per_worker=-1", "from 0 to 64")),
+    "a negative number of restarts": ({"max_restarts": -1}, ("--max_restarts=-1", "from 0 to 1000")),
+    "port 0": ({"port": 0}, ("--port=0", "from 1 to 65535")),
     "a port too high": ({"port": 65536}, ("--port=65536", "from 1 to 65535")),
     "no cores": ({"cpus": "0"}, ("--cpus=0", "above 0")),
     "cores in words": ({"cpus": "four"}, ("--cpus=four", "500m")),
     "memory without a unit": ({"memory": "8"}, ("--memory=8", "8Gi")),
     "memory in thousandths of bytes": ({"memory": "8m"}, ("--memory=8m", "8Gi")),
     "no memory": ({"memory": "0Gi"}, ("--memory=0Gi", "above 0")),
-    "a mount that is no whole path": ({"mount": "data"}, ("--mount=data", "/data")),
+    "a mount that is not absolute": ({"mount": "data"}, ("--mount=data", "/data")),
     "a mount over everything": ({"mount": "/"}, ("--mount=/:", "/data")),
-    "a mount that climbs": ({"mount": "/data/../etc"}, ("--mount=/data/../etc",)),
+    "a mount with ..": ({"mount": "/data/../etc"}, ("--mount=/data/../etc",)),
     "a mount with a colon": ({"mount": "/da:ta"}, ("--mount=/da:ta", "':'")),
-    "no command": ({"command": ()}, ("no command", "behind --", "launch.train")),
+    "no command": ({"command": ()}, ("no command", "after --", "launch.train")),
     "a command without a directory": ({"command": COMMAND[:-1]}, ("no --directory", "--directory=/data/run")),
-    "a directory without a name": ({"command": (*COMMAND, "--directory=")}, ("no --directory",)),
-    "a directory beside the volume": ({"mount": "/runs"}, ("--directory=/data/run", "--mount=/runs")),
-    "a directory that climbs out": ({"command": (*COMMAND, "--directory=/data/../x")}, ("/data/../x", "--mount")),
-    "a directory that begins alike": ({"command": (*COMMAND, "--directory=/database")}, ("/database", "--mount")),
-    "a directory somewhere": ({"command": (*COMMAND, "--directory=run")}, ("--directory=run", "--mount=/data")),
-    "a command that is no text": ({"command": (*COMMAND, "\udcff")}, ("UTF-8", "script")),
+    "an empty directory": ({"command": (*COMMAND, "--directory=")}, ("no --directory",)),
+    "a directory outside the volume": ({"mount": "/runs"}, ("--directory=/data/run", "--mount=/runs")),
+    "a directory with ..": (
+        {"command": (*COMMAND, "--directory=/data/../x")},
+        ("/data/../x", "--mount"),
+    ),
+    "a directory that begins like the mount": (
+        {"command": (*COMMAND, "--directory=/database")},
+        ("/database", "--mount"),
+    ),
+    "a relative directory": ({"command": (*COMMAND, "--directory=run")}, ("--directory=run", "--mount=/data")),
+    "a command that is not UTF-8": ({"command": (*COMMAND, "\udcff")}, ("UTF-8", "script")),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_one_line_with_the_value_and_the_way_out(name):
+def test_the_error_names_the_value_and_the_fix(name):
     changed, parts = REFUSED[name]
     with pytest.raises(UserError) as error:
         ring(**changed)
@@ -69,7 +75,7 @@ def test_one_line_with_the_value_and_the_way_out(name):
         {"volume_claim": None, "command": ("run", "--directory=run")},
     ],
 )
-def test_what_may_be(changed):
+def test_valid_values_are_accepted(changed):
     assert ring(**changed)
 
 
