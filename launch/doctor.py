@@ -1,15 +1,15 @@
-"""Looks at this machine and its cluster, for a bug report.
+"""Checks this machine and its cluster, and prints a report to paste into a bug report.
 
     python -m launch.doctor --directory=runs/NAME --data_dir=DIR
         prints versions, devices, threads, cluster, disk, data and environment, and at the end
         problems: none
     python -m launch.doctor --selftest
-        the same, and before the end how fast two processes of this machine add up gradients in a ring, as
+        prints the same and the speed of an all-reduce between two processes of this machine, for example
         float32 8 MiB              7.87 ms, 0.99 GiB/s
 
-Exit code 0 when nothing is wrong; 2 when something is: each problem is a line at the end, with the way out. With
-TF_CONFIG set it tries to connect to every other member, so run it on each machine as the training is run there.
-Nothing is written, and whatever looks like a password or token is shown as 'hidden'.
+Exit code 0: no problem; 2: at least one. Each problem is one line at the end, with what to do about it. If
+TF_CONFIG is set the doctor tries to connect to every other member, so run it on each machine, in the environment
+of the training. It writes no file. It shows texts that may contain a password or token as 'hidden'.
 """
 
 import functools
@@ -30,12 +30,12 @@ from launch.membership.this_process import cluster_of_this_process
 from towers.errors import UserError
 
 FLAGS = flags.FLAGS
-# Where a run is kept that has no --directory.
+# The parent folder of runs without --directory.
 _RUNS = "runs"
 
 
 def cluster_check(variables: Mapping[str, str], *, timeout_seconds: float) -> Section:
-    """The section of the cluster, from TF_CONFIG or what Slurm set."""
+    """The section of the cluster, which TF_CONFIG or Slurm's variables describe."""
     try:
         cluster = cluster_of_this_process(variables)
     except UserError as error:
@@ -46,7 +46,7 @@ def cluster_check(variables: Mapping[str, str], *, timeout_seconds: float) -> Se
 
 
 def checks(variables: Mapping[str, str]) -> dict[str, Callable[[], Section]]:
-    """All checks by title, in the order of the report."""
+    """All checks by the title of their section, in the order of the report."""
     found = {
         "versions": versions.versions,
         "devices": functools.partial(machine.devices, variables),
@@ -63,26 +63,39 @@ def checks(variables: Mapping[str, str]) -> dict[str, Callable[[], Section]]:
 
 
 def section_of(title: str, check: Callable[[], Section]) -> Section:
-    """What the check says; one that fails is a problem of its own and takes no other along."""
+    """The check's section; if the check raises an exception, a section that reports it."""
     try:
         return check()
     except Exception as error:
-        problem = f"{title}: this check itself failed, {type(error).__name__}: {error}; report that too"
+        problem = f"{title}: this check failed with {type(error).__name__}: {error}; report this line as a bug"
         return Section(facts={"check": "failed"}, problems=(problem,))
 
 
 def _define_flags() -> None:
-    flags.DEFINE_string("directory", None, "Directory of a run, as in training; default: under runs/.")
-    flags.DEFINE_string("data_dir", None, "Folder of prepared TensorFlow Datasets.")
-    flags.DEFINE_float("timeout_seconds", 3.0, "How long a member of the cluster may take to answer.")
-    flags.DEFINE_bool("selftest", False, "Time all-reduce between two processes of this machine, too.")
-    flags.DEFINE_float("selftest_timeout_seconds", 60.0, "How long these two wait for each other.")
-    flags.DEFINE_bool("json", False, "Print one JSON object instead.")
+    flags.DEFINE_string(
+        "directory",
+        None,
+        "The run's directory, as given to the training: the doctor checks its free space and write permission. "
+        "Default: runs/.",
+    )
+    flags.DEFINE_string("data_dir", None, "Folder of prepared TensorFlow Datasets, as given to the training.")
+    flags.DEFINE_float(
+        "timeout_seconds", 3.0, "Seconds to wait for an answer from each other member of the cluster."
+    )
+    flags.DEFINE_bool(
+        "selftest", False, "Also measure the speed of an all-reduce between two processes of this machine."
+    )
+    flags.DEFINE_float(
+        "selftest_timeout_seconds",
+        60.0,
+        "Seconds that each of the self-test's two processes waits for the other one. Raise it on a busy machine.",
+    )
+    flags.DEFINE_bool("json", False, "Print the report as one JSON object instead of text.")
     positive("timeout_seconds", "selftest_timeout_seconds")
 
 
 def main(_) -> int:
-    """Prints the report; 2 if it holds a problem."""
+    """Prints the report; returns exit code 2 if it lists a problem."""
     variables = dict(os.environ)
     credentials = Credentials.of_environment(variables)
     report = {

@@ -1,1 +1,1 @@
-"""What a bug report needs to know of this machine: each check gives a section of facts and problems."""
+"""Checks of this machine for a bug report. Each check returns a section of facts and problems."""

@@ -1,7 +1,7 @@
-"""Keeps passwords and the like out of a report.
+"""Hides passwords, tokens and other credentials in a report.
 
-A text that may hold one is hidden whole: what is left of it could be a part of the password, and a report is read
-by many. So this hides too much rather than too little.
+A text that may contain a credential is hidden completely, because a remaining part of it could be a part of the
+password, and many people read a report. So this hides too much rather than too little.
 """
 
 import dataclasses
@@ -12,28 +12,28 @@ HIDDEN = "hidden"
 
 _WORDS = "key|token|secret|passw|passphrase|credential|auth|signature|jwt|cookie|private"
 _SECRET_NAME = re.compile(_WORDS, re.IGNORECASE)
-# A name is looked at from its beginning alone: from each of its letters a long one would take minutes.
+# A match starts only where a name begins: trying every letter of a long name would take minutes.
 _BEGIN = r"(?<![\w.-])"
 _NAMED = rf"(?=[\w.-]*(?:{_WORDS}))[\w.-]+"
 _SUSPECT = re.compile(
     "|".join(
         (
             rf"{_BEGIN}{_NAMED}[\"']?\s*=",  # --api_key=..., "token" = ...
-            rf"[\"']{_NAMED}\\?[\"']\s*:",  # {"token": ...}, quoted once more too
-            # token: ..., but not the host auth-0 with its port.
+            rf"[\"']{_NAMED}\\?[\"']\s*:",  # {"token": ...}, also with escaped quotes
+            # token: ..., but not a host with its port, such as auth-0.auth:2222.
             rf"{_BEGIN}(?![\w.-]*[\d.][\w.-]*:\d{{1,5}}\b){_NAMED}:\s*\S",
             rf"{_BEGIN}--?{_NAMED}\s+\S",  # --password ...
-            r"\A[^:]*:[\s\S]*@",  # user:password@host, whatever is in the password
-            r"[?&][^\s=?&]*=",  # a query, where signatures stand
+            r"\A[^:]*:[\s\S]*@",  # user:password@host, whatever characters the password has
+            r"[?&][^\s=?&]*=",  # a URL's query, which may contain a signature
             r"\b(?:bearer|basic)\s+\S",
             r"-----BEGIN",
-            # As they are given out by Amazon, GitHub, GitLab, Hugging Face, Slack and others; JSON web tokens.
+            # The formats of Amazon, GitHub, GitLab, Hugging Face, Slack and others; JSON web tokens.
             r"\b(?:AKIA|ASIA)[0-9A-Z]{12,}|\b(?:gh[opsur]_|github_pat_|glpat-|hf_|sk-|xox[abp]-|eyJ)[\w.-]{10,}",
         )
     ),
     re.IGNORECASE,
 )
-# A shorter one would hide every text in which its few letters happen to stand.
+# A shorter value would hide every text that happens to contain its few letters.
 _MIN_KNOWN_LETTERS = 6
 
 
@@ -44,17 +44,17 @@ def names_a_secret(name: str) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Credentials:
-    """What must not be shown.
+    """Finds and hides credentials in texts.
 
     Attributes:
-      known: values that are credentials, wherever they turn up.
+      known: values to hide wherever they occur.
     """
 
     known: frozenset[str] = frozenset()
 
     @classmethod
     def of_environment(cls, environment: Mapping[str, str]) -> "Credentials":
-        """Knows the values of all variables with a telling name, shown in the report or not."""
+        """Knows the values of all variables whose names suggest a credential, also of those not in the report."""
         return cls(
             frozenset(
                 value
@@ -64,7 +64,7 @@ class Credentials:
         )
 
     def shown(self, text: str) -> str:
-        """The text, or 'hidden'."""
+        """The text, or 'hidden' if it may contain a credential."""
         if _SUSPECT.search(text) or any(value in text for value in self.known):
             return HIDDEN
         return text

@@ -1,4 +1,4 @@
-"""Room and the right to write, where runs are kept and where temporary files go."""
+"""Free space and write permission, for the run's directory and the temporary folder."""
 
 import pathlib
 import shutil
@@ -6,44 +6,45 @@ import tempfile
 
 from launch.health.section import Section, gib
 
-# Three checkpoints of a large model, and its export.
+# Space for three checkpoints of a large model and its export.
 ENOUGH_BYTES = 2 * 2**30
 
 
 def disk(directory: str) -> Section:
-    """Looks at --directory, or the nearest folder above it that is there, and at the temporary folder."""
+    """Checks --directory, or its nearest existing parent folder, and the temporary folder."""
     facts, problems = {}, []
-    places = [(f"--directory={directory}", "directory", pathlib.Path(directory))]
+    folders = [(f"--directory={directory}", "directory", pathlib.Path(directory))]
     try:
         temporary = tempfile.gettempdir()
-        places.append((f"the temporary folder {temporary}", "temporary folder", pathlib.Path(temporary)))
+        folders.append((f"the temporary folder {temporary}", "temporary folder", pathlib.Path(temporary)))
     except OSError as error:
-        problems.append(f"there is no temporary folder, {error.strerror}: set TMPDIR to one that can be written")
-    for called, name, path in places:
+        problems.append(f"no usable temporary folder ({error.strerror}); set TMPDIR to a writable folder")
+    for label, name, path in folders:
         present = _nearest_present(path)
-        facts[name] = str(path) if present == path else f"{path}, to be made in {present}"
+        facts[name] = str(path) if present == path else f"{path}, will be created in {present}"
         free_bytes = shutil.disk_usage(present).free
         facts[f"{name} free GiB"] = gib(free_bytes)
         wrong = _what_is_wrong(present, free_bytes)
         if wrong:
-            problems.append(f"{called}: {wrong}")
+            problems.append(f"{label}: {wrong}")
     return Section(facts=facts, problems=tuple(problems))
 
 
 def _nearest_present(path: pathlib.Path) -> pathlib.Path:
     path = path.absolute()
-    return next(place for place in (path, *path.parents) if place.exists())
+    return next(folder for folder in (path, *path.parents) if folder.exists())
 
 
 def _what_is_wrong(present: pathlib.Path, free_bytes: int) -> str | None:
     try:
-        # Rights alone don't tell: the file system may be read-only, or full. This file has no name to leave.
+        # Reading the permissions is not enough: the file system may be read-only or full.
         with tempfile.TemporaryFile(dir=present):
             pass
     except OSError as error:
-        return f"{present} can't be written ({error.strerror}); give a folder that can be written"
+        return f"{present} is not writable ({error.strerror}); choose a writable folder"
     if free_bytes < ENOUGH_BYTES:
         return (
-            f"{gib(free_bytes)} GiB are free, and {gib(ENOUGH_BYTES)} are wanted: make room or take another disk"
+            f"only {gib(free_bytes)} GiB are free, and a run may need {gib(ENOUGH_BYTES)} GiB; "
+            "free some space or use another disk"
         )
     return None

@@ -1,4 +1,4 @@
-"""Processors, memory, and the threads that make use of them."""
+"""CPUs, GPUs, memory and threads of this machine."""
 
 import math
 import os
@@ -11,7 +11,7 @@ import tensorflow as tf
 from launch.health.section import Section, gib
 from towers.devices import num_cores, threads_for
 
-# Linux's limits for a container (control groups, version 2).
+# Where Linux keeps a container's limits (control groups, version 2).
 CONTROL_GROUP = pathlib.Path("/sys/fs/cgroup")
 NVIDIA_DEVICE = pathlib.Path("/dev/nvidia0")
 THREAD_VARIABLES = (
@@ -29,7 +29,7 @@ def devices(
     control_group: pathlib.Path = CONTROL_GROUP,
     nvidia_device: pathlib.Path = NVIDIA_DEVICE,
 ) -> Section:
-    """CPUs and GPUs as TensorFlow sees them, their load, and memory."""
+    """CPUs and GPUs that TensorFlow sees, the load, memory, and a container's limits."""
     gpus = tf.config.list_physical_devices("GPU")
     cores, quota = num_cores(), _core_quota(control_group)
     memory = psutil.virtual_memory()
@@ -37,7 +37,7 @@ def devices(
     facts = {
         "CPUs": [device.name for device in tf.config.list_physical_devices("CPU")],
         "GPUs": [f"{gpu.name} {_details(gpu)}" for gpu in gpus] or "none",
-        "cores": f"{cores} usable of {os.cpu_count()}" + (f", time of {quota:g}" if quota else ""),
+        "cores": f"{cores} usable of {os.cpu_count()}" + (f", CPU quota of {quota:g}" if quota else ""),
         "load": f"{load} over 1, 5 and 15 minutes",
         "memory GiB": f"{gib(memory.available)} free of {gib(memory.total)}",
         "memory limit GiB": _memory_limit(control_group),
@@ -47,12 +47,13 @@ def devices(
 
 
 def threads(environment: Mapping[str, str]) -> Section:
-    """What the environment says of threads, and what a run takes by default."""
+    """Environment variables that set threads, and the default number of towers and threads of a run."""
     cores = num_cores()
     return Section(
         facts={
             **{name: environment.get(name, "not set") for name in THREAD_VARIABLES},
-            "default": f"{cores} towers of {threads_for(cores, cores)} thread on CPU, one tower a GPU",
+            "default": f"on CPUs {cores} towers, threads per tower: {threads_for(cores, cores)}; "
+            "on GPUs one tower per GPU",
         },
     )
 
@@ -60,32 +61,35 @@ def threads(environment: Mapping[str, str]) -> Section:
 def _details(gpu) -> str:
     found = tf.config.experimental.get_device_details(gpu)
     capability = ".".join(map(str, found.get("compute_capability") or ("unknown",)))
-    return f"{found.get('device_name', 'of unknown kind')}, compute capability {capability}"
+    return f"{found.get('device_name', 'unknown model')}, compute capability {capability}"
 
 
 def _quota_problem(quota: float | None, cores: int) -> list[str]:
-    """A run takes a tower for each core it sees; more than it has the time of would wait for one another."""
+    """A problem if a run's default number of towers, one per visible core, exceeds the container's CPU quota.
+
+    The towers would then wait for each other.
+    """
     if quota is None or math.ceil(quota) >= cores:
         return []
     return [
-        f"this container gets the time of {quota:g} cores and sees {cores}, each of which would be a tower: "
-        f"give --num_towers={math.ceil(quota)} --threads_per_tower=1"
+        f"this container's CPU quota is {quota:g} cores, but a run would use a tower for each of the {cores} "
+        f"visible cores; train with --num_towers={math.ceil(quota)} --threads_per_tower=1"
     ]
 
 
 def _gpu_problem(num_gpus: int, nvidia_device: pathlib.Path, environment: Mapping[str, str]) -> list[str]:
-    # Without the variable every GPU is wanted; with '' or -1 none is.
+    # If the variable is not set every GPU is used; '' and -1 disable all.
     is_wanted = environment.get("CUDA_VISIBLE_DEVICES", "0") not in ("", "-1")
     if num_gpus or not is_wanted or not nvidia_device.exists():
         return []
     return [
-        f"TensorFlow sees no GPU though {nvidia_device} is here: pip install 'tensorflow[and-cuda]', "
-        "and with TF_CPP_MIN_LOG_LEVEL=0 see what it misses"
+        f"{nvidia_device} exists, but TensorFlow sees no GPU; run pip install 'tensorflow[and-cuda]'; "
+        "if it still sees none, TF_CPP_MIN_LOG_LEVEL=0 shows which library is missing"
     ]
 
 
 def _core_quota(control_group: pathlib.Path) -> float | None:
-    """Cores' worth of time, or None without a bound."""
+    """CPU time per unit of wall time, in cores; None without a limit."""
     quota, _, period = _read(control_group / "cpu.max").partition(" ")
     return int(quota) / int(period) if quota.isdecimal() and period.isdecimal() else None
 

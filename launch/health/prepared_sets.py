@@ -1,4 +1,4 @@
-"""What lies ready in a folder of TensorFlow Datasets."""
+"""Lists the prepared datasets in a folder of TensorFlow Datasets (TFDS)."""
 
 import os
 import pathlib
@@ -7,12 +7,12 @@ import re
 from launch.health.section import Section
 
 _VERSION = re.compile(r"\d+\.\d+\.\d+")
-# TFDS writes it last, into NAME/VERSION or NAME/CONFIG/VERSION.
+# TFDS writes this file last, into NAME/VERSION or NAME/CONFIG/VERSION.
 _INFO = "dataset_info.json"
 
 
 def data(data_dir: str | None) -> Section:
-    """The sets that TFDS finds in --data_dir."""
+    """The datasets that TFDS finds in --data_dir."""
     if data_dir is None:
         return Section(facts={"data_dir": "not given"})
     folder = pathlib.Path(os.path.expanduser(data_dir))
@@ -20,24 +20,24 @@ def data(data_dir: str | None) -> Section:
     try:
         sets = prepared_sets(folder)
     except OSError as error:
-        problem = f"--data_dir={data_dir}: {error.strerror}; give the folder that TFDS prepared its sets in"
+        problem = f"--data_dir={data_dir}: {error.strerror}; give the folder in which TFDS prepared its datasets"
         return Section(facts=facts, problems=(problem,))
     if sets:
         return Section(facts=facts | {"prepared sets": sets})
     problem = (
-        f"--data_dir={data_dir}: no prepared set lies there; give the folder above cifar10/, "
-        "or prepare one as the README says"
+        f"--data_dir={data_dir} contains no prepared dataset; give the folder that contains cifar10/, "
+        "or prepare a dataset as the README describes"
     )
     return Section(facts=facts | {"prepared sets": "none"}, problems=(problem,))
 
 
 def prepared_sets(folder: pathlib.Path) -> list[str]:
-    """'name:version' and 'name/config:version' of every set, in order.
+    """'name:version' or 'name/config:version' of every dataset, sorted.
 
     Raises:
-      OSError: the folder is not there, or can't be read.
+      OSError: the folder does not exist or can't be read.
     """
-    os.listdir(folder)  # glob says nothing of a folder that is missing.
+    os.listdir(folder)  # raises; glob would find nothing in a missing folder
     found = [path.parent for depth in ("*/*", "*/*/*") for path in folder.glob(f"{depth}/{_INFO}")]
     return sorted(
         f"{path.parent.relative_to(folder).as_posix()}:{path.name}"

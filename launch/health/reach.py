@@ -1,4 +1,4 @@
-"""Whether an address answers, and if not, how it fails to."""
+"""Tries to connect to addresses, and says how an attempt failed."""
 
 import dataclasses
 import errno
@@ -18,13 +18,13 @@ REACHED, REFUSED, SILENT, UNKNOWN_NAME, UNREACHABLE = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Reach:
-    """How an attempt to connect ended.
+    """The result of an attempt to connect.
 
     Attributes:
-      state: REACHED; REFUSED: the machine answers, and nothing listens there; SILENT: nothing came back in time;
-        UNKNOWN_NAME: the host's name leads to no address; UNREACHABLE: this machine knows no way there.
-      seconds: how long that took.
-      reason: the system's own words, if any.
+      state: REACHED; REFUSED: the machine answers, but nothing listens on the port; SILENT: no answer before the
+        timeout; UNKNOWN_NAME: the host name has no address; UNREACHABLE: there is no route to the host.
+      seconds: duration of the attempt.
+      reason: the operating system's error message, or ''.
     """
 
     state: str
@@ -33,16 +33,17 @@ class Reach:
 
 
 def reach_all(addresses: Sequence[str], *, timeout_seconds: float) -> list[Reach]:
-    """Connects to each 'host:port', all at once, and closes again; nothing is sent.
+    """Connects to all 'host:port' concurrently and closes the connections; sends nothing.
 
-    Takes a second more than the timeout at most, whatever the name server does.
+    Returns at most one second after the timeout, even if the name server does not answer.
     """
-    # Until its thread says otherwise: a name server's silence knows no timeout, so nobody waits for the thread.
+    # The result until the address's thread replaces it. Resolving a name has no timeout, so nothing waits for a
+    # thread beyond the deadline.
     unanswered = Reach(state=UNKNOWN_NAME, seconds=timeout_seconds, reason="the name server does not answer")
     found = [unanswered] * len(addresses)
 
-    def attempt(place: int, address: str) -> None:
-        found[place] = reach(address, timeout_seconds=timeout_seconds)
+    def attempt(index: int, address: str) -> None:
+        found[index] = reach(address, timeout_seconds=timeout_seconds)
 
     attempts = [
         threading.Thread(target=attempt, args=arguments, daemon=True) for arguments in enumerate(addresses)
@@ -56,7 +57,7 @@ def reach_all(addresses: Sequence[str], *, timeout_seconds: float) -> list[Reach
 
 
 def reach(address: str, *, timeout_seconds: float) -> Reach:
-    """Connects to 'host:port' or '[host]:port'; the name server's own time comes on top of the timeout."""
+    """Connects to 'host:port' or '[host]:port'; the timeout does not include the time to resolve the name."""
     host, _, port = address.rpartition(":")
     begun = time.monotonic()
     try:
@@ -64,11 +65,11 @@ def reach(address: str, *, timeout_seconds: float) -> Reach:
     except socket.gaierror as error:
         return Reach(state=UNKNOWN_NAME, seconds=time.monotonic() - begun, reason=error.strerror)
     except UnicodeError:
-        return Reach(state=UNKNOWN_NAME, seconds=time.monotonic() - begun, reason="no host can have it")
-    ends = [_connect(target, timeout_seconds / len(targets)) for target in targets]
-    # A name may lead to several addresses, and one that answers is enough.
+        return Reach(state=UNKNOWN_NAME, seconds=time.monotonic() - begun, reason="not a valid host name")
+    results = [_connect(target, timeout_seconds / len(targets)) for target in targets]
+    # A name may have several addresses; one that answers is enough.
     order = (REACHED, REFUSED, SILENT, UNREACHABLE)
-    state, reason = min(ends, key=lambda end: order.index(end[0]))
+    state, reason = min(results, key=lambda result: order.index(result[0]))
     return Reach(state=state, seconds=time.monotonic() - begun, reason=reason)
 
 
@@ -89,13 +90,13 @@ def _connect(target: tuple, timeout_seconds: float) -> tuple[str, str]:
 
 
 def is_port_free(port: int) -> bool:
-    """Whether a server could listen on it here.
+    """Whether a server on this machine could listen on the port.
 
     Raises:
-      OSError: for another reason than one that listens there already, as the lack of a right.
+      OSError: the port can't be used for another reason than a server that uses it, e.g. missing permission.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as server:
-        # Else the remains of a server that has just ended would look like one.
+        # Otherwise lingering connections of a server that has just ended would make the port look taken.
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             server.bind(("", port))

@@ -1,4 +1,4 @@
-"""The sections as one text, or as JSON; nothing gets past the credentials."""
+"""Writes the sections as text or as JSON, and hides credentials in them."""
 
 import json
 from collections.abc import Mapping
@@ -8,12 +8,15 @@ from launch.health.section import Fact, Section
 
 
 def without_credentials(title: str, section: Section, credentials: Credentials) -> Section:
-    """The section with whatever looks like a credential hidden."""
+    """The section, with every text hidden that may contain a credential."""
 
     def shown(fact: Fact) -> Fact:
         return [credentials.shown(text) for text in fact] if isinstance(fact, list) else credentials.shown(fact)
 
-    instead = f"{title}: what is wrong is hidden, as it names what looks like a credential; see it on the machine"
+    instead = (
+        f"{title}: a problem is hidden because its text may contain a credential; "
+        "check these settings on the machine itself"
+    )
     problems = [credentials.shown(text) for text in section.problems]
     return Section(
         facts={name: shown(fact) for name, fact in section.facts.items()},
@@ -22,7 +25,7 @@ def without_credentials(title: str, section: Section, credentials: Credentials) 
 
 
 def as_text(report: Mapping[str, Section]) -> str:
-    """For people: a line a fact under each title, the problems at the end."""
+    """The report for people: one line per fact under each title, and all problems at the end."""
     width = max(len(name) for section in report.values() for name in section.facts) + 2
     lines = []
     for title, section in report.items():
@@ -38,12 +41,12 @@ def as_text(report: Mapping[str, Section]) -> str:
 
 
 def as_json(report: Mapping[str, Section]) -> str:
-    """For programs: the facts by title and name, and all problems."""
+    """The report for programs: facts[title][name], and a list of all problems."""
     facts = {title: dict(section.facts) for title, section in report.items()}
     problems = [text for section in report.values() for text in section.problems]
     return json.dumps({"facts": facts, "problems": problems}, indent=1) + "\n"
 
 
 def _one_line(text: str) -> str:
-    """What would break a line or hide in it is written as an escape."""
+    """The text; if it has a line break or another unprintable character, as a Python literal with escapes."""
     return text if text.isprintable() else ascii(text)

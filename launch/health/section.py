@@ -1,19 +1,19 @@
-"""What one check has to say."""
+"""The result of one check."""
 
 import dataclasses
 from collections.abc import Mapping
 
-# What is so, in plain text; a list stands for several.
+# Plain text, or a list of texts.
 Fact = str | list[str]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Section:
-    """A part of the report.
+    """One section of the report.
 
     Attributes:
-      facts: what is so, by name, in order.
-      problems: what is wrong, each in one line with the way out.
+      facts: findings by name, in the order of the report.
+      problems: one line for each problem, with what to do about it.
     """
 
     facts: Mapping[str, Fact]
@@ -21,5 +21,5 @@ class Section:
 
 
 def gib(num_bytes: float) -> str:
-    """Bytes as GiB, with one decimal."""
+    """The number in GiB, with one decimal."""
     return f"{num_bytes / 2**30:.1f}"

@@ -1,4 +1,4 @@
-"""A ring of two processes on this machine, and how fast they add up what each of them has."""
+"""The doctor's self-test: measures the speed of an all-reduce between two processes of this machine."""
 
 import contextlib
 import json
@@ -16,17 +16,17 @@ from launch.supervision.processes import Process
 from strategies.cluster import Cluster
 
 _COMMAND = (sys.executable, "-m", "launch.health.selftest_worker")
-# TensorFlow's start, and what comes after the two have met, on a slow machine.
+# Time for TensorFlow to start and for the measurement itself, on a slow machine.
 _OTHER_SECONDS = 90.0
 _POLL_SECONDS = 0.05
 
 
 def selftest(environment: Mapping[str, str], *, timeout_seconds: float) -> Section:
-    """Starts the two, each on one thread of a CPU; both have ended when it returns.
+    """Starts two workers, each on one CPU thread, and waits until both have ended.
 
     Args:
-      environment: of this process; theirs is the same but for the cluster and the devices.
-      timeout_seconds: how long each waits for the other.
+      environment: this process's environment; the workers get it with their own TF_CONFIG and without GPUs.
+      timeout_seconds: seconds that each worker waits for the other one to start.
     """
     command = (*_COMMAND, str(timeout_seconds))
     with GroupGuard() as guard, contextlib.ExitStack() as running:
@@ -50,7 +50,7 @@ def _started(
 
 
 def _wait(workers: Sequence[Process], limit_seconds: float) -> None:
-    """Until all have ended, one has failed or the time is over."""
+    """Waits until all workers have ended, one has failed, or the time is over."""
     deadline = time.monotonic() + limit_seconds
     while time.monotonic() < deadline:
         for worker in workers:
@@ -66,15 +66,16 @@ def _what_is_wrong(workers: Sequence[Process], timeout_seconds: float) -> str | 
     for worker in failed:
         if worker.end.code != PEER_LOST:
             last = worker.outputs[1].read().decode(errors="replace").strip().splitlines()[-1:]
-            return f"{worker.name} ended with exit code {worker.end.code}: {' '.join(last) or 'it said nothing'}"
+            return f"{worker.name} ended with exit code {worker.end.code}: {' '.join(last) or 'no message'}"
     if failed:
         return (
-            f"two processes of this machine did not find each other on {LOOPBACK} within "
-            f"--selftest_timeout_seconds={timeout_seconds:g}: see its firewall, or give them longer if it is busy"
+            f"two processes of this machine could not connect on {LOOPBACK} within "
+            f"--selftest_timeout_seconds={timeout_seconds:g}; check its firewall, "
+            "or raise the timeout if the machine is busy"
         )
     if any(worker.end is None for worker in workers):
         seconds = timeout_seconds + _OTHER_SECONDS
-        return f"it did not end within {seconds:g} seconds: give it longer by --selftest_timeout_seconds"
+        return f"it did not end within {seconds:g} seconds; raise --selftest_timeout_seconds={timeout_seconds:g}"
     return None
 
 

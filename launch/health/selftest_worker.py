@@ -1,9 +1,10 @@
-"""One of the two processes of the doctor's self-test: joins the other, adds up, and says how long that took.
+"""One of the two processes of the doctor's self-test: joins the other one and measures all-reduces.
 
     python -m launch.health.selftest_worker SECONDS
-        with TF_CONFIG set; waits so long for the other; the first prints [[precision, MiB, seconds], ...]
+        needs TF_CONFIG; waits up to SECONDS for the other process; worker 0 prints a JSON list of
+        [precision, MiB, seconds]
 
-Exit code 0; 5 when the other did not come in time.
+Exit code 0; 5 if the other process did not start in time.
 """
 
 import json
@@ -30,7 +31,7 @@ _COLLECTIVE_SECONDS = 30.0
 
 
 def main() -> None:
-    """Joins, measures, and prints where this is the first of the two."""
+    """Joins the ring and measures; worker 0 prints the results."""
     configure_devices(num_towers=1, kind="cpu", threads_per_tower=1)
     cluster = cluster_from(os.environ["TF_CONFIG"])
     try:
@@ -50,14 +51,14 @@ def main() -> None:
 
 
 def median_seconds(ring: Ring, tcp: TcpRing, precision: str, size_mib: int) -> float:
-    """What one all-reduce takes of so many MiB of float32, as a gradient is sent.
+    """Median seconds of one all-reduce of `size_mib` MiB of float32, sent as a gradient is.
 
     Raises:
-      ArithmeticError: the sum is not the sum.
+      ArithmeticError: the sum is wrong.
     """
     wire = WireOptions(precision=precision, timeout_seconds=_COLLECTIVE_SECONDS)
     exchange = WorkerExchange(ring.num_workers, ring.rank, wire, channel=ring.next_channel(), tcp=tcp)
-    # Small whole numbers: their sum is exact on every wire.
+    # Small whole numbers: their sum is exact in every wire precision.
     own = tf.fill([size_mib * 2**20 // tf.float32.size], float(1 + ring.rank))
     summed = tf.function(lambda: exchange.sum_gradients([own])[0])
     seconds = []
@@ -67,7 +68,9 @@ def median_seconds(ring: Ring, tcp: TcpRing, precision: str, size_mib: int) -> f
         seconds.append(time.perf_counter() - began)
     expected = sum(range(1, ring.num_workers + 1))
     if not bool(tf.reduce_all(total == expected)):
-        raise ArithmeticError(f"{size_mib} MiB in {precision} add up to {total.numpy()[:3]}..., not {expected}")
+        raise ArithmeticError(
+            f"all-reduce of {size_mib} MiB in {precision} gave {total.numpy()[:3]}..., expected {expected}"
+        )
     return statistics.median(seconds[_WARM_UPS:])
 
 

@@ -1,4 +1,4 @@
-"""The variables that TensorFlow, Keras, CUDA, NCCL, XLA and Slurm go by."""
+"""The environment variables that TensorFlow, Keras, CUDA, NCCL, XLA and Slurm read."""
 
 from collections.abc import Mapping
 
@@ -9,7 +9,7 @@ PREFIXES = ("TF_", "CUDA_", "NCCL_", "KERAS_", "XLA_", "SLURM_")
 
 
 def variables(environment: Mapping[str, str]) -> Section:
-    """Those that are set; a value whose name speaks of a credential is hidden."""
+    """The variables that are set; a value is hidden if its name suggests a credential."""
     facts = {
         name: HIDDEN if names_a_secret(name) else value
         for name, value in sorted(environment.items())

@@ -1,4 +1,4 @@
-"""What is installed, and what it was built for."""
+"""Installed versions, the devices TensorFlow was built for, and the Keras backend."""
 
 import importlib.metadata
 import platform
@@ -15,18 +15,18 @@ DISTRIBUTION = "towers-training"
 
 
 def versions() -> Section:
-    """Versions, and the backend that Keras computes with."""
+    """Versions of this project, Python and the packages it needs, and the Keras backend."""
     installed = {package: _version(package) for package in PACKAGES}
     problems = [
-        f"{package} is not installed, and this package needs it: pip install {package}"
+        f"{package} is required but not installed; run pip install {package}"
         for package, version in installed.items()
         if version is None
     ]
     backend = keras.config.backend()
     if backend != "tensorflow":
         problems.append(
-            f"Keras computes with {backend}: this package needs tensorflow; unset KERAS_BACKEND, "
-            "or name tensorflow in ~/.keras/keras.json"
+            f"the Keras backend is {backend}, but this project needs tensorflow; unset KERAS_BACKEND, "
+            'or set "backend": "tensorflow" in ~/.keras/keras.json'
         )
     facts = {
         "towers": _own_version(),
@@ -54,7 +54,7 @@ def _version(package: str) -> str | None:
 def _built_for() -> str:
     build = tf.sysconfig.get_build_info()
     if build.get("is_rocm_build"):
-        return f"ROCm {build.get('rocm_version', 'of unknown version')}"
+        return f"ROCm {build.get('rocm_version', '(unknown version)')}"
     if not build.get("is_cuda_build"):
         return "CPU only"
     return f"CUDA {build.get('cuda_version')}, cuDNN {build.get('cudnn_version')}"

@@ -1,4 +1,4 @@
-"""`python -m launch.doctor` as people run it: the report, its exit code, and no credential in it."""
+"""`python -m launch.doctor` as a user runs it: the report, the exit code, and no credential in the report."""
 
 import json
 import pathlib
@@ -13,7 +13,7 @@ from tests.launch.programs import run
 TITLES = ["versions", "devices", "threads", "cluster", "disk", "data", "environment"]
 SECRET = "Sekrit"
 
-# A credential in every place that the report may show; each has a number behind it.
+# A credential in everything that the report may show; the number after it identifies the text.
 LEAKY = {
     "NCCL_API_KEY": SECRET + "1",
     "XLA_FLAGS": f"--xla_token={SECRET}2",
@@ -29,7 +29,7 @@ LEAKY_FLAGS = (f"--directory=gs://u:{SECRET}9@bucket/run", f"--data_dir=https://
 
 
 def report(cwd, *flags, **environment):
-    """Runs the doctor with these variables set."""
+    """Runs the doctor with these environment variables."""
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("TF_CONFIG", raising=False)
         for name, value in environment.items():
@@ -38,14 +38,14 @@ def report(cwd, *flags, **environment):
 
 
 def problems(text):
-    """The lines at the end."""
+    """The problems listed at the end of the report."""
     head, _, lines = text.partition("\nproblems:\n")
     assert lines, f"no problem is listed: {head[-500:]}"
     return [line.removeprefix("  ") for line in lines.splitlines()]
 
 
-def test_a_healthy_member(tmp_path):
-    """A worker whose peer answers, told as JSON."""
+def test_no_problem(tmp_path):
+    """A worker whose peer answers; the report is JSON."""
     with listening() as port:
         cluster = {"worker": [f"127.0.0.1:{closed()}", f"127.0.0.1:{port}"]}
         config = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": 0}})
@@ -56,11 +56,11 @@ def test_a_healthy_member(tmp_path):
     assert list(found["facts"]) == TITLES
     assert ", reached in " in found["facts"]["cluster"]["worker:1"]
     assert found["facts"]["environment"]["TF_CONFIG"] == config
-    assert list(tmp_path.iterdir()) == [], "it writes nothing"
+    assert list(tmp_path.iterdir()) == [], "the doctor must write no file"
 
 
-def test_a_sick_one(tmp_path):
-    """A peer that is not there, a directory that can't be and no data: each a line, and code 2."""
+def test_each_problem_is_one_line(tmp_path):
+    """A peer that does not listen, a directory that can't be written and no data; exit code 2."""
     peer = f"127.0.0.1:{closed()}"
     config = {"cluster": {"worker": [f"127.0.0.1:{closed()}", peer]}, "task": {"type": "worker", "index": 0}}
     ended = report(tmp_path, "--directory=/proc/run", "--data_dir=none", TF_CONFIG=json.dumps(config))
@@ -81,18 +81,18 @@ def leaky(tmp_path_factory):
 
 
 @pytest.mark.parametrize("how", ["text", "json"])
-def test_no_credential_gets_out(leaky, how):
+def test_no_credential_is_shown(leaky, how):
     ended = leaky[how]
     assert ended.code == 2
     assert SECRET not in ended.out + ended.err
     for name in ("NCCL_API_KEY", "XLA_FLAGS", "KERAS_HOME", "TF_CONFIG", "TF_NAMED", "CUDA_HEADER"):
-        assert name in ended.out, "its name helps, and is told"
+        assert name in ended.out, "the report must show the variable's name"
     assert "DB_PASSWORD" not in ended.out
     assert "hidden" in ended.out
 
 
-def test_what_is_hidden_is_still_a_problem(leaky):
-    """TF_CONFIG is broken there, and no set lies in such a folder."""
+def test_a_problem_with_a_hidden_text_is_still_listed(leaky):
+    """LEAKY's TF_CONFIG is invalid, and its --data_dir contains no dataset."""
     found = json.loads(leaky["json"].out)
     titles = {line.partition(":")[0] for line in found["problems"]}
     assert {"cluster", "data"} <= titles
@@ -109,12 +109,12 @@ def test_what_is_hidden_is_still_a_problem(leaky):
         '{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": "one"}}',
     ],
 )
-def test_a_broken_tf_config_is_a_problem(text):
+def test_an_invalid_tf_config_is_a_problem(text):
     found = doctor.cluster_check({"TF_CONFIG": text}, timeout_seconds=0.1)
     (problem,) = found.problems
     assert problem.startswith("TF_CONFIG")
     assert "\n" not in problem
-    assert found.facts == {"TF_CONFIG": "can't be read"}
+    assert found.facts == {"TF_CONFIG": "invalid"}
 
 
 @pytest.mark.parametrize("variables", [{}, {"TF_CONFIG": ""}, {"TF_CONFIG": "{}"}], ids=str)
@@ -124,21 +124,21 @@ def test_without_tf_config_there_is_no_cluster(variables):
     assert "not set" in found.facts["TF_CONFIG"]
 
 
-def test_a_check_that_fails_takes_no_other_along():
+def test_a_check_that_raises_becomes_a_problem():
     def check():
         raise RuntimeError("no such thing")
 
     assert doctor.section_of("disk", lambda: Section(facts={"a": "b"})).facts == {"a": "b"}
     (problem,) = doctor.section_of("disk", check).problems
-    assert problem == "disk: this check itself failed, RuntimeError: no such thing; report that too"
+    assert problem == "disk: this check failed with RuntimeError: no such thing; report this line as a bug"
 
 
-def test_a_time_of_nothing_is_refused(tmp_path):
+def test_a_timeout_of_zero_is_refused(tmp_path):
     ended = report(tmp_path, "--timeout_seconds=0")
     assert (ended.code, ended.out) == (2, "")
     assert "--timeout_seconds=0" in ended.err
 
 
-def test_it_is_installed():
+def test_the_console_script_is_declared():
     setup = (pathlib.Path(doctor.__file__).parent.parent / "setup.cfg").read_text()
     assert "towers-doctor = launch.doctor:cli" in setup

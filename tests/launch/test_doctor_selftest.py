@@ -1,4 +1,4 @@
-"""`python -m launch.doctor --selftest` as people run it: two processes that meet, or don't; none is left."""
+"""`python -m launch.doctor --selftest` as a user runs it: two processes connect or time out, and always end."""
 
 import json
 import pathlib
@@ -33,7 +33,7 @@ def wait_for_workers(folder: pathlib.Path, count: int) -> None:
         time.sleep(0.05)
 
 
-def test_each_size_on_each_wire_has_its_time_and_speed(tmp_path):
+def test_each_size_and_wire_precision_has_its_time_and_speed(tmp_path):
     ended = run(*COMMAND, "--json", cwd=tmp_path)
     assert (ended.code, ended.err) == (0, "")
     found = json.loads(ended.out)
@@ -46,10 +46,10 @@ def test_each_size_on_each_wire_has_its_time_and_speed(tmp_path):
         assert speed == pytest.approx(mebibytes / 1.024 / milliseconds, abs=0.02, rel=0.02)
         assert 0 < speed < 100, "between two processes of one machine"
     assert workers_in(tmp_path) == []
-    assert list(tmp_path.iterdir()) == [], "it writes nothing"
+    assert list(tmp_path.iterdir()) == [], "the self-test must write no file"
 
 
-# The doctor, of whose two processes the second sleeps instead.
+# A doctor whose second worker sleeps instead of joining.
 ONE_SLEEPS = """
 import sys
 from launch import doctor
@@ -63,16 +63,16 @@ doctor.cli()
 """
 
 
-def test_two_that_do_not_meet_in_time(tmp_path):
+def test_processes_that_do_not_connect_before_the_timeout(tmp_path):
     ended = run("-c", ONE_SLEEPS, cwd=tmp_path)
     assert (ended.code, ended.err) == (2, "")
     [problem] = ended.out.partition("\nproblems:\n")[2].splitlines()
-    assert problem.startswith("  self-test: two processes of this machine did not find each other on 127.0.0.1")
+    assert problem.startswith("  self-test: two processes of this machine could not connect on 127.0.0.1")
     assert "--selftest_timeout_seconds=0.5" in problem
 
 
-def test_none_is_left_when_the_doctor_is_killed(tmp_path):
-    """They stand still, so that they can't have ended by themselves."""
+def test_no_process_is_left_when_the_doctor_is_killed(tmp_path):
+    """The workers are suspended, so they can't have ended by themselves."""
     with started(*COMMAND, cwd=tmp_path) as doctor:
         wait_for_workers(tmp_path, 2)
         for worker in workers_in(tmp_path):
@@ -81,7 +81,7 @@ def test_none_is_left_when_the_doctor_is_killed(tmp_path):
         wait_for_workers(tmp_path, 0)
 
 
-def test_without_it_no_ring_is_tried(tmp_path):
+def test_without_the_flag_there_is_no_self_test(tmp_path):
     ended = run("-m", "launch.doctor", "--json", cwd=tmp_path)
     assert ended.code == 0
     assert "selftest" not in json.loads(ended.out)["facts"]

@@ -1,4 +1,4 @@
-"""Real ports of this machine in the states that a peer's may be in."""
+"""Real ports of this machine: listening, silent and closed."""
 
 import contextlib
 import socket
@@ -7,16 +7,16 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def listening() -> Iterator[int]:
-    """The port of a server that answers."""
+    """Context manager: the port of a server that answers."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield server.getsockname()[1]
 
 
 @contextlib.contextmanager
 def silent() -> Iterator[int]:
-    """The port of a server whose queue is full: Linux then drops whoever knocks, as a firewall would.
+    """Context manager: the port of a server whose queue is full, so that Linux drops packets as a firewall does.
 
-    No address far away would do: some networks answer for all of them.
+    A remote address would not work: some networks answer for every address.
     """
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))

@@ -1,4 +1,4 @@
-"""No credential gets out, wherever it stands; what helps to find a fault does."""
+"""Credentials are hidden wherever they occur; texts that help to find a fault are shown."""
 
 import json
 
@@ -13,8 +13,8 @@ from launch.health.variables import variables
 
 SECRET = "Xq7/+w@ d:\"k'%2=é"
 
-# Where a credential may stand in a text.
-PLACES = (
+# Texts that contain a credential, which replaces {}.
+PATTERNS = (
     "https://user:{}@host/path",
     "https://{}@host",
     "user:{}@host:2222",
@@ -40,9 +40,9 @@ PLACES = (
 
 
 @pytest.mark.parametrize("secret", [SECRET, "horse", "12345"])
-@pytest.mark.parametrize("place", PLACES)
-def test_a_text_that_may_hold_one_is_hidden_whole(place, secret):
-    assert Credentials().shown(place.format(secret)) == HIDDEN
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_a_text_with_a_credential_is_hidden_completely(pattern, secret):
+    assert Credentials().shown(pattern.format(secret)) == HIDDEN
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_a_text_that_may_hold_one_is_hidden_whole(place, secret):
         "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2ln",
     ],
 )
-def test_what_looks_like_one_is_hidden(text):
+def test_known_formats_of_tokens_are_hidden(text):
     assert Credentials().shown(text) == HIDDEN
 
 
@@ -66,7 +66,7 @@ def test_what_looks_like_one_is_hidden(text):
         "/data/tokenizer/run",
         "--xla_gpu_autotune_level=2 --xla_dump_to=/tmp/x",
         json.dumps({"cluster": {"worker": ["auth-0.auth:2222", "10.0.0.1:2222"]}, "task": {"index": 0}}),
-        "worker:1 at key-1.key:2222, refused; its machine answers and nothing listens there",
+        "worker:1 at key-1.key:2222, refused; its machine answers, but nothing listens on this port",
         "2(x3)",
         "[::1]:2222",
         "gs://bucket/run",
@@ -75,15 +75,15 @@ def test_what_looks_like_one_is_hidden(text):
         "kim@example.org",
     ],
 )
-def test_what_holds_none_is_shown(text):
+def test_a_text_without_a_credential_is_shown(text):
     assert Credentials().shown(text) == text
 
 
-TELLING = "API_KEY TOKEN SECRET JWT PASSWORD db_passwd CREDENTIALS AUTH AWS_SIGNATURE COOKIE PRIVATE"
+SUSPICIOUS_NAMES = "API_KEY TOKEN SECRET JWT PASSWORD db_passwd CREDENTIALS AUTH AWS_SIGNATURE COOKIE PRIVATE"
 
 
-@pytest.mark.parametrize("name", TELLING.split())
-def test_a_telling_name(name):
+@pytest.mark.parametrize("name", SUSPICIOUS_NAMES.split())
+def test_values_of_variables_with_suspicious_names_are_hidden(name):
     assert names_a_secret(name)
     assert variables({f"TF_{name}": SECRET}).facts == {f"TF_{name}": HIDDEN}
 
@@ -91,25 +91,25 @@ def test_a_telling_name(name):
 @pytest.mark.parametrize(
     "name", ["TF_CONFIG", "KERAS_BACKEND", "CUDA_VISIBLE_DEVICES", "SLURM_JOB_ID", "XLA_FLAGS"]
 )
-def test_a_name_that_tells_nothing(name):
+def test_values_of_variables_with_other_names_are_shown(name):
     assert not names_a_secret(name)
     assert variables({name: "value"}).facts == {name: "value"}
 
 
-def test_only_the_wanted_variables_are_shown():
+def test_only_variables_with_known_prefixes_are_shown():
     assert variables({"HOME": "/root", "NCCL_DEBUG": "INFO", "MY_TF_X": "1"}).facts == {"NCCL_DEBUG": "INFO"}
 
 
-def test_a_known_one_is_hidden_in_any_text():
-    """The value of a variable that is not in the report, met again in one that is."""
+def test_a_known_value_is_hidden_in_any_text():
+    """The report does not show DB_PASSWORD; its value is hidden where another text contains it."""
     credentials = Credentials.of_environment({"DB_PASSWORD": "correcthorse", "PIN_TOKEN": "123"})
     assert credentials.shown("--x=correcthorse1") == HIDDEN
-    assert credentials.shown("port 1234") == "port 1234", "too short to be looked for"
+    assert credentials.shown("port 1234") == "port 1234", "a value of three letters is too short to search for"
 
 
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("text", ["a" * 300_000, "a:" * 150_000, "?a" * 150_000, "key" * 20_000, "'a" * 150_000])
-def test_a_long_text_takes_no_long_time(text):
+def test_long_texts_are_searched_quickly(text):
     assert Credentials().shown(text) == text
 
 
@@ -117,20 +117,20 @@ letters = st.text(st.characters(codec="utf-8", exclude_characters="\r\n"), min_s
 
 
 @settings(deadline=None)
-@given(secret=letters, place=st.sampled_from(PLACES), before=st.text(max_size=9), after=st.text(max_size=9))
-def test_nothing_of_it_gets_out(secret, place, before, after):
-    """As a value, a list's item, a problem, or under a telling name; as text and as JSON."""
-    text = before + place.format(secret) + after
+@given(secret=letters, pattern=st.sampled_from(PATTERNS), before=st.text(max_size=9), after=st.text(max_size=9))
+def test_no_part_of_a_credential_is_shown(secret, pattern, before, after):
+    """A fact, a list's item, a problem and a variable with a suspicious name; as text and as JSON."""
+    text = before + pattern.format(secret) + after
     environment = {"TF_X": text, "TF_X_TOKEN": secret, "NCCL_Y": f"a{secret}b"}
     credentials = Credentials.of_environment(environment)
     section = Section(
         facts={"one": text, "several": ["good", text], **variables(environment).facts},
-        problems=(text, "bad; mend"),
+        problems=(text, "bad; fix it"),
     )
     report = {"cluster": without_credentials("cluster", section, credentials)}
     facts = report["cluster"].facts
     assert facts == {"one": HIDDEN, "several": ["good", HIDDEN], **dict.fromkeys(environment, HIDDEN)}
-    assert report["cluster"].problems[1] == "bad; mend"
-    assert report["cluster"].problems[0].startswith("cluster: what is wrong is hidden")
+    assert report["cluster"].problems[1] == "bad; fix it"
+    assert report["cluster"].problems[0].startswith("cluster: a problem is hidden")
     assert json.loads(as_json(report))["facts"]["cluster"] == facts
     assert as_text(report).count(HIDDEN) == 6

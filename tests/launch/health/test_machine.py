@@ -1,4 +1,4 @@
-"""Versions, devices and threads, and what can be wrong with them."""
+"""The doctor's sections on versions, devices and threads, and the problems they report."""
 
 import importlib.metadata
 import platform
@@ -42,29 +42,27 @@ def test_own_version_is_reported_also_when_not_installed(monkeypatch, distributi
 def test_another_backend(monkeypatch):
     monkeypatch.setattr(keras.config, "backend", lambda: "jax")
     (problem,) = versions.versions().problems
-    assert problem.startswith("Keras computes with jax: this package needs tensorflow; unset KERAS_BACKEND")
+    assert problem.startswith("the Keras backend is jax, but this project needs tensorflow; unset KERAS_BACKEND")
 
 
-def test_a_package_is_missing(monkeypatch):
+def test_a_missing_package(monkeypatch):
     monkeypatch.setattr(versions, "PACKAGES", ("numpy", "no-such-package"))
     found = versions.versions()
     assert found.facts["no-such-package"] == "not installed"
-    assert found.problems == (
-        "no-such-package is not installed, and this package needs it: pip install no-such-package",
-    )
+    assert found.problems == ("no-such-package is required but not installed; run pip install no-such-package",)
 
 
 @pytest.mark.parametrize(
-    "build, said",
+    "build, fact",
     [
         ({"is_cuda_build": True, "cuda_version": "12.5.1", "cudnn_version": "9"}, "CUDA 12.5.1, cuDNN 9"),
         ({"is_rocm_build": True, "rocm_version": "6.1"}, "ROCm 6.1"),
         ({"is_cuda_build": False}, "CPU only"),
     ],
 )
-def test_what_tensorflow_was_built_for(monkeypatch, build, said):
+def test_what_tensorflow_was_built_for(monkeypatch, build, fact):
     monkeypatch.setattr(tf.sysconfig, "get_build_info", lambda: build)
-    assert versions.versions().facts["tensorflow built for"] == said
+    assert versions.versions().facts["tensorflow built for"] == fact
 
 
 def test_devices(no_gpu, eight_cores, tmp_path):
@@ -73,23 +71,24 @@ def test_devices(no_gpu, eight_cores, tmp_path):
     assert found.facts["CPUs"] == ["/physical_device:CPU:0"]
     assert found.facts["GPUs"] == "none"
     assert found.facts["cores"].startswith("8 usable of ")
-    assert "time of" not in found.facts["cores"]
+    assert "quota" not in found.facts["cores"]
     assert found.facts["memory limit GiB"] == "none"
 
 
-@pytest.mark.parametrize("limit, towers", [("250000 100000", 3), ("50000 100000", 1)])
-def test_a_container_that_sees_more_cores_than_it_has(no_gpu, eight_cores, tmp_path, limit, towers):
+@pytest.mark.parametrize("limit, num_towers", [("250000 100000", 3), ("50000 100000", 1)])
+def test_a_cpu_quota_below_the_visible_cores_is_a_problem(no_gpu, eight_cores, tmp_path, limit, num_towers):
     (tmp_path / "cpu.max").write_text(limit + "\n")
     (tmp_path / "memory.max").write_text(f"{3 * 2**30}\n")
     found = machine.devices({}, control_group=tmp_path, nvidia_device=tmp_path / "none")
     (problem,) = found.problems
-    assert f"give --num_towers={towers} --threads_per_tower=1" in problem
-    assert "and sees 8" in problem
+    assert f"train with --num_towers={num_towers} --threads_per_tower=1" in problem
+    assert "the 8 visible cores" in problem
+    assert ", CPU quota of " in found.facts["cores"]
     assert found.facts["memory limit GiB"] == "3.0"
 
 
 @pytest.mark.parametrize("limit", ["max 100000", "800000 100000", "750000 100000", ""])
-def test_a_container_that_has_what_it_sees(no_gpu, eight_cores, tmp_path, limit):
+def test_no_cpu_quota_below_the_visible_cores(no_gpu, eight_cores, tmp_path, limit):
     (tmp_path / "cpu.max").write_text(limit)
     (tmp_path / "memory.max").write_text("max\n")
     found = machine.devices({}, control_group=tmp_path, nvidia_device=tmp_path / "none")
@@ -97,7 +96,7 @@ def test_a_container_that_has_what_it_sees(no_gpu, eight_cores, tmp_path, limit)
     assert found.facts["memory limit GiB"] == "none"
 
 
-def test_a_card_that_tensorflow_does_not_see(no_gpu, tmp_path):
+def test_a_gpu_that_tensorflow_does_not_see(no_gpu, tmp_path):
     (tmp_path / "nvidia0").touch()
 
     def problems(**environment):
@@ -107,11 +106,11 @@ def test_a_card_that_tensorflow_does_not_see(no_gpu, tmp_path):
     assert "TensorFlow sees no GPU" in problem
     assert "tensorflow[and-cuda]" in problem
     assert problems(CUDA_VISIBLE_DEVICES="1") == (problem,)
-    assert problems(CUDA_VISIBLE_DEVICES="-1") == problems(CUDA_VISIBLE_DEVICES="") == (), "it is not wanted"
+    assert problems(CUDA_VISIBLE_DEVICES="-1") == problems(CUDA_VISIBLE_DEVICES="") == (), "the user disabled it"
 
 
 def test_threads(eight_cores):
     found = machine.threads({"OMP_NUM_THREADS": "3"}).facts
     assert found["OMP_NUM_THREADS"] == "3"
     assert found["TF_NUM_INTRAOP_THREADS"] == "not set"
-    assert found["default"] == "8 towers of 1 thread on CPU, one tower a GPU"
+    assert found["default"] == "on CPUs 8 towers, threads per tower: 1; on GPUs one tower per GPU"

@@ -1,4 +1,4 @@
-"""The cluster's section: who is there, who is not and why, and this process's own port."""
+"""The cluster's section: which members answer, why others do not, and this process's own port."""
 
 import pytest
 
@@ -15,7 +15,7 @@ def section(addresses, role="worker", index=0):
     )
 
 
-def test_all_is_well():
+def test_no_problem():
     with listening() as first, listening() as second:
         found = section(
             {
@@ -32,7 +32,7 @@ def test_all_is_well():
     assert "worker:0" not in found.facts
 
 
-def test_who_is_missing_and_how():
+def test_each_member_that_does_not_answer_is_a_problem():
     with silent() as drops:
         refusing = f"127.0.0.1:{closed()}"
         found = section(
@@ -42,9 +42,9 @@ def test_who_is_missing_and_how():
         assert refused.startswith(f"worker:1 at {refusing}, refused; ")
         assert unanswered.startswith(f"worker:2 at 127.0.0.1:{drops}, no answer in 0.5 seconds; ")
         assert unknown.startswith("worker:3 at no-such-host.invalid:1, unknown name")
-    ways_out = [problem.partition("; ")[2] for problem in found.problems]
-    for way_out, part in zip(ways_out, ("start it", "firewall", "DNS"), strict=True):
-        assert part in way_out
+    fixes = [problem.partition("; ")[2] for problem in found.problems]
+    for fix, part in zip(fixes, ("start the member", "firewall", "DNS"), strict=True):
+        assert part in fix
     assert found.facts["worker:1"] == f"{refusing}, refused"
 
 
@@ -52,28 +52,28 @@ def test_the_own_port_is_taken():
     with listening() as port:
         found = section({"worker": (f"10.0.0.1:{port}",)})
     (problem,) = found.problems
-    assert f"worker:0 can't listen on port {port}, another process does" in problem
+    assert f"worker:0 can't listen on port {port}: another process does" in problem
     assert found.facts["own port"] == f"{port}, taken"
 
 
-def test_the_own_port_needs_a_right(monkeypatch):
+def test_the_own_port_needs_permission(monkeypatch):
     def is_port_free(port):
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(peers, "is_port_free", is_port_free)
     (problem,) = section({"worker": ("10.0.0.1:80",)}).problems
-    assert problem == "worker:0 can't listen on port 80, Permission denied: choose one above 1023"
+    assert problem == "worker:0 can't listen on port 80 (Permission denied); choose a port above 1023"
 
 
 @pytest.mark.parametrize("addresses", [{}, {"worker": ()}])
-def test_an_evaluator_listens_nowhere(addresses):
+def test_an_evaluator_listens_on_no_port(addresses):
     found = section(addresses, role="evaluator")
     assert found.problems == ()
-    assert found.facts["own port"] == "none: nobody talks to it"
+    assert found.facts["own port"] == "none: this process listens on no port"
 
 
-def test_this_process_does_not_knock_at_its_own_door():
-    """Worker 1 looks at worker 0, and only there."""
+def test_this_process_does_not_connect_to_itself():
+    """Worker 1 connects to worker 0 only."""
     with listening() as port:
         found = section({"worker": (f"127.0.0.1:{port}", "no-such-host.invalid:2")}, index=1)
     assert [name for name in found.facts if name.startswith("worker:")] == ["worker:0"]

@@ -1,4 +1,4 @@
-"""The sets that lie ready in a folder of TFDS."""
+"""The prepared datasets found in a folder of TFDS."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from launch.health.prepared_sets import data
 
 @pytest.fixture
 def data_dir(tmp_path):
-    """A set that TFDS itself wrote, one with a configuration, and remains that are none."""
+    """A folder with a dataset that TFDS wrote, one with a configuration, and incomplete ones."""
     tfds.dataset_builders.store_as_tfds_dataset(
         name="numbers",
         version="1.2.0",
@@ -26,7 +26,7 @@ def data_dir(tmp_path):
     return tmp_path
 
 
-def test_what_is_prepared(data_dir):
+def test_prepared_datasets_are_listed(data_dir):
     found = data(str(data_dir))
     assert found.problems == ()
     assert found.facts["prepared sets"] == ["numbers:1.2.0", "wiki/en:2.0.0"]
@@ -39,15 +39,17 @@ def test_not_given():
 
 def test_an_empty_folder(tmp_path):
     (problem,) = data(str(tmp_path)).problems
-    assert problem.startswith(f"--data_dir={tmp_path}: no prepared set lies there; give the folder above cifar10/")
+    assert problem.startswith(
+        f"--data_dir={tmp_path} contains no prepared dataset; give the folder that contains cifar10/"
+    )
 
 
-@pytest.mark.parametrize("place, said", [("none", "No such file or directory"), ("file", "Not a directory")])
-def test_no_folder(tmp_path, place, said):
+@pytest.mark.parametrize("name, reason", [("none", "No such file or directory"), ("file", "Not a directory")])
+def test_no_folder(tmp_path, name, reason):
     (tmp_path / "file").write_text("")
-    path = tmp_path / place
+    path = tmp_path / name
     (problem,) = data(str(path)).problems
-    assert problem == f"--data_dir={path}: {said}; give the folder that TFDS prepared its sets in"
+    assert problem == f"--data_dir={path}: {reason}; give the folder in which TFDS prepared its datasets"
 
 
 def test_the_home_folder(data_dir, monkeypatch):

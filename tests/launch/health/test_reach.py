@@ -1,4 +1,4 @@
-"""An address answers, refuses, keeps silent or is unknown, told apart on real sockets."""
+"""Connections to real sockets that answer, refuse or stay silent, and to unknown names."""
 
 import errno
 import socket
@@ -20,34 +20,34 @@ from launch.health.reach import (
 from tests.launch.health.sockets import closed, listening, silent
 
 
-def test_the_four_ends_of_an_attempt():
+def test_each_address_has_its_state():
     with listening() as answers, silent() as drops:
         addresses = [
             f"127.0.0.1:{answers}",
             f"localhost:{closed()}",
             f"127.0.0.1:{drops}",
-            "no-such-host.invalid:2222",  # RFC 2606 keeps the ending free.
+            "no-such-host.invalid:2222",  # RFC 2606 reserves .invalid for names that never exist.
             "a..b:2222",
         ]
         begun = time.monotonic()
         found = reach_all(addresses, timeout_seconds=0.5)
         took = time.monotonic() - begun
-    assert [end.state for end in found] == [REACHED, REFUSED, SILENT, UNKNOWN_NAME, UNKNOWN_NAME]
-    assert found[4].reason == "no host can have it"
+    assert [one.state for one in found] == [REACHED, REFUSED, SILENT, UNKNOWN_NAME, UNKNOWN_NAME]
+    assert found[4].reason == "not a valid host name"
     assert found[0].seconds < 0.5 <= found[2].seconds
-    assert took < 2.5, "one after another, or without a limit"
+    assert took < 2.5, "the attempts ran one after another, or without a timeout"
 
 
-def test_all_at_once():
+def test_addresses_are_tried_concurrently():
     """Ten silent peers take no longer than one."""
     with silent() as drops:
         begun = time.monotonic()
         found = reach_all([f"127.0.0.1:{drops}"] * 10, timeout_seconds=0.5)
         assert time.monotonic() - begun < 2.5
-    assert {end.state for end in found} == {SILENT}
+    assert {one.state for one in found} == {SILENT}
 
 
-def test_a_name_server_that_keeps_silent_is_not_waited_for(monkeypatch):
+def test_a_silent_name_server_does_not_delay_the_result(monkeypatch):
     over = threading.Event()
 
     def getaddrinfo(*_, **__):
@@ -56,11 +56,11 @@ def test_a_name_server_that_keeps_silent_is_not_waited_for(monkeypatch):
 
     monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
     begun = time.monotonic()
-    (end,) = reach_all(["worker-1.ring:2222"], timeout_seconds=0.2)
+    (found,) = reach_all(["worker-1.ring:2222"], timeout_seconds=0.2)
     took = time.monotonic() - begun
     over.set()
     assert took < 5
-    assert (end.state, end.reason) == (UNKNOWN_NAME, "the name server does not answer")
+    assert (found.state, found.reason) == (UNKNOWN_NAME, "the name server does not answer")
 
 
 def answers_of(*ports):
@@ -70,27 +70,27 @@ def answers_of(*ports):
 
 
 def test_one_address_that_answers_is_enough(monkeypatch):
-    """As localhost, which may lead to ::1 first, where nothing listens."""
+    """For example localhost, which may resolve to ::1 first, where nothing listens."""
     with listening() as answers, silent() as drops:
         monkeypatch.setattr(socket, "getaddrinfo", answers_of(closed(), drops, answers))
-        end = reach("several:1", timeout_seconds=0.6)
-        assert end.state == REACHED
-        assert end.seconds < 0.6, "each has its part of the time"
+        found = reach("several:1", timeout_seconds=0.6)
+        assert found.state == REACHED
+        assert found.seconds < 0.6, "the addresses must share the timeout"
         monkeypatch.setattr(socket, "getaddrinfo", answers_of(drops, closed()))
         assert reach("several:1", timeout_seconds=0.6).state == REFUSED
 
 
-def test_no_way_there(monkeypatch):
+def test_no_route_to_the_host(monkeypatch):
     def connect(*_):
         raise OSError(errno.EHOSTUNREACH, "No route to host")
 
     monkeypatch.setattr(socket.socket, "connect", connect)
-    end = reach("10.0.0.1:2222", timeout_seconds=0.5)
-    assert (end.state, end.reason) == (UNREACHABLE, "No route to host")
+    found = reach("10.0.0.1:2222", timeout_seconds=0.5)
+    assert (found.state, found.reason) == (UNREACHABLE, "No route to host")
 
 
 @pytest.mark.skipif(not socket.has_ipv6, reason="needs IPv6")
-def test_an_address_in_brackets():
+def test_an_ipv6_address_in_brackets():
     try:
         server = socket.create_server(("::1", 0), family=socket.AF_INET6)
     except OSError:
@@ -105,8 +105,8 @@ def test_a_port_is_free_or_taken():
     assert is_port_free(port)
 
 
-def test_a_server_that_has_just_ended_is_gone():
-    """Its connections linger for a minute where it closed them first; a new server may listen all the same."""
+def test_the_port_of_a_server_that_has_just_ended_is_free():
+    """Connections that the server closed first linger for a minute; a new server may listen all the same."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         client = socket.create_connection(("127.0.0.1", port))

@@ -27,7 +27,7 @@ def test_text():
     )
 
 
-def test_no_problem():
+def test_text_without_problems():
     assert as_text({"devices": REPORT["devices"]}).endswith("\n\nproblems: none\n")
 
 

@@ -1,4 +1,4 @@
-"""The self-test's problems, with small programs for its two processes."""
+"""The self-test's problems, with small programs in place of its two workers."""
 
 import os
 import sys
@@ -13,7 +13,7 @@ RANK = "import json, os, sys, time; rank = json.loads(os.environ['TF_CONFIG'])['
 
 @pytest.fixture
 def found(monkeypatch):
-    """A function that runs a program in place of both and gives the section."""
+    """A function that runs the self-test with a program in place of both workers, and returns the section."""
 
     def run(program, other_seconds=60.0):
         monkeypatch.setattr(selftest, "_COMMAND", (sys.executable, "-c", RANK + program))
@@ -30,13 +30,13 @@ def problem_of(section) -> str:
     return problem
 
 
-def test_what_the_first_prints_is_told(found):
+def test_the_section_reports_what_worker_0_prints(found):
     section = found("print(json.dumps([['float32', 8, 0.0625], ['bfloat16', 32, 0.004]]) if rank == 0 else 'no')")
     assert section.problems == ()
     assert section.facts == {"float32 8 MiB": "62.50 ms, 0.12 GiB/s", "bfloat16 32 MiB": "4.00 ms, 7.81 GiB/s"}
 
 
-def test_both_know_each_other_and_have_no_gpu(found):
+def test_both_workers_get_one_cluster_no_gpu_and_the_timeout(found):
     program = (
         "described = json.loads(os.environ['TF_CONFIG']); "
         "alike = [len(set(described['cluster']['worker'])), os.environ['CUDA_VISIBLE_DEVICES'], sys.argv[1]]; "
@@ -45,8 +45,8 @@ def test_both_know_each_other_and_have_no_gpu(found):
     assert problem_of(found(program)).endswith("ended with exit code 1: [2, '-1', '1.0']")
 
 
-def test_who_failed_is_named_and_not_who_missed_it(found, monkeypatch, tmp_path):
-    """One gives up on the other, which had a fault of its own; both are seen ended at once."""
+def test_the_worker_that_failed_first_is_named(found, monkeypatch, tmp_path):
+    """Worker 1 fails, then worker 0 loses its peer. The self-test sees both ends at the same time."""
     monkeypatch.setattr(selftest, "_POLL_SECONDS", 4.0)
     program = f"""
 mark = {str(tmp_path / "mark")!r}
@@ -61,12 +61,12 @@ sys.exit(5)
     assert problem_of(found(program)) == "self-test: worker:1 ended with exit code 1: no luck"
 
 
-def test_one_that_fails_ends_the_other(found):
+def test_a_failure_ends_the_other_worker(found):
     began = time.monotonic()
-    assert problem_of(found("time.sleep(100) if rank else sys.exit(3)")).endswith("exit code 3: it said nothing")
+    assert problem_of(found("time.sleep(100) if rank else sys.exit(3)")).endswith("exit code 3: no message")
     assert time.monotonic() - began < 30
 
 
-def test_it_ends_though_they_do_not(found):
-    said = problem_of(found("time.sleep(100)", other_seconds=0.5))
-    assert said.startswith("self-test: it did not end within 1.5 seconds")
+def test_the_self_test_ends_although_its_workers_do_not(found):
+    problem = problem_of(found("time.sleep(100)", other_seconds=0.5))
+    assert problem.startswith("self-test: it did not end within 1.5 seconds")
