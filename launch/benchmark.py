@@ -1,29 +1,30 @@
-"""Measures training steps beside what a user would otherwise take, alternately, and keeps what it finds.
+"""Measures training speed, of this project and of peer programs in alternating rounds, and saves the results.
 
     python -m launch.benchmark --peers=../shared/peers
-        rounds of: towers, the Trainer's whole loop, Keras fit, tf.distribute mirrored; each in a fresh process
+        measures towers, the Trainer's whole loop, Keras fit and tf.distribute mirrored, each in a fresh process
 
     python -m launch.benchmark --group=ring --peers=../shared/peers --torch=TORCH/bin/python
-        rounds of: a ring of two processes of one thread; the same in PyTorch and in tf.distribute
+        measures a ring of two processes of one thread each; the same in PyTorch and in tf.distribute
 
     python -m launch.benchmark --group=servers --peers=../shared/peers --network=tiny --measured_batch=128 \
             --measured_steps=600
-        rounds of: asynchronous parameter servers with one to four workers and one or two servers; tf.distribute's
+        measures asynchronous parameter servers, one to four workers and one or two servers, and tf.distribute's
 
     python -m launch.benchmark --group=slow_worker --network=tiny --measured_batch=128 --measured_steps=150
-        rounds of: three workers under each kind of staleness, none or one of them waiting for its input
+        measures three workers under each kind of staleness, without and with one worker whose input is slow
 
     python -m launch.benchmark --group=input
-        the augmented stream alone beside the training that it feeds
+        measures the augmented input stream alone, and the training that reads it
 
     python -m launch.benchmark --row=towers,2,resnet20,256,bfloat16 --row=ring,2,vgg16,128
-        lines of your own: STRATEGY,COUNT[,NETWORK[,BATCH[,PRECISION]]]
+        measures rows of your own: STRATEGY,COUNT[,NETWORK[,BATCH[,PRECISION]]]
 
     python -m launch.benchmark --compare BEFORE/benchmark.json AFTER/benchmark.json
-        what differs by more than the noise; exit code 3 if something is worse by more than --worse_by
+        prints differences larger than the noise; exit code 3 if a figure is worse by more than --worse_by
 
-A folder gets benchmark.json (medians, extremes and standard errors, every round, the environment), the table in
-Markdown, and the plots. Figures of different machines or hours don't compare; figures of one table do.
+The folder --output gets benchmark.json (medians, extremes and standard errors, every round, the environment), the
+table in Markdown, and the plots. Compare only figures measured on the same machine at about the same time, such as
+those of one table.
 """
 
 import json
@@ -51,37 +52,55 @@ FLAGS = flags.FLAGS
 flags.DEFINE_string(
     "peers", None, "Folder of peer programs (keras_step.py and others) to measure in the same rounds."
 )
-flags.DEFINE_enum("group", "towers", list(GROUPS), "What is measured.")
-flags.DEFINE_multi_string("row", [], "A line of your own: STRATEGY,COUNT[,NETWORK[,BATCH[,PRECISION]]].")
-flags.DEFINE_string("torch", None, "A Python that has torch, to measure torch_step.py of the peers as well.")
-flags.DEFINE_integer("rounds", 3, "How many times everything is measured.")
-flags.DEFINE_integer("measured_steps", 20, "Steps measured each time.")
+flags.DEFINE_enum("group", "towers", list(GROUPS), "Named set of rows to measure; --row overrides it.")
+flags.DEFINE_multi_string(
+    "row",
+    [],
+    "Row to measure instead of a --group, as STRATEGY,COUNT[,NETWORK[,BATCH[,PRECISION]]], e.g. "
+    "towers,2,resnet20,256,bfloat16. Repeat the flag for several rows.",
+)
+flags.DEFINE_string(
+    "torch", None, "Python interpreter with PyTorch installed: also measures torch_step.py in --peers."
+)
+flags.DEFINE_integer("rounds", 3, "Number of rounds; each measures every row once. More rounds reduce the noise.")
+flags.DEFINE_integer("measured_steps", 20, "Steps to measure per row and round.")
 flags.DEFINE_integer("measured_batch", 256, "Examples in a global batch.")
-flags.DEFINE_float("slow_seconds", 0.0, "How long the first worker waits for each batch, to see who waits for it.")
-flags.DEFINE_string("network", "resnet20", f"Network measured; also {TINY}.")
-flags.DEFINE_enum("measure", None, list(MEASUREMENTS), "One measurement in this process, as JSON.")
-flags.DEFINE_string("output", None, "Folder for what is found; default: a new one under runs/.")
-flags.DEFINE_string("compare", None, "A benchmark.json, to be compared with the one named behind it.")
-flags.DEFINE_float("worse_by", 0.05, "Relative difference beyond the noise that --compare takes for a regression.")
+flags.DEFINE_float(
+    "slow_seconds",
+    0.0,
+    "Seconds by which the first worker's input delays each of its batches, to measure the effect of a straggler.",
+)
+flags.DEFINE_string("network", "resnet20", f"Network to measure: a name as for launch.train's --model, or {TINY}.")
+flags.DEFINE_enum(
+    "measure",
+    None,
+    list(MEASUREMENTS),
+    "Run one measurement in this process and print it as JSON. The benchmark starts its processes with this flag.",
+)
+flags.DEFINE_string("output", None, "Folder to write the results to. Default: a new folder under runs/.")
+flags.DEFINE_string("compare", None, "First of two benchmark.json files to compare: --compare BEFORE AFTER.")
+flags.DEFINE_float(
+    "worse_by", 0.05, "Relative difference, beyond the noise, from which --compare counts a figure as worse."
+)
 positive("rounds", "measured_steps", "measured_batch", "worse_by")
 
 
 def measure(rows: list[Case], directory: pathlib.Path) -> dict:
-    """All rounds; what is found is saved after each, so that an interrupted benchmark keeps what it has."""
+    """Measures all rounds; saves the results after each, so an interrupted benchmark loses only the last round."""
     rounds: dict[str, list[dict]] = {row.name: [] for row in rows}
     environment = environment_now()
-    for number in range(FLAGS.rounds):
+    for index in range(FLAGS.rounds):
         for row in rows:
             found = run_case(row)
             rounds[row.name].append(found)
-            print(f"round {number + 1}: {row.name}: {in_words(found)}", flush=True)
+            print(f"round {index + 1}: {row.name}: {in_words(found)}", flush=True)
         whole = results(rows, rounds, environment)
         save(whole, directory / "benchmark.json")
     return whole
 
 
 def environment_now() -> dict:
-    """What the figures depend on."""
+    """Everything that the figures depend on: time, versions, devices, threads and flags."""
     return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "versions": versions().facts,
@@ -92,7 +111,7 @@ def environment_now() -> dict:
 
 
 def in_words(found: dict) -> str:
-    """A measurement."""
+    """A measurement in one line."""
     steps = f", {found['steps_per_second']:.1f} steps/s" if "steps_per_second" in found else ""
     counted = f", {found['counted_steps']} steps counted" if "counted_steps" in found else ""
     workers = f", by worker {list(found['worker_steps'].values())}" if "worker_steps" in found else ""
@@ -100,7 +119,7 @@ def in_words(found: dict) -> str:
 
 
 def compare(first: str, second: str) -> int:
-    """Prints what differs; the exit code."""
+    """Prints the differences between two benchmark.json files; returns the exit code."""
     before, after = load(first), load(second)
     found = changes(before, after)
     for line in [*found, *only_in_one(before, after)]:
@@ -111,14 +130,20 @@ def compare(first: str, second: str) -> int:
 
 
 def output_directory() -> pathlib.Path:
-    """Made anew unless it is there."""
+    """The folder for the results, created if it does not exist.
+
+    Raises:
+      UserError: the folder can't be created, or already contains results.
+    """
     path = pathlib.Path(FLAGS.output or f"runs/benchmark-{time.strftime('%Y%m%d-%H%M%S')}")
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"--output={path}: {error.strerror}; name a folder that can be written") from None
+        raise UserError(f"--output={path}: {error.strerror}; choose a writable folder") from None
     if (path / "benchmark.json").exists():
-        raise UserError(f"--output={path} holds a benchmark.json already: name another folder, or move it away")
+        raise UserError(
+            f"--output={path} already contains a benchmark.json; choose another folder or move it away"
+        )
     return path
 
 
@@ -128,7 +153,9 @@ def main(arguments: list[str]) -> int:
         return binary.DONE
     if FLAGS.compare is not None:
         if len(arguments) != 2:
-            raise UserError(f"--compare {FLAGS.compare}: name two files, as --compare A.json B.json")
+            raise UserError(
+                f"--compare {FLAGS.compare}: two files are needed; type --compare BEFORE.json AFTER.json"
+            )
         return compare(FLAGS.compare, arguments[1])
     rows = cases()
     directory = output_directory()
@@ -136,7 +163,7 @@ def main(arguments: list[str]) -> int:
     lines = [*table(found), "", *ratios(found)]
     (directory / "benchmark.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
     save_plots(found, directory)
-    print("\n".join([*lines, "", f"kept in {directory}"]))
+    print("\n".join([*lines, "", f"saved in {directory}"]))
     return binary.DONE
 
 

@@ -1,1 +1,1 @@
-"""The benchmark's parts: what is measured, how it is run, and what is made of the numbers."""
+"""The parts of the benchmark: what it measures, how it runs the measurements, and how it reports the results."""

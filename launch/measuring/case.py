@@ -1,4 +1,4 @@
-"""One line of the benchmark's table: a piece of work and the command that measures it."""
+"""One row of the benchmark's table: the work and the command that measures it."""
 
 import dataclasses
 import pathlib
@@ -12,7 +12,7 @@ from towers.errors import UserError
 
 FLAGS = flags.FLAGS
 FLOAT32, BFLOAT16 = "float32", "bfloat16"
-# What a strategy's `count` counts, and the processes it takes.
+# The processes of each strategy, by role, for its `count`; {} is one process without a cluster.
 _PROCESSES = {
     "towers": lambda count: {},
     "mirrored": lambda count: {},
@@ -23,14 +23,14 @@ _PROCESSES = {
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """What a line measures.
+    """The work that a row measures.
 
     Attributes:
-      strategy: of ours; or the peer's name.
-      count: towers, replicas, processes or workers.
-      network: by name.
-      batch: examples in a global batch, or of one update where workers don't wait.
-      precision: what layers compute in.
+      strategy: this project's strategy, or the peer's name.
+      count: number of towers, replicas, processes or workers.
+      network: the network's name.
+      batch: examples in a global batch; for asynchronous workers, examples in one update.
+      precision: precision in which layers compute.
     """
 
     strategy: str
@@ -42,13 +42,15 @@ class Work:
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """Attributes:
-    name: of the line.
-    work: what is done.
-    command: prints a JSON object in its last line.
-    processes: how many of each role run the command, each told by TF_CONFIG who the others are; the first one's
-      object is taken. {} is one process that is told of nobody.
-    is_peer: somebody else's program.
+    """A row of the benchmark's table.
+
+    Attributes:
+      name: the row's name.
+      work: the work that it measures.
+      command: a command whose last line of output is a JSON object with the measurement.
+      processes: number of processes of each role that run the command, each with its TF_CONFIG; the measurement is
+        the first process's. {}: one process without TF_CONFIG.
+      is_peer: whether the command is another project's program.
     """
 
     name: str
@@ -59,19 +61,19 @@ class Case:
 
 
 def work_of_flags(strategy: str, count: int, precision: str = FLOAT32) -> Work:
-    """With the network and the batch that the flags say."""
+    """Work with the network and the batch of the flags."""
     return Work(strategy, count, FLAGS.network, FLAGS.measured_batch, precision)
 
 
 def own_case(name: str, work: Work, *more: str, measure: str = "step", **processes: int) -> Case:
-    """A measurement of this project in fresh processes.
+    """A row that measures this project.
 
     Args:
-      name: of the line.
-      work: what is done.
-      *more: flags.
-      measure: which kind of measurement.
-      **processes: of each role; nothing for what the strategy takes.
+      name: the row's name.
+      work: the work to measure.
+      *more: further flags.
+      measure: the kind of measurement, a key of MEASUREMENTS.
+      **processes: number of processes of each role; default: what the strategy needs for `work.count`.
     """
     command = (
         *(sys.executable, "-m", "launch.benchmark", f"--measure={measure}", f"--strategy={work.strategy}"),
@@ -84,24 +86,24 @@ def own_case(name: str, work: Work, *more: str, measure: str = "step", **process
 
 
 def devices_of(work: Work) -> tuple[str, ...]:
-    """Towers in one process; of several processes each has one tower of one thread."""
+    """Flags for the devices: `count` towers in one process, or one tower of one thread in each of several."""
     if not _PROCESSES[work.strategy](1):
         return (f"--num_towers={work.count}",)
     return ("--num_towers=1", "--threads_per_tower=1")
 
 
 def named_case(row: str) -> Case:
-    """A line as `--row` names it: STRATEGY,COUNT,NETWORK,BATCH,PRECISION, of which the last three may be left out.
+    """The row that a value of --row describes: STRATEGY,COUNT[,NETWORK[,BATCH[,PRECISION]]].
 
     Raises:
-      UserError: it does not.
+      UserError: the value does not have this form.
     """
     words = row.split(",")
     if not 2 <= len(words) <= 5 or words[0] not in _PROCESSES or not all(map(_is_count, [words[1], *words[3:4]])):
         known = ", ".join(_PROCESSES)
         raise UserError(
-            f"--row={row}: give STRATEGY,COUNT[,NETWORK[,BATCH[,PRECISION]]], a strategy of {known} and numbers "
-            "above 0, as towers,2,resnet20,256,bfloat16"
+            f"--row={row}: give STRATEGY,COUNT[,NETWORK[,BATCH[,PRECISION]]] with a strategy of {known} and "
+            "numbers above 0, e.g. towers,2,resnet20,256,bfloat16"
         )
     strategy, count, network, batch, precision = [*words, *("", "", "", "", "")[len(words) :]]
     work = Work(
@@ -116,13 +118,13 @@ def _is_count(word: str) -> bool:
 
 
 def peer_case(name: str, work: Work, program: str, *more: str, python: str = sys.executable) -> Case:
-    """The same work by another's program, in the folder of --peers.
+    """A row that measures the same work with a peer's program, from the folder --peers.
 
     Raises:
-      UserError: it is not there.
+      UserError: the program is not in that folder.
     """
     path = pathlib.Path(FLAGS.peers) / program
     if not path.exists():
-        raise UserError(f"--peers={FLAGS.peers}: there is no {program} in it; name the folder of the peers")
+        raise UserError(f"--peers={FLAGS.peers} does not contain {program}; give the folder of the peer programs")
     command = (python, str(path), f"--batch={work.batch}", f"--steps={FLAGS.measured_steps}", *more)
     return Case(name, work, command, is_peer=True)

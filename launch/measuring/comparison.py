@@ -1,4 +1,4 @@
-"""Two benchmarks beside each other: what differs by more than the noise, and what has become worse."""
+"""Compares two benchmarks: which figures differ by more than the noise, and which became worse."""
 
 import dataclasses
 import math
@@ -6,8 +6,9 @@ from collections.abc import Mapping
 
 from launch.measuring.results import FIRST_STEP, MEMORY, RATE
 
-# How many standard errors of the difference are noise: one in twenty exceeds them by chance.
+# The noise is this number of standard errors of the difference: one difference in twenty exceeds it by chance.
 _NOISE_ERRORS = 2.0
+# 1: more is better; -1: less is better.
 _COMPARED = {RATE: +1, FIRST_STEP: -1, MEMORY: -1}
 
 
@@ -16,11 +17,11 @@ class Change:
     """A figure that differs between two benchmarks.
 
     Attributes:
-      case: the line's name.
-      figure: what was measured.
+      case: the row's name.
+      figure: the figure's name.
       before, after: medians.
-      noise: how far apart they may be by chance; None where a benchmark of one round does not tell.
-      gain: relative; below 0 it has become worse, whichever way is better.
+      noise: largest difference that is likely by chance; None if a benchmark has only one round.
+      gain: relative improvement; below 0 the figure became worse.
     """
 
     case: str
@@ -38,7 +39,7 @@ class Change:
 
 
 def changes(before: Mapping, after: Mapping) -> list[Change]:
-    """What differs by more than the noise, in the order of the lines."""
+    """The figures that differ by more than the noise, in the order of the rows."""
     earlier = {one["name"]: one["figures"] for one in before["cases"]}
     found = []
     for one in after["cases"]:
@@ -60,7 +61,7 @@ def _change(case: str, figure: str, sign: int, was: Mapping, now: Mapping) -> li
 
 
 def only_in_one(before: Mapping, after: Mapping) -> list[str]:
-    """Lines that can't be compared."""
+    """A line of text for each row that only one of the benchmarks contains."""
     names = [{one["name"] for one in found["cases"]} for found in (before, after)]
     return [f"{name}: only in the first" for name in sorted(names[0] - names[1])] + [
         f"{name}: only in the second" for name in sorted(names[1] - names[0])

@@ -1,4 +1,4 @@
-"""The tables that the benchmark has by name: our lines, and the peers' on the same work."""
+"""The rows of each --group: this project's, and the peers' on the same work."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -9,17 +9,17 @@ from launch.measuring.case import BFLOAT16, Case, Work, named_case, own_case, pe
 from strategies.cluster import CHIEF, SERVER, WORKER
 
 FLAGS = flags.FLAGS
-# Without waiting, each of three workers reads through the others' batches too: 90 ms a step then, and 30 in sync.
+# Delay of each batch. An asynchronous worker also reads the batches of the two others: 90 ms per step, 30 in sync.
 _SLOW_SECONDS = 0.03
 
 
 def cases() -> list[Case]:
-    """What the flags ask for: --row's lines, or those of --group."""
+    """The rows that the flags select: those of --row, or of --group."""
     return [named_case(row) for row in FLAGS.row] if FLAGS.row else GROUPS[FLAGS.group]()
 
 
 def towers_cases() -> list[Case]:
-    """One process."""
+    """Towers in one process, and peers in one process."""
     rows = [
         own_case("towers 2", work_of_flags("towers", 2)),
         own_case("towers 2, Trainer's loop", work_of_flags("towers", 2), measure="trainer"),
@@ -37,13 +37,13 @@ def towers_cases() -> list[Case]:
 
 
 def one_tower(precision: str = "float32") -> Case:
-    """One tower on all threads: what efficiency is measured against."""
+    """One tower on all threads, the reference for efficiency."""
     written = "" if precision == "float32" else f", {precision}"
     return own_case(f"towers 1{written}", work_of_flags("towers", 1, precision))
 
 
 def ring_cases() -> list[Case]:
-    """Two processes of one thread each."""
+    """Rings of two processes of one thread each."""
     rows = [
         own_case("ring 2", work_of_flags("ring", 2)),
         own_case("ring 2, bfloat16", work_of_flags("ring", 2, BFLOAT16)),
@@ -56,7 +56,7 @@ def ring_cases() -> list[Case]:
 
 
 def torch_cases(num_processes: int) -> list[Case]:
-    """PyTorch in both precisions, where it is installed; several processes meet over gloo."""
+    """PyTorch in both precisions, if --torch and --peers are given; several processes use gloo."""
     if not (FLAGS.peers and FLAGS.torch):
         return []
     name, work = f"torch, {num_processes} processes", work_of_flags("torch", num_processes)
@@ -64,7 +64,7 @@ def torch_cases(num_processes: int) -> list[Case]:
 
 
 def peer_cases(name: str, work: Work, program: str, *more: str, **python: str) -> list[Case]:
-    """A peer in both precisions."""
+    """A peer's program in both precisions."""
     half = dataclasses.replace(work, precision=BFLOAT16)
     return [
         peer_case(name, work, program, *more, **python),
@@ -73,7 +73,7 @@ def peer_cases(name: str, work: Work, program: str, *more: str, **python: str) -
 
 
 def servers_cases() -> list[Case]:
-    """Asynchronous servers, workers of one thread each."""
+    """Asynchronous parameter servers with workers of one thread each."""
     rows = [servers_case(2, 1), servers_case(2, 1, "--prefetch_parameters")]
     if FLAGS.peers:
         rows.append(
@@ -95,7 +95,7 @@ def servers_case(workers: int, servers: int, *more: str) -> Case:
 
 
 def slow_worker_cases() -> list[Case]:
-    """Parameter servers of each kind, without and with a worker whose input is slow."""
+    """Parameter servers under each kind of staleness, without and with a worker whose input is slow."""
     kinds = {
         "async": ("--staleness=async",),
         "bound 8": ("--staleness=8",),
@@ -113,7 +113,7 @@ def slow_worker_cases() -> list[Case]:
 
 
 def input_cases() -> list[Case]:
-    """The input alone, and what it has to feed."""
+    """The input stream alone, and the training that reads it."""
     batch = FLAGS.measured_batch
     stream = Work("input", 1, "crops and flips of 50,000 images", batch)
     return [

@@ -1,4 +1,4 @@
-"""What the benchmark measures in each of its fresh processes: the work, and the time it took."""
+"""The measurements that the benchmark runs, each in a fresh process."""
 
 import statistics
 import tempfile
@@ -26,14 +26,14 @@ from towers.task import InputShard
 
 FLAGS = flags.FLAGS
 TINY = "tiny"
-# Steps of parameter servers are so short that a few say nothing.
+# Steps of parameter servers are so short that the warm-up needs many.
 _SERVERS_WARM_UP_STEPS = 20
-# Batches that come much faster than steps.
+# Batches to measure per --measured_steps: a batch takes much less time than a step.
 _INPUT_FACTOR = 10
 
 
 def measured_task() -> OwnTask:
-    """One batch of random images, again and again, already in memory: the same work as the peers do."""
+    """A task whose data is one batch of random images in memory, repeated. The peers do the same work."""
     generator = np.random.default_rng(0)
     batch = FLAGS.measured_batch
     images = generator.random((batch, 32, 32, 3), np.float32)
@@ -56,7 +56,7 @@ def is_first_worker() -> bool:
 
 
 def slowed(images: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """As a slow disk would."""
+    """The batch, delayed by --slow_seconds as by a slow disk."""
 
     def wait(given):
         time.sleep(FLAGS.slow_seconds)
@@ -71,14 +71,14 @@ def _named_network() -> keras.Model:
 
 
 def tiny_network() -> keras.Model:
-    """The smallest network of the peers, where exchange is all that takes time."""
+    """The peers' smallest network: nearly all of its step is the exchange of gradients."""
     inputs = layers.Input((32, 32, 3))
     hidden = layers.ReLU()(layers.Conv2D(8, 3, 4, padding="same", use_bias=False)(inputs))
     return keras.Model(inputs, layers.Dense(10)(layers.Flatten()(hidden)))
 
 
 def measure_step() -> dict:
-    """Steps one at a time; the first one traces and compiles."""
+    """Measures steps one at a time, after a first step that traces and compiles."""
     FLAGS.steps = FLAGS.measured_steps + 3
     strategy = training.build_strategy(measured_task())
     first_seconds = first_step_seconds(strategy)
@@ -94,31 +94,31 @@ def measure_step() -> dict:
 
 
 def first_step_seconds(strategy: Strategy) -> float:
-    """What the first step takes."""
+    """Runs the first step and returns its duration."""
     started = time.perf_counter()
     strategy.run_steps(1)
     return time.perf_counter() - started
 
 
 def jitter(seconds: Sequence[float]) -> float:
-    """How much steps differ: from the 10th to the 90th of 100, over the median."""
+    """(90th percentile - 10th percentile) / median of the steps' durations."""
     tenth, ninetieth = np.quantile(seconds, [0.1, 0.9])
     return float(ninetieth - tenth) / statistics.median(seconds)
 
 
 def time_of(reports: Sequence[StepReport]) -> dict[str, float]:
-    """Shares of some steps' time: waiting for input, computing, and what is left, which is spent with others.
+    """Shares of the steps' time: waiting for input, computing, and the rest, which is communication.
 
-    In one process nothing is left: copies between its devices are part of computing.
+    With one process communication is 0: copies between its devices count as computing.
     """
-    whole = sum(report.seconds for report in reports)
+    seconds = sum(report.seconds for report in reports)
     workers = [worker for report in reports for worker in _workers(report)]
     if not workers:
-        waited = sum(report.input_seconds for report in reports) / whole
+        waited = sum(report.input_seconds for report in reports) / seconds
         return {"input": waited, "compute": 1 - waited, "communication": 0.0}
-    together = whole * len({worker.name for worker in workers})
-    waited = sum(worker.input_seconds for worker in workers) / together
-    busy = sum(worker.busy_seconds for worker in workers) / together
+    worker_seconds = seconds * len({worker.name for worker in workers})
+    waited = sum(worker.input_seconds for worker in workers) / worker_seconds
+    busy = sum(worker.busy_seconds for worker in workers) / worker_seconds
     return {"input": waited, "compute": busy, "communication": max(0.0, 1 - waited - busy)}
 
 
@@ -127,7 +127,7 @@ def _workers(report: StepReport):
 
 
 class TimedEngine:
-    """An engine that keeps the time spent in its steps, each waited for."""
+    """Wraps an engine and records the duration of each training step, up to its computed loss."""
 
     def __init__(self, engine):
         self._engine, self.seconds = engine, []
@@ -144,7 +144,7 @@ class TimedEngine:
 
 
 class ReportTimes(Callback):
-    """When each report came, and of which step."""
+    """Records (step, time) of each report."""
 
     def __init__(self):
         self.reports: list[tuple[int, float]] = []
@@ -154,7 +154,7 @@ class ReportTimes(Callback):
 
 
 def measure_trainer() -> dict:
-    """The same steps under a Trainer with its files and reports: all that it adds, in the same steps."""
+    """Measures steps under a Trainer with its files and reports, and its overhead over the same bare steps."""
     FLAGS.steps = FLAGS.measured_steps + 3
     strategy = training.build_strategy(measured_task())
     strategy.engine = engine = TimedEngine(strategy.engine)
@@ -172,7 +172,7 @@ def measure_trainer() -> dict:
 
 
 def measure_servers() -> dict:
-    """Steps of workers and servers, counted by the chief, which this is; its first ones are not measured."""
+    """Measures parameter servers from this process, the chief, after warm-up steps."""
     FLAGS.steps = _SERVERS_WARM_UP_STEPS + FLAGS.measured_steps
     strategy = training.build_strategy(measured_task())
     first_seconds = first_step_seconds(strategy)
@@ -191,7 +191,7 @@ def measure_servers() -> dict:
 
 
 def measure_input() -> dict:
-    """Batches of a stream as CIFAR-10's, shuffled, cropped and flipped, with nobody computing beside it."""
+    """Measures the input stream alone: images of CIFAR-10's size, shuffled, cropped and flipped."""
     draw, count = np.random.default_rng(0), 50_000
     images, labels = draw.integers(0, 256, (count, 32, 32, 3), np.uint8), draw.integers(0, 10, count)
     store = ImageStore(images=images, labels=labels, num_classes=10, name="drawn")

@@ -1,4 +1,4 @@
-"""The results as pictures."""
+"""Draws the results as plots."""
 
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -15,8 +15,8 @@ _WIDTH, _ROW_HEIGHT, _MARGIN = 8.0, 0.36, 1.2
 
 
 def save_plots(found: Mapping, directory: pathlib.Path) -> list[pathlib.Path]:
-    """throughput.png, efficiency.png and time.png, each where there is something to see."""
-    # Takes a second to import, which the processes that are measured need not wait for.
+    """Draws throughput.png, efficiency.png and time.png; omits a plot without data."""
+    # Importing matplotlib takes a second, which the measured processes must not spend.
     from matplotlib.figure import Figure
 
     cases = found["cases"]
@@ -40,7 +40,7 @@ def _bars(axes: "Axes", cases: Sequence[Mapping], lengths: Sequence[float], form
     bars = axes.barh([one["name"] for one in cases], lengths, color=colours, xerr=spread, capsize=3)
     axes.bar_label(bars, [format(length, form) for length in lengths], padding=4)
     axes.margins(x=0.15)
-    # The table's first line is the uppermost.
+    # The table's first row is at the top.
     axes.invert_yaxis()
 
 
@@ -56,7 +56,7 @@ def _draw_throughput(axes: "Axes", cases: Sequence[Mapping]) -> None:
 def _draw_efficiency(axes: "Axes", cases: Sequence[Mapping]) -> None:
     _bars(axes, cases, [one["efficiency"] for one in cases], ".2f")
     axes.axvline(1.0, color="black", linestyle="--", linewidth=1)
-    axes.set_xlabel("rate over that of one tower with all threads; dashed: the ideal on the same cores")
+    axes.set_xlabel("rate / rate of one tower with all threads (dashed: ideal on the same cores)")
 
 
 def _draw_time(axes: "Axes", cases: Sequence[Mapping]) -> None:

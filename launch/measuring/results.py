@@ -1,4 +1,4 @@
-"""What the rounds of a benchmark came to: figures with their spread, and the file that keeps them."""
+"""Summarizes the rounds of a benchmark as figures with their spread; writes and reads benchmark.json."""
 
 import dataclasses
 import json
@@ -13,14 +13,14 @@ from strategies.whole_file import write_whole
 from towers.errors import UserError
 
 VERSION = 1
-# What a case may measure each round; of the first more is better, of the others less.
+# Figures that a case may measure in each round.
 RATE, JITTER, FIRST_STEP, MEMORY = "images_per_second", "step_jitter", "first_step_seconds", "peak_memory_bytes"
 FIGURES = (RATE, "steps_per_second", JITTER, FIRST_STEP, MEMORY, "loop_over_step")
 PARTS = ("input", "compute", "communication")
 
 
 def figure(values: Sequence[float]) -> dict[str, float | None]:
-    """Median, extremes, and the standard error of the mean; None where one round tells nothing of it."""
+    """Median, extremes, and the standard error of the mean, which is None for one round."""
     error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
     return {
         "median": statistics.median(values),
@@ -31,7 +31,7 @@ def figure(values: Sequence[float]) -> dict[str, float | None]:
 
 
 def described(case: Case, rounds: Sequence[Mapping]) -> dict:
-    """One case in the file."""
+    """One case's entry in benchmark.json."""
     found = {
         "name": case.name,
         **dataclasses.asdict(case.work),
@@ -48,9 +48,10 @@ def described(case: Case, rounds: Sequence[Mapping]) -> dict:
 
 
 def results(cases: Sequence[Case], rounds: Mapping[str, Sequence[Mapping]], environment: Mapping) -> dict:
-    """The whole file. Efficiency is the rate over that of one tower with all threads on the same work.
+    """The content of benchmark.json.
 
-    On CPUs all share the same cores, so that the ideal is 1; on GPUs it is the number of devices.
+    efficiency = rate / rate of one tower with all threads on the same work. The ideal is 1 on CPUs, because all
+    cases share the same cores; on GPUs it is the number of devices.
     """
     found = [described(case, rounds[case.name]) for case in cases if rounds[case.name]]
     for one in found:
@@ -60,7 +61,7 @@ def results(cases: Sequence[Case], rounds: Mapping[str, Sequence[Mapping]], envi
 
 
 def is_one_tower(one: Mapping) -> bool:
-    """Whether a case is what efficiency is measured against."""
+    """Whether a case is the reference for efficiency."""
     return (one["strategy"], one["count"]) == ("towers", 1)
 
 
@@ -73,23 +74,23 @@ def _rate(one: Mapping) -> float:
 
 
 def save(found: Mapping, path: pathlib.Path) -> None:
-    """Whole or not at all."""
+    """Writes the file atomically."""
     write_whole(path, dumps(found, indent=1) + "\n")
 
 
 def load(path: str) -> dict:
-    """A file that `save` wrote.
+    """The content of a file that `save` wrote.
 
     Raises:
-      UserError: there is none, or it is something else.
+      UserError: the file does not exist, or is not a benchmark.json of this version.
     """
     try:
         found = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
     except OSError as error:
-        raise UserError(f"{path}: {error.strerror}; name a benchmark.json that launch.benchmark wrote") from None
+        raise UserError(f"{path}: {error.strerror}; give a benchmark.json that launch.benchmark wrote") from None
     except ValueError:
-        raise UserError(f"{path} is not JSON: name a benchmark.json that launch.benchmark wrote") from None
+        raise UserError(f"{path} is not JSON; give a benchmark.json that launch.benchmark wrote") from None
     if not isinstance(found, dict) or found.get("version") != VERSION or "cases" not in found:
         version = found.get("version") if isinstance(found, dict) else None
-        raise UserError(f"{path} is of version {version}, this reads {VERSION}: measure again")
+        raise UserError(f"{path} has version {version}, but this program reads version {VERSION}; measure again")
     return found

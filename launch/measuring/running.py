@@ -1,4 +1,4 @@
-"""Runs a case in fresh processes and watches their memory."""
+"""Runs a case in fresh processes and samples their memory."""
 
 import json
 import os
@@ -18,10 +18,10 @@ _SAMPLE_SECONDS = 0.2
 
 
 def run_case(case: Case) -> dict:
-    """The JSON object that a case prints last, with 'peak_memory_bytes' of all its processes.
+    """Runs a case; returns the JSON object that it prints last, with 'peak_memory_bytes' of all its processes.
 
     Raises:
-      RuntimeError: a program failed; its last line is in the message.
+      RuntimeError: a process failed; the message contains the last line of its stderr.
     """
     processes = [
         subprocess.Popen(case.command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -29,7 +29,7 @@ def run_case(case: Case) -> dict:
     ]
     with MemoryWatch([process.pid for process in processes]) as memory:
         try:
-            # Their few lines fit in the pipes, so one may be read after the other.
+            # The few lines of each process fit into its pipes, so the processes can be read one after another.
             written = [process.communicate(timeout=_CASE_SECONDS) for process in processes]
         finally:
             for process in processes:
@@ -42,7 +42,7 @@ def run_case(case: Case) -> dict:
 
 
 def environments(processes: Mapping[str, int]) -> list[dict[str, str]]:
-    """What each process of a case has in its environment, the chief's or the first worker's first."""
+    """The environment of each process of a case; the chief's, or else worker 0's, is the first."""
     shared = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"}
     shared.pop("TF_CONFIG", None)
     if not processes:
@@ -57,10 +57,10 @@ def environments(processes: Mapping[str, int]) -> list[dict[str, str]]:
 
 
 class MemoryWatch:
-    """Looks now and then at the resident memory of processes and all that they started.
+    """Context manager: while active, samples the resident memory of processes and their descendants.
 
     Attributes:
-      peak_bytes: the largest sum so far; pages that processes share count in each.
+      peak_bytes: the largest sum so far; a page that several processes share counts once for each.
     """
 
     def __init__(self, pids: Sequence[int]):

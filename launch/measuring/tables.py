@@ -1,4 +1,4 @@
-"""The results in Markdown."""
+"""Writes the results as a Markdown table, and ratios between rows."""
 
 from collections.abc import Mapping, Sequence
 
@@ -9,7 +9,7 @@ _HEAD = ("case", "images/s", "min - max", "± error", "jitter", "first step s", 
 
 
 def table(found: Mapping) -> list[str]:
-    """A row a case."""
+    """The lines of a Markdown table with one row per case."""
     lines = [_row(_HEAD), _row(["---"] * len(_HEAD))]
     for one in found["cases"]:
         rate = one["figures"][RATE]
@@ -45,14 +45,14 @@ def _median(one: Mapping, name: str, form: str, *, divisor: float = 1.0) -> str:
 
 
 def ratios(found: Mapping) -> list[str]:
-    """The comparisons that the project holds itself to: our first line of each precision to each peer's."""
+    """Lines with the ratios that the project must meet: the first row of each precision / each peer's row."""
     own = [one for one in found["cases"] if not one["is_peer"]]
     lines = []
     for peer in (one for one in found["cases"] if one["is_peer"]):
         ours = [one for one in own if one["precision"] == peer["precision"] and one["network"] == peer["network"]]
         lines += [_ratio(ours[0], peer, RATE)] if ours else []
     lines += [
-        f"{one['name']}, time over that of its steps: {one['figures']['loop_over_step']['median']:.4f}"
+        f"{one['name']}, loop time / step time: {one['figures']['loop_over_step']['median']:.4f}"
         for one in own
         if "loop_over_step" in one["figures"]
     ]

@@ -1,4 +1,4 @@
-"""The benchmark as its user starts it: real measurements, of the smallest network."""
+"""The benchmark as a user starts it, with real measurements of the smallest network."""
 
 import json
 
@@ -15,11 +15,11 @@ ROWS = ("--row=towers,1", "--row=ring,2,tiny,8", "--row=ps,1,tiny,8,bfloat16")
 def measured(tmp_path_factory):
     folder = tmp_path_factory.mktemp("benchmark")
     with started("-m", "launch.benchmark", *ROWS, *SHORT, "--output=found", cwd=folder) as process:
-        # Twelve processes that import TensorFlow, one group after another.
+        # Twelve processes import TensorFlow, one row after another.
         return folder, ended(process, limit_seconds=220)
 
 
-def test_it_measures_and_keeps_what_it_found(measured):
+def test_it_measures_each_row_and_saves_the_figures(measured):
     folder, done = measured
     assert done.code == 0, done.err
     whole = json.loads((folder / "found" / "benchmark.json").read_text())
@@ -35,20 +35,20 @@ def test_it_measures_and_keeps_what_it_found(measured):
     alone, ring, servers = whole["cases"]
     assert (alone["time"]["communication"], alone["efficiency"], servers["efficiency"]) == (0, 1, None)
     assert ring["time"]["communication"] > 0
-    # Two processes with TensorFlow in them, and three.
+    # The ring has two processes with TensorFlow, the single tower one.
     assert ring["figures"]["peak_memory_bytes"]["median"] > 1.5 * alone["figures"]["peak_memory_bytes"]["median"]
 
 
-def test_the_table_and_the_plots_lie_beside_it(measured):
+def test_the_table_and_the_plots_are_saved_too(measured):
     folder, done = measured
     written = (folder / "found" / "benchmark.md").read_text()
     assert written.strip() in done.out
-    assert "kept in found" in done.out
+    assert "saved in found" in done.out
     pictures = sorted(path.name for path in (folder / "found").glob("*.png"))
     assert pictures == ["efficiency.png", "throughput.png", "time.png"]
 
 
-def test_comparing_ends_with_a_code_of_its_own_if_something_is_worse(measured):
+def test_compare_ends_with_exit_code_3_if_a_figure_is_worse(measured):
     folder, _ = measured
     whole = json.loads((folder / "found" / "benchmark.json").read_text())
     rate = whole["cases"][0]["figures"]["images_per_second"]
@@ -66,24 +66,24 @@ def test_comparing_ends_with_a_code_of_its_own_if_something_is_worse(measured):
     assert [done.code for done in (worse, tolerated, better)] == [3, 0, 0]
 
 
-def test_a_benchmark_is_not_overwritten(measured):
+def test_existing_results_are_not_overwritten(measured):
     folder, _ = measured
     again = run("-m", "launch.benchmark", *ROWS, *SHORT, "--output=found", cwd=folder)
     assert again.code == 2
-    assert "--output=found holds a benchmark.json already: name another folder" in again.err
+    assert "--output=found already contains a benchmark.json; choose another folder" in again.err
 
 
 MISTAKES = (
     (["--row=towers"], "--row=towers: give STRATEGY,COUNT"),
     (["--row=fast,2"], "a strategy of towers, mirrored, ring, ps"),
-    (["--compare", "a.json"], "name two files"),
+    (["--compare", "a.json"], "two files are needed"),
     (["--compare", "a.json", "b.json"], "a.json: No such file"),
     (["--compare", "a.json", "b.json", "c.json"], "argument 'c.json' is no flag"),
-    (["--peers=nowhere"], "there is no keras_step.py in it"),
+    (["--peers=nowhere"], "--peers=nowhere does not contain keras_step.py"),
 )
 
 
-def test_mistakes(tmp_path):
+def test_each_mistake_is_reported_in_one_line(tmp_path):
     ends = run_many([("launch.benchmark", flags) for flags, _ in MISTAKES], tmp_path)
     for (flags, words), (done, folder) in zip(MISTAKES, ends, strict=True):
         assert done.code == 2, flags

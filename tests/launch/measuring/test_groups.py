@@ -1,4 +1,4 @@
-"""The tables by name: each line once, ours first, the peers' by their own flags."""
+"""The rows of each --group: unique names, this project's first, the peers' with their own flags."""
 
 import pytest
 from absl import flags
@@ -12,7 +12,7 @@ FLAGS = flags.FLAGS
 
 @pytest.fixture
 def peers(tmp_path):
-    """A folder of peer programs and a Python of torch's."""
+    """A folder of peer programs, and flags that name it and a Python interpreter with torch."""
     for program in ("keras_step.py", "torch_step.py", "ps_step.py"):
         (tmp_path / program).touch()
     if not FLAGS.is_parsed():
@@ -22,13 +22,13 @@ def peers(tmp_path):
 
 
 @pytest.mark.parametrize("group", GROUPS)
-def test_each_line_is_there_once_and_ours_is_first(peers, group):
+def test_names_are_unique_and_this_projects_row_is_first(peers, group):
     rows = GROUPS[group]()
     assert len({row.name for row in rows}) == len(rows)
     assert not rows[0].is_peer
 
 
-def test_the_peers_of_a_ring_in_both_precisions(peers):
+def test_the_peers_of_a_ring_have_both_precisions(peers):
     found = {row.name: (row.work.precision, row.command) for row in GROUPS["ring"]() if row.is_peer}
     assert list(found) == [
         "keras ring",

@@ -1,4 +1,4 @@
-"""What rounds come to, and two benchmarks beside each other."""
+"""The figures of a benchmark's rounds, and the comparison of two benchmarks."""
 
 import json
 
@@ -23,14 +23,14 @@ def measured(rate: float, **more) -> dict:
 
 
 def found(**rates) -> dict:
-    """A benchmark of two towers, one tower and a peer; each with the rates of its rounds."""
+    """A benchmark of two towers, one tower and a peer, each with the given rates of its rounds."""
     cases = [case("two"), case("one", count=1), case("peer", "other", is_peer=True)]
     rounds = {name: [measured(rate, time=SPLIT) for rate in own] for name, own in rates.items()}
     rounds |= {"peer": [{RATE: rate} for rate in rates["peer"]]}
     return results(cases, rounds, {"machine": "this"})
 
 
-def test_the_spread_of_rounds():
+def test_a_figure_has_the_spread_of_its_rounds():
     assert figure([4.0, 1.0, 7.0]) == {
         "median": 4.0,
         "min": 1.0,
@@ -40,19 +40,19 @@ def test_the_spread_of_rounds():
     assert figure([5.0]) == {"median": 5.0, "min": 5.0, "max": 5.0, "standard_error": None}
 
 
-def test_efficiency_is_against_one_tower_on_the_same_work():
+def test_efficiency_is_relative_to_one_tower_on_the_same_work():
     cases = [case("two"), case("one", count=1), case("half", precision="bfloat16")]
     whole = results(cases, {"two": [measured(150)], "one": [measured(100)], "half": [measured(300)]}, {})
     assert [one["efficiency"] for one in whole["cases"]] == [1.5, 1.0, None]
 
 
-def test_what_a_round_does_not_tell_is_left_out():
+def test_figures_that_a_case_does_not_measure_are_omitted():
     peer = found(two=[3.0], one=[2.0], peer=[1.0])["cases"][2]
     assert list(peer["figures"]) == [RATE]
     assert peer["time"] is None
 
 
-def test_what_is_saved_is_loaded(tmp_path):
+def test_load_returns_what_save_wrote(tmp_path):
     whole = found(two=[3.0, 4.0], one=[2.0, 2.5], peer=[1.0, 1.5])
     save(whole, tmp_path / "benchmark.json")
     assert load(str(tmp_path / "benchmark.json")) == whole
@@ -64,11 +64,11 @@ def test_what_is_saved_is_loaded(tmp_path):
     [
         (None, "No such file"),
         ("{", "is not JSON"),
-        ("[]", "of version None"),
-        ('{"version": 99}', "of version 99"),
+        ("[]", "has version None"),
+        ('{"version": 99}', "has version 99"),
     ],
 )
-def test_what_is_no_benchmark(tmp_path, text, words):
+def test_a_file_that_is_not_a_benchmark_is_refused(tmp_path, text, words):
     path = tmp_path / "a.json"
     if text is not None:
         path.write_text(text)
@@ -83,7 +83,7 @@ def test_the_table_and_the_ratios():
     assert ratios(whole) == ["two / peer: 2.00", "time to first step, two / one: 1.00"]
 
 
-def test_plots_are_drawn_of_what_there_is(tmp_path):
+def test_a_plot_without_data_is_not_drawn(tmp_path):
     whole = found(two=[300.0, 340.0], one=[200.0, 210.0], peer=[155.0, 160.0])
     saved = save_plots(whole, tmp_path)
     assert [path.name for path in saved] == ["throughput.png", "efficiency.png", "time.png"]
@@ -96,12 +96,12 @@ def test_plots_are_drawn_of_what_there_is(tmp_path):
 class TestComparison:
     BEFORE = found(two=[100.0, 102.0, 98.0], one=[50.0, 51.0, 49.0], peer=[10.0])
 
-    def test_nothing_but_noise(self):
+    def test_differences_within_the_noise_are_not_reported(self):
         assert changes(self.BEFORE, self.BEFORE) == []
         after = found(two=[101.0, 103.0, 99.0], one=[50.0, 51.0, 49.0], peer=[10.0])
         assert changes(self.BEFORE, after) == []
 
-    def test_what_became_worse_and_better(self):
+    def test_worse_and_better_figures_are_reported(self):
         after = found(two=[80.0, 82.0, 78.0], one=[60.0, 61.0, 59.0], peer=[10.0])
         worse, better = changes(self.BEFORE, after)
         assert (worse.case, worse.figure, worse.before, worse.after) == ("two", RATE, 100.0, 80.0)
@@ -120,13 +120,13 @@ class TestComparison:
             (MEMORY, -1.0),
         ]
 
-    def test_of_one_round_every_difference_is_shown(self):
+    def test_with_one_round_every_difference_is_reported(self):
         before, after = (found(two=[rate], one=[50.0], peer=[10.0]) for rate in (100.0, 99.0))
         (change,) = changes(before, after)
         assert change.noise is None
         assert "noise unknown" in str(change)
 
-    def test_lines_of_one_alone(self):
+    def test_rows_of_only_one_benchmark_are_reported(self):
         after = json.loads(json.dumps(self.BEFORE).replace('"two"', '"three"'))
         assert changes(self.BEFORE, after) == []
         assert only_in_one(self.BEFORE, after) == ["two: only in the first", "three: only in the second"]
