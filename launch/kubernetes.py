@@ -42,7 +42,7 @@ NetworkPolicy admits only the pods of this ring, but only if the cluster's netwo
 cluster's administrators."""
 
 _VOLUME = (
-    "The volume claim {claim} must be ReadWriteMany, unless all pods run on one node: every worker reads the\n"
+    "The volume claim '{claim}' must be ReadWriteMany, unless all pods run on one node: every worker reads the\n"
     "checkpoints."
 )
 _NO_VOLUME = (
