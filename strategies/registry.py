@@ -1,4 +1,4 @@
-"""The strategies by name. A new one is one file and one row."""
+"""The strategies by name. To add one: write its file, add its row."""
 
 import dataclasses
 import difflib
@@ -18,37 +18,38 @@ from towers.task import Task
 
 @dataclasses.dataclass(frozen=True)
 class _Mode:
-    """How a strategy is made.
+    """How to build a strategy.
 
     Attributes:
-      build: called with a task, devices, options and shares; and its process's place under the name of `meeting`.
-      meeting: how its processes meet, 'ring' or 'servers'; '' where it is of one process.
+      build: function of (task, devices, options, shares=...). A strategy of several processes also takes this
+        process's membership, as the argument that `cluster_kind` names.
+      cluster_kind: 'ring' or 'servers': the kind of cluster that its processes form; '' for a single process.
     """
 
     build: Callable[..., Strategy]
-    meeting: str = ""
+    cluster_kind: str = ""
 
 
 _MODES = {
     "towers": _Mode(towers_strategy),
     "mirrored": _Mode(mirrored_strategy),
-    "ring": _Mode(ring_strategy, meeting="ring"),
-    "ps": _Mode(servers_strategy, meeting="servers"),
+    "ring": _Mode(ring_strategy, cluster_kind="ring"),
+    "ps": _Mode(servers_strategy, cluster_kind="servers"),
 }
 
 
 def strategy_names() -> tuple[str, ...]:
-    """Names that `build_strategy` knows."""
+    """Names that `build_strategy` accepts."""
     return tuple(_MODES)
 
 
-def meeting(name: str) -> str:
-    """How processes of this strategy meet before they build it: 'ring' (`ring.joining`), 'servers', or ''.
+def cluster_kind(name: str) -> str:
+    """Kind of cluster that the strategy's processes form: 'ring', 'servers', or '' for a single process.
 
     Raises:
-      UserError: a name that is not in the registry.
+      UserError: unknown name.
     """
-    return _mode(name).meeting
+    return _mode(name).cluster_kind
 
 
 def build_strategy(
@@ -61,28 +62,28 @@ def build_strategy(
     ring: Ring | None = None,
     servers: ServersPlace | None = None,
 ) -> Strategy:
-    """A strategy at its beginning: initial weights drawn from the options' seed.
+    """A strategy at step 0, with initial weights drawn from the options' seed.
 
     Args:
-      name: in the registry.
-      task: what is trained.
-      devices: of this process.
-      options: of the step.
-      shares: how much of this process's part each of its towers takes.
-      ring: for those that join one; None is a ring of one.
-      servers: the chief's place, for parameter servers.
+      name: one of `strategy_names()`.
+      task: what to train.
+      devices: devices of this process.
+      options: how a step computes.
+      shares: relative part of this process's examples for each of its towers; None: equal parts.
+      ring: this process's membership of a ring; None: a ring of one process.
+      servers: the chief's membership of a parameter-server cluster; required by 'ps'.
 
     Raises:
-      UserError: a name that is not in the registry, or what the strategy itself refuses.
+      UserError: unknown name, no cluster for a strategy that needs one, or an argument that the strategy refuses.
     """
     mode = _mode(name)
-    if mode.meeting == "servers" and servers is None:
+    if mode.cluster_kind == "servers" and servers is None:
         raise UserError(
-            f"strategy {name!r} is of several processes: start them all, as by "
-            "python -m launch.local --chief --workers=2 --ps=1 -- python -m launch.train --strategy=ps"
+            f"strategy {name!r} needs several processes: a chief, workers and parameter servers; "
+            "start them all and pass this one's membership as servers, or use another strategy"
         )
-    places = {"ring": ring, "servers": servers}
-    joined = {mode.meeting: places[mode.meeting]} if mode.meeting else {}
+    memberships = {"ring": ring, "servers": servers}
+    joined = {mode.cluster_kind: memberships[mode.cluster_kind]} if mode.cluster_kind else {}
     return mode.build(task, devices, options, shares=shares, **joined)
 
 

@@ -9,7 +9,7 @@ from launch.flags.checks import listed_in_help, numbers_from, positive
 from launch.membership.tf_config import public_addresses
 from launch.membership.this_process import cluster_of_this_process, is_evaluator
 from strategies.cluster import Cluster
-from strategies.registry import meeting, strategy_names
+from strategies.registry import cluster_kind, strategy_names
 from strategies.ring.joining import Ring, RingOptions, join_ring
 from strategies.ring.worker_exchange import ALGORITHMS, WIRE_PRECISIONS, WireOptions
 from towers.errors import UserError
@@ -56,7 +56,7 @@ def joined_ring() -> Ring | None:
       PeerLost: not all workers came.
     """
     cluster = cluster_of_this_process()
-    if meeting(FLAGS.strategy) != "ring":
+    if cluster_kind(FLAGS.strategy) != "ring":
         _check_alone(cluster)
         return None
     if is_evaluator():
@@ -75,8 +75,8 @@ def warn_of_public(cluster: Cluster) -> None:
 
 
 def _check_alone(cluster: Cluster | None) -> None:
-    if cluster is not None and len(cluster.members()) > 1 and not meeting(FLAGS.strategy):
-        together = " or ".join(name for name in strategy_names() if meeting(name))
+    if cluster is not None and len(cluster.members()) > 1 and not cluster_kind(FLAGS.strategy):
+        together = " or ".join(name for name in strategy_names() if cluster_kind(name))
         raise UserError(
             f"--strategy={FLAGS.strategy} is of one process, and TF_CONFIG or Slurm names "
             f"{len(cluster.members())}: use --strategy={together}, or unset TF_CONFIG"

@@ -8,7 +8,7 @@ from absl import flags
 from launch.flags.checks import at_least_zero, listed_in_help
 from launch.flags.ring import warn_of_public
 from launch.membership.this_process import cluster_of_this_process
-from strategies.registry import meeting
+from strategies.registry import cluster_kind
 from strategies.servers.membership import ServersPlace
 from strategies.servers.options import ServersOptions
 from towers.errors import UserError
@@ -37,7 +37,7 @@ def servers_place() -> ServersPlace | None:
     Raises:
       UserError: no cluster, or one that is not made for it.
     """
-    if meeting(FLAGS.strategy) != "servers":
+    if cluster_kind(FLAGS.strategy) != "servers":
         return None
     cluster = cluster_of_this_process()
     if cluster is None:

@@ -2,14 +2,14 @@
 
 import pytest
 
-from strategies.registry import build_strategy, meeting, strategy_names
+from strategies.registry import build_strategy, cluster_kind, strategy_names
 from tests.strategies.small_task import small_strategy, small_task
 from tests.towers.logical_cpus import cpus
 from tests.towers.user_errors import refused
 from towers.options import StepOptions
 
-# Parameter servers are of several processes.
-ALONE = [name for name in strategy_names() if meeting(name) != "servers"]
+# A single process can't build a strategy with parameter servers.
+ALONE = [name for name in strategy_names() if cluster_kind(name) != "servers"]
 
 
 @pytest.mark.parametrize("name", ALONE)
@@ -34,7 +34,7 @@ def test_an_unknown_name(name, hint):
 
 
 def test_parameter_servers_are_not_built_alone():
-    with refused("strategy 'ps' is of several processes", "launch.local --chief --workers=2 --ps=1"):
+    with refused("strategy 'ps' needs several processes", "a chief, workers and parameter servers"):
         build_strategy("ps", small_task(), cpus(1), StepOptions())
 
 
