@@ -35,6 +35,7 @@ from absl import flags
 
 from launch import binary
 from launch.flags.checks import at_least_zero, positive
+from launch.flags.command_line import flag_value
 from launch.membership.roles import Roles
 from launch.supervision.cluster_run import LocalRun, Plan
 from launch.supervision.planned_faults import planned_faults
@@ -112,11 +113,7 @@ def runnable(command: list[str]) -> tuple[str, ...]:
 
 def run_directory(command: list[str]) -> pathlib.Path:
     """The command's own --directory, or a new one named for the time; absolute."""
-    found = None
-    for place, word in enumerate(command):
-        name, is_given, value = word.partition("=")
-        if name in ("--directory", "-directory"):
-            found = value if is_given else "".join(command[place + 1 : place + 2])
+    found = flag_value(command, "directory")
     if not found:
         started = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
         found = os.path.join("runs", f"{started}-{os.getpid()}")

@@ -23,6 +23,7 @@ from absl import flags
 
 from launch import binary
 from launch.flags.checks import positive
+from launch.flags.command_line import flag_value
 from towers.errors import UserError
 
 FLAGS = flags.FLAGS
@@ -150,28 +151,18 @@ def _directory(command: Sequence[str]) -> str:
     Raises:
       UserError: there is none, or the command would not go on from it.
     """
-    directory = _flag(command, "directory")
+    directory = flag_value(command, "directory")
     if not directory:
         raise UserError(
             f"{shlex.join(command)}: no --directory: a job that was put back must find what it saved; add "
             "--directory=runs/NAME"
         )
-    resume = _flag(command, "resume")
+    resume = flag_value(command, "resume")
     if resume not in (None, "auto"):
         raise UserError(
             f"--resume={resume}: a job that was put back would begin from there again each time; leave it out"
         )
     return directory
-
-
-def _flag(command: Sequence[str], name: str) -> str | None:
-    """The last value that `command` gives a flag, as --name=value or --name value, with one dash or two."""
-    value = None
-    for word, following in zip(command, [*command[1:], ""], strict=True):
-        dashes, given, attached = re.fullmatch(r"(-{0,2})([^=]*)=?(.*)", word, re.DOTALL).groups()
-        if dashes and given == name:
-            value = attached if "=" in word else following
-    return value
 
 
 def _check_plain(job: Job) -> None:

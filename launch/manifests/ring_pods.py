@@ -1,12 +1,11 @@
 """Describes the pods of a ring: their number, image, resources, volume and command."""
 
 import dataclasses
-import itertools
 import pathlib
 import posixpath
 import re
-from collections.abc import Sequence
 
+from launch.flags.command_line import flag_value
 from towers.errors import UserError
 
 # Linux limits an environment variable to 128 KiB, and TF_CONFIG names every worker.
@@ -149,16 +148,6 @@ class RingPods:
                 "worker would not find it; "
                 f"give a folder on the volume, e.g. --directory={posixpath.join(self.mount, 'run')}"
             )
-
-
-def flag_value(command: Sequence[str], name: str) -> str | None:
-    """What absl takes for a flag of the command, which is the last one given; None if there is none."""
-    found = None
-    for word, following in itertools.zip_longest(command, command[1:]):
-        flag, is_joined, value = word.partition("=")
-        if flag in (f"--{name}", f"-{name}"):
-            found = value if is_joined else following
-    return found
 
 
 def _lies_in(path: str, folder: str) -> bool:

@@ -8,7 +8,6 @@ import time
 
 import pytest
 
-from launch import local
 from tests.launch.clusters import launched, run_cluster, wait_until
 from tests.launch.programs import run_many
 
@@ -90,16 +89,6 @@ def test_a_given_directory_is_the_runs(tmp_path):
     done = run_cluster(tmp_path, program, "--workers=1", command=command)
     assert done.out == f"[worker:0] {tmp_path}/mine ['--directory=mine', '--', 'more']\n"
     assert (tmp_path / "mine" / "logs" / "worker-0.log").exists()
-
-
-@pytest.mark.parametrize(
-    "flags",
-    [["--directory=x"], ["--directory", "x"], ["-directory=x"], ["--directory=y", "--steps=3", "--directory=x"]],
-    ids=" ".join,
-)
-def test_forms_of_directory(flags, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert local.run_directory(["python", "-m", "launch.train", *flags]) == tmp_path / "x"
 
 
 class TestLines:

@@ -110,13 +110,6 @@ def test_the_command_comes_through_as_it_is(tmp_path):
     assert done.stdout == f"{[*arguments, '''--directory=a folder/it's $HOME''']}\n"
 
 
-@pytest.mark.parametrize(
-    "given", [["--directory=a"], ["--directory", "a"], ["-directory=a"], ["--directory=b", "--directory=a"]]
-)
-def test_the_directory_however_it_is_given(given):
-    assert "interrupted=a/interrupted-$SLURM_JOB_ID\n" in batch_script(Job(), ["train", *given])
-
-
 @pytest.mark.parametrize("given", [[], ["--directory="], ["--directory"], ["--data_dir=a"], ["directory=a"]])
 def test_a_directory_is_needed(given):
     with refused("train", "no --directory", "add --directory=runs/NAME"):

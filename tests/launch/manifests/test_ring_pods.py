@@ -2,7 +2,6 @@
 
 import pytest
 
-from launch.manifests.ring_pods import flag_value
 from tests.launch.manifests.rings import COMMAND, ring
 from towers.errors import UserError
 
@@ -77,20 +76,3 @@ def test_the_error_names_the_value_and_the_fix(name):
 )
 def test_valid_values_are_accepted(changed):
     assert ring(**changed)
-
-
-@pytest.mark.parametrize(
-    "command, value",
-    [
-        (["--directory=a"], "a"),
-        (["-directory=a"], "a"),
-        (["--directory", "a"], "a"),
-        (["--directory=a", "--directory=b"], "b"),
-        (["--directory=a=b"], "a=b"),
-        (["--directory"], None),
-        (["--directory_of=a", "directory=a"], None),
-        ([], None),
-    ],
-)
-def test_the_flag_that_absl_would_take(command, value):
-    assert flag_value(command, "directory") == value
