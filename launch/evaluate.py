@@ -11,6 +11,7 @@ import json
 from absl import flags
 
 from launch import binary, training
+from launch.flags.saved import load_flags
 from launch.flags.task import task_from_flags
 from strategies.training.trainer import Trainer
 from towers.errors import UserError
@@ -25,7 +26,7 @@ def restored_trainer() -> Trainer:
     Raises:
       UserError: there is no run, or it has no checkpoint.
     """
-    training.load_flags(FLAGS.directory)
+    load_flags(FLAGS.directory)
     trainer = training.build_trainer(training.build_strategy(task_from_flags()))
     if trainer.restore() is None:
         raise UserError(f"--directory={FLAGS.directory}: it has no checkpoint yet; train first")

@@ -18,6 +18,7 @@ from absl import flags
 
 from launch import binary, training
 from launch.flags import step
+from launch.flags.saved import save_flags
 from launch.flags.task import task_from_flags
 from launch.supervision.stop_signals import StopSignals
 from strategies.servers.figures import table
@@ -42,7 +43,7 @@ def train(task) -> int:
         trainer = training.build_trainer(strategy, stop_requested=signals.requested)
         trainer.prepare()
         if trainer.directory is not None:
-            training.save_flags(trainer.directory)
+            save_flags(trainer.directory)
         result = trainer.fit()
         if not result.completed:
             signals.are_obeyed()

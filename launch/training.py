@@ -10,11 +10,8 @@ def main(_):
 app.run(main)
 """
 
-import datetime
-import os
-import pathlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from absl import app, flags
 
@@ -23,7 +20,8 @@ from launch.flags.checks import numbers_from
 from launch.flags.devices import devices_from_flags
 from launch.flags.recipes import apply_recipe
 from launch.flags.ring import joined_ring
-from launch.flags.run import callbacks_from_flags, trainer_options_from_flags
+from launch.flags.run import callbacks_from_flags, run_directory, trainer_options_from_flags
+from launch.flags.saved import flag_settings
 from launch.flags.servers import servers_place
 from launch.flags.step import options_from_flags
 from launch.membership.this_process import is_evaluator
@@ -33,14 +31,10 @@ from strategies import registry
 from strategies.cluster import SERVER, WORKER
 from strategies.contract import Strategy
 from strategies.training.trainer import Trainer
-from strategies.whole_file import write_whole
-from towers.errors import UserError
 from towers.options import StepOptions
 from towers.task import Task, steps_per_epoch
 
 FLAGS = flags.FLAGS
-FLAG_FILE = "flags.txt"
-RUN_DIRECTORY_VARIABLE = "TOWERS_RUN_DIRECTORY"
 
 
 def _configure_at_start() -> None:
@@ -102,68 +96,3 @@ def build_trainer(strategy: Strategy, *, stop_requested: Callable[[], bool] = la
 def run_length(task: Task) -> int:
     """Steps of the whole run, for the schedule."""
     return trainer_options_from_flags(None).num_steps(steps_per_epoch(task))
-
-
-def run_directory() -> pathlib.Path:
-    """--directory, or a new one named for the time; the same at every call in a process.
-
-    A launcher names one for all the processes that it starts: without --directory, TOWERS_RUN_DIRECTORY counts.
-    """
-    if FLAGS.directory is None:
-        FLAGS.directory = os.environ.get(RUN_DIRECTORY_VARIABLE) or None
-    if FLAGS.directory is None:
-        started = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-        FLAGS.directory = os.path.join("runs", f"{started}-{os.getpid()}")
-    return pathlib.Path(FLAGS.directory)
-
-
-def flag_settings() -> Mapping[str, object]:
-    """The flags of this package and their values, by name."""
-    return {
-        flag.name: flag.value
-        for module, of_module in FLAGS.flags_by_module_dict().items()
-        if module.startswith("launch.")
-        for flag in of_module
-    }
-
-
-def save_flags(directory: pathlib.Path) -> None:
-    """Writes the flags of this run for `launch.evaluate` and `launch.export` to read."""
-    lines = []
-    for name, value in flag_settings().items():
-        if value is not None and value != [] and name not in _NOT_KEPT:
-            text = ",".join(map(str, value)) if isinstance(value, list) else value
-            lines.append(f"--{name}={text}\n")
-    write_whole(directory / FLAG_FILE, "".join(lines))
-
-
-# What is true of one call and not of the run.
-_NOT_KEPT = (
-    "directory",
-    "resume",
-    "dry_run",
-    "verify",
-    "verify_precision",
-    "verify_tolerance",
-    "profile_steps",
-)
-
-
-def load_flags(directory: str | None) -> None:
-    """Takes over the flags of the run in `directory`, but for those given on the command line.
-
-    Raises:
-      UserError: no directory, or none that a run was kept in.
-    """
-    if directory is None:
-        raise UserError("--directory is missing: name the directory of a run")
-    path = pathlib.Path(directory) / FLAG_FILE
-    if not path.exists():
-        raise UserError(
-            f"--directory={directory}: no run was kept there (it has no {FLAG_FILE}); name one that was"
-        )
-    given = {name for name in FLAGS if FLAGS[name].present}
-    for line in path.read_text(encoding="utf-8").splitlines():
-        name, _, value = line.removeprefix("--").partition("=")
-        if name in FLAGS and name not in given:
-            FLAGS[name].parse(value)

@@ -1,5 +1,9 @@
 """Flags of a run: how long, what is kept, what is reported."""
 
+import datetime
+import os
+import pathlib
+
 from absl import flags
 
 from launch.flags.checks import listed_in_help, positive
@@ -11,6 +15,7 @@ from towers.errors import UserError
 from towers.precision import PRECISIONS
 
 FLAGS = flags.FLAGS
+_RUN_DIRECTORY_VARIABLE = "TOWERS_RUN_DIRECTORY"
 
 flags.DEFINE_integer("steps", None, "Steps to train; this or --epochs.")
 flags.DEFINE_float("epochs", None, "Passes over the training examples; default: 4.")
@@ -65,6 +70,20 @@ def trainer_options_from_flags(directory: str | None) -> TrainerOptions:
         report_every_steps=FLAGS.report_every_steps,
         dry_run=FLAGS.dry_run,
     )
+
+
+def run_directory() -> pathlib.Path:
+    """The run's directory; every call in one process returns the same.
+
+    --directory, else the variable TOWERS_RUN_DIRECTORY, which a launcher sets to the same folder in all the
+    processes that it starts, else a new runs/DATE-TIME-PROCESS.
+    """
+    if FLAGS.directory is None:
+        FLAGS.directory = os.environ.get(_RUN_DIRECTORY_VARIABLE) or None
+    if FLAGS.directory is None:
+        started = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+        FLAGS.directory = os.path.join("runs", f"{started}-{os.getpid()}")
+    return pathlib.Path(FLAGS.directory)
 
 
 def callbacks_from_flags() -> list[Callback]:

@@ -105,10 +105,10 @@ def test_a_damaged_checkpoint_is_reported(runs, damaged):
     "name, parts",
     [
         ("no flag", ("evaluate: error: --directory is missing",)),
-        ("no run", ("evaluate: error: --directory=elsewhere", "no run was kept there")),
+        ("no run", ("evaluate: error: --directory=elsewhere", "holds no run")),
         ("no checkpoint", ("evaluate: error: --directory=", "no checkpoint yet", "train first")),
         ("export of no flag", ("export: error: --directory is missing",)),
-        ("export of no run", ("export: error: --directory=elsewhere", "no run was kept there")),
+        ("export of no run", ("export: error: --directory=elsewhere", "holds no run")),
         ("export of no checkpoint", ("export: error: --directory=", "no checkpoint yet")),
         ("export by another suffix", ("export: error: ", "model.h5", "ends in .keras", "model.keras")),
     ],

@@ -1,0 +1,64 @@
+"""The flags of a run, saved in its directory as flags.txt for `launch.evaluate` and `launch.export`."""
+
+import pathlib
+from collections.abc import Mapping
+
+from absl import flags
+
+from strategies.whole_file import write_whole
+from towers.errors import UserError
+
+FLAGS = flags.FLAGS
+FLAG_FILE = "flags.txt"
+
+# These describe one call of a program, not the run.
+_NOT_SAVED = (
+    "directory",
+    "resume",
+    "dry_run",
+    "verify",
+    "verify_precision",
+    "verify_tolerance",
+    "profile_steps",
+)
+
+
+def flag_settings() -> Mapping[str, object]:
+    """The values of all flags that `launch` defines, by name."""
+    return {
+        flag.name: flag.value
+        for module, of_module in FLAGS.flags_by_module_dict().items()
+        if module.startswith("launch.")
+        for flag in of_module
+    }
+
+
+def save_flags(directory: pathlib.Path) -> None:
+    """Writes the flags of this run to `directory`/flags.txt."""
+    lines = []
+    for name, value in flag_settings().items():
+        if value is not None and value != [] and name not in _NOT_SAVED:
+            text = ",".join(map(str, value)) if isinstance(value, list) else value
+            lines.append(f"--{name}={text}\n")
+    write_whole(directory / FLAG_FILE, "".join(lines))
+
+
+def load_flags(directory: str | None) -> None:
+    """Sets this program's flags to those of the run in `directory`. Flags on the command line override them.
+
+    Raises:
+      UserError: `directory` is None or holds no run.
+    """
+    if directory is None:
+        raise UserError("--directory is missing: give the directory of a run, for example --directory=runs/NAME")
+    path = pathlib.Path(directory) / FLAG_FILE
+    if not path.exists():
+        raise UserError(
+            f"--directory={directory} holds no run (there is no {FLAG_FILE}): give the directory that "
+            "launch.train printed"
+        )
+    given = {name for name in FLAGS if FLAGS[name].present}
+    for line in path.read_text(encoding="utf-8").splitlines():
+        name, _, value = line.removeprefix("--").partition("=")
+        if name in FLAGS and name not in given:
+            FLAGS[name].parse(value)
