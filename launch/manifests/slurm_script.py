@@ -1,0 +1,160 @@
+"""The text of a Slurm batch script that trains, requeues itself when interrupted, and resumes."""
+
+import dataclasses
+import re
+import shlex
+from collections.abc import Sequence
+
+from launch import binary
+from launch.flags.command_line import flag_value
+from towers.errors import UserError
+
+_GPUS = re.compile(r"(?:[\w.-]+:)?0*([1-9][0-9]*)", re.ASCII)
+_TIME = re.compile(r"(?:[0-9]+-)?[0-9]+(?::[0-9]{1,2}){0,2}")
+_PLAIN = re.compile(r"[\w.,:@/+-]+", re.ASCII)
+
+# srun --kill-on-bad-exit stops the other tasks when one has failed, and kills them soon after. Exit code 75
+# (interrupted, all is saved) is no failure, and other tasks may still be saving: so each task turns 75 into 0 and
+# leaves a file in the run's directory. The exit code of srun itself would not do. It is the highest of all tasks:
+# 75 also where one task failed and the others were stopped. That job would be requeued and fail again for ever.
+# SIGTERM also reaches the shell around a task: `trap : TERM` keeps the shell alive until its task has ended.
+_SCRIPT = """\
+#!/bin/bash
+{options}
+
+interrupted={directory}/interrupted-$SLURM_JOB_ID
+rm -f "$interrupted"
+export interrupted
+
+# One task. Exit code {code} means: stopped by a signal, everything is saved. That is no failure.
+task='trap : TERM; "$@"; code=$?; [ $code -eq {code} ] || exit $code; touch "$interrupted"'
+
+srun --kill-on-bad-exit=1{step_options} bash -c "$task" task \\
+    {command}
+code=$?
+
+# Requeue an interrupted job: it resumes from its checkpoint. (scancel ends this shell before it gets here.)
+if [ $code -eq 0 ] && [ -e "$interrupted" ]; then
+    rm -f "$interrupted"
+    code={code}
+    scontrol requeue "$SLURM_JOB_ID"
+fi
+exit $code
+"""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Job:
+    """The resources to request from Slurm.
+
+    Attributes:
+      nodes: number of nodes.
+      tasks_per_node: workers per node; a task is a worker.
+      cpus_per_task: CPU cores per worker; None for Slurm's default, which is 1.
+      gpus_per_node: a number, or a type and a number as 'a100:4', divided evenly among the node's tasks.
+      time: time limit in Slurm's form, '90' (minutes), '8:00:00' or '2-12:00:00'; None for the partition's limit.
+      partition: None for Slurm's default partition.
+      job_name: name that squeue shows.
+      grace_seconds: seconds before the time limit at which Slurm sends SIGTERM.
+    """
+
+    nodes: int = 1
+    tasks_per_node: int = 1
+    cpus_per_task: int | None = None
+    gpus_per_node: str | None = None
+    time: str | None = None
+    partition: str | None = None
+    job_name: str = "towers"
+    grace_seconds: int = 60
+
+
+def batch_script(job: Job, command: Sequence[str]) -> str:
+    """The script to submit with sbatch; every task of its one srun runs `command`.
+
+    Raises:
+      UserError: the command could not resume after an interruption, or Slurm could not read an option.
+    """
+    directory = _directory(command)
+    _check_texts(job)
+    return _SCRIPT.format(
+        options="\n".join(f"#SBATCH {option}" for option in _job_options(job)),
+        step_options="".join(f" {option}" for option in _step_options(job)),
+        directory=shlex.quote(directory),
+        command=shlex.join(command),
+        code=binary.INTERRUPTED,
+    )
+
+
+def _job_options(job: Job) -> list[str]:
+    """sbatch's options."""
+    requested = {
+        "job-name": job.job_name,
+        "nodes": job.nodes,
+        "ntasks-per-node": job.tasks_per_node,
+        "cpus-per-task": job.cpus_per_task,
+        "gpus-per-node": job.gpus_per_node,
+        "time": job.time,
+        "partition": job.partition,
+        # Without "B:", Slurm signals the tasks and not the script.
+        "signal": f"TERM@{job.grace_seconds}",
+        # Keeps the output from before a requeue.
+        "open-mode": "append",
+    }
+    return [*(f"--{name}={value}" for name, value in requested.items() if value is not None), "--requeue"]
+
+
+def _step_options(job: Job) -> list[str]:
+    """srun's own options, which it does not inherit from sbatch.
+
+    Raises:
+      UserError: the GPUs of a node cannot be divided evenly among its tasks.
+    """
+    options = []
+    if job.cpus_per_task is not None:
+        options.append(f"--cpus-per-task={job.cpus_per_task}")
+    if job.gpus_per_node is not None and job.tasks_per_node > 1:
+        num_gpus = int(_GPUS.fullmatch(job.gpus_per_node)[1])
+        if num_gpus % job.tasks_per_node:
+            raise UserError(
+                f"--gpus_per_node={job.gpus_per_node}: {num_gpus} GPUs cannot be divided evenly among "
+                f"{job.tasks_per_node} tasks; give a multiple of --tasks_per_node"
+            )
+        # Without this option each task would use all GPUs of its node.
+        options.append(f"--gpu-bind=per_task:{num_gpus // job.tasks_per_node}")
+    return options
+
+
+def _directory(command: Sequence[str]) -> str:
+    """The run's directory, from which a requeued job resumes.
+
+    Raises:
+      UserError: the command names no directory, or would not resume from it.
+    """
+    directory = flag_value(command, "directory")
+    if not directory:
+        raise UserError(
+            f"{shlex.join(command)}: the command has no --directory, where a requeued job finds its "
+            "checkpoint; add --directory=runs/NAME"
+        )
+    resume = flag_value(command, "resume")
+    if resume not in (None, "auto"):
+        raise UserError(
+            f"--resume={resume}: a requeued job would start from there each time and lose its progress; "
+            "omit --resume"
+        )
+    return directory
+
+
+def _check_texts(job: Job) -> None:
+    """Raises UserError if Slurm could not read one of the texts."""
+    name_form = "letters, digits and .,:@/+-_ only"
+    rules = {
+        "gpus_per_node": (_GPUS, "a number above 0, or a type and a number, as 4 or a100:4"),
+        "time": (_TIME, "90 (minutes), 8:00:00 or 2-12:00:00"),
+        "partition": (_PLAIN, name_form),
+        "job_name": (_PLAIN, name_form),
+    }
+    for name, (pattern, form) in rules.items():
+        value = getattr(job, name)
+        if value is not None and not pattern.fullmatch(value):
+            raise UserError(f"--{name}={value!r}: Slurm cannot read it; write {form}")
