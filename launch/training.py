@@ -1,4 +1,4 @@
-"""All the flags of training, and what is built from them. A program of your own needs this one import:
+"""Defines all flags of training and builds a strategy and a Trainer from them. Your own program imports only this:
 
 from absl import app
 from launch import training
@@ -22,7 +22,7 @@ from launch.flags.recipes import apply_recipe
 from launch.flags.ring import joined_ring
 from launch.flags.run import callbacks_from_flags, run_directory, trainer_options_from_flags
 from launch.flags.saved import flag_settings
-from launch.flags.servers import servers_place
+from launch.flags.servers import servers_membership
 from launch.flags.step import options_from_flags
 from launch.membership.this_process import is_evaluator
 from launch.supervision.fault import faults_from_environment
@@ -38,12 +38,12 @@ FLAGS = flags.FLAGS
 
 
 def _configure_at_start() -> None:
-    """Devices and servers are made before the first tensor, and a program's main may begin with its data."""
+    """Configures devices and joins the cluster before `main`, whose first line may already use TensorFlow."""
     try:
         apply_recipe()
         devices_from_flags()
         joined_ring()
-        servers_place()
+        servers_membership()
     except binary.EXPECTED as error:
         sys.exit(binary.fail(error))
 
@@ -54,36 +54,44 @@ app.call_after_init(_configure_at_start)
 def build_strategy(task: Task, options: StepOptions | None = None) -> Strategy:
     """The strategy of --strategy on this process's devices.
 
-    In a process that serves or computes for the chief of parameter servers, or evaluates beside the others, it
-    does that and then ends the process: what the program does with a strategy is not theirs.
+    Does not return in a parameter server, in a worker of parameter servers or in an evaluator: such a process does
+    its work here and exits, because the rest of the program is for the processes that drive training.
 
     Args:
-      task: what is trained.
-      options: how a step computes; None for what the flags say.
+      task: what to train.
+      options: how a step computes; None for the options of the flags.
     """
-    devices, place = devices_from_flags(), servers_place()
+    devices, membership = devices_from_flags(), servers_membership()
     options = options or options_from_flags(run_length(task))
     shares = numbers_from("tower_shares")
-    if place is not None and place.role == SERVER:
-        sys.exit(serve(options, place))
-    if place is not None and place.role == WORKER:
-        sys.exit(work(task, devices, options, place, shares=shares))
+    if membership is not None and membership.role == SERVER:
+        sys.exit(serve(options, membership))
+    if membership is not None and membership.role == WORKER:
+        sys.exit(work(task, devices, options, membership, shares=shares))
     if is_evaluator():
         sys.exit(follow_run(task, devices, options, run_directory(), shares=shares))
     return registry.build_strategy(
-        FLAGS.strategy, task, devices, options, shares=shares, ring=joined_ring(), servers=place
+        FLAGS.strategy, task, devices, options, shares=shares, ring=joined_ring(), servers=membership
     )
 
 
 def serve_if_server() -> None:
-    """Ends a parameter server's process after its work; a program may call it before it looks for data."""
-    place = servers_place()
-    if place is not None and place.role == SERVER:
-        sys.exit(serve(options_from_flags(1), place))
+    """In a parameter server, serves until training ends and exits; in other processes, returns at once.
+
+    `build_strategy` does the same, but needs a task: call this first so that servers need no data.
+    """
+    membership = servers_membership()
+    if membership is not None and membership.role == SERVER:
+        sys.exit(serve(options_from_flags(1), membership))
 
 
 def build_trainer(strategy: Strategy, *, stop_requested: Callable[[], bool] = lambda: False) -> Trainer:
-    """A Trainer of the run that the flags describe, with a display."""
+    """A Trainer, with a progress display, for the run that the flags describe.
+
+    Args:
+      strategy: from `build_strategy`.
+      stop_requested: called between steps; training saves and ends once it returns True.
+    """
     return Trainer(
         strategy,
         trainer_options_from_flags(str(run_directory())),
@@ -94,5 +102,5 @@ def build_trainer(strategy: Strategy, *, stop_requested: Callable[[], bool] = la
 
 
 def run_length(task: Task) -> int:
-    """Steps of the whole run, for the schedule."""
+    """Number of steps of the whole run, which the schedule covers."""
     return trainer_options_from_flags(None).num_steps(steps_per_epoch(task))

@@ -1,4 +1,4 @@
-"""Flags of a ring, and this process's place in it."""
+"""Flags of a ring, and this process's membership of it."""
 
 import functools
 
@@ -16,23 +16,53 @@ from towers.errors import UserError
 
 FLAGS = flags.FLAGS
 
-flags.DEFINE_list("worker_shares", None, "How much of a batch each worker takes; default: as many as its towers.")
-flags.DEFINE_integer("bytes_per_pack", WireOptions.bytes_per_pack, "Gradients that share one collective.")
-flags.DEFINE_enum("wire_precision", "float32", tuple(WIRE_PRECISIONS), "What gradients cross the wire in.")
-flags.DEFINE_enum("all_reduce", "auto", ALGORITHMS, "Algorithm of collectives between workers.")
-flags.DEFINE_integer("check_divergence_every", 1000, "Steps between comparisons of the workers; 0 is never.")
-flags.DEFINE_float("startup_timeout_seconds", 600.0, "How long to wait for the other workers to come.")
+flags.DEFINE_list(
+    "worker_shares",
+    None,
+    "For --strategy=ring: relative number of examples of each batch for each worker, in order of rank, as 2,1. "
+    "Default: in proportion to the workers' numbers of towers.",
+)
+flags.DEFINE_integer(
+    "bytes_per_pack",
+    WireOptions.bytes_per_pack,
+    "For --strategy=ring: bytes of gradients that are sent in one all-reduce. Larger packs mean fewer messages.",
+)
+flags.DEFINE_enum(
+    "wire_precision",
+    "float32",
+    tuple(WIRE_PRECISIONS),
+    "For --strategy=ring and ps: number format in which processes send gradients. bfloat16 and float16 halve the "
+    "bytes and lose precision; use them on a slow network.",
+)
+flags.DEFINE_enum(
+    "all_reduce",
+    "auto",
+    ALGORITHMS,
+    "For --strategy=ring: algorithm that sums gradients over the workers. tcp: this project's own ring, for CPUs. "
+    "ring, nccl: TensorFlow's. auto: tcp for gradients on a CPU, otherwise TensorFlow's choice.",
+)
+flags.DEFINE_integer(
+    "check_divergence_every",
+    1000,
+    "For --strategy=ring: steps between checks that all workers hold the same parameters; 0 disables the check.",
+)
+flags.DEFINE_float(
+    "startup_timeout_seconds",
+    600.0,
+    "For --strategy=ring and ps: seconds to wait at the start for the other processes.",
+)
 flags.DEFINE_float(
     "collective_timeout_seconds",
     WireOptions.timeout_seconds,
-    "How long to wait for the other workers in a step; longer than a checkpoint and an export take.",
+    "For --strategy=ring and ps: seconds to wait during a step for the other processes. Choose more than a "
+    "checkpoint and an export take.",
 )
 positive("bytes_per_pack", "startup_timeout_seconds", "collective_timeout_seconds")
 listed_in_help(__name__)
 
 
 def ring_options_from_flags() -> RingOptions:
-    """How workers meet."""
+    """How the workers exchange gradients."""
     return RingOptions(
         wire=WireOptions(
             bytes_per_pack=FLAGS.bytes_per_pack,
@@ -47,13 +77,13 @@ def ring_options_from_flags() -> RingOptions:
 
 @functools.cache
 def joined_ring() -> Ring | None:
-    """This process's place in the ring of TF_CONFIG or of its Slurm step; None where --strategy joins none.
+    """This process's membership of the ring of TF_CONFIG or of its Slurm step; None if --strategy uses no ring.
 
-    The first call waits for all workers, and must come before TensorFlow computes anything.
+    The first call waits for all workers. Make it before TensorFlow computes anything.
 
     Raises:
-      UserError: a cluster that can't be, or one for a strategy of one process.
-      PeerLost: not all workers came.
+      UserError: an invalid cluster, or a cluster for a strategy that runs in one process.
+      PeerLost: not all workers connected in time.
     """
     cluster = cluster_of_this_process()
     if cluster_kind(FLAGS.strategy) != "ring":
@@ -69,15 +99,18 @@ def joined_ring() -> Ring | None:
 
 
 def warn_of_public(cluster: Cluster) -> None:
-    """A line for each address that anyone may reach."""
+    """Prints a warning for each address that the whole internet may reach."""
     for address in public_addresses(cluster):
-        binary.warn(f"{address} can be reached from the internet, and nothing there asks for a password")
+        binary.warn(
+            f"{address} is a public address, and its server asks for no password: anyone who reaches it can run "
+            "code; use private addresses or a firewall"
+        )
 
 
 def _check_alone(cluster: Cluster | None) -> None:
     if cluster is not None and len(cluster.members()) > 1 and not cluster_kind(FLAGS.strategy):
-        together = " or ".join(name for name in strategy_names() if cluster_kind(name))
+        choices = " or ".join(f"--strategy={name}" for name in strategy_names() if cluster_kind(name))
         raise UserError(
-            f"--strategy={FLAGS.strategy} is of one process, and TF_CONFIG or Slurm names "
-            f"{len(cluster.members())}: use --strategy={together}, or unset TF_CONFIG"
+            f"--strategy={FLAGS.strategy} runs in one process, but TF_CONFIG or Slurm names "
+            f"{len(cluster.members())}: use {choices}, or set TF_CONFIG='{{}}' to train alone"
         )

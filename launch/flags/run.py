@@ -1,4 +1,4 @@
-"""Flags of a run: how long, what is kept, what is reported."""
+"""Flags of a run: its length, its directory, checkpoints, evaluations and reports."""
 
 import datetime
 import os
@@ -17,21 +17,65 @@ from towers.precision import PRECISIONS
 FLAGS = flags.FLAGS
 _RUN_DIRECTORY_VARIABLE = "TOWERS_RUN_DIRECTORY"
 
-flags.DEFINE_integer("steps", None, "Steps to train; this or --epochs.")
-flags.DEFINE_float("epochs", None, "Passes over the training examples; default: 4.")
-flags.DEFINE_string("directory", None, "Where everything is kept; default: a new one under runs/.")
-flags.DEFINE_string("resume", "auto", "auto: from --directory's newest checkpoint; never; or a checkpoint's path.")
-flags.DEFINE_float("checkpoint_every_seconds", 300.0, "Time between checkpoints.")
-flags.DEFINE_integer("checkpoint_every_steps", None, "Steps between checkpoints, beside the time.")
-flags.DEFINE_integer("keep_checkpoints", 3, "Checkpoints that stay.")
-flags.DEFINE_float("evaluate_every_epochs", 1.0, "Passes between evaluations; there is always one at the end.")
-flags.DEFINE_integer("evaluate_every_steps", None, "Steps between evaluations.")
-flags.DEFINE_integer("report_every_steps", None, "Steps between reports; default: about half a second's worth.")
-flags.DEFINE_string("profile_steps", None, "FIRST:LAST: TensorFlow's profiler over these steps.")
-flags.DEFINE_bool("dry_run", False, "Two steps and one evaluation, nothing kept.")
-flags.DEFINE_bool("verify", False, "Twenty steps beside one device on the same batches, then stop.")
-flags.DEFINE_enum("verify_precision", "float64", PRECISIONS, "What layers compute in under --verify.")
-flags.DEFINE_float("verify_tolerance", 1e-5, "Largest relative difference that --verify accepts.")
+flags.DEFINE_integer(
+    "steps", None, "Training ends at this step, counted from the start of the first run. Excludes --epochs."
+)
+flags.DEFINE_float(
+    "epochs",
+    None,
+    "Training ends after this many passes over the training set. Default: 4. Excludes --steps.",
+)
+flags.DEFINE_string(
+    "directory",
+    None,
+    "Directory for checkpoints, logs and the exported model. Default: a new runs/DATE-TIME-PROCESS.",
+)
+flags.DEFINE_string(
+    "resume",
+    "auto",
+    "Checkpoint to resume from. auto: the newest in --directory, if there is any. never: start at step 0 and set "
+    "aside the earlier run in --directory. Otherwise: path of a checkpoint or of a directory of checkpoints.",
+)
+flags.DEFINE_float(
+    "checkpoint_every_seconds", 300.0, "Seconds between checkpoints. The end of a run is always saved."
+)
+flags.DEFINE_integer(
+    "checkpoint_every_steps", None, "Steps between checkpoints, in addition to --checkpoint_every_seconds."
+)
+flags.DEFINE_integer("keep_checkpoints", 3, "Number of newest checkpoints to keep; older ones are deleted.")
+flags.DEFINE_float(
+    "evaluate_every_epochs",
+    1.0,
+    "Passes over the training examples between evaluations. A run always ends with an evaluation.",
+)
+flags.DEFINE_integer(
+    "evaluate_every_steps", None, "Steps between evaluations, in addition to --evaluate_every_epochs."
+)
+flags.DEFINE_integer(
+    "report_every_steps", None, "Steps between progress reports. Default: as many as take about half a second."
+)
+flags.DEFINE_string(
+    "profile_steps",
+    None,
+    "FIRST:LAST, as 10:20: run TensorFlow's profiler from step FIRST up to, not including, step LAST, and write "
+    "to profile/ in the run's directory.",
+)
+flags.DEFINE_bool("dry_run", False, "Train two steps, evaluate once and write no files.")
+flags.DEFINE_bool(
+    "verify",
+    False,
+    "Do not train, but check the strategy: take twenty steps with it and with one device on the same batches, and "
+    "print the largest relative differences.",
+)
+flags.DEFINE_enum(
+    "verify_precision",
+    "float64",
+    PRECISIONS,
+    "Number format of the layers' computation during --verify. In float32 two correct runs drift apart.",
+)
+flags.DEFINE_float(
+    "verify_tolerance", 1e-5, "Largest relative difference for --verify to succeed; above it the exit code is 3."
+)
 positive(
     "steps",
     "epochs",
@@ -49,13 +93,15 @@ DEFAULT_EPOCHS = 4.0
 
 
 def trainer_options_from_flags(directory: str | None) -> TrainerOptions:
-    """How the run goes on, kept in `directory`.
+    """Length, directory and intervals of the run; None as `directory` saves nothing.
 
     Raises:
-      UserError: both --steps and --epochs.
+      UserError: --steps and --epochs are both set.
     """
     if FLAGS.steps is not None and FLAGS.epochs is not None:
-        raise UserError(f"--steps={FLAGS.steps} and --epochs={FLAGS.epochs:g}: give one of them")
+        raise UserError(
+            f"--steps={FLAGS.steps} and --epochs={FLAGS.epochs:g}: they exclude each other; give only one of them"
+        )
     epochs = FLAGS.epochs if FLAGS.epochs is not None else DEFAULT_EPOCHS
     return TrainerOptions(
         steps=FLAGS.steps,
@@ -87,7 +133,7 @@ def run_directory() -> pathlib.Path:
 
 
 def callbacks_from_flags() -> list[Callback]:
-    """The display, and the profiler where it was asked for."""
+    """The progress display, and the profiler if --profile_steps is set."""
     callbacks: list[Callback] = [ProgressDisplay()]
     if FLAGS.profile_steps is not None:
         first, separator, last = FLAGS.profile_steps.partition(":")

@@ -1,4 +1,4 @@
-"""Flags of parameter servers, and this process's place among them."""
+"""Flags of parameter servers, and this process's membership of their cluster."""
 
 import functools
 import os
@@ -8,44 +8,57 @@ from absl import flags
 from launch.flags.checks import at_least_zero, listed_in_help
 from launch.flags.ring import warn_of_public
 from launch.membership.this_process import cluster_of_this_process
+from strategies.cluster import CHIEF, SERVER, WORKER, Cluster
 from strategies.registry import cluster_kind
 from strategies.servers.membership import ServersPlace
 from strategies.servers.options import ServersOptions
 from towers.errors import UserError
 
 FLAGS = flags.FLAGS
-SECRET_VARIABLE = "TOWERS_SECRET"
+_SECRET_VARIABLE = "TOWERS_SECRET"
+_START_ALL = "python -m launch.local --chief --workers=2 --ps=1 -- python -m launch.train --strategy=ps"
 
 flags.DEFINE_string(
-    "staleness", "async", "ps: async, sync, or the largest staleness an update may have, from 0 on."
+    "staleness",
+    "async",
+    "For --strategy=ps. async: apply each gradient when it arrives; no worker waits. sync: average the "
+    "gradients of all workers and apply them once per step, which gives the numbers of one device. A number N: "
+    "as async, but no update may be staler than N; 0 lets workers take turns. Use a number or sync if async "
+    "does not converge.",
 )
-flags.DEFINE_integer("backup_workers", 0, "ps, sync: workers whose gradients a step does not wait for.")
-flags.DEFINE_bool("staleness_aware", False, "ps: divide the rate of an update by its staleness.")
+flags.DEFINE_integer(
+    "backup_workers",
+    0,
+    "For --strategy=ps --staleness=sync: number of workers whose gradients a step does not wait for. Late "
+    "gradients are dropped and counted. Raise it if stragglers slow training down.",
+)
+flags.DEFINE_bool(
+    "staleness_aware",
+    False,
+    "For --strategy=ps: divide the learning rate of each update by its staleness. Not with --staleness=sync.",
+)
 flags.DEFINE_bool(
     "prefetch_parameters",
     False,
-    "ps: pull the next step's parameters while this one computes; every update is staler by one.",
+    "For --strategy=ps: pull the next step's parameters while this step computes. Workers then do not wait for "
+    "the network, but every update is staler by one. Not with --staleness=sync or --staleness=0.",
 )
 at_least_zero("backup_workers")
 listed_in_help(__name__)
 
 
 @functools.cache
-def servers_place() -> ServersPlace | None:
-    """This process's place among the parameter servers of TF_CONFIG; None where --strategy has none.
+def servers_membership() -> ServersPlace | None:
+    """This process's membership of the parameter servers' cluster; None if --strategy uses no servers.
 
     Raises:
-      UserError: no cluster, or one that is not made for it.
+      UserError: the environment describes no cluster, or one without a role that parameter servers need.
     """
     if cluster_kind(FLAGS.strategy) != "servers":
         return None
     cluster = cluster_of_this_process()
-    if cluster is None:
-        raise UserError(
-            f"--strategy={FLAGS.strategy} is of several processes and TF_CONFIG names none: start them all, as by "
-            "python -m launch.local --chief --workers=2 --ps=1 -- python -m launch.train --strategy=ps"
-        )
-    secret = os.environ.get(SECRET_VARIABLE, "")
+    _check_roles(cluster)
+    secret = os.environ.get(_SECRET_VARIABLE, "")
     if not secret:
         warn_of_public(cluster)
     options = ServersOptions(
@@ -62,3 +75,19 @@ def servers_place() -> ServersPlace | None:
         secret=secret,
         startup_timeout_seconds=FLAGS.startup_timeout_seconds,
     )
+
+
+def _check_roles(cluster: Cluster | None) -> None:
+    """Raises UserError if the cluster cannot run parameter servers."""
+    if cluster is None:
+        raise UserError(
+            f"--strategy={FLAGS.strategy} needs several processes, but TF_CONFIG describes no cluster: "
+            f"start all of them with {_START_ALL}"
+        )
+    missing = [role for role in (CHIEF, WORKER, SERVER) if not cluster.members(role)]
+    if missing:
+        raise UserError(
+            f"--strategy={FLAGS.strategy}: the cluster has no process of role {missing[0]!r}, but parameter "
+            f"servers need roles {CHIEF!r}, {WORKER!r} and {SERVER!r}: add it to TF_CONFIG, or start all with "
+            f"{_START_ALL}"
+        )

@@ -1,4 +1,4 @@
-"""Flags of how a step computes: optimizer, schedule, clipping, precision."""
+"""Flags of a training step: optimizer, schedule, clipping, precision."""
 
 from collections.abc import Callable
 
@@ -24,43 +24,124 @@ _RULES: dict[str, Callable[..., UpdateRule]] = {
     "adamw": lambda **decay: Adam(beta_1=FLAGS.adam_beta_1, beta_2=FLAGS.adam_beta_2, **decay),
     "muon": lambda **decay: Muon(momentum=FLAGS.momentum, **decay),
 }
-# Peaks and decays that suit the networks here, which have batch norm, at batches of about 128.
+# Peak rates and decays that suit the built-in networks, which have batch norm, with batches of about 128 examples.
 _DEFAULT_RATES = {"sgd": 0.2, "momentum": 0.2, "nesterov": 0.2, "adam": 2e-3, "adamw": 2e-3, "muon": 0.02}
 _DEFAULT_DECAYS = {"sgd": 0.0, "momentum": 5e-3, "nesterov": 5e-3, "adam": 0.0, "adamw": 5e-3, "muon": 0.015}
 
-flags.DEFINE_enum("optimizer", "nesterov", tuple(_RULES), "Update rule.")
-flags.DEFINE_float("learning_rate", None, "Peak learning rate; default: 0.2, adam and adamw 0.002, muon 0.02.")
+flags.DEFINE_enum(
+    "optimizer", "nesterov", tuple(_RULES), "Update rule. nesterov: SGD with Nesterov momentum. sgd: no momentum."
+)
+flags.DEFINE_float(
+    "learning_rate",
+    None,
+    "Peak learning rate of the schedule. Default: 0.2 for sgd, momentum and nesterov, 0.002 for adam and adamw, "
+    "0.02 for muon.",
+)
 flags.DEFINE_enum(
     "schedule",
     "one_cycle",
     ("constant", "piecewise", "cosine", "one_cycle", "triangular"),
-    "The rate over the steps.",
+    "Learning rate over the run. constant: the peak. piecewise: see --boundaries. cosine: from the peak to 0 "
+    "along half a cosine. one_cycle: linear rise over 30% of the steps, then down along a cosine. triangular: "
+    "linear rise over 23% of the steps, then linear fall.",
 )
-flags.DEFINE_integer("warmup_steps", 0, "Steps over which the rate rises to the schedule's.")
-flags.DEFINE_list("boundaries", [], "piecewise: steps at which the rate is multiplied by --decay_factor.")
-flags.DEFINE_float("decay_factor", 0.1, "piecewise: factor at each boundary.")
-flags.DEFINE_float("momentum", 0.9, "Of momentum, nesterov and muon.")
-flags.DEFINE_float("adam_beta_1", 0.9, "Decay of the first moment of adam and adamw.")
-flags.DEFINE_float("adam_beta_2", 0.999, "Decay of the second moment of adam and adamw.")
-flags.DEFINE_float(
-    "weight_decay", None, "Decoupled: w -= rate * this * w. Default: 0.005, adam and sgd 0, muon 0.015."
-)
-flags.DEFINE_bool("decay_all", False, "Decay biases and norm layers too, not kernels and embeddings alone.")
-flags.DEFINE_float("norm_bias_rate_factor", 1.0, "Times the rate for the biases of batch norms.")
 flags.DEFINE_integer(
-    "lookahead_every", None, "Updates from one averaging of the weights to the next; default: none are averaged."
+    "warmup_steps",
+    0,
+    "Number of first steps whose scheduled rate is multiplied by (step + 1) / warmup_steps. 0: no warm-up.",
 )
-flags.DEFINE_float("clip_value", None, "Clip every element of the averaged gradients to this.")
-flags.DEFINE_float("clip_norm", None, "Clip every parameter's averaged gradient to this norm.")
-flags.DEFINE_float("clip_global_norm", None, "Clip the norm over all averaged gradients to this.")
-flags.DEFINE_integer("accumulation", 1, "Microbatches of a batch, one after another, to save memory.")
-flags.DEFINE_enum("batch_stats", "average", POLICIES, "Batch-norm statistics over the towers.")
-flags.DEFINE_enum("precision", "float32", PRECISIONS, "What layers compute in; parameters are float32.")
-flags.DEFINE_bool("xla", False, "Compile the tower function with XLA.")
-flags.DEFINE_bool("fused_batch_norm", True, "Run batch norm on TensorFlow's fused kernel.")
-flags.DEFINE_bool("tuned_for_cpu", True, "On CPUs, compile GELU and SiLU, lay small images out for convolutions.")
-flags.DEFINE_enum("on_nan", "stop", ON_NAN, "A step that is not finite: stop training, or skip its update.")
-flags.DEFINE_integer("seed", 0, "Of weights, order of examples, augmentation and dropout.")
+flags.DEFINE_list(
+    "boundaries",
+    [],
+    "For --schedule=piecewise: steps at which the rate is multiplied by --decay_factor, as 1000,2000.",
+)
+flags.DEFINE_float(
+    "decay_factor", 0.1, "For --schedule=piecewise: factor on the learning rate at each of --boundaries."
+)
+flags.DEFINE_float("momentum", 0.9, "Momentum coefficient, in [0, 1), of --optimizer=momentum, nesterov and muon.")
+flags.DEFINE_float("adam_beta_1", 0.9, "Decay rate of the first moment, for --optimizer=adam and adamw.")
+flags.DEFINE_float("adam_beta_2", 0.999, "Decay rate of the second moment, for --optimizer=adam and adamw.")
+flags.DEFINE_float(
+    "weight_decay",
+    None,
+    "Decoupled weight decay: each step subtracts learning rate * weight_decay * weight. Default: 0.005 for "
+    "momentum, nesterov and adamw, 0.015 for muon, 0 for sgd and adam.",
+)
+flags.DEFINE_bool(
+    "decay_all",
+    False,
+    "Apply weight decay to all parameters, biases and normalisation layers included. Default: only kernels and "
+    "embeddings.",
+)
+flags.DEFINE_float(
+    "norm_bias_rate_factor",
+    1.0,
+    "Factor on the learning rate of the biases (beta) of batch norm and other normalisation layers.",
+)
+flags.DEFINE_integer(
+    "lookahead_every",
+    None,
+    "Number of updates between steps of Lookahead, which moves the weights to a running average of themselves. "
+    "Default: no Lookahead.",
+)
+flags.DEFINE_float(
+    "clip_value",
+    None,
+    "Clip each element of the averaged gradients to [-clip_value, clip_value]. Excludes the other two --clip "
+    "flags. Default: no clipping.",
+)
+flags.DEFINE_float(
+    "clip_norm",
+    None,
+    "Scale each parameter's averaged gradient down to at most this Euclidean norm. Excludes the other two "
+    "--clip flags. Default: no clipping.",
+)
+flags.DEFINE_float(
+    "clip_global_norm",
+    None,
+    "Scale all averaged gradients down by one factor so that their joint norm is at most this. Excludes the "
+    "other two --clip flags. Default: no clipping.",
+)
+flags.DEFINE_integer(
+    "accumulation",
+    1,
+    "Number of microbatches that each batch is divided into and that run one after another. Raise it if a batch "
+    "does not fit into memory.",
+)
+flags.DEFINE_enum(
+    "batch_stats",
+    "average",
+    POLICIES,
+    "Batch-norm statistics with several towers. average: each tower normalises with its own part of the batch; "
+    "moving statistics are averaged over the towers. first: moving statistics of the first tower only. synced: "
+    "towers normalise with the statistics of the whole batch.",
+)
+flags.DEFINE_enum(
+    "precision",
+    "float32",
+    PRECISIONS,
+    "Number format of the layers' computation. bfloat16 and float16 are mixed precision with float32 "
+    "parameters; use them on hardware that is faster with them.",
+)
+flags.DEFINE_bool("xla", False, "Compile the tower function with XLA. Not with --batch_stats=synced.")
+flags.DEFINE_bool(
+    "fused_batch_norm",
+    True,
+    "Run batch norm on TensorFlow's fused kernel instead of Keras's operations.",
+)
+flags.DEFINE_bool(
+    "tuned_for_cpu",
+    True,
+    "On CPU towers, compile GELU and SiLU and choose faster memory layouts for convolutions over small images.",
+)
+flags.DEFINE_enum(
+    "on_nan",
+    "stop",
+    ON_NAN,
+    "Action at a step whose loss or gradient is not finite. stop: end training with exit code 4. skip: omit the "
+    "update and continue.",
+)
+flags.DEFINE_integer("seed", 0, "Random seed for weights, data order, augmentation and dropout.")
 positive(
     "norm_bias_rate_factor",
     "lookahead_every",
@@ -75,7 +156,7 @@ listed_in_help(__name__)
 
 
 def options_from_flags(num_steps: int) -> StepOptions:
-    """How a step computes; `num_steps` is the length of the run, for the schedule."""
+    """The options of a step. The schedule covers `num_steps`, the length of the run."""
     return StepOptions(
         rule=rule_from_flags(num_steps),
         schedule=schedule_from_flags(num_steps),
@@ -92,7 +173,7 @@ def options_from_flags(num_steps: int) -> StepOptions:
 
 
 def rule_from_flags(num_steps: int) -> UpdateRule:
-    """The update rule of --optimizer and its numbers, and what stands around it."""
+    """The update rule of --optimizer, within ScaledRates and Lookahead if their flags ask for them."""
     decay = _DEFAULT_DECAYS[FLAGS.optimizer] if FLAGS.weight_decay is None else FLAGS.weight_decay
     rule = _RULES[FLAGS.optimizer](weight_decay=decay, decays=everything if FLAGS.decay_all else matrices_only)
     if FLAGS.norm_bias_rate_factor != 1:
@@ -103,7 +184,7 @@ def rule_from_flags(num_steps: int) -> UpdateRule:
 
 
 def schedule_from_flags(num_steps: int) -> Schedule:
-    """The schedule over `num_steps`, warmed up."""
+    """The schedule of --schedule over `num_steps`, with the warm-up of --warmup_steps."""
     peak = _DEFAULT_RATES[FLAGS.optimizer] if FLAGS.learning_rate is None else FLAGS.learning_rate
     makers: dict[str, Callable[[], Schedule]] = {
         "constant": lambda: Constant(peak),
@@ -121,6 +202,7 @@ def _piecewise(peak: float) -> Piecewise:
         boundaries = tuple(int(word) for word in FLAGS.boundaries)
     except ValueError:
         raise UserError(
-            f"--boundaries={','.join(FLAGS.boundaries)}: give steps with commas between them"
+            f"--boundaries={','.join(FLAGS.boundaries)}: give whole numbers of steps separated by commas, as "
+            "100,200"
         ) from None
-    return Piecewise(boundaries, tuple(peak * FLAGS.decay_factor**place for place in range(len(boundaries) + 1)))
+    return Piecewise(boundaries, tuple(peak * FLAGS.decay_factor**index for index in range(len(boundaries) + 1)))

@@ -10,25 +10,64 @@ from towers.task import Task
 
 FLAGS = flags.FLAGS
 
-flags.DEFINE_string("task", "shapes", f"What to train: {', '.join(task_names())}.")
-flags.DEFINE_string("model", "resnet20", f"Network: {', '.join(network_names())}.")
-flags.DEFINE_string("data_dir", None, "Folder of prepared TensorFlow Datasets.")
-flags.DEFINE_integer("batch_size", 128, "Examples in a global batch, over all towers.")
-flags.DEFINE_integer("eval_batch_size", 500, "Examples in a batch of evaluation.")
-flags.DEFINE_bool("augment", None, "Random crops and mirrored images; default: as the task needs.")
+flags.DEFINE_string(
+    "task",
+    "shapes",
+    f"Data set to train on: {', '.join(task_names())}. shapes: images that are drawn on the fly, without a "
+    "download. tfds:NAME: any prepared image set of TensorFlow Datasets, as tfds:mnist.",
+)
+flags.DEFINE_string("model", "resnet20", f"Network to train: {', '.join(network_names())}.")
+flags.DEFINE_string(
+    "data_dir",
+    None,
+    "Folder with prepared TensorFlow Datasets; required for every task except shapes.",
+)
+flags.DEFINE_integer(
+    "batch_size",
+    128,
+    "Number of examples in a global batch, over all towers and workers; with asynchronous parameter servers, in "
+    "one update.",
+)
+flags.DEFINE_integer("eval_batch_size", 500, "Number of examples in an evaluation batch.")
+flags.DEFINE_bool(
+    "augment", None, "Crop and mirror training images at random. Default: yes, except for --task=shapes."
+)
 flags.DEFINE_integer("crop_padding", 4, "Pixels of padding on each side before a random crop.")
-flags.DEFINE_enum("crop_fill", "black", FILLS, "What images are padded with.")
-flags.DEFINE_enum("flip", "random", FLIPS, "Mirror training images at random, or each in every second epoch.")
-flags.DEFINE_float("label_smoothing", 0.0, "Share of the label spread over all classes.")
-flags.DEFINE_integer("image_size", None, "Side in pixels that images of tfds:NAME are resized to.")
-flags.DEFINE_float("cache_gib", 2.0, "A split that takes more memory than this is read from disk by record.")
-flags.DEFINE_integer("input_threads", 2, "Threads that prepare batches.")
+flags.DEFINE_enum(
+    "crop_fill", "black", FILLS, "Content of the padding before a random crop: black, or the image's reflection."
+)
+flags.DEFINE_enum(
+    "flip",
+    "random",
+    FLIPS,
+    "How training images are mirrored. random: each with probability 1/2. alternating: each in every second "
+    "epoch.",
+)
+flags.DEFINE_float(
+    "label_smoothing",
+    0.0,
+    "Fraction of the label's probability that is spread evenly over all classes; from 0 to below 1.",
+)
+flags.DEFINE_integer(
+    "image_size",
+    None,
+    "For --task=tfds:NAME: side in pixels to which images are resized. Default: the data set's own size; 64 if "
+    "its images differ in size.",
+)
+flags.DEFINE_float(
+    "cache_gib",
+    2.0,
+    "Memory limit in GiB for one decoded split of a data set. A larger split is read from disk, record by record.",
+)
+flags.DEFINE_integer(
+    "input_threads", 2, "Number of threads that prepare batches. Raise it if training waits for data."
+)
 positive("batch_size", "eval_batch_size", "input_threads", "image_size", "cache_gib")
 listed_in_help(__name__)
 
 
 def task_from_flags() -> Task:
-    """The task that the flags name."""
+    """The task that the flags describe."""
     return build_task(
         FLAGS.task,
         network=FLAGS.model,
