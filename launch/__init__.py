@@ -1,5 +1,7 @@
-"""The only room that reads flags and the environment and starts processes."""
+"""Programs and flags: the only room that reads flags and the environment and that starts processes."""
 
+from launch.importing.own_packages import check_own_packages
 from launch.importing.quiet_tensorflow import keep_tensorflow_quiet
 
+check_own_packages()
 keep_tensorflow_quiet()

@@ -1,1 +1,1 @@
-"""What happens when this package is imported, before TensorFlow is."""
+"""Runs when `launch` is imported, before TensorFlow is imported."""
