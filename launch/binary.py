@@ -1,12 +1,12 @@
-"""How every program here begins and ends: absl flags in, one line for a user's mistake, a documented exit code.
+"""Start and end of every program here: absl flags, one line for a user's mistake, documented exit codes.
 
 0   done
-1   a fault of the program: a traceback stands above
-2   the user asked for what can't be done: one line says what, why and the way out
+1   a bug in the program: it printed a traceback
+2   a user's mistake: one line names the value, the rule and the fix
 3   --verify found a difference above the tolerance, or launch.benchmark --compare a regression
-4   training met a loss or gradient that is not finite, under --on_nan=stop
-5   another process of the run was lost, did not answer or never came
-75  interrupted by SIGTERM or SIGINT, everything saved: the same command goes on from there
+4   a loss or gradient was not finite, with --on_nan=stop
+5   another process of the run was lost, did not answer or never connected
+75  interrupted by SIGTERM or SIGINT, everything is saved: the same command resumes
 """
 
 import functools
@@ -22,23 +22,23 @@ from towers.errors import UserError
 
 DONE, USER_ERROR, DIFFERS, NOT_FINITE, PEER_LOST, INTERRUPTED = 0, 2, 3, 4, 5, 75
 _CODES = {UserError: USER_ERROR, NonFiniteStep: NOT_FINITE, PeerLost: PEER_LOST}
-# What needs no traceback: a line says it all.
+# Errors that are reported in one line, without a traceback.
 EXPECTED = tuple(_CODES)
 
 
 def run(
     main: Callable[[list[str]], int | None], *, takes_command: bool = False, takes_operand: bool = False
 ) -> None:
-    """absl's app.run, with what `EXPECTED` holds as one line on stderr and its exit code.
+    """Runs `main` by absl's app.run. An error of `EXPECTED` becomes one line on stderr and its exit code.
 
     Args:
-      main: gets the program's name, and after it the operand or the words behind a lone --, where there are any.
-      takes_command: whether there may be such words.
-      takes_operand: whether there may be one argument that is no flag.
+      main: called with the program's name, followed by the operand or by the command's words, if there are any.
+      takes_command: whether a command may follow a lone --.
+      takes_operand: whether one argument without dashes is allowed.
     """
 
     def guarded(arguments):
-        # TFDS and Keras warn through it of what our own errors say in one line.
+        # TFDS and Keras log warnings through absl about mistakes that our own errors report in one line.
         logging.getLogger("absl").setLevel(logging.ERROR)
         try:
             return main(arguments)
@@ -52,7 +52,7 @@ def run(
 
 
 def parse_flags(arguments: list[str], *, takes_command: bool = False, takes_operand: bool = False) -> list[str]:
-    """absl's parser, a mistake in one line; --help as ever."""
+    """Parses flags as absl does, but reports a mistake in one line; returns the other arguments."""
     end = arguments.index("--") if takes_command and "--" in arguments else len(arguments)
     try:
         rest = flags.FLAGS(arguments[:end])
@@ -65,16 +65,16 @@ def parse_flags(arguments: list[str], *, takes_command: bool = False, takes_oper
 
 
 def fail(error: object) -> int:
-    """Prints one line and returns the exit code for it."""
-    _say("error", error)
+    """Prints one line, `error`, and returns its exit code."""
+    _print_line("error", error)
     return _CODES.get(type(error), USER_ERROR)
 
 
-def warn(about: object) -> None:
+def warn(message: object) -> None:
     """Prints one line."""
-    _say("warning", about)
+    _print_line("warning", message)
 
 
-def _say(kind: str, what: object) -> None:
+def _print_line(kind: str, message: object) -> None:
     program = os.path.splitext(os.path.basename(sys.argv[0]))[0]
-    print(f"{program}: {kind}: {' '.join(str(what).split())}", file=sys.stderr, flush=True)
+    print(f"{program}: {kind}: {' '.join(str(message).split())}", file=sys.stderr, flush=True)

@@ -3,7 +3,7 @@
     python -m launch.evaluate --directory=runs/NAME
         evaluation of step 395: loss 0.0412, accuracy 0.9880
 
-The run's own flags are taken over; those given on the command line come first.
+The program uses the flags of the run. Flags on the command line override them.
 """
 
 import json
@@ -17,19 +17,19 @@ from strategies.training.trainer import Trainer
 from towers.errors import UserError
 
 FLAGS = flags.FLAGS
-flags.DEFINE_bool("json", False, "Print one JSON object instead.")
+flags.DEFINE_bool("json", False, "Print the step and the metrics as one JSON object.")
 
 
 def restored_trainer() -> Trainer:
-    """A Trainer of the run in --directory at its newest checkpoint (or at --resume's).
+    """A Trainer for the run in --directory, restored from its newest checkpoint or from the one of --resume.
 
     Raises:
-      UserError: there is no run, or it has no checkpoint.
+      UserError: the directory holds no run, or the run has no checkpoint.
     """
     load_flags(FLAGS.directory)
     trainer = training.build_trainer(training.build_strategy(task_from_flags()))
     if trainer.restore() is None:
-        raise UserError(f"--directory={FLAGS.directory}: it has no checkpoint yet; train first")
+        raise UserError(f"--directory={FLAGS.directory} has no checkpoint yet: train first")
     return trainer
 
 

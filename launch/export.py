@@ -1,4 +1,4 @@
-"""Exports the newest checkpoint of a run as a `.keras` file, and checks it in a process without this project.
+"""Exports the newest checkpoint of a run as a `.keras` file, and checks that it loads without this project.
 
 python -m launch.export --directory=runs/NAME --output=model.keras
     exported step 395 to /path/model.keras
@@ -21,12 +21,17 @@ from strategies.training.export import save_model
 from towers.errors import UserError
 
 FLAGS = flags.FLAGS
-flags.DEFINE_string("output", None, "The file to write; default: model.keras in --directory.")
-flags.DEFINE_bool("test_time_views", False, "A model that averages over shifted and mirrored views of each image.")
+flags.DEFINE_string("output", None, "File to write, ending in .keras. Default: model.keras in --directory.")
+flags.DEFINE_bool(
+    "test_time_views",
+    False,
+    "Export a model that averages its predictions over shifted and mirrored views of each image. This raises "
+    "the accuracy of an image classifier, and a prediction takes longer.",
+)
 _CHECK_SECONDS = 120
 _TOLERANCE = 1e-4
 
-# Runs apart from this project: -I leaves out the current folder and PYTHONPATH.
+# Runs with python -I, which ignores the current folder and PYTHONPATH, so that this project cannot be imported.
 _LOADER = """
 import sys, numpy, keras
 model = keras.saving.load_model(sys.argv[1])
@@ -53,10 +58,10 @@ def main(_) -> int:
 
 
 def checked_apart(model, path: pathlib.Path) -> float:
-    """Loads the file in a fresh process without this project; the largest difference of its outputs.
+    """Loads the file in a new process without this project; returns the largest difference of the outputs.
 
     Raises:
-      UserError: it does not load there, or its outputs differ.
+      UserError: the file does not load there, or its outputs differ.
     """
     generator = np.random.default_rng(0)
     inputs = [generator.random((4, *(size or 8 for size in tensor.shape[1:]))) for tensor in model.inputs]
@@ -65,22 +70,25 @@ def checked_apart(model, path: pathlib.Path) -> float:
     expected = [np.asarray(array) for array in _leaves(outputs)]
     with tempfile.TemporaryDirectory() as folder:
         given, found = os.path.join(folder, "given.npz"), os.path.join(folder, "found.npz")
-        np.savez(given, **{f"{place:03d}": array for place, array in enumerate(inputs)})
+        np.savez(given, **{f"{index:03d}": array for index, array in enumerate(inputs)})
         command = [sys.executable, "-I", "-c", _LOADER, str(path), given, found]
         environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "-1"}
         done = subprocess.run(
             command, cwd=folder, env=environment, capture_output=True, text=True, timeout=_CHECK_SECONDS
         )
         if done.returncode != 0:
-            why = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+            why = (done.stderr.strip().splitlines() or ["no error message"])[-1]
             raise UserError(
-                f"{path} does not load without this project ({why}); build the model of Keras's own layers"
+                f"{path} does not load without this project ({why}); use only Keras's own layers in the model"
             )
         with np.load(found) as arrays:
             actual = [arrays[name] for name in arrays.files]
     largest = max(float(np.abs(a - b).max(initial=0)) for a, b in zip(actual, expected, strict=True))
     if not largest <= _TOLERANCE:
-        raise UserError(f"{path}: outputs differ by {largest:.1e} in a fresh process; a layer is not saved whole")
+        raise UserError(
+            f"{path}: outputs differ by {largest:.1e} in a fresh process, above {_TOLERANCE:.0e}: a layer does "
+            "not save all of its state; use only Keras's own layers in the model"
+        )
     return largest
 
 

@@ -1,13 +1,13 @@
 """Trains a built-in task.
 
     python -m launch.train
-        draws the data set 'shapes', trains for about a minute on two cores, and prints where the checkpoint,
-        the exported model, the metrics and the TensorBoard logs lie
+        draws the data set 'shapes', trains on it for about a minute on two cores, and prints the paths of the
+        checkpoint, the exported model, the metrics and the TensorBoard logs
 
     python -m launch.train --task=cifar10 --data_dir=DIR --model=resnet20 --epochs=10
 
     python -m launch.train --verify ...
-        runs twenty steps in the chosen mode and on one device, and prints the largest differences
+        takes twenty steps with the chosen strategy and on one device, and prints the largest differences
 
 Exit codes: launch/binary.py.
 """
@@ -37,7 +37,7 @@ def main(_) -> int:
 
 
 def train(task) -> int:
-    """The run that the flags describe; its exit code."""
+    """Trains as the flags describe; returns the exit code."""
     strategy = training.build_strategy(task)
     with StopSignals() as signals:
         trainer = training.build_trainer(strategy, stop_requested=signals.requested)
@@ -50,12 +50,12 @@ def train(task) -> int:
         if strategy.keeps_files:
             report(result)
             if not result.completed:
-                print(f"{signals.name}: stopped at step {result.step}" + how_to_go_on(trainer.directory))
+                print(f"{signals.name}: stopped at step {result.step}" + how_to_resume(trainer.directory))
     return binary.DONE if result.completed else binary.INTERRUPTED
 
 
 def report(result) -> None:
-    """What came of the run, for a person."""
+    """Prints the results of the run for a person."""
     if result.evaluation is not None:
         written = ", ".join(f"{name} {value:.4f}" for name, value in result.evaluation.items())
         print(f"step {result.step}: evaluation {written}")
@@ -64,7 +64,10 @@ def report(result) -> None:
     straggler = result.summary["straggler"]
     if straggler is not None:
         times = straggler["times_the_others"]
-        print(f"straggler: {straggler['name']} takes {times:.1f} times as long as the others, who wait for it")
+        print(
+            f"straggler: {straggler['name']} takes {times:.1f} times as long as the other workers, which wait "
+            "for it"
+        )
     group = result.summary["parameter_servers"]
     for line in table(group) if group is not None else ():
         print(line)
@@ -72,18 +75,18 @@ def report(result) -> None:
         print(f"{what}: {path}")
 
 
-def how_to_go_on(directory) -> str:
-    """What to type to resume; nothing was kept of a dry run."""
+def how_to_resume(directory) -> str:
+    """What to type to resume; empty for a dry run, which saves nothing."""
     if directory is None:
         return ""
-    return f"; the same command with --directory={directory} --resume=auto goes on from there"
+    return f"; to resume, run the same command with --directory={directory} --resume=auto"
 
 
 def verify(task) -> int:
-    """Twenty steps beside one device; prints the largest relative differences.
+    """Compares twenty steps with one device; prints the largest relative differences; returns the exit code.
 
-    In float64 unless asked otherwise: in float32 a sum in another order moves some activation across a ReLU's
-    corner at nearly every step of a large network, and two runs that are both right drift apart.
+    The default precision is float64. In float32 a sum in another order moves some activation across a ReLU's
+    corner at nearly every step of a large network, so that two correct runs drift apart.
     """
     options = step.options_from_flags(training.run_length(task))
     strategy = training.build_strategy(task, dataclasses.replace(options, precision=FLAGS.verify_precision))
@@ -93,7 +96,7 @@ def verify(task) -> int:
     largest = found[0].relative
     good = largest <= FLAGS.verify_tolerance
     if strategy.keeps_files:
-        print(f"{strategy.name} with {strategy.num_towers} towers beside {how}, {VERIFY_STEPS} steps:")
+        print(f"{strategy.name} with {strategy.num_towers} towers compared with {how}, {VERIFY_STEPS} steps:")
         for difference in found[:_SHOWN_DIFFERENCES]:
             print(f"  {difference.relative:.2e}  {difference.kind}/{difference.name}")
         print(

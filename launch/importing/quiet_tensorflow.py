@@ -1,4 +1,4 @@
-"""TensorFlow without its start-up notices, so that what a program prints is what it has to say."""
+"""Hides TensorFlow's start-up notices, so that a program prints only its own lines."""
 
 import importlib.abc
 import importlib.machinery
@@ -11,17 +11,17 @@ _LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 
 
 def keep_tensorflow_quiet() -> None:
-    """From now on TensorFlow, whoever imports it first, is imported without its notices.
+    """Hides the notices that TensorFlow prints while it is imported, whichever module imports it first.
 
-    A launcher that only starts other programs never imports it, and stays small.
-    Whoever sets TF_CPP_MIN_LOG_LEVEL to 0 or 1 wants to see them, and nothing is set aside.
+    Does not import TensorFlow: a launcher that only starts other programs needs little memory.
+    Does nothing if TF_CPP_MIN_LOG_LEVEL is 0 or 1, which asks for the notices.
     """
     if os.environ.setdefault(_LEVEL, "2") not in ("0", "1") and "tensorflow" not in sys.modules:
         sys.meta_path.insert(0, _QuietFinder())
 
 
 class _QuietFinder(importlib.abc.MetaPathFinder):
-    """Finds TensorFlow as usual, and lends it a quiet loader."""
+    """Finds TensorFlow as Python does, and wraps its loader in a `_QuietLoader`."""
 
     def find_spec(self, fullname, path, target=None):
         if fullname != "tensorflow":
@@ -34,7 +34,7 @@ class _QuietFinder(importlib.abc.MetaPathFinder):
 
 
 class _QuietLoader(importlib.abc.Loader):
-    """Executes a module with stderr set aside; all that was written there is printed if that fails."""
+    """Executes a module while stderr goes to a file, whose text is printed only if the import fails."""
 
     def __init__(self, loader: importlib.abc.Loader):
         self._loader = loader
@@ -52,7 +52,7 @@ class _QuietLoader(importlib.abc.Loader):
             os.dup2(aside.fileno(), 2)
             try:
                 self._loader.exec_module(module)
-                # TensorFlow 2.21 writes some before it reads its own log level, others when it looks for GPUs.
+                # TensorFlow 2.21 prints some notices before it reads its log level, others when it looks for GPUs.
                 module.config.list_physical_devices()
             except BaseException:
                 aside.seek(0)

@@ -1,4 +1,4 @@
-"""How every program ends: exit codes, and one line for a user's mistake."""
+"""Every program ends with a documented exit code, and reports a user's mistake in one line."""
 
 import pytest
 
@@ -18,7 +18,7 @@ def main(arguments):
     if number == 2:
         raise UserError("number=2:\\n    it is\\ttoo even; give 1")
     if number == 3:
-        raise ValueError("a fault of the program")
+        raise ValueError("a bug in the program")
     if number == 6:
         raise NonFiniteStep("step 6 is not finite", step=6)
     if number == 7:
@@ -31,7 +31,7 @@ def cli():
 """
 
 
-def test_codes_are_as_documented():
+def test_exit_codes_are_documented():
     codes = (
         binary.DONE,
         binary.USER_ERROR,
@@ -63,15 +63,15 @@ CASES = (
 
 
 @pytest.mark.timeout(200)
-def test_ends(tmp_path):
+def test_exit_codes_and_output(tmp_path):
     (tmp_path / "program.py").write_text(PROGRAM)
     calls = [("program", flags) for flags in (*(flags for flags, *_ in CASES), ["--number=3"])]
-    *ended, (fault, _) = run_many(calls, tmp_path)
+    *ended, (bug, _) = run_many(calls, tmp_path)
     for (flags, *expected), (found, _) in zip(CASES, ended, strict=True):
         assert [found.code, found.out, found.err] == expected, flags
-    assert fault.code == 1
-    assert "Traceback" in fault.err
-    assert fault.err.splitlines()[-1] == "ValueError: a fault of the program"
+    assert bug.code == 1
+    assert "Traceback" in bug.err
+    assert bug.err.splitlines()[-1] == "ValueError: a bug in the program"
 
 
 COMMANDS = (
@@ -88,8 +88,8 @@ COMMANDS = (
 
 
 @pytest.mark.timeout(200)
-def test_a_command_stands_behind_a_lone_double_dash(tmp_path):
-    """Its flags are its own, and so is a second --."""
+def test_a_command_follows_a_lone_double_dash(tmp_path):
+    """Flags after -- belong to the command, and so does a second --."""
     text = PROGRAM.replace("binary.run(main)", "binary.run(print_all, takes_command=True)")
     text += "\ndef print_all(arguments):\n    print(flags.FLAGS.number, *arguments[1:])\n"
     (tmp_path / "program.py").write_text(text)

@@ -15,13 +15,13 @@ EVALUATE, EXPORT = "launch.evaluate", "launch.export"
 
 @pytest.fixture(scope="module")
 def copied(finished_run, tmp_path_factory):
-    """A copy of the run, to be looked at and exported to."""
+    """A copy of the run, which tests may export to."""
     return shutil.copytree(finished_run.directory, tmp_path_factory.mktemp("copied") / "run")
 
 
 @pytest.fixture(scope="module")
 def damaged(finished_run, tmp_path_factory):
-    """A copy of the run whose newest checkpoint is cut in half."""
+    """A copy of the run whose newest checkpoint is truncated."""
     directory = shutil.copytree(finished_run.directory, tmp_path_factory.mktemp("damaged") / "run")
     data = directory / "checkpoints" / f"step-{LAST_STEP}.data-00000-of-00001"
     data.write_bytes(data.read_bytes()[: data.stat().st_size // 2])
@@ -65,14 +65,14 @@ def summary_of(directory):
     return json.loads((directory / "summary.json").read_text())
 
 
-def test_the_numbers_are_the_summary_s(runs, copied):
+def test_json_holds_the_numbers_of_the_summary(runs, copied):
     ended, _ = runs["json"]
     assert ended.code == 0, ended.err
     assert ended.err == ""
     assert json.loads(ended.out) == {"step": LAST_STEP, **summary_of(copied)["evaluation"]}
 
 
-def test_for_a_person(runs, copied):
+def test_printed_text(runs, copied):
     ended, _ = runs["plain"]
     expected = summary_of(copied)["evaluation"]
     assert ended.out == (
@@ -80,7 +80,7 @@ def test_for_a_person(runs, copied):
     )
 
 
-def test_flags_of_the_command_line_come_first(runs, copied):
+def test_flags_of_the_command_line_override_the_run_s(runs, copied):
     found = json.loads(runs["other batches"][0].out)
     expected = summary_of(copied)["evaluation"]
     assert found["accuracy"] == expected["accuracy"]

@@ -1,4 +1,4 @@
-"""An evaluator beside parameter servers: what it makes of the checkpoints of a run that goes on."""
+"""An evaluator of a run with parameter servers: it evaluates the newest checkpoints while training continues."""
 
 import json
 
@@ -23,7 +23,7 @@ def evaluations(folder, log) -> dict[int, float]:
     return {record["step"]: record["loss"] for record in records if record["kind"] == "evaluation"}
 
 
-def test_each_newest_checkpoint_to_the_last(tmp_path):
+def test_it_evaluates_checkpoints_up_to_the_last(tmp_path):
     with ServerGroup(TRAIN, workers=1, servers=1, cwd=tmp_path) as group:
         group.start("evaluator:0")
         for name, ended in group.ends(LIMIT_SECONDS).items():
@@ -37,10 +37,10 @@ def test_each_newest_checkpoint_to_the_last(tmp_path):
     assert list((tmp_path / "run" / "evaluator" / "tensorboard").iterdir())
 
 
-def test_it_ends_when_it_is_asked_to(tmp_path):
+def test_it_ends_at_sigterm(tmp_path):
     with ServerGroup(TRAIN, workers=1, servers=1, cwd=tmp_path, missing=("chief:0", "worker:0", "ps:0")) as group:
         group.start("evaluator:0")
-        # It makes its folder when it begins to look.
+        # The evaluator creates its folder when it starts to wait for checkpoints.
         while not (tmp_path / "run" / "evaluator" / "metrics.jsonl").exists():
             assert group.processes["evaluator:0"].poll() is None
         group.processes["evaluator:0"].terminate()

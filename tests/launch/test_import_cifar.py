@@ -1,4 +1,4 @@
-"""An archive becomes TFDS's own cifar10, or nothing at all and one line."""
+"""An archive becomes TFDS's own cifar10, or one line says why not and nothing is written."""
 
 import io
 import os
@@ -22,7 +22,7 @@ PER_FILE = 4
 
 
 def rows(seed):
-    """uint8 [PER_FILE, 3073]: a label and the planes of a picture."""
+    """uint8 [PER_FILE, 3073]: a label and the colour planes of an image."""
     made = np.random.default_rng(seed).integers(0, 256, (PER_FILE, 3073)).astype(np.uint8)
     made[:, 0] %= 10
     return made
@@ -50,7 +50,7 @@ def write_archive(path, members=None, more=()):
 
 
 def refused(archive, data_dir, **options):
-    """The message; nothing may have been left behind."""
+    """The error message of an import, which must leave nothing behind."""
     with pytest.raises(UserError) as error:
         import_cifar(archive=archive, data_dir=os.fspath(data_dir), **{"allow_any_checksum": True} | options)
     assert "\n" not in str(error.value)
@@ -86,7 +86,7 @@ def test_tfds_loads_what_was_imported(imported):
         assert {image.tobytes(): label for image, label in zip(images, labels, strict=True)} == pictures
 
 
-def test_only_the_set_is_left(imported):
+def test_no_temporary_files_are_left(imported):
     assert [path.name for path in imported.iterdir()] == ["cifar10"]
     assert [path.name for path in (imported / "cifar10").iterdir()] == ["3.0.2"]
 
@@ -99,7 +99,7 @@ def test_the_task_reads_what_was_imported(imported):
 
 def test_nothing_is_overwritten(imported, tmp_path):
     before = {path: path.stat().st_mtime_ns for path in imported.rglob("*")}
-    with pytest.raises(UserError, match="exists: nothing is overwritten"):
+    with pytest.raises(UserError, match="already exists and is not overwritten"):
         import_cifar(
             archive=write_archive(tmp_path / "a.tar.gz"),
             data_dir=os.fspath(imported),
@@ -125,52 +125,52 @@ def link(kind):
 
 
 @pytest.mark.parametrize(
-    "more, said",
+    "more, message",
     [
         ([plain("../outside", b"x")], "../outside does not lie in"),
         ([plain(f"{FOLDER}/../../outside", b"x")], "does not lie in"),
         ([plain("/tmp/outside", b"x")], "does not lie in"),
         ([plain(f"/{FOLDER}/data_batch_9.bin", b"x")], "does not lie in"),
         ([plain(f"{FOLDER}/deeper/file", b"x")], "does not lie in"),
-        ([link(tarfile.SYMTYPE)], "no plain file"),
-        ([link(tarfile.LNKTYPE)], "no plain file"),
-        ([link(tarfile.CHRTYPE)], "no plain file"),
-        ([link(tarfile.FIFOTYPE)], "no plain file"),
-        ([plain(f"{FOLDER}/data_batch_1.bin", b"x")], "twice"),
-        ([plain(f"{FOLDER}/./data_batch_1.bin", b"x")], "twice"),
+        ([link(tarfile.SYMTYPE)], "not a regular file"),
+        ([link(tarfile.LNKTYPE)], "not a regular file"),
+        ([link(tarfile.CHRTYPE)], "not a regular file"),
+        ([link(tarfile.FIFOTYPE)], "not a regular file"),
+        ([plain(f"{FOLDER}/data_batch_1.bin", b"x")], "two members are named"),
+        ([plain(f"{FOLDER}/./data_batch_1.bin", b"x")], "two members are named"),
         ([plain(f"{FOLDER}/{number}", b"") for number in range(80)], "more than 64"),
     ],
 )
-def test_unsafe_members_are_refused(tmp_path, more, said):
-    assert said in refused(write_archive(tmp_path / "a.tar.gz", more=more), tmp_path / "tfds")
+def test_unsafe_members_are_refused(tmp_path, more, message):
+    assert message in refused(write_archive(tmp_path / "a.tar.gz", more=more), tmp_path / "tfds")
 
 
-def test_a_member_of_absurd_size_is_refused_unread(tmp_path, monkeypatch):
+def test_a_member_of_absurd_size_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(binary, "MAX_FILE_BYTES", 1_000)
     assert "unpacks to 12292 bytes" in refused(write_archive(tmp_path / "a.tar.gz"), tmp_path / "tfds")
 
 
 @pytest.mark.parametrize(
-    "name, content, said",
+    "name, content, message",
     [
-        ("data_batch_2.bin", None, "holds no"),
+        ("data_batch_2.bin", None, "data_batch_2.bin is missing"),
         ("data_batch_2.bin", b"", "0 bytes"),
-        ("data_batch_2.bin", rows(0).tobytes()[:-1], "records have 3073"),
+        ("data_batch_2.bin", rows(0).tobytes()[:-1], "not a multiple of 3073"),
         ("test_batch.bin", b"\x0a" + bytes(3072), "label 10"),
         (LABEL_NAMES_FILE, b"one\ntwo\n", "2 names"),
     ],
 )
-def test_files_that_are_no_cifar_are_refused(tmp_path, name, content, said):
+def test_files_that_are_no_cifar_are_refused(tmp_path, name, content, message):
     files = contents() | {name: content}
     members = [plain(f"{FOLDER}/{name}", data) for name, data in files.items() if data is not None]
-    assert said in refused(write_archive(tmp_path / "a.tar.gz", members), tmp_path / "tfds")
+    assert message in refused(write_archive(tmp_path / "a.tar.gz", members), tmp_path / "tfds")
 
 
-@pytest.mark.parametrize("kept", [0, 10, 20_000])
-def test_a_damaged_archive_is_refused(tmp_path, kept):
+@pytest.mark.parametrize("num_bytes", [0, 10, 20_000])
+def test_a_truncated_archive_is_refused(tmp_path, num_bytes):
     archive = write_archive(tmp_path / "a.tar.gz")
-    os.truncate(archive, kept)
-    assert "fetch it again" in refused(archive, tmp_path / "tfds")
+    os.truncate(archive, num_bytes)
+    assert "download it again" in refused(archive, tmp_path / "tfds")
 
 
 def test_a_missing_archive_is_refused(tmp_path):
@@ -179,7 +179,7 @@ def test_a_missing_archive_is_refused(tmp_path):
 
 def test_a_data_dir_that_is_a_file_is_refused(tmp_path):
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(UserError, match="can be written"):
+    with pytest.raises(UserError, match="cannot write there"):
         import_cifar(
             archive=write_archive(tmp_path / "a.tar.gz"),
             data_dir=os.fspath(tmp_path / "file"),
@@ -213,7 +213,7 @@ def run(*arguments):
     )
 
 
-def test_the_binary_says_where_the_set_is(tmp_path):
+def test_the_program_prints_the_folder_of_the_data_set(tmp_path):
     archive = write_archive(tmp_path / "a.tar.gz")
     done = run(f"--archive={archive}", f"--data_dir={tmp_path}/tfds", "--allow_any_checksum")
     assert done.returncode == 0, done.stderr
@@ -221,7 +221,7 @@ def test_the_binary_says_where_the_set_is(tmp_path):
     assert (tmp_path / "tfds/cifar10/3.0.2/dataset_info.json").exists()
 
 
-def test_the_binary_tells_a_users_mistake_in_one_line(tmp_path):
+def test_the_program_reports_a_mistake_in_one_line(tmp_path):
     done = run("--archive=/none.tar.gz", f"--data_dir={tmp_path}")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.splitlines() == [
@@ -229,7 +229,7 @@ def test_the_binary_tells_a_users_mistake_in_one_line(tmp_path):
     ]
 
 
-def test_records_keep_their_order_in_every_store(imported):
+def test_records_have_the_same_order_in_every_store(imported):
     def labels(cache_bytes):
         task = build_task(
             "cifar10",

@@ -1,4 +1,4 @@
-"""A user's own program: one import gives it every flag, and its own task is trained, resumed and kept."""
+"""A user's own program: one import defines all flags; its own task trains, resumes and is exported."""
 
 import json
 
@@ -19,7 +19,7 @@ from launch import training
 from models.own_task import OwnTask
 
 FLAGS = flags.FLAGS
-flags.DEFINE_float("slope", 3.0, "Of the line.")
+flags.DEFINE_float("slope", 3.0, "Slope of the line.")
 
 
 def build():
@@ -58,7 +58,7 @@ def folder(tmp_path_factory):
     return folder
 
 
-def test_it_trains_and_goes_on(folder):
+def test_it_trains_and_resumes(folder):
     first = run("line.py", *FLAGS, "--epochs=10", "--schedule=constant", cwd=folder)
     assert first.code == 0, first.err
     assert "found -2.0 1.0" in first.out
@@ -74,7 +74,7 @@ def test_it_trains_and_goes_on(folder):
     assert "resumed at step 60 of 72" in second.out
 
 
-def test_its_flags_are_checked_and_helped(folder):
+def test_its_help_lists_all_flags(folder):
     done = run("line.py", "--helpfull", cwd=folder)
     for flag in ("--slope", "--num_towers", "--learning_rate", "--checkpoint_every_steps", "--strategy"):
         assert flag in done.out

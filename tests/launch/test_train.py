@@ -1,4 +1,4 @@
-"""`python -m launch.train` as a process: its files, its exit codes, and its death at any moment."""
+"""`python -m launch.train` as a process: its files, its exit codes, and that it resumes after any end."""
 
 import json
 import signal
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.timeout(300)
 
 
 class TestFinishedRun:
-    def test_it_says_where_everything_lies(self, finished_run):
+    def test_it_prints_the_path_of_every_result(self, finished_run):
         found = dict(
             line.split(": ", 1)
             for line in finished_run.ended.out.splitlines()
@@ -38,7 +38,7 @@ class TestFinishedRun:
         for what in ("model", "metrics", "summary", "tensorboard"):
             assert (directory / found[what]).exists()
 
-    def test_nothing_stands_on_stderr(self, finished_run):
+    def test_stderr_is_empty(self, finished_run):
         assert finished_run.ended.err == ""
 
     def test_numbers_are_printed(self, finished_run):
@@ -57,8 +57,8 @@ class TestFinishedRun:
         assert not [name for name in names if "temp" in name or ".new" in name or "tmp" in name]
 
 
-def test_killed_twice_and_started_again(finished_run, tmp_path):
-    """SIGKILL gives no chance to save: the newest checkpoint is what there is."""
+def test_killed_twice_and_restarted(finished_run, tmp_path):
+    """After SIGKILL, which leaves no time to save, training resumes from the newest checkpoint."""
     command = ("-m", "launch.train", *TINY, "--directory=run")
     for step in (5, 15):
         with started(*command, cwd=tmp_path) as process:
@@ -66,7 +66,7 @@ def test_killed_twice_and_started_again(finished_run, tmp_path):
             process.kill()
             killed = ended(process)
         assert killed.code == -signal.SIGKILL
-        assert not (tmp_path / "run" / "model.keras").exists(), "it was over before it was killed"
+        assert not (tmp_path / "run" / "model.keras").exists(), "training ended before it was killed"
     last = run(*command, cwd=tmp_path)
     assert last.code == 0, last.err
     assert f"resumed at step {15}" in last.out or "resumed at step 20" in last.out
@@ -77,7 +77,7 @@ def test_killed_twice_and_started_again(finished_run, tmp_path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
-def test_asked_to_stop_and_started_again(finished_run, tmp_path, number):
+def test_stopped_by_a_signal_and_restarted(finished_run, tmp_path, number):
     command = ("-m", "launch.train", *TINY, "--directory=run", "--checkpoint_every_steps=1000")
     with started(*command, cwd=tmp_path) as process:
         wait_for(tmp_path / "run" / "metrics.jsonl", process)
@@ -86,10 +86,10 @@ def test_asked_to_stop_and_started_again(finished_run, tmp_path, number):
         process.send_signal(number)
         stopped = ended(process)
     assert stopped.code == 75, stopped.err
-    [said] = [line for line in stopped.out.splitlines() if line.startswith(number.name)]
-    step = int(said.partition("stopped at step ")[2].partition(";")[0])
+    [notice] = [line for line in stopped.out.splitlines() if line.startswith(number.name)]
+    step = int(notice.partition("stopped at step ")[2].partition(";")[0])
     assert 3 <= step < LAST_STEP
-    assert f"the same command with --directory={tmp_path / 'run'} --resume=auto goes on from there" in said
+    assert f"to resume, run the same command with --directory={tmp_path / 'run'} --resume=auto" in notice
     assert (tmp_path / "run" / "checkpoints" / f"step-{step}.index").exists()
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["outcome"] == "interrupted"
     last = run(*command, cwd=tmp_path)
@@ -98,7 +98,7 @@ def test_asked_to_stop_and_started_again(finished_run, tmp_path, number):
     assert_same_end(tmp_path / "run", finished_run.directory)
 
 
-def test_a_dry_run_keeps_nothing(tmp_path):
+def test_a_dry_run_saves_nothing(tmp_path):
     done = run("-m", "launch.train", *TINY, "--dry_run", "--directory=run", cwd=tmp_path)
     assert done.code == 0, done.err
     assert "step 2: evaluation loss " in done.out
@@ -109,7 +109,7 @@ def test_verify(tmp_path):
     flags = (*TINY, "--batch_size=6", "--directory=run")
     good = run("-m", "launch.train", *flags, "--verify", cwd=tmp_path)
     assert good.code == 0, good.err
-    assert "towers with 2 towers beside one device, each batch undivided, 20 steps:" in good.out
+    assert "towers with 2 towers compared with one device, each batch undivided, 20 steps:" in good.out
     assert "\nverified: largest " in good.out
     bad = run("-m", "launch.train", *flags, "--verify", "--verify_tolerance=1e-30", cwd=tmp_path)
     assert bad.code == 3, bad.err

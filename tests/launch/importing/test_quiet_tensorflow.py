@@ -1,11 +1,11 @@
-"""What starts programs stays small, and TensorFlow is quiet in what computes."""
+"""Launchers do not import TensorFlow, and other programs import it without its notices."""
 
 import pytest
 
 from tests.launch.programs import run
 
 
-@pytest.mark.parametrize("module", ["local", "tf_config", "binary"])
+@pytest.mark.parametrize("module", ["local", "membership.tf_config", "binary"])
 def test_a_launcher_imports_no_tensorflow(tmp_path, module):
     done = run("-c", f"import sys, launch.{module}; print('tensorflow' in sys.modules)", cwd=tmp_path)
     assert (done.code, done.out, done.err) == (0, "False\n", "")
@@ -17,7 +17,7 @@ def test_tensorflow_is_quiet(tmp_path):
     assert (done.code, done.out, done.err) == (0, "/physical_device:CPU:0\n", "")
 
 
-def test_what_it_said_is_printed_when_it_fails(tmp_path):
+def test_notices_are_printed_if_the_import_fails(tmp_path):
     broken = "import os\nos.write(2, b'no such library\\n')\nraise ImportError('broken')\n"
     (tmp_path / "tensorflow.py").write_text(broken)
     program = f"import sys, launch; sys.path.insert(0, {str(tmp_path)!r}); import tensorflow"
