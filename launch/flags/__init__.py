@@ -1,1 +1,1 @@
-"""The flags, a file for each subject, and what is built from them."""
+"""The flags, one file per subject, and the options that are built from them."""

@@ -1,4 +1,4 @@
-"""Ports of this machine that nobody listens on."""
+"""Free ports on this machine, for clusters of processes."""
 
 import contextlib
 import pathlib
@@ -9,25 +9,25 @@ LOOPBACK = "127.0.0.1"
 _RANGE_FILE = pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range")
 _LOWEST_PORT = 10000
 _ANY_PORT = 0
-# Two programs whose seed is the same must not be given the same ports.
+# Not random's global generator: two programs with the same seed must get different ports.
 _DRAW = random.SystemRandom()
 
 
 def free_addresses(count: int) -> list[str]:
-    """Different '127.0.0.1:port' that were free a moment ago.
+    """`count` different addresses '127.0.0.1:port' whose ports are free now.
 
-    They lie below the ports that the kernel lends to outgoing connections: there, a process that tries to reach a
-    peer before it listens may be lent the peer's very port, and meets itself.
+    The ports lie below the kernel's range for outgoing connections. With a port in that range, a process that
+    connects to a peer before the peer listens may be assigned the peer's port and connect to itself.
     """
-    wanted = _DRAW.sample(range(_LOWEST_PORT, _first_lent_port()), k=_first_lent_port() - _LOWEST_PORT)
-    with contextlib.ExitStack() as held:
-        # Each is held until all are found, so that none is found twice.
-        found = [held.enter_context(_bound(wanted)) for _ in range(count)]
+    candidates = _DRAW.sample(range(_LOWEST_PORT, _first_outgoing_port()), k=_first_outgoing_port() - _LOWEST_PORT)
+    with contextlib.ExitStack() as bound:
+        # All stay bound until the last is found, so that none is found twice.
+        found = [bound.enter_context(_bound(candidates)) for _ in range(count)]
         return [f"{LOOPBACK}:{listener.getsockname()[1]}" for listener in found]
 
 
 def _bound(ports: list[int]) -> socket.socket:
-    """A socket on the last of the ports that is free, taken from the list; on any port when the list is empty."""
+    """A socket bound to the last free port of the list, or to any free port once the list is empty."""
     while True:
         candidate = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         try:
@@ -37,8 +37,8 @@ def _bound(ports: list[int]) -> socket.socket:
             candidate.close()
 
 
-def _first_lent_port() -> int:
-    """The lowest port that the kernel lends; none stays for us where it lends nearly all, or says nothing."""
+def _first_outgoing_port() -> int:
+    """Lowest port of the kernel's range for outgoing connections; _LOWEST_PORT if it is lower or unknown."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         return max(_LOWEST_PORT, int(_RANGE_FILE.read_text().split()[0]))
     return _LOWEST_PORT

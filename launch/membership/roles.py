@@ -1,4 +1,4 @@
-"""Who makes up a cluster on this machine, by numbers alone: names, addresses, and who waits for whom."""
+"""The processes of a cluster on this machine, from their counts: names, addresses, and which wait for which."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -9,12 +9,13 @@ from strategies.cluster import CHIEF, EVALUATOR, SERVER, WORKER, Cluster, Member
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Roles:
-    """How many processes there are of each role.
+    """Number of processes of each role.
 
     Attributes:
-      workers: at least 1; a chief is one more.
-      ps: parameter servers.
-      chief, evaluator: whether there is one.
+      workers: number of workers, at least 1, not counting the chief.
+      ps: number of parameter servers.
+      chief: whether there is a chief.
+      evaluator: whether there is an evaluator.
     """
 
     workers: int
@@ -24,34 +25,35 @@ class Roles:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """As 'worker:1', in the order in which they are started."""
+        """Names of the processes, as 'worker:1', in the order in which they are started."""
         return tuple(Member(role, index).name for role, count in self._counts() for index in range(count))
 
     @property
     def reporter(self) -> str:
-        """The process that reports how far training is."""
+        """Name of the process that reports the progress of training."""
         return self.names[0]
 
     @property
     def num_computing(self) -> int:
-        """Processes that share the machine's cores: all but the parameter servers."""
+        """Number of processes that share the machine's cores: all except the parameter servers."""
         return len(self.names) - self.ps
 
     @property
     def trainers(self) -> tuple[str, ...]:
-        """Those who take steps together, and notice when one of them stands still."""
+        """Names of the processes that take steps, and that notice if one of them hangs."""
         return self._named(CHIEF, WORKER)
 
     @property
     def replaceable(self) -> tuple[str, ...]:
-        """Those without whom the others go on until there is another: workers that parameters servers serve."""
+        """Names of the processes that can be replaced while the others continue: workers of parameter servers."""
         return self._named(WORKER) if self.ps and self.chief else ()
 
     def awaited(self) -> Mapping[str, tuple[str, ...]]:
-        """Those that serve until they are told to end, and whose ends each of them waits for.
+        """For each process that serves others until it is stopped: the names of those it serves.
 
-        A parameter server serves the chief, the workers and the evaluator; a worker beside parameter servers
-        serves the chief, if there is one. In a ring nobody serves.
+        The launcher stops such a process once the ones it serves have ended. A parameter server serves the chief,
+        the workers and the evaluator; a worker of parameter servers serves the chief, if there is one. In a ring
+        no process serves others.
         """
         found = {name: self._named(CHIEF, WORKER, EVALUATOR) for name in self._named(SERVER)}
         if self.ps and self.chief:
@@ -59,7 +61,7 @@ class Roles:
         return found
 
     def clusters(self) -> tuple[Cluster, ...]:
-        """The cluster as each of its processes sees it, in the order of `names`, on ports that are free now."""
+        """The cluster as each process sees it, in the order of `names`, with ports that are free now."""
         members = [(role, count) for role, count in self._counts() if role != EVALUATOR and count]
         free = iter(free_addresses(sum(count for _, count in members)))
         addresses = {role: tuple(next(free) for _ in range(count)) for role, count in members}

@@ -1,11 +1,11 @@
-"""The ring that one `srun` starts: every task of the step a worker, in the order of Slurm's ranks.
+"""The ring that one `srun` starts: each task of the Slurm step is a worker, and its rank is Slurm's.
 
-Each task works it out alone from its environment, so that all must come to the same ports without a word:
+Each task computes the cluster from its own environment. All tasks get the same ports without communication:
 
-    port = 20000 + 64 * ((job + 20 * step) mod 199) + the task's number on its node
+    port = 20000 + 64 * ((job + 20 * step) mod 199) + index of the task on its node
 
-20000 to 32735: below what Linux gives to outgoing connections (from 32768). The first steps of 199 jobs in a row
-share no port, nor do the first ten steps of 19 jobs in a row.
+These are ports 20000 to 32735, below Linux's range for outgoing connections (from 32768). The first steps of 199
+consecutive jobs share no port, and neither do the first ten steps of 19 consecutive jobs.
 """
 
 import re
@@ -20,22 +20,22 @@ TASKS_OF_A_NODE = 64
 _NUM_BLOCKS = 199
 _BLOCKS_BETWEEN_STEPS = 20
 
-# Slurm counts the steps that no srun started (a batch script, a shell of salloc) down from the top of 32 bits.
+# Steps that no srun started (a batch script, the shell of salloc) have ids at the top of 32 bits, counted down.
 _FIRST_SPECIAL_STEP = 0xFFFFFF00
 
 _HOSTS = ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST")
 _COUNTS = ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE")
 _NUM_TASKS = ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS")
-_WAY_OUT = "start it by srun as Slurm left the environment, or set TF_CONFIG, which goes before it"
+_FIX = "start it with srun and leave Slurm's variables unchanged, or set TF_CONFIG, which overrides them"
 
 
 def cluster_from_slurm(environ: Mapping[str, str]) -> Cluster | None:
-    """The step that this process is a task of; None outside of one, and in one of a single task.
+    """The ring of this process's Slurm step; None outside of a step and in a step of one task.
 
-    A batch script has the variables of its job, the number of tasks among them, and is itself no task.
+    A batch script has its job's variables, including the number of tasks, but is not a task itself.
 
     Raises:
-      UserError: Slurm's variables are missing, malformed or don't agree.
+      UserError: Slurm's variables are missing, malformed or inconsistent.
     """
     if not _in_step(environ):
         return None
@@ -45,36 +45,36 @@ def cluster_from_slurm(environ: Mapping[str, str]) -> Cluster | None:
     hosts = _read(environ, _HOSTS, expand_hosts)
     counts = _read(environ, _COUNTS, expand_counts)
     _check_counts(environ, hosts, counts, num_tasks)
-    places = places_of_ranks(counts, _ranks_in_turn(environ))
+    positions = positions_of_ranks(counts, _ranks_per_turn(environ))
     rank = _number(environ, "SLURM_PROCID")
-    _check_place(environ, rank, places)
+    _check_position(environ, rank, positions)
     port = first_port(_number(environ, "SLURM_JOB_ID", "SLURM_JOBID"), _step(environ))
-    addresses = tuple(f"{hosts[node]}:{port + local}" for node, local in places)
+    addresses = tuple(f"{hosts[node]}:{port + local}" for node, local in positions)
     return Cluster(addresses={WORKER: addresses}, role=WORKER, index=rank)
 
 
 def first_port(job: int, step: int) -> int:
-    """The port of a node's first task; its others have the next ones."""
+    """The port of a node's first task; the node's other tasks use the following ports."""
     block = (job + _BLOCKS_BETWEEN_STEPS * step) % _NUM_BLOCKS
     return FIRST_PORT + TASKS_OF_A_NODE * block
 
 
-def places_of_ranks(counts: Sequence[int], in_turn: int | None) -> list[tuple[int, int]]:
-    """Node and number on the node of every rank.
+def positions_of_ranks(counts: Sequence[int], ranks_per_turn: int | None) -> list[tuple[int, int]]:
+    """(index of the node, index of the task on the node) of each rank.
 
     Args:
-      counts: tasks of each node.
-      in_turn: how many ranks a node takes before it is the next one's turn, over and over until all are full;
-        None for as many as it has tasks.
+      counts: number of tasks of each node.
+      ranks_per_turn: number of consecutive ranks that a node gets before the next node's turn; turns repeat until
+        all nodes are full. None: all ranks of a node are consecutive.
     """
-    in_turn = in_turn or max(counts)
-    dealt = (
+    ranks_per_turn = ranks_per_turn or max(counts)
+    positions = (
         (node, local)
-        for first in range(0, max(counts), in_turn)
+        for first in range(0, max(counts), ranks_per_turn)
         for node, count in enumerate(counts)
-        for local in range(first, min(first + in_turn, count))
+        for local in range(first, min(first + ranks_per_turn, count))
     )
-    return list(dealt)
+    return list(positions)
 
 
 def _in_step(environ: Mapping[str, str]) -> bool:
@@ -87,10 +87,10 @@ def _step(environ: Mapping[str, str]) -> int:
     return _number(environ, "SLURM_STEP_ID", "SLURM_STEPID")
 
 
-def _ranks_in_turn(environ: Mapping[str, str]) -> int | None:
-    """How the step's ranks are dealt to its nodes, as for `places_of_ranks`."""
+def _ranks_per_turn(environ: Mapping[str, str]) -> int | None:
+    """How the step's ranks are distributed over its nodes, as for `positions_of_ranks`."""
     distribution = environ.get("SLURM_DISTRIBUTION", "block")
-    # What follows is about sockets and cores within a node.
+    # The rest is about sockets and cores within a node.
     over_nodes = re.split("[:,]", distribution.lower())[0]
     if over_nodes in ("block", "*", ""):
         return None
@@ -99,59 +99,61 @@ def _ranks_in_turn(environ: Mapping[str, str]) -> int | None:
     if over_nodes == "plane":
         return max(1, _number(environ, "SLURM_DIST_PLANESIZE"))
     raise UserError(
-        f"SLURM_DISTRIBUTION={distribution}: which node has which rank is known for block, cyclic and plane; give "
-        "srun --distribution=block, or set TF_CONFIG"
+        f"SLURM_DISTRIBUTION={distribution}: the nodes of the ranks are known only for block, cyclic and plane; "
+        "use srun --distribution=block, or set TF_CONFIG"
     )
 
 
 def _check_counts(environ: Mapping[str, str], hosts: Sequence[str], counts: Sequence[int], num_tasks: int) -> None:
-    """Raises UserError if hosts, tasks of each and tasks of all don't agree, or a node's are too many."""
+    """Raises UserError if hosts, counts and number of tasks are inconsistent, or a node has too many tasks."""
     shown = _shown(environ, *_COUNTS)
     if len(counts) != len(hosts):
         raise UserError(
-            f"{shown}: {len(counts)} counts, but {len(hosts)} nodes in {_shown(environ, *_HOSTS)}; {_WAY_OUT}"
+            f"{shown}: {len(counts)} counts, but {len(hosts)} nodes in {_shown(environ, *_HOSTS)}; {_FIX}"
         )
     if sum(counts) != num_tasks:
-        raise UserError(f"{shown}: {sum(counts)} tasks in all, but {_shown(environ, *_NUM_TASKS)}; {_WAY_OUT}")
+        raise UserError(f"{shown}: {sum(counts)} tasks in all, but {_shown(environ, *_NUM_TASKS)}; {_FIX}")
     if max(counts) > TASKS_OF_A_NODE:
         raise UserError(
-            f"{shown}: a node has {max(counts)} tasks, and ports for {TASKS_OF_A_NODE}; start fewer on a node, "
-            "each with several towers, or set TF_CONFIG"
+            f"{shown}: a node has {max(counts)} tasks, but a step has ports for {TASKS_OF_A_NODE} on a node; "
+            "start fewer tasks per node, each with several towers, or set TF_CONFIG"
         )
 
 
-def _check_place(environ: Mapping[str, str], rank: int, places: Sequence[tuple[int, int]]) -> None:
-    """Raises UserError if this task is not where its rank should be: rather that than a ring that never meets."""
-    if rank >= len(places):
-        raise UserError(f"SLURM_PROCID={rank}: the step has ranks 0 to {len(places) - 1}; {_WAY_OUT}")
-    for name, expected in zip(("SLURM_NODEID", "SLURM_LOCALID"), places[rank], strict=True):
+def _check_position(environ: Mapping[str, str], rank: int, positions: Sequence[tuple[int, int]]) -> None:
+    """Raises UserError if this rank is at another position; the workers would wait at wrong addresses."""
+    if rank >= len(positions):
+        raise UserError(f"SLURM_PROCID={rank}: the step has ranks 0 to {len(positions) - 1}; {_FIX}")
+    for name, expected in zip(("SLURM_NODEID", "SLURM_LOCALID"), positions[rank], strict=True):
         if name in environ and _number(environ, name) != expected:
             raise UserError(
-                f"{name}={environ[name]}: rank {rank} should have {expected} there by "
-                f"SLURM_DISTRIBUTION={environ.get('SLURM_DISTRIBUTION', 'block')}; {_WAY_OUT}"
+                f"{name}={environ[name]}: rank {rank} should have {expected} with "
+                f"SLURM_DISTRIBUTION={environ.get('SLURM_DISTRIBUTION', 'block')}; {_FIX}"
             )
 
 
 def _given(environ: Mapping[str, str], *names: str) -> str | None:
-    """The first of the variables that is set; Slurm's versions have several names for one thing."""
+    """The first of these variables that is set; the names differ between versions of Slurm."""
     return next((name for name in names if environ.get(name)), None)
 
 
 def _shown(environ: Mapping[str, str], *names: str) -> str:
-    """The first of the variables that is set, as NAME=value."""
+    """The first of these variables that is set, as NAME=value."""
     name = _given(environ, *names)
     return f"{name}={environ[name]}"
 
 
 def _read(environ: Mapping[str, str], names: Sequence[str], parse: Callable):
-    """What `parse` makes of the first of the variables that is set."""
+    """The first of these variables that is set, parsed."""
     name = _given(environ, *names)
     if name is None:
-        raise UserError(f"{names[0]} is not set, though SLURM_STEP_ID says that srun runs this; {_WAY_OUT}")
+        raise UserError(
+            f"{names[0]} is not set, although SLURM_STEP_ID says that srun started this process; {_FIX}"
+        )
     try:
         return parse(environ[name])
     except ValueError as error:
-        raise UserError(f"{_shown(environ, name)}: {error}; {_WAY_OUT}") from error
+        raise UserError(f"{_shown(environ, name)}: {error}; {_FIX}") from error
 
 
 def _number(environ: Mapping[str, str], *names: str) -> int:
@@ -160,5 +162,5 @@ def _number(environ: Mapping[str, str], *names: str) -> int:
 
 def _whole_number(text: str) -> int:
     if not re.fullmatch("[0-9]{1,10}", text):
-        raise ValueError("a whole number belongs there")
+        raise ValueError("a whole number is required")
     return int(text)

@@ -1,8 +1,8 @@
-"""TF_CONFIG: a cluster written down as JSON in the environment of each of its processes.
+"""TF_CONFIG: the cluster as JSON, in the environment of each of its processes.
 
 {"cluster": {"chief": ["a:2222"], "worker": ["b:2222"]}, "task": {"type": "worker", "index": 0}}
 
-Names that are not of these, as 'environment' or 'rpc_layer', are for other readers and passed over.
+Other names, as 'environment' or 'rpc_layer', are for other programs and ignored.
 """
 
 import ipaddress
@@ -20,10 +20,10 @@ _SHOWN_CHARACTERS = 80
 
 
 def cluster_from(text: str) -> Cluster | None:
-    """The cluster that TF_CONFIG describes; None for '' and '{}', by which one says that there is none.
+    """The cluster that the value of TF_CONFIG describes; None for '' and '{}', which mean no cluster.
 
     Raises:
-      UserError: it describes no cluster, or not this process's place in it.
+      UserError: the text describes no valid cluster, or not which of its processes this one is.
     """
     described = _object(text) if text.strip() else {}
     if not described:
@@ -34,16 +34,15 @@ def cluster_from(text: str) -> Cluster | None:
 
 
 def tf_config_text(cluster: Cluster) -> str:
-    """What TF_CONFIG must be for `cluster_from` to give this cluster."""
+    """The value of TF_CONFIG from which `cluster_from` returns this cluster."""
     addresses = {role: list(of_role) for role, of_role in cluster.addresses.items()}
     return json.dumps({"cluster": addresses, "task": {"type": cluster.role, "index": cluster.index}})
 
 
 def public_addresses(cluster: Cluster) -> tuple[str, ...]:
-    """Addresses that the whole internet may reach, where they say so: those of a literal, globally routable IP.
+    """Addresses with a literal, globally routable IP, which the whole internet may be able to reach.
 
-    TensorFlow's servers run whatever anyone who reaches them sends: there is no password. What a host's name
-    stands for is not looked up.
+    TensorFlow's servers ask for no password and run what anyone sends them. Host names are not resolved.
     """
     return tuple(member.address for member in cluster.members() if _is_public(member.address))
 
@@ -54,54 +53,57 @@ def _object(text: str) -> Mapping[str, object]:
     except (ValueError, RecursionError) as error:
         raise _refused(f"{_shown(text)} is not JSON ({error}); write it as {_EXAMPLE}") from error
     if not isinstance(described, dict):
-        raise _refused(f"{_shown(described)} is no JSON object; write it as {_EXAMPLE}")
+        raise _refused(f"{_shown(described)} is not a JSON object; write it as {_EXAMPLE}")
     return described
 
 
 def _addresses(described: object) -> dict[str, tuple[str, ...]]:
-    """The cluster's addresses by role; a role that nobody has is left out."""
+    """The cluster's addresses by role, without roles that have no process."""
     if not isinstance(described, dict) or not any(described.values()):
-        raise _refused(f"its cluster is {_shown(described)}: addresses by role are needed; write it as {_EXAMPLE}")
+        raise _refused(
+            f"its cluster is {_shown(described)}, but must hold addresses by role; write it as {_EXAMPLE}"
+        )
     addresses = {role: _of_role(role, listed) for role, listed in described.items() if listed != []}
     _check_unique(addresses)
     num_chiefs = len(addresses.get(CHIEF, ()))
     if num_chiefs > 1:
-        raise _refused(f"{num_chiefs} chiefs: a cluster has one at most; make the others workers")
+        raise _refused(f"{num_chiefs} chiefs: a cluster has at most one; make the others workers")
     if SERVER in addresses and not num_chiefs:
         raise _refused(
-            f"{len(addresses[SERVER])} of role 'ps' and no chief: parameter servers need one to tell them what "
-            'to do; add "chief": ["host:port"]'
+            f"{len(addresses[SERVER])} of role 'ps' and no chief: parameter servers need a chief, which directs "
+            'them; add "chief": ["host:port"]'
         )
     return addresses
 
 
 def _of_role(role: str, listed: object) -> tuple[str, ...]:
-    """The addresses of one role, each checked."""
+    """The addresses of one role, checked."""
     _check_role(role)
     if not isinstance(listed, list):
         raise _refused(
-            f'{role!r} has {_shown(listed)}: a role has a list of addresses; write "{role}": ["host:port"]'
+            f'{role!r} has {_shown(listed)}, but needs a list of addresses; write "{role}": ["host:port"]'
         )
     for index, address in enumerate(listed):
         if not isinstance(address, str) or _split(address) is None:
             raise _refused(
                 f"the address of {role}:{index} is {_shown(address)}: an address is host:port with a port from 1 "
-                "to 65535, an IPv6 host in brackets; write it as 'host:2222'"
+                "to 65535 and an IPv6 host in brackets; write it as 'host:2222'"
             )
     return tuple(listed)
 
 
 def _check_role(role: str) -> None:
-    """Raises UserError if a cluster has no such role."""
+    """Raises UserError if no cluster has such a role."""
     if role == "master":
         raise _refused("the cluster holds 'master': TensorFlow 2 has no such role; call it 'chief'")
     if role == EVALUATOR:
         raise _refused(
-            "the cluster holds 'evaluator': nobody talks to one, so that it takes no part in the cluster; leave "
-            'it out there, its own task stays {"type": "evaluator", "index": 0}'
+            "the cluster holds 'evaluator', but an evaluator is not part of the cluster, since no process "
+            "connects "
+            'to it; omit it there and keep its own task, {"type": "evaluator", "index": 0}'
         )
     if role not in _ROLES:
-        raise _refused(f"the cluster holds {_shown(role)}: roles are {', '.join(_ROLES)}; take one of these")
+        raise _refused(f"the cluster holds {_shown(role)}, which is no role; use one of {', '.join(_ROLES)}")
 
 
 def _check_unique(addresses: Mapping[str, Sequence[str]]) -> None:
@@ -109,20 +111,21 @@ def _check_unique(addresses: Mapping[str, Sequence[str]]) -> None:
     seen = {}
     for role, of_role in addresses.items():
         for index, address in enumerate(of_role):
-            name, place = f"{role}:{index}", _split(address)
-            if place in seen:
+            name, host_and_port = f"{role}:{index}", _split(address)
+            if host_and_port in seen:
                 raise _refused(
-                    f"{address!r} is the address of {seen[place]} and of {name}: each process listens on its own; "
-                    "give one of them another port"
+                    f"{address!r} is the address of {seen[host_and_port]} and of {name}, but each process needs "
+                    "its own; give one of them another port"
                 )
-            seen[place] = name
+            seen[host_and_port] = name
 
 
 def _task(described: object, addresses: Mapping[str, Sequence[str]]) -> tuple[str, int]:
-    """This process's role and index."""
+    """This process's role and index, checked."""
     if not isinstance(described, dict) or not {"type", "index"} <= described.keys():
         raise _refused(
-            f"its task is {_shown(described)}: type and index say which process this one is; add "
+            f"its task is {_shown(described)}, but needs a type and an index, which say which process this is; "
+            "add "
             '"task": {"type": "worker", "index": 0}'
         )
     role, index = described["type"], _index(described["index"])
@@ -130,31 +133,33 @@ def _task(described: object, addresses: Mapping[str, Sequence[str]]) -> tuple[st
         return role, index
     if not isinstance(role, str) or role not in addresses:
         known = ", ".join(addresses)
-        hint = "call it 'chief', there and in the cluster" if role == "master" else f"take one of {known}"
+        hint = "call it 'chief', there and in the cluster" if role == "master" else f"use one of {known}"
         raise _refused(f"the task's type is {_shown(role)}: the cluster has {known}; {hint}")
     if index >= len(addresses[role]):
         count = len(addresses[role])
         raise _refused(
-            f"the task's index is {index}: the cluster has {count} of role {role!r}, numbered from 0; give 0 to "
-            f"{count - 1}, or add its address"
+            f"the task's index is {index}, but the cluster has {count} of role {role!r}, counted from 0; give 0 "
+            f"to {count - 1}, or add its address"
         )
     return role, index
 
 
 def _index(described: object) -> int:
-    """A task's index, also from a text of digits: some launchers write "0"."""
+    """The task's index; a string of digits is accepted, because some launchers write "0"."""
     if isinstance(described, str) and re.fullmatch(r"-?[0-9]{1,9}", described):
         described = int(described)
-    # To Python, true is an integer.
+    # In Python, bool is a kind of int.
     if not isinstance(described, int) or isinstance(described, bool):
-        raise _refused(f"the task's index is {_shown(described)}: an index is an integer; give 0 for the first")
+        raise _refused(
+            f"the task's index is {_shown(described)}, but must be an integer; give 0 for the first process"
+        )
     if described < 0:
-        raise _refused(f"the task's index is {described}: indices begin at 0; give 0 for the first")
+        raise _refused(f"the task's index is {described}, but indices start at 0; give 0 for the first process")
     return described
 
 
 def _split(address: str) -> tuple[str, int] | None:
-    """Host, in small letters and without brackets, and port; None if it is no address."""
+    """Host, in lower case and without brackets, and port; None if `address` is not valid."""
     match = _ADDRESS.fullmatch(address)
     if match is None or not 1 <= int(match["port"]) <= 65535:
         return None
@@ -172,13 +177,13 @@ def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 
 def _is_public(address: str) -> bool:
-    place = _split(address)
-    ip = _ip(place[0]) if place else None
+    host_and_port = _split(address)
+    ip = _ip(host_and_port[0]) if host_and_port else None
     return ip is not None and ip.is_global
 
 
 def _shown(value: object) -> str:
-    """A value in an error: on one line, and not all of a long one."""
+    """A value for an error message: one line, cut off if it is long."""
     text = json.dumps(value)
     return text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "..."
 

@@ -1,4 +1,4 @@
-"""What the environment says of this process: which one of a cluster it is."""
+"""This process's membership of a cluster, read from the environment."""
 
 import os
 from collections.abc import Mapping
@@ -9,18 +9,18 @@ from strategies.cluster import EVALUATOR, Cluster
 
 
 def is_evaluator() -> bool:
-    """Whether this process is the evaluator beside a cluster, and takes no part in it."""
+    """Whether this process is an evaluator, which reads checkpoints and takes no part in training."""
     cluster = cluster_of_this_process()
     return cluster is not None and cluster.role == EVALUATOR
 
 
 def cluster_of_this_process(environ: Mapping[str, str] = os.environ) -> Cluster | None:
-    """The cluster of TF_CONFIG, or else of the Slurm step that this process is a task of; None if it is alone.
+    """The cluster of TF_CONFIG, or otherwise of this process's Slurm step; None if there is neither.
 
-    TF_CONFIG goes first, also where it says '{}': so a task of a step is kept apart from the others.
+    TF_CONFIG overrides Slurm, even if it is '{}': that lets a task of a Slurm step train alone.
 
     Raises:
-      UserError: what is set there describes no cluster.
+      UserError: the variables are set but invalid.
     """
     if "TF_CONFIG" in environ:
         return cluster_from(environ["TF_CONFIG"])

@@ -1,4 +1,4 @@
-"""What a user got wrong: one line with the value, the rule and the way out, exit code 2, nothing written."""
+"""A user's mistake: one line with the value, the rule and the fix, exit code 2, no file written."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from tests.launch.programs import TINY, listing, run, run_many
 
 pytestmark = pytest.mark.timeout(300)
 
-# Module, flags beside TINY, and what stands in the line.
+# Flags in addition to TINY, and what the line must contain.
 CASES = {
     "more towers than examples": (
         ["--batch_size=3", "--num_towers=4"],
@@ -17,7 +17,10 @@ CASES = {
         ("4 microbatches", "3"),
     ),
     "a share without a tower": (["--tower_shares=3,1,1"], ("tower_shares", "3", "2")),
-    "a share that is no number": (["--tower_shares=3,much"], ("--tower_shares=3,much", "as 3,1")),
+    "a share that is no number": (
+        ["--tower_shares=3,much"],
+        ("--tower_shares=3,much", "by commas, as 3,1"),
+    ),
     "a share of nothing": (["--tower_shares=1,0"], ("tower_shares", "0")),
     "an unknown parameter device": (["--parameter_device=tpu"], ("'tpu'", "cpu, cpu:K or gpu:K")),
     "a parameter device that is not here": (["--parameter_device=cpu:7"], ("'cpu:7'", "cpu:0, cpu:1")),
@@ -26,6 +29,13 @@ CASES = {
     "an unknown tower device": (["--tower_device=tpu"], ("tower_device", "tpu", "auto")),
     "an unknown model": (["--model=resnet21"], ("resnet21", "resnet20")),
     "an unknown task": (["--task=shape"], ("'shape'", "did you mean 'shapes'")),
+    "parameter servers alone": (
+        ["--strategy=ps"],
+        (
+            "--strategy=ps needs several processes",
+            "python -m launch.local --chief --workers=2 --ps=1 -- python -m",
+        ),
+    ),
     "an unknown strategy": (["--strategy=mirored"], ("'mirored'", "did you mean mirrored?")),
     "an unknown optimizer": (["--optimizer=sdg"], ("optimizer", "sdg", "sgd")),
     "no examples in a batch": (["--batch_size=0"], ("--batch_size=0", "above 0")),
@@ -33,7 +43,7 @@ CASES = {
     "steps that are no number": (["--steps=many"], ("--steps=many", "invalid")),
     "an unknown flag": (["--learning_rat=0.1"], ("learning_rat", "learning_rate")),
     "an argument that is no flag": (["train"], ("'train'", "--help")),
-    "steps and epochs": (["--epochs=2"], ("--steps=30", "--epochs=2", "one of them")),
+    "steps and epochs": (["--epochs=2"], ("--steps=30", "--epochs=2", "only one of them")),
     "cifar10 without its folder": (["--task=cifar10"], ("cifar10", "data_dir")),
     "cifar10 where it is not": (["--task=cifar10", "--data_dir=nowhere"], ("cifar10", "nowhere", "import_cifar")),
     "a checkpoint that is not there": (["--resume=old/step-5"], ("resume=old/step-5", "no such checkpoint")),
@@ -42,7 +52,10 @@ CASES = {
     "a momentum of 1": (["--momentum=1"], ("momentum=1.0", "[0, 1)")),
     "a momentum of 1 for muon": (["--optimizer=muon", "--momentum=1"], ("momentum=1.0", "[0, 1)")),
     "a smoothing of 1": (["--label_smoothing=1"], ("label_smoothing=1.0", "below 1")),
-    "a boundary that is no number": (["--schedule=piecewise", "--boundaries=x"], ("--boundaries=x", "steps")),
+    "a boundary that is no number": (
+        ["--schedule=piecewise", "--boundaries=x"],
+        ("--boundaries=x", "steps separated by commas"),
+    ),
     "a seed that is too large": (["--seed=99999999999"], ("seed=99999999999",)),
     "a profile of nonsense": (["--profile_steps=5"], ("--profile_steps=5", "FIRST:LAST")),
     "a profile of steps backwards": (["--profile_steps=9:5"], ("profile_steps=9:5", "FIRST < LAST")),
@@ -53,13 +66,13 @@ CASES = {
     "a profile outside of the run": (["--profile_steps=40:50"], ("profile_steps=40:50", "steps 0 to 29")),
     "a profile of a dry run": (["--profile_steps=0:2", "--dry_run"], ("profile_steps=0:2", "dry run")),
 }
-# Found when the run begins, in a directory that is whole and resumes.
-BEGINS = ("a profile outside of the run",)
+# Detected after the run's directory was created; the run can be resumed from there.
+CREATES_DIRECTORY = ("a profile outside of the run",)
 
 
 @pytest.fixture(scope="module")
 def refusals(tmp_path_factory):
-    """How each case ended, and what it left in its folder."""
+    """For each case: how it ended, and the files that it left in its folder."""
     calls = [("launch.train", [*TINY, "--directory=run", *flags]) for flags, _ in CASES.values()]
     found = run_many(calls, tmp_path_factory.mktemp("refusals"))
     return {name: (ended, listing(cwd)) for name, (ended, cwd) in zip(CASES, found, strict=True)}
@@ -78,20 +91,20 @@ def assert_refused(ended, parts, program="train"):
 def test_one_line_and_nothing_written(name, refusals):
     ended, left = refusals[name]
     assert_refused(ended, CASES[name][1])
-    assert left == [] or name in BEGINS
+    assert left == [] or name in CREATES_DIRECTORY
 
 
 @pytest.mark.parametrize(
     "name", ["more towers than examples", "towers on a GPU where there is none", "an unknown flag"]
 )
-def test_as_a_process_of_its_own(name, tmp_path):
+def test_as_a_separate_process(name, tmp_path):
     flags, parts = CASES[name]
     assert_refused(run("-m", "launch.train", *TINY, "--directory=run", *flags, cwd=tmp_path), parts)
     assert listing(tmp_path) == []
 
 
 def test_another_model_in_the_directory(finished_run, tmp_path):
-    """A checkpoint of another model or optimizer is refused, and stays as it is."""
+    """A checkpoint of another model or optimizer is refused and not changed."""
     before = listing(finished_run.directory)
     directory = f"--directory={finished_run.directory}"
     calls = [

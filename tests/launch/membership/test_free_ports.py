@@ -1,4 +1,4 @@
-"""Ports that are free, different, and not the kernel's to lend."""
+"""Ports that are free, different, and outside of the kernel's range for outgoing connections."""
 
 import contextlib
 import random
@@ -23,7 +23,7 @@ def test_they_are_different_and_can_be_bound():
             listener.bind(("127.0.0.1", port))
 
 
-def test_they_do_not_depend_on_a_seed():
+def test_they_do_not_depend_on_the_seed():
     found = []
     for _ in range(2):
         random.seed(3)
@@ -32,22 +32,22 @@ def test_they_do_not_depend_on_a_seed():
 
 
 @pytest.fixture
-def lent(tmp_path, monkeypatch):
-    """Says which ports the kernel lends."""
+def set_range(tmp_path, monkeypatch):
+    """Replaces the text of the kernel's range for outgoing connections."""
 
-    def lend(text):
+    def set_text(text):
         (tmp_path / "range").write_text(text)
         monkeypatch.setattr(free_ports, "_RANGE_FILE", tmp_path / "range")
 
-    return lend
+    return set_text
 
 
-def test_they_lie_below_those_that_are_lent(lent):
-    lent("10100\t60999\n")
+def test_they_lie_below_the_range_for_outgoing_connections(set_range):
+    set_range("10100\t60999\n")
     assert all(10000 <= port < 10100 for port in ports_of(free_addresses(30)))
 
 
-def test_a_port_in_use_is_passed_over(lent, monkeypatch):
+def test_a_port_in_use_is_skipped(monkeypatch):
     with contextlib.ExitStack() as used:
         taken = ports_of(free_addresses(3))
         for port in taken:
@@ -57,6 +57,6 @@ def test_a_port_in_use_is_passed_over(lent, monkeypatch):
 
 
 @pytest.mark.parametrize("text", ["1024 65535", "", "nonsense"])
-def test_where_all_are_lent_any_free_one_will_do(lent, text):
-    lent(text)
+def test_any_free_port_is_used_if_the_range_leaves_none(set_range, text):
+    set_range(text)
     assert len(set(ports_of(free_addresses(3)))) == 3

@@ -1,4 +1,4 @@
-"""Slurm's short forms stand for the hosts and counts that Slurm means."""
+"""Slurm's short forms of hosts and counts are expanded as Slurm expands them."""
 
 import pytest
 from hypothesis import given
@@ -20,12 +20,12 @@ HOSTS = {
     "a.b_c-[1]": "a.b_c-1",
     "r[1-2]n[1-2]": "r1n1 r1n2 r2n1 r2n2",
     "r[1-2]n[01,03]": "r1n01 r1n03 r2n01 r2n03",
-    # Odd, and Slurm's own.
+    # An unexpected order, but Slurm's own.
     "r[1-2]n[1-2]x[7-8]": "r1n1x7 r1n1x8 r2n1x7 r2n1x8 r1n2x7 r1n2x8 r2n2x7 r2n2x8",
     "r[1-2]n[1-2]x[7]": "r1n1x7 r2n1x7 r1n2x7 r2n2x7",
     "a[1-2,2]": "a1 a2 a2",
 }
-# Newer than the Slurm that the other lists were compared with.
+# Forms that the Slurm of the comparison, an older version, does not read.
 WITH_ENDS = ("gpu-a[001-003]-ib", "node[8-10,12],gpu-a[001-002]-ib,login")
 
 
@@ -42,18 +42,18 @@ NOT_HOSTS = [
 
 
 @pytest.mark.parametrize("text", NOT_HOSTS)
-def test_no_list_of_hosts(text):
+def test_invalid_lists_of_hosts(text):
     with pytest.raises(ValueError):
         expand_hosts(text)
 
 
 @pytest.mark.parametrize("text", ["n[0-65536]", "n[0-999999999]", "r[0-999]n[0-999]", "r[0-9999]n[0-9999],a"])
-def test_no_list_takes_the_memory_of_this_machine(text):
+def test_too_many_hosts_are_refused_before_they_fill_the_memory(text):
     with pytest.raises(ValueError, match="more than 65536"):
         expand_hosts(text)
 
 
-def test_as_many_as_slurm_can_have():
+def test_as_many_hosts_as_slurm_allows():
     assert expand_hosts(f"n[1-{MAX_HOSTS}]")[-1] == "n65536"
 
 
@@ -64,8 +64,8 @@ names = drawn.lists(drawn.tuples(prefixes, groups, widths), min_size=1)
 
 
 @given(names)
-def test_whatever_is_folded_unfolds(names):
-    """Names folded here, beside the hosts that are in them one by one."""
+def test_names_that_are_folded_here_expand_to_their_hosts(names):
+    """Builds short forms and, separately, the hosts that they stand for."""
     folded, hosts = [], []
     for prefix, ranges, width in names:
         written = [f"{first:0{width}d}" + (f"-{first + more:0{width}d}" if more else "") for first, more in ranges]
@@ -83,6 +83,6 @@ def test_counts(text, counts):
 
 
 @pytest.mark.parametrize("text", ["", "2(x3", "2(3)", "2x3", "(x3)", "-1", "1,", "1.5", "2 (x3)", "1(x999999999)"])
-def test_no_counts(text):
+def test_invalid_counts(text):
     with pytest.raises(ValueError):
         expand_counts(text)

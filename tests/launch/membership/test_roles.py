@@ -1,4 +1,4 @@
-"""Who makes up a cluster, and who waits for whom."""
+"""The processes of a cluster, and which wait for which."""
 
 from launch.membership.roles import Roles
 

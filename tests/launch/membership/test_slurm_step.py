@@ -1,4 +1,4 @@
-"""A Slurm step becomes a ring: from environments written down, and from a real Slurm's."""
+"""A Slurm step becomes a ring, with recorded environments and with a real Slurm."""
 
 import json
 import sys
@@ -13,7 +13,7 @@ from launch.membership.slurm_step import (
     TASKS_OF_A_NODE,
     cluster_from_slurm,
     first_port,
-    places_of_ranks,
+    positions_of_ranks,
 )
 from strategies.cluster import WORKER
 from tests.launch.membership.test_hostlist import HOSTS, WITH_ENDS
@@ -22,8 +22,8 @@ from tests.towers.user_errors import refused
 
 PORT = first_port(123456, 0)
 
-# Two tasks on each of three nodes, one on the last; here rank 3. As Slurm 22.05 sets them, less what is not about
-# who is where.
+# The environment of rank 3, with two tasks on each of three nodes and one on the fourth: what Slurm 22.05 sets,
+# reduced to the variables about nodes and ranks.
 ENVIRON = {
     "SLURMD_NODENAME": "node10",
     "SLURM_GTIDS": "2,3",
@@ -44,7 +44,7 @@ ENVIRON = {
     "SLURM_STEP_TASKS_PER_NODE": "2(x3),1",
     "SLURM_TASKS_PER_NODE": "2(x3),1",
 }
-# What a batch script with `#SBATCH -N2 --ntasks-per-node=2` has: a rank and tasks, but it is itself none of them.
+# The environment of a batch script with `#SBATCH -N2 --ntasks-per-node=2`: it has a rank, but is not a task.
 BATCH_SCRIPT = {
     "SLURM_JOB_ID": "10",
     "SLURM_JOB_NODELIST": "node[2,10]",
@@ -60,7 +60,7 @@ INTERACTIVE = BATCH_SCRIPT | {"SLURM_STEP_ID": "4294967290", "SLURM_STEP_NUM_TAS
 
 
 def changed(**values):
-    """ENVIRON with other values, None for none."""
+    """ENVIRON with other values; None removes a variable."""
     return {name: value for name, value in (ENVIRON | values).items() if value is not None}
 
 
@@ -69,7 +69,7 @@ def hosts_of(cluster):
 
 
 def test_ranks_fill_one_node_after_another():
-    """In Slurm's order, in which node10 is no earlier than node2."""
+    """The order of nodes is Slurm's: node10 follows node2."""
     cluster = cluster_from_slurm(ENVIRON)
     assert cluster.addresses == {
         "worker": (
@@ -87,18 +87,18 @@ def test_ranks_fill_one_node_after_another():
 
 
 @pytest.mark.parametrize("distribution", ["block", "block:cyclic", "block,Pack", "*:cyclic", "*"])
-def test_other_ways_to_say_so(distribution):
+def test_other_names_of_the_block_distribution(distribution):
     assert cluster_from_slurm(changed(SLURM_DISTRIBUTION=distribution)) == cluster_from_slurm(ENVIRON)
 
 
 @pytest.mark.parametrize("distribution", ["cyclic", "cyclic:block", "CYCLIC"])
-def test_ranks_dealt_round_robin(distribution):
+def test_ranks_distributed_round_robin(distribution):
     cluster = cluster_from_slurm(changed(SLURM_DISTRIBUTION=distribution, SLURM_NODEID="3", SLURM_LOCALID="0"))
     assert hosts_of(cluster) == ["node2", "node10", "node11", "node12", "node2", "node10", "node11"]
     assert cluster.addresses[WORKER][4] == f"node2:{PORT + 1}"
 
 
-def test_a_full_node_is_passed_over():
+def test_a_full_node_is_skipped():
     environ = changed(
         SLURM_DISTRIBUTION="cyclic",
         SLURM_STEP_TASKS_PER_NODE="1,3,2,1",
@@ -109,14 +109,14 @@ def test_a_full_node_is_passed_over():
     assert found == ["node2", "node10", "node11", "node12", "node10", "node11", "node10"]
 
 
-def test_ranks_dealt_by_planes():
+def test_ranks_distributed_by_planes():
     environ = changed(SLURM_DISTRIBUTION="plane", SLURM_DIST_PLANESIZE="2", SLURM_STEP_TASKS_PER_NODE="4,3")
     environ |= {"SLURM_STEP_NODELIST": "node[2,10]"}
     found = hosts_of(cluster_from_slurm(environ))
     assert found == ["node2", "node2", "node10", "node10", "node2", "node2", "node10"]
 
 
-def test_variables_of_the_job_where_the_step_has_none():
+def test_variables_of_the_job_are_used_if_the_step_has_none():
     environ = changed(
         SLURM_STEP_NODELIST=None,
         SLURM_STEP_TASKS_PER_NODE=None,
@@ -164,13 +164,13 @@ CASES = {
         ("2(x3),1: 7 tasks in all, but SLURM_STEP_NUM_TASKS=8",),
     ),
     "a rank too many": ({"SLURM_PROCID": "7"}, ("SLURM_PROCID=7", "ranks 0 to 6")),
-    "another node": ({"SLURM_NODEID": "2"}, ("SLURM_NODEID=2", "rank 3 should have 1 there")),
-    "another place on its node": ({"SLURM_LOCALID": "0"}, ("SLURM_LOCALID=0", "rank 3 should have 1 there")),
+    "another node": ({"SLURM_NODEID": "2"}, ("SLURM_NODEID=2", "rank 3 should have 1 with")),
+    "another index on its node": ({"SLURM_LOCALID": "0"}, ("SLURM_LOCALID=0", "rank 3 should have 1 with")),
     "a hostfile's order": ({"SLURM_DISTRIBUTION": "arbitrary"}, ("=arbitrary", "--distribution=block")),
     "planes without a size": ({"SLURM_DISTRIBUTION": "plane"}, ("SLURM_DIST_PLANESIZE is not set",)),
     "too many on a node": (
         {"SLURM_STEP_NODELIST": "n1", "SLURM_STEP_TASKS_PER_NODE": "65", "SLURM_STEP_NUM_TASKS": "65"},
-        ("=65: a node has 65 tasks", "fewer on a node"),
+        ("=65: a node has 65 tasks", "fewer tasks per node"),
     ),
 }
 
@@ -182,8 +182,8 @@ def test_refused_in_one_line(name):
         cluster_from_slurm(changed(**values))
 
 
-def test_ports_that_two_steps_do_not_share():
-    """Of 199 jobs in a row, and of 19 jobs with ten steps each; none is one that Linux gives away by itself."""
+def test_different_steps_have_different_ports():
+    """For 199 consecutive jobs, and 19 jobs of ten steps; all below Linux's range for outgoing connections."""
     job = 4_000_000
     of_jobs = {first_port(job + later, 0) for later in range(199)}
     of_steps = {first_port(job + later, step) for later in range(19) for step in range(10)}
@@ -195,18 +195,19 @@ def test_ports_that_two_steps_do_not_share():
 
 
 @given(drawn.lists(drawn.integers(1, 9), min_size=1, max_size=9), drawn.none() | drawn.integers(1, 10))
-def test_every_task_has_one_rank(counts, in_turn):
-    places = places_of_ranks(counts, in_turn)
-    assert sorted(places) == [(node, local) for node, count in enumerate(counts) for local in range(count)]
-    # A node's own tasks are numbered in the order of their ranks.
+def test_every_task_has_one_rank(counts, ranks_per_turn):
+    positions = positions_of_ranks(counts, ranks_per_turn)
+    assert sorted(positions) == [(node, local) for node, count in enumerate(counts) for local in range(count)]
+    # The indices of a node's tasks are in the order of their ranks.
     for node in range(len(counts)):
-        assert [local for at, local in places if at == node] == sorted(local for at, local in places if at == node)
+        local_indices = [local for at, local in positions if at == node]
+        assert local_indices == sorted(local_indices)
 
 
 ONE_TASK = """
 import json, os, socket
-from launch.environment import cluster_of_this_process
-from launch.tf_config import tf_config_text
+from launch.membership.tf_config import tf_config_text
+from launch.membership.this_process import cluster_of_this_process
 
 cluster = cluster_of_this_process()
 listening = socket.create_server(("", int(cluster.this.address.rpartition(":")[2])))
@@ -217,9 +218,9 @@ print(json.dumps({"rank": os.environ["SLURM_PROCID"], "cluster": json.loads(tf_c
 @needs_slurm
 @pytest.mark.timeout(180)
 def test_two_tasks_of_a_real_step(tmp_path):
-    """Both know both, each knows itself and can listen where the other will look for it."""
+    """Both tasks find the same cluster; each knows its own rank and can listen on its address."""
     with slurm_nodes() as slurm:
-        # Job 1 goes first, so that the ports are not those of number 0.
+        # Job 1, so that the tested job is not the first.
         assert slurm.run("srun", "true").code == 0
         ended = slurm.run("srun", "--ntasks=2", sys.executable, "-c", ONE_TASK, cwd=tmp_path)
         job = slurm.run("squeue", "--noheader", "--states=all", "--format=%i").out.split()
@@ -240,23 +241,23 @@ def two_nodes():
         yield slurm
 
 
-# Writes what Slurm tells a task to task0 and so on, and what it tells a batch script to script0.
-TOLD = """
+# Writes Slurm's variables of each task to task0, task1 and so on, and those of a batch script to script0.
+RECORD = """
 import json, os
-told = {name: value for name, value in os.environ.items() if name.startswith("SLURM")}
-with open(("task" if "SLURM_STEP_ID" in told else "script") + told["SLURM_PROCID"], "x") as file:
-    json.dump(told, file)
+variables = {name: value for name, value in os.environ.items() if name.startswith("SLURM")}
+with open(("task" if "SLURM_STEP_ID" in variables else "script") + variables["SLURM_PROCID"], "x") as file:
+    json.dump(variables, file)
 """
 
 
-def told_to(what, folder):
-    """What stands in the files of all tasks, by rank, or of the script."""
-    found = [json.loads(path.read_text()) for path in folder.glob(f"{what}*")]
+def recorded(kind, folder):
+    """The variables of all tasks, by rank, or of the script."""
+    found = [json.loads(path.read_text()) for path in folder.glob(f"{kind}*")]
     return sorted(found, key=lambda variables: int(variables["SLURM_PROCID"]))
 
 
 def assert_ring(tasks):
-    """Every task finds the same ring, in which each stands where Slurm says it is."""
+    """Every task finds the same ring, with each rank at the node and index that Slurm reports."""
     rings = {cluster_from_slurm(task).addresses[WORKER] for task in tasks}
     assert len(rings) == 1, rings
     (addresses,) = rings
@@ -264,9 +265,9 @@ def assert_ring(tasks):
     for task in tasks:
         port = first_port(int(task["SLURM_JOB_ID"]), int(task["SLURM_STEP_ID"])) + int(task["SLURM_LOCALID"])
         assert addresses[int(task["SLURM_PROCID"])] == f"{task['SLURMD_NODENAME']}:{port}"
-        # Without these nothing tells it where it is, and it comes to the same.
-        unplaced = {name: value for name, value in task.items() if name not in ("SLURM_NODEID", "SLURM_LOCALID")}
-        assert cluster_from_slurm(unplaced).rank == int(task["SLURM_PROCID"])
+        # The rank does not depend on these variables, which only serve as a check.
+        unchecked = {name: value for name, value in task.items() if name not in ("SLURM_NODEID", "SLURM_LOCALID")}
+        assert cluster_from_slurm(unchecked).rank == int(task["SLURM_PROCID"])
 
 
 LAYOUTS = {
@@ -284,22 +285,22 @@ LAYOUTS = {
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_layouts_of_a_real_slurm(name, two_nodes, tmp_path):
     options, nodes = LAYOUTS[name]
-    ended = two_nodes.run("srun", "--nodes=2", *options.split(), sys.executable, "-c", TOLD, cwd=tmp_path)
+    ended = two_nodes.run("srun", "--nodes=2", *options.split(), sys.executable, "-c", RECORD, cwd=tmp_path)
     assert ended.code == 0, ended.err
-    tasks = told_to("task", tmp_path)
-    # Should it differ one day, then this Slurm deals otherwise; what counts stands below.
+    tasks = recorded("task", tmp_path)
+    # Another Slurm may distribute ranks differently; `assert_ring` is what has to hold.
     assert " ".join(task["SLURM_NODEID"] for task in tasks) == nodes
     assert_ring(tasks)
 
 
 @needs_slurm
-def test_a_real_batch_script_is_no_task_and_its_step_a_ring(two_nodes, tmp_path):
-    (tmp_path / "told.py").write_text(TOLD)
-    (tmp_path / "job").write_text(f"#!/bin/bash\n{sys.executable} told.py\nsrun {sys.executable} told.py\n")
+def test_a_real_batch_script_is_not_a_task_and_its_step_is_a_ring(two_nodes, tmp_path):
+    (tmp_path / "record.py").write_text(RECORD)
+    (tmp_path / "job").write_text(f"#!/bin/bash\n{sys.executable} record.py\nsrun {sys.executable} record.py\n")
     options = ("--nodes=2", "--ntasks-per-node=2", "--distribution=cyclic", "--output=out")
     ended = two_nodes.run("sbatch", "--wait", *options, "job", cwd=tmp_path)
     assert ended.code == 0, ended.err
-    (script,), tasks = told_to("script", tmp_path), told_to("task", tmp_path)
+    (script,), tasks = recorded("script", tmp_path), recorded("task", tmp_path)
     assert script["SLURM_NTASKS"] == "4"
     assert cluster_from_slurm(script) is None
     assert_ring(tasks)
@@ -308,6 +309,6 @@ def test_a_real_batch_script_is_no_task_and_its_step_a_ring(two_nodes, tmp_path)
 
 @needs_slurm
 @pytest.mark.parametrize("text", [text for text in HOSTS if text not in WITH_ENDS])
-def test_a_real_slurm_unfolds_the_same_hosts(text, two_nodes):
+def test_a_real_slurm_expands_to_the_same_hosts(text, two_nodes):
     ended = two_nodes.run("scontrol", "show", "hostnames", text)
     assert expand_hosts(text) == tuple(ended.out.split())

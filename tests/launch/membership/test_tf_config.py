@@ -1,4 +1,4 @@
-"""TF_CONFIG is read as it is meant, or refused in one line that says what to write."""
+"""A valid TF_CONFIG becomes a Cluster; an invalid one is refused in one line that says what to write."""
 
 import json
 
@@ -25,7 +25,7 @@ def test_a_ring():
     assert cluster.rank == 1
 
 
-def test_a_chief_is_first_of_a_ring_wherever_it_is_written():
+def test_a_chief_has_rank_0_wherever_it_is_listed():
     cluster = cluster_from(described({"worker": ["a:1", "b:1"], "chief": ["c:1"]}))
     assert [member.name for member in cluster.ring] == ["chief:0", "worker:0", "worker:1"]
     assert cluster.rank == 1
@@ -40,11 +40,11 @@ def test_every_role_of_a_cluster_with_servers(role, index):
     assert (cluster.this.address == "") == (role == EVALUATOR)
 
 
-def test_an_index_of_digits_as_some_launchers_write_it():
+def test_an_index_may_be_a_string_of_digits():
     assert cluster_from(described(RING, index="1")).index == 1
 
 
-def test_other_readers_names_are_passed_over():
+def test_names_for_other_programs_are_ignored():
     text = json.dumps(
         {
             "cluster": RING,
@@ -57,7 +57,7 @@ def test_other_readers_names_are_passed_over():
     assert cluster_from(text) == cluster_from(described(RING))
 
 
-def test_a_role_that_nobody_has_is_left_out():
+def test_a_role_without_processes_is_omitted():
     assert cluster_from(described({**RING, "ps": [], "chief": []})) == cluster_from(described(RING))
 
 
@@ -67,7 +67,7 @@ def test_hosts_of_every_form():
 
 
 @pytest.mark.parametrize("text", ["", "  \n", "{}", " { } "])
-def test_nothing_in_it_is_no_cluster(text):
+def test_an_empty_text_means_no_cluster(text):
     assert cluster_from(text) is None
 
 
@@ -76,7 +76,7 @@ CASES = {
     "JSON cut off": (described(RING)[:-1], ("not JSON",)),
     "JSON without an end": ("[" * 100_000, ("not JSON",)),
     "lines that are no JSON": ("worker:\n  - a:1\n", ("not JSON", "worker:\\n")),
-    "no object": ('["a:1"]', ('["a:1"]', "no JSON object")),
+    "no object": ('["a:1"]', ('["a:1"]', "not a JSON object")),
     "no cluster": ('{"task": {"type": "worker", "index": 0}}', ("its cluster is null",)),
     "an empty cluster": (described({}), ("its cluster is {}",)),
     "a cluster of empty roles": (described({"worker": []}), ('its cluster is {"worker": []}',)),
@@ -105,17 +105,17 @@ CASES = {
     "an index that is a fraction": (described(RING, index=0.5), ("index is 0.5", "integer")),
     "an index that is true": (described(RING, index=True), ("index is true", "integer")),
     "an index that is null": (described(RING, index=None), ("index is null", "integer")),
-    "an index below 0": (described(RING, index=-1), ("index is -1", "begin at 0")),
-    "an index of digits below 0": (described(RING, index="-1"), ("index is -1", "begin at 0")),
+    "an index below 0": (described(RING, index=-1), ("index is -1", "start at 0")),
+    "an index of digits below 0": (described(RING, index="-1"), ("index is -1", "start at 0")),
     "an index too large": (described(RING, index=2), ("index is 2", "has 2 of role 'worker'", "give 0 to 1")),
     "an evaluator's index below 0": (described(RING, "evaluator", -1), ("index is -1",)),
-    "a type the cluster has not": (described(RING, "chief"), ('type is "chief"', "has worker")),
+    "a type that the cluster does not have": (described(RING, "chief"), ('type is "chief"', "has worker")),
     "a type that is a number": (described(RING, 7), ("type is 7", "has worker")),
     "a type that is a list": (described(RING, ["worker"]), ('type is ["worker"]',)),
-    "an evaluator in the cluster": (described({**RING, "evaluator": ["e:1"]}), ("'evaluator'", "leave it out")),
+    "an evaluator in the cluster": (described({**RING, "evaluator": ["e:1"]}), ("'evaluator'", "omit it there")),
     "a master": (described({"master": ["m:1"], **RING}), ("'master'", "call it 'chief'")),
     "a master's task": (described(RING, "master"), ('"master"', "call it 'chief'")),
-    "two chiefs": (described({"chief": ["c:1", "d:1"]}, "chief"), ("2 chiefs", "one at most")),
+    "two chiefs": (described({"chief": ["c:1", "d:1"]}, "chief"), ("2 chiefs", "at most one")),
     "servers without a chief": (described({**RING, "ps": ["p:1"]}), ("1 of role 'ps'", 'add "chief"')),
 }
 
@@ -127,7 +127,7 @@ def test_refused_in_one_line(name):
         cluster_from(text)
 
 
-def test_a_long_one_is_not_printed_whole():
+def test_a_long_value_is_cut_off_in_the_message():
     with pytest.raises(ValueError) as caught:
         cluster_from(json.dumps(["a:1"] * 10_000))
     assert len(str(caught.value)) < 300
@@ -161,11 +161,11 @@ addresses = drawn.lists(
     min_size=2,
     max_size=12,
     unique=True,
-).map(lambda places: [f"{host}:{port}" for host, port in places])
+).map(lambda pairs: [f"{host}:{port}" for host, port in pairs])
 
 
 @given(addresses, drawn.data())
-def test_written_and_read_again(addresses, data):
+def test_a_cluster_survives_writing_and_reading(addresses, data):
     num_servers = data.draw(drawn.integers(0, len(addresses) - 1))
     by_role = {
         CHIEF: tuple(addresses[:1]),

@@ -1,4 +1,4 @@
-"""Where a process finds the cluster it is of: TF_CONFIG before Slurm, and often nowhere."""
+"""A process finds its cluster in TF_CONFIG, otherwise in Slurm's variables."""
 
 from launch.membership.this_process import cluster_of_this_process
 
@@ -13,7 +13,7 @@ STEP = {
 }
 
 
-def test_tf_config_goes_first_also_where_it_says_there_is_no_cluster():
+def test_tf_config_overrides_slurm_even_if_it_describes_no_cluster():
     assert cluster_of_this_process({}) is None
     assert cluster_of_this_process({"TF_CONFIG": RING}).this.address == "b:2222"
     assert cluster_of_this_process(STEP).this.address == "n2:20448"
