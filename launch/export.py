@@ -31,7 +31,7 @@ flags.DEFINE_bool(
 _CHECK_SECONDS = 120
 _TOLERANCE = 1e-4
 
-# Runs with python -I, which ignores the current folder and PYTHONPATH, so that this project cannot be imported.
+# Runs without this project: python -I ignores the current folder and PYTHONPATH, and the last line makes sure.
 _LOADER = """
 import sys, numpy, keras
 model = keras.saving.load_model(sys.argv[1])
