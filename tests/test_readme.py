@@ -20,7 +20,13 @@ def test_there_are_examples():
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("example", EXAMPLES, ids=first_line)
+@pytest.mark.parametrize(
+    "example",
+    [
+        pytest.param(example, id=first_line(example), marks=[pytest.mark.full] if index else [])
+        for index, example in enumerate(EXAMPLES)
+    ],
+)
 def test_example_runs(example, tmp_path):
     assert len(example.strip().splitlines()) < 30
     script = tmp_path / "example.py"

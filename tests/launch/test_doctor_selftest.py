@@ -11,7 +11,7 @@ import pytest
 from launch.health.selftest_worker import PRECISIONS, SIZES_MIB
 from tests.launch.programs import LIMIT_SECONDS, run, started
 
-pytestmark = pytest.mark.timeout(200)
+pytestmark = [pytest.mark.timeout(200), pytest.mark.full]
 
 COMMAND = ("-m", "launch.doctor", "--selftest")
 

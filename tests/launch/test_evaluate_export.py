@@ -65,6 +65,7 @@ def summary_of(directory):
     return json.loads((directory / "summary.json").read_text())
 
 
+@pytest.mark.full
 def test_json_holds_the_numbers_of_the_summary(runs, copied):
     ended, _ = runs["json"]
     assert ended.code == 0, ended.err
@@ -72,6 +73,7 @@ def test_json_holds_the_numbers_of_the_summary(runs, copied):
     assert json.loads(ended.out) == {"step": LAST_STEP, **summary_of(copied)["evaluation"]}
 
 
+@pytest.mark.full
 def test_printed_text(runs, copied):
     ended, _ = runs["plain"]
     expected = summary_of(copied)["evaluation"]
@@ -80,6 +82,7 @@ def test_printed_text(runs, copied):
     )
 
 
+@pytest.mark.full
 def test_flags_of_the_command_line_override_the_run_s(runs, copied):
     found = json.loads(runs["other batches"][0].out)
     expected = summary_of(copied)["evaluation"]
@@ -87,12 +90,14 @@ def test_flags_of_the_command_line_override_the_run_s(runs, copied):
     assert found["loss"] == pytest.approx(expected["loss"], rel=1e-5)
 
 
+@pytest.mark.full
 def test_an_earlier_checkpoint(runs, copied):
     found = json.loads(runs["an earlier one"][0].out)
     assert found["step"] == LAST_STEP - 5
     assert found["loss"] != summary_of(copied)["evaluation"]["loss"]
 
 
+@pytest.mark.full
 def test_a_damaged_checkpoint_is_reported(runs, damaged):
     ended, _ = runs["damaged"]
     assert json.loads(ended.out)["step"] == LAST_STEP - 5
@@ -101,6 +106,7 @@ def test_a_damaged_checkpoint_is_reported(runs, damaged):
     assert len(ended.err.splitlines()) == 1
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "name, parts",
     [

@@ -23,6 +23,7 @@ def evaluations(folder, log) -> dict[int, float]:
     return {record["step"]: record["loss"] for record in records if record["kind"] == "evaluation"}
 
 
+@pytest.mark.full
 def test_it_evaluates_checkpoints_up_to_the_last(tmp_path):
     with ServerGroup(TRAIN, workers=1, servers=1, cwd=tmp_path) as group:
         group.start("evaluator:0")

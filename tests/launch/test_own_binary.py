@@ -74,6 +74,7 @@ def test_it_trains_and_resumes(folder):
     assert "resumed at step 60 of 72" in second.out
 
 
+@pytest.mark.full
 def test_its_help_lists_all_flags(folder):
     done = run("line.py", "--helpfull", cwd=folder)
     for flag in ("--slope", "--num_towers", "--learning_rate", "--checkpoint_every_steps", "--strategy"):

@@ -57,6 +57,7 @@ class TestFinishedRun:
         assert not [name for name in names if "temp" in name or ".new" in name or "tmp" in name]
 
 
+@pytest.mark.full
 def test_killed_twice_and_restarted(finished_run, tmp_path):
     """After SIGKILL, which leaves no time to save, training resumes from the newest checkpoint."""
     command = ("-m", "launch.train", *TINY, "--directory=run")
@@ -76,7 +77,10 @@ def test_killed_twice_and_restarted(finished_run, tmp_path):
     assert steps == list(range(1, LAST_STEP + 1)), "each step once, in order"
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
+@pytest.mark.parametrize(
+    "number",
+    [pytest.param(signal.SIGTERM, id="SIGTERM"), pytest.param(signal.SIGINT, id="SIGINT", marks=pytest.mark.full)],
+)
 def test_stopped_by_a_signal_and_restarted(finished_run, tmp_path, number):
     command = ("-m", "launch.train", *TINY, "--directory=run", "--checkpoint_every_steps=1000")
     with started(*command, cwd=tmp_path) as process:
@@ -98,6 +102,7 @@ def test_stopped_by_a_signal_and_restarted(finished_run, tmp_path, number):
     assert_same_end(tmp_path / "run", finished_run.directory)
 
 
+@pytest.mark.full
 def test_a_dry_run_saves_nothing(tmp_path):
     done = run("-m", "launch.train", *TINY, "--dry_run", "--directory=run", cwd=tmp_path)
     assert done.code == 0, done.err
@@ -105,6 +110,7 @@ def test_a_dry_run_saves_nothing(tmp_path):
     assert listing(tmp_path) == []
 
 
+@pytest.mark.full
 def test_verify(tmp_path):
     flags = (*TINY, "--batch_size=6", "--directory=run")
     good = run("-m", "launch.train", *flags, "--verify", cwd=tmp_path)
@@ -117,6 +123,7 @@ def test_verify(tmp_path):
     assert listing(tmp_path) == []
 
 
+@pytest.mark.full
 def test_a_loss_that_is_not_finite(tmp_path):
     flags = ("--learning_rate=1e30", "--schedule=constant", "--directory=run")
     done = run("-m", "launch.train", *TINY, *flags, cwd=tmp_path)

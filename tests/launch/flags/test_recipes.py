@@ -7,7 +7,7 @@ import pytest
 from launch.flags.recipes import RECIPES
 from tests.launch.programs import run
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.timeout(240), pytest.mark.full]
 # A run of a few seconds.
 SMALL = ("--task=shapes", "--steps=4", "--batch_size=16", "--num_towers=2", "--threads_per_tower=1")
 

@@ -3,7 +3,6 @@
 import errno
 import socket
 import threading
-import time
 
 import pytest
 
@@ -29,24 +28,22 @@ def test_each_address_has_its_state():
             "no-such-host.invalid:2222",  # RFC 2606 reserves .invalid for names that never exist.
             "a..b:2222",
         ]
-        begun = time.monotonic()
         found = reach_all(addresses, timeout_seconds=0.5)
-        took = time.monotonic() - begun
     assert [one.state for one in found] == [REACHED, REFUSED, SILENT, UNKNOWN_NAME, UNKNOWN_NAME]
     assert found[4].reason == "not a valid host name"
-    assert found[0].seconds < 0.5 <= found[2].seconds
-    assert took < 2.5, "the attempts ran one after another, or without a timeout"
+    assert found[0].seconds < found[2].seconds and found[2].seconds >= 0.5
 
 
+@pytest.mark.timeout(40)
 def test_addresses_are_tried_concurrently():
-    """Ten silent peers take no longer than one."""
+    """Forty silent peers take about as long as one."""
     with silent() as drops:
-        begun = time.monotonic()
-        found = reach_all([f"127.0.0.1:{drops}"] * 10, timeout_seconds=0.5)
-        assert time.monotonic() - begun < 2.5
+        found = reach_all([f"127.0.0.1:{drops}"] * 40, timeout_seconds=2)
+    # One after another they would take 80 seconds.
     assert {one.state for one in found} == {SILENT}
 
 
+@pytest.mark.timeout(30)
 def test_a_silent_name_server_does_not_delay_the_result(monkeypatch):
     over = threading.Event()
 
@@ -55,11 +52,8 @@ def test_a_silent_name_server_does_not_delay_the_result(monkeypatch):
         raise socket.gaierror(socket.EAI_AGAIN, "late")
 
     monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
-    begun = time.monotonic()
     (found,) = reach_all(["worker-1.ring:2222"], timeout_seconds=0.2)
-    took = time.monotonic() - begun
     over.set()
-    assert took < 5
     assert (found.state, found.reason) == (UNKNOWN_NAME, "the name server does not answer")
 
 

@@ -2,7 +2,6 @@
 
 import os
 import sys
-import time
 
 import pytest
 
@@ -61,10 +60,9 @@ sys.exit(5)
     assert problem_of(found(program)) == "self-test: worker:1 ended with exit code 1: no luck"
 
 
+@pytest.mark.timeout(60)
 def test_a_failure_ends_the_other_worker(found):
-    began = time.monotonic()
     assert problem_of(found("time.sleep(100) if rank else sys.exit(3)")).endswith("exit code 3: no message")
-    assert time.monotonic() - began < 30
 
 
 def test_the_self_test_ends_although_its_workers_do_not(found):
