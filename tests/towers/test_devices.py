@@ -88,6 +88,7 @@ def in_new_process(arguments: str) -> dict:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.full
 def test_a_new_process_of_three_towers():
     found = in_new_process('num_towers=3, kind="cpu", parameter_device="cpu:2"')
     assert found["towers"] == list(cpus(3).towers) and found["logical"] == 3
@@ -102,5 +103,6 @@ def test_a_new_process_of_one_tower_a_core():
     assert found["intra"] == 1
 
 
+@pytest.mark.full
 def test_threads_that_are_asked_for():
     assert in_new_process('num_towers=2, kind="cpu", threads_per_tower=3')["intra"] == 3
