@@ -21,8 +21,9 @@ from launch.flags import step
 from launch.flags.saved import save_flags
 from launch.flags.task import task_from_flags
 from launch.supervision.stop_signals import StopSignals
+from strategies.reference import reference_strategy
 from strategies.servers.figures import table
-from strategies.training.verification import differences, reference_strategy
+from strategies.training.verification import differences
 
 FLAGS = flags.FLAGS
 VERIFY_STEPS = 20

@@ -1,4 +1,4 @@
-"""--verify: a wrong mode is found, a right one passes."""
+"""Verification reports a spoilt strategy and passes a correct one."""
 
 import math
 
@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from strategies.reference import reference_strategy
 from strategies.registry import build_strategy
 from strategies.training import verification
-from strategies.training.verification import differences, reference_strategy, relative_difference
+from strategies.training.verification import differences, relative_difference
 from tests.strategies.small_task import random_task, small_strategy, small_task
 from tests.towers.logical_cpus import cpus
 from tests.towers.user_errors import refused
@@ -112,7 +113,7 @@ class TestWrongOnPurpose:
 
 
 def test_synced_statistics_beside_dropout():
-    with refused("batch_stats=synced and dropout", "verify with batch_stats=average"):
+    with refused("batch_stats='synced' and dropout", "verify with batch_stats='average'"):
         found(random_task(), batch_stats="synced")
 
 
