@@ -1,11 +1,23 @@
-"""What is trained: networks (Keras 3, stock layers only), datasets, and the tasks that join them.
+"""What is trained: networks (Keras 3, stock layers only), data sets, and the tasks that join them.
 
-Networks take float32 images [N, H, W, C], already normalised, and give float32 logits [N, num_classes].
-`models.networks.registry` builds them by name. This room knows `towers`, never `strategies` or `launch`.
+Networks take normalised float32 images [N, H, W, C] and return float32 logits [N, num_classes].
+`models.networks.registry` builds them by name. This room imports `towers`, never `strategies` or `launch`.
 """
 
-from models.networks.registry import build_network, network_names
-from models.own_task import OwnTask
-from models.tasks import build_task, task_names
+import importlib
 
-__all__ = ["OwnTask", "build_network", "build_task", "network_names", "task_names"]
+_HOMES = {
+    "OwnTask": "models.own_task",
+    "build_network": "models.networks.registry",
+    "build_task": "models.tasks",
+    "network_names": "models.networks.registry",
+    "task_names": "models.tasks",
+}
+__all__ = list(_HOMES)
+
+
+def __getattr__(name: str):
+    """A public name, imported at its first use: importing `models` does not import TensorFlow."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
