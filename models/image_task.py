@@ -1,4 +1,4 @@
-"""Image classification as a task: a network by name on a set of labelled images."""
+"""Image classification: trains a network by name on a set of labelled images."""
 
 import dataclasses
 import functools
@@ -20,36 +20,35 @@ from models.data.augment import (
 )
 from models.data.batch_stream import BatchSlice, batches_per_epoch, derived_seed, eval_stream, train_stream
 from models.data.image_store import ImageSet
-from models.networks.cifar_fast import PATCH, WHITENING
-from models.networks.registry import build_network
-from models.networks.whitening import whitening_kernel
+from models.networks.registry import build_network, weights_from_data
 from towers.errors import UserError
 from towers.task import Batch, InputShard, WeightedLoss, WeightedValue
 
 SPLITS = ("train", "eval")
-_WHITENED_EXAMPLES = 5000
+# Training images from which a network may compute its initial weights.
+_NUM_SAMPLE_IMAGES = 5000
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class ImageTask:
-    """Implements `towers.task.Task`. Weight decay is not here: it belongs to the update.
+    """Implements `towers.task.Task`. Weight decay is an option of the update, not of the task.
 
     Attributes:
       name: name of the task, for reports.
-      images: what is read.
+      images: the labelled images.
       network: name of the network, one of `models.networks.registry.network_names()`.
       batch_size: examples in a global training batch.
-      eval_batch_size: examples in a global evaluation batch; None is batch_size.
-      seed: decides the order of the examples and their augmentation.
-      augment: random crops and mirrored images in training.
-      crop_padding: pixels that a training image is padded with on each side before the crop.
-      crop_fill: what the padding is: 'black' or 'reflect'.
-      flip: training images are mirrored at 'random' or 'alternating' from epoch to epoch.
+      eval_batch_size: examples in a global evaluation batch; None: batch_size.
+      seed: seed of the order of the examples and of their augmentation.
+      augment: whether training images are randomly cropped and mirrored.
+      crop_padding: pixels of padding on each side of a training image before it is cropped.
+      crop_fill: contents of the padding: 'black' or 'reflect'.
+      flip: when training images are mirrored: 'random', or 'alternating' from epoch to epoch.
       label_smoothing: share of the probability that is spread evenly over the classes, 0 to below 1.
-      num_input_threads: threads that make batches.
+      num_input_threads: threads that prepare batches.
 
     Raises:
-      UserError: a batch size below 1, label_smoothing outside [0, 1), or no input thread.
+      UserError: a number out of range, or an unknown crop_fill or flip.
     """
 
     name: str
@@ -70,40 +69,44 @@ class ImageTask:
             object.__setattr__(self, "eval_batch_size", self.batch_size)
         for field in ("batch_size", "eval_batch_size", "num_input_threads"):
             if getattr(self, field) < 1:
-                raise UserError(f"{field}={getattr(self, field)}: it must be at least 1; raise --{field}")
+                raise UserError(f"{field}={getattr(self, field)}: must be at least 1")
         if self.crop_padding < 0:
-            raise UserError(f"crop_padding={self.crop_padding}: give 0 pixels or more; 4 is usual")
+            raise UserError(f"crop_padding={self.crop_padding}: must be 0 pixels or more; 4 is usual")
         for field, known in (("crop_fill", FILLS), ("flip", FLIPS)):
             if getattr(self, field) not in known:
                 raise UserError(f"{field}={getattr(self, field)!r} is unknown: use one of {', '.join(known)}")
         if not 0 <= self.label_smoothing < 1:
             raise UserError(
-                f"label_smoothing={self.label_smoothing}: it is a share of the probability, "
-                "from 0 to below 1; use 0.1 or leave it out"
+                f"label_smoothing={self.label_smoothing}: must be a share of the probability, "
+                "from 0 to below 1; use 0.1 or omit it"
             )
 
     def num_examples(self, split: str) -> int:
-        """Examples in 'train' or 'eval'."""
+        """Number of examples in 'train' or 'eval'."""
         return self.images.num_examples[_checked_split(split)]
 
     def build_model(self) -> keras.Model:
-        """A new model: float32 [N, H, W, C], normalised, to logits [N, classes]."""
-        model = build_network(
-            self.network, image_shape=self.images.image_shape, num_classes=self.images.num_classes
+        """A new model: normalised float32 [N, H, W, C] to logits [N, classes]."""
+        return build_network(
+            self.network,
+            image_shape=self.images.image_shape,
+            num_classes=self.images.num_classes,
+            data_weights=self._data_weights,
         )
-        if any(layer.name == WHITENING for layer in model.layers):
-            model.get_layer(WHITENING).kernel.assign(self._whitening)
-        return model
 
     @functools.cached_property
-    def _whitening(self) -> np.ndarray:
-        """Of the first training images; once, however many models are built."""
-        count = min(_WHITENED_EXAMPLES, self.images.num_examples["train"])
+    def _data_weights(self) -> Mapping[str, np.ndarray]:
+        """Computed once, for all models that this task builds."""
+        return weights_from_data(self.network, self._sample_images)
+
+    def _sample_images(self) -> np.ndarray:
+        """The first training images, normalised, float32 [N, H, W, C]."""
+        count = min(_NUM_SAMPLE_IMAGES, self.images.num_examples["train"])
         images, _ = self.images.train.gather(tf.range(count, dtype=tf.int64))
-        return whitening_kernel(normalise(images, *self.images.statistics).numpy(), PATCH)
+        return normalise(images, *self.images.statistics).numpy()
 
     def dataset(self, split: str, shard: InputShard) -> tf.data.Dataset:
-        """Batches of features float32 [n, H, W, C] and labels int64 [n], as `towers.task.Task.dataset`."""
+        """Batches with features float32 [n, H, W, C] and labels int64 [n]; see `towers.task.Task.dataset`."""
         if _checked_split(split) == "train":
             return train_stream(
                 self._train_batch,
@@ -122,7 +125,7 @@ class ImageTask:
         )
 
     def loss(self, outputs: tf.Tensor, batch: Batch) -> WeightedLoss:
-        """SUM of the softmax cross-entropy, in at least float32, and the sum of the examples' weights."""
+        """SUM of the softmax cross-entropy, computed in at least float32, and SUM of the examples' weights."""
         logits = outputs if outputs.dtype == tf.float64 else tf.cast(outputs, tf.float32)
         values = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=batch.labels, logits=logits)
         if self.label_smoothing:
@@ -131,15 +134,15 @@ class ImageTask:
         return WeightedLoss(*_weighted_sum(tf.cast(values, tf.float32), batch.weights))
 
     def metrics(self, outputs: tf.Tensor, batch: Batch) -> Mapping[str, WeightedValue]:
-        """{'accuracy': how many of the largest logits are at the label, and of how many}."""
+        """{'accuracy': (weight of the examples whose largest logit is the label's, weight of all examples)}."""
         right = tf.equal(tf.argmax(outputs, axis=-1), tf.cast(batch.labels, tf.int64))
         return {"accuracy": WeightedValue(*_weighted_sum(tf.cast(right, tf.float32), batch.weights))}
 
     def _train_batch(self, part: BatchSlice) -> Batch:
         images, labels = self.images.train.gather(part.indices)
         if self.augment:
-            # Drawn for the whole global batch and then cut: the draws do not know how it is divided.
-            seed = tf.stack([tf.constant(derived_seed(self.seed, "augment"), tf.int64), part.number])
+            # Draws for the whole global batch and then slices, so that they don't depend on how it is divided.
+            seed = tf.stack([tf.constant(derived_seed(self.seed, "augment"), tf.int64), part.batch_index])
             draws = draw_crop_flip(self.batch_size, seed, self.crop_padding)
             own_draws = CropFlip(*(draw[part.begin : part.end] for draw in draws))
             if self.flip == "alternating":
@@ -149,7 +152,7 @@ class ImageTask:
 
     def _mirrored(self, part: BatchSlice) -> tf.Tensor:
         num_examples = self.images.train.num_examples
-        epoch = part.number // batches_per_epoch(num_examples, self.batch_size)
+        epoch = part.batch_index // batches_per_epoch(num_examples, self.batch_size)
         return alternately_mirrored(part.indices, epoch, derived_seed(self.seed, "flip"), num_examples)
 
     def _eval_batch(self, part: BatchSlice) -> Batch:
@@ -159,12 +162,12 @@ class ImageTask:
 
 def _checked_split(split: str) -> str:
     if split not in SPLITS:
-        raise UserError(f"split {split!r}: a task has 'train' and 'eval'; name one of them")
+        raise UserError(f"split={split!r}: must be 'train' or 'eval'")
     return split
 
 
 def _weighted_sum(values: tf.Tensor, weights: tf.Tensor | tuple) -> tuple[tf.Tensor, tf.Tensor]:
-    """Sum of float32 [N] `values` and of their weights; () weighs each example 1."""
+    """Weighted sum of float32 [N] `values`, and the sum of the weights; weights=() is 1 for each example."""
     if isinstance(weights, tuple):
         return tf.reduce_sum(values), tf.cast(tf.shape(values)[0], tf.float32)
     weights = tf.cast(weights, tf.float32)

@@ -1,1 +1,1 @@
-"""Networks of stock Keras 3 layers: one file a family, `registry` names them all."""
+"""Networks made of stock Keras 3 layers: one file for each family; `registry` builds them by name."""

@@ -1,4 +1,4 @@
-"""What a network weighs and costs, from its layers' shapes alone: no device is used."""
+"""A network's numbers of parameters and multiply-adds, from its layers' shapes, without running it."""
 
 import math
 from collections.abc import Iterator
@@ -12,20 +12,20 @@ COUNTED_LAYERS = (layers.Conv2D, layers.DepthwiseConv2D, layers.Dense)
 
 
 def count_parameters(model: keras.Model) -> int:
-    """Gives the number of trainable numbers in `model`."""
+    """Number of trainable parameters in `model`."""
     return sum(math.prod(variable.shape) for variable in model.trainable_variables)
 
 
 def count_multiply_adds(model: keras.Model) -> int:
-    """Gives the multiply-adds of one example's forward pass in Conv2D, DepthwiseConv2D and Dense layers.
+    """Multiply-adds of one example's forward pass in the Conv2D, DepthwiseConv2D and Dense layers.
 
-    Each number of a kernel is used once at each output position, so a layer costs
-    kernel size * output positions (padding counts as data, as the kernels compute it). Biases, norms,
-    pools, activations and `keras.ops` are left out, as papers do.
+    A layer's multiply-adds = numbers in its kernel * output positions. Positions where the kernel covers padding
+    count too, because they are computed. As in papers, biases, norms, pools, activations and `keras.ops` do not
+    count.
 
     Raises:
       UserError: an output's height or width is not fixed.
-      AttributeError: a layer is called more than once (from Keras: it has no single output).
+      AttributeError: a layer is called more than once (raised by Keras: the layer has no single output).
     """
     return sum(_kernel_uses(layer) for layer in _counted_layers(model))
 
@@ -44,7 +44,7 @@ def _kernel_uses(layer: keras.Layer) -> int:
     positions = shape[2:] if channels_first else shape[1:-1]
     if None in positions:
         raise UserError(
-            f"layer {layer.name!r} gives {shape}: counting needs a fixed height and width; "
+            f"layer {layer.name!r} has the output shape {shape}: counting needs a fixed height and width; "
             "build the network with an image_shape without None"
         )
     return math.prod(layer.kernel.shape) * math.prod(positions)

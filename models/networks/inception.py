@@ -36,7 +36,7 @@ class Branches(NamedTuple):
 
 
 STEM_FILTERS = (32, 96)
-# The blocks between two pools, by name.
+# The blocks between two pools, by block name.
 STAGES = (
     {"3a": Branches(32, 48, 64, 8, 16, 16), "3b": Branches(64, 64, 96, 16, 48, 32)},
     {
@@ -68,7 +68,7 @@ def inception(*, image_shape: tuple[int, int, int] = (32, 32, 3), num_classes: i
 
 
 def _block(x: keras.KerasTensor, filters: Branches, name: str) -> keras.KerasTensor:
-    """Joins the four branches of [N, H, W, C] along the channels; H and W stay."""
+    """Concatenates four branches of [N, H, W, C] along the channels; H and W do not change."""
     direct = _conv_norm_relu(x, filters.direct, 1, f"{name}_direct")
     branch3 = _conv_norm_relu(x, filters.reduce3, 1, f"{name}_reduce3")
     branch3 = _conv_norm_relu(branch3, filters.conv3, 3, f"{name}_conv3")

@@ -9,7 +9,7 @@
     block:  x -> conv -> norm -> ReLU -> conv -> norm -> (+ x) -> ReLU          depth = 6n + 2
 
 Where the shape changes, the shortcut is a 1x1 convolution with stride 2 (option B) without batch norm
-(section 4.2 itself has option A, no projection). Convolutions have no bias.
+(section 4.2 itself uses option A, without a projection). Convolutions have no bias.
 At 32x32x3 and 10 classes:
 
     resnet20     272,282 parameters   40,813,184 multiply-adds
@@ -46,11 +46,11 @@ def resnet(depth: int, *, image_shape: tuple[int, int, int] = (32, 32, 3), num_c
 
 
 def _blocks_per_stage(depth: int) -> int:
-    """Gives n of depth = 6n + 2: two convolutions a block, three stages, the stem and the logits."""
+    """n in depth = 6n + 2: three stages of n blocks of two convolutions, plus the stem and the logits."""
     num_blocks, rest = divmod(depth - 2, 6)
     if rest or num_blocks < 1:
         nearest = 6 * max(1, round((depth - 2) / 6)) + 2
-        raise UserError(f"depth={depth}: a CIFAR ResNet has depth 6n + 2, n at least 1; use depth={nearest}")
+        raise UserError(f"depth={depth}: must be 6n + 2 with n at least 1; use depth={nearest}")
     return num_blocks
 
 

@@ -1,9 +1,10 @@
-"""A trained classifier that looks at each image from several sides: as it is and mirrored, in place and shifted.
+"""Test-time augmentation: a trained classifier whose logits are averaged over six views of each image.
 
-    logits = mean of (in place, mean of (one pixel up and left, one pixel down and right)),
-             each the mean of an image and its mirror image
+    both(x) = (model(x) + model(mirrored x)) / 2
+    logits  = both(image) / 2 + (both(image shifted up and left) + both(image shifted down and right)) / 4
 
-after Jordan 2024 (arXiv:2404.00498). Built of Keras's own operations, so that its file loads anywhere.
+The shifts are by one pixel, after Jordan 2024 (arXiv:2404.00498). The model consists of Keras's own operations, so
+that its file loads without this project.
 """
 
 import keras
@@ -15,13 +16,15 @@ _SHIFT = 1
 
 
 def with_test_time_views(model: keras.Model) -> keras.Model:
-    """The model from images [N, H, W, C] to the mean logits over six views; it shares the model's weights.
+    """A model from images [N, H, W, C] to the mean logits over six views; it shares the weights of `model`.
 
     Raises:
-      UserError: it takes something else than images.
+      UserError: the model's input is not one batch of images.
     """
     if len(model.inputs) != 1 or len(model.inputs[0].shape) != 4:
-        raise UserError(f"test_time_views of {model.name!r}: its input is no image [N, H, W, C]; leave it out")
+        raise UserError(
+            f"test_time_views of {model.name!r}: its input is not one image [N, H, W, C]; omit test_time_views"
+        )
     images = layers.Input(model.inputs[0].shape[1:], name="images")
     around = [(0, 0), (_SHIFT, _SHIFT), (_SHIFT, _SHIFT), (0, 0)]
     padded = ops.pad(images, around, mode="reflect")

@@ -1,11 +1,15 @@
-"""The parts of the fast recipe: whitened patches, convolutions that begin as the identity, views of an image."""
+"""The parts of the fast recipe: whitened patches, convolutions that start as the identity, test-time views."""
 
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from keras import layers
 
+from models.data.augment import normalise
+from models.image_task import ImageTask
 from models.networks.cifar_fast import PATCH, WHITENING, cifar_fast
+from models.networks.registry import weights_from_data
 from models.networks.test_time_views import with_test_time_views
 from models.networks.whitening import whitening_kernel
 from models.tasks import build_task
@@ -19,7 +23,7 @@ def network():
 
 
 def smooth_images(count: int = 40) -> np.ndarray:
-    """Neighbours are alike, as in photographs."""
+    """Images whose neighbouring pixels are similar, as in photographs."""
     noise = np.random.default_rng(0).normal(size=(count, 16, 16, 3))
     return (noise.cumsum(1).cumsum(2) / 4).astype(np.float32)
 
@@ -35,25 +39,43 @@ def test_whitened_patches_are_uncorrelated(size):
     second_moments = outputs.T @ outputs / len(outputs)
     off = second_moments - np.diag(np.diag(second_moments))
     assert np.abs(off).max() < 1e-2
-    # What the images have much of has variance 1; the rest is held down.
+    # Directions with much variance in the images come out with variance 1, the others with less.
     assert np.diag(second_moments).max() == pytest.approx(1.0, abs=1e-3)
 
 
-def test_the_kernel_is_frozen_and_its_bias_is_not(network):
+def test_the_whitening_kernel_is_frozen_and_its_bias_is_trained(network):
     trained = {variable.path for variable in network.trainable_variables}
     assert f"{WHITENING}/bias" in trained
     assert f"{WHITENING}/kernel" not in trained
 
 
-def test_a_task_sets_it_from_its_images():
+def kernel_of(model) -> np.ndarray:
+    return np.array(model.get_layer(WHITENING).kernel)
+
+
+def test_a_task_whitens_with_its_first_training_images():
     task = build_task("shapes", network="cifar_fast", batch_size=8)
-    kernel = np.array(task.build_model().get_layer(WHITENING).kernel)
-    np.testing.assert_array_equal(kernel, np.array(task.build_model().get_layer(WHITENING).kernel))
-    assert kernel.shape == (PATCH, PATCH, 3, 24)
-    np.testing.assert_array_equal(kernel[..., 12:], -kernel[..., :12])
+    images, _ = task.images.train.gather(tf.range(5000, dtype=tf.int64))
+    expected = whitening_kernel(normalise(images, *task.images.statistics).numpy(), PATCH)
+    assert expected.shape == (PATCH, PATCH, 3, 24)
+    np.testing.assert_array_equal(kernel_of(task.build_model()), expected)
 
 
-def test_convolutions_pass_their_inputs_on(network):
+def test_a_task_computes_the_kernel_once(monkeypatch):
+    task = build_task("shapes", network="cifar_fast", batch_size=8)
+    first = kernel_of(task.build_model())
+    monkeypatch.setattr(ImageTask, "_sample_images", None)
+    np.testing.assert_array_equal(kernel_of(task.build_model()), first)
+
+
+def test_a_network_that_needs_no_images_reads_none():
+    task = build_task("shapes", network="classic_cnn", batch_size=8)
+    task.build_model()
+    assert not {"train", "evaluation"} & set(vars(task.images))
+    assert weights_from_data("resnet20", None) == {}
+
+
+def test_convolutions_start_as_the_identity(network):
     for name, inputs in (("block1_conv1", 24), ("block1_conv2", 64), ("block2_conv1", 64), ("block3_conv2", 256)):
         layer = network.get_layer(name)
         images = np.random.default_rng(0).normal(size=(2, 6, 6, inputs)).astype(np.float32)
@@ -67,7 +89,7 @@ def shifted(images: np.ndarray, rows: int, columns: int) -> np.ndarray:
     return padded[:, 1 + rows : 33 + rows, 1 + columns : 33 + columns]
 
 
-def test_views_are_averaged(network, tmp_path):
+def test_logits_are_averaged_over_the_views(network, tmp_path):
     images = np.random.default_rng(0).normal(size=(2, 32, 32, 3)).astype(np.float32)
 
     def both(views):
@@ -82,7 +104,7 @@ def test_views_are_averaged(network, tmp_path):
     assert {type(layer).__module__.partition(".")[0] for layer in again.layers} == {"keras"}
 
 
-def test_views_of_what_is_no_image():
+def test_views_need_a_model_of_images():
     inputs = layers.Input((4,))
-    with refused("test_time_views", "no image"):
+    with refused("test_time_views", "not one image"):
         with_test_time_views(keras.Model(inputs, layers.Dense(2)(inputs), name="line"))

@@ -1,4 +1,4 @@
-"""The networks: what they cost, what they compute, and that they are saved, named and drawn reproducibly."""
+"""The networks: their costs, their outputs, and that saving, naming and initial weights are reproducible."""
 
 import functools
 import importlib
@@ -17,7 +17,7 @@ from models.networks.registry import build_network, network_names
 from models.networks.resnet import resnet
 from towers.errors import UserError
 
-# network: (module with the figures in its docstring, parameters, forward multiply-adds of one example)
+# network: (module whose docstring states the costs, parameters, forward multiply-adds of one example)
 COSTS = {
     "classic_cnn": ("classic_cnn", 1_756_426, 32_778_112),
     "alexnet": ("alexnet", 7_706_442, 225_650_688),
@@ -29,7 +29,7 @@ COSTS = {
     "inception": ("inception", 1_573_386, 123_978_752),
     "cifar_fast": ("cifar_fast", 1_971_352, 118_147_360),
 }
-# The deeper ResNets are the same code as resnet20: what runs the network leaves them out to save time.
+# Tests that run the network omit the deeper ResNets, which are the same code as resnet20.
 SHALLOW = [name for name in COSTS if name not in ("resnet32", "resnet56", "resnet110")]
 
 LOAD_AND_RUN = """
@@ -48,7 +48,7 @@ def build(name, **sizes):
 
 @functools.cache
 def built(name):
-    """One network for the tests that change nothing in it."""
+    """One network, shared by the tests that do not change it."""
     return build(name)
 
 
@@ -69,18 +69,18 @@ def test_every_network_has_a_row():
 
 
 @pytest.mark.parametrize("name", COSTS)
-def test_costs_are_the_stated_ones(name):
+def test_costs_are_those_in_the_docstring(name):
     module, parameters, multiply_adds = COSTS[name]
     assert count_parameters(built(name)) == parameters
     assert count_multiply_adds(built(name)) == multiply_adds
-    text = importlib.import_module(f"models.{module}").__doc__
+    text = importlib.import_module(f"models.networks.{module}").__doc__
     lines = text.splitlines()
     stated = next(line for line in lines if name in line) if module == "resnet" else text
     assert f"{parameters:,} parameters" in stated
     assert f"{multiply_adds:,} multiply-adds" in stated
 
 
-def test_small_network_counted_by_hand():
+def test_counts_of_a_small_network_equal_those_by_hand():
     inputs = layers.Input((8, 6, 4))
     x = layers.Conv2D(10, 3, strides=2, padding="same", groups=2)(inputs)  # 3*3*2*10 at 4*3 positions
     x = layers.DepthwiseConv2D(3, padding="valid", depth_multiplier=2)(x)  # 3*3*10*2 at 2*1 positions
@@ -98,7 +98,7 @@ def test_counting_needs_fixed_sizes():
 
 
 @pytest.mark.parametrize("name", COSTS)
-def test_only_stock_layers(name):
+def test_networks_have_only_stock_layers(name):
     for layer in built(name)._operations:
         assert type(layer).__module__.startswith("keras."), layer
         assert not isinstance(layer, layers.Lambda)
@@ -116,7 +116,7 @@ def test_logits_are_float32_under_mixed_precision(name, mixed_bfloat16):
 
 
 @pytest.mark.parametrize("name", SHALLOW)
-def test_other_sizes_work(name):
+def test_networks_accept_other_image_sizes(name):
     model = build(name, image_shape=(19, 28, 1), num_classes=3)
     assert model(draw_images(shape=(19, 28, 1)), training=False).shape == (2, 3)
 
@@ -158,7 +158,7 @@ def test_network_saved_under_mixed_precision_loads_with_its_dtypes(tmp_path, mix
 
 
 @pytest.mark.parametrize("name", SHALLOW)
-def test_same_seed_same_weights_and_same_paths(name):
+def test_the_same_seed_gives_the_same_weights_and_paths(name):
     keras.utils.set_random_seed(7)
     first = build(name)
     keras.utils.set_random_seed(7)
@@ -171,7 +171,7 @@ def test_same_seed_same_weights_and_same_paths(name):
         np.testing.assert_array_equal(one, other, err_msg=one.path)
 
 
-def test_other_seed_other_weights():
+def test_another_seed_gives_other_weights():
     keras.utils.set_random_seed(7)
     first = build("resnet20").get_layer("stem").kernel
     keras.utils.set_random_seed(8)
@@ -179,7 +179,7 @@ def test_other_seed_other_weights():
 
 
 @pytest.mark.parametrize(("channels", "depth_radius"), [(64, 4), (5, 4), (3, 1), (1, 2)])
-def test_local_response_is_tensorflows(channels, depth_radius):
+def test_local_response_equals_tensorflows(channels, depth_radius):
     images = tf.constant(30 * draw_images(shape=(5, 4, channels)))
     settings = {"depth_radius": depth_radius, "bias": 1.0, "alpha": 0.001 / 9}
     with tf.GradientTape(persistent=True) as tape:
@@ -187,7 +187,7 @@ def test_local_response_is_tensorflows(channels, depth_radius):
         ours = local_response_normalization(images, **settings)
         theirs = tf.nn.local_response_normalization(images, beta=0.75, **settings)
     np.testing.assert_allclose(ours, theirs, rtol=1e-5)
-    # Their gradient adds in another order: compared at the scale of the inputs' gradients, near 1.
+    # TensorFlow's gradient sums in another order: the tolerance is relative to gradients near 1.
     np.testing.assert_allclose(tape.gradient(ours, images), tape.gradient(theirs, images), atol=1e-5)
 
 
@@ -206,19 +206,19 @@ def test_local_response_normalises_in_bfloat16():
         ({"name": "VGG"}, r"network='VGG': must be one of .*; did you mean 'vgg16'\?"),
         (
             {"image_shape": (32, 32)},
-            r"image_shape=\(32, 32\): three whole numbers .*image_shape=\(32, 32, 3\)",
+            r"image_shape=\(32, 32\): must be three whole numbers .*image_shape=\(32, 32, 3\)",
         ),
-        ({"image_shape": (32, 0, 3)}, r"image_shape=\(32, 0, 3\): three whole numbers"),
-        ({"num_classes": 0}, "num_classes=0: a whole number of at least 1"),
+        ({"image_shape": (32, 0, 3)}, r"image_shape=\(32, 0, 3\): must be three whole numbers"),
+        ({"num_classes": 0}, "num_classes=0: must be a whole number of at least 1"),
     ],
 )
-def test_wrong_requests_are_answered_in_one_line(arguments, message):
+def test_wrong_arguments_are_refused_in_one_line(arguments, message):
     with pytest.raises(UserError, match=message) as raised:
         build(**{"name": "resnet20"} | arguments)
     assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize(("depth", "nearest"), [(19, 20), (34, 32), (2, 8), (0, 8)])
-def test_resnet_depth_is_six_n_plus_two(depth, nearest):
+def test_other_depths_of_a_resnet_are_refused(depth, nearest):
     with pytest.raises(UserError, match=f"depth={depth}: .*6n \\+ 2.*depth={nearest}"):
         resnet(depth)
