@@ -26,9 +26,6 @@ BELOW_LAUNCH = {path: tree for path, tree in SYNTAX.items() if path.parts[0] != 
 FLAG_OR_COMMAND = re.compile(r"(?<![\w-])--([a-z]|$)|python3? -m launch")
 # Temporary: files whose messages still name flags. Remove each one here when it is rewritten.
 STILL_NAMING_FLAGS = (
-    "models/data/batch_stream.py",
-    "models/data/tfds_images.py",
-    "models/image_task.py",
     "strategies/ring/joining.py",
     "strategies/ring/strategy.py",
     "strategies/servers/chief.py",

@@ -4,8 +4,10 @@ from absl import flags
 
 from launch.flags.checks import listed_in_help, positive
 from models.data.augment import FILLS, FLIPS
+from models.data.tfds_images import NotPrepared
 from models.networks.registry import network_names
 from models.tasks import build_task, task_names
+from towers.errors import UserError
 from towers.task import Task
 
 FLAGS = flags.FLAGS
@@ -67,7 +69,21 @@ listed_in_help(__name__)
 
 
 def task_from_flags() -> Task:
-    """The task that the flags describe."""
+    """The task that the flags name.
+
+    Raises:
+      UserError: a flag that the task refuses, or a data set that is not prepared.
+    """
+    try:
+        return _built_task()
+    except NotPrepared as error:
+        if error.name.split(":")[0] != "cifar10":
+            raise
+        archive = f"--archive=cifar-10-binary.tar.gz --data_dir={error.data_dir or 'D'}"
+        raise UserError(f"{error}, or type python -m launch.import_cifar {archive}") from error
+
+
+def _built_task() -> Task:
     return build_task(
         FLAGS.task,
         network=FLAGS.model,

@@ -1,1 +1,1 @@
-"""Where examples come from and which of them is in which batch: drawn, from TFDS, or a user's own."""
+"""Sources of examples (drawn, from TFDS, or a user's own) and their division into batches."""

@@ -1,7 +1,7 @@
-"""Augmentation and normalisation of a whole batch at once: shifted crops, mirrored or not.
+"""Augmentation (shifted crops, mirroring) and normalisation of a whole batch at once.
 
-Pixels stay uint8 until the last step, and are gathered from the batch as one flat list of pixels: no
-map over examples. 256 CIFAR images take about 3 ms on one core.
+Pixels stay uint8 until the last step. One gather from the batch's flat list of pixels replaces a map over
+examples: 256 CIFAR images take about 3 ms on one core.
 """
 
 from collections.abc import Sequence
@@ -14,11 +14,11 @@ PADDING = 4  # pixels on each side, as in He et al. 2015, "Deep Residual Learnin
 
 
 class CropFlip(NamedTuple):
-    """What is drawn for each image.
+    """Random draws for each image of a batch.
 
     Attributes:
-      rows, columns: int32 [N], where the crop begins in the padded image, 0 .. 2 * padding.
-      mirrored: bool [N], whether the crop is turned left to right.
+      rows, columns: int32 [N], first row and column of the crop in the padded image, 0 .. 2 * padding.
+      mirrored: bool [N], whether the crop is flipped left to right.
     """
 
     rows: tf.Tensor
@@ -31,7 +31,7 @@ FILLS = ("black", "reflect")
 
 
 def draw_crop_flip(num_images: int, seed: tf.Tensor, padding: int = PADDING) -> CropFlip:
-    """Draws for `num_images` images from the stateless `seed`, int64 [2]; the same on every device."""
+    """Draws for `num_images` images from the stateless `seed` int64 [2]; every device draws the same."""
     uniform = tf.random.stateless_uniform([3, num_images], seed, alg="philox")
     starts = tf.cast(uniform[:2] * (2 * padding + 1), tf.int32)
     return CropFlip(rows=starts[0], columns=starts[1], mirrored=uniform[2] < 0.5)
@@ -40,21 +40,22 @@ def draw_crop_flip(num_images: int, seed: tf.Tensor, padding: int = PADDING) -> 
 def alternately_mirrored(examples: tf.Tensor, epoch: tf.Tensor, seed: int, num_examples: int) -> tf.Tensor:
     """bool [n]: each example is mirrored in every second epoch (Jordan 2024, arXiv:2404.00498, section 3.6).
 
-    Two epochs then show both sides of each image; with a coin for each, half of the images repeat.
+    Two epochs then show both orientations of each image. With independent random flips, half of the images would
+    have the same orientation in both.
 
     Args:
-      examples: int64 [n], which they are.
+      examples: int64 [n], indices of the examples.
       epoch: int64 scalar.
-      seed: decides which begin mirrored.
-      num_examples: of the whole set.
+      seed: seed of the draw of the examples that are mirrored in epoch 0.
+      num_examples: number of examples in the whole set.
     """
-    # As a constant of the graph: drawn once, and the same on every reader.
+    # A constant of the graph: drawn once, and the same for every reader.
     begins = np.random.default_rng(seed).integers(0, 2, num_examples).astype(bool)
     return tf.not_equal(tf.gather(tf.constant(begins), examples), epoch % 2 == 1)
 
 
 def crop_flip(images: tf.Tensor, draws: CropFlip, padding: int = PADDING, fill: str = "black") -> tf.Tensor:
-    """Pads (black, or by reflection), cuts the drawn crop out, mirrors it: uint8 [N, H, W, C] to the same."""
+    """Pads (black, or by reflection), crops and mirrors images as drawn: uint8 [N, H, W, C] to the same shape."""
     height, width, channels = images.shape[1:]
     num_images = tf.shape(images)[0]
     around = [[0, 0], [padding, padding], [padding, padding], [0, 0]]
@@ -73,6 +74,6 @@ def normalise(images: tf.Tensor, mean: Sequence[float], std: Sequence[float]) ->
     height, width, channels = images.shape[1:]
     scale = np.tile(1.0 / np.asarray(std), height * width).astype(np.float32)
     offset = np.tile(-np.asarray(mean) / np.asarray(std), height * width).astype(np.float32)
-    # A long row of constants broadcasts at twice the speed of a dimension of three channels.
+    # Broadcasting one long row of constants is twice as fast as broadcasting over a dimension of three channels.
     flat = tf.cast(tf.reshape(images, [-1, height * width * channels]), tf.float32)
     return tf.reshape(flat * scale + offset, [-1, height, width, channels])

@@ -1,4 +1,4 @@
-"""Labelled images by number: in memory, and the pair of stores that make a set."""
+"""Labelled images by index: `ImageStore` in memory, and `ImageSet`, a train store and an eval store."""
 
 import dataclasses
 import functools
@@ -10,19 +10,19 @@ import tensorflow as tf
 
 from towers.errors import UserError
 
-# Examples that stand for the whole set when its mean and deviation are not known beforehand.
+# Most examples that are read to estimate the mean and the standard deviation of a set.
 STATISTICS_EXAMPLES = 10_000
 
 
 class Store(Protocol):
-    """Labelled images that are read by number. `ImageStore` holds them in memory, `RecordStore` on disk."""
+    """Labelled images that are read by index. `ImageStore` holds them in memory, `RecordStore` on disk."""
 
     @property
     def num_examples(self) -> int:
-        """How many images there are."""
+        """Number of images."""
 
     def gather(self, indices: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Images uint8 [n, H, W, C] and labels int64 [n] of `indices` int64 [n]; works in a tf.data graph."""
+        """Images uint8 [n, H, W, C] and labels int64 [n] at `indices` int64 [n]; works in a tf.data graph."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -30,10 +30,10 @@ class ImageStore:
     """Decoded images in memory, on the host.
 
     Attributes:
-      images: uint8 [N, H, W, C], arrays or tensors; held as a tensor.
-      labels: whole numbers [N]; held as an int64 tensor.
+      images: uint8 [N, H, W, C], an array or a tensor; stored as a tensor.
+      labels: whole numbers [N]; stored as an int64 tensor.
       num_classes: labels are 0 .. num_classes - 1.
-      name: how messages call the set.
+      name: name of the set in messages.
 
     Raises:
       UserError: no images, another type or shape, or a label out of range.
@@ -48,7 +48,7 @@ class ImageStore:
         images, labels = np.asarray(self.images), np.asarray(self.labels)
         _check_images(self.name, images, labels)
         check_labels(self.name, labels, self.num_classes)
-        # The host's memory, also where there is a GPU, and also when a dataset is made inside a graph.
+        # Eager tensors in the host's memory, also on a machine with a GPU and when called while a graph is traced.
         with tf.init_scope(), tf.device("CPU:0"):
             object.__setattr__(self, "images", tf.constant(images))
             object.__setattr__(self, "labels", tf.constant(labels, tf.int64))
@@ -58,24 +58,24 @@ class ImageStore:
         return self.images.shape[0]
 
     def gather(self, indices: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """As `Store.gather`."""
+        """See `Store.gather`."""
         return tf.gather(self.images, indices), tf.gather(self.labels, indices)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class ImageSet:
-    """A train store and an eval store that are opened when first read.
+    """A train store and an eval store, each opened at its first use.
 
-    A planner that only wants the shapes, or a server that reads no data, never pays for the decoding.
-    Opening is lifted out of a graph that is being traced (a dataset function of a cluster).
+    So a process that only needs the shapes, or a server that reads no data, decodes nothing. A store that is
+    opened while a graph is traced (in a cluster's dataset function) is opened outside that graph.
 
     Attributes:
-      name: how messages call the set.
+      name: name of the set in messages.
       image_shape: (H, W, C) in pixels.
-      num_classes: how many classes there are.
-      num_examples: examples by split, 'train' and 'eval'.
-      open_store: gives the store of a split.
-      known_mean, known_std: pixel statistics of the training split by channel, in 0..255; None: measured.
+      num_classes: number of classes.
+      num_examples: number of examples by split, 'train' and 'eval'.
+      open_store: function from the name of a split to its store.
+      known_mean, known_std: pixel statistics of the training split by channel, in 0..255; None: computed.
     """
 
     name: str
@@ -88,13 +88,13 @@ class ImageSet:
 
     @functools.cached_property
     def train(self) -> Store:
-        """What is trained on."""
+        """The training examples."""
         with tf.init_scope():
             return self.open_store("train")
 
     @functools.cached_property
     def evaluation(self) -> Store:
-        """What is held out."""
+        """The held-out examples."""
         with tf.init_scope():
             return self.open_store("eval")
 
@@ -110,14 +110,14 @@ class ImageSet:
 def channel_statistics(store: Store) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and standard deviation by channel, in 0..255, of up to `STATISTICS_EXAMPLES` evenly spaced images.
 
-    Sums are whole numbers, so every machine gets the same floats. A channel that never varies gets
-    deviation 1, which leaves it 0 after normalisation.
+    The sums are of whole numbers, so every machine gets the same floats. A constant channel gets the deviation 1,
+    so that normalisation makes it 0.
     """
     num_read = min(store.num_examples, STATISTICS_EXAMPLES)
-    numbers = np.arange(num_read, dtype=np.int64) * store.num_examples // num_read
+    indices = np.arange(num_read, dtype=np.int64) * store.num_examples // num_read
     count, total, squares = 0, 0, 0
     for start in range(0, num_read, 1000):
-        images, _ = store.gather(tf.constant(numbers[start : start + 1000]))
+        images, _ = store.gather(tf.constant(indices[start : start + 1000]))
         pixels = images.numpy().reshape(-1, images.shape[-1])
         count += len(pixels)
         total = total + pixels.sum(0, dtype=np.int64)
@@ -139,7 +139,7 @@ def check_labels(name: str, labels: np.ndarray, num_classes: int) -> None:
         first = int(np.argmax(outside))
         raise UserError(
             f"{name}: label {labels[first]} (example {first}; {int(outside.sum())} such labels): "
-            f"{num_classes} classes are numbered 0 to {num_classes - 1}; correct the labels or num_classes"
+            f"with num_classes={num_classes}, labels are 0 to {num_classes - 1}; correct the labels or num_classes"
         )
 
 
@@ -147,12 +147,12 @@ def _check_images(name: str, images: np.ndarray, labels: np.ndarray) -> None:
     if images.ndim != 4 or images.dtype != np.uint8:
         raise UserError(
             f"{name}: images are {images.dtype} {list(images.shape)}: "
-            "they must be uint8 [N, height, width, channels]; scale and convert them with .astype('uint8')"
+            "must be uint8 [N, height, width, channels]; scale them to 0..255 and convert with .astype('uint8')"
         )
     if len(images) == 0:
-        raise UserError(f"{name}: 0 images: there is nothing to train on; give at least one")
+        raise UserError(f"{name}: 0 images: must be at least 1; pass arrays that are not empty")
     if labels.shape != images.shape[:1] or not np.issubdtype(labels.dtype, np.integer):
         raise UserError(
             f"{name}: labels are {labels.dtype} {list(labels.shape)} for {len(images)} images: "
-            "give one whole number an image"
+            "must be one whole number for each image"
         )

@@ -12,24 +12,24 @@ from towers.task import Batch, InputShard, as_batch, batch_length
 
 
 def count_examples(batch: Batch) -> int:
-    """Length of the arrays.
+    """Length of the batch's arrays in dimension 0.
 
     Raises:
-      UserError: they differ, or one has no dimension.
+      UserError: the lengths differ or are 0, or an array has no dimension.
     """
     shapes = [np.shape(array) for array in tf.nest.flatten(batch)]
     lengths = sorted({shape[0] if shape else 0 for shape in shapes})
     if len(lengths) != 1 or lengths[0] == 0:
         raise UserError(
             f"arrays of {', '.join(map(str, lengths)) or 'no'} examples: "
-            "features, labels and weights need the same number, at least 1, as dimension 0; "
-            "give arrays, not lists of numbers"
+            "features, labels and weights must have the same dimension 0, at least 1; "
+            "pass arrays, not lists of numbers"
         )
     return int(lengths[0])
 
 
 def host_tensors(data: Any) -> Batch:
-    """Arrays as tensors in the host's memory; as in Keras, float64 becomes float32, and lists tuples."""
+    """Arrays as tensors in the host's memory. As in Keras, float64 becomes float32; lists become tuples."""
 
     def to_tensor(array: Any) -> tf.Tensor:
         tensor = tf.convert_to_tensor(array)
@@ -38,7 +38,7 @@ def host_tensors(data: Any) -> Batch:
     def convert(structure: Any) -> Any:
         if isinstance(structure, Mapping):
             return {key: convert(value) for key, value in structure.items()}
-        # tf.data takes a list for one tensor.
+        # tf.data would convert a list to one tensor.
         if isinstance(structure, (list, tuple)):
             return tuple(convert(value) for value in structure)
         return to_tensor(structure)
@@ -48,35 +48,36 @@ def host_tensors(data: Any) -> Batch:
 
 
 def checked_batch_size(data: Any, given: int | None) -> int:
-    """The batch size asked for, or what a dataset's element spec says.
+    """`given`, or the batch size in a dataset's element spec.
 
     Raises:
-      UserError: there is none, or it is below 1, or the dataset says another.
+      UserError: neither is known, it is below 1, or the two differ.
     """
     if given is not None and given < 1:
-        raise UserError(f"batch_size={given}: a batch holds at least one example; use 32 or so")
+        raise UserError(f"batch_size={given}: must be at least 1; use for example batch_size=32")
     if not isinstance(data, tf.data.Dataset):
         if given is None:
-            raise UserError("batch_size=None: arrays do not say how to batch them; pass batch_size=32 or so")
+            raise UserError("batch_size=None: arrays need a batch size; pass for example batch_size=32")
         return given
     spec = tf.nest.flatten(data.element_spec)[0]
     if spec.shape.rank == 0:
-        raise UserError(f"train_data gives {spec.dtype.name} scalars: batches are needed; add .batch(batch_size)")
+        raise UserError(f"train_data yields {spec.dtype.name} scalars: must yield batches; add .batch(batch_size)")
     known = spec.shape[0] if spec.shape.rank else None
     if known is None and given is None:
         raise UserError(
-            "train_data does not say its batch size: pass batch_size, or .batch(..., drop_remainder=True)"
+            "batch_size=None: the element spec of train_data has no batch size; "
+            "pass batch_size, or use .batch(..., drop_remainder=True)"
         )
     if None not in (known, given) and known != given:
-        raise UserError(f"batch_size={given}: train_data gives batches of {known}; leave batch_size out")
+        raise UserError(f"batch_size={given}: train_data yields batches of {known}; omit batch_size")
     return known or given
 
 
 def dataset_stream(data: tf.data.Dataset, *, repeated: bool, shard: InputShard) -> tf.data.Dataset:
-    """The user's batches from shard.first_batch on, and of each the shard's part."""
+    """The shard's parts of the user's batches, from batch shard.first_batch on."""
     first = shard.first_batch
     if repeated and data.cardinality() > 0:
-        # Whole passes are not read through: each is the same.
+        # Every pass is the same: whole passes need not be read.
         first %= int(data.cardinality())
     batches = (data.repeat() if repeated else data).skip(first).shard(shard.stride, 0)
 
@@ -86,6 +87,6 @@ def dataset_stream(data: tf.data.Dataset, *, repeated: bool, shard: InputShard) 
         return tf.nest.map_structure(lambda tensor: tensor[begin:end], batch)
 
     options = tf.data.Options()
-    # The shard divides the batches: a tf.distribute strategy must not divide them again.
+    # The shard already divides the batches: a tf.distribute strategy must not divide them again.
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     return batches.map(tf.autograph.experimental.do_not_convert(cut)).prefetch(2).with_options(options)

@@ -1,7 +1,8 @@
-"""Where each record of some TFRecord files begins: random access to files that are meant for reading along.
+"""The offset of each record in TFRecord files: random access to a format made for sequential reading.
 
 A record is  length: uint64 | its checksum: uint32 | data: length bytes | the data's checksum: uint32,  all
-little-endian (tensorflow/core/lib/io/record_writer.h). One scan over the lengths finds all; no data is read.
+little-endian (tensorflow/core/lib/io/record_writer.h). One scan over the lengths finds all records without reading
+their data.
 """
 
 import dataclasses
@@ -25,7 +26,7 @@ class RecordRange:
     Attributes:
       path: a local file.
       skip: records before the first wanted one.
-      take: how many are wanted.
+      take: number of wanted records.
     """
 
     path: str
@@ -35,13 +36,13 @@ class RecordRange:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class RecordIndex:
-    """Places of N records, in the order of their ranges.
+    """Files and offsets of N records, in the order of their ranges.
 
     Attributes:
-      paths: the files.
-      files: int32 [N], which of `paths` a record is in.
-      offsets: int64 [N], first byte of its data.
-      lengths: int64 [N], bytes of its data.
+      paths: paths of the files.
+      files: int32 [N], index in `paths` of each record's file.
+      offsets: int64 [N], offset of each record's data in its file, in bytes.
+      lengths: int64 [N], length of each record's data, in bytes.
     """
 
     paths: tuple[str, ...]
@@ -54,15 +55,15 @@ class RecordIndex:
 
 
 def index_records(ranges: Sequence[RecordRange]) -> RecordIndex:
-    """Scans the lengths in the files of `ranges`.
+    """Finds the records of `ranges` by scanning the lengths in their files.
 
     Raises:
       UserError: a file cannot be read, ends within a record, or holds fewer records than its range.
     """
     files, offsets, lengths = [], [], []
-    for number, wanted in enumerate(ranges):
+    for file_index, wanted in enumerate(ranges):
         found = np.asarray(_scan(wanted), np.int64).reshape(-1, 2)[wanted.skip :]
-        files.append(np.full(len(found), number, np.int32))
+        files.append(np.full(len(found), file_index, np.int32))
         offsets.append(found[:, 0])
         lengths.append(found[:, 1])
     return RecordIndex(
@@ -74,7 +75,7 @@ def index_records(ranges: Sequence[RecordRange]) -> RecordIndex:
 
 
 def _scan(wanted: RecordRange) -> list[tuple[int, int]]:
-    """(first byte of data, bytes of data) of the first skip + take records of a file."""
+    """(offset, length) in bytes of the data of the first skip + take records of a file."""
     try:
         with open(wanted.path, "rb", buffering=0) as file:
             return _scan_descriptor(wanted, file.fileno())
@@ -86,17 +87,17 @@ def _scan(wanted: RecordRange) -> list[tuple[int, int]]:
 
 
 def _scan_descriptor(wanted: RecordRange, descriptor: int) -> list[tuple[int, int]]:
-    places, position, size = [], 0, os.fstat(descriptor).st_size
-    while len(places) < wanted.skip + wanted.take:
+    found, position, size = [], 0, os.fstat(descriptor).st_size
+    while len(found) < wanted.skip + wanted.take:
         header = os.pread(descriptor, _HEADER_BYTES, position)
         length = _LENGTH.unpack_from(header)[0] if len(header) == _HEADER_BYTES else 0
         end = position + _HEADER_BYTES + length + _FOOTER_BYTES
         if len(header) < _HEADER_BYTES or end > size:
             raise UserError(
-                f"{wanted.path}: ends at byte {size} in record {len(places)} of "
+                f"{wanted.path}: ends at byte {size}, inside record {len(found)} of "
                 f"{wanted.skip + wanted.take}: "
-                "it is incomplete or no TFRecord file; copy or prepare it again"
+                "the file is incomplete or not a TFRecord file; copy or prepare it again"
             )
-        places.append((position + _HEADER_BYTES, length))
+        found.append((position + _HEADER_BYTES, length))
         position = end
-    return places
+    return found

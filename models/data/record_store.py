@@ -1,4 +1,4 @@
-"""Images that are read from their record files by number: for sets that do not fit in memory."""
+"""Images that are read by index from TFRecord files: for sets that do not fit in memory."""
 
 import atexit
 import contextlib
@@ -15,19 +15,20 @@ import tensorflow as tf
 from models.data.record_index import RecordIndex
 
 _DECODED_AT_ONCE = 16
-# Records that are asked of the disk together, and files that are open at once for one reader.
+# Records that one request to the disk covers, and so the most files that one reader has open.
 _READ_AT_ONCE = 64
 
 
 class ExitGate:
-    """Lets no call into Python begin while the interpreter ends, and waits for those that run.
+    """Refuses calls into Python once the interpreter exits, and waits for the calls that are running.
 
-    tf.data calls Python from threads of its own. One that comes while the interpreter is finalised is
-    stopped for ever, and the destructor of its iterator waits for it: the program would hang at its end.
-    After the gate is closed calls fail at once, which fills the stream's buffer with errors; then none comes.
+    tf.data calls Python from its own threads. A thread that makes such a call while the interpreter is finalised
+    blocks forever, and the destructor of its iterator waits for it: the program would hang at its exit. Once the
+    gate is closed, calls fail at once. The errors fill the stream's buffer, and then tf.data makes no more calls.
     """
 
-    _QUIET_SECONDS, _PATIENCE_SECONDS = 0.05, 5.0
+    # Without a call for `_QUIET_SECONDS`, no more calls are expected; `close` waits at most `_TIMEOUT_SECONDS`.
+    _QUIET_SECONDS, _TIMEOUT_SECONDS = 0.05, 5.0
 
     def __init__(self):
         self._lock = threading.Lock()
@@ -36,7 +37,7 @@ class ExitGate:
 
     @contextlib.contextmanager
     def call(self) -> Iterator[None]:
-        """Around each call.
+        """Context manager: counts one call as running.
 
         Raises:
           RuntimeError: the gate is closed.
@@ -44,7 +45,7 @@ class ExitGate:
         with self._lock:
             self._last_call = time.monotonic()
             if self._is_closed:
-                raise RuntimeError("the program is ending")
+                raise RuntimeError("the program is exiting: no more records are read")
             self._num_running += 1
         try:
             yield
@@ -54,11 +55,11 @@ class ExitGate:
                 self._last_call = time.monotonic()
 
     def close(self) -> None:
-        """Closes the gate, and comes back when no call has been tried for a moment."""
+        """Closes the gate, and returns when no call runs and none was made for `_QUIET_SECONDS`."""
         with self._lock:
             self._is_closed = True
-        give_up = time.monotonic() + self._PATIENCE_SECONDS
-        while time.monotonic() < give_up and not self._is_quiet():
+        deadline = time.monotonic() + self._TIMEOUT_SECONDS
+        while time.monotonic() < deadline and not self._is_quiet():
             time.sleep(self._QUIET_SECONDS / 5)
 
     def _is_quiet(self) -> bool:
@@ -67,51 +68,51 @@ class ExitGate:
 
 
 class RecordReader:
-    """Reads records by number; safe to call from several threads: a pread needs no lock and no seek."""
+    """Reads records by index. Several threads may read at the same time: pread needs no lock and no seek."""
 
     def __init__(self, index: RecordIndex):
         self._index = index
         self._gate = ExitGate()
 
-    def read(self, numbers: np.ndarray) -> np.ndarray:
-        """The records' bytes, object [n], for int64 [n] numbers."""
-        records = np.empty(len(numbers), object)
+    def read(self, indices: np.ndarray) -> np.ndarray:
+        """Bytes objects [n]: the data of the records at `indices` int64 [n]."""
+        records = np.empty(len(indices), object)
         with self._gate.call():
-            for start in range(0, len(numbers), _READ_AT_ONCE):
-                some = numbers[start : start + _READ_AT_ONCE].tolist()
+            for start in range(0, len(indices), _READ_AT_ONCE):
+                some = indices[start : start + _READ_AT_ONCE].tolist()
                 records[start : start + len(some)] = self._read_some(some)
         return records
 
-    def _read_some(self, numbers: list[int]) -> list[bytes]:
+    def _read_some(self, indices: list[int]) -> list[bytes]:
         index = self._index
-        places = [(index.files[n], int(index.offsets[n]), int(index.lengths[n])) for n in numbers]
-        # Files are opened each time: a set may have more of them than a process may hold open.
+        extents = [(index.files[i], int(index.offsets[i]), int(index.lengths[i])) for i in indices]
+        # Opens the files each time: a set may have more files than a process may keep open.
         with contextlib.ExitStack() as stack:
             opened = {
                 file: stack.enter_context(open(index.paths[file], "rb", buffering=0)).fileno()
-                for file in {file for file, _, _ in places}
+                for file in {file for file, _, _ in extents}
             }
-            # The disk works on all of them at once while the first is waited for. (macOS has no such call.)
+            # Lets the disk fetch all records at once while this waits for the first. (macOS has no such call.)
             if hasattr(os, "posix_fadvise"):
-                for file, offset, length in places:
+                for file, offset, length in extents:
                     os.posix_fadvise(opened[file], offset, length, os.POSIX_FADV_WILLNEED)
-            records = [os.pread(opened[file], length, offset) for file, offset, length in places]
-        for record, (file, offset, length) in zip(records, places, strict=True):
+            records = [os.pread(opened[file], length, offset) for file, offset, length in extents]
+        for record, (file, offset, length) in zip(records, extents, strict=True):
             if len(record) != length:
-                raise OSError(f"{index.paths[file]}: changed while in use: the record at byte {offset} is gone")
+                raise OSError(f"{index.paths[file]}: changed during training: the record at byte {offset} is gone")
         return records
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class RecordStore:
-    """Has the face of `models.data.image_store.Store` over records on disk. Reads in the process that made it.
+    """Implements `models.data.image_store.Store` over records on disk. Only the process that made it can read.
 
     Attributes:
-      index: where the records are.
-      decode: one record, a string scalar, to (image uint8 [H, W, C], label int64), in a graph.
+      index: files and offsets of the records.
+      decode: function in a graph from a record, a string scalar, to (image uint8 [H, W, C], label int64).
       image_shape: (H, W, C).
       num_classes: labels are 0 .. num_classes - 1, checked at each read.
-      name: how messages call the set.
+      name: name of the set in messages.
     """
 
     index: RecordIndex
@@ -129,7 +130,7 @@ class RecordStore:
         return RecordReader(self.index)
 
     def gather(self, indices: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """As `models.data.image_store.Store.gather`."""
+        """See `models.data.image_store.Store.gather`."""
         indices = tf.convert_to_tensor(indices)
         records = tf.ensure_shape(tf.numpy_function(self._reader.read, [indices], tf.string), indices.shape)
         images, labels = tf.map_fn(
@@ -138,11 +139,11 @@ class RecordStore:
             parallel_iterations=_DECODED_AT_ONCE,
             fn_output_signature=(tf.TensorSpec(self.image_shape, tf.uint8), tf.TensorSpec([], tf.int64)),
         )
-        # Refused in the graph: the fewer calls into Python, the better.
+        # Checked in the graph, to call into Python as little as possible.
         is_known = tf.reduce_all((labels >= 0) & (labels < self.num_classes))
         complaint = (
-            f"{self.name}: a label is out of range: {self.num_classes} classes are numbered "
-            f"0 to {self.num_classes - 1}; prepare the set again. Labels and their examples:"
+            f"{self.name}: a label is out of range: with {self.num_classes} classes, labels are "
+            f"0 to {self.num_classes - 1}; prepare the set again. Labels and indices of their examples:"
         )
         with tf.control_dependencies([tf.debugging.Assert(is_known, [complaint, labels, indices], summarize=-1)]):
             return tf.ensure_shape(images, [None, *self.image_shape]), tf.identity(labels)

@@ -1,8 +1,8 @@
-"""The drawn set: ten kinds of figures, 32x32 RGB, made in about a second and the same on every machine.
+"""The drawn set: ten kinds of figures, 32x32 RGB, drawn in about a second and the same on every machine.
 
-A figure of random colour, size, place and turn stands on a background of another colour that slopes in
-brightness, under noise. All arithmetic is on whole numbers: no rounding that a machine could do otherwise.
-Lengths are in quarters of a pixel; turns in 240ths of a circle, whose cosines are kept in 1024ths.
+A figure of random colour, size, position and rotation is drawn on a background of another colour with a gradient
+in brightness, under noise. All arithmetic is on whole numbers, so that no machine can round differently. Lengths
+are in quarters of a pixel; angles ("turns") are in 240ths of a circle, and their cosines in 1024ths.
 """
 
 import math
@@ -31,52 +31,56 @@ _TURNS = 240
 _UNIT = 1024
 _COSINES = np.array([round(_UNIT * math.cos(2 * math.pi * turn / _TURNS)) for turn in range(_TURNS)], np.int32)
 _DATA_SEED = 20_240_229  # The set is the same whatever the training seed.
-_CHUNK = 1000  # images drawn at once, to stay small in memory
+_CHUNK = 1000  # images drawn at once, to use little memory
 
-# With smaller or fainter figures the classic CNN does not leave 10% for several epochs; with these it has
-# some 90% held out after one epoch and 97 to 99% after four.
+# With smaller or fainter figures the accuracy of the classic CNN stays at 10% for several epochs. With these, its
+# held-out accuracy is about 90% after one epoch and 97 to 99% after four.
 _MIN_RADIUS, _MAX_RADIUS = 48, 60  # quarters of a pixel
-_MAX_GROUND = 144  # of a background's channel
-_MIN_LIGHT, _MAX_LIGHT = 60, 112  # a figure's channel above its background's
-# One image in so many has a figure that is so much fainter: nobody gets all of these.
+_MAX_GROUND = 144  # largest value of a background's channel
+_MIN_LIGHT, _MAX_LIGHT = 60, 112  # difference between a figure's channel and its background's
+# One image in `_ONE_FAINT_IN` has a figure with 1 / `_FAINTER` of that difference: no network gets all of these
+# right.
 _ONE_FAINT_IN, _FAINTER = 80, 12
-_MIN_NOISE, _MAX_NOISE = 8, 40  # most that is added to a channel or taken away, by image
-_SLOPE = 24  # brightness from edge to edge
+_MIN_NOISE, _MAX_NOISE = 8, 40  # largest absolute noise of a channel, drawn for each image
+_SLOPE = 24  # largest change in brightness from edge to edge
 
 
 class _Frame:
-    """Coordinates of the pixels of some images as seen from each one's figure.
+    """Coordinates of the pixels of n images relative to the figure of each image.
 
     Attributes:
       across, down: int32 [n, 1, SIDE] and [n, SIDE, 1], quarters of a pixel from the figure's centre.
       radius: int32 [n, 1, 1], quarters of a pixel.
-      turn: int32 [n, 1, 1], the figure's turn in 240ths.
+      turn: int32 [n, 1, 1], the figure's rotation in 240ths of a circle.
     """
 
     def __init__(self, column: np.ndarray, row: np.ndarray, radius: np.ndarray, turn: np.ndarray):
-        places = np.arange(SIDE, dtype=np.int32) * _QUARTERS
-        self.across = (places - column[:, None])[:, None, :]
-        self.down = (places - row[:, None])[:, :, None]
+        positions = np.arange(SIDE, dtype=np.int32) * _QUARTERS
+        self.across = (positions - column[:, None])[:, None, :]
+        self.down = (positions - row[:, None])[:, :, None]
         self.radius = radius[:, None, None]
         self.turn = turn[:, None, None]
 
     def along(self, turn: int = 0) -> np.ndarray:
-        """Distance along the direction `turn` past the figure's own, int32 [n, SIDE, SIDE] times `_UNIT`."""
+        """Distance from the centre along the figure's direction + `turn`: int32 [n, SIDE, SIDE], times `_UNIT`."""
         direction = (self.turn + turn) % _TURNS
         return self.across * _COSINES[direction] + self.down * _COSINES[direction - _TURNS // 4]
 
     def squared_distance(self) -> np.ndarray:
-        """From the centre, int32 [n, SIDE, SIDE] in quarters of a pixel, squared."""
+        """Squared distance from the centre: int32 [n, SIDE, SIDE], in squared quarters of a pixel."""
         return self.across**2 + self.down**2
 
     def half_planes_holding(self, sides: int, distance: int) -> np.ndarray:
-        """In how many of `sides` half planes, `distance` / 1000 radii from the centre: int32 [n, 32, 32]."""
+        """Number of half planes that contain each pixel, int32 [n, SIDE, SIDE].
+
+        The `sides` half planes contain the centre; their borders are `distance` / 1000 radii away from it.
+        """
         limit = self.radius * _UNIT * distance // 1000
         return sum((self.along(side * _TURNS // sides) <= limit).astype(np.int32) for side in range(sides))
 
 
 def shapes_images(num_images: int, *, seed: int = _DATA_SEED) -> tuple[np.ndarray, np.ndarray]:
-    """Images uint8 [N, 32, 32, 3] and labels int64 [N], each class as often as the others to within one."""
+    """Images uint8 [N, 32, 32, 3] and labels int64 [N]; the sizes of the classes differ by at most one."""
     random = np.random.Generator(np.random.PCG64(seed))
     labels = random.permutation(np.arange(num_images, dtype=np.int64) % len(CLASS_NAMES))
     images = np.empty((num_images, SIDE, SIDE, 3), np.uint8)
@@ -86,7 +90,7 @@ def shapes_images(num_images: int, *, seed: int = _DATA_SEED) -> tuple[np.ndarra
 
 
 def shapes_set() -> ImageSet:
-    """10,000 images to train on and 2,000 held out; drawn when first read."""
+    """10,000 training images and 2,000 held-out images, drawn at their first use."""
 
     def open_store(split: str) -> ImageStore:
         images, labels = shapes_images(NUM_TRAIN + NUM_EVAL)
@@ -108,7 +112,7 @@ def _draw(labels: np.ndarray, random: np.random.Generator) -> np.ndarray:
     """Images uint8 [n, SIDE, SIDE, 3] of the given kinds."""
     num_images = len(labels)
     radius = random.integers(_MIN_RADIUS, _MAX_RADIUS + 1, num_images, dtype=np.int32)
-    # The centre keeps most of the figure inside the image.
+    # The range of the centre keeps most of the figure inside the image.
     free = SIDE * _QUARTERS - 2 * (radius * 3 // 4)
     centres = radius * 3 // 4 + random.integers(0, 1 << 16, (2, num_images), dtype=np.int32) * free // (1 << 16)
     turn = _turns(labels, random)
@@ -121,7 +125,10 @@ def _draw(labels: np.ndarray, random: np.random.Generator) -> np.ndarray:
 
 
 def _turns(labels: np.ndarray, random: np.random.Generator) -> np.ndarray:
-    """int32 [n] 240ths: any turn for figures; stripes only sway by 15 degrees, or they would be one kind."""
+    """Rotations int32 [n] in 240ths of a circle: any for figures, at most 15 degrees for stripes.
+
+    With more, horizontal, vertical and diagonal stripes would look the same.
+    """
     turn = random.integers(0, _TURNS, len(labels), dtype=np.int32)
     sway = turn % 21 - 10
     is_swaying = (labels >= CLASS_NAMES.index("horizontal stripes")) & (labels < CLASS_NAMES.index("checker"))
@@ -130,16 +137,16 @@ def _turns(labels: np.ndarray, random: np.random.Generator) -> np.ndarray:
 
 
 def _paint(inside: np.ndarray, random: np.random.Generator) -> np.ndarray:
-    """Colours, slope and noise on the masks bool [n, SIDE, SIDE]: uint8 [n, SIDE, SIDE, 3]."""
+    """Images uint8 [n, SIDE, SIDE, 3] from masks bool [n, SIDE, SIDE]: adds colours, a gradient and noise."""
     num_images = len(inside)
     ground = random.integers(0, _MAX_GROUND, (num_images, 3), dtype=np.int16)
     light = random.integers(_MIN_LIGHT, _MAX_LIGHT, (num_images, 3), dtype=np.int16)
     is_faint = random.integers(0, _ONE_FAINT_IN, (num_images, 1), dtype=np.int16) == 0
     ink = ground + np.where(is_faint, light // _FAINTER, light)
     pixels = np.where(inside[..., None], ink[:, None, None], ground[:, None, None])
-    places = np.arange(SIDE, dtype=np.int16) - SIDE // 2
+    positions = np.arange(SIDE, dtype=np.int16) - SIDE // 2
     slopes = random.integers(-_SLOPE, _SLOPE + 1, (2, num_images, 1), dtype=np.int16)
-    shade = (slopes[0] * places // SIDE)[:, :, None] + (slopes[1] * places // SIDE)[:, None, :]
+    shade = (slopes[0] * positions // SIDE)[:, :, None] + (slopes[1] * positions // SIDE)[:, None, :]
     noise = random.integers(0, 256, pixels.shape, dtype=np.uint8).astype(np.int16) - 128
     noise = noise * random.integers(_MIN_NOISE, _MAX_NOISE + 1, (num_images, 1, 1, 1), dtype=np.int16) // 128
     return np.clip(pixels + shade[..., None] + noise, 0, 255).astype(np.uint8)
@@ -169,7 +176,8 @@ def _ring(frame: _Frame) -> np.ndarray:
 
 
 def _star(frame: _Frame) -> np.ndarray:
-    # A pentagram is where at least four of its five half planes meet, cos(72 degrees) out.
+    # A pentagram is the set of points in at least four of five half planes whose borders are cos(72 degrees) radii
+    # away from the centre. (The drawn one uses 340 / 1000, and ends at 11 / 10 of the radius.)
     return (frame.half_planes_holding(5, 340) >= 4) & (frame.squared_distance() <= (frame.radius * 11 // 10) ** 2)
 
 
@@ -182,7 +190,7 @@ def _checker(frame: _Frame) -> np.ndarray:
 
 
 def _bands(frame: _Frame, turn: int) -> np.ndarray:
-    """Every other band across the direction `turn`, two to four pixels wide by the figure's radius."""
+    """Every second band across the direction `turn`; bands are radius // 4 + 4 quarters of a pixel wide."""
     width = (frame.radius // 4 + 4) * _UNIT
     return frame.along(turn) // width % 2 == 0
 

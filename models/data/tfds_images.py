@@ -1,7 +1,7 @@
-"""Sets of labelled images that TFDS has prepared on this machine: `cifar10` and any other by name.
+"""Sets of labelled images that TFDS has prepared on this machine: `cifar10`, and others by name.
 
-Nothing here downloads or asks the network. A split that fits in memory is decoded once; a larger one is
-read from its record files by number. Both keep the order of the files, so the stream is the same.
+Nothing here uses the network. A split that fits in memory is decoded once; a larger one is read from its record
+files by index. Both keep the order of the files, so the stream of batches is the same.
 """
 
 import dataclasses
@@ -18,27 +18,40 @@ from models.data.record_index import RecordRange, index_records
 from models.data.record_store import RecordStore
 from towers.errors import UserError
 
-# Mean and standard deviation of the training pixels by channel, in 0..255, as usually given for CIFAR-10.
+# The usual mean and standard deviation of CIFAR-10's training pixels by channel, in 0..255.
 CIFAR10_MEAN = (125.3, 123.0, 113.9)
 CIFAR10_STD = (63.0, 62.1, 66.7)
 
-# Side in pixels of images that have no size in common and for which none was asked.
+# Side in pixels to which images of different sizes are resized when no image_size is given.
 DEFAULT_IMAGE_SIZE = 64
 
 _DECODED_AT_ONCE = 256
-# name, name/config, with or without :version. Other names would make TFDS look at the network.
+# name or name/config, with or without :version. For other names TFDS would use the network.
 _NAME = re.compile(r"[A-Za-z]\w*(/[\w.+=-]+)?(:\d+\.\d+\.\d+)?")
+
+
+class NotPrepared(UserError):
+    """TFDS has not prepared a set in the given folder; the message says how to prepare it.
+
+    Attributes:
+      name: TFDS's name of the set.
+      data_dir: the folder; None if none was given.
+    """
+
+    def __init__(self, message: str, *, name: str, data_dir: str | None):
+        super().__init__(message)
+        self.name, self.data_dir = name, data_dir
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Fields:
-    """Which features of a set are the image and its label, and how the image comes out.
+    """The features of a set that are the image and its label, and the shape of the decoded image.
 
     Attributes:
       image, label: keys of the features.
       image_shape: (H, W, C) after resizing.
-      is_resized: whether images are resized to it.
-      num_classes: classes of the label.
+      is_resized: whether images are resized to image_shape.
+      num_classes: number of classes of the label.
     """
 
     image: str
@@ -49,26 +62,29 @@ class _Fields:
 
 
 def cifar10_set(*, data_dir: str | None, cache_bytes: int, image_size: int | None = None) -> ImageSet:
-    """CIFAR-10, normalised by its usual constants; arguments and errors as `tfds_set`."""
+    """CIFAR-10, normalised by its usual constants; arguments and errors are those of `tfds_set`."""
     images = tfds_set("cifar10", data_dir=data_dir, cache_bytes=cache_bytes, image_size=image_size)
     return dataclasses.replace(images, known_mean=CIFAR10_MEAN, known_std=CIFAR10_STD)
 
 
 def tfds_set(name: str, *, data_dir: str | None, cache_bytes: int, image_size: int | None = None) -> ImageSet:
-    """A prepared TFDS set with one image and one class label an example.
+    """A prepared TFDS set with one image and one class label in each example.
 
-    'eval' is the set's test split, else its validation split, else the last tenth of train, which is then
-    not trained on. Resizing cuts the largest centred square out and scales it, so that nothing is distorted.
+    'eval' is the set's test split. Without one it is the validation split, and without that the last tenth of
+    train, which is then excluded from training. Resizing crops the largest centred square and scales it, so that
+    nothing is distorted.
 
     Args:
-      name: TFDS's name, as 'mnist', 'food101:2.0.0' or 'name/config'.
-      data_dir: the folder that TFDS prepared the set in.
-      cache_bytes: a split that takes more when decoded is read from disk.
-      image_size: side in pixels to resize to; None leaves images as they are, or, where their sizes
-        differ, makes them `DEFAULT_IMAGE_SIZE`.
+      name: TFDS's name, for example 'mnist', 'food101:2.0.0' or 'name/config'.
+      data_dir: the folder in which TFDS prepared the set.
+      cache_bytes: largest size in bytes of a decoded split that is held in memory; a larger split is read from
+        disk.
+      image_size: side in pixels to which images are resized; None: images keep their size, or are resized to
+        `DEFAULT_IMAGE_SIZE` if their sizes differ.
 
     Raises:
-      UserError: not prepared in data_dir, other features, or no split to train on.
+      NotPrepared: the set is not prepared in data_dir.
+      UserError: invalid name, other features, or no split to train on.
     """
     builder = prepared_builder(name, data_dir)
     fields = _fields(f"tfds:{name}", builder.info.features, image_size)
@@ -83,39 +99,36 @@ def tfds_set(name: str, *, data_dir: str | None, cache_bytes: int, image_size: i
 
 
 def prepared_builder(name: str, data_dir: str | None) -> tfds.core.DatasetBuilder:
-    """TFDS's builder of a set that lies ready in `data_dir`.
+    """TFDS's builder of a set that is prepared in `data_dir`.
 
     Raises:
-      UserError: it does not; says how to get it with and without a network.
+      NotPrepared: the set is not prepared there; the message says how to prepare it with and without a network.
+      UserError: the name is not one of TFDS.
     """
     if not _NAME.fullmatch(name):
-        raise UserError(f"tfds:{name}: give a TFDS name as mnist, name/config or name:1.0.0")
+        raise UserError(f"tfds:{name}: not a TFDS name; use a name like mnist, name/config or name:1.0.0")
     if data_dir is None:
-        raise UserError(f"{name} needs --data_dir, the folder that TFDS prepared it in; {_ways_out(name, 'D')}")
+        raise _not_prepared(f"{name} needs data_dir, the folder in which TFDS prepared it", name, None)
     data_dir = os.path.expanduser(data_dir)
     try:
         builder = tfds.builder(name, data_dir=data_dir, try_gcs=False)
     except tfds.core.DatasetNotFoundError:
-        raise UserError(
-            f"tfds:{name}: no such set in TFDS and none in data_dir={data_dir}; {_ways_out(name, data_dir)}"
-        ) from None
+        what = f"tfds:{name}: no such set in TFDS, and none in data_dir={data_dir}"
+        raise _not_prepared(what, name, data_dir) from None
     if not builder.is_prepared():
-        raise UserError(f"{name} is not prepared in data_dir={data_dir}; {_ways_out(name, data_dir)}")
+        raise _not_prepared(f"{name} is not prepared in data_dir={data_dir}", name, data_dir)
     return builder
 
 
-def _ways_out(name: str, data_dir: str) -> str:
-    with_network = (
-        'with a network: python -c "import tensorflow_datasets as tfds; '
-        f"tfds.builder('{name}', data_dir='{data_dir}').download_and_prepare()\""
+def _not_prepared(what: str, name: str, data_dir: str | None) -> NotPrepared:
+    shown, folder = data_dir or "D", re.split("[/:]", name)[0]
+    return NotPrepared(
+        f'{what}; with a network: python -c "import tensorflow_datasets as tfds; '
+        f"tfds.builder('{name}', data_dir='{shown}').download_and_prepare()\"; "
+        f"without: copy a prepared folder {folder}/ into {shown}",
+        name=name,
+        data_dir=data_dir,
     )
-    if name.split(":")[0] == "cifar10":
-        return (
-            f"{with_network}; without: python -m launch.import_cifar "
-            f"--archive cifar-10-binary.tar.gz --data_dir {data_dir}"
-        )
-    folder = re.split("[/:]", name)[0]
-    return f"{with_network}; without: copy a prepared folder {folder}/ into {data_dir}"
 
 
 def _fields(name: str, features: tfds.features.FeatureConnector, image_size: int | None) -> _Fields:
@@ -126,18 +139,18 @@ def _fields(name: str, features: tfds.features.FeatureConnector, image_size: int
         found = ", ".join(f"{key}: {type(feature).__name__}" for key, feature in items.items())
         raise UserError(
             f"{name} has the features {found or type(features).__name__}: "
-            "a set of labelled images has exactly one Image and one ClassLabel; "
-            "choose another set, or bring it as arrays with models.own_task"
+            "must have exactly one Image and one ClassLabel; "
+            "choose another set, or pass it as arrays to models.OwnTask"
         )
     image, num_classes = items[images[0]], items[labels[0]].num_classes
     if image.np_dtype != np.uint8 or image.shape[-1] is None or not num_classes:
         raise UserError(
             f"{name}: images are {np.dtype(image.np_dtype)} {image.shape} with {num_classes} classes: "
-            "uint8 images with a known number of channels and of classes are needed; "
-            "bring it as arrays with models.own_task"
+            "must be uint8, with a known number of channels and of classes; "
+            "pass the set as arrays to models.OwnTask"
         )
     if image_size is not None and image_size < 1:
-        raise UserError(f"image_size={image_size}: a side is at least 1 pixel; use 32 or more")
+        raise UserError(f"image_size={image_size}: must be at least 1 pixel; use 32 or more")
     is_resized = image_size is not None or None in image.shape
     side = image_size or DEFAULT_IMAGE_SIZE
     shape = (side, side, image.shape[-1]) if is_resized else tuple(image.shape)
@@ -151,11 +164,11 @@ def _fields(name: str, features: tfds.features.FeatureConnector, image_size: int
 
 
 def _splits(name: str, builder: tfds.core.DatasetBuilder) -> dict[str, str]:
-    """TFDS's splits for 'train' and 'eval'."""
+    """TFDS's splits that serve as 'train' and 'eval'."""
     present = {split for split, info in builder.info.splits.items() if info.num_examples}
     if "train" not in present:
         found = ", ".join(sorted(present)) or "no split"
-        raise UserError(f"{name} has {found}: a split 'train' is needed; choose another set")
+        raise UserError(f"{name} has {found}: must have a split 'train'; choose another set")
     for held_out in ("test", "validation"):
         if held_out in present:
             return {"train": "train", "eval": held_out}
@@ -171,8 +184,8 @@ def _open_store(builder: tfds.core.DatasetBuilder, split: str, fields: _Fields, 
 
 
 def _image_store(builder: tfds.core.DatasetBuilder, split: str, fields: _Fields) -> ImageStore:
-    """Decodes a split, on all cores."""
-    # One file after the other, as the record index has them.
+    """Decodes a split on all cores."""
+    # Reads one file after the other, in the order of the record index.
     order = tfds.ReadConfig(interleave_cycle_length=1, try_autocache=False)
     examples = builder.as_dataset(
         split=split,
@@ -190,12 +203,12 @@ def _image_store(builder: tfds.core.DatasetBuilder, split: str, fields: _Fields)
 
 
 def _record_store(builder: tfds.core.DatasetBuilder, split: str, fields: _Fields) -> RecordStore:
-    """Indexes a split's files."""
+    """Indexes the record files of a split."""
     if builder.info.file_format is not tfds.core.FileFormat.TFRECORD:
         raise UserError(
-            f"{builder.name} is kept as {builder.info.file_format.value} and does not fit in the cache: "
-            "only tfrecord files are read by record; "
-            "prepare it with file_format='tfrecord' or raise --cache_bytes"
+            f"{builder.name} is stored as {builder.info.file_format.value} and takes more than cache_bytes: "
+            "only tfrecord files can be read by record; "
+            "prepare the set with file_format='tfrecord' or raise cache_bytes"
         )
     ranges = [
         RecordRange(path=os.fspath(part.filename), skip=part.skip, take=part.take)
@@ -217,7 +230,7 @@ def _record_store(builder: tfds.core.DatasetBuilder, split: str, fields: _Fields
 
 
 def _image_and_label(fields: _Fields, example: dict[str, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
-    """(uint8 [H, W, C], int64) of a decoded example."""
+    """(image uint8 [H, W, C], label int64) of a decoded example."""
     image = example[fields.image]
     if fields.is_resized:
         image = _resized(image, fields.image_shape[0])
@@ -225,11 +238,11 @@ def _image_and_label(fields: _Fields, example: dict[str, tf.Tensor]) -> tuple[tf
 
 
 def _resized(image: tf.Tensor, side: int) -> tf.Tensor:
-    """The largest centred square of uint8 [H, W, C], scaled to uint8 [side, side, C]."""
+    """The largest centred square of an image uint8 [H, W, C], scaled to uint8 [side, side, C]."""
     height, width = tf.shape(image)[0], tf.shape(image)[1]
     square = tf.minimum(height, width)
     top, left = (height - square) // 2, (width - square) // 2
     image = image[top : top + square, left : left + square]
-    # antialias: without it most pixels of a large picture would be skipped.
+    # Without antialias, most pixels of a large picture would be ignored.
     image = tf.image.resize(image, [side, side], antialias=True)
     return tf.cast(tf.clip_by_value(tf.round(image), 0, 255), tf.uint8)

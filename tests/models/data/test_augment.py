@@ -1,4 +1,4 @@
-"""The whole-batch augmentation does what a plain loop over examples would."""
+"""Augmentation of a whole batch returns the same images as a plain loop over its examples."""
 
 import numpy as np
 import pytest
@@ -42,12 +42,12 @@ def test_alternating_images_are_mirrored_in_every_second_epoch():
     np.testing.assert_array_equal(epochs[0], ~epochs[1])
     np.testing.assert_array_equal(epochs[0], epochs[2])
     np.testing.assert_array_equal(epochs[1], epochs[3])
-    assert epochs[0][1] == epochs[0][3], "it goes by the example"
+    assert epochs[0][1] == epochs[0][3], "both are example 1"
     everyone = alternately_mirrored(tf.range(10_000, dtype=tf.int64), tf.constant(0, tf.int64), 7, 10_000)
     assert 0.47 < everyone.numpy().mean() < 0.53
 
 
-def test_draws_reach_every_shift_evenly():
+def test_all_shifts_are_drawn_equally_often():
     draws = draw_crop_flip(9_000, tf.constant([3, 4], tf.int64))
     for starts in (draws.rows, draws.columns):
         counts = np.bincount(starts.numpy(), minlength=9)
@@ -61,7 +61,7 @@ def test_draws_depend_on_both_parts_of_the_seed():
     assert not any(np.array_equal(drawn[i], drawn[j]) for i, j in ((0, 1), (0, 2), (1, 2)))
 
 
-def test_an_empty_part_stays_empty():
+def test_an_empty_batch_stays_empty():
     draws = CropFlip(*(draw[:0] for draw in draw_crop_flip(4, tf.constant([0, 0], tf.int64))))
     assert crop_flip(tf.zeros([0, 8, 8, 3], tf.uint8), draws).shape == (0, 8, 8, 3)
 

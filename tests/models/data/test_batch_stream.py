@@ -1,4 +1,4 @@
-"""Global batch k is a pure function of (seed, k), whoever reads which part of it."""
+"""Global batch k is a pure function of (seed, k), however it is divided among readers."""
 
 import numpy as np
 import pytest
@@ -45,26 +45,26 @@ def test_readers_parts_make_up_the_global_batch(num_examples, batch_size, seed, 
     parts = [
         batches(4, **sizes, shard=InputShard(index=index, count=count, shares=shares)) for index in range(count)
     ]
-    for number, batch in enumerate(whole):
-        assert sum((part[number] for part in parts), []) == batch
+    for index, batch in enumerate(whole):
+        assert sum((part[index] for part in parts), []) == batch
         expected = np.diff(boundaries(len(batch), shares or (1.0,) * count)).tolist()
-        assert [len(part[number]) for part in parts] == expected
+        assert [len(part[index]) for part in parts] == expected
 
 
 @FEW
 @given(**SIZES, first=st.integers(0, 9))
-def test_a_stream_that_starts_later_skips_what_came_before(num_examples, batch_size, seed, first):
+def test_a_stream_that_starts_later_skips_the_batches_before(num_examples, batch_size, seed, first):
     sizes = {"num_examples": num_examples, "batch_size": batch_size, "seed": seed}
     assert batches(3, **sizes, shard=InputShard(first_batch=first)) == batches(first + 3, **sizes)[first:]
 
 
-def test_a_far_batch_is_there_at_once():
+def test_a_stream_can_start_at_a_far_batch():
     sizes = {"num_examples": 10**9, "batch_size": 4, "seed": 0}
     (batch,) = batches(1, **sizes, shard=InputShard(first_batch=10**11))
     assert len(set(batch)) == 4
 
 
-def test_seeds_and_epochs_have_orders_of_their_own():
+def test_seeds_and_epochs_have_different_orders():
     orders = [
         sum(batches(2, num_examples=50, batch_size=25, seed=seed, shard=InputShard(first_batch=first)), [])
         for seed, first in ((0, 0), (1, 0), (2**40, 0), (0, 2))
@@ -93,7 +93,7 @@ def test_small_permutations_are_all_drawn():
 
 
 def test_the_order_is_the_same_on_every_machine():
-    # Written down once: a change here changes every resumed run.
+    # Fixed values: if they change, resumed runs see other batches.
     assert derived_seed(7, "order") == 112145761195356170
     assert batches(2, num_examples=7, batch_size=4, seed=7) == [[6, 3, 0, 1], [2, 5, 4]]
 
@@ -110,20 +110,20 @@ def test_evaluation_is_one_pass_in_order():
     assert [batch.tolist() for batch in last.as_numpy_iterator()] == [[5], []]
 
 
-def test_what_a_batch_is_made_of_is_handed_on():
+def test_make_batch_is_given_the_batch_index_and_the_part():
     stream = train_stream(
-        lambda part: (part.number, part.begin, part.end),
+        lambda part: (part.batch_index, part.begin, part.end),
         num_examples=10,
         batch_size=4,
         seed=0,
         shard=InputShard(index=1, count=2, first_batch=4),
     )
-    # Batch 4 is the second of the second epoch, and batch 5 its last, of 2 examples.
+    # Batch 4 is the second batch of the second epoch. Batch 5 is its last one, of 2 examples.
     assert [tuple(map(int, part)) for part in stream.take(2)] == [(4, 2, 4), (5, 1, 2)]
 
 
 @pytest.mark.parametrize("num_examples, batch_size", [(0, 4), (10, 0), (10, -1)])
-def test_sizes_that_cannot_be_are_refused_in_one_line(num_examples, batch_size):
+def test_sizes_below_one_are_refused_in_one_line(num_examples, batch_size):
     with pytest.raises(UserError) as error:
         batches(1, num_examples=num_examples, batch_size=batch_size, seed=0)
     assert "\n" not in str(error.value)

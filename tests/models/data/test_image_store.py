@@ -1,4 +1,4 @@
-"""What an in-memory set takes, gives and refuses."""
+"""ImageStore and ImageSet: the data that they accept, return and refuse."""
 
 import numpy as np
 import pytest
@@ -15,19 +15,19 @@ def store(images=IMAGES, labels=LABELS, num_classes=3):
     return ImageStore(images=images, labels=labels, num_classes=num_classes, name="mine")
 
 
-def test_gathers_by_number():
+def test_gathers_by_index():
     images, labels = store().gather(tf.constant([4, 0, 4], tf.int64))
     np.testing.assert_array_equal(images, IMAGES[[4, 0, 4]])
     np.testing.assert_array_equal(labels, [1, 0, 1])
     assert labels.dtype == tf.int64 and images.dtype == tf.uint8
 
 
-def test_gathers_nothing():
+def test_gathers_no_images():
     images, labels = store().gather(tf.zeros([0], tf.int64))
     assert images.shape == (0, 4, 5, 3) and labels.shape == (0,)
 
 
-def test_images_lie_on_the_host():
+def test_images_are_in_the_hosts_memory():
     assert "CPU" in store().images.device
 
 
@@ -35,7 +35,7 @@ def test_images_lie_on_the_host():
     "change, said",
     [
         ({"labels": np.array([0, 1, 7, 0, -1, 2])}, "label 7 (example 2; 2 such labels)"),
-        ({"num_classes": 2}, "2 classes are numbered 0 to 1"),
+        ({"num_classes": 2}, "with num_classes=2, labels are 0 to 1"),
         ({"images": IMAGES[:0], "labels": LABELS[:0]}, "0 images"),
         ({"images": IMAGES.astype(np.float32)}, "float32"),
         ({"images": IMAGES[..., 0]}, "[6, 4, 5]"),
@@ -43,7 +43,7 @@ def test_images_lie_on_the_host():
         ({"labels": LABELS.astype(float)}, "float64"),
     ],
 )
-def test_what_cannot_be_is_refused_in_one_line(change, said):
+def test_wrong_images_and_labels_are_refused_in_one_line(change, said):
     with pytest.raises(UserError) as error:
         store(**change)
     assert said in str(error.value) and "mine" in str(error.value) and "\n" not in str(error.value)
@@ -55,7 +55,7 @@ def test_statistics_are_those_of_the_pixels():
     np.testing.assert_allclose(std, IMAGES.std((0, 1, 2)))
 
 
-def test_a_channel_that_never_varies_divides_by_one():
+def test_a_constant_channel_has_deviation_one():
     assert channel_statistics(store(images=np.full_like(IMAGES, 9))) == ((9.0,) * 3, (1.0,) * 3)
 
 
@@ -74,7 +74,7 @@ def image_set(opened, **known):
     )
 
 
-def test_a_set_opens_what_is_read_once():
+def test_a_set_opens_a_store_at_its_first_use_and_once():
     opened = []
     images = image_set(opened)
     assert opened == []
@@ -87,7 +87,7 @@ def test_known_statistics_read_nothing():
     assert image_set(opened, known_mean=(1.0,), known_std=(2.0,)).statistics == ((1.0,), (2.0,)) and not opened
 
 
-def test_a_set_opens_outside_of_the_graph_that_asks():
+def test_a_store_is_opened_outside_the_graph_that_reads_it():
     images = image_set([])
 
     @tf.function

@@ -1,4 +1,4 @@
-"""Records found by number are those found by reading along."""
+"""Records read by index equal those of a sequential read."""
 
 import os
 import pathlib
@@ -30,21 +30,21 @@ def write(path, records):
     return os.fspath(path)
 
 
-def whole(path, number):
-    return RecordRange(path=path, skip=0, take=number)
+def whole(path, num_records):
+    return RecordRange(path=path, skip=0, take=num_records)
 
 
 @settings(max_examples=20, deadline=None)
 @given(files=st.lists(st.lists(st.binary(max_size=300), max_size=9), min_size=1, max_size=4), data=st.data())
-def test_random_access_equals_reading_along(tmp_path_factory, files, data):
+def test_random_access_equals_a_sequential_read(tmp_path_factory, files, data):
     folder = tmp_path_factory.mktemp("files")
-    paths = [write(folder / f"{number}.tfrecord", records) for number, records in enumerate(files)]
+    paths = [write(folder / f"{index}.tfrecord", records) for index, records in enumerate(files)]
     index = index_records([whole(path, len(records)) for path, records in zip(paths, files, strict=True)])
-    along = list(tf.data.TFRecordDataset(paths).as_numpy_iterator())
-    assert len(index) == len(along)
-    numbers = data.draw(st.lists(st.integers(0, len(along) - 1), max_size=12)) if along else []
-    read = RecordReader(index).read(np.array(numbers, np.int64))
-    assert read.tolist() == [along[number] for number in numbers]
+    sequential = list(tf.data.TFRecordDataset(paths).as_numpy_iterator())
+    assert len(index) == len(sequential)
+    wanted = data.draw(st.lists(st.integers(0, len(sequential) - 1), max_size=12)) if sequential else []
+    read = RecordReader(index).read(np.array(wanted, np.int64))
+    assert read.tolist() == [sequential[record] for record in wanted]
 
 
 def test_a_range_is_a_part_of_its_file(folder):
@@ -53,20 +53,20 @@ def test_a_range_is_a_part_of_its_file(folder):
     assert RecordReader(index).read(np.arange(3)).tolist() == [b"3", b"4", b"0"]
 
 
-@pytest.mark.parametrize("kept", [0, 5, 12, 20, -1])
-def test_a_file_that_ends_early_is_refused(folder, kept):
+@pytest.mark.parametrize("num_bytes", [0, 5, 12, 20, -1])
+def test_a_truncated_file_is_refused(folder, num_bytes):
     path = write(folder / "a", [b"a record", b"another"])
     with open(path, "rb+") as file:
-        file.truncate(kept if kept >= 0 else os.path.getsize(path) + kept)
+        file.truncate(num_bytes if num_bytes >= 0 else os.path.getsize(path) + num_bytes)
     with pytest.raises(UserError, match="incomplete") as error:
         index_records([whole(path, 2)])
     assert "\n" not in str(error.value)
 
 
-def test_a_file_of_something_else_is_refused(folder):
+def test_a_file_of_another_format_is_refused(folder):
     path = folder / "a"
     path.write_bytes(bytes(range(1, 200)))
-    with pytest.raises(UserError, match="no TFRecord file"):
+    with pytest.raises(UserError, match="not a TFRecord file"):
         index_records([whole(os.fspath(path), 1)])
 
 
@@ -75,18 +75,18 @@ def test_a_missing_file_is_refused(folder):
         index_records([whole(os.fspath(folder / "none"), 1)])
 
 
-def image_records(number):
-    images = np.random.default_rng(0).integers(0, 256, (number, 3, 4, 1)).astype(np.uint8)
+def image_records(num_images):
+    images = np.random.default_rng(0).integers(0, 256, (num_images, 3, 4, 1)).astype(np.uint8)
     return images, [bytes([label % 5]) + image.tobytes() for label, image in enumerate(images)]
 
 
-def record_store(path, number, num_classes=5):
+def record_store(path, num_records, num_classes=5):
     def decode(record):
         content = tf.io.decode_raw(record, tf.uint8)
         return tf.reshape(content[1:], [3, 4, 1]), tf.cast(content[0], tf.int64)
 
     return RecordStore(
-        index=index_records([whole(path, number)]),
+        index=index_records([whole(path, num_records)]),
         decode=decode,
         image_shape=(3, 4, 1),
         num_classes=num_classes,
@@ -96,35 +96,35 @@ def record_store(path, number, num_classes=5):
 def test_the_store_gathers_in_a_graph_of_several_threads(folder):
     images, records = image_records(40)
     store = record_store(write(folder / "a", records), 40)
-    numbers = np.random.default_rng(1).integers(0, 40, (30, 7))
-    dataset = tf.data.Dataset.from_tensor_slices(numbers).map(store.gather, num_parallel_calls=4)
+    indices = np.random.default_rng(1).integers(0, 40, (30, 7))
+    dataset = tf.data.Dataset.from_tensor_slices(indices).map(store.gather, num_parallel_calls=4)
     assert dataset.element_spec[0].shape.as_list() == [7, 3, 4, 1]
-    for wanted, (read, labels) in zip(numbers, dataset, strict=True):
+    for wanted, (read, labels) in zip(indices, dataset, strict=True):
         np.testing.assert_array_equal(read, images[wanted])
         np.testing.assert_array_equal(labels, wanted % 5)
 
 
-def test_the_store_gathers_nothing(folder):
+def test_the_store_gathers_no_images(folder):
     _, records = image_records(3)
     images, labels = record_store(write(folder / "a", records), 3).gather(tf.zeros([0], tf.int64))
     assert images.shape == (0, 3, 4, 1) and labels.shape == (0,)
 
 
-def test_a_label_out_of_range_is_named_with_its_example(folder):
+def test_a_label_out_of_range_is_reported(folder):
     _, records = image_records(9)
     store = record_store(write(folder / "a", records), 9, num_classes=4)
     with pytest.raises(tf.errors.InvalidArgumentError, match="record store: a label is out of range"):
         store.gather(tf.constant([1, 4, 2], tf.int64))
 
 
-def test_a_batch_reads_more_than_is_read_at_once(folder):
-    path = write(folder / "a", [bytes([number]) for number in range(200)])
-    numbers = np.random.default_rng(0).permutation(200)
-    read = RecordReader(index_records([whole(path, 200)])).read(numbers)
-    assert read.tolist() == [bytes([number]) for number in numbers]
+def test_a_batch_may_exceed_one_request_to_the_disk(folder):
+    path = write(folder / "a", [bytes([value]) for value in range(200)])
+    indices = np.random.default_rng(0).permutation(200)
+    read = RecordReader(index_records([whole(path, 200)])).read(indices)
+    assert read.tolist() == [bytes([value]) for value in indices]
 
 
-def test_a_closed_gate_waits_for_calls_and_refuses_new_ones():
+def test_a_closing_gate_waits_for_calls_and_refuses_new_ones():
     gate, order = ExitGate(), []
 
     def slow():
@@ -141,22 +141,22 @@ def test_a_closed_gate_waits_for_calls_and_refuses_new_ones():
     order.append("closed")
     thread.join()
     assert order == ["call", "closed"]
-    with pytest.raises(RuntimeError, match="ending"), gate.call():
+    with pytest.raises(RuntimeError, match="exiting"), gate.call():
         pass
 
 
-# The disk is so slow that reads are under way when the program ends.
-PROGRAM_THAT_ENDS_IN_THE_MIDDLE = """
+# The disk is so slow that reads are running when the program exits.
+PROGRAM_THAT_EXITS_WHILE_IT_READS = """
 import os, sys, time
 import numpy as np, tensorflow as tf
-from models.batch_stream import train_stream
-from models.record_index import RecordRange, index_records
-from models.record_store import RecordStore
+from models.data.batch_stream import train_stream
+from models.data.record_index import RecordRange, index_records
+from models.data.record_store import RecordStore
 from towers.task import InputShard
 
 index = index_records([RecordRange(path=sys.argv[1], skip=0, take=500)])
 pread = os.pread
-os.pread = lambda *place: (time.sleep(0.002), pread(*place))[1]
+os.pread = lambda *arguments: (time.sleep(0.002), pread(*arguments))[1]
 
 def decode(record):
     return tf.zeros([1, 1, 1], tf.uint8), tf.constant(0, tf.int64)
@@ -175,10 +175,10 @@ print("read")
 """
 
 
-def test_a_program_may_end_while_it_reads(folder):
+def test_a_program_can_exit_while_it_reads(folder):
     path = write(folder / "a", [b"record"] * 500)
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM_THAT_ENDS_IN_THE_MIDDLE, path],
+        [sys.executable, "-c", PROGRAM_THAT_EXITS_WHILE_IT_READS, path],
         capture_output=True,
         text=True,
         timeout=60,
@@ -188,7 +188,7 @@ def test_a_program_may_end_while_it_reads(folder):
     assert (done.returncode, done.stdout) == (0, "read\n"), done.stderr
 
 
-def test_a_file_that_shrinks_while_in_use_is_noticed(folder):
+def test_a_file_that_shrinks_during_training_is_reported(folder):
     path = write(folder / "a", [b"x" * 50] * 3)
     reader = RecordReader(index_records([whole(path, 3)]))
     os.truncate(path, 100)

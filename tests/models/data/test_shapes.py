@@ -1,4 +1,4 @@
-"""The drawn set is the same everywhere, balanced, and drawn fast."""
+"""The drawn set is the same on every machine, balanced, and drawn fast."""
 
 import hashlib
 import time
@@ -16,7 +16,7 @@ def test_pixels_are_the_same_on_every_machine():
     assert hashlib.sha256(labels.tobytes()).hexdigest()[:16] == LABELS_SHA256
 
 
-def test_seeds_differ():
+def test_another_seed_draws_other_images():
     assert not np.array_equal(shapes_images(20, seed=1)[0], shapes_images(20, seed=2)[0])
 
 
@@ -36,8 +36,8 @@ def test_train_and_held_out_images_differ():
     assert not any(image.tobytes() in train for image in images.evaluation.images.numpy())
 
 
-def test_colour_alone_does_not_tell_the_class():
-    # The nearest class mean of the channels' averages must stay near chance.
+def test_colour_alone_does_not_predict_the_class():
+    # A classifier by the nearest class mean of the channels' averages must be right about as often as chance.
     images, labels = shapes_images(4_000)
     colours = images.mean((1, 2))
     centres = np.stack([colours[:2_000][labels[:2_000] == kind].mean(0) for kind in range(10)])

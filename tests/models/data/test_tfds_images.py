@@ -1,4 +1,4 @@
-"""Sets that TFDS prepared: what is read of them, and what is said where there is none."""
+"""Sets that TFDS prepared: the examples that are read, and the messages when a set is missing."""
 
 import os
 import pathlib
@@ -12,7 +12,7 @@ import tensorflow_datasets as tfds
 
 from models.data.image_store import ImageStore
 from models.data.record_store import RecordStore
-from models.data.tfds_images import DEFAULT_IMAGE_SIZE, cifar10_set, tfds_set
+from models.data.tfds_images import DEFAULT_IMAGE_SIZE, NotPrepared, cifar10_set, tfds_set
 from models.tasks import build_task
 from towers.errors import UserError
 from towers.task import InputShard
@@ -30,7 +30,7 @@ def example(number):
 
 
 def prepare(folder, name, features, splits, make=example, num_shards=1):
-    """Lets TFDS write a set of its own kind; `splits` gives the examples' numbers by split."""
+    """Lets TFDS write a set; `splits` has the numbers of the examples of each split."""
 
     def info(self):
         return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(features))
@@ -45,11 +45,11 @@ def prepare(folder, name, features, splits, make=example, num_shards=1):
         "_split_generators": split_generators,
         "_generate_examples": lambda self: (),
     }
-    # Not registered: it is found by its files, like a folder that was copied here.
+    # Not registered: TFDS finds the set by its files, like a folder that was copied here.
     bases, unregistered = (tfds.core.GeneratorBasedBuilder,), {"skip_registration": True}
     builder_class = types.new_class(name.title(), bases, unregistered, lambda space: space.update(body))
     builder = builder_class(data_dir=os.fspath(folder))
-    # TFDS's download manager needs importlib_resources, which TFDS does not require; nothing is fetched.
+    # TFDS's download manager needs importlib_resources, which TFDS does not install; nothing is downloaded here.
     builder._make_download_manager = lambda **unused: types.SimpleNamespace(downloaded_size=0)
     builder.download_and_prepare(
         download_config=tfds.download.DownloadConfig(try_download_gcs=False, num_shards=num_shards)
@@ -64,14 +64,14 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def three_files(folder):
-    # More than 16 examples a file: TFDS would deal 16 from each in turn.
+    # More than 16 examples in each file: by default TFDS would read 16 examples from each file in turn.
     return prepare(folder, "three_files", LABELLED, {"train": range(60), "test": range(60, 67)}, num_shards=3)
 
 
 @pytest.fixture(autouse=True)
 def no_network(monkeypatch):
     def refuse(*unused, **also_unused):
-        raise AssertionError("the network was asked")
+        raise AssertionError("the network was used")
 
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
     monkeypatch.setattr(socket.socket, "connect", refuse)
@@ -81,26 +81,26 @@ def of(name, data_dir, **options):
     return tfds_set(name, **{"data_dir": data_dir, "cache_bytes": 2**20} | options)
 
 
-def everything(store):
+def all_examples(store):
     images, labels = store.gather(tf.range(store.num_examples, dtype=tf.int64))
     return images.numpy(), labels.numpy()
 
 
-def test_a_set_is_read_whole_and_held_out_examples_apart(three_files):
+def test_train_and_held_out_examples_are_those_of_the_splits(three_files):
     images = of("three_files", three_files)
     assert (images.image_shape, images.num_classes) == ((6, 5, 3), 4)
     assert images.num_examples == {"train": 60, "eval": 7}
     for store, numbers in ((images.train, range(60)), (images.evaluation, range(60, 67))):
         assert isinstance(store, ImageStore)
-        read = {image.tobytes(): label for image, label in zip(*everything(store), strict=True)}
+        read = {image.tobytes(): label for image, label in zip(*all_examples(store), strict=True)}
         assert read == {picture(number).tobytes(): number % 4 for number in numbers}
 
 
-def test_memory_and_disk_hold_the_same_in_the_same_order(three_files):
+def test_memory_and_disk_have_the_same_examples_in_the_same_order(three_files):
     small, large = of("three_files", three_files), of("three_files", three_files, cache_bytes=7 * 90)
     assert isinstance(large.train, RecordStore) and isinstance(large.evaluation, ImageStore)
     assert len(set(large.train.index.files.tolist())) == 3
-    for mine, other in zip(everything(small.train), everything(large.train), strict=True):
+    for mine, other in zip(all_examples(small.train), all_examples(large.train), strict=True):
         np.testing.assert_array_equal(mine, other)
     assert small.statistics == large.statistics
 
@@ -122,25 +122,25 @@ def test_batches_are_the_same_from_memory_and_disk(three_files):
         np.testing.assert_array_equal(my_labels, other_labels)
 
 
-def test_validation_stands_in_for_a_test_split(folder):
+def test_validation_replaces_a_missing_test_split(folder):
     splits = {"train": range(5), "validation": range(5, 8)}
     data_dir = prepare(folder, "validated", LABELLED, splits)
     assert of("validated", data_dir).num_examples == {"train": 5, "eval": 3}
 
 
 @pytest.mark.parametrize("cache_bytes", [2**20, 0])
-def test_a_set_of_train_alone_is_divided(folder, cache_bytes):
+def test_a_set_with_only_train_is_divided(folder, cache_bytes):
     name = f"undivided{cache_bytes}"
     data_dir = prepare(folder, name, LABELLED, {"train": range(20)}, num_shards=2)
     images = of(name, data_dir, cache_bytes=cache_bytes)
     assert images.num_examples == {"train": 18, "eval": 2}
-    parts = [{image.tobytes() for image in everything(store)[0]} for store in (images.train, images.evaluation)]
+    parts = [{image.tobytes() for image in all_examples(store)[0]} for store in (images.train, images.evaluation)]
     assert parts[0] | parts[1] == {picture(number).tobytes() for number in range(20)}
     assert not parts[0] & parts[1]
 
 
 def striped(number):
-    """Red left and right of a blue centred square, in one of two shapes."""
+    """A centred blue square, red to its left and right, in one of two shapes."""
     high, wide = (40, 40 + 20 * number) if number % 2 else (60, 60)
     image = np.zeros((high, wide, 3), np.uint8)
     image[..., 0] = 255
@@ -150,18 +150,18 @@ def striped(number):
 
 
 @pytest.mark.parametrize("image_size, side", [(None, DEFAULT_IMAGE_SIZE), (16, 16)])
-def test_sizes_that_differ_become_the_centred_square(folder, image_size, side):
+def test_images_of_different_sizes_become_their_centred_square(folder, image_size, side):
     name = f"varied{side}"
     features = LABELLED | {"picture": tfds.features.Image(shape=(None, None, 3))}
     data_dir = prepare(folder, name, features, {"train": range(4), "test": range(1)}, make=striped)
     images = of(name, data_dir, image_size=image_size)
     assert images.image_shape == (side, side, 3)
     for store in (images.train, of(name, data_dir, image_size=image_size, cache_bytes=0).train):
-        read, _ = everything(store)
+        read, _ = all_examples(store)
         np.testing.assert_array_equal(read, np.broadcast_to(np.array([0, 0, 200], np.uint8), (4, side, side, 3)))
 
 
-def test_grey_images_keep_their_channel(folder):
+def test_grey_images_keep_one_channel(folder):
     features = LABELLED | {"picture": tfds.features.Image(shape=(6, 5, 1))}
     data_dir = prepare(
         folder,
@@ -181,7 +181,7 @@ def test_grey_images_keep_their_channel(folder):
         ("deep", LABELLED | {"picture": tfds.features.Image(shape=(6, 5, 3), dtype=np.uint16)}, "uint16"),
     ],
 )
-def test_other_features_are_named(folder, name, features, said):
+def test_a_set_with_other_features_is_refused(folder, name, features, said):
     values = {"picture": picture(0).astype(features["picture"].np_dtype), "kind": 0, "other": 1}
     made = {key: values[key] for key in features}
     data_dir = prepare(folder, name, features, {"train": range(1)}, make=lambda number: made)
@@ -192,44 +192,37 @@ def test_other_features_are_named(folder, name, features, said):
 
 def test_a_set_without_train_is_refused(folder):
     data_dir = prepare(folder, "only_test", LABELLED, {"test": range(3)})
-    with pytest.raises(UserError, match="only_test has test: a split 'train'"):
+    with pytest.raises(UserError, match="only_test has test: must have a split 'train'"):
         of("only_test", data_dir)
 
 
 @pytest.mark.parametrize("given", [None, "empty"])
 @pytest.mark.parametrize(
-    "make, name, second_way",
+    "make, name",
     [
-        (
-            cifar10_set,
-            "cifar10",
-            "python -m launch.import_cifar --archive cifar-10-binary.tar.gz --data_dir {}",
-        ),
-        (lambda **where: tfds_set("mnist", **where), "mnist", "copy a prepared folder mnist/ into {}"),
-        (
-            lambda **where: tfds_set("no_such_set", **where),
-            "no_such_set",
-            "copy a prepared folder no_such_set/ into {}",
-        ),
+        (cifar10_set, "cifar10"),
+        (lambda **where: tfds_set("mnist", **where), "mnist"),
+        (lambda **where: tfds_set("no_such_set", **where), "no_such_set"),
     ],
 )
-def test_what_is_not_prepared_gets_one_line_with_both_ways_out(tmp_path, given, make, name, second_way):
+def test_a_set_that_is_not_prepared_is_refused_with_two_fixes(tmp_path, given, make, name):
     data_dir = given and os.fspath(tmp_path / given)
-    with pytest.raises(UserError) as error:
+    with pytest.raises(NotPrepared) as error:
         make(data_dir=data_dir, cache_bytes=2**20)
     message, shown = str(error.value), data_dir or "D"
-    assert "\n" not in message and second_way.format(shown) in message
+    assert (error.value.name, error.value.data_dir) == (name, data_dir)
+    assert "\n" not in message and f"copy a prepared folder {name}/ into {shown}" in message
     assert f"tfds.builder('{name}', data_dir='{shown}').download_and_prepare()" in message
     assert not (tmp_path / "empty").exists()
 
 
 @pytest.mark.parametrize("name", ["huggingface:mnist", "", "a b", "../mnist", "mnist:latest"])
-def test_names_that_would_ask_the_network_are_refused(tmp_path, name):
-    with pytest.raises(UserError, match="give a TFDS name"):
+def test_names_for_which_tfds_uses_the_network_are_refused(tmp_path, name):
+    with pytest.raises(UserError, match="not a TFDS name"):
         of(name, os.fspath(tmp_path))
 
 
-def test_an_image_size_that_cannot_be_is_refused(three_files):
+def test_an_image_size_below_one_is_refused(three_files):
     with pytest.raises(UserError, match="image_size=0"):
         of("three_files", three_files, image_size=0)
 
