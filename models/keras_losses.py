@@ -1,4 +1,4 @@
-"""Keras losses and metrics undivided: sums whose quotient is Keras's number, for one output or several."""
+"""Keras losses and metrics as (sum, divisor), whose quotient is Keras's number; for one output or several."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -9,7 +9,7 @@ import tensorflow as tf
 from towers.errors import UserError
 from towers.task import WeightedValue
 
-# Reductions that are a sum divided by a sum, so that parts of a batch add up.
+# Reductions that divide one sum by another: the sums of a batch's parts add up to those of the batch.
 _DIVIDED_BY_VALUES = ("sum_over_batch_size", "mean")
 _DIVIDED_BY_WEIGHTS = "mean_with_sample_weight"
 
@@ -17,7 +17,7 @@ MetricFunction = Callable[[Any, Any], Any]
 
 
 class Term(NamedTuple):
-    """The loss of one output: `scale` times `loss` of (labels, output), with weights or ()."""
+    """The loss of one output: scale * loss(labels, output, weights); weights is () if there are none."""
 
     loss: keras.losses.Loss
     scale: float
@@ -27,10 +27,10 @@ class Term(NamedTuple):
 
 
 def checked_loss(loss: Any) -> keras.losses.Loss | None:
-    """A Keras loss whose reduction is a division of sums.
+    """`loss` as an instance of a Keras loss, from an instance or Keras's name of one; None stays None.
 
     Raises:
-      UserError: it is something else.
+      UserError: not a Keras loss, or its reduction does not divide one sum by another.
     """
     if loss is None:
         return None
@@ -38,45 +38,47 @@ def checked_loss(loss: Any) -> keras.losses.Loss | None:
         loss = keras.losses.get(loss)
     if not isinstance(loss, keras.losses.Loss):
         raise UserError(
-            f"loss {getattr(loss, '__name__', loss)!r}: an instance of a Keras loss is needed; "
+            f"loss {getattr(loss, '__name__', loss)!r}: must be an instance of a Keras loss; "
             "pass for example keras.losses.MeanSquaredError()"
         )
     if loss.reduction not in (*_DIVIDED_BY_VALUES, _DIVIDED_BY_WEIGHTS):
         raise UserError(
-            f"loss {loss.name}: reduction={loss.reduction!r} depends on how many examples meet in one place; "
+            f"loss {loss.name}: reduction={loss.reduction!r} depends on how the batch is divided over towers; "
             "use reduction='sum_over_batch_size' or 'mean_with_sample_weight'"
         )
     return loss
 
 
 def check_metric(function: Any) -> None:
+    """Raises UserError if `function` is a Keras metric object or can't be called."""
     if isinstance(function, keras.metrics.Metric) or not callable(function):
         raise UserError(
             f"metric {getattr(function, 'name', function)!r}: "
-            "a function of (labels, outputs) that gives a value for each example is needed; "
+            "must be a function of (labels, outputs) that returns a value for each example; "
             "pass for example keras.metrics.sparse_categorical_accuracy"
         )
 
 
 def _values(term: Term) -> tf.Tensor:
-    """The loss's undivided values, float32 [N] or [N, ...]."""
+    """Unreduced values of the loss, float32 [N] or [N, ...]."""
     dtype = term.loss.dtype
     values = term.loss.call(tf.cast(term.labels, dtype), tf.cast(term.output, dtype))
     if values.shape.rank == 0:
         raise UserError(
-            f"loss {term.loss.name}: gives one number for a batch; its call() must give one for each example"
+            f"loss {term.loss.name}: call() returns one number for the batch: must return one for each example; "
+            "remove its mean or sum over the examples"
         )
     return tf.cast(values, tf.float32)
 
 
 def _mask(output: Any) -> tf.Tensor | None:
-    """Which places of an output count, as a Masking or Embedding layer said; Keras hangs it on the tensor."""
+    """float32 mask that a Masking or Embedding layer attached to the output tensor; None if there is none."""
     mask = getattr(output, "_keras_mask", None)
     return None if mask is None else tf.cast(mask, tf.float32)
 
 
 def _fitted(values: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
-    """Weights [N], [N, 1] or as `values` with the dimensions of `values`, to multiply."""
+    """Weights of shape [N], [N, 1] or that of `values`, reshaped to broadcast over `values`."""
     weights = tf.cast(weights, tf.float32)
     while weights.shape.rank > values.shape.rank and weights.shape[-1] == 1:
         weights = tf.squeeze(weights, axis=-1)
@@ -86,11 +88,12 @@ def _fitted(values: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
 
 
 def loss_sums(term: Term) -> tuple[tf.Tensor, tf.Tensor]:
-    """Sum of one loss's values and what Keras divides it by.
+    """(sum of mask * weights * values, the number that Keras divides it by) of one loss.
 
-    keras.losses.Loss.__call__: 'sum_over_batch_size' divides by the number of values that the mask leaves,
-    whatever the sample weights; 'mean_with_sample_weight' divides by the sum of mask times weights. (Weights
-    [N] of examples with several values count once a value here; Keras takes none, and [N, 1] once.)
+    The divisor is that of keras.losses.Loss.__call__: for 'sum_over_batch_size' the sum of the mask over the
+    values, whatever the sample weights; for 'mean_with_sample_weight' the sum of mask * weights over the values.
+    (Where examples have several values, weights [N] count once for each value here. Keras refuses weights [N]
+    there, and counts [N, 1] once for each example.)
     """
     values = _values(term)
     mask = _mask(term.output)
@@ -104,7 +107,10 @@ def loss_sums(term: Term) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def loss_sums_by_example(term: Term) -> tuple[tf.Tensor, tf.Tensor]:
-    """Sum over the examples of the mean of each one's values, and the number (or weight) of examples."""
+    """(sum over the examples of weight * mean of the example's values, divisor).
+
+    The divisor is the sum of the weights for 'mean_with_sample_weight', else the number of examples.
+    """
     values = _values(term)
     values_an_example = tf.cast(tf.reduce_prod(tf.shape(values)[1:]), tf.float32)
     num_examples = tf.cast(tf.shape(values)[0], tf.float32)
@@ -117,28 +123,28 @@ def loss_sums_by_example(term: Term) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def check_common_divisor(terms: Sequence[Term]) -> None:
-    """Several losses need one divisor.
+    """Checks that several losses have the same divisor.
 
     Raises:
-      UserError: a mask, or weights with a reduction that divides by them in some losses but not in all.
+      UserError: an output has a mask, or only some of the losses divide by the weights.
     """
     if any(_mask(term.output) is not None for term in terms):
         raise UserError(
-            "a masked output beside others: each loss would have a divisor of its own; "
-            "leave the mask out and give weights [N, T] instead"
+            "one of several outputs has a mask: each loss would have its own divisor; "
+            "remove the mask and pass weights [N, T] instead"
         )
     weighted = [term for term in terms if not is_empty(term.weights)]
     by_weight = [term for term in weighted if term.loss.reduction == _DIVIDED_BY_WEIGHTS]
     same = all(term.weights is terms[0].weights for term in terms)
     if by_weight and not (len(by_weight) == len(terms) and same and terms[0].weights.shape.rank == 1):
         raise UserError(
-            f"loss {by_weight[0].loss.name}: 'mean_with_sample_weight' beside other losses "
-            "needs the same weights [N] and reduction for all; use reduction='sum_over_batch_size'"
+            f"loss {by_weight[0].loss.name}: with several losses, 'mean_with_sample_weight' needs "
+            "the same weights [N] and reduction for all; use reduction='sum_over_batch_size'"
         )
 
 
 def metric_sums(function: MetricFunction, labels: Any, output: Any, weights: Any) -> WeightedValue:
-    """Weighted sum of a metric's values, float32, and of their weights."""
+    """(sum of weights * values of a metric, sum of the weights), float32."""
     if isinstance(output, tf.Tensor) and output.dtype.is_floating:
         mask, output = _mask(output), tf.cast(output, tf.float32)
     else:

@@ -1,4 +1,4 @@
-"""What is given by output - losses, labels, weights, metrics - in the order of a model's outputs."""
+"""Puts what is given for each output (losses, labels, weights, metrics) into the order of a model's outputs."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -15,14 +15,14 @@ def flat(outputs: Any) -> list[Any]:
 
 
 def output_names_of(model: keras.Model) -> tuple[str, ...]:
-    """The names that Keras knows outputs by; a subclassed model has none."""
+    """Keras's names of the model's outputs; () for a subclassed model, whose outputs have no names."""
     if isinstance(model, keras.Sequential):
         return (model.layers[-1].name,)
     return tuple(getattr(model, "output_names", None) or ())
 
 
 def map_leaves(function: Callable[[Any], Any], structure: Any) -> Any:
-    """As tf.nest.map_structure, but it leaves objects that look like structures alone."""
+    """Like tf.nest.map_structure, but only mappings, lists and tuples are structures."""
     if isinstance(structure, Mapping):
         return {key: map_leaves(function, value) for key, value in structure.items()}
     if isinstance(structure, (list, tuple)):
@@ -31,15 +31,22 @@ def map_leaves(function: Callable[[Any], Any], structure: Any) -> Any:
 
 
 def given_by_output(what: str, given: Any, outputs: Any, names: Callable[[], tuple[str, ...]]) -> list[Any]:
-    """`given` in the order of the outputs: by name (left out: None), in order, or one for all.
+    """A list with one entry for each output, in the outputs' order.
+
+    Args:
+      what: name of `given` in messages.
+      given: a mapping by output name (an output without an entry gets None), a sequence in the outputs' order, or
+        one value for all outputs.
+      outputs: the model's outputs.
+      names: returns the names of the outputs.
 
     Raises:
-      UserError: names no output, or not one for each.
+      UserError: a name that no output has, or a sequence of another length than the outputs.
     """
     num_outputs = len(flat(outputs))
     if isinstance(given, Mapping):
         if not names():
-            raise UserError(f"{what} by name: the model does not name its outputs; give a list in their order")
+            raise UserError(f"{what} by name: the model's outputs have no names; pass a list in their order")
         unknown = sorted(set(given) - set(names()))
         if unknown:
             raise UserError(
@@ -48,10 +55,12 @@ def given_by_output(what: str, given: Any, outputs: Any, names: Callable[[], tup
         return [given.get(name) for name in names()]
     if isinstance(given, (list, tuple)):
         if isinstance(outputs, Mapping):
-            raise UserError(f"{what} in order: the outputs have names, {', '.join(names())}; give a dict by name")
+            raise UserError(
+                f"{what} as a list: the outputs are a dict of {', '.join(names())}; pass a dict by name"
+            )
         if len(given) != num_outputs:
-            raise UserError(f"{len(given)} {what} for {num_outputs} outputs: give one an output")
+            raise UserError(f"{len(given)} {what} for {num_outputs} outputs: pass one for each output")
         return list(given)
     if what == "labels" and num_outputs > 1:
-        raise UserError(f"one array of labels for {num_outputs} outputs: give labels by name or in order")
+        raise UserError(f"one array of labels for {num_outputs} outputs: pass labels by name or in order")
     return [given] * num_outputs

@@ -1,16 +1,16 @@
-"""Bring your own: a Keras model, data and losses as a task.
+"""A task from a user's own Keras model, data and losses.
 
     task = OwnTask(
-        model=build,                                   # a function that gives a built keras.Model
+        model=build,                                   # a function that returns a built keras.Model
         train_data=(x, y), eval_data=(x_held_out, y_held_out),
         losses=keras.losses.MeanSquaredError(),
         metric_functions={"mae": keras.metrics.mean_absolute_error},
         batch_size=32,
     )
 
-What divides out at the end is the number that `model.compile(...)` and `model.evaluate(...)` give for the
-same data in one batch. Over several batches of unequal size or mask Keras averages averages; here sums
-meet, and one division follows. Losses that layers add (`model.losses`) are not here.
+The reported loss and metrics equal those of `model.compile(...)` and `model.evaluate(...)` for the same data in
+one batch. Over several batches of unequal size or mask, Keras averages the averages of the batches; here the sums
+of all batches are added and divided once. Losses that layers add (`model.losses`) are not included.
 """
 
 import dataclasses
@@ -40,30 +40,33 @@ from towers.task import Batch, InputShard, WeightedLoss, WeightedValue, as_batch
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class OwnTask:
-    """Implements `towers.task.Task` over what the user brings.
+    """Implements `towers.task.Task` with a user's own model, data and losses.
 
-    Arrays are shuffled as `models.data.batch_stream` does. A tf.data dataset gives batches as it is: it is
-    repeated without end for training and started by skipping, so a resumed run is exact only if each pass
-    over it gives the same batches (no shuffle, or shuffle(seed=..., reshuffle_each_iteration=False)).
+    Arrays are shuffled by `models.data.batch_stream`. A tf.data dataset yields its batches unchanged. For training
+    it is repeated without end, and a resumed run skips the batches before its first one. So a resumed run is exact
+    only if each pass over the dataset yields the same batches: use no shuffle, or
+    shuffle(seed=..., reshuffle_each_iteration=False).
 
     Attributes:
-      model: a function that gives a new, built model; or a built model, whose copies start from its weights.
-      train_data: arrays (features, labels) or (features, labels, weights), each a structure with the examples
-        as dimension 0; or a tf.data dataset of batches of these.
-      losses: a Keras loss; or one by output name, or a list in the order of the outputs (None: no loss).
-      eval_data: as train_data; None where nothing is evaluated.
-      loss_weights: factors, by output name or in order, for several losses; None is 1 each.
-      metric_functions: by name, functions of (labels, outputs) that give a value for each example, such as
-        keras.metrics.sparse_categorical_accuracy; for several outputs such mappings by output name. They are
-        averaged with the weights of the examples, as Keras's weighted_metrics.
-      batch_size: examples in a global batch; None: what a tf.data train_data says.
-      eval_batch_size: for arrays; None is batch_size.
-      seed: decides the order of arrays.
-      num_input_threads: threads that make batches from arrays.
+      model: a function that returns a new, built model; or a built model, whose copies start with its weights.
+      train_data: arrays (features, labels) or (features, labels, weights), each a structure with the examples as
+        dimension 0; or a tf.data dataset of batches of these.
+      losses: a Keras loss for the only output; or a dict by output name, or a list in the order of the outputs
+        (None: no loss).
+      eval_data: same forms as train_data; None: nothing is evaluated.
+      loss_weights: factors of the losses, a dict by output name or a list in the order of the outputs; None: 1
+        each.
+      metric_functions: functions of (labels, outputs) that return a value for each example, by metric name, for
+        example keras.metrics.sparse_categorical_accuracy; for several outputs, such mappings by output name. The
+        values are averaged with the examples' weights, as in Keras's weighted_metrics.
+      batch_size: examples in a global batch; None: the batch size in the element spec of a tf.data train_data.
+      eval_batch_size: examples in an evaluation batch made from arrays; None: batch_size.
+      seed: seed of the order of arrays.
+      num_input_threads: threads that prepare batches from arrays.
       name: name of the task, for reports.
 
     Raises:
-      UserError: data of unequal lengths, no batch size, or a loss whose reduction is no division of sums.
+      UserError: data of unequal lengths, no batch size, or a loss whose reduction does not add up over parts.
     """
 
     model: keras.Model | Callable[[], keras.Model]
@@ -89,7 +92,7 @@ class OwnTask:
         object.__setattr__(self, "eval_batch_size", self.eval_batch_size or batch_size)
 
     def num_examples(self, split: str) -> int | None:
-        """Examples in 'train' or 'eval'; None for a tf.data dataset, which does not say."""
+        """Number of examples in 'train' or 'eval'; None for a tf.data dataset."""
         data = self._data(split)
         return None if isinstance(data, tf.data.Dataset) else count_examples(as_batch(data))
 
@@ -97,20 +100,20 @@ class OwnTask:
         """A new model from the user's function, or a copy of the user's model with its weights.
 
         Raises:
-          UserError: the function gives no built model, or the model cannot be copied.
+          UserError: the function returns no built model, or the model cannot be copied.
         """
         model = _copy(self.model) if isinstance(self.model, keras.Model) else self.model()
         if not isinstance(model, keras.Model) or not model.built:
             raise UserError(
-                f"model gives {type(model).__name__}: "
-                "a built keras.Model is needed; call model.build(input_shape) first"
+                f"model returns {type(model).__name__}: "
+                "must return a built keras.Model; call model.build(input_shape) before returning it"
             )
-        # Remembered, so that finding losses by name does not build another one.
+        # Cached, so that finding losses by output name does not build another model.
         self.__dict__.setdefault("_output_names", output_names_of(model))
         return model
 
     def dataset(self, split: str, shard: InputShard) -> tf.data.Dataset:
-        """Batches of `split` as `towers.task.Task.dataset` says."""
+        """Batches of `split`; see `towers.task.Task.dataset`."""
         if isinstance(self._data(split), tf.data.Dataset):
             return dataset_stream(self._data(split), repeated=split == "train", shard=shard)
         arrays = self._train_arrays if split == "train" else self._eval_arrays
@@ -124,13 +127,14 @@ class OwnTask:
         return eval_stream(make_batch, batch_size=self.eval_batch_size, **sizes)
 
     def loss(self, outputs: Any, batch: Batch) -> WeightedLoss:
-        """Sums whose quotient is Keras's loss of the batch.
+        """(total, weight) whose quotient is Keras's loss of the batch.
 
-        One loss: the sum of its values, and how many values (or their weights) there are. Several: for each
-        example the mean of each output's values, times its loss_weights, and the number of examples.
+        One loss: total = sum of its values, weight = number of values or the sum of their weights. Several losses:
+        total = sum over examples and outputs of loss_weights * mean of the output's values, weight = number of
+        examples or the sum of their weights.
 
         Raises:
-          UserError: losses, labels or weights do not fit the outputs, or have no common divisor.
+          UserError: losses, labels or weights do not match the outputs, or the losses have no common divisor.
         """
         terms = self._terms(outputs, batch)
         if len(terms) == 1:
@@ -142,7 +146,7 @@ class OwnTask:
         return WeightedLoss(total, sums[0][1])
 
     def metrics(self, outputs: Any, batch: Batch) -> Mapping[str, WeightedValue]:
-        """The metrics of the batch by name; with several outputs by 'output_name', as Keras names them."""
+        """The metrics of the batch by name; with several outputs by Keras's names, f'{output}_{metric}'."""
         if not self.metric_functions:
             return {}
         aligned = self._aligned(outputs, batch.labels, batch.weights)
@@ -151,13 +155,13 @@ class OwnTask:
             names = self._names(outputs)
             functions = given_by_output("metric_functions", self.metric_functions, outputs, lambda: names)
             by_output = [
-                (f"{name}_", of_output or {}, *parts)
-                for name, of_output, parts in zip(names, functions, aligned, strict=True)
+                (f"{name}_", by_metric or {}, *parts)
+                for name, by_metric, parts in zip(names, functions, aligned, strict=True)
             ]
         elif len(aligned) > 1:
             raise UserError(
-                f"metric_functions for {len(aligned)} outputs: say of which; "
-                "give mappings by output name, as {'output': {'metric': function}}"
+                f"metric_functions for {len(aligned)} outputs: each function must be for one output; "
+                "pass mappings by output name, as {'output': {'metric': function}}"
             )
         return {
             prefix + name: metric_sums(function, labels, output, weights)
@@ -184,10 +188,10 @@ class OwnTask:
 
     def _data(self, split: str) -> Any:
         if split not in ("train", "eval"):
-            raise UserError(f"split {split!r}: a task has 'train' and 'eval'; name one of them")
+            raise UserError(f"split={split!r}: must be 'train' or 'eval'")
         data = self.train_data if split == "train" else self.eval_data
         if data is None:
-            raise UserError(f"{split}_data=None: there is nothing to read; pass {split}_data to OwnTask")
+            raise UserError(f"{split}_data=None: the split {split!r} has no data; pass {split}_data to OwnTask")
         return data
 
     def _aligned(self, outputs: Any, labels: Any, weights: Any) -> list[tuple[Any, Any, Any]]:
@@ -196,10 +200,10 @@ class OwnTask:
         def find(what: str, given: Any) -> list[Any]:
             return given_by_output(what, given, outputs, lambda: self._names(outputs))
 
-        of_weights = [()] * len(flat(outputs)) if is_empty(weights) else find("weights", weights)
-        # What is left out by output, as None, weighs 1.
-        of_weights = [() if weight is None else weight for weight in of_weights]
-        return list(zip(flat(outputs), find("labels", labels), of_weights, strict=True))
+        by_output = [()] * len(flat(outputs)) if is_empty(weights) else find("weights", weights)
+        # Without weights, given as None, each example of an output weighs 1.
+        by_output = [() if weight is None else weight for weight in by_output]
+        return list(zip(flat(outputs), find("labels", labels), by_output, strict=True))
 
     def _terms(self, outputs: Any, batch: Batch) -> list[Term]:
         names = functools.partial(self._names, outputs)
@@ -216,16 +220,16 @@ class OwnTask:
 
 
 def _copy(model: keras.Model) -> keras.Model:
-    """A model of the same layers with the same weights.
+    """A copy of the model with the same weights.
 
     Raises:
-      UserError: Keras cannot rebuild it from its configuration.
+      UserError: Keras can't rebuild the model from its configuration.
     """
     try:
         copy = keras.models.clone_model(model)
     except (NotImplementedError, TypeError, ValueError) as error:
         raise UserError(
-            f"model {model.name!r} cannot be copied ({type(error).__name__}): "
+            f"model {model.name!r} can't be copied ({type(error).__name__}): "
             "pass a function that builds it instead"
         ) from error
     copy.set_weights(model.get_weights())

@@ -1,4 +1,4 @@
-"""The ready tasks by name. To add one: write what gives its `ImageSet`, add its row."""
+"""The built-in tasks by name. To add one: write a function that returns its `ImageSet`, add its row."""
 
 import difflib
 from collections.abc import Callable, Mapping
@@ -23,7 +23,7 @@ _SETS: Mapping[str, Callable[..., ImageSet]] = MappingProxyType(
 
 
 def task_names() -> tuple[str, ...]:
-    """Gives the names that `build_task` takes; 'tfds:NAME' stands for any prepared TFDS set of images."""
+    """Names that `build_task` accepts; 'tfds:NAME' means any TFDS set of labelled images that is prepared."""
     return (*_SETS, f"{TFDS_PREFIX}NAME")
 
 
@@ -44,25 +44,22 @@ def build_task(
     cache_bytes: int = DEFAULT_CACHE_BYTES,
     image_size: int | None = None,
 ) -> ImageTask:
-    """Builds the task called `name`. Images are decoded or drawn when they are first read, not here.
+    """Builds the task called `name`. Images are decoded or drawn at their first use, not here.
 
     Args:
       name: one of `task_names()`, for example 'shapes' or 'tfds:mnist'.
       network: name of the network, for `models.networks.registry.build_network`.
-      batch_size: examples in a global batch.
-      data_dir: where TFDS keeps its prepared sets.
-      seed: decides the order of the examples and their augmentation.
-      augment: random crops and mirrored images; None: yes, but for 'shapes', which need none.
-      eval_batch_size: examples in an evaluation batch; None is batch_size.
-      crop_padding, crop_fill: pixels of padding on each side before a random crop, and what they are.
-      flip: how images are mirrored.
-      label_smoothing: 0 to below 1.
-      num_input_threads: threads that make batches.
-      cache_bytes: a split that takes more when decoded is read from disk by record instead.
-      image_size: sets of TFDS are resized to this side in pixels; None as `tfds_images.tfds_set`.
+      data_dir: folder in which TFDS prepared its sets.
+      augment: whether training images are randomly cropped and mirrored; None: yes, except for 'shapes'.
+      cache_bytes: largest size in bytes of a decoded split that is held in memory; a larger split is read from
+        disk by record.
+      image_size: side in pixels to which images of a TFDS set are resized; None: see `tfds_images.tfds_set`.
+      batch_size, seed, eval_batch_size, crop_padding, crop_fill, flip, label_smoothing, num_input_threads: fields
+        of `ImageTask`.
 
     Raises:
-      UserError: unknown name, a size that cannot be, or data that is not there.
+      NotPrepared: the set is not prepared in data_dir (`models.data.tfds_images`).
+      UserError: unknown name, or a value that the set or `ImageTask` refuses.
     """
     images = _image_set(name, data_dir=data_dir, cache_bytes=cache_bytes, image_size=image_size)
     return ImageTask(

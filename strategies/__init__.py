@@ -1,4 +1,4 @@
-"""Who cooperates: one file a mode behind one contract, and the Trainer that drives any of them."""
+"""The modes of training, behind one contract, and the Trainer that runs any of them."""
 
 import importlib
 
@@ -15,7 +15,7 @@ __all__ = list(_HOMES)
 
 
 def __getattr__(name: str):
-    """A public name, imported when it is first asked for: who needs `strategies.cluster` needs no TensorFlow."""
+    """A public name, imported at its first use: importing `strategies.cluster` does not import TensorFlow."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name]), name)

@@ -1,4 +1,4 @@
-"""What can look on while a Trainer works. Callbacks act between calls of `run_steps`, never inside one."""
+"""Callbacks of a Trainer. They are called between calls of `run_steps`, never during one."""
 
 import dataclasses
 import pathlib
@@ -10,13 +10,13 @@ from towers.errors import UserError
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Run:
-    """What is known of a run when it begins.
+    """A run at its start.
 
     Attributes:
-      strategy: that does the work.
-      directory: where files go; None when nothing is kept.
-      first_step: steps done before (by the run that this one resumes).
-      last_step: step at which training ends.
+      strategy: the strategy that trains.
+      directory: folder of the run's files; None if nothing is saved.
+      first_step: number of steps done before, by the runs that this one resumes.
+      last_step: number of steps after which training ends.
     """
 
     strategy: Strategy
@@ -26,36 +26,37 @@ class Run:
 
 
 class Callback:
-    """Does nothing; override what is of interest."""
+    """Methods that a Trainer calls. All of them do nothing: override those that you need."""
 
     def check(self, run: Run) -> None:
-        """Before anything is written: raises UserError when this callback can't do its work in this run."""
+        """Called before anything is written: raises UserError if this callback can't work in this run."""
 
     def begin(self, run: Run) -> None:
-        """Before the first step."""
+        """Called before the first step."""
 
     def before_steps(self, step: int) -> None:
-        """Before a call of run_steps that begins at this step."""
+        """Called before a call of `run_steps` that starts at this step."""
 
     def boundaries(self) -> tuple[int, ...]:
-        """Steps that no call of run_steps may pass over."""
+        """Steps at which a call of `run_steps` must end."""
         return ()
 
     def steps(self, report: StepReport) -> None:
-        """After a call of run_steps."""
+        """Called after a call of `run_steps`."""
 
     def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
-        """After an evaluation."""
+        """Called after an evaluation."""
 
     def message(self, text: str) -> None:
-        """Something the user should read: a checkpoint saved, a run resumed."""
+        """Called with a line for the user, for example that a run was resumed."""
 
     def end(self) -> None:
-        """After the last step, also when an error ended the run."""
+        """Called after the last step, also when an error ended the run."""
 
 
 def unwritable(path: pathlib.Path, why: str) -> UserError:
-    """What a callback raises whose file or folder can't be written."""
+    """The error of a callback whose file or folder can't be written."""
     return UserError(
-        f"{path}: it can't be written ({why}); checkpoints are kept: make room, then run the same command again"
+        f"{path}: can't be written ({why}); saved checkpoints remain: "
+        "make room on the disk, then start the run again"
     )

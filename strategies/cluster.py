@@ -1,22 +1,22 @@
-"""Who takes part: the processes of a cluster by role and rank, and which of them this one is."""
+"""The members of a cluster by role and rank, and the membership of this process."""
 
 import dataclasses
 import socket
 from collections.abc import Mapping
 
 CHIEF, WORKER, SERVER, EVALUATOR = "chief", "worker", "ps", "evaluator"
-# In the order in which a ring numbers them.
+# Roles of a ring's members, in the order of their ranks.
 RING_ROLES = (CHIEF, WORKER)
 
 
 @dataclasses.dataclass(frozen=True)
 class Member:
-    """One process.
+    """One process of a cluster.
 
     Attributes:
       role: 'chief', 'worker', 'ps' or 'evaluator'.
-      index: its place among those of its role, from 0.
-      address: 'host:port' it listens on; '' for an evaluator, which nobody talks to.
+      index: index among the members of its role.
+      address: 'host:port' on which it listens; '' for an evaluator, which accepts no connections.
     """
 
     role: str
@@ -25,32 +25,32 @@ class Member:
 
     @property
     def name(self) -> str:
-        """As 'worker:1'."""
+        """Role and index, for example 'worker:1'."""
         return f"{self.role}:{self.index}"
 
     @property
     def host(self) -> str:
-        """Of its address, an IPv6 one without its brackets."""
+        """Host of the address; an IPv6 address without its brackets."""
         return self.address.rpartition(":")[0].strip("[]")
 
     @property
     def port(self) -> int:
-        """Of its address."""
+        """Port of the address."""
         return int(self.address.rpartition(":")[2])
 
     @property
     def family(self) -> socket.AddressFamily:
-        """What a socket for its address is made with."""
+        """Address family of a socket for the address."""
         return socket.AF_INET6 if ":" in self.host else socket.AF_INET
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """The processes that train together, as TF_CONFIG names them.
+    """The members of a training cluster, as in TF_CONFIG, and the membership of this process.
 
     Attributes:
-      addresses: 'host:port' of every process by role, in order; an evaluator is not among them.
-      role, index: which process this one is.
+      addresses: 'host:port' of every member by role, in the order of their indices; without evaluators.
+      role, index: role and index of this process.
     """
 
     addresses: Mapping[str, tuple[str, ...]]
@@ -64,7 +64,7 @@ class Cluster:
         return Member(self.role, self.index, own[self.index] if self.index < len(own) else "")
 
     def members(self, *roles: str) -> tuple[Member, ...]:
-        """The processes of some roles (all of them if none is named), role by role."""
+        """The members of the given roles (without arguments: of all roles), role by role."""
         return tuple(
             Member(role, index, address)
             for role in roles or tuple(self.addresses)
@@ -78,9 +78,9 @@ class Cluster:
 
     @property
     def rank(self) -> int:
-        """This process's place in the ring.
+        """Index of this process in `ring`.
 
         Raises:
-          ValueError: it is none of the ring's.
+          ValueError: this process is not in the ring.
         """
         return self.ring.index(self.this)

@@ -1,11 +1,11 @@
-"""How a run ends before its end, through nobody's mistake; who catches these need not import TensorFlow."""
+"""Errors that end a run early and are not mistakes of the user. Importing them does not import TensorFlow."""
 
 
 class NonFiniteStep(ArithmeticError):
     """Training stopped at a step whose loss or gradients were not finite; its update was not applied.
 
     Attributes:
-      step: number of the step, counted from 0.
+      step: index of the step.
     """
 
     def __init__(self, message: str, *, step: int):
@@ -14,4 +14,4 @@ class NonFiniteStep(ArithmeticError):
 
 
 class PeerLost(RuntimeError):
-    """Another process of this run is gone or does not answer: this one can't go on without it."""
+    """Another process of this run has ended or does not reply, and this process can't continue without it."""

@@ -1,6 +1,6 @@
-"""What all synchronous strategies share: input, the loop over steps, evaluation, export.
+"""The part of every synchronous strategy that runs on the host: input, the loop over steps, evaluation, export.
 
-Where towers run and gradients meet is the engine's; this is the host's side of it.
+The engine decides where towers run and how their gradients are summed.
 """
 
 import re
@@ -35,27 +35,27 @@ class SynchronousStrategy:
         num_towers: int,
     ):
         """Args:
-        name: in the registry.
-        task: what is trained.
-        options: of the step.
-        make_engine: called with a template model and the spec of a batch.
-        num_towers: for reports.
+        name: name in the registry.
+        task: what to train.
+        options: how a step computes.
+        make_engine: function of (template model, spec of a batch) that returns the engine.
+        num_towers: number of towers of all workers, for reports.
         """
         self.name, self.num_towers = name, num_towers
         self.task, self.options = task, options
         self.model = self._build_template()
-        # The template is never trained, so the first batches' spec is all that the input is asked for here.
+        # The template is never trained, so only the spec of the input is needed here.
         self._input = self._dataset("train")
         self.engine = make_engine(self.model, open_length(self._input.element_spec))
         self._batches: Iterator[Batch] | None = None
 
     def _dataset(self, split: str, first_batch: int = 0) -> tf.data.Dataset:
-        """What this process reads of `split`, as batches."""
+        """This process's part of `split`, as batches."""
         return as_batches(self.task.dataset(split, InputShard(first_batch=first_batch)))
 
     def _build_template(self) -> keras.Model:
         keras.utils.set_random_seed(self.options.seed)
-        # The towers' copies of the parameters are the engine's; the template need not take a GPU's memory.
+        # The engine holds the parameters that are trained: the template need not use a GPU's memory.
         with tf.device("/device:CPU:0"), layer_precision(self.options.precision), counted_anew():
             return self.task.build_model()
 
@@ -73,7 +73,7 @@ class SynchronousStrategy:
 
     @property
     def part_shares(self) -> tuple[float, ...]:
-        """How a global batch is divided over all towers."""
+        """Share of each tower in a global batch, over all workers."""
         return self.engine.all_shares
 
     @property
@@ -119,7 +119,7 @@ class SynchronousStrategy:
             return next(self._batches)
         except StopIteration:
             raise UserError(
-                f"the training data ended at step {self.step}: a task's 'train' split never ends; repeat() it"
+                f"the training data ended at step {self.step}: the 'train' split must never end; repeat() it"
             ) from None
 
     def _input_from(self, step: int) -> tf.data.Dataset:
@@ -139,12 +139,12 @@ class SynchronousStrategy:
             else "its batch holds NaN or infinite features: clean the data"
         )
         raise NonFiniteStep(
-            f"step {bad} is not finite ({what}) and was not applied: {cause}, or go on with on_nan=skip",
+            f"step {bad} is not finite ({what}) and was not applied: {cause}, or use on_nan='skip'",
             step=bad,
         )
 
     def _all_true(self, here: bool) -> bool:
-        """Whether it is true in every process."""
+        """Whether `here` is true in every process."""
         return here
 
     def evaluate(self, num_batches: int | None = None) -> dict[str, float]:
@@ -156,11 +156,11 @@ class SynchronousStrategy:
             for name, value in {"loss": (result.loss_sum, result.weight), **result.metric_sums}.items():
                 sums[name] = sums.get(name, 0.0) + np.array([float(part) for part in value])
         if not sums:
-            raise UserError("the 'eval' split is empty: give it at least one example")
+            raise UserError("the 'eval' split is empty: it needs at least one example")
         return {name: mean_of(total, weight) for name, (total, weight) in self._over_all(sums).items()}
 
     def _over_all(self, sums: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
-        """This process's sums of an evaluation, to those of all."""
+        """The sums of an evaluation over all processes, from this process's sums."""
         return sums
 
     def checkpointables(self) -> dict:
@@ -176,7 +176,7 @@ class SynchronousStrategy:
         self._batches = None
 
     def finish(self, completed: bool) -> None:
-        """Nobody waits for this process."""
+        """Nothing to do: no other process waits for this one."""
 
     def portable_model(self) -> keras.Model:
         with tf.device("/device:CPU:0"), layer_precision("float32"):
@@ -186,7 +186,7 @@ class SynchronousStrategy:
             (variables.parameters, self.engine.parameters()),
             (variables.state, self.engine.state()),
         ):
-            # By order: the names of unnamed layers count up with every model a process builds.
+            # Matched by order: the names of unnamed layers differ between two models of the same process.
             for template, value in zip(templates, values.values(), strict=True):
                 template.assign(tf.convert_to_tensor(value))
         return model
@@ -203,7 +203,7 @@ def as_batches(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def report_of(outcomes, *, step, learning_rate, seconds, input_seconds) -> StepReport:
-    """One report of several steps' outcomes; steps that were not finite don't count in the means."""
+    """One report of the outcomes of several steps; the means omit steps that were not finite."""
     finite = [outcome for outcome in outcomes if outcome.finite]
     weight = sum(float(outcome.weight) for outcome in finite)
     totals: dict[str, np.ndarray] = {}
@@ -225,12 +225,12 @@ def report_of(outcomes, *, step, learning_rate, seconds, input_seconds) -> StepR
 
 
 def mean_of(total: float, weight: float) -> float:
-    """The mean of what has `weight` in all; nan of nothing."""
+    """total / weight; nan if weight is 0."""
     return float(total / weight) if weight else float("nan")
 
 
 class readable_errors:
-    """Within, TensorFlow's complaint about a label is the user's one line; every other error is left as it is."""
+    """Context manager: raises TensorFlow's error about a label out of range as a UserError of one line."""
 
     def __init__(self, step: int | None):
         self._where = "evaluation" if step is None else f"step {step}"
@@ -247,5 +247,5 @@ class readable_errors:
         if found:
             raise UserError(
                 f"{self._where}: label {found.group(1)} is out of range: the outputs have {found.group(2)} "
-                f"classes, labels 0..{int(found.group(2)) - 1}; mend the labels or the number of classes"
+                f"classes, labels 0..{int(found.group(2)) - 1}; correct the labels or the number of classes"
             ) from error

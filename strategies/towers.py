@@ -1,4 +1,4 @@
-"""Towers on the devices of this process, parameters on one of them."""
+"""The strategy 'towers': towers on the devices of one process, parameters on one of these devices."""
 
 from strategies.synchronous import SynchronousStrategy
 from towers.devices import Devices
@@ -10,10 +10,10 @@ from towers.towers_engine import TowersEngine
 def towers_strategy(
     task: Task, devices: Devices, options: StepOptions, *, shares: tuple[float, ...] | None = None
 ) -> SynchronousStrategy:
-    """The strategy 'towers'.
+    """Builds the strategy 'towers'; arguments as `strategies.registry.build_strategy`.
 
     Raises:
-      UserError: shares that don't match the towers, or a batch too small for all of them.
+      UserError: shares that don't match the towers, or a batch too small for all towers.
     """
 
     def make_engine(model, batch_spec):

@@ -1,4 +1,4 @@
-"""Files written whole: a reader, or who comes after a crash, finds the old contents or the new ones."""
+"""Atomic writes: a reader, also after a crash, finds either the old contents of a file or the new ones."""
 
 import os
 import pathlib
@@ -7,10 +7,10 @@ UNFINISHED = ".new"
 
 
 def write_whole(path: pathlib.Path, text: str) -> None:
-    """Writes a text in place of what was there.
+    """Replaces the contents of a file by `text`.
 
     Raises:
-      OSError: it can't be written; what was there stays.
+      OSError: the file can't be written; its old contents remain.
     """
     temporary = path.with_name(path.name + UNFINISHED)
     try:
@@ -21,7 +21,7 @@ def write_whole(path: pathlib.Path, text: str) -> None:
 
 
 def flush(path: pathlib.Path) -> None:
-    """Waits until a file's contents, or a directory's names, are on the disk."""
+    """Blocks until a file's contents, or a directory's entries, are on the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

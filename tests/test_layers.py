@@ -31,7 +31,6 @@ STILL_NAMING_FLAGS = (
     "strategies/servers/chief.py",
     "strategies/servers/group.py",
     "strategies/servers/membership.py",
-    "strategies/training/checkpoints.py",
     "towers/layers/kernels.py",
     "towers/split.py",
 )

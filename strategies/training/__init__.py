@@ -1,1 +1,1 @@
-"""The Trainer and what it does with a strategy of any mode: checkpoints, cadence, export, verification."""
+"""The Trainer, and its parts that work with any strategy: checkpoints, cadence, export, verification."""

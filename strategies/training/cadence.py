@@ -1,22 +1,22 @@
-"""When things happen in a run, as arithmetic on step numbers: nothing here knows what they are."""
+"""The steps at which evaluations, checkpoints and reports are due, as arithmetic on step counts."""
 
 import dataclasses
 
-# A call of run_steps lasts about this long, so that the display lives and a signal is soon obeyed.
+# A call of run_steps takes about this long, so that the display is updated and a signal is handled soon.
 CALL_SECONDS = 0.5
 MOST_STEPS_A_CALL = 1000
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Cadence:
-    """Steps at which a call of run_steps must end.
+    """The steps at which a call of `run_steps` must end.
 
         last_step=10, periods=(4,), boundaries=(7,):    0 1 2 3|4 5 6|7|8 9|
 
     Attributes:
-      last_step: where training ends.
-      periods: something is due at every multiple of each of these.
-      boundaries: and at each of these.
+      last_step: number of steps after which training ends.
+      periods: calls end at every multiple of each of these.
+      boundaries: calls end at each of these steps.
     """
 
     last_step: int
@@ -24,7 +24,7 @@ class Cadence:
     boundaries: tuple[int, ...] = ()
 
     def call_length(self, step: int, wanted: int) -> int:
-        """Steps of a call that begins at `step`: at most `wanted`, fewer where something is due before."""
+        """Number of steps of a call that starts at `step`: `wanted`, or fewer if the call must end before."""
         ends = [self.last_step]
         ends += [(step // period + 1) * period for period in self.periods]
         ends += [boundary for boundary in self.boundaries if boundary > step]
@@ -32,10 +32,10 @@ class Cadence:
 
 
 def steps_of_a_call(seconds_a_step: float) -> int:
-    """How many steps make a call of about CALL_SECONDS."""
+    """Number of steps that take about CALL_SECONDS, from 1 to MOST_STEPS_A_CALL."""
     return int(min(max(1.0, CALL_SECONDS / max(seconds_a_step, 1e-9)), MOST_STEPS_A_CALL))
 
 
 def due(step: int, *periods: int | None) -> bool:
-    """Whether `step` is a multiple of one of the periods; None is never."""
+    """Whether `step` is a multiple of one of the periods; a period of None is never due."""
     return any(period is not None and step % period == 0 for period in periods)

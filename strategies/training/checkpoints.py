@@ -1,4 +1,4 @@
-"""Checkpoints: saved whole or not at all, restored from the newest one that can be read."""
+"""Checkpoints: saved atomically, restored from the newest one that can be read."""
 
 import contextlib
 import json
@@ -17,25 +17,30 @@ from towers.errors import UserError
 
 _LAYOUT = "layout"
 _PREFIX = "step"
-# Where tf.train.latest_checkpoint looks.
+# The file that tf.train.latest_checkpoint reads.
 _STATE = "checkpoint"
-# What reading a truncated, corrupted or half-deleted checkpoint raises.
+# Errors raised when a truncated, corrupted or partly deleted checkpoint is read.
 _UNREADABLE = (tf.errors.OpError, RuntimeError, ValueError, LookupError, OSError)
 
 log = logging.getLogger(__name__)
 
 
 class Checkpoints:
-    """The checkpoints of a run in one directory, `step-N.*`, the last few kept."""
+    """The newest checkpoints of a run, `step-N.*` in one directory."""
 
     def __init__(self, directory: str | pathlib.Path, strategy: Strategy, *, keep: int = 3):
-        """Nothing is written before `prepare` or `save`.
+        """Writes nothing: `prepare` and `save` do.
+
+        Args:
+          directory: folder of the checkpoints.
+          strategy: the strategy whose variables are saved and restored.
+          keep: number of newest checkpoints that `save` does not delete.
 
         Raises:
           UserError: keep is below 1.
         """
         if keep < 1:
-            raise UserError(f"keep_checkpoints={keep}: keep at least 1")
+            raise UserError(f"keep_checkpoints={keep}: must be at least 1")
         self.directory = pathlib.Path(directory)
         self._strategy = strategy
         self._contents = strategy.checkpointables()
@@ -46,13 +51,13 @@ class Checkpoints:
         self._keep = keep
 
     def size_bytes(self) -> int:
-        """About how large one checkpoint is."""
+        """Approximate size of one checkpoint."""
         return sum(
             variable.dtype.size * variable.shape.num_elements() for variable in tf.nest.flatten(self._contents)
         )
 
     def prepare(self) -> None:
-        """Makes the directory, and finds out before training whether a checkpoint can be saved in it.
+        """Makes the directory, and checks before training that a checkpoint can be saved in it.
 
         Raises:
           UserError: it can't be made or written to, or the disk has no room for one more checkpoint.
@@ -62,18 +67,21 @@ class Checkpoints:
         if free < needed:
             raise UserError(
                 f"{self.directory}: {free:,} bytes are free and a checkpoint needs about {needed:,}: "
-                "make room or choose another --directory"
+                "make room on the disk or choose another directory"
             )
         self._remove_unfinished()
 
     def save(self) -> str:
-        """Saves the strategy as it is, and returns the prefix; those before stay until this one is whole.
+        """Saves the strategy's current values and returns the checkpoint's prefix.
 
-        TensorFlow writes an index in its place, where one killed meanwhile leaves half of it. So all is written
-        in a folder beside and moved when it is on the disk, the index last: what has an index is whole.
+        Older checkpoints are deleted only after this one is complete. TensorFlow would write the index file in its
+        final place, and a process that is killed meanwhile would leave half of it. So this writes all files in a
+        temporary folder, waits until they are on the disk, and moves them, the index last: a checkpoint with an
+          index
+        is complete.
 
         Raises:
-          UserError: it could not be written; what it left is removed, earlier checkpoints are untouched.
+          UserError: the checkpoint can't be written; its parts are removed, earlier checkpoints remain.
         """
         # A strategy that keeps its values elsewhere brings them here.
         self._strategy.checkpointables()
@@ -84,18 +92,18 @@ class Checkpoints:
         except (tf.errors.OpError, OSError) as error:
             self._remove_unfinished()
             raise UserError(
-                f"{self.directory}: the checkpoint of step {self._strategy.step} could not be written "
-                f"({_first_line(error)}); earlier ones are kept: make room, then run the same command again"
+                f"{self.directory}: the checkpoint of step {self._strategy.step} can't be written "
+                f"({_first_line(error)}); earlier ones remain: make room on the disk, then start the run again"
             ) from error
         return str(prefix)
 
     def restore_latest(self) -> int | None:
-        """Restores the newest readable checkpoint; the step it was saved at, or None if there is none at all.
+        """Restores the newest readable checkpoint and returns its step; None if the directory has no checkpoint.
 
-        A checkpoint that can't be read is reported in the log, and the one before it is used.
+        A checkpoint that can't be read is reported in the log, and the next older one is used.
 
         Raises:
-          UserError: the checkpoint is of another model or update rule, or there are some and none is readable.
+          UserError: the checkpoint is of another model or update rule, or none of the checkpoints can be read.
         """
         candidates = self.saved()
         for path in candidates:
@@ -108,35 +116,38 @@ class Checkpoints:
         if candidates:
             raise UserError(
                 f"{self.directory}: none of its {len(candidates)} checkpoints can be read; "
-                "start anew with --resume=never or in another --directory"
+                "start at step 0 with resume='never' or in another directory"
             )
         return None
 
     def restore_from(self, path: str | pathlib.Path) -> int:
-        """Restores one checkpoint, named by its prefix or by a directory whose newest one is meant.
+        """Restores one checkpoint and returns its step.
+
+        Args:
+          path: prefix of the checkpoint, one of its files, or a directory, whose newest checkpoint is restored.
 
         Raises:
-          UserError: there is none at `path`, it can't be read, or it is of another model.
+          UserError: there is no checkpoint at `path`, it can't be read, or it is of another model.
         """
         path = pathlib.Path(path)
         if path.is_dir():
             found = Checkpoints(path, self._strategy)
             step = found.restore_latest() if found.saved() else None
             if step is None:
-                raise UserError(f"resume={path}: there is no checkpoint in this directory; name one that has")
+                raise UserError(
+                    f"resume={path}: this directory has no checkpoint; give another directory or a prefix"
+                )
             return step
         prefix = re.sub(r"\.(index|data-\d+-of-\d+)$", "", str(path))
         if not pathlib.Path(prefix + ".index").exists():
-            raise UserError(
-                f"resume={path}: there is no such checkpoint; give a directory or a prefix like D/step-100"
-            )
+            raise UserError(f"resume={path}: no such checkpoint; give a directory or a prefix like D/step-100")
         try:
             return self._restore(prefix)
         except UserError:
             raise
         except _UNREADABLE as error:
             raise UserError(
-                f"resume={path}: it can't be read ({_first_line(error)}); name another checkpoint"
+                f"resume={path}: the checkpoint can't be read ({_first_line(error)}); give another one"
             ) from error
 
     def saved(self) -> list[str]:
@@ -149,11 +160,11 @@ class Checkpoints:
         return [prefix for _, prefix in sorted(found, reverse=True)]
 
     def prefix(self, step: int) -> pathlib.Path:
-        """Prefix of the checkpoint of a step, whether it is there or not."""
+        """Prefix of the checkpoint of a step, whether it exists or not."""
         return self.directory / f"{_PREFIX}-{step}"
 
     def set_aside(self) -> pathlib.Path | None:
-        """Moves an earlier run's checkpoints into a folder of their own beside them; None if there are none."""
+        """Moves an earlier run's checkpoints to a new folder `*.before-N`, which is returned; None without any."""
         if not self.saved():
             return None
         number = 1
@@ -166,7 +177,7 @@ class Checkpoints:
         aside = prefix.with_name(prefix.name + UNFINISHED)
         aside.mkdir(parents=True, exist_ok=True)
         self._checkpoint.write(str(aside / prefix.name))
-        # Of an unreadable one of the same step nothing may be mistaken for a part of this.
+        # No file of an unreadable checkpoint of the same step may be taken for a part of this one.
         _index(prefix).unlink(missing_ok=True)
         for written in _files(aside / prefix.name):
             flush(written)
@@ -175,9 +186,10 @@ class Checkpoints:
         shutil.rmtree(aside)
 
     def _remove_old(self, newest: pathlib.Path) -> None:
-        """Removes all but the last few, and names the newest for tf.train.latest_checkpoint.
+        """Deletes all but the newest checkpoints, and names the newest for tf.train.latest_checkpoint.
 
-        Later ones than the newest could not be read when this run began; they are not counted.
+        Checkpoints of later steps than `newest` were unreadable when this run started: they are neither counted
+        nor deleted.
         """
         found = self.saved()
         removed = found[found.index(str(newest)) :][self._keep :]
@@ -195,10 +207,10 @@ class Checkpoints:
         return self._strategy.step
 
     def _remove_unfinished(self) -> None:
-        """What a save that was killed or ran out of disk left behind."""
+        """Removes the files of a save that was killed or found the disk full."""
         patterns = (f"{_PREFIX}-*{UNFINISHED}", _STATE + UNFINISHED)
         found = [left for pattern in patterns for left in self.directory.glob(pattern)]
-        # The index is written last: data without one was never whole.
+        # The index is written last: data without an index is an incomplete checkpoint.
         data = self.directory.glob(f"{_PREFIX}-*.data-*")
         found += [left for left in data if not left.with_suffix(".index").exists()]
         for left in found:
@@ -211,12 +223,12 @@ def _index(prefix: pathlib.Path) -> pathlib.Path:
 
 
 def _files(prefix: pathlib.Path) -> list[pathlib.Path]:
-    """Those of a checkpoint, the index last."""
+    """The files of a checkpoint, the index last."""
     return [*prefix.parent.glob(f"{prefix.name}.data-*"), _index(prefix)]
 
 
 def layout_of(contents: Mapping) -> dict:
-    """What a checkpoint is of: shapes by kind and name, without the counters, which every model has."""
+    """Shapes of a checkpoint's variables by kind and name, without the counters, which every model has."""
 
     def shapes(node):
         if isinstance(node, Mapping):
@@ -227,19 +239,19 @@ def layout_of(contents: Mapping) -> dict:
 
 
 def check_layout(prefix: str, stored: Mapping, wanted: Mapping) -> None:
-    """Raises UserError, naming the first difference, when a checkpoint is not of this model."""
+    """Raises UserError with the first difference if a checkpoint is of another model or update rule."""
     for kind in wanted:
         theirs, ours = stored.get(kind, {}), wanted[kind]
         for name in [*ours, *theirs]:
             if theirs.get(name) != ours.get(name):
                 fix = (
-                    "the same --optimizer"
+                    "the same optimizer"
                     if kind == "slots" and name not in ours.keys() & theirs.keys()
-                    else "the same --model"
+                    else "the same model"
                 )
                 raise UserError(
                     f"checkpoint {prefix} is of another model: {kind}/{name} is {_described(theirs.get(name))} "
-                    f"in it and {_described(ours.get(name))} here; use {fix} or another --directory"
+                    f"in it and {_described(ours.get(name))} here; use {fix} or another directory"
                 )
 
 
@@ -250,10 +262,10 @@ def _described(shape) -> str:
 
 
 def check_writable(directory: pathlib.Path) -> None:
-    """Makes a directory and writes a byte in it.
+    """Makes a directory and checks that a file can be written in it.
 
     Raises:
-      UserError: either fails.
+      UserError: the directory can't be made or written to.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -263,11 +275,11 @@ def check_writable(directory: pathlib.Path) -> None:
     except OSError as error:
         raise UserError(
             f"{directory}: nothing can be written there ({error.strerror}); "
-            "make it writable or choose another --directory"
+            "make it writable or choose another directory"
         ) from error
 
 
 def _first_line(error: BaseException) -> str:
-    """What an error says, without the names TensorFlow gives its operations."""
+    """First line of an error's message, without TensorFlow's names of operations."""
     text = re.sub(r"\{\{.*?\}\}\s*|\s*\[Op:\w+\]", "", str(error)).strip() or type(error).__name__
     return text.splitlines()[0][:500]

@@ -1,4 +1,4 @@
-"""The trained model as a `.keras` file: stock layers, float32, no trace of how it was trained."""
+"""Saves the trained model as a `.keras` file, which does not depend on how it was trained."""
 
 import os
 import pathlib
@@ -10,7 +10,7 @@ from towers.errors import UserError
 
 
 def save_model(model: keras.Model, path: pathlib.Path) -> pathlib.Path:
-    """Writes the file whole, in place of an older one if there is one; returns its absolute path.
+    """Writes the file atomically, replaces an older one, and returns its absolute path.
 
     Raises:
       UserError: the path does not end in .keras, or can't be written.
@@ -29,7 +29,5 @@ def save_model(model: keras.Model, path: pathlib.Path) -> pathlib.Path:
         finally:
             pathlib.Path(temporary).unlink(missing_ok=True)
     except OSError as error:
-        raise UserError(
-            f"{path}: the model can't be written there ({error.strerror}); choose another path"
-        ) from error
+        raise UserError(f"{path}: can't write the model there ({error.strerror}); choose another path") from error
     return path

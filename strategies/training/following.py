@@ -1,4 +1,4 @@
-"""Evaluation beside training: a process of its own follows the checkpoints of a run."""
+"""Evaluation in a separate process, which evaluates the checkpoints of a run while it trains."""
 
 import contextlib
 import json
@@ -22,20 +22,20 @@ def follow(
     stop_requested: Callable[[], bool],
     poll_seconds: float = 0.5,
 ) -> bool:
-    """Evaluates each newest checkpoint until the run is over; False if it was asked to stop before.
+    """Evaluates the newest checkpoint again and again until the run is over; False if it was stopped before.
 
-    Checkpoints that come while one is evaluated are passed over but for the newest. The run is over when its
-    summary was written after this began, and its last checkpoint was evaluated.
+    Of the checkpoints that are saved during an evaluation, only the newest is evaluated. The run is over when its
+    summary is newer than the start of this call and its last checkpoint is evaluated.
 
     Args:
-      strategy: takes the checkpoints' values; it trains nothing.
-      directory: of the run.
-      callbacks: told of each evaluation.
-      stop_requested: asked between evaluations.
-      poll_seconds: how often to look for a new checkpoint.
+      strategy: evaluates the checkpoints' values; it does not train.
+      directory: folder of the run.
+      callbacks: called with each evaluation.
+      stop_requested: called between evaluations; True stops.
+      poll_seconds: seconds between two looks for a new checkpoint.
 
     Raises:
-      UserError: checkpoints of another model.
+      UserError: the checkpoints are of another model.
     """
     checkpoints = Checkpoints(directory / "checkpoints", strategy)
     summary, began = directory / "summary.json", time.time()
@@ -67,12 +67,12 @@ def follow(
 
 
 def evaluated_steps(log: pathlib.Path) -> set[int]:
-    """Steps whose evaluation stands in a metrics.jsonl; of none there are none."""
+    """Steps whose evaluation is in a metrics.jsonl; empty if the file does not exist."""
     if not log.exists():
         return set()
     found = set()
     for line in log.read_text(encoding="utf-8").splitlines():
-        # The last line may be half a one.
+        # The last line may be incomplete.
         with contextlib.suppress(ValueError):
             found.add(json.loads(line)["step"])
     return found

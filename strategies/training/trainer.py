@@ -1,4 +1,4 @@
-"""The Trainer: drives any strategy to its last step, and keeps what came of it."""
+"""The Trainer: runs any strategy to its last step, and saves its checkpoints, metrics, model and summary."""
 
 import contextlib
 import dataclasses
@@ -26,13 +26,13 @@ log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FitResult:
-    """What came of `Trainer.fit`.
+    """Result of `Trainer.fit`.
 
     Attributes:
-      completed: False when it was asked to stop before the last step.
-      step: steps done, those of earlier runs included.
-      loss: of the last report; None if no step was left to do.
-      evaluation: of the last evaluation; None if it was asked to stop before one.
+      completed: False if training was stopped before the last step.
+      step: number of steps done, including those of earlier runs.
+      loss: loss of the last report; None if no step was left to do.
+      evaluation: metrics of the last evaluation; None if training was stopped before one.
       summary: as in summary.json.
       files: what was kept, by what it is.
     """
@@ -58,14 +58,14 @@ class Trainer:
         settings: Mapping | None = None,
     ):
         """Args:
-        strategy: at its beginning.
-        options: where training ends and what is kept.
-        callbacks: look on beside those that the directory asks for.
-        stop_requested: asked between calls; True saves and ends the run early.
+        strategy: a strategy at step 0.
+        options: length of the run, its files, and how often it evaluates, saves and reports.
+        callbacks: called in addition to those that write the directory's files.
+        stop_requested: called between calls of `run_steps`; True saves a checkpoint and ends the run early.
         settings: written into summary.json as 'flags'.
 
         Raises:
-          UserError: epochs of a set whose length is not known.
+          UserError: epochs are given, and the number of training examples is unknown.
         """
         self.strategy, self.options = strategy, options
         self._stop_requested = stop_requested
@@ -87,11 +87,11 @@ class Trainer:
         self._notices: list[str] = []
 
     def fit(self) -> FitResult:
-        """Trains to the last step, evaluates, and writes checkpoint, model and summary.
+        """Trains to the last step, evaluates, and writes the checkpoint, the model and the summary.
 
         Raises:
-          NonFiniteStep: under on_nan=stop; the last checkpoint is from before.
-          UserError: the directory can't be used, or the checkpoint is not of this model.
+          NonFiniteStep: a step was not finite under on_nan='stop'; the last checkpoint is of an earlier step.
+          UserError: the directory can't be used, or the checkpoint is of another model.
         """
         self.prepare()
         run = self._run()
@@ -101,7 +101,7 @@ class Trainer:
                 callback.begin(run)
                 ends.callback(callback.end)
             try:
-                self._tell()
+                self._send_notices()
                 completed = self._run_to_end()
                 outcome = "completed" if completed else "interrupted"
                 self.strategy.finish(completed)
@@ -131,12 +131,12 @@ class Trainer:
         summary = summarize(
             self._figures, self.strategy, outcome=outcome, settings=self._settings, seconds=seconds
         )
-        if self.directory is not None and not self._is_on_record():
+        if self.directory is not None and not self._is_already_summarized():
             self._write_summary(summary)
         return summary
 
-    def _is_on_record(self) -> bool:
-        """A finished run that is started again does nothing, and what it was stays in summary.json."""
+    def _is_already_summarized(self) -> bool:
+        """Whether a finished run was started again: it trains nothing, and its summary.json must remain."""
         return self._figures.first_seconds is None and (self.directory / "summary.json").exists()
 
     def _write_summary(self, summary: Mapping) -> None:
@@ -144,10 +144,10 @@ class Trainer:
         try:
             write_summary(summary, path)
         except OSError as error:
-            text = f"{path}: it can't be written ({error.strerror}): make room, then run the same command again"
+            text = f"{path}: can't be written ({error.strerror}): make room on the disk, then start the run again"
             if summary["outcome"] in ("completed", "interrupted"):
                 raise UserError(text) from error
-            # What ended the run is what the user has to read.
+            # The error that ended the run is the one that the user must see.
             log.warning(text)
 
     def evaluate(self) -> Mapping[str, float]:
@@ -155,7 +155,7 @@ class Trainer:
         return self.strategy.evaluate()
 
     def export(self, path: str | pathlib.Path) -> pathlib.Path:
-        """Saves the model as a `.keras` file that loads without this project.
+        """Saves the model as a `.keras` file, which loads without this project.
 
         Raises:
           UserError: the path does not end in .keras, or can't be written.
@@ -163,13 +163,14 @@ class Trainer:
         return save_model(self.model(), pathlib.Path(path))
 
     def model(self) -> keras.Model:
-        """A new float32 Keras model with the present weights."""
+        """A new float32 Keras model with the current weights."""
         return self.strategy.portable_model()
 
     def restore(self) -> int | None:
-        """Brings the strategy, in all its processes, to where `resume` says; the step, or None for a beginning.
+        """Restores the strategy, in all its processes, from the checkpoint that `resume` selects. Writes nothing.
 
-        Writes nothing.
+        Returns:
+          The checkpoint's step; None if the run starts at step 0.
         """
         return self.strategy.share_restored(self._restore_here() if self.strategy.keeps_files else None)
 
@@ -181,10 +182,13 @@ class Trainer:
         return self._checkpoints.restore_latest()
 
     def prepare(self) -> int | None:
-        """Restores what is to be resumed and makes the directory ready; the step, or None for a beginning.
+        """Restores the checkpoint to resume from, checks the options, and makes the directory.
 
-        `fit` does it where it was not done before. Everything that can be found wrong is found here, before
-        anything is written.
+        `fit` calls this if it was not called before. All that can be checked is checked before anything is
+        written.
+
+        Returns:
+          The checkpoint's step; None if the run starts at step 0.
         """
         if not self._prepared:
             self._resumed_from = self.restore()
@@ -200,10 +204,10 @@ class Trainer:
         if self.options.resume != "auto":
             aside = self._checkpoints.set_aside()
             if aside is not None:
-                self._notices.append(f"an earlier run's checkpoints were set aside in {aside}")
+                self._notices.append(f"the checkpoints of an earlier run were moved to {aside}")
         self._checkpoints.prepare()
 
-    def _tell(self) -> None:
+    def _send_notices(self) -> None:
         self._notices += self.strategy.notices
         if self._resumed_from is not None:
             self._notices.append(f"resumed at step {self._resumed_from} of {self._last_step}")
@@ -212,7 +216,7 @@ class Trainer:
                 callback.message(notice)
 
     def _run_to_end(self) -> bool:
-        """Whether the last step was reached; False when asked to stop before."""
+        """Trains, and returns whether the last step was reached; False if training was stopped before."""
         self._saved_at, self._saved_time = self.strategy.step, time.monotonic()
         cadence, steps_a_call = self._cadence(), 1
         while self.strategy.step < self._last_step:
@@ -235,12 +239,12 @@ class Trainer:
         self._save()
         if self.directory is not None:
             self.export(self.directory / "model.keras")
-        # Nobody leaves while another may still need it.
+        # No process ends while another may still need it.
         self._agreed_move(0)
         return True
 
     def _agreed_move(self, num_steps: int, cadence: Cadence | None = None) -> Move:
-        """What all processes do next; this one's wish is to go on for `num_steps`."""
+        """What all processes do next; this process wants to run `num_steps` more steps."""
         step = self.strategy.step
         return self.strategy.agree(
             Move(
@@ -264,7 +268,7 @@ class Trainer:
         if self.options.report_every_steps is not None:
             return self.options.report_every_steps
         if not self._figures.rates:
-            return 1  # the compiling step says nothing of the others
+            return 1  # the first step compiles: its time does not predict that of the others
         return steps_of_a_call(report.seconds / report.num_steps)
 
     def _cadence(self) -> Cadence:

@@ -1,4 +1,4 @@
-"""How a run goes on: its length, its rhythm and what is kept."""
+"""Options of a run: its length, its files, and how often it evaluates, saves and reports."""
 
 import dataclasses
 import pathlib
@@ -8,19 +8,21 @@ from towers.errors import UserError
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainerOptions:
-    """How a run goes on, apart from how a step computes.
+    """Options of a run, except those of how a step computes.
 
     Attributes:
-      steps, epochs: where training ends, counted from the beginning of the first run; exactly one is given.
-      directory: of checkpoints, logs and the exported model; None keeps nothing.
-      resume: 'auto' goes on from the newest checkpoint in the directory, 'never' sets an earlier run's aside,
-        and anything else is the checkpoint (or directory of them) to go on from.
-      checkpoint_every_seconds, checkpoint_every_steps: whichever comes first; None is never. The end of a
+      steps, epochs: length of training, counted from the start of the first run; give exactly one of them.
+      directory: folder of checkpoints, logs and the exported model; None: nothing is saved.
+      resume: 'auto' resumes from the newest checkpoint in the directory; 'never' starts at step 0 and moves an
+        earlier run's checkpoints to another folder; any other value is the checkpoint, or a folder of checkpoints,
+        to resume from.
+      checkpoint_every_seconds, checkpoint_every_steps: periods of checkpoints; None: no such period. The end of a
         run is always saved.
-      keep_checkpoints: how many stay.
-      evaluate_every_epochs, evaluate_every_steps: None is only at the end.
-      report_every_steps: steps between reports; None is about half a second's worth.
-      dry_run: two steps and one evaluation, nothing kept.
+      keep_checkpoints: number of newest checkpoints that are not deleted.
+      evaluate_every_epochs, evaluate_every_steps: periods of evaluations; None: no such period. The end of a run
+        is always evaluated.
+      report_every_steps: steps between two reports; None: as many as take about half a second.
+      dry_run: whether to run only two steps and one evaluation, and save nothing.
     """
 
     steps: int | None = None
@@ -37,7 +39,7 @@ class TrainerOptions:
 
     def __post_init__(self):
         if (self.steps is None) == (self.epochs is None):
-            raise UserError(f"steps={self.steps}, epochs={self.epochs}: give one of them")
+            raise UserError(f"steps={self.steps}, epochs={self.epochs}: give exactly one of them")
         for name in (
             "steps",
             "epochs",
@@ -49,16 +51,18 @@ class TrainerOptions:
         ):
             value = getattr(self, name)
             if value is not None and not value > 0:
-                raise UserError(f"{name}={value}: it is more than 0; leave it out for the default")
+                raise UserError(f"{name}={value}: must be more than 0; omit it for the default")
 
     def num_steps(self, steps_per_epoch: int | None) -> int:
-        """Steps of the whole run, for where training ends and for a schedule over it.
+        """Number of steps after which training ends.
 
         Raises:
-          UserError: epochs of a set whose length is not known.
+          UserError: epochs are given, and steps_per_epoch is None.
         """
         if self.steps is not None:
             return self.steps
         if steps_per_epoch is None:
-            raise UserError(f"epochs={self.epochs}: the data's length is not known; give steps instead")
+            raise UserError(
+                f"epochs={self.epochs}: the number of training examples is unknown; give steps instead"
+            )
         return max(1, round(self.epochs * steps_per_epoch))

@@ -112,6 +112,6 @@ def test_another_model_in_the_directory(finished_run, tmp_path):
         ("launch.train", [*TINY, directory, "--optimizer=adam"]),
     ]
     (model, _), (optimizer, _) = run_many(calls, tmp_path)
-    assert_refused(model, ("parameters/conv2/kernel", "of shape [5, 5, 64, 64]", "use the same --model"))
-    assert_refused(optimizer, ("slots/", "use the same --optimizer"))
+    assert_refused(model, ("parameters/conv2/kernel", "of shape [5, 5, 64, 64]", "use the same model"))
+    assert_refused(optimizer, ("slots/", "use the same optimizer"))
     assert listing(finished_run.directory) == before

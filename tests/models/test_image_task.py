@@ -1,4 +1,4 @@
-"""Image tasks: what is read, its loss and accuracy, and the names they go by."""
+"""ImageTask: its batches, loss and accuracy, and the built-in tasks by name."""
 
 import dataclasses
 
@@ -19,9 +19,9 @@ COUNTS = {"train": 11, "eval": 5}
 
 def open_store(split):
     random = np.random.default_rng(len(split))
-    number = COUNTS[split]
-    images = random.integers(0, 256, (number, 8, 8, 3)).astype(np.uint8)
-    return ImageStore(images=images, labels=np.arange(number) % 3, num_classes=3)
+    count = COUNTS[split]
+    images = random.integers(0, 256, (count, 8, 8, 3)).astype(np.uint8)
+    return ImageStore(images=images, labels=np.arange(count) % 3, num_classes=3)
 
 
 def image_task(**fields):
@@ -38,13 +38,13 @@ def read(task, split="train", num_batches=3, **shard):
     ]
 
 
-def test_it_is_a_task():
+def test_it_implements_the_protocol():
     task = image_task()
     assert isinstance(task, Task)
     assert (task.num_examples("train"), task.num_examples("eval"), task.eval_batch_size) == (11, 5, 4)
 
 
-def test_the_model_takes_the_images_and_gives_the_classes():
+def test_the_model_maps_images_to_logits_of_the_classes():
     (batch,) = read(image_task(), num_batches=1)
     model = image_task().build_model()
     assert model(batch.features).shape == (4, 3)
@@ -52,18 +52,18 @@ def test_the_model_takes_the_images_and_gives_the_classes():
 
 @pytest.mark.parametrize("augment", [False, True])
 @pytest.mark.parametrize("shares", [None, (1.0, 3.0, 1.0)])
-def test_readers_see_the_same_augmented_batches_together(augment, shares):
+def test_readers_parts_make_up_the_augmented_batches(augment, shares):
     task = image_task(augment=augment)
     whole = read(task, num_batches=4)
     parts = [read(task, num_batches=4, index=index, count=3, shares=shares) for index in range(3)]
-    for number, batch in enumerate(whole):
-        together = np.concatenate([part[number].features for part in parts])
-        np.testing.assert_array_equal(together, batch.features)
-        np.testing.assert_array_equal(np.concatenate([part[number].labels for part in parts]), batch.labels)
+    for index, batch in enumerate(whole):
+        joined = np.concatenate([part[index].features for part in parts])
+        np.testing.assert_array_equal(joined, batch.features)
+        np.testing.assert_array_equal(np.concatenate([part[index].labels for part in parts]), batch.labels)
 
 
-def test_a_dataset_made_in_a_graph_is_the_same():
-    # As on the servers of a cluster, which run a traced dataset function.
+def test_a_dataset_made_in_a_graph_has_the_same_batches():
+    # tf.distribute traces the dataset functions of a cluster.
     task, (expected,) = image_task(), read(image_task(), num_batches=1)
 
     @tf.function
@@ -76,7 +76,7 @@ def test_a_dataset_made_in_a_graph_is_the_same():
     assert is_same()
 
 
-def test_a_stream_started_later_is_augmented_alike():
+def test_a_stream_that_starts_later_is_augmented_the_same():
     later = read(image_task(), num_batches=1, first_batch=5)[0]
     np.testing.assert_array_equal(later.features, read(image_task(), num_batches=6)[5].features)
 
@@ -87,14 +87,14 @@ def test_the_number_of_threads_changes_nothing():
         np.testing.assert_array_equal(mine.features, other.features)
 
 
-def test_epochs_are_augmented_anew():
+def test_each_epoch_is_augmented_differently():
     task = image_task(batch_size=11)
     first, second = read(task, num_batches=2)
     by_label = [batch.features[np.argsort(batch.labels, kind="stable")] for batch in (first, second)]
     assert not np.array_equal(*by_label)
 
 
-def test_images_are_normalised_by_the_training_split():
+def test_images_are_normalised_by_the_statistics_of_the_training_split():
     task = image_task(augment=False)
     (batch,) = read(dataclasses.replace(task, batch_size=11), num_batches=1)
     np.testing.assert_allclose(batch.features.mean((0, 1, 2)), 0, atol=1e-5)
@@ -117,22 +117,22 @@ def test_augmentation_is_a_shift_of_at_most_the_padding(padding):
     )
 
 
-def test_alternating_flips_show_both_sides_in_two_epochs():
-    """Three batches an epoch: the same images in another order."""
+def test_alternating_flips_show_both_orientations_in_two_epochs():
+    """Each epoch has three batches, of the same images in another order."""
     task = image_task(augment=True, crop_padding=0, flip="alternating")
     plain = image_task(augment=False)
     batches = [read(one, num_batches=6) for one in (task, plain)]
     mirrored = {}
-    for number, (found, expected) in enumerate(zip(*batches, strict=True)):
+    for index, (found, expected) in enumerate(zip(*batches, strict=True)):
         for image, original in zip(found.features, expected.features, strict=True):
             is_mirrored = np.allclose(image, original[:, ::-1], atol=1e-5)
             assert is_mirrored or np.allclose(image, original, atol=1e-5)
-            mirrored.setdefault(original.tobytes(), []).append((number // 3, is_mirrored))
+            mirrored.setdefault(original.tobytes(), []).append((index // 3, is_mirrored))
     assert len(mirrored) == 11
     assert all(len(both) == 2 and both[0][1] != both[1][1] for both in mirrored.values())
 
 
-def test_evaluation_is_plain_and_in_order():
+def test_evaluation_is_in_order_and_without_augmentation():
     batches = read(image_task(), "eval", num_batches=9)
     assert [batch.labels.tolist() for batch in batches] == [[0, 1, 2, 0], [1]]
     again = read(image_task(eval_batch_size=5), "eval")[0].features
@@ -141,7 +141,7 @@ def test_evaluation_is_plain_and_in_order():
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("weights", [(), [0.0, 1.0, 2.0, 0.5]])
-def test_loss_is_the_sum_of_keras_values(smoothing, weights):
+def test_loss_is_the_sum_of_keras_losses(smoothing, weights):
     logits = tf.random.stateless_normal([4, 3], [1, 2]) * 3
     labels = tf.constant([0, 2, 1, 1], tf.int64)
     keras_loss = keras.losses.CategoricalCrossentropy(from_logits=True, label_smoothing=smoothing, reduction=None)
@@ -161,14 +161,14 @@ def test_loss_is_computed_in_float32():
     np.testing.assert_allclose(loss.total, np.log1p(np.e), rtol=1e-5)
 
 
-def test_accuracy_counts_weights():
+def test_accuracy_is_weighted():
     logits = tf.one_hot([0, 1, 2, 2], 3)
     batch = Batch((), tf.constant([0, 1, 0, 2], tf.int64), tf.constant([1.0, 2.0, 4.0, 0.0]))
     accuracy = image_task().metrics(logits, batch)["accuracy"]
     assert (float(accuracy.total), float(accuracy.weight)) == (3.0, 7.0)
 
 
-def test_nothing_weighs_nothing():
+def test_an_empty_batch_has_weight_zero():
     batch = Batch(tf.zeros([0, 8, 8, 3]), tf.zeros([0], tf.int64))
     loss = image_task().loss(tf.zeros([0, 3]), batch)
     assert (float(loss.total), float(loss.weight)) == (0.0, 0.0)
@@ -185,24 +185,24 @@ def test_nothing_weighs_nothing():
         {"flip": "never"},
     ],
 )
-def test_fields_that_cannot_be_are_refused(fields):
+def test_wrong_fields_are_refused(fields):
     with pytest.raises(UserError) as error:
         image_task(**fields)
     assert next(iter(fields)) in str(error.value) and "\n" not in str(error.value)
 
 
 def test_unknown_split_is_refused():
-    with pytest.raises(UserError, match="'test'"):
+    with pytest.raises(UserError, match="split='test': must be 'train' or 'eval'"):
         image_task().dataset("test", InputShard())
 
 
-def test_an_unknown_task_names_the_nearest():
+def test_an_unknown_task_is_refused_with_the_nearest_name():
     with pytest.raises(UserError, match="did you mean 'shapes'"):
         build_task("shaeps", network="classic_cnn", batch_size=4)
     assert task_names() == ("shapes", "cifar10", "tfds:NAME")
 
 
-def test_shapes_task_reads_nothing_until_asked():
+def test_the_shapes_task_draws_nothing_before_its_first_use():
     task = build_task("shapes", network="classic_cnn", batch_size=64, seed=3)
     assert not {"train", "evaluation"} & set(vars(task.images))
     assert (task.num_examples("train"), task.augment, task.seed) == (10_000, False, 3)

@@ -1,4 +1,4 @@
-"""A model of one's own: what divides out is what Keras reports for the same model and data."""
+"""OwnTask: its loss and metrics equal those that Keras reports for the same model and data."""
 
 import keras
 import numpy as np
@@ -65,7 +65,7 @@ def own_task(**fields):
 
 
 def ours(task, model, data, parts=1):
-    """The loss and the metrics as `parts` towers would give them."""
+    """The loss and the metrics as `parts` towers compute them."""
     batch = as_batch(tf.nest.map_structure(tf.constant, data))
     step = N // parts
     total, weight, metrics = 0.0, 0.0, {}
@@ -102,7 +102,7 @@ MEAN, BY_WEIGHT = "sum_over_batch_size", "mean_with_sample_weight"
         (masked_model, TOKENS, NEXT_TOKENS, sparse),
     ],
 )
-def test_one_output_gives_keras_number(build, x, y, loss, reduction, weighted, parts):
+def test_the_loss_of_one_output_equals_that_of_keras(build, x, y, loss, reduction, weighted, parts):
     weights = WEIGHTS if y.ndim == 1 or y is VALUES else np.tile(WEIGHTS[:, None], 6)
     data = (x, y, weights) if weighted else (x, y)
     model, one = build(), loss(reduction=reduction)
@@ -112,10 +112,10 @@ def test_one_output_gives_keras_number(build, x, y, loss, reduction, weighted, p
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-# Outputs by name take losses by name.
+# A model whose outputs are a dict needs losses by name.
 @pytest.mark.parametrize("as_dict, by_name", [(True, True), (False, True), (False, False)])
 @pytest.mark.parametrize("loss_weights", [None, {"values": 0.3, "kind": 2.0}])
-def test_several_outputs_give_keras_number(as_dict, by_name, loss_weights, weighted):
+def test_the_loss_of_several_outputs_equals_that_of_keras(as_dict, by_name, loss_weights, weighted):
     labels = {"values": VALUES, "kind": KINDS}
     losses = {"values": keras.losses.MeanSquaredError(), "kind": sparse()}
     if not by_name:
@@ -125,7 +125,7 @@ def test_several_outputs_give_keras_number(as_dict, by_name, loss_weights, weigh
     model = two_headed(as_dict)
     task = own_task(model=model, train_data=data, losses=losses, loss_weights=loss_weights)
 
-    # Keras takes the weights of several outputs only in the outputs' own structure.
+    # Keras accepts weights of several outputs only in the structure of the outputs.
     def in_keras_way(given):
         return given if as_dict or not isinstance(given, dict) else list(given.values())
 
@@ -137,7 +137,7 @@ def test_several_outputs_give_keras_number(as_dict, by_name, loss_weights, weigh
     np.testing.assert_allclose(ours(task, model, data, 3)["loss"], expected, rtol=1e-5)
 
 
-def test_outputs_with_weights_of_their_own():
+def test_outputs_with_different_weights():
     labels, weights = {"values": VALUES, "kind": KINDS}, {"values": WEIGHTS, "kind": WEIGHTS[::-1].copy()}
     losses = {"values": keras.losses.MeanSquaredError(), "kind": sparse()}
     model, data = two_headed(True), (X, labels, weights)
@@ -146,7 +146,7 @@ def test_outputs_with_weights_of_their_own():
     np.testing.assert_allclose(ours(task, model, data, 2)["loss"], expected, rtol=1e-5)
 
 
-def test_an_output_may_go_without_a_loss():
+def test_an_output_needs_no_loss():
     model = two_headed(True)
     task = own_task(model=model, train_data=(X, {"kind": KINDS}), losses={"kind": sparse()})
     loss = task.loss(model(X), Batch(X, {"kind": tf.constant(KINDS)}))
@@ -162,7 +162,7 @@ def test_loss_weight_of_one_output():
 
 
 @pytest.mark.parametrize("build", [sequence_model, masked_model, dense_model])
-def test_metrics_are_keras_weighted_metrics(build):
+def test_metrics_equal_keras_weighted_metrics(build):
     y = KINDS if build is dense_model else NEXT_TOKENS
     x = X if build is dense_model else TOKENS
     weights = WEIGHTS if build is dense_model else np.tile(WEIGHTS[:, None], 6)
@@ -205,9 +205,9 @@ class WholeBatch(keras.losses.Loss):
         return keras.ops.mean(y_pred)
 
 
-def test_a_loss_without_values_for_examples_is_refused():
+def test_a_loss_with_one_value_for_the_batch_is_refused():
     task = own_task(losses=WholeBatch())
-    with pytest.raises(UserError, match="must give one for each example"):
+    with pytest.raises(UserError, match="must return one for each example"):
         ours(task, dense_model(), (X, KINDS))
 
 
@@ -232,7 +232,7 @@ def test_losses_without_a_common_divisor_are_refused():
 
 
 @pytest.mark.parametrize(
-    "fields, labels, said",
+    "fields, labels, part",
     [
         ({"losses": {"values": sparse(), "knd": sparse()}}, {"values": KINDS, "kind": KINDS}, "'knd'"),
         ({"losses": [sparse()] * 3}, [KINDS, KINDS], "3 losses for 2 outputs"),
@@ -241,25 +241,25 @@ def test_losses_without_a_common_divisor_are_refused():
         (
             {"metric_functions": {"a": keras.metrics.sparse_categorical_accuracy}},
             [KINDS % 2] * 2,
-            "say of which",
+            "each function must be for one output",
         ),
     ],
 )
-def test_what_does_not_fit_the_outputs_is_refused(fields, labels, said):
+def test_fields_that_do_not_match_the_outputs_are_refused(fields, labels, part):
     data = (X, labels)
     task = own_task(**{"model": two_headed(False), "train_data": data} | fields)
-    assert said in refused_loss(task, two_headed(False), data)
+    assert part in refused_loss(task, two_headed(False), data)
 
 
 @pytest.mark.parametrize(
-    "fields, said",
+    "fields, part",
     [
-        ({"losses": keras.losses.sparse_categorical_crossentropy}, "an instance of a Keras loss"),
-        ({"losses": "mse"}, "an instance of a Keras loss"),
+        ({"losses": keras.losses.sparse_categorical_crossentropy}, "must be an instance of a Keras loss"),
+        ({"losses": "mse"}, "must be an instance of a Keras loss"),
         ({"metric_functions": {"a": keras.metrics.SparseCategoricalAccuracy()}}, "for each example"),
         ({"train_data": (X, KINDS[:5])}, "arrays of 5, 12 examples"),
         ({"eval_data": (X[:0], KINDS[:0])}, "arrays of 0 examples"),
-        ({"batch_size": None}, "arrays do not say"),
+        ({"batch_size": None}, "arrays need a batch size"),
         ({"batch_size": 0}, "batch_size=0"),
         (
             {"train_data": tf.data.Dataset.from_tensor_slices((X, KINDS)).batch(5), "batch_size": None},
@@ -268,14 +268,14 @@ def test_what_does_not_fit_the_outputs_is_refused(fields, labels, said):
         ({"train_data": tf.data.Dataset.from_tensor_slices(KINDS)}, "scalars"),
         (
             {"train_data": tf.data.Dataset.from_tensor_slices((X, KINDS)).batch(6, drop_remainder=True)},
-            "gives batches of 6",
+            "yields batches of 6",
         ),
     ],
 )
-def test_fields_that_cannot_be_are_refused(fields, said):
+def test_wrong_fields_are_refused(fields, part):
     with pytest.raises(UserError) as error:
         own_task(**fields)
-    assert said in str(error.value) and "\n" not in str(error.value)
+    assert part in str(error.value) and "\n" not in str(error.value)
 
 
 def read(task, split="train", num_batches=9, **shard):
@@ -285,7 +285,7 @@ def read(task, split="train", num_batches=9, **shard):
     ]
 
 
-def test_arrays_are_shuffled_and_stay_together():
+def test_arrays_are_shuffled_in_the_same_order():
     features, labels = {"a": X, "b": [TOKENS, np.arange(N)]}, {"y": VALUES}
     task = own_task(train_data=(features, labels, WEIGHTS), batch_size=5, seed=1)
     assert isinstance(task, Task) and task.num_examples("train") == N
@@ -320,8 +320,8 @@ def test_a_dataset_is_repeated_divided_and_started_anywhere():
     whole = [batch.labels.tolist() for batch in read(task, num_batches=7)]
     assert whole[:4] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10], [0, 1, 2, 3]]
     parts = [read(task, num_batches=7, index=index, count=2, shares=(3.0, 1.0)) for index in range(2)]
-    together = [[*first.labels, *second.labels] for first, second in zip(*parts, strict=True)]
-    assert together == whole
+    joined = [[*first.labels, *second.labels] for first, second in zip(*parts, strict=True)]
+    assert joined == whole
     for first in (2, 3, 5):
         assert [batch.labels.tolist() for batch in read(task, num_batches=2, first_batch=first)] == (
             whole[first : first + 2]
@@ -335,7 +335,7 @@ def test_a_dataset_without_known_length_is_started_by_skipping():
     assert [batch.labels.tolist() for batch in read(task, "eval")] == [[0, 1, 2, 3], [8, 9, 10]]
 
 
-def test_a_dataset_tells_its_batch_size():
+def test_a_datasets_element_spec_has_the_batch_size():
     data = tf.data.Dataset.from_tensor_slices(X).batch(3, drop_remainder=True)
     task = own_task(train_data=data, batch_size=None)
     assert task.batch_size == 3 and task.num_examples("train") is None
@@ -347,7 +347,7 @@ def test_evaluation_without_data_is_refused():
         own_task().dataset("eval", InputShard())
 
 
-def test_copies_start_from_the_users_weights():
+def test_copies_start_with_the_users_weights():
     model = dense_model()
     task = own_task(model=model)
     one, other = task.build_model(), task.build_model()
@@ -366,7 +366,7 @@ class Subclassed(keras.Model):
         return self.dense(inputs)
 
 
-def test_models_that_cannot_be_made_are_refused():
+def test_models_that_are_not_built_or_copied_are_refused():
     with pytest.raises(UserError, match="call model.build"):
         own_task(model=lambda: Subclassed(3)).build_model()
     with pytest.raises(UserError, match="call model.build"):

@@ -1,4 +1,4 @@
-"""What several tests here look at: one run, kept whole."""
+"""Fixtures of the tests of strategies: a finished run that they share, and small disks."""
 
 import dataclasses
 import os
@@ -17,13 +17,13 @@ from tests.strategies.small_task import random_task, small_strategy
 
 @dataclasses.dataclass(frozen=True)
 class KeptRun:
-    """A finished run; look, don't touch.
+    """A finished run, which tests must not change.
 
     Attributes:
-      directory: of its files.
-      result: what `fit` gave.
-      strategy: as the run left it.
-      options: it was made with.
+      directory: folder of its files.
+      result: the result of `fit`.
+      strategy: the strategy after the run.
+      options: the Trainer's options.
     """
 
     directory: pathlib.Path
@@ -34,7 +34,7 @@ class KeptRun:
 
 @pytest.fixture(scope="session")
 def kept_run(tmp_path_factory) -> KeptRun:
-    """12 steps on two towers, a checkpoint every 2 and an evaluation every 4, steps 6 to 8 profiled."""
+    """12 steps on two towers: a checkpoint every 2 steps, an evaluation every 4, steps 6 to 8 profiled."""
     directory = tmp_path_factory.mktemp("kept") / "run"
     options = TrainerOptions(
         steps=12,
@@ -51,9 +51,9 @@ def kept_run(tmp_path_factory) -> KeptRun:
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A function that mounts a disk of so many KiB and gives its folder."""
+    """A function that mounts a disk of the given size in KiB and returns its folder."""
     if os.geteuid() != 0:
-        pytest.skip("a full disk is a tmpfs here, and only root may mount one")
+        pytest.skip("the small disk of this test is a tmpfs, and only root may mount one")
     mounted = []
 
     def mount(kibibytes: int) -> pathlib.Path:
@@ -73,7 +73,7 @@ def small_disk(tmp_path):
 
 @pytest.fixture
 def fill():
-    """A function that writes a file until the disk it lies on is full."""
+    """A function that writes a file until its disk is full."""
 
     def fill_disk(path: pathlib.Path) -> None:
         with open(path, "wb", buffering=0) as file:

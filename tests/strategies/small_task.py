@@ -1,4 +1,4 @@
-"""What these tests train: a small network on drawn 6x6 images, with whatever could break exactness on request."""
+"""The task of these tests: a small network on drawn 6x6 images, with batch norm and dropout on request."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -23,12 +23,13 @@ STEPS_AN_EPOCH = 5
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class SmallTask(ImageTask):
-    """An image task with a network of its own.
+    """An image task with a network of dense layers.
 
     Attributes:
-      width: units of the hidden layer.
-      batch_norm, dropout: layers after it.
-      depth: hidden layers.
+      width: units of each hidden layer.
+      depth: number of hidden layers.
+      batch_norm: whether a batch norm follows each hidden layer.
+      dropout: rate of the dropout before the logits; 0: no such layer.
     """
 
     width: int = 8
@@ -37,13 +38,13 @@ class SmallTask(ImageTask):
     dropout: float = 0.0
 
     def build_model(self) -> keras.Model:
-        """Every layer that has variables has a name: tests build many models in one process."""
+        """Names every layer with variables: Keras's own names differ between models of one process."""
         inputs = layers.Input((6, 6, 3))
         outputs = layers.Flatten()(inputs)
-        for place in range(self.depth):
-            outputs = layers.Dense(self.width, activation="relu", name=f"hidden{place}")(outputs)
+        for index in range(self.depth):
+            outputs = layers.Dense(self.width, activation="relu", name=f"hidden{index}")(outputs)
             if self.batch_norm:
-                outputs = layers.BatchNormalization(momentum=0.8, name=f"norm{place}")(outputs)
+                outputs = layers.BatchNormalization(momentum=0.8, name=f"norm{index}")(outputs)
         if self.dropout:
             outputs = layers.Dropout(self.dropout, name="dropout")(outputs)
         return keras.Model(inputs, layers.Dense(NUM_CLASSES, name="logits")(outputs))
@@ -58,7 +59,7 @@ def _open_store(split: str) -> ImageStore:
 
 
 def small_task(**changes) -> SmallTask:
-    """The plain network, neither augmented nor dropped out, unless asked for."""
+    """The plain network without augmentation; `changes` are fields of `SmallTask`."""
     images = ImageSet(
         name="drawn",
         image_shape=(6, 6, 3),
@@ -71,18 +72,18 @@ def small_task(**changes) -> SmallTask:
 
 
 def random_task() -> SmallTask:
-    """All that a resumed run could repeat wrongly: statistics, dropout masks, augmentation, order."""
+    """A task with all that a resumed run could repeat wrongly: statistics, dropout masks, augmentation, order."""
     return small_task(batch_norm=True, dropout=0.3, augment=True)
 
 
 def small_strategy(task: SmallTask | None = None, *, name="towers", num_towers=1, **options) -> Strategy:
-    """A strategy at its beginning, by default with momentum and a rate that changes every step."""
+    """A strategy at step 0, by default with momentum and a learning rate that changes every step."""
     defaults = {"rule": Momentum(momentum=0.9), "schedule": Cosine(0.05, 40), "seed": 3}
     return build_strategy(name, task or small_task(), cpus(num_towers), StepOptions(**defaults | options))
 
 
 def values_of(strategy: Strategy) -> dict[str, np.ndarray]:
-    """Everything a checkpoint keeps, by 'kind/name'."""
+    """All values that a checkpoint saves, by 'kind/name'."""
     found = {}
 
     def gather(prefix, node):
@@ -97,7 +98,7 @@ def values_of(strategy: Strategy) -> dict[str, np.ndarray]:
 
 
 def assert_same_bits(values: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]) -> None:
-    """Every value equal to the last bit."""
+    """Asserts that all values are equal to the last bit."""
     assert values.keys() == expected.keys()
     apart = [name for name in expected if values[name].tobytes() != expected[name].tobytes()]
     assert not apart, f"not bit-equal: {', '.join(apart)}"

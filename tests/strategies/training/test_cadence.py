@@ -1,4 +1,4 @@
-"""Calls of run_steps: none passes over a step at which something is due, and together they reach the end."""
+"""Calls of run_steps: none passes a step at which something is due, and the last one ends at the last step."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,7 +15,7 @@ cadences = st.builds(
 
 
 def calls_of(cadence: Cadence, first: int, wanted) -> list[tuple[int, int]]:
-    """(begin, end) of the calls from `first` to the end; `wanted` gives a length a call."""
+    """(begin, end) of the calls from step `first` to the last; `wanted` iterates over their wanted lengths."""
     calls, step = [], first
     while step < cadence.last_step:
         length = cadence.call_length(step, next(wanted))
@@ -26,9 +26,9 @@ def calls_of(cadence: Cadence, first: int, wanted) -> list[tuple[int, int]]:
 
 
 @given(cadence=cadences, first=st.integers(0, 199), data=st.data())
-def test_no_call_passes_over_what_is_due(cadence, first, data):
+def test_no_call_passes_a_step_at_which_something_is_due(cadence, first, data):
     lengths = data.draw(st.lists(st.integers(1, 50), min_size=1, max_size=5))
-    calls = calls_of(cadence, first, (lengths[place % len(lengths)] for place in range(10**6)))
+    calls = calls_of(cadence, first, (lengths[index % len(lengths)] for index in range(10**6)))
     assert not calls or (calls[0][0], calls[-1][1]) == (first, cadence.last_step)
     for begin, end in calls:
         for passed in range(begin + 1, end):
@@ -42,20 +42,20 @@ def test_a_call_is_no_longer_than_wanted(cadence, step, wanted):
         assert 1 <= cadence.call_length(step, wanted) <= wanted
 
 
-def test_the_drawn_example():
+def test_the_example_of_the_docstring():
     cadence = Cadence(last_step=10, periods=(4,), boundaries=(7,))
     calls = calls_of(cadence, 0, iter([100] * 10))
     assert calls == [(0, 4), (4, 7), (7, 8), (8, 10)]
 
 
 @given(st.floats(0, 1e6))
-def test_calls_of_about_the_same_time(seconds):
+def test_a_call_takes_at_most_call_seconds(seconds):
     count = steps_of_a_call(seconds)
     assert 1 <= count <= MOST_STEPS_A_CALL
     assert count == 1 or count * seconds <= CALL_SECONDS * 1.001
 
 
-def test_due():
+def test_due_at_multiples_of_a_period():
     assert due(6, 4, 3)
     assert not due(7, 4, 3)
     assert due(6, None, 3)

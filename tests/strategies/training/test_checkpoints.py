@@ -1,4 +1,4 @@
-"""Checkpoints: whole or not at all, and the newest readable one is found."""
+"""Checkpoints are saved atomically, and the newest readable one is restored."""
 
 import collections
 import contextlib
@@ -28,7 +28,7 @@ STEPS = (2, 4, 6)
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """(directory of checkpoints of STEPS, what was in the variables at each)."""
+    """(directory with checkpoints of STEPS, values of the variables at each of these steps)."""
     directory = tmp_path_factory.mktemp("saved") / "checkpoints"
     strategy = small_strategy(BATCH_NORM_TASK, num_towers=2)
     checkpoints = Checkpoints(directory, strategy)
@@ -43,7 +43,7 @@ def saved(tmp_path_factory):
 
 @pytest.fixture
 def copied(saved, tmp_path):
-    """A copy of the directory, to be spoilt."""
+    """A copy of the directory, which a test may damage."""
     return shutil.copytree(saved[0], tmp_path / "checkpoints")
 
 
@@ -104,7 +104,7 @@ every_damage = pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: dam
 
 
 @every_damage
-def test_of_a_damaged_newest_checkpoint_the_one_before_is_used(copied, saved, damage, caplog):
+def test_if_the_newest_checkpoint_is_damaged_the_one_before_is_used(copied, saved, damage, caplog):
     damage(copied, 6)
     strategy = fresh_strategy()
     with caplog.at_level(logging.WARNING, logger="strategies.training.checkpoints"):
@@ -116,7 +116,7 @@ def test_of_a_damaged_newest_checkpoint_the_one_before_is_used(copied, saved, da
     assert_same_bits(values_of(strategy), saved[1][4])
 
 
-def test_of_two_damaged_ones_the_third_is_used(copied, saved, caplog):
+def test_if_two_checkpoints_are_damaged_the_third_is_used(copied, saved, caplog):
     fill_index_with_garbage(copied, 6)
     cut_data_in_half(copied, 4)
     strategy = fresh_strategy()
@@ -135,32 +135,32 @@ def test_the_state_file_of_tensorflow_is_not_needed(copied):
     assert Checkpoints(copied, fresh_strategy()).restore_latest() == 7
 
 
-def test_none_readable(copied):
+def test_no_readable_checkpoint_is_an_error(copied):
     for step, damage in zip(STEPS, DAMAGES, strict=False):
         damage(copied, step)
-    with refused(str(copied), "none of its 3 checkpoints can be read", "--resume=never"):
+    with refused(str(copied), "none of its 3 checkpoints can be read", "resume='never'"):
         Checkpoints(copied, fresh_strategy()).restore_latest()
 
 
-def test_none_at_all(tmp_path):
+def test_an_empty_directory_restores_nothing(tmp_path):
     assert Checkpoints(tmp_path / "nowhere", fresh_strategy()).restore_latest() is None
     assert not (tmp_path / "nowhere").exists()
 
 
 def test_a_wider_network_is_another_model(copied):
     wider = small_strategy(small_task(batch_norm=True, width=12))
-    with refused("parameters/hidden0/kernel", "[108, 8]", "[108, 12]", "use the same --model", "--directory"):
+    with refused("parameters/hidden0/kernel", "[108, 8]", "[108, 12]", "use the same model", "another directory"):
         Checkpoints(copied, wider).restore_latest()
 
 
 def test_a_deeper_network_is_another_model(copied):
     deeper = small_strategy(small_task(batch_norm=True, depth=2))
-    with refused("parameters/hidden1/kernel", "absent in it", "[8, 8]", "use the same --model"):
+    with refused("parameters/hidden1/kernel", "absent in it", "[8, 8]", "use the same model"):
         Checkpoints(copied, deeper).restore_latest()
 
 
 def test_a_network_of_fewer_layers_is_another_model(copied):
-    with refused("parameters/norm0/gamma", "[8] in it", "absent here", "use the same --model"):
+    with refused("parameters/norm0/gamma", "[8] in it", "absent here", "use the same model"):
         Checkpoints(copied, small_strategy()).restore_latest()
 
 
@@ -173,12 +173,12 @@ def test_another_model_leaves_the_strategy_as_it_was(copied):
 
 
 @pytest.mark.parametrize("rule, slot", [(Adam(), "first_moment"), (SGD(), "momentum")], ids=["adam", "sgd"])
-def test_another_optimizer(copied, rule, slot):
-    with refused(f"slots/{slot}", "use the same --optimizer"):
+def test_another_optimizer_is_refused(copied, rule, slot):
+    with refused(f"slots/{slot}", "use the same optimizer"):
         Checkpoints(copied, fresh_strategy(rule=rule)).restore_latest()
 
 
-def test_another_rate_of_the_same_optimizer_is_welcome(copied):
+def test_other_options_of_the_same_optimizer_are_accepted(copied):
     assert Checkpoints(copied, fresh_strategy(rule=Momentum(nesterov=True))).restore_latest() == 6
 
 
@@ -187,7 +187,7 @@ def test_another_rate_of_the_same_optimizer_is_welcome(copied):
     [("", 6), ("step-4", 4), ("step-4.index", 4), ("step-2.data-00000-of-00001", 2)],
     ids=["directory", "prefix", "index", "data"],
 )
-def test_forms_of_a_path(copied, saved, tmp_path, path, step):
+def test_a_path_may_be_a_directory_a_prefix_or_a_file(copied, saved, tmp_path, path, step):
     strategy = fresh_strategy()
     elsewhere = Checkpoints(tmp_path / "elsewhere", strategy)
     assert elsewhere.restore_from(copied / path) == step == strategy.step
@@ -195,29 +195,29 @@ def test_forms_of_a_path(copied, saved, tmp_path, path, step):
     assert not (tmp_path / "elsewhere").exists()
 
 
-def test_a_relative_path(copied, monkeypatch):
+def test_a_path_may_be_relative(copied, monkeypatch):
     monkeypatch.chdir(copied)
     assert Checkpoints("elsewhere", fresh_strategy()).restore_from("step-4") == 4
 
 
-def test_a_path_that_is_not_there(copied):
-    with refused(f"resume={copied / 'step-5'}", "there is no such checkpoint", "D/step-100"):
+def test_a_missing_checkpoint_is_refused(copied):
+    with refused(f"resume={copied / 'step-5'}", "no such checkpoint", "D/step-100"):
         Checkpoints(copied, fresh_strategy()).restore_from(copied / "step-5")
 
 
-def test_a_directory_without_checkpoints(tmp_path):
-    with refused(f"resume={tmp_path}", "there is no checkpoint in this directory"):
+def test_a_directory_without_checkpoints_is_refused(tmp_path):
+    with refused(f"resume={tmp_path}", "this directory has no checkpoint"):
         Checkpoints(tmp_path, fresh_strategy()).restore_from(tmp_path)
 
 
 @every_damage
 def test_a_damaged_checkpoint_by_name_is_refused(copied, damage):
     damage(copied, 4)
-    with refused(f"resume={copied / 'step-4'}", "it can't be read", "name another checkpoint"):
+    with refused(f"resume={copied / 'step-4'}", "the checkpoint can't be read", "give another one"):
         Checkpoints(copied, fresh_strategy()).restore_from(copied / "step-4")
 
 
-def test_an_earlier_run_is_set_aside_whole(copied):
+def test_all_files_of_an_earlier_run_are_moved_away(copied):
     checkpoints = Checkpoints(copied, fresh_strategy())
     names = sorted(path.name for path in copied.iterdir())
     aside = checkpoints.set_aside()
@@ -230,7 +230,7 @@ def test_an_earlier_run_is_set_aside_whole(copied):
     assert Checkpoints(aside, fresh_strategy()).restore_latest() == 6
 
 
-def test_resume_never_begins_anew_and_keeps_the_earlier_run(copied, saved, tmp_path):
+def test_resume_never_starts_at_step_0_and_moves_the_earlier_run_away(copied, saved, tmp_path):
     options = TrainerOptions(steps=1, directory=tmp_path, resume="never")
     trainer = Trainer(small_strategy(BATCH_NORM_TASK, num_towers=2), options)
     trainer.fit()
@@ -240,20 +240,20 @@ def test_resume_never_begins_anew_and_keeps_the_earlier_run(copied, saved, tmp_p
     assert_same_bits(values_of(earlier), saved[1][6])
 
 
-def test_only_the_last_few_are_kept(tmp_path):
+def test_only_the_newest_checkpoints_remain(tmp_path):
     strategy = small_strategy()
     checkpoints = Checkpoints(tmp_path, strategy, keep=2)
     for _ in range(4):
         strategy.run_steps(1)
         checkpoints.save()
     assert {path.stem for path in tmp_path.glob("step-*")} == {"step-3", "step-4"}
-    # A run that resumes knows of those before it.
+    # A run that resumes also deletes the checkpoints of the run before.
     strategy.run_steps(1)
     Checkpoints(tmp_path, strategy, keep=2).save()
     assert {path.stem for path in tmp_path.glob("step-*")} == {"step-4", "step-5"}
 
 
-def test_an_unreadable_later_one_does_not_count(copied):
+def test_an_unreadable_later_checkpoint_does_not_count(copied):
     fill_index_with_garbage(copied, 6)
     strategy = fresh_strategy()
     checkpoints = Checkpoints(copied, strategy, keep=1)
@@ -268,17 +268,17 @@ def test_an_unreadable_later_one_does_not_count(copied):
     assert Checkpoints(copied, fresh_strategy()).restore_latest() == 6
 
 
-def test_tensorflow_finds_the_newest(saved):
+def test_tensorflow_finds_the_newest_checkpoint(saved):
     assert tf.train.latest_checkpoint(str(saved[0])) == str(saved[0] / "step-6")
 
 
 class Killed(BaseException):
-    """In place of SIGKILL: nothing may catch it."""
+    """Stands for SIGKILL: no code may catch it."""
 
 
 @pytest.mark.parametrize("moment", range(10))
 def test_killed_while_saving(tmp_path, monkeypatch, moment):
-    """At whatever call to the system it ends, the run goes on from a whole checkpoint, and no rubbish stays."""
+    """After a kill at any system call, a run resumes from a complete checkpoint and removes all other files."""
     strategy = small_strategy()
     checkpoints = Checkpoints(tmp_path, strategy, keep=1)
     strategy.run_steps(1)
@@ -301,7 +301,7 @@ def test_killed_while_saving(tmp_path, monkeypatch, moment):
             checkpoints.save()
     again = small_strategy()
     resumed = Checkpoints(tmp_path, again, keep=1)
-    # Of these calls the fifth moves the index; the first is for an index that is in its place.
+    # The fifth of these calls moves the index; the first removes an older index of the same step.
     assert resumed.restore_latest() == (1 if moment <= 4 else 2)
     resumed.prepare()
     resumed.save()
@@ -310,8 +310,8 @@ def test_killed_while_saving(tmp_path, monkeypatch, moment):
     assert names == {"checkpoint", f"{step}.index", data_file(tmp_path, again.step).name}
 
 
-def test_an_index_is_seen_whole_or_not_at_all(tmp_path):
-    """By a program that looks again and again, as an evaluator does."""
+def test_a_reader_never_sees_half_an_index(tmp_path):
+    """The reader looks again and again, as an evaluator does."""
     strategy = small_strategy()
     checkpoints = Checkpoints(tmp_path, strategy, keep=1)
     done, sizes = threading.Event(), collections.defaultdict(set)
@@ -335,13 +335,13 @@ def test_an_index_is_seen_whole_or_not_at_all(tmp_path):
     assert all(len(seen) == 1 for seen in sizes.values()), dict(sizes)
 
 
-def test_none_kept_is_refused(tmp_path):
+def test_keeping_no_checkpoint_is_refused(tmp_path):
     with refused("keep_checkpoints=0", "at least 1"):
         Checkpoints(tmp_path, small_strategy(), keep=0)
 
 
 @pytest.mark.parametrize("name, num_towers", [("mirrored", 2), ("towers", 1), ("towers", 2), ("mirrored", 1)])
-def test_what_two_towers_saved_goes_on_in_any_mode(saved, name, num_towers):
+def test_a_checkpoint_of_two_towers_resumes_in_any_mode(saved, name, num_towers):
     strategy = small_strategy(BATCH_NORM_TASK, name=name, num_towers=num_towers)
     assert Checkpoints(saved[0], strategy).restore_latest() == 6
     assert_same_bits(values_of(strategy), saved[1][6])
@@ -358,22 +358,22 @@ def test_what_mirrored_saved_goes_on_under_towers(tmp_path):
     assert_same_bits(values_of(towers), values_of(mirrored))
 
 
-def test_a_directory_under_a_file(tmp_path):
+def test_a_directory_under_a_file_is_refused(tmp_path):
     (tmp_path / "file").write_text("in the way")
     strategy = small_strategy()
-    with refused(str(tmp_path / "file" / "run"), "nothing can be written there", "another --directory"):
+    with refused(str(tmp_path / "file" / "run"), "nothing can be written there", "another directory"):
         Trainer(strategy, TrainerOptions(steps=3, directory=tmp_path / "file" / "run")).fit()
     assert strategy.step == 0
 
 
-def test_a_directory_where_nothing_can_be_made():
+def test_a_directory_that_cannot_be_made_is_refused():
     strategy = small_strategy()
     with refused("/proc/run", "nothing can be written there"):
         Trainer(strategy, TrainerOptions(steps=3, directory="/proc/run")).fit()
     assert strategy.step == 0
 
 
-def test_a_directory_that_is_read_only(small_disk):
+def test_a_read_only_directory_is_refused(small_disk):
     disk = small_disk(256)
     subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True, timeout=20)
     strategy = small_strategy()
@@ -382,7 +382,7 @@ def test_a_directory_that_is_read_only(small_disk):
     assert strategy.step == 0
 
 
-def test_what_an_unfinished_save_left_is_removed_at_start(copied):
+def test_files_of_an_unfinished_save_are_removed_at_start(copied):
     (copied / "step-8.new" / "step-8_temp").mkdir(parents=True)
     (copied / "step-8.new" / "step-8_temp" / "part-00000-of-00001.data-00000-of-00001").write_bytes(b"half")
     (copied / "step-8.new" / "step-8.index").write_bytes(b"")
@@ -400,26 +400,26 @@ def test_what_an_unfinished_save_left_is_removed_at_start(copied):
 
 
 class TestFullDisk:
-    """A network of some 120 KB, so that pages of 4 KiB are small beside a checkpoint."""
+    """The network has about 120 KB, so that a checkpoint is much larger than a page of 4 KiB."""
 
     make = staticmethod(functools.partial(small_strategy, small_task(width=128)))
 
-    def test_room_is_looked_for_before_training(self, small_disk):
+    def test_free_space_is_checked_before_training(self, small_disk):
         disk = small_disk(128)
         strategy = self.make()
-        with refused(str(disk), "bytes are free and a checkpoint needs about", "--directory"):
+        with refused(str(disk), "bytes are free and a checkpoint needs about", "another directory"):
             Trainer(strategy, TrainerOptions(steps=3, directory=disk)).fit()
         assert strategy.step == 0
         assert not list(disk.rglob("step-*"))
 
-    def test_size_is_about_right(self, tmp_path):
+    def test_the_size_is_within_a_tenth_of_the_files(self, tmp_path):
         checkpoints = Checkpoints(tmp_path, self.make())
         prefix = checkpoints.save()
         written = data_file(tmp_path, 0).stat().st_size + pathlib.Path(prefix + ".index").stat().st_size
         assert checkpoints.size_bytes() == pytest.approx(written, rel=0.1)
 
     def test_save_on_a_full_disk(self, small_disk, fill):
-        """Whatever is left of the disk, a save that fails leaves what was there."""
+        """With any amount of free space, a failing save leaves the older checkpoint as it was."""
         strategy = self.make()
         disk = small_disk(1024)
         checkpoints = Checkpoints(disk, strategy)
@@ -432,7 +432,7 @@ class TestFullDisk:
             fill(disk / "filler")
             with open(disk / "filler", "rb+") as filler:
                 filler.truncate((disk / "filler").stat().st_size - free_kibibytes * 1024)
-            with refused(str(disk), "step 2 could not be written", "earlier ones are kept", "make room"):
+            with refused(str(disk), "step 2 can't be written", "earlier ones remain", "make room"):
                 checkpoints.save()
             (disk / "filler").unlink()
             assert sorted(path.name for path in disk.iterdir()) == names, f"with {free_kibibytes} KiB free"

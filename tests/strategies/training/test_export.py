@@ -1,4 +1,4 @@
-"""The exported model: it loads without this project, and a failing export leaves the older file."""
+"""The exported model loads without this project, and a failing export leaves the older file."""
 
 import json
 import pathlib
@@ -15,10 +15,11 @@ from strategies.training.trainer import Trainer
 from strategies.training.trainer_options import TrainerOptions
 from tests.strategies.small_task import random_task, small_strategy
 from tests.towers.user_errors import refused
+from towers.task import InputShard
 
 IMAGES = np.random.default_rng(0).normal(size=(5, 6, 6, 3)).astype(np.float32)
 
-# -I: neither the current folder nor PYTHONPATH is looked in.
+# Run with -I: Python imports neither from the current folder nor from PYTHONPATH.
 LOADER = """
 import json, sys, numpy, keras
 model = keras.saving.load_model(sys.argv[1])
@@ -56,16 +57,14 @@ def test_it_loads_in_a_fresh_process(kept_run, tmp_path):
     assert found["ours"] == []
     assert found["dtypes"] == ["float32"]
     expected = kept_run.strategy.portable_model().predict_on_batch(IMAGES)
-    assert np.ptp(expected) > 0.1, "outputs that are all alike would prove nothing"
+    assert np.ptp(expected) > 0.1, "equal outputs would prove nothing"
     np.testing.assert_array_equal(np.array(found["outputs"], np.float32), expected)
 
 
-def test_the_model_computes_what_is_evaluated(kept_run):
-    """Its accuracy and loss over the held-out examples are the run's."""
+def test_the_models_loss_and_accuracy_are_those_of_the_run(kept_run):
+    """Over the held-out examples."""
     model = keras.saving.load_model(kept_run.result.files["model"])
     images, labels = [], []
-    from towers.task import InputShard
-
     for batch in random_task().dataset("eval", InputShard()):
         images.append(batch.features.numpy())
         labels.append(batch.labels.numpy())
@@ -76,7 +75,7 @@ def test_the_model_computes_what_is_evaluated(kept_run):
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "float64"])
-def test_it_is_float32_whatever_was_trained_in(precision, tmp_path):
+def test_it_is_float32_whatever_the_precision_of_training(precision, tmp_path):
     strategy = small_strategy(random_task(), precision=precision)
     path = Trainer(strategy, TrainerOptions(steps=1)).export(tmp_path / "deep" / "model.keras")
     model = keras.saving.load_model(path)
@@ -85,7 +84,7 @@ def test_it_is_float32_whatever_was_trained_in(precision, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["model.h5", "model", "model.keras.zip"])
-def test_another_suffix(name, tmp_path):
+def test_another_suffix_is_refused(name, tmp_path):
     with refused(str(tmp_path / name), "ends in .keras", "use "):
         save_model(tiny_model(1.0), tmp_path / name)
     assert not list(tmp_path.iterdir())
@@ -125,7 +124,7 @@ def test_a_full_disk_leaves_the_older_file(small_disk, fill):
     assert sorted(found.name for found in disk.iterdir()) == ["filler", "model.keras"]
 
 
-def test_a_folder_that_cannot_be_made(tmp_path):
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
     (tmp_path / "file").write_text("in the way")
     with refused(str(tmp_path / "file" / "model.keras"), "can't be written"):
         save_model(tiny_model(1.0), tmp_path / "file" / "model.keras")

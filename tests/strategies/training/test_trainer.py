@@ -1,4 +1,4 @@
-"""The Trainer: its loop, its files, and runs that end before their time."""
+"""The Trainer: its loop, its files, and runs that end early."""
 
 import dataclasses
 import json
@@ -15,6 +15,7 @@ import tensorflow as tf
 import towers
 from strategies.callbacks import Callback
 from strategies.errors import NonFiniteStep
+from strategies.reports.profiler import Profiler
 from strategies.reports.tensorboard_log import TensorBoardLog
 from strategies.training.checkpoints import Checkpoints
 from strategies.training.trainer import Trainer
@@ -38,7 +39,7 @@ HUGE = 1e38
 
 
 class Recorder(Callback):
-    """Writes down what it is told."""
+    """Records all calls of its methods."""
 
     def __init__(self):
         self.calls, self.evaluations, self.messages, self.ended = [], {}, [], 0
@@ -65,7 +66,7 @@ class Recorder(Callback):
 
 
 class StopAt(Callback):
-    """Asks to stop once a step is reached."""
+    """Requests a stop once a step is reached."""
 
     def __init__(self, step):
         self._step, self._reached = step, False
@@ -95,10 +96,10 @@ def json_lines(directory):
 
 
 def strict_json(text):
-    """JSON as its standard has it: no NaN, no Infinity."""
+    """Parses JSON as the standard defines it, without NaN and Infinity."""
 
     def refuse(constant):
-        raise AssertionError(f"{constant} is no JSON")
+        raise AssertionError(f"{constant} is not JSON")
 
     return json.loads(text, parse_constant=refuse)
 
@@ -108,7 +109,7 @@ def listing(directory):
 
 
 class TestLoop:
-    def test_by_steps(self):
+    def test_length_in_steps(self):
         result, recorder = fitted(small_strategy(), steps=7)
         assert (result.completed, result.step, recorder.last_step) == (True, 7, 7)
         assert recorder.calls == sorted(recorder.calls)
@@ -116,12 +117,12 @@ class TestLoop:
         assert result.files == {}
 
     @pytest.mark.parametrize("epochs, steps", [(2, 10), (1.4, 7), (0.2, 1), (0.01, 1)])
-    def test_by_epochs(self, epochs, steps):
+    def test_length_in_epochs(self, epochs, steps):
         _, recorder = fitted(small_strategy(), epochs=epochs, evaluate_every_epochs=None)
         assert recorder.last_step == steps
         assert list(recorder.evaluations) == [steps]
 
-    def test_epochs_of_unknown_length(self):
+    def test_epochs_of_unknown_length_are_refused(self):
         task = small_task()
         strategy = small_strategy(task)
         strategy.task = _LengthUnknown(task)
@@ -139,7 +140,7 @@ class TestLoop:
         _, recorder = fitted(small_strategy(), steps=8, report_every_steps=100, **options)
         assert list(recorder.evaluations) == [3, 6, 8]
 
-    def test_evaluations_at_parts_of_an_epoch(self):
+    def test_evaluations_at_fractions_of_an_epoch(self):
         _, recorder = fitted(small_strategy(), steps=7, evaluate_every_epochs=0.6)
         assert list(recorder.evaluations) == [3, 6, 7]
 
@@ -151,7 +152,7 @@ class TestLoop:
         _, recorder = fitted(small_strategy(), steps=7, report_every_steps=3, evaluate_every_epochs=None)
         assert [end for _, end in recorder.calls if end > 1] == [3, 6, 7]
 
-    def test_how_a_run_is_cut_does_not_change_its_numbers(self):
+    def test_the_length_of_calls_does_not_change_the_numbers(self):
         strategies = []
         for report_every_steps in (1, 4):
             strategies.append(small_strategy(random_task()))
@@ -161,21 +162,21 @@ class TestLoop:
     @pytest.mark.parametrize(
         "options, parts",
         [
-            ({}, ("steps=None", "give one of them")),
-            ({"steps": 1, "epochs": 1}, ("epochs=1", "give one of them")),
+            ({}, ("steps=None", "give exactly one of them")),
+            ({"steps": 1, "epochs": 1}, ("epochs=1", "give exactly one of them")),
             ({"steps": 0}, ("steps=0", "more than 0")),
             ({"epochs": -1.0}, ("epochs=-1.0", "more than 0")),
             ({"steps": 1, "evaluate_every_epochs": math.nan}, ("evaluate_every_epochs=nan", "more than 0")),
             ({"steps": 1, "checkpoint_every_steps": 0}, ("checkpoint_every_steps=0", "more than 0")),
         ],
     )
-    def test_options_that_cannot_be(self, options, parts):
+    def test_wrong_options_are_refused(self, options, parts):
         with refused(*parts):
             TrainerOptions(**options)
 
 
 class _LengthUnknown:
-    """A task that does not say how many examples there are."""
+    """A task whose number of examples is unknown."""
 
     def __init__(self, task):
         self._task = task
@@ -204,7 +205,7 @@ def evaluated_by_numpy(task, strategy):
 @pytest.mark.parametrize("name", ["towers", "mirrored"])
 @pytest.mark.parametrize("eval_batch_size", [1, 7, NUM_EVAL - 1, NUM_EVAL, NUM_EVAL + 1])
 def test_evaluation_is_exact_whatever_the_last_batch(eval_batch_size, name):
-    """On four towers, so that a last batch of one example leaves three idle."""
+    """On four towers, so that a last batch of one example leaves three of them idle."""
     task = small_task(eval_batch_size=eval_batch_size)
     strategy = small_strategy(task, name=name, num_towers=4)
     strategy.run_steps(3)
@@ -215,7 +216,7 @@ def test_evaluation_is_exact_whatever_the_last_batch(eval_batch_size, name):
 
 
 class TestNotFinite:
-    """A rate of 1e38 makes the parameters too large for the step after."""
+    """A learning rate of 1e38 makes the parameters so large that the next step overflows."""
 
     def test_stop(self, tmp_path):
         strategy = small_strategy(schedule=_Jump(3))
@@ -233,12 +234,12 @@ class TestNotFinite:
         summary = strict_json((tmp_path / "summary.json").read_text())
         assert summary["outcome"] == "not_finite"
         assert strategy.step == summary["steps"] == 5, "the bad step used its batch"
-        # The checkpoint is from before the bad step: nothing that is not finite was saved.
+        # The checkpoint is of the step before the bad one: it has no value that is not finite.
         again = small_strategy()
         assert Checkpoints(tmp_path / "checkpoints", again).restore_latest() == 4
         found = values_of(again)
-        kept = {name: value for name, value in values_of(strategy).items() if not name.startswith("counters/")}
-        assert_same_bits({name: found[name] for name in kept}, kept)
+        expected = {name: value for name, value in values_of(strategy).items() if not name.startswith("counters/")}
+        assert_same_bits({name: found[name] for name in expected}, expected)
 
     def test_stop_in_the_middle_of_a_call(self, tmp_path):
         strategy = small_strategy(schedule=_Jump(3))
@@ -260,14 +261,14 @@ class TestNotFinite:
         assert int(strategy.checkpointables()["counters"]["updates"]) == 4
 
     def test_skipped_steps_change_nothing(self):
-        """A batch of NaN is passed over, and the others do as if it had not been."""
+        """A batch of NaN is skipped, and leaves no trace in the parameters."""
         strategy = small_strategy(_OneBadBatch(small_task(), bad=2), on_nan="skip", schedule=Constant(0.05))
         result, _ = fitted(strategy, steps=4, report_every_steps=1)
         assert result.summary["skipped_steps"] == 1
         assert math.isfinite(result.loss)
         assert all(np.isfinite(value).all() for value in values_of(strategy).values())
 
-    def test_a_bad_batch_is_named(self):
+    def test_the_error_says_that_a_batch_is_bad(self):
         strategy = small_strategy(_OneBadBatch(small_task(), bad=2))
         with pytest.raises(NonFiniteStep, match="step 2 .* holds NaN or infinite features"):
             fitted(strategy, steps=4)
@@ -275,7 +276,7 @@ class TestNotFinite:
 
 @dataclasses.dataclass(frozen=True)
 class _Jump:
-    """A modest rate but for one step, whose is too large."""
+    """A small learning rate, except at one step."""
 
     at: int
 
@@ -284,7 +285,7 @@ class _Jump:
 
 
 class _OneBadBatch:
-    """A task whose batch number `bad` has NaN for features."""
+    """A task whose features are NaN in the batch with index `bad`."""
 
     def __init__(self, task, bad):
         self._task, self._bad = task, bad
@@ -293,10 +294,10 @@ class _OneBadBatch:
         batches = self._task.dataset(split, shard)
         if split != "train":
             return batches
-        numbers = tf.data.Dataset.counter(shard.first_batch)
-        return tf.data.Dataset.zip(numbers, batches).map(
-            lambda number, batch: batch._replace(
-                features=tf.where(tf.equal(number, self._bad), math.nan, batch.features)
+        indices = tf.data.Dataset.counter(shard.first_batch)
+        return tf.data.Dataset.zip(indices, batches).map(
+            lambda index, batch: batch._replace(
+                features=tf.where(tf.equal(index, self._bad), math.nan, batch.features)
             )
         )
 
@@ -305,7 +306,7 @@ class _OneBadBatch:
 
 
 @pytest.mark.parametrize("fused", [True, False])
-def test_what_runs_on_the_fused_kernel_is_said(fused):
+def test_layers_on_the_fused_kernel_are_reported(fused):
     strategy = small_strategy(small_task(batch_norm=True, depth=2), fused_batch_norm=fused)
     _, recorder = fitted(strategy, steps=1)
     said = "2 BatchNormalization layers on TensorFlow's fused kernel (off: --nofused_batch_norm)"
@@ -313,7 +314,7 @@ def test_what_runs_on_the_fused_kernel_is_said(fused):
 
 
 class TestResume:
-    """A run that is stopped and goes on ends with the weights of one that never was, to the last bit."""
+    """A run that is stopped and resumed ends with the same bits as a run that was not stopped."""
 
     @pytest.fixture(scope="class")
     def undisturbed(self, request):
@@ -343,7 +344,7 @@ class TestResume:
         assert_same_bits(values_of(second), expected)
         assert second.examples == 2 * NUM_TRAIN + BATCH_SIZE
 
-    def test_a_failing_callback_loses_no_more_than_since_the_last_checkpoint(self, tmp_path):
+    def test_after_a_failing_callback_the_run_resumes_from_the_last_checkpoint(self, tmp_path):
         undisturbed = small_strategy(random_task())
         fitted(undisturbed, steps=8)
         options = {"steps": 8, "directory": tmp_path, "checkpoint_every_steps": 3, "report_every_steps": 1}
@@ -356,7 +357,7 @@ class TestResume:
         steps = [line["step"] for line in json_lines(tmp_path) if line["kind"] == "train"]
         assert steps == list(range(1, 9)), "each step once, in order"
 
-    def test_of_a_damaged_newest_checkpoint_the_one_before_is_used(self, kept_run, tmp_path):
+    def test_if_the_newest_checkpoint_is_damaged_the_one_before_is_used(self, kept_run, tmp_path):
         shutil.copytree(kept_run.directory, tmp_path / "run")
         newest = tmp_path / "run" / "checkpoints" / "step-12.data-00000-of-00001"
         newest.write_bytes(newest.read_bytes()[:100])
@@ -372,7 +373,7 @@ class TestResume:
         assert_same_bits(values_of(strategy), values_of(kept_run.strategy))
         assert result.files["checkpoint"].name == "step-12"
 
-    def test_from_a_checkpoint_of_another_run(self, kept_run, tmp_path):
+    def test_a_run_starts_from_a_checkpoint_of_another_run(self, kept_run, tmp_path):
         strategy = small_strategy(random_task(), num_towers=2)
         resume = str(kept_run.directory / "checkpoints" / "step-10")
         before = listing(kept_run.directory)
@@ -381,7 +382,7 @@ class TestResume:
         assert_same_bits(values_of(strategy), values_of(kept_run.strategy))
         assert listing(kept_run.directory) == before
 
-    def test_a_longer_run_goes_on_where_a_shorter_one_ended(self, tmp_path):
+    def test_a_longer_run_resumes_where_a_shorter_one_ended(self, tmp_path):
         fitted(small_strategy(random_task()), steps=4, directory=tmp_path)
         second = small_strategy(random_task())
         _, recorder = fitted(second, steps=6, directory=tmp_path)
@@ -390,7 +391,7 @@ class TestResume:
         fitted(once, steps=6)
         assert_same_bits(values_of(second), values_of(once))
 
-    def test_a_finished_run_does_nothing_more(self, kept_run, tmp_path):
+    def test_a_finished_run_trains_no_more(self, kept_run, tmp_path):
         directory = tmp_path / "run"
         shutil.copytree(kept_run.directory, directory)
         options = dataclasses.asdict(kept_run.options) | {"directory": directory}
@@ -432,7 +433,7 @@ class TestMetrics:
         assert evaluations[-1]["loss"] == kept_run.result.evaluation["loss"]
 
     @pytest.mark.parametrize("half", ['{"kind": "train", "st', '{"kind": "train"}', "\x00\x00\x00", "[1", "7"])
-    def test_half_a_last_line_is_dropped(self, tmp_path, half):
+    def test_an_incomplete_last_line_is_dropped(self, tmp_path, half):
         fitted(small_strategy(), steps=2, directory=tmp_path, report_every_steps=1)
         whole = (tmp_path / "metrics.jsonl").read_text()
         (tmp_path / "metrics.jsonl").write_text(whole + half)
@@ -440,7 +441,7 @@ class TestMetrics:
         assert (tmp_path / "metrics.jsonl").read_text().startswith(whole)
         assert [line["step"] for line in json_lines(tmp_path) if line["kind"] == "train"] == [1, 2, 3]
 
-    def test_an_earlier_run_that_is_set_aside_leaves_no_lines(self, tmp_path):
+    def test_metrics_of_an_earlier_run_are_removed_under_resume_never(self, tmp_path):
         fitted(small_strategy(), steps=3, directory=tmp_path)
         _, recorder = fitted(small_strategy(), steps=1, directory=tmp_path, resume="never")
         assert [line["step"] for line in json_lines(tmp_path)] == [1, 1]
@@ -487,7 +488,7 @@ class TestSummary:
         assert 0 < summary["time_to_first_step_seconds"] <= summary["training_seconds"]
         assert summary["peak_memory_bytes"]["host"] > 100e6
 
-    def test_no_half_file_is_seen(self, kept_run):
+    def test_no_temporary_file_remains(self, kept_run):
         assert not list(kept_run.directory.glob("*.new"))
 
     def test_numbers_that_are_not_finite_are_null(self, tmp_path):
@@ -500,7 +501,7 @@ class TestSummary:
 
 
 class TestFiles:
-    def test_all_are_there(self, kept_run):
+    def test_all_files_exist(self, kept_run):
         files = kept_run.result.files
         assert set(files) == {"checkpoint", "model", "metrics", "summary", "tensorboard"}
         assert pathlib.Path(f"{files['checkpoint']}.index").exists()
@@ -534,24 +535,18 @@ class TestFiles:
         assert all(path.stat().st_size > 1000 for path in found)
 
     @pytest.mark.parametrize("first, last", [(12, 14), (20, 30)])
-    def test_a_profile_of_steps_that_do_not_come(self, first, last, tmp_path):
-        from strategies.reports.profiler import Profiler
-
+    def test_a_profile_of_steps_after_the_last_is_refused(self, first, last, tmp_path):
         strategy = small_strategy()
         with refused(f"profile_steps={first}:{last}", "this run takes steps 0 to 11"):
             fitted(strategy, callbacks=[Profiler(first, last)], steps=12, directory=tmp_path)
         assert strategy.step == 0
 
     @pytest.mark.parametrize("first, last", [(3, 3), (5, 2), (-1, 2)])
-    def test_a_profile_of_no_steps(self, first, last):
-        from strategies.reports.profiler import Profiler
-
+    def test_a_profile_of_no_steps_is_refused(self, first, last):
         with refused(f"profile_steps={first}:{last}", "0 <= FIRST < LAST"):
             Profiler(first, last)
 
-    def test_a_profile_without_a_directory(self):
-        from strategies.reports.profiler import Profiler
-
+    def test_a_profile_without_a_directory_is_refused(self):
         with refused("profile_steps=0:2", "directory"):
             fitted(small_strategy(), callbacks=[Profiler(0, 2)], steps=3)
 
@@ -573,11 +568,11 @@ class TestFiles:
 
 
 class _Failure(Exception):
-    """Made on purpose."""
+    """Raised on purpose."""
 
 
 class _Failing(Callback):
-    """Raises in one of its methods, at a step or wherever it is called."""
+    """Raises in one of its methods, from step `at` on."""
 
     def __init__(self, method, at=0):
         def fail(*arguments):
@@ -590,7 +585,7 @@ class _Failing(Callback):
 
 class TestCallbacks:
     @pytest.mark.parametrize("method", ["steps", "before_steps", "evaluation", "boundaries", "end"])
-    def test_every_end_is_called_when_one_fails(self, method, tmp_path):
+    def test_end_of_every_callback_is_called_when_one_fails(self, method, tmp_path):
         first, last = Recorder(), Recorder()
         trainer = Trainer(
             small_strategy(),
@@ -603,14 +598,14 @@ class TestCallbacks:
         outcome = strict_json((tmp_path / "summary.json").read_text())["outcome"]
         assert outcome == ("completed" if method == "end" else "failed")
 
-    def test_those_that_began_end_when_one_cannot_begin(self):
+    def test_callbacks_that_began_end_when_one_fails_to_begin(self):
         first, last = Recorder(), Recorder()
         trainer = Trainer(small_strategy(), TrainerOptions(steps=2), callbacks=[first, _Failing("begin"), last])
         with pytest.raises(_Failure):
             trainer.fit()
         assert (first.ended, last.ended) == (1, 0)
 
-    def test_every_end_is_called_when_a_step_fails(self):
+    def test_end_of_every_callback_is_called_when_a_step_fails(self):
         strategy, recorder = small_strategy(), Recorder()
 
         def run_steps(count):
@@ -627,15 +622,15 @@ class TestCallbacks:
 
 
 class TestFullDisk:
-    """The disk fills up while training goes on."""
+    """The disk becomes full during training."""
 
     @pytest.fixture
     def disk(self, small_disk):
         return small_disk(2048)
 
     @pytest.mark.parametrize("report_every_steps", [1, 3])
-    def test_one_line_and_the_checkpoint_before(self, disk, fill, report_every_steps):
-        """At step 3 nothing is left; a checkpoint of about 230 KB is due at step 6."""
+    def test_the_error_is_one_line_and_the_checkpoint_before_remains(self, disk, fill, report_every_steps):
+        """The disk is full from step 3 on; a checkpoint of about 230 KB is due at step 6."""
         task = small_task(width=256)
 
         expected = {}
@@ -675,12 +670,12 @@ class TestFullDisk:
         assert result.completed
         assert recorder.calls[0][0] == 3
 
-    def test_events_for_tensorboard_are_one_line_too(self, disk, fill):
+    def test_the_error_of_tensorboards_events_is_one_line(self, disk, fill):
         events = TensorBoardLog()
         events.begin(types.SimpleNamespace(strategy=None, directory=disk))
         fill(disk / "filler")
         with refused(str(disk / "tensorboard"), "make room"):
-            # More than what is left of the file's last page.
+            # More bytes than fit into the rest of the file's last page.
             for step in range(200):
                 events.evaluation(step, {"accuracy": 0.5})
         events.end()

@@ -15,11 +15,11 @@ from tests.towers.logical_cpus import cpus
 from tests.towers.user_errors import refused
 from towers.task import WeightedLoss
 
-STEPS = 7  # past the end of an epoch, whose last batch does not divide
+STEPS = 7  # more than an epoch, whose last batch does not divide evenly
 
 
 def found(task, *, name="towers", num_towers=2, spoil=lambda strategy: None, shares=None, **options):
-    """Differences of the strategy, spoilt, from its reference, and how that was made."""
+    """(differences of a strategy, spoilt by `spoil`, from its reference; how the reference divides batches)."""
     plain = small_strategy(task, name=name, num_towers=num_towers, precision="float64", **options).options
     strategy = build_strategy(name, task, cpus(num_towers), plain, shares=shares)
     spoil(strategy)
@@ -41,9 +41,9 @@ def found(task, *, name="towers", num_towers=2, spoil=lambda strategy: None, sha
     ],
     ids=["plain", "mirrored", "shares", "random", "random_mirrored", "random_shares", "synced", "accumulation"],
 )
-def test_a_right_mode(options, how):
-    differences, said = found(**options)
-    assert how in said
+def test_a_correct_strategy_does_not_differ(options, how):
+    differences, description = found(**options)
+    assert how in description
     assert differences[0].relative < 1e-9
     assert {difference.kind for difference in differences} >= {"parameters", "slots/momentum"}
 
@@ -57,8 +57,8 @@ def test_every_variable_is_compared():
     assert len(names) == len(differences) == 6 + 6 + 2
 
 
-class TestWrongOnPurpose:
-    def test_one_variable_a_little_off(self):
+class TestSpoiltStrategy:
+    def test_one_wrong_variable_is_found(self):
         def spoil(strategy):
             bias = strategy.engine.parameters()["logits/bias"]
             bias.assign_add(tf.constant([1e-3, 0, 0], bias.dtype))
@@ -67,8 +67,8 @@ class TestWrongOnPurpose:
         assert differences[0].relative > 1e-4
         assert "logits/bias" in {difference.name for difference in differences[:3]}
 
-    def test_a_loss_divided_by_towers(self):
-        """The mean of the towers' means is not the mean over the examples where parts are uneven."""
+    def test_a_mean_of_towers_means_is_found(self):
+        """With uneven parts, the mean of the towers' means is not the mean over the examples."""
 
         class MeanOfMeans(type(small_task())):
             def loss(self, outputs, batch):
@@ -80,7 +80,7 @@ class TestWrongOnPurpose:
         differences, _ = found(task, shares=(3.0, 1.0))
         assert differences[0].relative > 1e-3
 
-    def test_a_tower_left_out(self):
+    def test_a_missing_tower_is_found(self):
         def spoil(strategy):
             gather = strategy.engine.placement.sum
             object.__setattr__(strategy.engine.placement, "sum", lambda per_tower: gather(per_tower[:1]))
@@ -88,14 +88,14 @@ class TestWrongOnPurpose:
         differences, _ = found(small_task(), spoil=spoil)
         assert differences[0].relative > 1e-3
 
-    def test_state_that_is_not_combined(self):
+    def test_wrong_state_is_found(self):
         differences, _ = found(
             small_task(batch_norm=True),
             spoil=lambda strategy: strategy.engine.state()["norm0/moving_mean"].assign([1.0] * 8),
         )
         assert ("state", "norm0/moving_mean") in {(found.kind, found.name) for found in differences[:2]}
 
-    def test_largest_first(self):
+    def test_the_largest_difference_is_first(self):
         def spoil(strategy):
             strategy.engine.parameters()["logits/bias"].assign([0.1, 0, 0])
 
@@ -103,7 +103,7 @@ class TestWrongOnPurpose:
         values = [difference.relative for difference in differences]
         assert values == sorted(values, reverse=True)
 
-    def test_nan_is_infinitely_far(self):
+    def test_nan_is_an_infinite_difference(self):
         differences, _ = found(
             small_task(),
             on_nan="skip",
@@ -112,7 +112,7 @@ class TestWrongOnPurpose:
         assert differences[0].relative == math.inf
 
 
-def test_synced_statistics_beside_dropout():
+def test_synced_statistics_with_dropout_are_refused():
     with refused("batch_stats='synced' and dropout", "verify with batch_stats='average'"):
         found(random_task(), batch_stats="synced")
 
