@@ -126,5 +126,5 @@ def test_a_full_disk_leaves_the_older_file(small_disk, fill):
 
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
     (tmp_path / "file").write_text("in the way")
-    with refused(str(tmp_path / "file" / "model.keras"), "can't be written"):
+    with refused(str(tmp_path / "file" / "model.keras"), "can't write the model there"):
         save_model(tiny_model(1.0), tmp_path / "file" / "model.keras")

@@ -309,8 +309,8 @@ class _OneBadBatch:
 def test_layers_on_the_fused_kernel_are_reported(fused):
     strategy = small_strategy(small_task(batch_norm=True, depth=2), fused_batch_norm=fused)
     _, recorder = fitted(strategy, steps=1)
-    said = "2 BatchNormalization layers on TensorFlow's fused kernel (off: --nofused_batch_norm)"
-    assert recorder.messages == ([said] if fused else [])
+    notice = "2 BatchNormalization layers on TensorFlow's fused kernel (fused_batch_norm=False disables this)"
+    assert recorder.messages == ([notice] if fused else [])
 
 
 class TestResume:
