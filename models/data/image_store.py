@@ -129,7 +129,7 @@ def channel_statistics(store: Store) -> tuple[tuple[float, ...], tuple[float, ..
 
 
 def check_labels(name: str, labels: np.ndarray, num_classes: int) -> None:
-    """Refuses labels that no output of the network stands for.
+    """Checks that all labels are 0 .. num_classes - 1.
 
     Raises:
       UserError: a label is not one of 0 .. num_classes - 1.
