@@ -14,7 +14,7 @@ CASES = {
     ),
     "more towers than examples of a microbatch": (
         ["--batch_size=8", "--num_towers=3", "--accumulation=4"],
-        ("4 microbatches", "3"),
+        ("accumulation=4", "3"),
     ),
     "a share without a tower": (["--tower_shares=3,1,1"], ("tower_shares", "3", "2")),
     "a share that is no number": (
@@ -62,7 +62,7 @@ CASES = {
     "no checkpoint to keep": (["--keep_checkpoints=0"], ("--keep_checkpoints=0", "above 0")),
     "a directory under a file": (["--directory=/dev/null/run"], ("/dev/null/run", "can be written")),
     "a directory that cannot be": (["--directory=/proc/run"], ("/proc/run", "can be written")),
-    "xla with synced statistics": (["--xla", "--batch_stats=synced"], ("xla", "batch_stats=average")),
+    "xla with synced statistics": (["--xla", "--batch_stats=synced"], ("xla", "batch_stats='average'")),
     "a profile outside of the run": (["--profile_steps=40:50"], ("profile_steps=40:50", "steps 0 to 29")),
     "a profile of a dry run": (["--profile_steps=0:2", "--dry_run"], ("profile_steps=0:2", "dry run")),
 }
