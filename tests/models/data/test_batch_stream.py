@@ -72,6 +72,7 @@ def test_seeds_and_epochs_have_different_orders():
     assert len({tuple(order) for order in orders}) == 4
 
 
+@pytest.mark.full
 def test_epochs_are_as_independent_as_true_shuffles():
     # TensorFlow's default of 4 cipher rounds gives r = 0.75 here; independent epochs have |r| < 0.02.
     positions = tf.range(50_000, dtype=tf.int64)
@@ -83,6 +84,7 @@ def test_epochs_are_as_independent_as_true_shuffles():
     assert np.abs(correlations[np.triu_indices(3, 1)]).max() < 0.02
 
 
+@pytest.mark.full
 def test_small_permutations_are_all_drawn():
     positions = tf.range(3, dtype=tf.int64)
     counts = {}

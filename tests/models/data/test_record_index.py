@@ -175,6 +175,7 @@ print("read")
 """
 
 
+@pytest.mark.full
 def test_a_program_can_exit_while_it_reads(folder):
     path = write(folder / "a", [b"record"] * 500)
     done = subprocess.run(

@@ -133,6 +133,7 @@ def test_gradients_are_finite_and_reach_every_variable(name):
         assert np.any(gradient), variable.path
 
 
+@pytest.mark.full
 def test_saved_networks_load_without_this_project(tmp_path):
     images = draw_images()
     np.save(tmp_path / "images.npy", images)

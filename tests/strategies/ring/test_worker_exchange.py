@@ -21,14 +21,23 @@ MARGIN_SECONDS = 10.0
 ROUNDING = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
 
 
-WAYS = ("tcp", "tensorflow")
 # How a wait in vain ends: our own says so; TensorFlow 2.21 says so or crashes while it cleans up.
 WAITED = {"tcp": "TimeoutError", "tensorflow": "DeadlineExceededError"}
 ENDS_AFTER_WAITING = {"tcp": (0,), "tensorflow": (0, -signal.SIGABRT, -signal.SIGSEGV)}
 
 
 @pytest.fixture(
-    scope="module", params=itertools.product([2, 3], WAYS), ids=lambda param: "{} by {}".format(*param)
+    scope="module",
+    params=[
+        # Both ways, and both numbers of workers, are in the quick tests.
+        pytest.param((count, way), id=f"{count} by {way}", marks=[] if quick else [pytest.mark.full])
+        for count, way, quick in [
+            (2, "tcp", False),
+            (3, "tcp", True),
+            (2, "tensorflow", True),
+            (3, "tensorflow", False),
+        ]
+    ],
 )
 def ended(request, tmp_path_factory):
     """The folder of the pickles, how each worker ended, and by which way their numbers travelled."""

@@ -40,6 +40,7 @@ def bias_of(path) -> float:
     return float(keras.saving.load_model(path).weights[1][0])
 
 
+@pytest.mark.full
 @pytest.mark.timeout(120)
 def test_it_loads_in_a_fresh_process(kept_run, tmp_path):
     """A network with batch norm and dropout, trained on two towers."""

@@ -324,7 +324,14 @@ class TestResume:
         return name, num_towers, values_of(strategy)
 
     @pytest.mark.parametrize("stop", [3, STEPS_AN_EPOCH, 7], ids=["in_an_epoch", "at_its_end", "in_the_next"])
-    @pytest.mark.parametrize("undisturbed", [("towers", 2), ("mirrored", 2)], indirect=True, ids=str)
+    @pytest.mark.parametrize(
+        "undisturbed",
+        [
+            pytest.param(("towers", 2), id="towers"),
+            pytest.param(("mirrored", 2), id="mirrored", marks=pytest.mark.full),
+        ],
+        indirect=True,
+    )
     def test_same_bits(self, tmp_path, stop, undisturbed):
         name, num_towers, expected = undisturbed
         stopper = StopAt(stop)
