@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from strategies.ring.tcp_ring import TcpRing
+from strategies.wire_precisions import WIRE_PRECISIONS
 from towers import gradients, packing
 from towers.errors import UserError
 
@@ -20,7 +21,6 @@ from towers.errors import UserError
 _FIRST_GROUP_KEY = 2_000_000
 
 ALGORITHMS = ("auto", "tcp", "ring", "nccl")
-WIRE_PRECISIONS = {"float32": None, "bfloat16": tf.bfloat16, "float16": tf.float16}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from strategies.ring.worker_exchange import WIRE_PRECISIONS
+from strategies.wire_precisions import WIRE_PRECISIONS
 from towers.errors import UserError
 
 ASYNC, SYNC = "async", "sync"

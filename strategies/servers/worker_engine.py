@@ -8,9 +8,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from strategies.ring.worker_exchange import WIRE_PRECISIONS
 from strategies.servers.layout import Layout, row_width
 from strategies.servers.rows import Rows, SplitGradient
+from strategies.wire_precisions import WIRE_PRECISIONS
 from towers import batch_stats, gradients, split
 from towers.batch_parts import TowerParts
 from towers.counters import Counters

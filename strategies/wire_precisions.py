@@ -1,0 +1,6 @@
+"""The precisions in which gradients may cross a wire, of a ring and of parameter servers."""
+
+import tensorflow as tf
+
+# The dtype that float32 gradients are cast to before they are sent; None sends them as they are.
+WIRE_PRECISIONS = {"float32": None, "bfloat16": tf.bfloat16, "float16": tf.float16}
