@@ -22,7 +22,6 @@ from launch.flags.saved import save_flags
 from launch.flags.task import task_from_flags
 from launch.supervision.stop_signals import StopSignals
 from strategies.reference import reference_strategy
-from strategies.servers.figures import table
 from strategies.training.verification import differences
 
 FLAGS = flags.FLAGS
@@ -69,8 +68,7 @@ def report(result) -> None:
             f"straggler: {straggler['name']} takes {times:.1f} times as long as the other workers, which wait "
             "for it"
         )
-    group = result.summary["parameter_servers"]
-    for line in table(group) if group is not None else ():
+    for line in result.tables:
         print(line)
     for what, path in result.files.items():
         print(f"{what}: {path}")

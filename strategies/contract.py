@@ -1,21 +1,22 @@
-"""What the Trainer knows of a strategy, and what a strategy reports."""
+"""The contract between the Trainer and a strategy, and what a strategy reports."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WorkerTime:
-    """How a worker spent some steps.
+    """How one worker spent its time over some steps.
 
     Attributes:
-      name: as 'worker:1'.
-      busy_seconds: its own towers at work; waiting for the other workers is not in it.
-      input_seconds: waiting for its batches.
+      name: 'worker:1' for the worker of rank 1.
+      busy_seconds: seconds in which its own towers computed, without waiting for the other workers.
+      input_seconds: seconds spent waiting for its batches.
     """
 
     name: str
@@ -23,83 +24,55 @@ class WorkerTime:
     input_seconds: float
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class WorkerFigures:
-    """A worker of a parameter-server group, over some steps.
+class SectionTotals(Protocol):
+    """A run's totals of one report section."""
 
-    Attributes:
-      name: as 'worker:1'.
-      steps: gradients of it that counted.
-      failures: how often it was lost since the beginning of the run.
-      busy_seconds: computing.
-      input_seconds: waiting for its batches.
-      staleness_sum, staleness_max: of its updates; the largest since the beginning.
-    """
+    def add(self, section: "ReportSection") -> None:
+        """Adds the section of one more report."""
 
-    name: str
-    steps: int
-    failures: int
-    busy_seconds: float
-    input_seconds: float
-    staleness_sum: int
-    staleness_max: int
+    def summary(self) -> Mapping[str, object]:
+        """The section's entry in summary.json."""
+
+    def table(self) -> Sequence[str]:
+        """The totals as lines for a person, printed at the end of the run."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ServerFigures:
-    """A parameter server, since the beginning of the run.
+class ReportSection(Protocol):
+    """Figures that only some modes report; a section knows how each kind of output shows it."""
 
-    Attributes:
-      name: as 'ps:0'.
-      kept_bytes: parameters and slots.
-      pulls, pushes: questions answered.
-      sent_bytes, received_bytes: by and from it.
-    """
+    def fields(self) -> Mapping[str, object]:
+        """Fields added to the report's line in metrics.jsonl, by name."""
 
-    name: str
-    kept_bytes: int
-    pulls: int
-    pushes: int
-    sent_bytes: int
-    received_bytes: int
+    def scalars(self) -> Mapping[str, float]:
+        """TensorBoard scalars, by tag."""
 
+    def histograms(self) -> Mapping[str, np.ndarray]:
+        """Values of TensorBoard histograms, by tag."""
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ServersReport:
-    """A parameter-server group over some steps.
+    def progress_line(self) -> str:
+        """One line for the progress display."""
 
-    Attributes:
-      staleness: how many updates had each staleness: updates applied between an update's pull and its push.
-      turned_away: gradients that came too late to count, since the beginning.
-      absent: names of workers that have not come, or were lost and are not back.
-      workers: those that gave a gradient or were lost.
-      servers: all of them.
-    """
-
-    staleness: Mapping[int, int]
-    turned_away: int
-    absent: tuple[str, ...]
-    workers: tuple[WorkerFigures, ...]
-    servers: tuple[ServerFigures, ...]
+    def new_totals(self) -> SectionTotals:
+        """Empty totals for sections of this kind."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StepReport:
-    """What some steps did, in plain host numbers.
+    """What some consecutive steps did, in plain host numbers.
 
     Attributes:
-      step: steps done since the beginning of the run, these included.
-      num_steps: how many steps this report is about.
-      examples: examples in them.
-      loss: mean over their examples, each at the parameters of its own step; nan if none was finite.
-      metrics: means over their examples, by name.
-      learning_rate: of the last step.
-      gradient_norm: of the last step's mean gradient, before clipping.
-      skipped: steps of these whose update was not applied.
-      seconds: wall time of all of it.
-      input_seconds: of that, time spent waiting for batches.
-      workers: each worker's share of the time, by rank; () where there is one process.
-      servers: of a parameter-server group; else None.
+      step: number of steps done since the beginning of the run, including these.
+      num_steps: number of steps in this report.
+      examples: number of examples in these steps.
+      loss: mean over the examples, each computed with the parameters of its own step; nan if no step was finite.
+      metrics: means over the examples, by name.
+      learning_rate: learning rate of the last step.
+      gradient_norm: norm of the last step's mean gradient, before clipping.
+      skipped: number of these steps whose update was not applied.
+      seconds: wall time of these steps.
+      input_seconds: part of `seconds` spent waiting for batches.
+      workers: each worker's time, by rank; () where there is one process.
+      sections: figures that only this mode reports, by the section's name.
     """
 
     step: int
@@ -113,7 +86,7 @@ class StepReport:
     seconds: float
     input_seconds: float
     workers: tuple[WorkerTime, ...] = ()
-    servers: ServersReport | None = None
+    sections: Mapping[str, ReportSection] = dataclasses.field(default_factory=dict)
 
     @property
     def examples_per_second(self) -> float:

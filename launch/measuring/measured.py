@@ -20,6 +20,7 @@ from models.own_task import OwnTask
 from strategies.callbacks import Callback
 from strategies.contract import StepReport, Strategy
 from strategies.reports.progress_display import ProgressDisplay
+from strategies.servers.figures import SECTION
 from strategies.training.trainer import Trainer
 from strategies.training.trainer_options import TrainerOptions
 from towers.task import InputShard
@@ -123,7 +124,7 @@ def time_of(reports: Sequence[StepReport]) -> dict[str, float]:
 
 
 def _workers(report: StepReport):
-    return report.workers if report.servers is None else report.servers.workers
+    return report.sections[SECTION].workers if SECTION in report.sections else report.workers
 
 
 class TimedEngine:
@@ -186,7 +187,7 @@ def measure_servers() -> dict:
         "counted_steps": counted,
         "first_step_seconds": first_seconds,
         "time": time_of([report]),
-        "worker_steps": {worker.name: worker.steps for worker in report.servers.workers},
+        "worker_steps": {worker.name: worker.steps for worker in report.sections[SECTION].workers},
     }
 
 

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from strategies.callbacks import Callback, Run, unwritable
 from strategies.contract import StepReport
 from strategies.reports.strict_json import dumps
-from strategies.servers.figures import described_staleness
 from strategies.whole_file import write_whole
 
 
@@ -36,7 +35,7 @@ class MetricsLog(Callback):
             seconds=report.seconds,
             input_seconds=report.input_seconds,
             images_per_second=report.examples_per_second,
-            **_of_servers(report),
+            **_section_fields(report),
         )
 
     def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -55,11 +54,8 @@ class MetricsLog(Callback):
             raise unwritable(self._path, error.strerror) from error
 
 
-def _of_servers(report: StepReport) -> dict:
-    """Of asynchronous updates how stale they were."""
-    if report.servers is None or not report.servers.staleness:
-        return {}
-    return {"staleness": described_staleness(report.servers.staleness)}
+def _section_fields(report: StepReport) -> dict:
+    return {name: value for section in report.sections.values() for name, value in section.fields().items()}
 
 
 def _drop_what_comes_again(path: pathlib.Path, run: Run) -> None:

@@ -16,7 +16,6 @@ from rich.progress import (
 
 from strategies.callbacks import Callback, Run
 from strategies.contract import StepReport
-from strategies.servers.figures import group_line
 
 
 class ProgressDisplay(Callback):
@@ -56,8 +55,8 @@ class ProgressDisplay(Callback):
         if self._bar is None:
             left = _left_seconds(report.step, self._run, now - self._started)
             self._print(f"step {report.step}/{self._run.last_step}  {_numbers(report)}  {left} left")
-        if report.servers is not None:
-            self._print(f"step {report.step}  {group_line(report)}")
+        for section in report.sections.values():
+            self._print(f"step {report.step}  {section.progress_line()}")
 
     def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
         written = "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())

@@ -12,13 +12,14 @@ import tensorflow as tf
 
 import towers
 from strategies.callbacks import Callback
-from strategies.contract import StepReport, Strategy, WorkerTime
+from strategies.contract import SectionTotals, StepReport, Strategy, WorkerTime
 from strategies.reports.strict_json import dumps
-from strategies.servers.figures import GroupFigures
 from strategies.whole_file import write_whole
 
 # Raise it when a field changes its meaning or goes; new fields may come without.
 VERSION = 1
+# Report sections that have a key in every summary.json: null where no report had the section.
+_SECTIONS = ("parameter_servers",)
 # A worker that takes so many times as long as the others is named.
 STRAGGLES_FROM = 1.2
 
@@ -37,7 +38,7 @@ class RunFigures(Callback):
     evaluated: Mapping[str, float] | None = None
     rates: list[float] = dataclasses.field(default_factory=list)
     workers: dict[str, WorkerTime] = dataclasses.field(default_factory=dict)
-    servers: GroupFigures = dataclasses.field(default_factory=GroupFigures)
+    sections: dict[str, SectionTotals] = dataclasses.field(default_factory=dict)
 
     def steps(self, report: StepReport) -> None:
         if self.first_seconds is None:
@@ -45,8 +46,8 @@ class RunFigures(Callback):
         else:
             self.rates.append(report.examples_per_second)
             self._add_workers(report.workers)
-        if report.servers is not None:
-            self.servers.add(report.servers)
+        for name, section in report.sections.items():
+            self.sections.setdefault(name, section.new_totals()).add(section)
         self.skipped_steps += report.skipped
         self.loss, self.metrics = report.loss, dict(report.metrics)
 
@@ -58,6 +59,10 @@ class RunFigures(Callback):
                 busy_seconds=before.busy_seconds + time.busy_seconds,
                 input_seconds=before.input_seconds + time.input_seconds,
             )
+
+    def tables(self) -> list[str]:
+        """Lines for a person with the totals of all report sections."""
+        return [line for totals in self.sections.values() for line in totals.table()]
 
     def straggler(self) -> tuple[str, float] | None:
         """The worker that the others wait for, and how many times their median its own time is; None if none."""
@@ -136,7 +141,8 @@ def summarize(figures: RunFigures, strategy: Strategy, *, outcome: str, settings
             name: {"busy_seconds": time.busy_seconds, "input_seconds": time.input_seconds}
             for name, time in figures.workers.items()
         },
-        "parameter_servers": figures.servers.summary(),
+        **dict.fromkeys(_SECTIONS),
+        **{name: totals.summary() for name, totals in figures.sections.items()},
         "straggler": None if straggler is None else {"name": straggler[0], "times_the_others": straggler[1]},
         "peak_memory_bytes": peak_memory_bytes(),
     }

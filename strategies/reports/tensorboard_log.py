@@ -3,7 +3,6 @@
 import contextlib
 from collections.abc import Mapping
 
-import numpy as np
 import tensorflow as tf
 
 from strategies.callbacks import Callback, Run, unwritable
@@ -28,18 +27,16 @@ class TensorBoardLog(Callback):
             tf.summary.scalar("train/gradient_norm", report.gradient_norm)
             tf.summary.scalar("speed/images_per_second", report.examples_per_second)
             tf.summary.scalar("speed/input_fraction", report.input_seconds / max(report.seconds, 1e-9))
-            self._write_staleness(report)
+            self._write_sections(report)
             if not self._graph_written:
                 self._write_graph()
 
-    def _write_staleness(self, report: StepReport) -> None:
-        if report.servers is None or not report.servers.staleness:
-            return
-        counts = report.servers.staleness
-        each = np.repeat(list(counts.keys()), list(counts.values()))
-        tf.summary.scalar("staleness/mean", each.mean())
-        tf.summary.scalar("staleness/max", each.max())
-        tf.summary.histogram("staleness", each)
+    def _write_sections(self, report: StepReport) -> None:
+        for section in report.sections.values():
+            for tag, value in section.scalars().items():
+                tf.summary.scalar(tag, value)
+            for tag, values in section.histograms().items():
+                tf.summary.histogram(tag, values)
 
     def _write_graph(self) -> None:
         self._graph_written = True

@@ -12,9 +12,10 @@ from collections.abc import Mapping
 import numpy as np
 import tensorflow as tf
 
-from strategies.contract import Move, ServerFigures, ServersReport, StepReport, WorkerFigures
+from strategies.contract import Move, StepReport
 from strategies.errors import NonFiniteStep, PeerLost
 from strategies.servers.coordination import KEY
+from strategies.servers.figures import SECTION, ServerFigures, ServersReport, WorkerFigures
 from strategies.servers.group import Group
 from strategies.servers.layout import Layout
 from strategies.servers.options import ServersOptions
@@ -176,13 +177,15 @@ class ServersStrategy(SynchronousStrategy):
             skipped=taken["skipped"],
             seconds=seconds,
             input_seconds=max((worker.input_seconds for worker in workers), default=0.0),
-            servers=ServersReport(
-                staleness={int(staleness): count for staleness, count in taken["staleness"]},
-                turned_away=taken["turned_away"],
-                absent=tuple(_names(self._absent)),
-                workers=tuple(workers),
-                servers=tuple(self._server_figures()),
-            ),
+            sections={
+                SECTION: ServersReport(
+                    staleness={int(staleness): count for staleness, count in taken["staleness"]},
+                    turned_away=taken["turned_away"],
+                    absent=tuple(_names(self._absent)),
+                    workers=tuple(workers),
+                    servers=tuple(self._server_figures()),
+                )
+            },
         )
 
     def _worker_figures(self, name: str, total: Mapping) -> WorkerFigures:

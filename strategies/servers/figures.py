@@ -1,47 +1,137 @@
-"""What a parameter-server group did over a run: for summary.json, and as lines for a person."""
+"""What a parameter-server group reports: figures over some steps, and totals over a run."""
 
 import collections
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from strategies.contract import ServersReport, StepReport
+import numpy as np
 
+# The section's name in `StepReport.sections` and in summary.json.
+SECTION = "parameter_servers"
 _MIB = 2**20
-# What adds up over reports; the rest is a maximum or counted since the beginning.
+# Fields of WorkerFigures that add up over reports; the others are maxima, or counts since the run began.
 _SUMMED = ("steps", "busy_seconds", "input_seconds", "staleness_sum")
 
 
-def described_staleness(counts: Mapping[int, int]) -> dict:
-    """Mean, maximum and histogram of some updates' staleness; None where there was no update."""
-    total = sum(counts.values())
-    return {
-        "mean": sum(staleness * count for staleness, count in counts.items()) / total if total else None,
-        "max": max(counts) if counts else None,
-        "histogram": {str(staleness): counts[staleness] for staleness in sorted(counts)},
-    }
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WorkerFigures:
+    """One worker over some steps.
+
+    Attributes:
+      name: 'worker:1' for the worker with index 1.
+      steps: number of its gradients that were used.
+      failures: number of times it was lost since the beginning of the run.
+      busy_seconds: seconds spent computing.
+      input_seconds: seconds spent waiting for its batches.
+      staleness_sum: sum of its updates' staleness.
+      staleness_max: largest staleness of its updates since the beginning of the run.
+    """
+
+    name: str
+    steps: int
+    failures: int
+    busy_seconds: float
+    input_seconds: float
+    staleness_sum: int
+    staleness_max: int
 
 
-class GroupFigures:
-    """Gathers the reports of a run."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ServerFigures:
+    """One parameter server since the beginning of the run.
+
+    Attributes:
+      name: 'ps:0' for the server with index 0.
+      kept_bytes: bytes of the parameters and slots that it holds.
+      pulls: number of pull requests it answered.
+      pushes: number of push requests it answered.
+      sent_bytes: bytes it sent.
+      received_bytes: bytes it received.
+    """
+
+    name: str
+    kept_bytes: int
+    pulls: int
+    pushes: int
+    sent_bytes: int
+    received_bytes: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ServersReport:
+    """A parameter-server group over some steps; a `strategies.contract.ReportSection`.
+
+    Attributes:
+      staleness: number of updates by their staleness. An update's staleness is the number of other updates applied
+        between its pull and its push.
+      turned_away: number of gradients that came too late and were dropped, since the beginning of the run.
+      absent: names of the workers that are not connected.
+      workers: figures of the workers that gave a gradient or were lost.
+      servers: figures of all servers.
+    """
+
+    staleness: Mapping[int, int]
+    turned_away: int
+    absent: tuple[str, ...]
+    workers: tuple[WorkerFigures, ...]
+    servers: tuple[ServerFigures, ...]
+
+    def fields(self) -> Mapping[str, object]:
+        return {"staleness": described_staleness(self.staleness)} if self.staleness else {}
+
+    def scalars(self) -> Mapping[str, float]:
+        if not self.staleness:
+            return {}
+        each = self._staleness_of_each_update()
+        return {"staleness/mean": each.mean(), "staleness/max": each.max()}
+
+    def histograms(self) -> Mapping[str, np.ndarray]:
+        return {"staleness": self._staleness_of_each_update()} if self.staleness else {}
+
+    def _staleness_of_each_update(self) -> np.ndarray:
+        return np.repeat(list(self.staleness.keys()), list(self.staleness.values()))
+
+    def progress_line(self) -> str:
+        """The servers since the beginning of the run, and the workers over this report's steps."""
+        servers = [
+            f"{server.name} {server.sent_bytes / _MIB:,.0f} MiB out {server.received_bytes / _MIB:,.0f} in, "
+            f"{server.pulls} pulls {server.pushes} pushes"
+            for server in self.servers
+        ]
+        workers = [_worker_words(worker) for worker in self.workers]
+        late = [f"{self.turned_away} gradients came too late"] if self.turned_away else []
+        absent = [f"{name} is absent" for name in self.absent]
+        return "  ".join([*servers, *workers, *late, *absent])
+
+    def new_totals(self) -> "ServersTotals":
+        return ServersTotals()
+
+
+def _worker_words(worker: WorkerFigures) -> str:
+    failures = f", lost {worker.failures} times" if worker.failures else ""
+    stale = (
+        f", staleness {worker.staleness_sum / worker.steps:.1f}" if worker.steps and worker.staleness_sum else ""
+    )
+    return f"{worker.name} {worker.steps} steps{stale}{failures}"
+
+
+class ServersTotals:
+    """Adds up a group's reports over a run; a `strategies.contract.SectionTotals`."""
 
     def __init__(self):
         self._staleness: collections.Counter[int] = collections.Counter()
         self._workers: dict[str, dict[str, float]] = {}
         self._last: ServersReport | None = None
 
-    def add(self, report: ServersReport) -> None:
-        """Those of some more steps."""
-        self._last = report
-        self._staleness.update(report.staleness)
-        for worker in report.workers:
+    def add(self, section: ServersReport) -> None:
+        self._last = section
+        self._staleness.update(section.staleness)
+        for worker in section.workers:
             before = self._workers.get(worker.name, {})
             now = dataclasses.asdict(worker)
-            self._workers[now.pop("name")] = now | {what: now[what] + before.get(what, 0) for what in _SUMMED}
+            self._workers[worker.name] = now | {what: now[what] + before.get(what, 0) for what in _SUMMED}
 
-    def summary(self) -> dict | None:
-        """For summary.json; None where there is no group."""
-        if self._last is None:
-            return None
+    def summary(self) -> Mapping[str, object]:
         times = {
             name: (own["busy_seconds"] + own["input_seconds"]) / own["steps"]
             for name, own in self._workers.items()
@@ -56,45 +146,43 @@ class GroupFigures:
             "fullest_server": max(self._last.servers, key=lambda server: server.kept_bytes).name,
         }
 
-
-def group_line(report: StepReport) -> str:
-    """Everyone in one line: servers since the beginning, workers over the report's steps."""
-    group = report.servers
-    servers = [
-        f"{server.name} {server.sent_bytes / _MIB:,.0f} MiB out {server.received_bytes / _MIB:,.0f} in, "
-        f"{server.pulls} pulls {server.pushes} pushes"
-        for server in group.servers
-    ]
-    workers = [_worker_words(worker) for worker in group.workers]
-    late = [f"{group.turned_away} came too late"] if group.turned_away else []
-    absent = [f"{name} is not there" for name in group.absent]
-    return "  ".join([*servers, *workers, *late, *absent])
+    def table(self) -> Sequence[str]:
+        summary = self.summary()
+        servers, workers = summary["servers"], summary["workers"]
+        fullest = summary["fullest_server"] if len(servers) > 1 else None
+        slowest = summary["slowest_worker"] if len(workers) > 1 else None
+        return [
+            *(_server_row(name, server, is_fullest=name == fullest) for name, server in servers.items()),
+            *(_worker_row(name, worker, is_slowest=name == slowest) for name, worker in workers.items()),
+        ]
 
 
-def _worker_words(worker) -> str:
-    failures = f", lost {worker.failures} times" if worker.failures else ""
-    stale = (
-        f", staleness {worker.staleness_sum / worker.steps:.1f}" if worker.steps and worker.staleness_sum else ""
+def described_staleness(counts: Mapping[int, int]) -> dict:
+    """Mean, maximum and histogram of staleness; None for mean and maximum where there was no update.
+
+    Args:
+      counts: number of updates, by their staleness.
+    """
+    total = sum(counts.values())
+    return {
+        "mean": sum(staleness * count for staleness, count in counts.items()) / total if total else None,
+        "max": max(counts) if counts else None,
+        "histogram": {str(staleness): counts[staleness] for staleness in sorted(counts)},
+    }
+
+
+def _server_row(name: str, server: Mapping, *, is_fullest: bool) -> str:
+    return (
+        f"{name:<10} keeps {server['kept_bytes'] / _MIB:8.2f} MiB  {server['pulls']:>7} pulls  "
+        f"{server['pushes']:>7} pushes  {server['sent_bytes'] / _MIB:9.1f} MiB out  "
+        f"{server['received_bytes'] / _MIB:9.1f} MiB in{'  (fullest)' if is_fullest else ''}"
     )
-    return f"{worker.name} {worker.steps} steps{stale}{failures}"
 
 
-def table(summary: Mapping) -> Sequence[str]:
-    """The group of a run's summary, line by line."""
-    lines = []
-    for name, server in summary["servers"].items():
-        fullest = "  (fullest)" if name == summary["fullest_server"] and len(summary["servers"]) > 1 else ""
-        lines.append(
-            f"{name:<10} keeps {server['kept_bytes'] / _MIB:8.2f} MiB  {server['pulls']:>7} pulls  "
-            f"{server['pushes']:>7} pushes  {server['sent_bytes'] / _MIB:9.1f} MiB out  "
-            f"{server['received_bytes'] / _MIB:9.1f} MiB in{fullest}"
-        )
-    for name, worker in summary["workers"].items():
-        slowest = "  (slowest)" if name == summary["slowest_worker"] and len(summary["workers"]) > 1 else ""
-        seconds = worker["seconds_per_step"]
-        took = "" if seconds is None else f"{1e3 * seconds:8.1f} ms/step  "
-        lines.append(
-            f"{name:<10} {worker['steps']:>7} steps  {took}staleness at most {worker['staleness_max']}  "
-            f"lost {worker['failures']} times{slowest}"
-        )
-    return lines
+def _worker_row(name: str, worker: Mapping, *, is_slowest: bool) -> str:
+    seconds = worker["seconds_per_step"]
+    took = "" if seconds is None else f"{1e3 * seconds:8.1f} ms/step  "
+    return (
+        f"{name:<10} {worker['steps']:>7} steps  {took}staleness at most {worker['staleness_max']}  "
+        f"lost {worker['failures']} times{'  (slowest)' if is_slowest else ''}"
+    )

@@ -34,6 +34,7 @@ class FitResult:
       loss: loss of the last report; None if no step was left to do.
       evaluation: metrics of the last evaluation; None if training was stopped before one.
       summary: as in summary.json.
+      tables: lines for a person, the totals of what only this mode reports.
       files: what was kept, by what it is.
     """
 
@@ -42,6 +43,7 @@ class FitResult:
     loss: float | None
     evaluation: Mapping[str, float] | None
     summary: Mapping
+    tables: Sequence[str]
     files: Mapping[str, pathlib.Path]
 
 
@@ -116,6 +118,7 @@ class Trainer:
             loss=self._figures.loss,
             evaluation=self._figures.evaluated,
             summary=summary,
+            tables=self._figures.tables(),
             files=self._files(completed),
         )
 

@@ -192,8 +192,8 @@ def test_without_waiting_the_others_go_on_without_it_and_say_so(own, tmp_path):
     with own(missing=["worker:1"]) as group:
         chief = all_end(group)["chief:0"]
     assert set(check_counts(tmp_path)["workers"]) == {"worker:0"}
-    assert "worker:1 is not there" in chief.out
-    assert "worker:0 is not there" not in chief.out
+    assert "worker:1 is absent" in chief.out
+    assert "worker:0 is absent" not in chief.out
 
 
 @pytest.mark.parametrize("told", ["worker:1", "chief:0"])
