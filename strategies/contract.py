@@ -178,10 +178,17 @@ class Strategy(Protocol):
         """'loss' and the task's metrics over the 'eval' split (its first batches), exact means."""
 
     def checkpointables(self) -> Mapping[str, tf.Variable | Mapping]:
-        """Everything a checkpoint keeps, nested by kind, by canonical and unsharded names."""
+        """Everything that a checkpoint saves, nested by kind, by canonical and unsharded names.
+
+        It has no effect on the run. Call `collect` before you read the variables; assigning to them needs no
+        `collect`.
+        """
+
+    def collect(self) -> None:
+        """Brings the variables that `checkpointables` names up to date with the run; may pause the run."""
 
     def restored(self) -> None:
-        """To be called after the checkpointables were given other values: the input begins at their step."""
+        """To be called after the checkpointables were assigned: the run resumes from their values and step."""
 
     def finish(self, completed: bool) -> None:
         """Training is over, and everything kept: other processes of the run may end.

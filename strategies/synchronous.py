@@ -172,6 +172,9 @@ class SynchronousStrategy:
             "counters": dict(engine.counters.variables()),
         }
 
+    def collect(self) -> None:
+        """Nothing to do: the engine trains these variables themselves."""
+
     def restored(self) -> None:
         self._batches = None
 

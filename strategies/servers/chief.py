@@ -226,15 +226,11 @@ class ServersStrategy(SynchronousStrategy):
                 )
 
     def evaluate(self, num_batches: int | None = None) -> dict[str, float]:
-        self._take_all()
+        self.collect()
         return super().evaluate(num_batches)
 
-    def checkpointables(self) -> dict:
-        self._take_all()
-        return super().checkpointables()
-
     def portable_model(self):
-        self._take_all()
+        self.collect()
         return super().portable_model()
 
     def restored(self) -> None:
@@ -242,7 +238,7 @@ class ServersStrategy(SynchronousStrategy):
         self._give_all()
 
     def finish(self, completed: bool) -> None:
-        self._take_all()
+        self.collect()
         self._finished = True
         # Workers hear of it from server 0: by then the others know.
         for server in reversed(range(len(self._group.servers))):
@@ -284,8 +280,8 @@ class ServersStrategy(SynchronousStrategy):
         ]
         self._group.ask(0, "start", arrays, step=self.step)
 
-    def _take_all(self) -> None:
-        """This process takes over the servers' values."""
+    def collect(self) -> None:
+        """Pauses the workers and copies the servers' values into this process's variables."""
         if self._finished:
             return
         self._pause()

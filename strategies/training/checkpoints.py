@@ -83,8 +83,7 @@ class Checkpoints:
         Raises:
           UserError: the checkpoint can't be written; its parts are removed, earlier checkpoints remain.
         """
-        # A strategy that keeps its values elsewhere brings them here.
-        self._strategy.checkpointables()
+        self._strategy.collect()
         prefix = self.prefix(self._strategy.step)
         try:
             self._write(prefix)

@@ -25,6 +25,8 @@ def differences(strategy: Strategy, reference: Strategy, num_steps: int) -> list
     """Runs both strategies for `num_steps` more steps; the difference of every variable, largest first."""
     strategy.run_steps(num_steps)
     reference.run_steps(num_steps)
+    strategy.collect()
+    reference.collect()
     found = []
     theirs = reference.checkpointables()
     for kind, values in strategy.checkpointables().items():

@@ -91,6 +91,7 @@ def outcomes_of(
 
 
 def _outcome(strategy: Strategy, report: StepReport) -> Outcome:
+    strategy.collect()
     kept = strategy.checkpointables()
     compared = {"parameters": kept["parameters"], "state": kept["state"], **kept["slots"]}
     return Outcome(

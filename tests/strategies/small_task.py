@@ -93,6 +93,7 @@ def values_of(strategy: Strategy) -> dict[str, np.ndarray]:
         else:
             found[prefix] = np.array(node)
 
+    strategy.collect()
     gather("", strategy.checkpointables())
     return found
 

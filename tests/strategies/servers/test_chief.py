@@ -1,0 +1,74 @@
+"""The chief's view of what the servers hold: who is asked, and when."""
+
+import numpy as np
+import pytest
+
+from launch.membership.free_ports import free_addresses
+from strategies.cluster import CHIEF, SERVER, Member
+from strategies.servers.chief import ServersStrategy
+from strategies.servers.coordination import KEY, Coordination
+from strategies.servers.group import Group
+from strategies.servers.handlers import StoreHandlers
+from strategies.servers.options import ServersOptions
+from strategies.servers.server import Server
+from tests.strategies.servers.at_once import LIMIT_SECONDS, Started
+from tests.strategies.small_task import small_task
+from tests.towers.logical_cpus import cpus
+from towers.options import StepOptions
+from towers.updates.clipping import Clipping
+from towers.updates.rules import SGD
+from towers.updates.schedules import Constant
+
+
+@pytest.fixture
+def group():
+    """The chief's connection to one server."""
+    (address,) = free_addresses(1)
+    member, store = Member(SERVER, 0, address), StoreHandlers(SGD(), Clipping())
+    coordination = Coordination(
+        ServersOptions(), Clipping(), store, num_workers=1, stops_if_bad=True, connect_others=None
+    )
+    server = Server(member, store, settings={}, secret="", coordination=coordination)
+    running = Started(lambda: server.serve(LIMIT_SECONDS))
+    seconds = {"startup_timeout_seconds": LIMIT_SECONDS, "timeout_seconds": LIMIT_SECONDS}
+    group = Group.connected([member], Member(CHIEF, 0, ""), settings={}, secret="", **seconds)
+    yield group
+    group.ask_all("end", how="done")
+    group.close()
+    assert running.result() == "done"
+
+
+@pytest.fixture
+def chief(group):
+    return ServersStrategy(
+        small_task(),
+        cpus(1),
+        StepOptions(rule=SGD(), schedule=Constant(0.25), seed=3),
+        None,
+        group=group,
+        servers=ServersOptions(),
+        num_workers=1,
+        startup_timeout_seconds=LIMIT_SECONDS,
+    )
+
+
+def sent_bytes(group: Group) -> int:
+    return sum(connection.sent_bytes for connection in group.connections)
+
+
+def test_checkpointables_asks_no_server(chief, group):
+    before = sent_bytes(group)
+    chief.checkpointables()
+    assert sent_bytes(group) == before
+
+
+def test_collect_copies_the_servers_values(chief, group):
+    variables = chief.checkpointables()["parameters"]
+    before = {name: variable.numpy() for name, variable in variables.items()}
+    length = sum(value.size for value in before.values())
+    group.ask(0, "push", [np.ones(length, np.float32)], key=KEY, rows=[], rate=0.25)
+    for name, variable in variables.items():
+        np.testing.assert_array_equal(variable, before[name], err_msg=f"{name} before collect")
+    chief.collect()
+    for name, variable in variables.items():
+        np.testing.assert_allclose(variable, before[name] - 0.25, rtol=1e-6, atol=1e-6, err_msg=name)
