@@ -8,7 +8,7 @@ from strategies.contract import Strategy
 from strategies.distribute.mirrored import mirrored_strategy
 from strategies.ring.joining import Ring
 from strategies.ring.strategy import ring_strategy
-from strategies.servers.membership import ServersPlace, servers_strategy
+from strategies.servers.membership import ServersMembership, servers_strategy
 from strategies.towers import towers_strategy
 from towers.devices import Devices
 from towers.errors import UserError
@@ -60,7 +60,7 @@ def build_strategy(
     *,
     shares: tuple[float, ...] | None = None,
     ring: Ring | None = None,
-    servers: ServersPlace | None = None,
+    servers: ServersMembership | None = None,
 ) -> Strategy:
     """A strategy at step 0, with initial weights drawn from the options' seed.
 

@@ -10,7 +10,7 @@ from launch.flags.ring import warn_of_public
 from launch.membership.this_process import cluster_of_this_process
 from strategies.cluster import CHIEF, SERVER, WORKER, Cluster
 from strategies.registry import cluster_kind
-from strategies.servers.membership import ServersPlace
+from strategies.servers.membership import ServersMembership
 from strategies.servers.options import ServersOptions
 from towers.errors import UserError
 
@@ -48,7 +48,7 @@ listed_in_help(__name__)
 
 
 @functools.cache
-def servers_membership() -> ServersPlace | None:
+def servers_membership() -> ServersMembership | None:
     """This process's membership of the parameter servers' cluster; None if --strategy uses no servers.
 
     Raises:
@@ -69,7 +69,7 @@ def servers_membership() -> ServersPlace | None:
         wire_precision=FLAGS.wire_precision,
         timeout_seconds=FLAGS.collective_timeout_seconds,
     )
-    return ServersPlace(
+    return ServersMembership(
         cluster=cluster,
         options=options,
         secret=secret,

@@ -8,7 +8,7 @@ from launch.supervision.stop_signals import StopSignals
 from strategies.reports.metrics_log import MetricsLog
 from strategies.reports.progress_display import ProgressDisplay
 from strategies.reports.tensorboard_log import TensorBoardLog
-from strategies.servers.membership import ServersPlace, run_server, run_worker
+from strategies.servers.membership import ServersMembership, run_server, run_worker
 from strategies.towers import towers_strategy
 from strategies.training.following import follow
 from towers.devices import Devices
@@ -19,16 +19,16 @@ from towers.task import Task
 _CODES = {"done": binary.DONE, "interrupted": binary.INTERRUPTED}
 
 
-def serve(options: StepOptions, place: ServersPlace) -> int:
+def serve(options: StepOptions, membership: ServersMembership) -> int:
     """A server's whole life; its exit code. Signals to stop are the chief's to obey: it is served to its end."""
     with StopSignals() as signals:
-        code = _code_of(lambda: run_server(options, place))
+        code = _code_of(lambda: run_server(options, membership))
         if code == binary.INTERRUPTED:
             signals.are_obeyed()
         return code
 
 
-def work(task: Task, devices: Devices, options: StepOptions, place: ServersPlace, *, shares) -> int:
+def work(task: Task, devices: Devices, options: StepOptions, membership: ServersMembership, *, shares) -> int:
     """A worker's whole life; its exit code."""
     faults = faults_from_environment()
 
@@ -39,7 +39,13 @@ def work(task: Task, devices: Devices, options: StepOptions, place: ServersPlace
     with StopSignals() as signals:
         code = _code_of(
             lambda: run_worker(
-                task, devices, options, place, shares=shares, stop_asked=signals.requested, before_step=before_step
+                task,
+                devices,
+                options,
+                membership,
+                shares=shares,
+                stop_asked=signals.requested,
+                before_step=before_step,
             )
         )
         if code == binary.INTERRUPTED:

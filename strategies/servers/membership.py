@@ -27,7 +27,7 @@ from towers.task import Batch, InputShard, Task
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ServersPlace:
+class ServersMembership:
     """Attributes:
     cluster: chief, workers and servers, and which this process is.
     options: how they work together.
@@ -79,7 +79,7 @@ class ServersPlace:
 
 
 def servers_strategy(
-    task: Task, devices: Devices, options: StepOptions, *, shares=None, servers: ServersPlace
+    task: Task, devices: Devices, options: StepOptions, *, shares=None, servers: ServersMembership
 ) -> ServersStrategy:
     """The strategy 'ps', for the chief.
 
@@ -100,48 +100,48 @@ def servers_strategy(
     )
 
 
-def run_server(options: StepOptions, servers: ServersPlace) -> str:
+def run_server(options: StepOptions, membership: ServersMembership) -> str:
     """A server's whole life; how the run ended: 'done' or 'interrupted'.
 
     Raises:
       UserError: what servers can't do, or a port that is taken.
       PeerLost: the chief never came, or was lost.
     """
-    check_options(options, servers.options, servers.num_workers)
-    store, settings = StoreHandlers(options.rule, options.clipping), servers.settings(options)
+    check_options(options, membership.options, membership.num_workers)
+    store, settings = StoreHandlers(options.rule, options.clipping), membership.settings(options)
     coordination = None
-    if servers.cluster.index == 0:
-        others = servers.cluster.members(SERVER)[1:]
+    if membership.cluster.index == 0:
+        others = membership.cluster.members(SERVER)[1:]
 
         def connect_others() -> Group:
             return Group.connected(
                 others,
-                servers.cluster.this,
+                membership.cluster.this,
                 settings=settings,
-                secret=servers.secret,
-                startup_timeout_seconds=servers.startup_timeout_seconds,
-                timeout_seconds=servers.options.timeout_seconds,
+                secret=membership.secret,
+                startup_timeout_seconds=membership.startup_timeout_seconds,
+                timeout_seconds=membership.options.timeout_seconds,
             )
 
         coordination = Coordination(
-            servers.options,
+            membership.options,
             options.clipping,
             store,
-            num_workers=servers.num_workers,
+            num_workers=membership.num_workers,
             stops_if_bad=options.on_nan == "stop",
             connect_others=connect_others,
         )
     server = Server(
-        servers.cluster.this, store, settings=settings, secret=servers.secret, coordination=coordination
+        membership.cluster.this, store, settings=settings, secret=membership.secret, coordination=coordination
     )
-    return server.serve(servers.startup_timeout_seconds)
+    return server.serve(membership.startup_timeout_seconds)
 
 
 def run_worker(
     task: Task,
     devices: Devices,
     options: StepOptions,
-    servers: ServersPlace,
+    membership: ServersMembership,
     *,
     shares=None,
     stop_asked: Callable[[], bool] = lambda: False,
@@ -151,25 +151,25 @@ def run_worker(
 
     Args:
       task, devices, options, shares: as of any strategy.
-      servers: its place.
+      membership: the cluster and this worker's membership.
       stop_asked, before_step: as of `strategies.servers.worker.Worker`.
 
     Raises:
       UserError: what servers can't do, or other settings than the servers'.
       PeerLost: a server is gone, or never came.
     """
-    check_options(options, servers.options, servers.num_workers)
-    group = servers.connected(servers.settings(options))
-    together = servers.num_workers if servers.options.is_sync else 1
-    engine = _worker_engine(task, devices, options, servers, shares, together)
+    check_options(options, membership.options, membership.num_workers)
+    group = membership.connected(membership.settings(options))
+    together = membership.num_workers if membership.options.is_sync else 1
+    engine = _worker_engine(task, devices, options, membership, shares, together)
     worker = Worker(
         task,
         engine,
         group,
         layout_of(engine.tower.variables.parameters, len(group.servers)),
-        servers.options,
-        rank=servers.cluster.index,
-        num_workers=servers.num_workers,
+        membership.options,
+        rank=membership.cluster.index,
+        num_workers=membership.num_workers,
         stop_asked=stop_asked,
         before_step=before_step,
     )
@@ -179,7 +179,7 @@ def run_worker(
         group.close()
 
 
-def _worker_engine(task, devices, options, servers: ServersPlace, shares, together: int) -> WorkerEngine:
+def _worker_engine(task, devices, options, membership: ServersMembership, shares, together: int) -> WorkerEngine:
     keras.utils.set_random_seed(options.seed)
     with layer_precision(options.precision), counted_anew():
         model = task.build_model()
@@ -191,11 +191,11 @@ def _worker_engine(task, devices, options, servers: ServersPlace, shares, togeth
         devices,
         options,
         shares=shares,
-        rank=servers.cluster.index,
+        rank=membership.cluster.index,
         num_sharing=together,
-        sends_sums=servers.options.is_sync,
+        sends_sums=membership.options.is_sync,
         stand_in=_first_example(dataset) if may_be_empty else None,
-        wire_precision=servers.options.wire_precision,
+        wire_precision=membership.options.wire_precision,
     )
 
 

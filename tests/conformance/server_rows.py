@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from launch.membership.tf_config import cluster_from
 from strategies.cluster import CHIEF, SERVER
-from strategies.servers.membership import ServersPlace, run_server, run_worker
+from strategies.servers.membership import ServersMembership, run_server, run_worker
 from tests.conformance.rows import ROWS, Row
 from tests.conformance.trials import Outcome, Trial, outcomes_of, trials_of
 from tests.conftest import make_devices
@@ -38,21 +38,23 @@ def main() -> None:
     name, file, only_quick = sys.argv[1:]
     (row,) = (row for row in ROWS if row.name == name)
     cluster = cluster_from(os.environ["TF_CONFIG"])
-    place = ServersPlace(cluster=cluster, options=row.servers, startup_timeout_seconds=100)
-    found = {trial: _take_part(row, trial, place) for trial in trials_of(row.batch_stats, bool(int(only_quick)))}
-    if place.role == CHIEF:
+    membership = ServersMembership(cluster=cluster, options=row.servers, startup_timeout_seconds=100)
+    found = {
+        trial: _take_part(row, trial, membership) for trial in trials_of(row.batch_stats, bool(int(only_quick)))
+    }
+    if membership.role == CHIEF:
         with open(file, "wb") as stream:
             pickle.dump(found, stream)
 
 
-def _take_part(row: Row, trial: Trial, place: ServersPlace) -> list[Outcome] | None:
+def _take_part(row: Row, trial: Trial, membership: ServersMembership) -> list[Outcome] | None:
     options = trial.options(row.accumulation)
-    if place.role == CHIEF:
-        return outcomes_of(row.make_strategy, trial, row.accumulation, servers=place)
-    if place.role == SERVER:
-        run_server(options, place)
+    if membership.role == CHIEF:
+        return outcomes_of(row.make_strategy, trial, row.accumulation, servers=membership)
+    if membership.role == SERVER:
+        run_server(options, membership)
     else:
-        run_worker(trial.task, row.devices, options, place, shares=row.tower_shares)
+        run_worker(trial.task, row.devices, options, membership, shares=row.tower_shares)
     return None
 
 

@@ -14,7 +14,7 @@ from strategies.cluster import SERVER, Cluster, Member
 from strategies.servers.group import Group
 from strategies.servers.handlers import StoreHandlers
 from strategies.servers.key_value import KeyValueStore
-from strategies.servers.membership import ServersPlace, run_server, run_worker
+from strategies.servers.membership import ServersMembership, run_server, run_worker
 from strategies.servers.server import Server
 from tests.conftest import make_devices
 from tests.strategies.small_task import small_task
@@ -106,9 +106,9 @@ def step_options() -> StepOptions:
     return StepOptions(rule=Momentum(), schedule=Cosine(RATE, TRAINED_STEPS), seed=3)
 
 
-def place_of(cluster: Cluster) -> ServersPlace:
+def membership_of(cluster: Cluster) -> ServersMembership:
     """In the training, where nobody waits."""
-    return ServersPlace(cluster=cluster, startup_timeout_seconds=LIMIT_SECONDS)
+    return ServersMembership(cluster=cluster, startup_timeout_seconds=LIMIT_SECONDS)
 
 
 def main() -> None:
@@ -116,9 +116,9 @@ def main() -> None:
     cluster = cluster_from(os.environ["TF_CONFIG"])
     push_by_all_rules(cluster)
     if cluster.role == SERVER:
-        run_server(step_options(), place_of(cluster))
+        run_server(step_options(), membership_of(cluster))
     else:
-        run_worker(small_task(), cpus(1), step_options(), place_of(cluster))
+        run_worker(small_task(), cpus(1), step_options(), membership_of(cluster))
 
 
 if __name__ == "__main__":

@@ -96,7 +96,7 @@ def pushed_by_all(group: Group) -> list[Pushed]:
 def trained(cluster: Cluster, directory: pathlib.Path) -> Mapping:
     """The summary of a run without waiting, with an evaluation and checkpoints on its way."""
     strategy = build_strategy(
-        "ps", small_task(), cpus(1), program.step_options(), servers=program.place_of(cluster)
+        "ps", small_task(), cpus(1), program.step_options(), servers=program.membership_of(cluster)
     )
     options = TrainerOptions(
         steps=program.TRAINED_STEPS,
