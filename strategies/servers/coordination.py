@@ -189,19 +189,18 @@ class Coordination:
         weight = sum(message["weight"] for message, _ in parts)
         question = {"key": KEY, "number": number, "workers": list(workers)}
         squares = [answer["square"] for answer in self._ask_all("square", question)]
-        inverse = 1.0 / weight if weight else 0.0
-        norm = math.sqrt(sum(squares)) * inverse
+        norm = math.sqrt(sum(squares)) / weight if weight else 0.0
         finite = math.isfinite(norm) and all(message["finite"] for message, _ in parts)
         bound = self._clipping.global_norm
-        factor = inverse * (min(1.0, bound / norm) if bound is not None and norm > 0 else 1.0)
-        rate = parts[0][0]["rate"]
-        self._ask_all("apply", {**question, "factor": factor if finite else None, "rate": rate})
+        scale = min(1.0, bound / norm) if bound is not None and norm > 0 else 1.0
+        apply = {"finite": finite, "weight": weight, "scale": scale, "rate": parts[0][0]["rate"]}
+        self._ask_all("apply", question | apply)
         # In one, as a step of `_finish_alone`.
         with self._state_lock:
-            if finite:
-                # What is not averaged comes from the first worker alone.
-                factors = np.where(self._averaged, inverse, float(weight > 0))
-                self._state += sum(change for _, change in parts) * factors
+            if finite and weight:
+                # State that is not averaged changes by the first worker's change alone; the others send zeros.
+                divisors = np.where(self._averaged, weight, 1.0)
+                self._state += sum(change for _, change in parts) / divisors
             self._note_bad(number, finite)
             for message, _ in parts:
                 self._tally.add_part(f"worker:{message['worker']}", message["told"])

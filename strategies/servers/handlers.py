@@ -89,11 +89,15 @@ class StoreHandlers:
         return {"square": float(np.dot(total, total)) if len(total) else 0.0}, ()
 
     def apply(self, message: Message, arrays) -> Content:
-        """The update of a step, from the held gradients times a factor."""
+        """One step's update from the held gradients: mean = SUM / weight, then clipping.
+
+        The message's "weight" and "scale" are the step's whole weight and the factor of global-norm clipping.
+        """
         number = message["number"]
-        if message["factor"] is not None:
+        if message["finite"]:
             vector = self._store.vector(message["key"])
-            mean = self._held.total(number, message["workers"]) * vector.dtype(message["factor"])
+            mean = self._held.mean(number, message["workers"], message["weight"])
+            mean *= vector.dtype(message["scale"])
             if self._clipping.value is not None:
                 np.clip(mean, -self._clipping.value, self._clipping.value, out=mean)
             vector.apply(mean, message["rate"])

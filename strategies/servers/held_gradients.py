@@ -37,6 +37,18 @@ class HeldGradients:
                 total += of_step[worker]
             return total
 
+    def mean(self, number: int, workers: Sequence[int], weight: float) -> np.ndarray:
+        """The sum of these workers' gradients, divided by `weight`; zeros for weight 0.
+
+        The division is in the gradients' own dtype and by the weight itself: multiplying by 1 / weight would
+        round twice.
+
+        Raises:
+          Refused: as `total`.
+        """
+        total = self.total(number, workers)
+        return total / total.dtype.type(weight) if weight else np.zeros_like(total)
+
     def drop(self, number: int) -> None:
         """Forgets a step and those before it."""
         with self._lock:

@@ -56,3 +56,19 @@ def test_a_step_and_those_before_it_are_forgotten():
         with pytest.raises(Refused):
             found.total(number, [0])
     assert found.total(8, [0]).tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_the_mean_is_rounded_once_in_the_gradients_own_precision(dtype):
+    found, weight = HeldGradients(), 49.0
+    found.hold(7, 0, np.arange(1000).astype(dtype))
+    mean = found.mean(7, [0], weight)
+    exact = np.arange(1000) / np.longdouble(weight)
+    assert mean.dtype == dtype
+    np.testing.assert_array_equal(mean, exact.astype(dtype))
+    by_reciprocal = np.arange(1000).astype(dtype) * dtype(1 / weight)
+    assert np.any(mean != by_reciprocal), "or the test shows nothing"
+
+
+def test_the_mean_of_nothing_is_zero():
+    assert held().mean(7, [0, 1], 0.0).tolist() == [0.0, 0.0]

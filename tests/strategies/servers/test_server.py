@@ -114,7 +114,7 @@ class TestQuestions:
             chief.ask(0, "end", how="done")
 
     def test_a_step_of_several_workers(self):
-        """The sum of the wanted ones times a factor; what was held is forgotten then."""
+        """The wanted workers' sum is divided by the weight and scaled; what was held is then forgotten."""
         step = {"key": "a", "number": 4, "workers": [0, 2]}
         with serving() as (member, _), group(member, this=WORKER) as other:
             other.ask(0, "init", [np.zeros(2)], key="a")
@@ -122,7 +122,7 @@ class TestQuestions:
                 gradient = np.array([3.0, 4.0]) * 10**worker
                 other.ask(0, "hold", [gradient], key="a", rows=[], number=4, worker=worker)
             assert other.ask(0, "square", **step)[0] == {"square": 303.0**2 + 404.0**2}
-            other.ask(0, "apply", **step, factor=0.5, rate=1.0)
+            other.ask(0, "apply", **step, finite=True, weight=4.0, scale=2.0, rate=1.0)
             assert other.ask(0, "pull", key="a")[1][0].tolist() == [-151.5, -202.0]
             with pytest.raises(Refused, match="step 4"):
                 other.ask(0, "square", **step)
