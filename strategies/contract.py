@@ -95,14 +95,14 @@ class StepReport:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Move:
-    """What a Trainer wants to do next; several processes must all do the same.
+    """What a Trainer wants to do next; all processes of a run must do the same.
 
     Attributes:
-      stop: save and end early.
-      save: save now.
-      num_steps: then run so many steps.
-      last_step: where training ends.
-      until: no step from this one on may begin: something is due before it.
+      stop: whether to save and end early.
+      save: whether to save now.
+      num_steps: number of steps to run then.
+      last_step: step at which training ends.
+      until: first step that must not begin, because something is due before it.
     """
 
     stop: bool
@@ -113,7 +113,7 @@ class Move:
 
 
 class Strategy(Protocol):
-    """A mode of training: where the parameters live and how gradients meet."""
+    """A mode of training: where the parameters live and how gradients are summed."""
 
     @property
     def name(self) -> str:
@@ -121,61 +121,61 @@ class Strategy(Protocol):
 
     @property
     def step(self) -> int:
-        """Global batches used so far."""
+        """Number of global batches used so far."""
 
     @property
     def examples(self) -> int:
-        """Examples in them."""
+        """Number of examples in these batches."""
 
     @property
     def batch_size(self) -> int:
-        """Examples in a full global batch."""
+        """Number of examples in a full global batch."""
 
     @property
     def steps_per_epoch(self) -> int | None:
-        """Batches in one pass over the training examples; None when not known in advance."""
+        """Number of batches in one pass over the training examples; None if it is not known in advance."""
 
     @property
     def num_towers(self) -> int:
-        """Towers over all workers."""
+        """Number of towers of all workers."""
 
     @property
     def is_exact(self) -> bool:
-        """Whether it gives the numbers of one device."""
+        """Whether its results are those of one device."""
 
     @property
     def notices(self) -> list[str]:
-        """What a user should know of how the model is computed; a line each."""
+        """Lines for the user about how the model is computed."""
 
     @property
     def keeps_files(self) -> bool:
-        """Whether this process is the one that writes what is kept of a run."""
+        """Whether this process writes the run's files; one process of a run does."""
 
     def agree(self, move: Move) -> Move:
-        """What all processes of the run do next; each calls it with its own wish.
+        """The move that all processes of the run make; each process calls it with the move that it wants.
 
         Raises:
-          PeerLost: as every method that meets other processes.
+          PeerLost: another process was lost; every method that communicates may raise it.
         """
 
     def share_restored(self, step: int | None) -> int | None:
-        """Gives all processes what the one that keeps files restored.
+        """Gives all processes what the process with `keeps_files` has restored; returns its step.
 
         Args:
-          step: at which it was saved; None when nothing was restored, or not by this process.
+          step: step of the restored checkpoint; None if this process has restored nothing.
         """
 
     def run_steps(self, num_steps: int) -> StepReport:
-        """Runs that many training steps and blocks until their numbers are known.
+        """Runs that many training steps and returns when their report is known.
 
-        Processes that wait for nobody may be some steps further by then, up to the agreed move's `until`.
+        Asynchronous workers may have run more steps by then, up to the agreed move's `until`.
 
         Raises:
-          NonFiniteStep: under on_nan=stop.
+          NonFiniteStep: a step was not finite, under on_nan=stop.
         """
 
     def evaluate(self, num_batches: int | None = None) -> Mapping[str, float]:
-        """'loss' and the task's metrics over the 'eval' split (its first batches), exact means."""
+        """Exact means of 'loss' and the task's metrics over the 'eval' split, or over its first `num_batches`."""
 
     def checkpointables(self) -> Mapping[str, tf.Variable | Mapping]:
         """Everything that a checkpoint saves, nested by kind, by canonical and unsharded names.
@@ -191,14 +191,14 @@ class Strategy(Protocol):
         """To be called after the checkpointables were assigned: the run resumes from their values and step."""
 
     def finish(self, completed: bool) -> None:
-        """Training is over, and everything kept: other processes of the run may end.
+        """Called when training is over and all files are written: the other processes of the run may end.
 
         Args:
-          completed: False when it was asked to stop before the last step.
+          completed: False if training was stopped before the last step.
         """
 
     def portable_model(self) -> keras.Model:
-        """A new float32 Keras model of the task with the present parameters and state."""
+        """A new float32 Keras model of the task with the current parameters and state."""
 
     def graph(self) -> tf.Graph | None:
-        """The graph of a training step, for TensorBoard."""
+        """The graph of a training step for TensorBoard; None if there is none."""

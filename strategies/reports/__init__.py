@@ -1,1 +1,1 @@
-"""What a run shows and writes: progress, metrics.jsonl, TensorBoard, summary.json. No file here knows a mode."""
+"""A run's outputs: progress display, metrics.jsonl, TensorBoard, profile, summary.json. No file knows a mode."""

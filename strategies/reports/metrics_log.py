@@ -1,4 +1,4 @@
-"""metrics.jsonl: one JSON object a line for every report and evaluation."""
+"""metrics.jsonl: one line, a JSON object, for each report and each evaluation."""
 
 import contextlib
 import json
@@ -12,14 +12,14 @@ from strategies.whole_file import write_whole
 
 
 class MetricsLog(Callback):
-    """Appends to `metrics.jsonl` in the run's directory; a resumed run goes on in the same file.
+    """Appends to `metrics.jsonl` in the run's directory; a resumed run appends to the same file.
 
-    Lines of steps after the checkpoint a run resumed from are dropped: those steps are taken again.
+    When a run resumes, the lines of steps after its checkpoint are dropped, because these steps are run again.
     """
 
     def begin(self, run: Run) -> None:
         self._path = run.directory / "metrics.jsonl"
-        _drop_what_comes_again(self._path, run)
+        _drop_repeated_lines(self._path, run)
         self._file = open(self._path, "a", encoding="utf-8")  # noqa: SIM115 (closed in `end`)
 
     def steps(self, report: StepReport) -> None:
@@ -42,7 +42,7 @@ class MetricsLog(Callback):
         self._write(kind="evaluation", step=step, **metrics)
 
     def end(self) -> None:
-        # Every line was flushed when it was written; one that could not be was reported then.
+        # Every line was flushed when it was written, and a failure was reported then.
         with contextlib.suppress(OSError):
             self._file.close()
 
@@ -58,17 +58,17 @@ def _section_fields(report: StepReport) -> dict:
     return {name: value for section in report.sections.values() for name, value in section.fields().items()}
 
 
-def _drop_what_comes_again(path: pathlib.Path, run: Run) -> None:
-    """Leaves out steps after the first, the evaluation that a finished run makes again, and half a line."""
+def _drop_repeated_lines(path: pathlib.Path, run: Run) -> None:
+    """Drops broken lines and those that this run writes again: later steps, and a finished run's evaluation."""
     if not path.exists():
         return
-    finished, kept = run.first_step >= run.last_step, []
+    finished, lines = run.first_step >= run.last_step, []
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
             record = json.loads(line)
             again = finished and (record["kind"], record["step"]) == ("evaluation", run.first_step)
             if record["step"] <= run.first_step and not again:
-                kept.append(line + "\n")
+                lines.append(line + "\n")
         except (ValueError, KeyError, TypeError):
-            continue  # half a line: the run before was killed while it wrote
-    write_whole(path, "".join(kept))
+            continue  # an incomplete line: the run was killed while it wrote
+    write_whole(path, "".join(lines))

@@ -17,13 +17,13 @@ class Profiler(Callback):
     def check(self, run: Run) -> None:
         if run.directory is None:
             raise UserError(
-                f"profile_steps={self._first}:{self._last}: this run has no directory to keep a profile in; "
-                "leave the profile out, or give a directory and no dry run"
+                f"profile_steps={self._first}:{self._last}: this run has no directory for the profile; "
+                "give a directory without dry_run, or omit profile_steps"
             )
         if not run.first_step <= self._first < run.last_step:
             raise UserError(
-                f"profile_steps={self._first}:{self._last}: this run takes steps "
-                f"{run.first_step} to {run.last_step - 1}; name some of them"
+                f"profile_steps={self._first}:{self._last}: this run runs steps {run.first_step} to "
+                f"{run.last_step - 1}; give a FIRST among them"
             )
 
     def begin(self, run: Run) -> None:

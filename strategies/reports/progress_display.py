@@ -1,4 +1,4 @@
-"""What a person sees of a run: a live bar on a terminal, plain lines anywhere else."""
+"""The progress of a run for a person: a live bar on a terminal, plain lines elsewhere."""
 
 import math
 import time
@@ -19,7 +19,7 @@ from strategies.contract import StepReport
 
 
 class ProgressDisplay(Callback):
-    """A rich progress bar, or one line every `line_seconds` where the output is no terminal."""
+    """A rich progress bar, or one line every `line_seconds` if the output is not a terminal."""
 
     def __init__(self, console: Console | None = None, *, line_seconds: float = 10.0):
         self._console = console or Console(highlight=False, soft_wrap=True)
@@ -71,7 +71,7 @@ class ProgressDisplay(Callback):
             self._bar = None
 
     def _print(self, text: str) -> None:
-        # Through the bar's own console, which draws the bar again below the line.
+        # The bar's own console redraws the bar below the line.
         self._console.print(text, markup=False)
 
 

@@ -1,11 +1,11 @@
-"""JSON as its standard has it: NaN and infinity, which it does not know, are written as null."""
+"""Standard JSON: NaN and infinity, which the standard lacks, are written as null."""
 
 import json
 from collections.abc import Mapping
 
 
 def dumps(value, *, indent: int | None = None) -> str:
-    """The text of `value`; what JSON has no type for (paths, say) is written as its str()."""
+    """The JSON text of `value`; an object without a JSON type (a path, say) is written as its str()."""
     return json.dumps(_finite(value), indent=indent, default=str, allow_nan=False)
 
 

@@ -1,4 +1,4 @@
-"""summary.json: what a run was and what came of it, in one file for programs to read."""
+"""summary.json: a run's settings and results in one file for programs to read."""
 
 import dataclasses
 import pathlib
@@ -16,11 +16,11 @@ from strategies.contract import SectionTotals, StepReport, Strategy, WorkerTime
 from strategies.reports.strict_json import dumps
 from strategies.whole_file import write_whole
 
-# Raise it when a field changes its meaning or goes; new fields may come without.
+# Raise it when a field changes its meaning or is removed; a new field does not need it.
 VERSION = 1
 # Report sections that have a key in every summary.json: null where no report had the section.
 _SECTIONS = ("parameter_servers",)
-# A worker that takes so many times as long as the others is named.
+# A worker is a straggler if its time is at least this multiple of the others' median.
 STRAGGLES_FROM = 1.2
 
 
@@ -28,7 +28,7 @@ STRAGGLES_FROM = 1.2
 class RunFigures(Callback):
     """Gathers a run's figures from its reports.
 
-    The first report is of the compiling step, so the steady rate is the median over the others.
+    The first report is of the step that compiles, so `images_per_second` is the median over the other reports.
     """
 
     first_seconds: float | None = None
@@ -65,7 +65,7 @@ class RunFigures(Callback):
         return [line for totals in self.sections.values() for line in totals.table()]
 
     def straggler(self) -> tuple[str, float] | None:
-        """The worker that the others wait for, and how many times their median its own time is; None if none."""
+        """The straggler's name, and its time divided by the median of the others'; None if there is none."""
         if len(self.workers) < 2:
             return None
         own = {name: time.busy_seconds + time.input_seconds for name, time in self.workers.items()}
@@ -83,23 +83,23 @@ class RunFigures(Callback):
 
 
 def peak_memory_bytes() -> dict[str, int]:
-    """The most memory each device has held, by name; 'host' is this process's peak resident size."""
+    """Peak memory of each device, by name; 'host' is the peak resident size of this process."""
     memory = psutil.Process().memory_info()
     found = {"host": getattr(memory, "peak_wset", None) or _peak_resident_bytes()}
-    for place in range(len(tf.config.list_physical_devices("GPU"))):
-        found[f"gpu:{place}"] = int(tf.config.experimental.get_memory_info(f"GPU:{place}")["peak"])
+    for index in range(len(tf.config.list_physical_devices("GPU"))):
+        found[f"gpu:{index}"] = int(tf.config.experimental.get_memory_info(f"GPU:{index}")["peak"])
     return found
 
 
 def _peak_resident_bytes() -> int:
-    import resource  # absent on Windows, where psutil knows
+    import resource  # Windows lacks it; psutil reports the peak there
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if platform.system() == "Darwin" else peak * 1024
 
 
 def versions() -> dict[str, str]:
-    """Versions of what decides the numbers."""
+    """Versions of Python and of the packages that decide the numbers."""
     packages = ("tensorflow", "keras", "numpy", "tensorflow-datasets")
     found = {"python": platform.python_version(), "towers": towers.__version__}
     for package in packages:
@@ -113,14 +113,14 @@ def versions() -> dict[str, str]:
 def summarize(figures: RunFigures, strategy: Strategy, *, outcome: str, settings: Mapping, seconds: float) -> dict:
     """The content of summary.json.
 
-    Steps and examples are those since the beginning, the rest is of this run alone.
+    Steps and examples include those of the runs that this one resumes; all other fields are of this run alone.
 
     Args:
-      figures: gathered over the run.
-      strategy: as the run left it.
+      figures: the figures of the whole run.
+      strategy: the strategy at the end of the run.
       outcome: 'completed', 'interrupted', 'not_finite' or 'failed'.
       settings: the flags.
-      seconds: wall time from the start of `fit` to its end.
+      seconds: wall time of `fit`.
     """
     straggler = figures.straggler()
     return {
@@ -149,5 +149,5 @@ def summarize(figures: RunFigures, strategy: Strategy, *, outcome: str, settings
 
 
 def write_summary(summary: Mapping, path: pathlib.Path) -> None:
-    """Writes the file, whole or not at all."""
+    """Writes the file; it is complete or unchanged."""
     write_whole(path, dumps(summary, indent=2) + "\n")

@@ -1,4 +1,4 @@
-"""Scalars and the graph of a training step for TensorBoard."""
+"""TensorBoard logs: scalars, histograms and the graph of a training step."""
 
 import contextlib
 from collections.abc import Mapping
@@ -50,16 +50,16 @@ class TensorBoardLog(Callback):
                 tf.summary.scalar(f"evaluation/{name}", value)
 
     def end(self) -> None:
-        # What could not be written was reported then.
+        # A failed write was reported when it happened.
         with contextlib.suppress(tf.errors.OpError):
             self._writer.close()
 
     @contextlib.contextmanager
     def _written_at(self, step: int):
-        """Within, summaries are of `step`; on leaving they are in the file.
+        """Context manager: summaries belong to `step`, and are in the file when it exits.
 
         Raises:
-          UserError: they can't be, as on a full disk.
+          UserError: they could not be written, as on a full disk.
         """
         try:
             with tf.device("/device:CPU:0"), self._writer.as_default(step=step):

@@ -1,1 +1,1 @@
-"""Parameter servers: processes that keep the parameters and update them, and those that compute for them."""
+"""Parameter servers: processes that hold and update the parameters, the workers that compute, and the chief."""

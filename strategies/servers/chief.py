@@ -1,7 +1,7 @@
-"""The strategy 'ps': parameters on servers, workers that pull and push, and the chief, which this is of.
+"""The strategy 'ps', as the chief sees it: parameters on servers, and workers that pull and push.
 
-The chief says how far to go, waits, and reports. Its own towers evaluate, and its variables are what checkpoints
-read and write: they are brought up to date when somebody looks.
+The chief decides how far the workers may go, waits, and reports. Its own towers evaluate. Checkpoints read and
+write its variables, which `collect` brings up to date.
 """
 
 import dataclasses
@@ -30,18 +30,19 @@ from towers.towers_engine import TowersEngine
 
 
 def check_options(options: StepOptions, servers: ServersOptions, num_workers: int) -> None:
-    """Raises UserError for what a group of servers can't do."""
+    """Raises UserError for options that a group of servers can't support."""
     check_rule(options.rule)
     if options.precision == "float16":
-        raise UserError("precision=float16 with strategy=ps: workers have no loss scale in common; use bfloat16")
+        raise UserError("precision=float16 with strategy=ps: workers do not share a loss scale; use bfloat16")
     if servers.is_sync and options.clipping.norm is not None:
         raise UserError(
-            "clip_norm with staleness=sync: no server has a whole parameter's mean gradient; use clip_global_norm"
+            f"clip_norm={options.clipping.norm:g} with staleness=sync: no server holds a whole parameter's mean "
+            "gradient; use clip_global_norm"
         )
     if servers.backup_workers >= num_workers:
         raise UserError(
-            f"backup_workers={servers.backup_workers} of {num_workers} workers: a step needs at least one "
-            f"gradient; use at most {num_workers - 1}"
+            f"backup_workers={servers.backup_workers} with {num_workers} workers: a step needs the gradient of at "
+            f"least one worker; use at most backup_workers={num_workers - 1}"
         )
 
 
@@ -61,13 +62,14 @@ class ServersStrategy(SynchronousStrategy):
         startup_timeout_seconds: float,
     ):
         """Args:
+        task, devices, options, shares: as of `strategies.towers.towers_strategy`.
         group: connections to the servers.
         servers: how the group works.
-        num_workers: how many compute.
-        startup_timeout_seconds: how long to wait for the workers to come.
+        num_workers: number of workers in the cluster.
+        startup_timeout_seconds: seconds to wait for the workers to connect.
 
         Raises:
-          UserError: what servers can't do.
+          UserError: options or a model that servers can't support.
         """
 
         def make_engine(model, batch_spec):
@@ -75,14 +77,14 @@ class ServersStrategy(SynchronousStrategy):
 
         self._group, self._servers, self._num_workers = group, servers, num_workers
         self._startup_timeout_seconds = startup_timeout_seconds
-        self._together = num_workers if servers.is_sync else 1
-        super().__init__("ps", task, options, make_engine, devices.num_towers * self._together)
+        self._workers_per_batch = num_workers if servers.is_sync else 1
+        super().__init__("ps", task, options, make_engine, devices.num_towers * self._workers_per_batch)
         self._layout = Layout(
             shapes={name: tuple(value.shape) for name, value in self.engine.parameters().items()},
             num_servers=len(group.servers),
         )
         self._check_model()
-        self._stop_asked = self._all_came = self._finished = False
+        self._stop_asked = self._all_connected = self._finished = False
         self._absent: list[int] = []
         self._workers: Mapping[str, Mapping] = {}
         self._reported_at: float | None = None
@@ -91,15 +93,25 @@ class ServersStrategy(SynchronousStrategy):
     def _check_model(self) -> None:
         if self.engine.placement.constraints:
             named = ", ".join(self.engine.placement.constraints)
-            raise UserError(f"constraint on {named}: servers keep pieces of parameters; use another strategy")
-        if self._together > 1 and self.options.batch_stats == "synced" and batch_norm_layers(self.model):
-            raise UserError("batch_stats=synced with staleness=sync: workers meet after the step; use average")
-        if len({value.dtype for value in self.engine.parameters().values()}) > 1:
-            raise UserError("parameters of several precisions with strategy=ps: servers keep one vector of one")
+            raise UserError(
+                f"constraint on {named} with strategy=ps: a constraint needs the whole parameter, and servers "
+                "hold pieces; remove the constraint or use another strategy"
+            )
+        if self._workers_per_batch > 1 and self.options.batch_stats == "synced" and batch_norm_layers(self.model):
+            raise UserError(
+                "batch_stats=synced with staleness=sync: workers exchange nothing within a step; "
+                "use batch_stats=average"
+            )
+        dtypes = sorted({value.dtype.name for value in self.engine.parameters().values()})
+        if len(dtypes) > 1:
+            raise UserError(
+                f"parameters of {' and '.join(dtypes)} with strategy=ps: servers hold all parameters in one "
+                "vector; build the model with one dtype or use another strategy"
+            )
         if self._servers.is_sync and self.options.accumulation > 1 and self.engine.state():
             raise UserError(
-                f"accumulation={self.options.accumulation} with staleness=sync and batch statistics: workers meet "
-                "once a step, not once a microbatch; use --accumulation=1 or --strategy=ring"
+                f"accumulation={self.options.accumulation} with staleness=sync and batch statistics: workers "
+                "exchange once a step, not once a microbatch; use accumulation=1 or strategy=ring"
             )
 
     @property
@@ -108,79 +120,82 @@ class ServersStrategy(SynchronousStrategy):
 
     @property
     def part_shares(self) -> tuple[float, ...]:
-        return tuple(share / sum(self.engine.shares) for share in self.engine.shares) * self._together
+        return tuple(share / sum(self.engine.shares) for share in self.engine.shares) * self._workers_per_batch
 
     def agree(self, move: Move) -> Move:
-        """A worker that was asked to stop stops all."""
+        """The chief decides; it stops also when a worker was asked to stop."""
         self._until = move.until
         return dataclasses.replace(move, stop=move.stop or self._stop_asked)
 
     def run_steps(self, num_steps: int) -> StepReport:
-        # Between two calls the workers go on, if nothing was due.
+        # Unless something paused them, the workers have computed since the last report.
         began = self._reported_at or time.perf_counter()
         bad_step = self._run_to(self.step + num_steps)
-        taken, _ = self._group.ask(0, "report")
+        figures, _ = self._group.ask(0, "report")
         self._reported_at = time.perf_counter()
-        self._stop_asked = taken["stop_asked"]
-        self._count(taken)
-        report = self._report(taken, self._reported_at - began)
+        self._stop_asked = figures["stop_asked"]
+        self._count(figures)
+        report = self._report(figures, self._reported_at - began)
         if bad_step is not None:
             raise NonFiniteStep(
                 f"step {bad_step} is not finite and was not applied: lower the learning rate, clip the gradients, "
-                "clean the data, or go on with on_nan=skip",
+                "clean the data, or skip such steps with on_nan=skip",
                 step=bad_step,
             )
         return report
 
     def _run_to(self, wanted: int) -> int | None:
-        """Waits until so many steps are done, or one went wrong, which is returned.
+        """Waits until `wanted` steps are done or a step was not finite; that step, or None.
 
         Raises:
-          PeerLost: for too long nothing happened; who is missing is named.
+          PeerLost: no step was done within the timeout; the message names the missing workers.
         """
-        moved, before = time.monotonic(), self.step
+        last_change, before = time.monotonic(), self.step
         while True:
-            told, _ = self._group.ask(0, "run_to", wanted=wanted, until=max(wanted, self._until))
-            self._absent = told["absent"]
-            self._all_came = self._all_came or not self._absent
-            if told["reached"] or told["bad_step"] is not None:
-                return told["bad_step"]
-            if told["done"] != before:
-                moved, before = time.monotonic(), told["done"]
-            limit = self._patience_seconds if self._all_came else self._startup_timeout_seconds
-            if time.monotonic() - moved > limit:
-                missing = told["absent"] or told["missing"] or range(self._num_workers)
-                late = "did not answer" if self._all_came else "did not come"
-                raise PeerLost(
-                    f"{_named(missing)} {late} within {limit:g} seconds at step {before}: start it again"
-                )
-            # Workers end when another server is lost; who looks on must not wait for them.
+            reply, _ = self._group.ask(0, "run_to", wanted=wanted, until=max(wanted, self._until))
+            self._absent = reply["absent"]
+            self._all_connected = self._all_connected or not self._absent
+            if reply["reached"] or reply["bad_step"] is not None:
+                return reply["bad_step"]
+            if reply["done"] != before:
+                last_change, before = time.monotonic(), reply["done"]
+            limit = self._patience_seconds if self._all_connected else self._startup_timeout_seconds
+            if time.monotonic() - last_change > limit:
+                missing = reply["absent"] or reply["missing"] or range(self._num_workers)
+                late = "did not answer" if self._all_connected else "did not connect"
+                raise PeerLost(f"{_named(missing)} {late} within {limit:g} seconds at step {before}: restart it")
+            # Workers end when another server is lost. This request finds that out, so the chief does not wait for
+            # the workers in vain.
             self._group.ask_all("keys")
 
     @property
     def _patience_seconds(self) -> float:
-        """How long nothing may happen; without waiting, another has as long again for a lost worker's step."""
+        """Seconds to wait for the next step to be done.
+
+        Asynchronous: one timeout until a silent worker counts as lost, and one more for the worker that then
+        computes the step.
+        """
         return self._servers.timeout_seconds * (1 if self._servers.is_sync else 2)
 
-    def _report(self, taken: Mapping, seconds: float) -> StepReport:
-        means = {name: mean_of(*pair) for name, pair in taken["sums"].items()}
-        workers = [self._worker_figures(name, total) for name, total in taken["workers"].items()]
-        self._workers = taken["workers"]
+    def _report(self, figures: Mapping, seconds: float) -> StepReport:
+        means = {name: mean_of(*pair) for name, pair in figures["sums"].items()}
+        workers = [self._worker_figures(name, total) for name, total in figures["workers"].items()]
+        self._workers = figures["workers"]
         return StepReport(
-            step=taken["done"],
-            num_steps=taken["num_steps"],
-            examples=taken["examples"],
+            step=figures["done"],
+            num_steps=figures["num_steps"],
+            examples=figures["examples"],
             loss=means.pop("loss", math.nan),
             metrics=means,
-            learning_rate=self.options.schedule(taken["done"] - 1),
-            gradient_norm=math.nan if taken["norm"] is None else taken["norm"],
-            skipped=taken["skipped"],
+            learning_rate=self.options.schedule(figures["done"] - 1),
+            gradient_norm=math.nan if figures["norm"] is None else figures["norm"],
+            skipped=figures["skipped"],
             seconds=seconds,
             input_seconds=max((worker.input_seconds for worker in workers), default=0.0),
             sections={
                 SECTION: ServersReport(
-                    staleness={int(staleness): count for staleness, count in taken["staleness"]},
-                    turned_away=taken["turned_away"],
+                    staleness={int(staleness): count for staleness, count in figures["staleness"]},
+                    turned_away=figures["turned_away"],
                     absent=tuple(_names(self._absent)),
                     workers=tuple(workers),
                     servers=tuple(self._server_figures()),
@@ -189,41 +204,38 @@ class ServersStrategy(SynchronousStrategy):
         )
 
     def _worker_figures(self, name: str, total: Mapping) -> WorkerFigures:
-        """Since the last report, but for what is a maximum or counts failures."""
+        """A worker's figures since the last report; its failures and its maximum are since the run began."""
         before = self._workers.get(name, {})
         summed = ("steps", "busy_seconds", "input_seconds", "staleness_sum")
         return WorkerFigures(name=name, **(total | {what: total[what] - before.get(what, 0) for what in summed}))
 
     def _server_figures(self):
-        """Since the beginning."""
         size = next(iter(self.engine.parameters().values())).dtype.size * (1 + len(self.engine.slots()))
-        for place, (told, _) in enumerate(self._group.ask_all("figures")):
-            piece = self._layout.piece(place)
-            kept = (piece.stop - piece.start) * size
-            yield ServerFigures(name=self._group.servers[place].name, kept_bytes=kept, **told)
+        for server, (figures, _) in enumerate(self._group.ask_all("figures")):
+            piece = self._layout.piece(server)
+            held = (piece.stop - piece.start) * size
+            yield ServerFigures(name=self._group.servers[server].name, kept_bytes=held, **figures)
 
-    def _count(self, told: Mapping) -> None:
-        """Takes over what server 0 counted since this process gave it everything."""
-        totals, counters = told["totals"], self.engine.counters
-        counters.step.assign(told["done"])
+    def _count(self, reply: Mapping) -> None:
+        """Sets the counters: the values given to the servers plus what server 0 has counted since then."""
+        totals, counters = reply["totals"], self.engine.counters
+        counters.step.assign(reply["done"])
         counters.examples.assign(self._given["examples"] + totals["examples"])
         counters.updates.assign(self._given["updates"] + totals["steps"] - totals["skipped"])
         counters.skipped.assign(self._given["skipped"] + totals["skipped"])
 
     def _pause(self) -> None:
-        """Until nobody computes: what is kept is then the same on all servers."""
+        """Waits until no worker computes: all servers then hold the values after the same steps."""
         self._reported_at = None
         since = time.monotonic()
         while True:
-            told, _ = self._group.ask(0, "pause")
-            if told["idle"]:
-                self._count(told)
+            reply, _ = self._group.ask(0, "pause")
+            if reply["idle"]:
+                self._count(reply)
                 return
             if time.monotonic() - since > self._patience_seconds:
-                missing = _named(told["missing"])
-                raise PeerLost(
-                    f"{missing} did not answer within {self._patience_seconds:g} seconds: start it again"
-                )
+                missing = _named(reply["missing"])
+                raise PeerLost(f"{missing} did not answer within {self._patience_seconds:g} seconds: restart it")
 
     def evaluate(self, num_batches: int | None = None) -> dict[str, float]:
         self.collect()
@@ -240,16 +252,16 @@ class ServersStrategy(SynchronousStrategy):
     def finish(self, completed: bool) -> None:
         self.collect()
         self._finished = True
-        # Workers hear of it from server 0: by then the others know.
+        # Server 0 is last: workers learn of the end from it, and then the other servers know already.
         for server in reversed(range(len(self._group.servers))):
             self._group.ask(server, "end", how="done" if completed else "interrupted")
         self._group.close()
 
     def graph(self) -> None:
-        """None: the chief's own towers don't train."""
+        """None: the chief's own towers do not train."""
 
     def _give_all(self) -> None:
-        """The servers take over this process's values; workers begin at its step."""
+        """Sends this process's values to the servers; the workers begin at its step."""
         engine, rule = self.engine, self.options.rule
         vector = self._layout.joined([value.numpy() for value in engine.parameters().values()])
         slots = {
@@ -285,11 +297,11 @@ class ServersStrategy(SynchronousStrategy):
         if self._finished:
             return
         self._pause()
-        answers = self._group.ask_all("pull", key=KEY)
-        self._assign(self.engine.parameters(), np.concatenate([piece for _, (piece,) in answers]))
-        answers = self._group.ask_all("get_slots", key=KEY)
-        for place, slot in enumerate(answers[0][0]["names"]):
-            self._assign(self.engine.slots()[slot], np.concatenate([arrays[place] for _, arrays in answers]))
+        replies = self._group.ask_all("pull", key=KEY)
+        self._assign(self.engine.parameters(), np.concatenate([piece for _, (piece,) in replies]))
+        replies = self._group.ask_all("get_slots", key=KEY)
+        for index, slot in enumerate(replies[0][0]["names"]):
+            self._assign(self.engine.slots()[slot], np.concatenate([arrays[index] for _, arrays in replies]))
         _, (state,) = self._group.ask(0, "get_state")
         begin = 0
         for variable in self.engine.state().values():

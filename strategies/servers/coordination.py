@@ -1,4 +1,4 @@
-"""What server 0 answers beyond the others: who computes next, what a step came to, how the run ends."""
+"""The requests that server 0 alone answers: which worker computes what, the steps' results, the end of the run."""
 
 import math
 import threading
@@ -15,13 +15,17 @@ from strategies.servers.tally import Tally
 from strategies.servers.wire import Content, Message
 from towers.updates.clipping import Clipping
 
-# How long a worker's question is kept before it is told to ask again: it notices a lost server meanwhile.
+# The longest time that a request waits here for its reply; the client then repeats it, and notices lost servers.
 PATIENCE_SECONDS = 2.0
+# The key of the vector of all parameters.
 KEY = "parameters"
 
 
 class Coordination:
-    """One method a question; its name is the question's. State (batch statistics) is small and kept here whole."""
+    """One method for each request, by the request's name.
+
+    The model's state (batch statistics) is small: server 0 holds all of it.
+    """
 
     def __init__(
         self,
@@ -34,12 +38,12 @@ class Coordination:
         connect_others: Callable[[], Group],
     ):
         """Args:
-        options: of the group.
-        clipping: of averaged gradients.
+        options: how the group works.
+        clipping: clipping of averaged gradients.
         store: this server's own vectors.
-        num_workers: how many take part.
-        stops_if_bad: whether no step is begun after one that was not finite.
-        connect_others: makes connections to the other servers.
+        num_workers: number of workers in the cluster.
+        stops_if_bad: whether no step begins after one that was not finite.
+        connect_others: connects to the other servers.
         """
         self._options, self._clipping, self._store = options, clipping, store
         self._num_workers, self._connect_others = num_workers, connect_others
@@ -57,7 +61,7 @@ class Coordination:
         self._end: str | None = None
 
     def start(self, message: Message, arrays) -> Content:
-        """The chief has set all vectors: workers may ask for steps from message['step'] on."""
+        """The chief has set all vectors: workers may begin steps from message["step"] on."""
         first, options = message["step"], self._options
         self._state, self._averaged = arrays
         if options.is_sync:
@@ -71,22 +75,22 @@ class Coordination:
         return {}, ()
 
     def run_to(self, message: Message, arrays) -> Content:
-        """The chief lets all work up to a step, and asks again and again whether so many are done."""
+        """The chief allows steps below "until" and waits for "wanted" steps to be done; it repeats the request."""
         if self._bad_step is None:
             self._admission.run_to(message["until"])
         reached = self._admission.wait(message["wanted"], PATIENCE_SECONDS)
-        everyone = range(self._num_workers)
-        told = {
+        workers = range(self._num_workers)
+        reply = {
             "reached": reached,
             "done": self._admission.done,
-            "missing": self._admission.missing(everyone),
-            "absent": sorted(set(everyone) - self._present),
+            "missing": self._admission.missing(workers),
+            "absent": sorted(set(workers) - self._present),
             "bad_step": self._bad_step,
         }
-        return told, ()
+        return reply, ()
 
     def pause(self, message: Message, arrays) -> Content:
-        """The chief wants to look at everything: nobody begins a step, and those that were begun end."""
+        """The chief wants to read everything: no worker begins a step, and the steps that were begun end."""
         idle = self._admission.pause(PATIENCE_SECONDS)
         missing = self._admission.missing(range(self._num_workers))
         return {"idle": idle, "missing": missing, **self._so_far()}, ()
@@ -96,17 +100,18 @@ class Coordination:
             return {"done": self._admission.done, "totals": self._tally.totals()}
 
     def report(self, message: Message, arrays) -> Content:
+        """The figures of the steps since the last report."""
         turned_away = self._admission.turned_away if self._options.is_sync else 0
         with self._state_lock:
-            told = {"done": self._admission.done, "totals": self._tally.totals(), **self._tally.take()}
-        return {**told, "turned_away": turned_away, "stop_asked": self._stop_asked}, ()
+            figures = {"done": self._admission.done, "totals": self._tally.totals(), **self._tally.take()}
+        return {**figures, "turned_away": turned_away, "stop_asked": self._stop_asked}, ()
 
     def get_state(self, message: Message, arrays) -> Content:
         with self._state_lock:
             return {}, [self._state.copy()]
 
     def end(self, message: Message, arrays) -> Content:
-        """The chief ends the run; workers are told how when they ask next."""
+        """The chief ends the run; workers learn how it ended from the reply to their next `begin`."""
         self._end = message["how"]
         if self._admission is not None:
             self._admission.end()
@@ -114,7 +119,11 @@ class Coordination:
         return {}, ()
 
     def begin(self, message: Message, arrays) -> Content:
-        """A worker's next step, with the state and this server's piece; or how the run ended; or to ask again."""
+        """A worker asks for its next step.
+
+        The reply holds the step, the state and this server's piece of the parameters; or how the run ended; or
+        "again": the worker is to repeat the request.
+        """
         worker = message["worker"]
         self._present.add(worker)
         self._stop_asked = self._stop_asked or message["stop_asked"]
@@ -122,33 +131,33 @@ class Coordination:
             return {"again": True}, ()
         if self._end is not None:
             return {"end": self._end}, ()
-        given = self._admission.begin(worker, PATIENCE_SECONDS)
-        if given is None:
+        admitted = self._admission.begin(worker, PATIENCE_SECONDS)
+        if admitted is None:
             return ({"end": self._end} if self._end is not None else {"again": True}), ()
-        number, done = (given, given) if self._options.is_sync else (given.number, given.done)
+        step, done = (admitted, admitted) if self._options.is_sync else (admitted.step, admitted.done)
         with self._state_lock:
             state = self._state.copy()
-        told, (piece,) = self._store.pull({"key": KEY}, ())
-        return {"number": number, "done": done, **told}, [state, piece]
+        pulled, (piece,) = self._store.pull({"key": KEY}, ())
+        return {"step": step, "done": done, **pulled}, [state, piece]
 
     def lost(self, worker: int) -> None:
-        """A worker's connection broke before the run's end."""
+        """A worker's connection broke."""
         self._present.discard(worker)
         if self._end is None and self._admission is not None:
             self._tally.add_failure(f"worker:{worker}")
             self._admission.lost(worker)
 
     def overdue(self) -> set[int]:
-        """Workers that have a step for too long, which others are to do."""
+        """Workers that have held a step for more than the timeout; other workers are to compute these steps."""
         waits = self._end is None and self._admission is not None
         return self._admission.overdue(self._options.timeout_seconds) if waits else set()
 
     def admit(self, message: Message, arrays) -> Content:
-        """Synchronous: whether a worker's gradient is still wanted."""
-        return {"wanted": self._admission.admit(message["worker"], message["number"])}, ()
+        """Synchronous steps: whether the round takes a worker's gradient."""
+        return {"wanted": self._admission.admit(message["worker"], message["step"])}, ()
 
     def finish(self, message: Message, arrays) -> Content:
-        """A worker's gradient is with all other servers; the rest of it is here."""
+        """A worker sends server 0's piece of its gradient; the other servers hold theirs."""
         change, *gradient = arrays
         if self._options.is_sync:
             self._finish_part(message, change, gradient)
@@ -157,64 +166,68 @@ class Coordination:
         return {}, ()
 
     def _finish_alone(self, message, change, gradient) -> None:
-        number, finite = message["number"], message["finite"]
-        told = message["told"]
-        # In one: who is admitted by this gets the state, and then the parameters, only after the update; and a
-        # report of so many steps has all their numbers.
+        step, finite, figures = message["step"], message["finite"], message["figures"]
+        # All under one lock: a worker that this step admits reads the state, and then the parameters, only after
+        # the update; and a report that counts this step has its figures.
         with self._state_lock:
-            if not self._admission.use(Ticket(number, message["worker"], message["done"])):
+            if not self._admission.use(Ticket(step, message["worker"], message["done"])):
                 return
             largest = None
             if finite:
                 staleness = self._store.push(message, gradient)[0]["staleness"]
                 largest = max(staleness, *message["staleness_elsewhere"], 0)
                 self._state += change
-            self._note_bad(number, finite)
-            self._tally.add_part(f"worker:{message['worker']}", told, largest)
-            self._tally.add_step(told["sums"], told["norm"], finite=finite)
+            self._note_bad(step, finite)
+            self._tally.add_part(f"worker:{message['worker']}", figures, largest)
+            self._tally.add_step(figures["sums"], figures["norm"], finite=finite)
 
     def _finish_part(self, message, change, gradient) -> None:
-        worker, number = message["worker"], message["number"]
+        worker, step = message["worker"], message["step"]
         if not self._options.backup_workers:
-            self._admission.admit(worker, number)
+            self._admission.admit(worker, step)
         self._store.hold(message, gradient)
         self._parts[worker] = message, change
-        complete = self._admission.give(worker, number)
+        complete = self._admission.give(worker, step)
         if complete is not None:
-            self._finish_round(number, complete)
+            self._finish_round(step, complete)
 
-    def _finish_round(self, number: int, workers: Sequence[int]) -> None:
-        """Averages and applies, on all servers; one thread is here at a time, the round's last worker's."""
+    def _finish_round(self, step: int, workers: Sequence[int]) -> None:
+        """Averages the gradients and applies the update on all servers.
+
+        It runs in the thread of the worker that completes the round, so never in two threads at a time.
+        """
         parts = [self._parts.pop(worker) for worker in workers]
         weight = sum(message["weight"] for message, _ in parts)
-        question = {"key": KEY, "number": number, "workers": list(workers)}
-        squares = [answer["square"] for answer in self._ask_all("square", question)]
+        request = {"key": KEY, "step": step, "workers": list(workers)}
+        squares = [reply["square"] for reply in self._ask_all("square", request)]
         norm = math.sqrt(sum(squares)) / weight if weight else 0.0
         finite = math.isfinite(norm) and all(message["finite"] for message, _ in parts)
         bound = self._clipping.global_norm
         scale = min(1.0, bound / norm) if bound is not None and norm > 0 else 1.0
         apply = {"finite": finite, "weight": weight, "scale": scale, "rate": parts[0][0]["rate"]}
-        self._ask_all("apply", question | apply)
-        # In one, as a step of `_finish_alone`.
+        self._ask_all("apply", request | apply)
+        # All under one lock, as in `_finish_alone`.
         with self._state_lock:
             if finite and weight:
                 # State that is not averaged changes by the first worker's change alone; the others send zeros.
                 divisors = np.where(self._averaged, weight, 1.0)
                 self._state += sum(change for _, change in parts) / divisors
-            self._note_bad(number, finite)
+            self._note_bad(step, finite)
             for message, _ in parts:
-                self._tally.add_part(f"worker:{message['worker']}", message["told"])
-            self._tally.add_step(_added(message["told"]["sums"] for message, _ in parts), norm, finite=finite)
+                self._tally.add_part(f"worker:{message['worker']}", message["figures"])
+            sums = _added(message["figures"]["sums"] for message, _ in parts)
+            self._tally.add_step(sums, norm, finite=finite)
             self._admission.applied()
 
-    def _ask_all(self, what: str, question: dict) -> list[Message]:
-        answers = self._others.asked_all(what, **question)
-        own = getattr(self._store, what)(question, ())[0]
-        return [own, *(answer for answer, _ in answers())]
+    def _ask_all(self, what: str, request: dict) -> list[Message]:
+        """Every server's reply, this server's first."""
+        replies_of_others = self._others.start_asking_all(what, **request)
+        own = getattr(self._store, what)(request, ())[0]
+        return [own, *(reply for reply, _ in replies_of_others())]
 
-    def _note_bad(self, number: int, finite: bool) -> None:
+    def _note_bad(self, step: int, finite: bool) -> None:
         if not finite and self._stops_if_bad and self._bad_step is None:
-            self._bad_step = number
+            self._bad_step = step
             self._admission.run_to(0)
 
     def close(self) -> None:
@@ -222,9 +235,9 @@ class Coordination:
 
 
 def _added(sums) -> dict[str, list[float]]:
-    """Totals and weights of several parts."""
+    """The (total, weight) pairs of several parts, added by name."""
     total: dict[str, list[float]] = {}
-    for of_part in sums:
-        for name, pair in of_part.items():
+    for part in sums:
+        for name, pair in part.items():
             total[name] = [a + b for a, b in zip(total.get(name, (0.0, 0.0)), pair, strict=True)]
     return total

@@ -173,7 +173,7 @@ def described_staleness(counts: Mapping[int, int]) -> dict:
 
 def _server_row(name: str, server: Mapping, *, is_fullest: bool) -> str:
     return (
-        f"{name:<10} keeps {server['kept_bytes'] / _MIB:8.2f} MiB  {server['pulls']:>7} pulls  "
+        f"{name:<10} holds {server['kept_bytes'] / _MIB:8.2f} MiB  {server['pulls']:>7} pulls  "
         f"{server['pushes']:>7} pushes  {server['sent_bytes'] / _MIB:9.1f} MiB out  "
         f"{server['received_bytes'] / _MIB:9.1f} MiB in{'  (fullest)' if is_fullest else ''}"
     )

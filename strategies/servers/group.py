@@ -1,4 +1,4 @@
-"""The connections of a chief or a worker to all servers."""
+"""The connections of one process to all servers."""
 
 import contextlib
 import socket
@@ -17,11 +17,11 @@ _CONNECT_SECONDS = 5.0
 
 
 class Group:
-    """All servers of a run, in order.
+    """All servers of a run, by index.
 
     Attributes:
-      servers: who they are.
-      connections: one to each.
+      servers: the servers as members of the cluster.
+      connections: one connection to each server.
     """
 
     def __init__(self, servers: Sequence[Member], connections: Sequence[Connection]):
@@ -38,19 +38,19 @@ class Group:
         startup_timeout_seconds: float,
         timeout_seconds: float,
     ) -> "Group":
-        """Waits for all servers to come.
+        """Connects to all servers, and waits until each of them listens.
 
         Args:
-          servers: whom to connect to.
-          this: who connects.
-          settings: a checksum of each setting that all must have alike; {} for none.
-          secret: as the servers'.
-          startup_timeout_seconds: how long to wait for each.
-          timeout_seconds: how long one may be silent from then on.
+          servers: the servers to connect to.
+          this: this process.
+          settings: checksums of the settings that must be the same in all processes, by name; {} checks nothing.
+          secret: the servers' secret.
+          startup_timeout_seconds: seconds to wait for the servers to listen.
+          timeout_seconds: seconds that a connected server may be silent before it counts as lost.
 
         Raises:
-          PeerLost: one did not come; it is named.
-          UserError: this process was started with other settings, or another secret.
+          PeerLost: a server did not listen in time; the message names it.
+          UserError: this process was started with other settings or another secret than a server.
         """
         deadline = time.monotonic() + startup_timeout_seconds
         hello = {"role": this.role, "index": this.index, "settings": dict(settings), "secret": secret}
@@ -62,73 +62,76 @@ class Group:
             to_close.pop_all()
         return cls(servers, connections)
 
-    def ask(self, server: int, what: str, arrays: Sequence[np.ndarray] = (), **question) -> tuple[Message, list]:
-        """One server's answer.
+    def ask(self, server: int, what: str, arrays: Sequence[np.ndarray] = (), **fields) -> tuple[Message, list]:
+        """One server's reply to the request named `what`.
 
         Raises:
-          PeerLost: it is gone or silent.
+          PeerLost: the server is lost or silent.
         """
-        (answer,) = self.ask_each(what, {server: ({}, arrays)}, **question)
-        return answer
+        (reply,) = self.ask_each(what, {server: ({}, arrays)}, **fields)
+        return reply
 
     def ask_in_turn(
-        self, server: int, *questions: tuple[Mapping, Sequence[np.ndarray]]
+        self, server: int, *requests: tuple[Mapping, Sequence[np.ndarray]]
     ) -> list[tuple[Message, list]]:
-        """One server's answers to several questions, all sent before the first answer is read; raises as `ask`."""
-        self._guarded(server, lambda c: c.send_all(questions))
-        return self._answers([server] * len(questions))
+        """One server's replies to several requests, all sent before the first reply is read; raises as `ask`."""
+        self._guarded(server, lambda c: c.send_all(requests))
+        return self._replies([server] * len(requests))
 
-    def ask_all(self, what: str, **question) -> list[tuple[Message, list]]:
-        """Every server's answer to the same question; raises as `ask`."""
-        return self.asked_all(what, **question)()
+    def ask_all(self, what: str, **fields) -> list[tuple[Message, list]]:
+        """Every server's reply to the same request; raises as `ask`."""
+        return self.start_asking_all(what, **fields)()
 
-    def asked_all(self, what: str, **question) -> Callable[[], list[tuple[Message, list]]]:
-        """Asks as `ask_all`; the answers are waited for when what it returns is called."""
-        return self._asked_each(what, {place: ({}, ()) for place in range(len(self.servers))}, **question)
+    def start_asking_all(self, what: str, **fields) -> Callable[[], list[tuple[Message, list]]]:
+        """Sends a request to every server; returns a function that waits for the replies."""
+        return self._start_asking(what, {server: ({}, ()) for server in range(len(self.servers))}, **fields)
 
-    def ask_each(self, what: str, questions: Mapping[int, Content], **question) -> list[tuple[Message, list]]:
-        """The answers of some servers, each to its own question; all are asked before the first answer is read.
+    def ask_each(self, what: str, requests: Mapping[int, Content], **fields) -> list[tuple[Message, list]]:
+        """The replies of some servers, each to its own request; all are sent before the first reply is read.
+
+        Args:
+          what: name of the request.
+          requests: each server's own fields and arrays, by the server's index.
+          **fields: fields that all these requests share.
 
         Raises:
-          UserError, Refused: one server's words; the others' answers have been read.
+          UserError, Refused: a server raised it; the other servers' replies have been read.
           PeerLost: as `ask`.
         """
-        return self._asked_each(what, questions, **question)()
+        return self._start_asking(what, requests, **fields)()
 
-    def _asked_each(self, what, questions, **question) -> Callable[[], list[tuple[Message, list]]]:
-        for server, (own, arrays) in questions.items():
-            self._guarded(
-                server, lambda c, own=own, arrays=arrays: c.send({"ask": what, **question, **own}, arrays)
-            )
-        return lambda: self._answers(questions)
+    def _start_asking(self, what, requests, **fields) -> Callable[[], list[tuple[Message, list]]]:
+        for server, (own, arrays) in requests.items():
+            self._guarded(server, lambda c, own=own, arrays=arrays: c.send({"ask": what, **fields, **own}, arrays))
+        return lambda: self._replies(requests)
 
-    def _answers(self, servers: Iterable[int]) -> list[tuple[Message, list]]:
-        """All are read, also after one said no: the next question must not get an answer to this one."""
-        answers, no = [], None
+    def _replies(self, servers: Iterable[int]) -> list[tuple[Message, list]]:
+        """Reads all replies, also after an error: an unread reply would be taken for the next request's."""
+        replies, first_error = [], None
         for server in servers:
             try:
-                answers.append(self._guarded(server, lambda c: c.answer()))
+                replies.append(self._guarded(server, lambda c: c.answer()))
             except (UserError, Refused) as error:
-                no = no or error
-        if no is not None:
-            raise no
-        return answers
+                first_error = first_error or error
+        if first_error is not None:
+            raise first_error
+        return replies
 
     def check(self, server: int) -> None:
-        """Raises PeerLost if the server has closed its connection since its last answer."""
+        """Raises PeerLost if the server has closed its connection since its last reply."""
         self._guarded(server, lambda c: c.check())
 
     def _guarded(self, server: int, act):
         try:
             return act(self.connections[server])
         except OSError as error:
-            # One server's end is soon the others': whose came first can't be told, but it is among them.
-            places = [place for place in range(len(self.servers)) if place == server or self._is_closed(place)]
-            lost = [f"{self.servers[place].name} ({self.servers[place].address})" for place in places]
+            # When one server ends, the others end soon after. Which was first is unknown here, so all are named.
+            indices = [index for index in range(len(self.servers)) if index == server or self._is_closed(index)]
+            lost = [f"{self.servers[index].name} ({self.servers[index].address})" for index in indices]
             were = "were" if len(lost) > 1 else "was"
             what = "silent for too long" if isinstance(error, TimeoutError) else "lost"
             raise PeerLost(
-                f"{', '.join(lost)} {were} {what}: start all again, they go on from the last checkpoint"
+                f"{', '.join(lost)} {were} {what}: restart all processes; they resume from the last checkpoint"
             ) from error
 
     def _is_closed(self, server: int) -> bool:
@@ -139,7 +142,7 @@ class Group:
         return False
 
     def close(self) -> None:
-        """The servers take it for a loss, unless the run has ended."""
+        """Closes all connections; before the end of the run the servers count this process as lost."""
         for connection in self.connections:
             connection.close()
 
@@ -148,7 +151,7 @@ def _introduced(
     server: Member, hello: Message, deadline: float, waited: float, timeout_seconds: float
 ) -> Connection:
     while True:
-        # Also who accepts and then says nothing did not come.
+        # The deadline holds also for a server that accepts the connection and then is silent.
         left = max(deadline - time.monotonic(), _RETRY_SECONDS)
         try:
             connected = socket.create_connection((server.host, server.port), timeout=min(left, _CONNECT_SECONDS))
@@ -157,11 +160,11 @@ def _introduced(
             connected.settimeout(timeout_seconds)
             return connection
         except Refused as error:
-            raise UserError(f"{server.name} ({server.address}) lets this process not in: {error}") from error
+            raise UserError(f"{server.name} ({server.address}) refused this process: {error}") from error
         except OSError as error:
             if time.monotonic() > deadline:
                 raise PeerLost(
-                    f"{server.name} ({server.address}) did not come within {waited:g} seconds "
-                    f"({error}): start it, or raise --startup_timeout_seconds"
+                    f"{server.name} ({server.address}) could not be reached within {waited:g} seconds "
+                    f"({error}): start it, or raise startup_timeout_seconds"
                 ) from error
             time.sleep(_RETRY_SECONDS)

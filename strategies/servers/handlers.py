@@ -1,4 +1,4 @@
-"""What every server answers: the keys and values it keeps, and its piece of a synchronous step."""
+"""The requests that every server answers: its keys and values, and its piece of a synchronous step."""
 
 import threading
 
@@ -11,22 +11,22 @@ from strategies.servers.wire import Content, Message
 from towers.updates.clipping import Clipping
 from towers.updates.rules import UpdateRule
 
-# More than workers can be apart.
+# Larger than the distance between the steps of any two workers.
 _REMEMBERED_STEPS = 10_000
 
 
 class StoreHandlers:
-    """One method a question; its name is the question's."""
+    """One method for each request, by the request's name."""
 
     def __init__(self, rule: UpdateRule, clipping: Clipping):
         self._store, self._held, self._clipping = Store(rule), HeldGradients(), clipping
         self._about: dict[str, object] = {}
-        self._counting = threading.Lock()
+        self._count_lock = threading.Lock()
         self._applied: set[int] = set()
         self.pulls = self.pushes = 0
 
     def init(self, message: Message, arrays) -> Content:
-        """A new vector, and what clients want to know of it."""
+        """Makes a vector; "about" is the clients' description of it, returned by `keys`."""
         value, *decays = arrays
         self._store.init(message["key"], value, *decays)
         self._about[message["key"]] = message.get("about")
@@ -36,15 +36,19 @@ class StoreHandlers:
         return {"about": dict(self._about)}, ()
 
     def pull(self, message: Message, arrays) -> Content:
-        with self._counting:
+        with self._count_lock:
             self.pulls += 1
         value, version = self._store.vector(message["key"]).read()
         return {"version": version}, [value]
 
     def push(self, message: Message, arrays) -> Content:
-        """One update at once; of a step that is in already, by a worker that died before it was counted, none."""
-        with self._counting:
-            if not self._is_new(message.get("number")):
+        """Applies one update at once.
+
+        A step that was applied before is not applied again. A step comes twice if a worker dies after it pushed
+        here and before server 0 counted the step: another worker then computes the step again.
+        """
+        with self._count_lock:
+            if not self._is_new(message.get("step")):
                 return {"staleness": 0}, ()
             self.pushes += 1
         vector = self._store.vector(message["key"])
@@ -52,13 +56,13 @@ class StoreHandlers:
         since, aware = message.get("since"), message.get("aware", False)
         return {"staleness": vector.apply(gradient, message["rate"], since=since, aware=aware)}, ()
 
-    def _is_new(self, number: int | None) -> bool:
-        """Whether a step has not been applied here; remembers it, and forgets those long past."""
-        if number is None:
+    def _is_new(self, step: int | None) -> bool:
+        """Whether this server has not applied the step; remembers the step, and forgets much earlier ones."""
+        if step is None:
             return True
-        if number in self._applied:
+        if step in self._applied:
             return False
-        self._applied.add(number)
+        self._applied.add(step)
         if len(self._applied) > 2 * _REMEMBERED_STEPS:
             self._applied = set(sorted(self._applied)[_REMEMBERED_STEPS:])
         return True
@@ -75,17 +79,17 @@ class StoreHandlers:
         return {}, ()
 
     def hold(self, message: Message, arrays) -> Content:
-        """A gradient SUM that is to be averaged with others."""
-        with self._counting:
+        """Holds a gradient SUM until `apply` averages it with those of other workers."""
+        with self._count_lock:
             self.pushes += 1
         vector = self._store.vector(message["key"])
         gradient = SplitGradient.unpacked(message["rows"], arrays).whole(vector.dtype)
-        self._held.hold(message["number"], message["worker"], gradient)
+        self._held.hold(message["step"], message["worker"], gradient)
         return {}, ()
 
     def square(self, message: Message, arrays) -> Content:
-        """The squared norm of what these workers' gradients add up to here."""
-        total = self._held.total(message["number"], message["workers"])
+        """The squared norm of this server's piece of the sum of these workers' gradients."""
+        total = self._held.total(message["step"], message["workers"])
         return {"square": float(np.dot(total, total)) if len(total) else 0.0}, ()
 
     def apply(self, message: Message, arrays) -> Content:
@@ -93,13 +97,13 @@ class StoreHandlers:
 
         The message's "weight" and "scale" are the step's whole weight and the factor of global-norm clipping.
         """
-        number = message["number"]
+        step = message["step"]
         if message["finite"]:
             vector = self._store.vector(message["key"])
-            mean = self._held.mean(number, message["workers"], message["weight"])
+            mean = self._held.mean(step, message["workers"], message["weight"])
             mean *= vector.dtype(message["scale"])
             if self._clipping.value is not None:
                 np.clip(mean, -self._clipping.value, self._clipping.value, out=mean)
             vector.apply(mean, message["rate"])
-        self._held.drop(number)
+        self._held.drop(step)
         return {}, ()

@@ -1,4 +1,4 @@
-"""This process's place among parameter servers, and what it does there."""
+"""Which process of a parameter-server cluster this one is, and what its role does."""
 
 import dataclasses
 import re
@@ -29,10 +29,10 @@ from towers.task import Batch, InputShard, Task
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ServersMembership:
     """Attributes:
-    cluster: chief, workers and servers, and which this process is.
-    options: how they work together.
-    secret: who connects must know it; '' lets in whoever has none.
-    startup_timeout_seconds: how long to wait for the others.
+    cluster: chief, workers and servers, and which of them this process is.
+    options: how the group works.
+    secret: the secret that a process must send to connect; '' admits processes that have none.
+    startup_timeout_seconds: seconds to wait for the other processes.
     """
 
     cluster: Cluster
@@ -44,8 +44,9 @@ class ServersMembership:
         for role in (CHIEF, WORKER, SERVER):
             if not self.cluster.members(role):
                 raise UserError(
-                    f"strategy=ps without a process of role {role!r}: it takes a chief that leads, workers that "
-                    "compute and servers that keep the parameters; as launch.local --chief --workers=2 --ps=1"
+                    f"strategy=ps without a process of role {role!r}: it needs a {CHIEF!r} that leads, a "
+                    f"{WORKER!r} that computes and a {SERVER!r} that holds the parameters; add a {role!r} to the "
+                    "cluster"
                 )
 
     @property
@@ -57,7 +58,7 @@ class ServersMembership:
         return len(self.cluster.members(WORKER))
 
     def connected(self, settings: dict[str, int]) -> Group:
-        """To all servers; raises as `Group.connected`."""
+        """Connects to all servers; raises as `Group.connected`."""
         return Group.connected(
             self.cluster.members(SERVER),
             self.cluster.this,
@@ -68,13 +69,13 @@ class ServersMembership:
         )
 
     def settings(self, options: StepOptions) -> dict[str, int]:
-        """A checksum of everything that all processes must have alike."""
-        # A server may be without the data that say how long the schedule is.
+        """Checksums of the settings that must be the same in all processes, by name."""
+        # Without the schedule: its length may depend on the data, which a server need not have.
         written = {
             "step options": repr(dataclasses.replace(options, schedule=None)),
             "servers options": repr(self.options),
         }
-        # Functions are written with their address, which is another in every process.
+        # The text of a function holds its address, which differs between processes.
         return {what: zlib.crc32(re.sub(r" at 0x[0-9a-f]+", "", text).encode()) for what, text in written.items()}
 
 
@@ -83,9 +84,13 @@ def servers_strategy(
 ) -> ServersStrategy:
     """The strategy 'ps', for the chief.
 
+    Args:
+      task, devices, options, shares: as of `strategies.towers.towers_strategy`.
+      servers: the cluster and the chief's membership.
+
     Raises:
-      UserError: what servers can't do, or processes that were started with other settings.
-      PeerLost: a server did not come.
+      UserError: options that servers can't support, or a server that was started with other settings.
+      PeerLost: a server could not be reached.
     """
     check_options(options, servers.options, servers.num_workers)
     return ServersStrategy(
@@ -101,11 +106,11 @@ def servers_strategy(
 
 
 def run_server(options: StepOptions, membership: ServersMembership) -> str:
-    """A server's whole life; how the run ended: 'done' or 'interrupted'.
+    """Serves until the run ends; returns how it ended: 'done' or 'interrupted'.
 
     Raises:
-      UserError: what servers can't do, or a port that is taken.
-      PeerLost: the chief never came, or was lost.
+      UserError: options that servers can't support, or a port that is taken.
+      PeerLost: the chief did not connect in time, or was lost.
     """
     check_options(options, membership.options, membership.num_workers)
     store, settings = StoreHandlers(options.rule, options.clipping), membership.settings(options)
@@ -147,21 +152,20 @@ def run_worker(
     stop_asked: Callable[[], bool] = lambda: False,
     before_step: Callable[[int], None] = lambda step: None,
 ) -> str:
-    """A worker's whole life; how the run ended: 'done' or 'interrupted'.
+    """Computes until the run ends; returns how it ended: 'done' or 'interrupted'.
 
     Args:
-      task, devices, options, shares: as of any strategy.
+      task, devices, options, shares: as of `strategies.towers.towers_strategy`.
       membership: the cluster and this worker's membership.
       stop_asked, before_step: as of `strategies.servers.worker.Worker`.
 
     Raises:
-      UserError: what servers can't do, or other settings than the servers'.
-      PeerLost: a server is gone, or never came.
+      UserError: options that servers can't support, or other settings than the servers'.
+      PeerLost: a server could not be reached, or was lost.
     """
     check_options(options, membership.options, membership.num_workers)
     group = membership.connected(membership.settings(options))
-    together = membership.num_workers if membership.options.is_sync else 1
-    engine = _worker_engine(task, devices, options, membership, shares, together)
+    engine = _worker_engine(task, devices, options, membership, shares)
     worker = Worker(
         task,
         engine,
@@ -179,12 +183,13 @@ def run_worker(
         group.close()
 
 
-def _worker_engine(task, devices, options, membership: ServersMembership, shares, together: int) -> WorkerEngine:
+def _worker_engine(task, devices, options, membership: ServersMembership, shares) -> WorkerEngine:
+    workers_per_batch = membership.num_workers if membership.options.is_sync else 1
     keras.utils.set_random_seed(options.seed)
     with layer_precision(options.precision), counted_anew():
         model = task.build_model()
     dataset = as_batches(task.dataset("train", InputShard()))
-    may_be_empty = together > 1 or options.accumulation > 1
+    may_be_empty = workers_per_batch > 1 or options.accumulation > 1
     return WorkerEngine(
         task,
         model,
@@ -192,7 +197,7 @@ def _worker_engine(task, devices, options, membership: ServersMembership, shares
         options,
         shares=shares,
         rank=membership.cluster.index,
-        num_sharing=together,
+        num_sharing=workers_per_batch,
         sends_sums=membership.options.is_sync,
         stand_in=_first_example(dataset) if may_be_empty else None,
         wire_precision=membership.options.wire_precision,

@@ -1,4 +1,4 @@
-"""A gradient on its way to a server: dense numbers, and of embeddings only the rows that were touched."""
+"""A gradient as it is sent to a server: dense numbers, and for embeddings only the rows that a batch used."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -8,13 +8,14 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """Some rows of a matrix that lies somewhere in a vector.
+    """Some rows of a matrix that is part of a vector.
 
     Attributes:
-      begin: position of the matrix's row 0 in the vector.
-      height, width: of the matrix.
-      indices: int64 [n], each row at most once.
-      values: [n, width].
+      begin: index in the vector at which the matrix's row 0 begins.
+      height: number of rows of the matrix.
+      width: number of elements of a row.
+      indices: int64 [n], indices of the rows, each at most once.
+      values: [n, width], the rows.
     """
 
     begin: int
@@ -28,7 +29,7 @@ class Rows:
         return self.begin + self.height * self.width
 
     def within(self, piece: slice) -> "Rows | None":
-        """Those that lie in `piece`, as rows of a vector that begins there; None if nothing of the matrix does."""
+        """The rows inside `piece`, as rows of a vector that is this piece; None if the matrix lies outside it."""
         if self.end <= piece.start or self.begin >= piece.stop:
             return None
         first = max(0, piece.start - self.begin) // self.width
@@ -40,11 +41,11 @@ class Rows:
 
 @dataclasses.dataclass(frozen=True)
 class SplitGradient:
-    """A vector's gradient.
+    """The gradient of a vector.
 
     Attributes:
-      dense: the numbers outside the matrices of `rows`, in order.
-      rows: one a matrix, in order.
+      dense: the elements outside the matrices of `rows`, in order.
+      rows: one entry for each matrix that is sent as rows, in order.
     """
 
     dense: np.ndarray
@@ -60,29 +61,29 @@ class SplitGradient:
         return sum(min(max(position - rows.begin, 0), rows.height * rows.width) for rows in self.rows)
 
     def whole(self, dtype: np.dtype) -> np.ndarray:
-        """As one vector; rows that were not touched are zero."""
+        """The gradient as one vector; rows that are not in `rows` are zero."""
         if not self.rows:
             return self.dense.astype(dtype, copy=False)
         length = len(self.dense) + sum(rows.height * rows.width for rows in self.rows)
-        vector, given, position = np.zeros(length, dtype), 0, 0
+        vector, used, position = np.zeros(length, dtype), 0, 0
         for rows in self.rows:
             count = rows.begin - position
-            vector[position : rows.begin] = self.dense[given : given + count]
+            vector[position : rows.begin] = self.dense[used : used + count]
             vector[rows.begin : rows.end].reshape(rows.height, rows.width)[rows.indices] = rows.values
-            given, position = given + count, rows.end
-        vector[position:] = self.dense[given:]
+            used, position = used + count, rows.end
+        vector[position:] = self.dense[used:]
         return vector
 
     def packed(self) -> tuple[list[list[int]], list[np.ndarray]]:
-        """What a message holds of it; `unpacked` takes it."""
+        """The [begin, height, width] of each entry of `rows`, and all arrays; `unpacked` is the inverse."""
         arrays = [self.dense]
         for rows in self.rows:
             arrays += [rows.indices, rows.values]
         return [[rows.begin, rows.height, rows.width] for rows in self.rows], arrays
 
     @classmethod
-    def unpacked(cls, places: Sequence[Sequence[int]], arrays: Sequence[np.ndarray]) -> "SplitGradient":
-        """Of what `packed` gave."""
+    def unpacked(cls, extents: Sequence[Sequence[int]], arrays: Sequence[np.ndarray]) -> "SplitGradient":
+        """The gradient that `packed` took apart."""
         dense, *pairs = arrays
-        rows = [Rows(*place, *pairs[2 * n : 2 * n + 2]) for n, place in enumerate(places)]
+        rows = [Rows(*extent, *pairs[2 * index : 2 * index + 2]) for index, extent in enumerate(extents)]
         return cls(dense, rows)

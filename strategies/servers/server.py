@@ -1,4 +1,4 @@
-"""A parameter server's process: who connects to it, and how it ends."""
+"""The process of a parameter server: its connections, lost members, and the end of the run."""
 
 import contextlib
 import hmac
@@ -17,13 +17,13 @@ from towers.errors import UserError
 
 log = logging.getLogger(__name__)
 
-# After the end, for the others to hear of it.
+# The longest wait, after the run's end, for workers to learn of it.
 _LAST_SECONDS = 10.0
 _TICK_SECONDS = 0.2
 
 
 class Server:
-    """Answers until the chief says that the run is over."""
+    """Answers requests until the chief ends the run."""
 
     def __init__(
         self,
@@ -36,13 +36,13 @@ class Server:
     ):
         """Args:
         member: this process.
-        store: what it keeps.
-        settings: a checksum of each setting that all must have alike, by what it is.
-        secret: who connects must know it.
-        coordination: of server 0.
+        store: its keys and values.
+        settings: checksums of the settings that must be the same in all processes, by name.
+        secret: the secret that a process must send to connect.
+        coordination: answers the requests that server 0 alone answers; None on other servers.
 
         Raises:
-          UserError: its port is taken, or it may not listen there.
+          UserError: the port is taken, or this process may not listen on it.
         """
         self.member = member
         self._store, self._coordination = store, coordination
@@ -53,13 +53,16 @@ class Server:
         self._workers: dict[int, Connection] = {}
         self._closed_sent = self._closed_received = 0
         self._end: str | None = None
-        self._chief_was_here = self._chief_is_lost = False
+        self._chief_has_connected = self._chief_is_lost = False
 
     def serve(self, startup_timeout_seconds: float) -> str:
-        """Answers everyone; how the run ended: 'done' or 'interrupted'.
+        """Answers all processes; returns how the run ended: 'done' or 'interrupted'.
+
+        Args:
+          startup_timeout_seconds: seconds to wait for the chief to connect.
 
         Raises:
-          PeerLost: the chief never came, or was lost before the end.
+          PeerLost: the chief did not connect in time, or was lost before the end.
         """
         threading.Thread(target=self._accept_all, daemon=True).start()
         deadline = time.monotonic() + startup_timeout_seconds
@@ -67,9 +70,14 @@ class Server:
             while self._end is None:
                 time.sleep(_TICK_SECONDS)
                 if self._chief_is_lost:
-                    raise PeerLost("the chief was lost: start all again, they go on from the last checkpoint")
-                if not self._chief_was_here and time.monotonic() > deadline:
-                    raise PeerLost(f"the chief did not come within {startup_timeout_seconds:g} seconds")
+                    raise PeerLost(
+                        "the chief was lost: restart all processes; they resume from the last checkpoint"
+                    )
+                if not self._chief_has_connected and time.monotonic() > deadline:
+                    raise PeerLost(
+                        f"the chief did not connect within {startup_timeout_seconds:g} seconds: start it, or "
+                        "raise startup_timeout_seconds"
+                    )
                 self._drop_overdue()
             self._wait_for_the_others()
         finally:
@@ -77,7 +85,7 @@ class Server:
         return self._end
 
     def _drop_overdue(self) -> None:
-        """Takes workers that are silent in the middle of a step for lost."""
+        """Closes the connections of workers that have held a step for too long; they then count as lost."""
         overdue = set() if self._coordination is None else self._coordination.overdue()
         with self._lock:
             dropped = [
@@ -89,13 +97,13 @@ class Server:
             connection.close()
 
     def _wait_for_the_others(self) -> None:
-        """Workers hear of the end when they next ask, and then close their connections."""
+        """Waits for the workers: they learn of the end from their next request, then close their connections."""
         deadline = time.monotonic() + _LAST_SECONDS
         while self._connections and time.monotonic() < deadline:
             time.sleep(0.01)
 
     def _close_listener(self) -> None:
-        # A thread that waits in accept keeps the port until it is woken.
+        # A thread that waits in accept holds the port until the shutdown wakes it.
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -114,7 +122,7 @@ class Server:
             except OSError:
                 if self._listener.fileno() < 0:
                     return
-                # Who came is gone already, or there are too many for now.
+                # The client has closed the connection already, or too many connections are open for now.
                 time.sleep(_TICK_SECONDS)
                 continue
             connection = Connection(accepted, None)
@@ -132,10 +140,10 @@ class Server:
                 self._replace_worker(connection, peer)
                 self._answer_all(connection, peer)
         except OSError:
-            pass  # it is gone, which is dealt with below
+            pass  # the connection is lost; `_note_loss` below deals with it
         except Exception:
-            # Nobody waits for this thread: what is wrong must be seen, and the asker must not wait in vain.
-            log.exception("a question of %s could not be answered", peer and peer.name)
+            # No thread waits for this one, so the error is logged; closing the connection ends the client's wait.
+            log.exception("a request of %s could not be answered", peer and peer.name)
         finally:
             with self._lock:
                 del self._connections[connection]
@@ -145,43 +153,43 @@ class Server:
             self._note_loss(peer, connection)
 
     def _introduced(self, connection: Connection) -> Member | None:
-        """Who is there; None if it may not come in."""
+        """The member at the other end; None if it is refused."""
         message, _ = connection.receive()
         if not hmac.compare_digest(_bytes(str(message.get("secret"))), _bytes(self._secret)):
-            connection.send({"refused": "another secret: all processes of a run are started with the same"})
+            connection.send({"refused": "its secret differs: start all processes of a run with the same secret"})
             return None
         peer = Member(message["role"], message["index"])
         theirs = message["settings"]
         for what, checksum in self._settings.items() if theirs else ():
             if theirs.get(what) != checksum:
-                text = f"{peer.name} was started with another {what} than {self.member.name}"
-                connection.send({"user_error": f"{text}: give all processes the same flags"})
+                text = f"{peer.name} and {self.member.name} were started with different {what}"
+                connection.send({"user_error": f"{text}: start all processes with the same settings"})
                 return None
-        self._chief_was_here = self._chief_was_here or peer.role == CHIEF
+        self._chief_has_connected = self._chief_has_connected or peer.role == CHIEF
         connection.send({})
         return peer
 
     def _answer_all(self, connection: Connection, peer: Member) -> None:
-        answers: list[Content] = []
+        replies: list[Content] = []
         while True:
             message, arrays = connection.receive()
             if message["ask"] == "end":
-                # Whoever comes from now on is of the next run.
+                # A process that connects from now on belongs to the next run.
                 self._close_listener()
                 self._end = message["how"]
             try:
-                answer, found = self._handler(message)(message, arrays)
+                reply = self._handler(message)(message, arrays)
             except UserError as error:
-                answer, found = {"user_error": str(error)}, ()
+                reply = {"user_error": str(error)}, ()
             except Refused as error:
-                answer, found = {"refused": str(error)}, ()
+                reply = {"refused": str(error)}, ()
             except PeerLost as error:
-                answer, found = {"peer_lost": str(error)}, ()
-            answers.append((answer, found))
-            # Who asked in one breath is answered in one: it would be woken for each.
+                reply = {"peer_lost": str(error)}, ()
+            replies.append(reply)
+            # Requests that were sent in one go are answered in one go: each separate reply would wake the client.
             if not connection.has_more:
-                connection.send_all(answers)
-                answers.clear()
+                connection.send_all(replies)
+                replies.clear()
 
     def _handler(self, message: Message):
         name = message["ask"]
@@ -192,7 +200,7 @@ class Server:
                 return getattr(handlers, name)
         if name == "end":
             return lambda message, arrays: ({}, ())
-        raise Refused(f"there is no question {name!r}")
+        raise Refused(f"there is no request {name!r}")
 
     def _figures(self, message, arrays):
         with self._lock:
@@ -202,7 +210,7 @@ class Server:
         return {**counts, "sent_bytes": sent, "received_bytes": received}, ()
 
     def _replace_worker(self, connection: Connection, peer: Member) -> None:
-        """A worker that comes again has lost what it had, also where its old connection still seems to stand."""
+        """If the worker was connected before, it has restarted: counts its earlier connection as lost."""
         if peer.role != WORKER or self._coordination is None:
             return
         with self._lock:
@@ -220,32 +228,32 @@ class Server:
             self._chief_is_lost = True
         elif peer.role == WORKER and self._coordination is not None:
             with self._lock:
-                # Only once, and not the loss of one that has come again.
-                was_its = self._workers.get(peer.index) is connection
-                if was_its:
+                # A loss counts once, and not when the worker has connected again.
+                is_current = self._workers.get(peer.index) is connection
+                if is_current:
                     del self._workers[peer.index]
-            if was_its:
+            if is_current:
                 self._coordination.lost(peer.index)
 
 
 def _bytes(text: str) -> bytes:
-    """Of any text, also what an environment variable holds that is no UTF-8."""
+    """The bytes of any text, including that of an environment variable that is not valid UTF-8."""
     return text.encode(errors="surrogatepass")
 
 
 def _listening(member: Member) -> socket.socket:
-    """On the member's own address, where that is an interface of this machine, or else on all of them."""
+    """Listens on the member's own address if this machine has it, else on all of the machine's addresses."""
     try:
         return socket.create_server((member.host, member.port), family=member.family)
     except PermissionError as error:
         raise UserError(
-            f"{member.name} can't listen on {member.address}: {error.strerror}; give it a port above 1023"
+            f"{member.name} can't listen on {member.address} ({error.strerror}): give it a port above 1023"
         ) from error
     except OSError as first:
         try:
             return socket.create_server(("", member.port), family=member.family)
         except OSError as error:
             raise UserError(
-                f"{member.name} can't listen on {member.address}: {error.strerror or first.strerror}; "
-                "end what uses the port, or give it another"
+                f"{member.name} can't listen on {member.address} ({error.strerror or first.strerror}): "
+                "end the process that uses the port, or give this member another port"
             ) from error

@@ -1,4 +1,4 @@
-"""What server 0 knows of the steps since it was last asked: sums for a report, staleness, who did how much."""
+"""Figures that server 0 gathers for the chief's reports: sums, staleness and each worker's share."""
 
 import collections
 import dataclasses
@@ -9,13 +9,15 @@ from collections.abc import Mapping
 
 @dataclasses.dataclass
 class WorkerTally:
-    """One worker's part, since the beginning of the run.
+    """One worker's figures since the beginning of the run.
 
     Attributes:
-      steps: gradients of it that counted.
-      failures: how often its connection broke before the end.
-      busy_seconds, input_seconds: computing, and waiting for batches.
-      staleness_sum, staleness_max: of its updates, where there is such a thing.
+      steps: number of its gradients that were used.
+      failures: number of times it was lost.
+      busy_seconds: seconds spent computing.
+      input_seconds: seconds spent waiting for its batches.
+      staleness_sum: sum of its updates' staleness; 0 with synchronous steps.
+      staleness_max: largest staleness of its updates; 0 with synchronous steps.
     """
 
     steps: int = 0
@@ -27,46 +29,47 @@ class WorkerTally:
 
 
 class Tally:
-    """Counts; every method may be called from any thread."""
+    """The figures; every method may be called from any thread."""
 
     def __init__(self):
         self._lock = threading.Lock()
         self._workers: dict[str, WorkerTally] = collections.defaultdict(WorkerTally)
         self._totals = {"steps": 0, "examples": 0, "skipped": 0}
-        self._begin_anew()
+        self._reset()
 
-    def _begin_anew(self) -> None:
+    def _reset(self) -> None:
         self._examples = self._steps = self._skipped = 0
         self._sums: dict[str, list[float]] = {}
         self._norm = float("nan")
         self._staleness: collections.Counter[int] = collections.Counter()
 
-    def add_part(self, worker: str, told: Mapping, staleness: int | None = None) -> None:
-        """A worker's gradient counts.
+    def add_part(self, worker: str, figures: Mapping, staleness: int | None = None) -> None:
+        """Counts a worker's gradient.
 
         Args:
-          told: by the worker: 'examples', 'busy_seconds', 'input_seconds'.
-          staleness: of the update it was; None where there is no such thing.
+          worker: name of the worker.
+          figures: the worker's 'examples', 'busy_seconds' and 'input_seconds'.
+          staleness: staleness of the update; None with synchronous steps, or if no update was applied.
         """
         with self._lock:
-            self._examples += told["examples"]
-            self._totals["examples"] += told["examples"]
+            self._examples += figures["examples"]
+            self._totals["examples"] += figures["examples"]
             own = self._workers[worker]
             own.steps += 1
-            own.busy_seconds += told["busy_seconds"]
-            own.input_seconds += told["input_seconds"]
+            own.busy_seconds += figures["busy_seconds"]
+            own.input_seconds += figures["input_seconds"]
             if staleness is not None:
                 self._staleness[staleness] += 1
                 own.staleness_sum += staleness
                 own.staleness_max = max(own.staleness_max, staleness)
 
     def add_step(self, sums: Mapping[str, tuple[float, float]], norm: float, *, finite: bool) -> None:
-        """A step is over.
+        """Counts a finished step.
 
         Args:
-          sums: total and weight of the loss ('loss') and the metrics, over the step's examples.
-          norm: of the mean gradient.
-          finite: whether its update was applied.
+          sums: (total, weight) of 'loss' and of the metrics over the step's examples, by name.
+          norm: norm of the mean gradient.
+          finite: whether loss and gradients are finite, so that the update was applied.
         """
         with self._lock:
             self._steps += 1
@@ -78,27 +81,27 @@ class Tally:
                 self._sums[name] = [a + b for a, b in zip(self._sums.get(name, (0.0, 0.0)), pair, strict=True)]
 
     def add_failure(self, worker: str) -> None:
-        """A worker was lost."""
+        """Counts the loss of a worker."""
         with self._lock:
             self._workers[worker].failures += 1
 
     def totals(self) -> dict[str, int]:
-        """'steps', 'examples' and 'skipped' since the beginning, taken or not."""
+        """'steps', 'examples' and 'skipped' since the beginning of the run; `take` does not change them."""
         with self._lock:
             return dict(self._totals)
 
     def take(self) -> dict:
-        """Everything, for JSON; the sums begin anew."""
+        """All figures, ready for JSON; the sums restart at zero."""
         with self._lock:
             taken = {
                 "num_steps": self._steps,
                 "examples": self._examples,
                 "skipped": self._skipped,
                 "sums": self._sums,
-                # JSON has no such number.
+                # JSON has no NaN.
                 "norm": self._norm if math.isfinite(self._norm) else None,
                 "staleness": sorted(self._staleness.items()),
                 "workers": {name: dataclasses.asdict(own) for name, own in sorted(self._workers.items())},
             }
-            self._begin_anew()
+            self._reset()
             return taken

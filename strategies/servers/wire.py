@@ -1,8 +1,8 @@
-"""Messages between processes: a JSON object and some arrays on one TCP connection, questions and answers in turn.
+"""Messages between processes: a JSON object and some arrays on one TCP connection, requests and replies in turn.
 
-    4 bytes magic, 4 bytes length | JSON, its '' entry the arrays' dtypes and shapes | the arrays' bytes
+    4 bytes magic, 4 bytes length | JSON, whose '' entry holds the arrays' dtypes and shapes | the arrays' bytes
 
-Nothing that arrives is ever run: a message is numbers and names.
+A message is only numbers and names: nothing that arrives is executed.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from strategies.errors import PeerLost
 from towers.errors import UserError
 
 Message = dict[str, object]
-# What is asked or answered.
+# The fields and the arrays of a request or a reply.
 Content = tuple[Mapping[str, object], Sequence[np.ndarray]]
 
 _PREFIX = struct.Struct("<4sI")
@@ -27,31 +27,32 @@ _MAGIC = b"TOW1"
 _LONGEST_TEXT = 64 * 2**20
 _ARRAYS = ""
 _BUFFER_BYTES = 64 * 1024
-# Up to here a copy is cheaper than another call of the system.
+# Up to this size, copying into one buffer is cheaper than another system call.
 _JOINED_BYTES = 256 * 1024
 _DTYPES = {
     **{name: np.dtype(name) for name in ("float16", "float32", "float64", "int32", "int64", "uint64", "bool")},
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
 }
-# A machine that fell silent is found out after about 30 seconds, also where nothing is sent to it.
+# A silent machine is detected after about 30 seconds (10 + 4 * 5), even if nothing is sent to it.
 _KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}
 
 
 class Refused(RuntimeError):
-    """The other side understood the question and said no."""
+    """The other side understood the request and refused it."""
 
 
 class Connection:
     """One end of a connection; used by one thread at a time.
 
     Attributes:
-      sent_bytes, received_bytes: over its whole life.
+      sent_bytes: bytes sent so far.
+      received_bytes: bytes received so far.
     """
 
     def __init__(self, connected: socket.socket, timeout_seconds: float | None):
         """Args:
-        connected: taken over.
-        timeout_seconds: how long the other side may be silent in the middle of an exchange; None is for ever.
+        connected: a connected socket; this object closes it.
+        timeout_seconds: seconds that the other side may be silent in the middle of an exchange; None for no limit.
         """
         self._socket = connected
         self._socket.settimeout(timeout_seconds)
@@ -61,16 +62,20 @@ class Connection:
             if hasattr(socket, name):
                 connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
         self.sent_bytes = self.received_bytes = 0
-        # What was read beyond what was wanted: most messages then come by one call of the system.
+        # Bytes that were read ahead: most messages then need one system call.
         self._buffer = memoryview(bytearray(_BUFFER_BYTES))
         self._read = self._filled = 0
 
     def send(self, message: Mapping[str, object], arrays: Sequence[np.ndarray] = ()) -> None:
-        """Raises OSError: the connection is broken or the other side does not read."""
+        """Sends one message.
+
+        Raises:
+          OSError: the connection is broken, or the other side does not read.
+        """
         self.send_all([(message, arrays)])
 
     def send_all(self, contents: Sequence[Content]) -> None:
-        """Several messages, one behind the other; raises as `send`."""
+        """Sends several messages, one after the other; raises as `send`."""
         parts = [part for message, arrays in contents for part in _parts(message, arrays)]
         size = sum(map(len, parts))
         if size <= _JOINED_BYTES:
@@ -84,16 +89,18 @@ class Connection:
         """The next message.
 
         Raises:
-          OSError: the connection is broken, ended, or speaks another language.
+          OSError: the connection is broken or closed, or what arrived is not a message of this format.
         """
         magic, length = _PREFIX.unpack(self._bytes(_PREFIX.size))
         if magic != _MAGIC or length > _LONGEST_TEXT:
-            raise ConnectionError("what came is no message of ours")
+            raise ConnectionError("the other side sent something that is not a message of this program")
         try:
             message = json.loads(self._bytes(length))
             arrays = [np.empty(shape, _DTYPES[name]) for name, shape in message.pop(_ARRAYS)]
         except (ValueError, TypeError, KeyError, AttributeError, MemoryError) as error:
-            raise ConnectionError(f"what came is no message of ours ({error})") from error
+            raise ConnectionError(
+                f"the other side sent something that is not a message of this program ({error})"
+            ) from error
         for array in arrays:
             if array.size:
                 self._fill(memoryview(array.reshape(-1).view(np.uint8)))
@@ -101,17 +108,17 @@ class Connection:
         return message, arrays
 
     def ask(self, message: Mapping[str, object], arrays: Sequence[np.ndarray] = ()):
-        """Sends a question; the answer, as `receive`.
+        """Sends a request and returns the reply.
 
         Raises:
-          UserError, Refused, PeerLost: the other side's words.
+          UserError, Refused, PeerLost: the other side raised it.
           OSError: as `send` and `receive`.
         """
         self.send(message, arrays)
         return self.answer()
 
     def answer(self) -> tuple[Message, list[np.ndarray]]:
-        """What the other side says to a question that was sent; as `ask`."""
+        """The reply to a request that was sent; raises as `ask`."""
         message, arrays = self.receive()
         if "user_error" in message:
             raise UserError(message["user_error"])
@@ -123,20 +130,20 @@ class Connection:
 
     @property
     def has_more(self) -> bool:
-        """Whether another message has begun to arrive; False also where that is not known yet."""
+        """Whether bytes of another message were read already; more may be on their way when it is False."""
         return self._read < self._filled
 
     def check(self) -> None:
-        """Raises ConnectionError if the other side has closed it, also where something is still to be read."""
+        """Raises ConnectionError if the other side has closed the connection, even if unread bytes remain."""
         poll = select.poll()
-        # Only Linux tells that the other side has closed while there is something to read.
+        # Only Linux reports the close while unread bytes remain.
         poll.register(self._socket, getattr(select, "POLLRDHUP", select.POLLHUP))
         if poll.poll(0):
             raise ConnectionError("the connection was closed")
 
     def close(self) -> None:
-        """Wakes whoever waits on it, too."""
-        # It may have been closed by the other side.
+        """Closes the connection, and wakes threads that wait on it."""
+        # The shutdown fails if the other side has closed already.
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
@@ -166,7 +173,7 @@ class Connection:
 
 
 def _parts(message: Mapping[str, object], arrays: Sequence[np.ndarray]) -> list[bytes | memoryview]:
-    """A message as it is sent."""
+    """The bytes of one message, in parts."""
     arrays = [np.asarray(array, order="C") for array in arrays]
     described = [(array.dtype.name, array.shape) for array in arrays]
     text = json.dumps({**message, _ARRAYS: described}).encode()

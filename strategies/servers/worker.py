@@ -1,9 +1,9 @@
-"""A worker of a parameter-server group: pulls, computes on its batch, pushes, until the run ends."""
+"""A worker of a parameter-server group: it pulls, computes on its batch and pushes until the run ends."""
 
 import concurrent.futures
 import dataclasses
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -21,17 +21,17 @@ from towers.task import Batch, InputShard, Task
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Pulled:
-    """What a step is computed from.
+    """The values that a step is computed from.
 
     Attributes:
-      number: of the step.
-      done: how many steps were finished when it was given out.
-      versions: of each server's piece.
+      step: index of the step.
+      done: number of steps that were done when the step was handed out.
+      versions: version of each server's piece, by the server's index.
       parameters: the whole vector.
-      state: float64, all of it.
+      state: the model's whole state, float64.
     """
 
-    number: int
+    step: int
     done: int
     versions: Sequence[int]
     parameters: np.ndarray
@@ -39,7 +39,7 @@ class Pulled:
 
 
 class Worker:
-    """One worker's loop."""
+    """The loop of one worker."""
 
     def __init__(
         self,
@@ -55,14 +55,15 @@ class Worker:
         before_step: Callable[[int], None] = lambda step: None,
     ):
         """Args:
-        task: what is trained.
-        engine: computes.
+        task: the task to train.
+        engine: computes the gradients.
         group: connections to the servers.
-        layout: who keeps what.
-        options: of the group.
-        rank, num_workers: this worker's place.
-        stop_asked: whether this process was asked to stop; the chief is told.
-        before_step: called with the number of each step it begins.
+        layout: which piece of the parameters each server holds.
+        options: how the group works.
+        rank: index of this worker.
+        num_workers: number of workers in the cluster.
+        stop_asked: whether this process was asked to stop; each `begin` request reports it to server 0.
+        before_step: called with the index of each step before it is computed.
         """
         self._task, self._engine, self._group, self._layout = task, engine, group, layout
         self._options, self._rank, self._num_workers = options, rank, num_workers
@@ -71,56 +72,57 @@ class Worker:
         self._next_batch = -1
 
     def run(self) -> str:
-        """Works until the chief ends the run; how it ended: 'done' or 'interrupted'.
+        """Works until the chief ends the run; returns how it ended: 'done' or 'interrupted'.
 
         Raises:
-          PeerLost: a server is gone.
+          PeerLost: a server was lost.
         """
-        told: list[Content] = []
+        finished: list[Content] = []
         if not self._options.prefetch:
-            while not isinstance(pulled := self._pull(told), str):
-                told = [] if pulled is None else self._push(pulled, *self._compute(pulled))
+            while not isinstance(pulled := self._pull(finished), str):
+                finished = [] if pulled is None else self._push(pulled, *self._compute(pulled))
             return pulled
         with concurrent.futures.ThreadPoolExecutor(1) as ahead:
-            pulled = self._pull(told)
+            pulled = self._pull(finished)
             while not isinstance(pulled, str):
-                following = ahead.submit(self._pull, told)
+                following = ahead.submit(self._pull, finished)
                 computed = None if pulled is None else self._compute(pulled)
-                # The pushes go by the same connections as the pulls.
+                # Pushes use the same connections as pulls, so the pull must have ended.
                 following = following.result()
-                told = [] if computed is None else self._push(pulled, *computed)
+                finished = [] if computed is None else self._push(pulled, *computed)
                 pulled = following
             return pulled
 
-    def _pull(self, told: Sequence[Content]) -> Pulled | str | None:
-        """The next step's; or how the run ended; None if there is no step as yet.
+    def _pull(self, finished: Sequence[Content]) -> Pulled | str | None:
+        """The next step's values; or how the run ended; or None if no step may begin yet.
 
-        What an earlier step came to is told server 0 in one breath with the wish for the next.
+        Args:
+          finished: the `finish` request of an earlier step, or nothing; it is sent in one go with the `begin`.
         """
         begin = {"ask": "begin", "worker": self._rank, "stop_asked": self._stop_asked()}
-        *_, (answer, arrays) = self._group.ask_in_turn(0, *told, (begin, ()))
-        if "end" in answer:
-            return answer["end"]
-        if "again" in answer:
+        *_, (reply, arrays) = self._group.ask_in_turn(0, *finished, (begin, ()))
+        if "end" in reply:
+            return reply["end"]
+        if "again" in reply:
             return None
         state, piece = arrays
         others = {server: ({}, ()) for server in range(1, len(self._group.servers))}
         pulled = self._group.ask_each("pull", others, key=KEY)
         return Pulled(
-            number=answer["number"],
-            done=answer["done"],
-            versions=[answer["version"], *(found["version"] for found, _ in pulled)],
+            step=reply["step"],
+            done=reply["done"],
+            versions=[reply["version"], *(found["version"] for found, _ in pulled)],
             parameters=np.concatenate([piece, *(other for _, (other,) in pulled)]) if others else piece,
             state=state,
         )
 
     def _compute(self, pulled: Pulled) -> tuple[Computed, dict]:
-        """A step's gradient, and what the reports say of it."""
-        self._before_step(pulled.number)
+        """A step's gradient, and its figures for the report."""
+        self._before_step(pulled.step)
         asked = time.perf_counter()
-        batches = self._batch_of(pulled.number)
+        batches = self._batch_of(pulled.step)
         began = time.perf_counter()
-        computed = self._engine.compute(pulled.number, pulled.parameters, pulled.state, batches)
+        computed = self._engine.compute(pulled.step, pulled.parameters, pulled.state, batches)
         return computed, {
             "examples": computed.examples,
             "sums": computed.sums,
@@ -129,21 +131,24 @@ class Worker:
             "input_seconds": began - asked,
         }
 
-    def _push(self, pulled: Pulled, computed: Computed, told) -> list[Content]:
-        """To all servers but the first; its part is returned: what it counts, the others have."""
-        number = pulled.number
+    def _push(self, pulled: Pulled, computed: Computed, figures: Mapping) -> list[Content]:
+        """Sends the gradient to all servers but server 0, and returns the request that server 0 is to get.
+
+        Server 0 counts the step, so it gets its piece when the other servers have theirs.
+        """
+        step = pulled.step
         if self._options.backup_workers:
-            answer, _ = self._group.ask(0, "admit", worker=self._rank, number=number)
-            if not answer["wanted"]:
+            reply, _ = self._group.ask(0, "admit", worker=self._rank, step=step)
+            if not reply["wanted"]:
                 return []
-        question = {
+        shared = {
             "key": KEY,
-            "number": number,
+            "step": step,
             "worker": self._rank,
-            "rate": self._engine.options.schedule(number),
+            "rate": self._engine.options.schedule(step),
             "aware": self._options.staleness_aware,
         }
-        pieces = [computed.gradient.within(self._layout.piece(n)) for n in range(len(pulled.versions))]
+        pieces = [computed.gradient.within(self._layout.piece(server)) for server in range(len(pulled.versions))]
         (rows, arrays), *others = [piece.packed() for piece in pieces]
         elsewhere = {}
         if self._options.is_sync or computed.finite:
@@ -151,54 +156,57 @@ class Worker:
                 server: ({"rows": rows, "since": pulled.versions[server]}, arrays)
                 for server, (rows, arrays) in enumerate(others, start=1)
             }
-        # Server 0 may have given the step to another meanwhile.
+        # If server 0 has closed the connection, it has given the step to another worker.
         self._group.check(0)
-        answers = self._group.ask_each("hold" if self._options.is_sync else "push", elsewhere, **question)
+        replies = self._group.ask_each("hold" if self._options.is_sync else "push", elsewhere, **shared)
         finish = {
             "ask": "finish",
-            **question,
+            **shared,
             "rows": rows,
             "since": pulled.versions[0],
             "done": pulled.done,
             "weight": computed.weight,
             "finite": computed.finite,
-            "staleness_elsewhere": [answer.get("staleness", 0) for answer, _ in answers],
-            "told": told,
+            "staleness_elsewhere": [reply.get("staleness", 0) for reply, _ in replies],
+            "figures": figures,
         }
         return [(finish, [computed.state_change, *arrays])]
 
-    def _batch_of(self, number: int) -> tuple[Batch, ...]:
-        """This worker's part of each microbatch of a step; without waiting for others, of its own next batch."""
-        together = self._options.is_sync
-        wanted = number if together else self._own_next(number)
+    def _batch_of(self, step: int) -> tuple[Batch, ...]:
+        """What this worker computes in a step, one batch for each microbatch.
+
+        Synchronous: its part of the step's batch. Asynchronous: the next of its own batches.
+        """
+        is_sync = self._options.is_sync
+        wanted = step if is_sync else self._own_next(step)
         if self._batches is None or wanted != self._next_batch:
             self._batches = iter(self._dataset(wanted))
-        self._next_batch = wanted + (1 if together else self._num_workers)
+        self._next_batch = wanted + (1 if is_sync else self._num_workers)
         try:
             found = next(self._batches)
         except StopIteration:
             raise UserError(
-                f"the training data ended at batch {wanted}: a task's 'train' split never ends; repeat() it"
+                f"the training data ended at batch {wanted}: a task's 'train' split must not end; repeat() it"
             ) from None
         return found if self._engine.options.accumulation > 1 else (found,)
 
-    def _own_next(self, number: int) -> int:
-        """Batches rank, rank + workers, rank + 2 workers, ... are this worker's; which of them is next."""
+    def _own_next(self, step: int) -> int:
+        """The next of this worker's batches: rank, rank + num_workers, rank + 2 * num_workers, ..."""
         if self._batches is not None:
             return self._next_batch
-        return number + (self._rank - number) % self._num_workers
+        return step + (self._rank - step) % self._num_workers
 
     def _dataset(self, first: int) -> tf.data.Dataset:
-        together, count = self._options.is_sync, self._engine.options.accumulation
+        is_sync, count = self._options.is_sync, self._engine.options.accumulation
         parts = [
             as_batches(
                 self._task.dataset(
                     "train",
                     InputShard(
-                        index=self._rank if together else 0,
-                        count=self._num_workers if together else 1,
+                        index=self._rank if is_sync else 0,
+                        count=self._num_workers if is_sync else 1,
                         first_batch=first,
-                        stride=1 if together else self._num_workers,
+                        stride=1 if is_sync else self._num_workers,
                         microbatch=micro,
                         num_microbatches=count,
                     ),

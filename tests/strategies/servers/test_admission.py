@@ -18,15 +18,15 @@ def admission(bound: int | None = None, *, first: int = 0, num_workers: int = 3,
     return found
 
 
-def numbers(found: Admission, *workers: int) -> list[int | None]:
+def steps(found: Admission, *workers: int) -> list[int | None]:
     """What each gets at once, one after another; None for who would have to wait."""
     tickets = [found.begin(worker, 0) for worker in workers]
-    return [None if ticket is None else ticket.number for ticket in tickets]
+    return [None if ticket is None else ticket.step for ticket in tickets]
 
 
-class TestNumbers:
+class TestSteps:
     def test_they_ascend(self):
-        assert numbers(admission(), 0, 2, 2, 1, 0) == [0, 1, 2, 3, 4]
+        assert steps(admission(), 0, 2, 2, 1, 0) == [0, 1, 2, 3, 4]
 
     def test_they_go_on_from_an_earlier_run(self):
         found = admission(first=7)
@@ -45,9 +45,9 @@ class TestNumbers:
 
     def test_none_from_the_target_on(self):
         found = admission(target=2)
-        assert numbers(found, 0, 1, 2) == [0, 1, None]
+        assert steps(found, 0, 1, 2) == [0, 1, None]
         found.run_to(3)
-        assert numbers(found, 2, 0) == [2, None]
+        assert steps(found, 2, 0) == [2, None]
 
     def test_one_can_be_used_once(self):
         found = admission()
@@ -62,7 +62,7 @@ class TestNumbers:
 
 class TestBounds:
     def test_without_one_nobody_waits(self):
-        assert None not in numbers(admission(), *[0] * 50)
+        assert None not in steps(admission(), *[0] * 50)
 
     def test_of_1(self):
         """Two may go at once: one of them will then have staleness 1, and so much the other may see at most."""
@@ -73,7 +73,7 @@ class TestBounds:
         # The second one's staleness is 1 already, whoever began now could make it 2.
         assert found.begin(2, 0) is None
         found.use(second)
-        assert numbers(found, 2, 0, 1) == [2, 3, None]
+        assert steps(found, 2, 0, 1) == [2, 3, None]
 
     def test_of_2_with_a_slow_worker(self):
         """Others use two tickets while the slow one computes, in any way, and then wait for it."""
@@ -81,22 +81,22 @@ class TestBounds:
         slow = found.begin(0, 0)
         for _ in range(2):
             assert found.use(found.begin(1, 0))
-        assert numbers(found, 1, 2) == [None, None]
+        assert steps(found, 1, 2) == [None, None]
         found.use(slow)
-        assert numbers(found, 1, 2) == [3, 4]
+        assert steps(found, 1, 2) == [3, 4]
 
     def test_of_0_workers_take_turns(self):
         found = admission(0)
-        for number in range(7):
-            others = [worker for worker in range(3) if worker != number % 3]
-            assert numbers(found, *others) == [None, None]
-            ticket = found.begin(number % 3, 0)
-            assert ticket.number == number
-            assert numbers(found, 0, 1, 2) == [None] * 3
+        for step in range(7):
+            others = [worker for worker in range(3) if worker != step % 3]
+            assert steps(found, *others) == [None, None]
+            ticket = found.begin(step % 3, 0)
+            assert ticket.step == step
+            assert steps(found, 0, 1, 2) == [None] * 3
             found.use(ticket)
 
     def test_of_0_turns_go_on_from_an_earlier_run(self):
-        assert numbers(admission(0, first=7), 0, 2, 1) == [None, None, 7]
+        assert steps(admission(0, first=7), 0, 2, 1) == [None, None, 7]
 
 
 class TestLost:
@@ -105,7 +105,7 @@ class TestLost:
         tickets = [found.begin(worker, 0) for worker in (1, 0, 1, 2)]
         found.lost(1)
         assert [found.use(ticket) for ticket in tickets] == [False, True, False, True]
-        assert numbers(found, 0, 2, 2) == [0, 2, 4]
+        assert steps(found, 0, 2, 2) == [0, 2, 4]
         assert [found.use(ticket) for ticket in tickets] == [False] * 4
 
     def test_what_it_had_done_counts(self):
@@ -113,26 +113,26 @@ class TestLost:
         found.use(found.begin(1, 0))
         found.lost(1)
         assert found.done == 1
-        assert numbers(found, 0) == [1]
+        assert steps(found, 0) == [1]
 
     def test_nobody_waits_for_it_any_more(self):
         found = admission(1)
         found.use([found.begin(worker, 0) for worker in (0, 1)][1])
         assert found.begin(2, 0) is None
         found.lost(0)
-        assert numbers(found, 2) == [0]
+        assert steps(found, 2) == [0]
 
     def test_of_0_its_turns_are_others_until_it_is_back(self):
         found = admission(0, num_workers=2)
         found.begin(0, 0)
         found.lost(0)
-        for number in range(3):
+        for step in range(3):
             ticket = found.begin(1, 0)
-            assert ticket.number == number
+            assert ticket.step == step
             found.use(ticket)
-        assert numbers(found, 0) == [None]
+        assert steps(found, 0) == [None]
         found.use(found.begin(1, 0))
-        assert numbers(found, 1, 0) == [None, 4]
+        assert steps(found, 1, 0) == [None, 4]
 
 
 class TestWaiting:
@@ -144,22 +144,22 @@ class TestWaiting:
     @pytest.mark.parametrize("what", ["use", "lost", "run_to"])
     def test_who_waits_is_woken_by(self, what):
         found = admission(0, num_workers=2, target=3 if what == "run_to" else 100)
-        for number in range(3):
-            ticket = found.begin(number % 2, 0)
-            if what == "run_to" or number < 2:
+        for step in range(3):
+            ticket = found.begin(step % 2, 0)
+            if what == "run_to" or step < 2:
                 found.use(ticket)
         waits = Started(lambda: found.begin(1, TOO_LONG))
         time.sleep(0.05)
         assert waits.is_running
         acts = {"use": lambda: found.use(ticket), "lost": lambda: found.lost(0), "run_to": lambda: found.run_to(9)}
         acts[what]()
-        assert waits.result().number == (2 if what == "lost" else 3)
+        assert waits.result().step == (2 if what == "lost" else 3)
 
     def test_who_has_one_is_told_at_once_that_there_is_no_other(self):
         """It could not use the one that others wait for while it waited itself."""
         found = admission(bound=1)
         held = found.begin(0, TOO_LONG)
-        assert found.begin(0, TOO_LONG).number == 1
+        assert found.begin(0, TOO_LONG).step == 1
         assert at_once(lambda: found.begin(0, TOO_LONG)) == [None]
         assert found.use(held)
 
@@ -177,20 +177,20 @@ class TestWaiting:
         tickets = [found.begin(worker, 0) for worker in (0, 1)]
         found.use(tickets[0])
         assert not found.pause(0.05)
-        assert numbers(found, 0) == [None]
+        assert steps(found, 0) == [None]
         waits = Started(lambda: found.pause(TOO_LONG))
         found.use(tickets[1])
         assert waits.result()
-        assert numbers(found, 0) == [None]
+        assert steps(found, 0) == [None]
         found.run_to(100)
-        assert numbers(found, 0) == [2]
+        assert steps(found, 0) == [2]
 
     def test_a_pause_does_not_wait_for_who_was_lost(self):
         found = admission()
         found.begin(0, 0)
         found.lost(0)
         assert found.pause(0)
-        assert numbers(found, 1) == [None]
+        assert steps(found, 1) == [None]
 
     def test_the_end_wakes_all(self):
         found = admission(0, target=5)
@@ -231,7 +231,7 @@ class Run:
             by_tickets, found = self.admission.done - 1 - ticket.done, len(self.used) - self.pulled[ticket]
             assert 0 <= found <= by_tickets
             assert self.bound is None or by_tickets <= self.bound
-            self.used.append(ticket.number)
+            self.used.append(ticket.step)
 
     def check_end(self) -> None:
         assert sorted(self.used) == self.wanted
@@ -254,7 +254,7 @@ def test_whatever_workers_do_in_whatever_order(bound, num_workers, at_a_time, ev
     events += [(worker, what) for worker in range(num_workers) for what in ("begins", "ends")] * 50
     for worker, what in events:
         own = held[worker]
-        if what == "lost":
+        if what == "is lost":
             run.admission.lost(worker)
             assert not any(map(run.admission.use, own))
             own.clear()

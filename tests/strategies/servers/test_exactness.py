@@ -80,11 +80,11 @@ def pushed_by_all(group: Group) -> list[Pushed]:
         values.init(key, program.value_of(key))
         done = [program.done_key(key, rank) for rank in range(program.NUM_WORKERS)]
         of_others = [float(value[0]) for value in program.pulled_when_there(values, done).values()]
-        versions = [told["version"] for told, _ in group.ask_all("pull", key=key)]
-        answers = group.ask_all("get_slots", key=key)
+        versions = [reply["version"] for reply, _ in group.ask_all("pull", key=key)]
+        replies = group.ask_all("get_slots", key=key)
         slots = {
-            name: np.concatenate([pieces[place] for _, pieces in answers]).reshape(program.SHAPE)
-            for place, name in enumerate(answers[0][0]["names"])
+            name: np.concatenate([pieces[index] for _, pieces in replies]).reshape(program.SHAPE)
+            for index, name in enumerate(replies[0][0]["names"])
         }
         found.append(Pushed(key, values.pull([key])[key], slots, versions, of_others))
     group.ask_all("end", how="done")

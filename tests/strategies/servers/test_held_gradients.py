@@ -10,10 +10,10 @@ from strategies.servers.wire import Refused
 GRADIENTS = {0: np.array([1e16, 1.0]), 1: np.array([1.0, 2.0]), 2: np.array([-1e16, 4.0])}
 
 
-def held(order=(0, 1, 2), number=7) -> HeldGradients:
+def held(order=(0, 1, 2), step=7) -> HeldGradients:
     found = HeldGradients()
     for worker in order:
-        found.hold(number, worker, GRADIENTS[worker].copy())
+        found.hold(step, worker, GRADIENTS[worker].copy())
     return found
 
 
@@ -41,20 +41,20 @@ def test_a_second_one_replaces_the_first():
     assert found.total(7, [1]).tolist() == [10.0, 20.0]
 
 
-@pytest.mark.parametrize("number, workers", [(7, [0, 3]), (8, [0])])
-def test_one_that_is_not_here(number, workers):
-    with pytest.raises(Refused, match=f"step {number}"):
-        held().total(number, workers)
+@pytest.mark.parametrize("step, workers", [(7, [0, 3]), (8, [0])])
+def test_one_that_is_not_here(step, workers):
+    with pytest.raises(Refused, match=f"step {step}"):
+        held().total(step, workers)
 
 
 def test_a_step_and_those_before_it_are_forgotten():
     found = held()
-    for number in (6, 8):
-        found.hold(number, 0, np.zeros(2))
+    for step in (6, 8):
+        found.hold(step, 0, np.zeros(2))
     found.drop(7)
-    for number in (6, 7):
+    for step in (6, 7):
         with pytest.raises(Refused):
-            found.total(number, [0])
+            found.total(step, [0])
     assert found.total(8, [0]).tolist() == [0, 0]
 
 

@@ -68,13 +68,13 @@ class LocalServers:
         """By the first client, to each server."""
         return [connection.sent_bytes for connection in self.groups[0].connections]
 
-    def kept_bytes(self) -> list[int]:
+    def held_bytes(self) -> list[int]:
         """What lies on each server, as it says itself."""
-        kept = []
-        for server, (told, _) in enumerate(self.groups[0].ask_all("keys")):
-            answers = [self.groups[0].ask(server, "pull", key=key) for key in told["about"]]
-            kept.append(sum(piece.nbytes for _, (piece,) in answers))
-        return kept
+        held = []
+        for server, (reply, _) in enumerate(self.groups[0].ask_all("keys")):
+            replies = [self.groups[0].ask(server, "pull", key=key) for key in reply["about"]]
+            held.append(sum(piece.nbytes for _, (piece,) in replies))
+        return held
 
 
 @contextlib.contextmanager
@@ -164,18 +164,18 @@ MODELS = {
 @pytest.mark.parametrize("count", [2, 3, 4])
 @pytest.mark.parametrize("model", MODELS)
 def test_servers_stay_level(model, count):
-    kept = [0] * count
+    held = [0] * count
     for shape in MODELS[model]():
-        for server, piece in pieces_of(shape, 4, kept).items():
-            kept[server] += 4 * (piece.stop - piece.start)
-    assert sum(kept) == 4 * sum(np.prod(shape, dtype=np.int64) for shape in MODELS[model]())
-    assert max(kept) <= LEVEL * sum(kept) / count, kept
+        for server, piece in pieces_of(shape, 4, held).items():
+            held[server] += 4 * (piece.stop - piece.start)
+    assert sum(held) == 4 * sum(np.prod(shape, dtype=np.int64) for shape in MODELS[model]())
+    assert max(held) <= LEVEL * sum(held) / count, held
 
 
-@pytest.mark.parametrize("kept", [(0, 0, 0), (10, 5_000_000, 100_000), (7, 7, 90_000_000)], ids=str)
+@pytest.mark.parametrize("held", [(0, 0, 0), (10, 5_000_000, 100_000), (7, 7, 90_000_000)], ids=str)
 @pytest.mark.parametrize("shape", [(5,), (40_000,), (1000, 64), (17, 4096), (2, 100_000)], ids=str)
-def test_pieces_are_the_whole_value_and_rows_stay_whole(shape, kept):
-    pieces = list(pieces_of(shape, 4, kept).values())
+def test_pieces_are_the_whole_value_and_rows_stay_whole(shape, held):
+    pieces = list(pieces_of(shape, 4, held).values())
     assert (pieces[0].start, pieces[-1].stop) == (0, np.prod(shape))
     assert all(before.stop == after.start for before, after in zip(pieces, pieces[1:], strict=False))
     assert all(piece.start < piece.stop for piece in pieces)
@@ -187,15 +187,15 @@ def test_two_clients_fill_the_servers_as_one_would():
     shapes = [(300,), (64, 1000), (100,), (64,), (3, 3, 64, 64), (200,), (1000, 33)]
     with servers(SGD(), 3) as started:
         clients = started.first, started.client()
-        for place, shape in enumerate(shapes):
-            clients[place % 2].init(f"value{place}", drawn(*shape))
-        kept = started.kept_bytes()
+        for index, shape in enumerate(shapes):
+            clients[index % 2].init(f"value{index}", drawn(*shape))
+        held = started.held_bytes()
     expected = [0] * 3
     for shape in shapes:
         for server, piece in pieces_of(shape, 4, expected).items():
             expected[server] += 4 * (piece.stop - piece.start)
-    assert kept == expected
-    assert max(kept) <= LEVEL * sum(kept) / 3
+    assert held == expected
+    assert max(held) <= LEVEL * sum(held) / 3
 
 
 def test_only_the_touched_rows_travel(sgd):
@@ -293,10 +293,10 @@ def test_a_key_is_nobodys_before_all_of_it_is_there(sgd):
 
 
 def test_a_refusal_leaves_the_connections_in_step(sgd):
-    """Both servers refuse, and the next answers are those of the next question."""
+    """Both servers refuse, and the next replies are those of the next question."""
     with pytest.raises(Refused):
         sgd.groups[0].ask_all("pull", key="nowhere")
-    assert all("about" in told for told, _ in sgd.groups[0].ask_all("keys"))
+    assert all("about" in reply for reply, _ in sgd.groups[0].ask_all("keys"))
 
 
 @pytest.mark.parametrize("secret", ["Schlüssel", "\udcff"], ids=ascii)

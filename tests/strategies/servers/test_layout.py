@@ -42,7 +42,7 @@ class TestCuts:
     @given(layouts)
     def test_every_element_is_in_one_piece(self, layout):
         pieces = [layout.piece(server) for server in range(layout.num_servers)]
-        found = [place for piece in pieces for place in range(piece.start, piece.stop)]
+        found = [position for piece in pieces for position in range(piece.start, piece.stop)]
         assert found == list(range(layout.length))
 
     @given(layouts)
@@ -77,8 +77,8 @@ class TestValues:
     @given(layouts)
     def test_what_is_joined_is_split_as_it_was(self, layout):
         values = [
-            np.arange(math.prod(shape), dtype=np.float32).reshape(shape) + place
-            for place, shape in enumerate(layout.shapes.values())
+            np.arange(math.prod(shape), dtype=np.float32).reshape(shape) + index
+            for index, shape in enumerate(layout.shapes.values())
         ]
         vector = layout.joined(values)
         assert vector.shape == (layout.length,)

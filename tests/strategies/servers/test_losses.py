@@ -68,9 +68,9 @@ def connected():
 
 
 def finish(worker: Group, index: int, granted) -> None:
-    told = {"examples": 8, "busy_seconds": 0.0, "input_seconds": 0.0, "sums": {}, "norm": 1.0}
+    figures = {"examples": 8, "busy_seconds": 0.0, "input_seconds": 0.0, "sums": {}, "norm": 1.0}
     described = {
-        "number": granted["number"],
+        "step": granted["step"],
         "done": granted["done"],
         "worker": index,
         "since": granted["version"],
@@ -82,7 +82,7 @@ def finish(worker: Group, index: int, granted) -> None:
         [np.zeros(0), gradient],
         **described,
         **{"key": KEY, "rate": 0.5, "rows": [], "finite": True, "weight": 8.0, "staleness_elsewhere": []},
-        told=told,
+        figures=figures,
     )
 
 
@@ -94,15 +94,15 @@ def test_its_step_is_done_by_another_and_its_own_gradient_does_not_count(connect
     chief.ask(0, "run_to", wanted=0, until=1)
     lost, _ = silent.ask(0, "begin", worker=0, stop_asked=False)
     granted, _ = other.ask(0, "begin", worker=1, stop_asked=False)
-    assert granted["number"] == lost["number"] == 0
+    assert granted["step"] == lost["step"] == 0
     with pytest.raises(PeerLost, match="ps:0"):
         silent.check(0)
     with pytest.raises(PeerLost, match="ps:0"):
         finish(silent, 0, lost)
     finish(other, 1, granted)
-    told, _ = chief.ask(0, "report")
-    assert (told["done"], told["totals"]["examples"]) == (1, 8)
-    assert {name: (own["steps"], own["failures"]) for name, own in told["workers"].items()} == {
+    report, _ = chief.ask(0, "report")
+    assert (report["done"], report["totals"]["examples"]) == (1, 8)
+    assert {name: (own["steps"], own["failures"]) for name, own in report["workers"].items()} == {
         "worker:0": (0, 1),
         "worker:1": (1, 0),
     }
@@ -128,9 +128,9 @@ def test_a_worker_that_comes_again_begins_anew_and_keeps_what_it_is_given(connec
     chief.ask(0, "start", [np.zeros(0), np.zeros(0, bool)], step=0)
     chief.ask(0, "run_to", wanted=0, until=1)
     begin = {"worker": 0, "stop_asked": False}
-    assert before.ask(0, "begin", **begin)[0]["number"] == 0
+    assert before.ask(0, "begin", **begin)[0]["step"] == 0
     again = connect(WORKER, 0)
-    assert again.ask(0, "begin", **begin)[0]["number"] == 0, "the one step there is"
+    assert again.ask(0, "begin", **begin)[0]["step"] == 0, "the one step there is"
     with pytest.raises(PeerLost):
         before.ask(0, "begin", **begin)
     assert chief.ask(0, "report")[0]["workers"]["worker:0"]["failures"] == 1
@@ -142,9 +142,9 @@ def test_a_step_that_is_in_already_is_not_applied_again():
     """Its first worker died after this server had its push and before server 0 counted it."""
     store = StoreHandlers(SGD(), Clipping())
     store.init({"key": KEY}, [np.zeros(2, np.float32)])
-    push = {"key": KEY, "rows": [], "rate": 1.0, "number": 7, "since": 0}
+    push = {"key": KEY, "rows": [], "rate": 1.0, "step": 7, "since": 0}
     for gradient in ([1.0, 2.0], [5.0, 5.0]):
         store.push(push, [np.array(gradient, np.float32)])
-    told, (value,) = store.pull({"key": KEY}, ())
+    reply, (value,) = store.pull({"key": KEY}, ())
     np.testing.assert_array_equal(value, [-1.0, -2.0])
-    assert (told["version"], store.pushes) == (1, 1)
+    assert (reply["version"], store.pushes) == (1, 1)

@@ -24,26 +24,26 @@ def test_staleness(staleness, is_sync, bound, is_serial):
 
 @pytest.mark.parametrize("staleness", ["", "asynchronous", "-1", "1.5", "²", "Sync"])
 def test_an_unknown_staleness(staleness):
-    with refused(f"staleness={staleness!r}", "use async, sync or a number from 0 on"):
+    with refused(f"staleness={staleness!r}", "use async, sync or an integer of at least 0"):
         ServersOptions(staleness=staleness)
 
 
 @pytest.mark.parametrize("staleness, workers", [("sync", -1), ("async", 1), ("0", 2)])
 def test_backup_workers_that_can_not_be(staleness, workers):
-    with refused(f"backup_workers={workers}", f"staleness={staleness}", "of staleness=sync alone"):
+    with refused(f"backup_workers={workers}", "at least 0" if workers < 0 else "use staleness=sync"):
         ServersOptions(staleness=staleness, backup_workers=workers)
 
 
 def test_awareness_of_what_is_never_stale():
     ServersOptions(staleness="4", staleness_aware=True)
-    with refused("staleness_aware", "staleness=sync", "leave it out"):
+    with refused("staleness_aware", "staleness=sync", "omit staleness_aware"):
         ServersOptions(staleness="sync", staleness_aware=True)
 
 
 @pytest.mark.parametrize("staleness", ["sync", "0"])
 def test_prefetching_what_is_not_there_yet(staleness):
     ServersOptions(staleness="1", prefetch=True)
-    with refused("prefetch_parameters", f"staleness={staleness}", "leave it out"):
+    with refused("prefetch_parameters", f"staleness={staleness}", "omit prefetch_parameters"):
         ServersOptions(staleness=staleness, prefetch=True)
 
 
@@ -72,7 +72,7 @@ class TestWithTheOptionsOfAStep:
     @pytest.mark.parametrize("backup_workers", [2, 3])
     def test_as_many_backup_workers_as_workers(self, backup_workers):
         servers = ServersOptions(staleness="sync", backup_workers=backup_workers)
-        with refused(f"backup_workers={backup_workers} of 2 workers", "at most 1"):
+        with refused(f"backup_workers={backup_workers} with 2 workers", "at most backup_workers=1"):
             check_options(step_options(), servers, 2)
 
     def test_a_rule_of_whole_matrices(self):

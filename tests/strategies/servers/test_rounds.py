@@ -230,12 +230,12 @@ class Run:
         self.complete: list[list[int]] = []
         self.given: dict[int, list[int]] = {}
 
-    def give(self, worker: int, number: int) -> None:
-        self.given.setdefault(number, []).append(worker)
-        found = self.rounds.give(worker, number)
+    def give(self, worker: int, step: int) -> None:
+        self.given.setdefault(step, []).append(worker)
+        found = self.rounds.give(worker, step)
         if found is not None:
-            assert number == self.rounds.done
-            assert found == sorted(self.given[number])
+            assert step == self.rounds.done
+            assert found == sorted(self.given[step])
             self.complete.append(found)
             self.rounds.applied()
 
@@ -265,13 +265,13 @@ def test_whatever_workers_do_in_whatever_order(needed, backups, events):
         elif worker in admitted:
             run.give(worker, admitted.pop(worker))
         elif worker in computing:
-            number = computing.pop(worker)
-            if run.rounds.admit(worker, number):
-                admitted[worker] = number
+            step = computing.pop(worker)
+            if run.rounds.admit(worker, step):
+                admitted[worker] = step
             else:
                 turned_away += 1
-        elif (number := run.rounds.begin(worker, 0)) is not None:
-            computing[worker] = number
+        elif (step := run.rounds.begin(worker, 0)) is not None:
+            computing[worker] = step
     run.check_end()
     assert run.rounds.turned_away == turned_away
     assert backups or not turned_away
@@ -285,16 +285,16 @@ def test_workers_of_different_speeds_at_once(backups, seed):
 
     def work(rank: int) -> None:
         draw = random.Random(f"{seed} {rank}")
-        while (number := run.rounds.begin(rank, LIMIT_SECONDS)) is not None:
+        while (step := run.rounds.begin(rank, LIMIT_SECONDS)) is not None:
             time.sleep(draw.random() * 0.001 * 2**rank)
             if draw.random() < 0.1:
                 run.rounds.lost(rank)
-            elif run.rounds.admit(rank, number):
+            elif run.rounds.admit(rank, step):
                 if draw.random() < 0.1:
                     run.rounds.lost(rank)
                     continue
                 with lock:
-                    run.give(rank, number)
+                    run.give(rank, step)
 
     def lead() -> None:
         assert run.rounds.wait(30, LIMIT_SECONDS)

@@ -17,7 +17,7 @@ shapes = st.lists(st.one_of(matrices, st.lists(st.integers(0, 5), max_size=3).ma
 @st.composite
 def gradients(draw) -> tuple[Layout, SplitGradient, np.ndarray]:
     """A gradient of any model, some of its matrices by rows, and the same as a dense vector."""
-    described = {f"p{place}": shape for place, shape in enumerate(draw(shapes))}
+    described = {f"p{index}": shape for index, shape in enumerate(draw(shapes))}
     layout = Layout(shapes=described, num_servers=draw(st.integers(1, 7)))
     vector = np.random.default_rng(draw(st.integers(0, 9))).normal(size=layout.length).astype(np.float32)
     dense, rows = [np.zeros(0, np.float32)], []
@@ -39,8 +39,8 @@ def pieces(layout: Layout, gradient: SplitGradient) -> list[SplitGradient]:
 
 def sent(gradient: SplitGradient) -> SplitGradient:
     """As a server unpacks it."""
-    places, arrays = gradient.packed()
-    return SplitGradient.unpacked(json.loads(json.dumps(places)), arrays)
+    extents, arrays = gradient.packed()
+    return SplitGradient.unpacked(json.loads(json.dumps(extents)), arrays)
 
 
 @given(gradients())
@@ -65,9 +65,9 @@ def test_each_number_is_sent_once_and_untouched_rows_are_not(drawn):
     for before in gradient.rows:
         of_matrix = [
             rows.values.size
-            for place, piece in enumerate(found)
+            for server, piece in enumerate(found)
             for rows in piece.rows
-            if before.begin <= rows.begin + layout.cuts[place] < before.end
+            if before.begin <= rows.begin + layout.cuts[server] < before.end
         ]
         assert sum(of_matrix) == before.values.size
 

@@ -86,20 +86,20 @@ class TestQuestions:
             worker.ask(0, "init", [np.arange(5, dtype=np.float32)], key="a", about={"shape": [5]})
             assert worker.ask(0, "keys")[0] == {"about": {"a": {"shape": [5]}}}
             for number in range(3):
-                answer, _ = worker.ask(0, "push", [np.ones(5, np.float32)], key="a", rows=[], rate=1.0, since=0)
-                assert answer == {"staleness": number}
-            answer, (value,) = worker.ask(0, "pull", key="a")
-        assert answer == {"version": 3}
+                reply, _ = worker.ask(0, "push", [np.ones(5, np.float32)], key="a", rows=[], rate=1.0, since=0)
+                assert reply == {"staleness": number}
+            reply, (value,) = worker.ask(0, "pull", key="a")
+        assert reply == {"version": 3}
         assert value.dtype == np.float32
         # The momentum is half of what was: steps of 1, 1.5 and 1.75.
         assert value.tolist() == [-4.25, -3.25, -2.25, -1.25, -0.25]
 
     def test_rows(self):
         gradient = SplitGradient(np.ones(1), [Rows(1, 3, 2, np.array([2]), np.array([[5.0, 7.0]]))])
-        places, arrays = gradient.packed()
+        extents, arrays = gradient.packed()
         with serving() as (member, _), group(member, this=WORKER) as worker:
             worker.ask(0, "init", [np.zeros(7)], key="a")
-            worker.ask(0, "push", arrays, key="a", rows=places, rate=1.0)
+            worker.ask(0, "push", arrays, key="a", rows=extents, rate=1.0)
             assert worker.ask(0, "pull", key="a")[1][0].tolist() == [-1, 0, 0, 0, 0, -5, -7]
 
     def test_slots_are_kept_elsewhere_and_brought_back(self):
@@ -107,20 +107,20 @@ class TestQuestions:
             chief.ask(0, "init", [np.zeros(2)], key="a")
             chief.ask(0, "set", [np.ones(2), np.full(2, 4.0)], key="a", names=["momentum"], version=9)
             chief.ask(0, "push", [np.zeros(2)], key="a", rows=[], rate=1.0)
-            answer, (slot,) = chief.ask(0, "get_slots", key="a")
-            assert (answer, slot.tolist()) == ({"names": ["momentum"]}, [2, 2])
-            answer, (value,) = chief.ask(0, "pull", key="a")
-            assert (answer, value.tolist()) == ({"version": 10}, [3, 3])
+            reply, (slot,) = chief.ask(0, "get_slots", key="a")
+            assert (reply, slot.tolist()) == ({"names": ["momentum"]}, [2, 2])
+            reply, (value,) = chief.ask(0, "pull", key="a")
+            assert (reply, value.tolist()) == ({"version": 10}, [3, 3])
             chief.ask(0, "end", how="done")
 
     def test_a_step_of_several_workers(self):
         """The wanted workers' sum is divided by the weight and scaled; what was held is then forgotten."""
-        step = {"key": "a", "number": 4, "workers": [0, 2]}
+        step = {"key": "a", "step": 4, "workers": [0, 2]}
         with serving() as (member, _), group(member, this=WORKER) as other:
             other.ask(0, "init", [np.zeros(2)], key="a")
             for worker in range(3):
                 gradient = np.array([3.0, 4.0]) * 10**worker
-                other.ask(0, "hold", [gradient], key="a", rows=[], number=4, worker=worker)
+                other.ask(0, "hold", [gradient], key="a", rows=[], step=4, worker=worker)
             assert other.ask(0, "square", **step)[0] == {"square": 303.0**2 + 404.0**2}
             other.ask(0, "apply", **step, finite=True, weight=4.0, scale=2.0, rate=1.0)
             assert other.ask(0, "pull", key="a")[1][0].tolist() == [-151.5, -202.0]
@@ -129,10 +129,10 @@ class TestQuestions:
 
     def test_each_of_several_servers_has_its_own(self):
         with serving() as (first, _), serving(1) as (second, _), group(first, second, this=WORKER) as worker:
-            questions = {server: ({"key": f"k{server}"}, [np.full(2, server + 1.0)]) for server in (0, 1)}
-            worker.ask_each("init", questions)
+            requests = {server: ({"key": f"k{server}"}, [np.full(2, server + 1.0)]) for server in (0, 1)}
+            worker.ask_each("init", requests)
             worker.ask(1, "push", [np.ones(2)], key="k1", rows=[], rate=1.0)
-            assert [answer["about"] for answer, _ in worker.ask_all("keys")] == [{"k0": None}, {"k1": None}]
+            assert [reply["about"] for reply, _ in worker.ask_all("keys")] == [{"k0": None}, {"k1": None}]
             assert [worker.ask(server, "pull", key=f"k{server}")[1][0][0] for server in (0, 1)] == [1, 1]
 
     def test_all_may_push_at_once(self):
@@ -151,8 +151,8 @@ class TestQuestions:
         with serving() as (member, _), group(member, this=WORKER) as worker:
             worker.ask(0, "init", [np.zeros(2)], key="a")
             pull = {"ask": "pull", "key": "a"}
-            *_, (answer, (value,)) = worker.ask_in_turn(0, (push, [np.ones(2)]), (pull, ()))
-            assert (answer, value.tolist()) == ({"version": 1}, [-1, -1])
+            *_, (reply, (value,)) = worker.ask_in_turn(0, (push, [np.ones(2)]), (pull, ()))
+            assert (reply, value.tolist()) == ({"version": 1}, [-1, -1])
 
     def test_figures(self):
         """Of connections that are closed, too."""
@@ -162,18 +162,18 @@ class TestQuestions:
                 worker.ask(0, "pull", key="a")
             other.ask(0, "pull", key="a")
             other.ask(0, "push", [np.zeros(1000)], key="a", rows=[], rate=1.0)
-            told, _ = other.ask(0, "figures")
-        assert (told["pulls"], told["pushes"]) == (2, 1)
+            figures, _ = other.ask(0, "figures")
+        assert (figures["pulls"], figures["pushes"]) == (2, 1)
         for name in ("sent_bytes", "received_bytes"):
-            assert 16_000 < told[name] < 17_000
+            assert 16_000 < figures[name] < 17_000
 
 
-class TestRefusedQuestions:
-    @pytest.mark.parametrize("question", ["nonsense", "_store", "__init__"])
-    def test_one_that_there_is_not(self, question):
+class TestRefusedRequests:
+    @pytest.mark.parametrize("name", ["nonsense", "_store", "__init__"])
+    def test_an_unknown_request(self, name):
         with serving() as (member, _), group(member, this=WORKER) as worker:
-            with pytest.raises(Refused, match=question):
-                worker.ask(0, question)
+            with pytest.raises(Refused, match=name):
+                worker.ask(0, name)
             assert worker.ask(0, "keys")[0] == {"about": {}}
 
     def test_a_users_mistake(self):
@@ -183,12 +183,12 @@ class TestRefusedQuestions:
             assert worker.ask(0, "keys")[0] == {"about": {}}
 
     def test_by_one_of_several_servers(self):
-        """The others' answers to it are not taken for those to the next question."""
+        """The others' answers to it are not taken for those to the next request."""
         with serving() as (first, _), serving(1) as (second, _), group(first, second, this=WORKER) as worker:
             worker.ask(1, "init", [np.zeros(2)], key="a")
             with pytest.raises(Refused, match="'a'"):
                 worker.ask_all("pull", key="a")
-            assert [answer for answer, _ in worker.ask_all("keys")] == [{"about": {}}, {"about": {"a": None}}]
+            assert [reply for reply, _ in worker.ask_all("keys")] == [{"about": {}}, {"about": {"a": None}}]
 
     def test_the_first_of_several_in_turn(self):
         with serving() as (member, _), group(member, this=WORKER) as worker:
@@ -202,7 +202,7 @@ class TestRefusedQuestions:
             with group(member, this=WORKER) as other, pytest.raises(PeerLost, match="ps:0"):
                 other.ask(0, "push", [np.zeros(2)], key="a", rows=[], rate="fast")
             assert worker.ask(0, "pull", key="a")[0] == {"version": 0}
-        assert "a question of worker:1 could not be answered" in caplog.text
+        assert "a request of worker:1 could not be answered" in caplog.text
 
 
 class TestLettingIn:
@@ -210,7 +210,7 @@ class TestLettingIn:
     def test_another_secret(self, secret):
         with (
             serving() as (member, _),
-            refused("ps:0", member.address, "another secret"),
+            refused("ps:0", member.address, "its secret differs"),
             group(member, this=WORKER, secret=secret),
         ):
             pass
@@ -219,7 +219,7 @@ class TestLettingIn:
     def test_other_settings(self, settings):
         with (
             serving() as (member, _),
-            refused("worker:1 was started with another rule than ps:0", "the same flags"),
+            refused("worker:1 and ps:0 were started with different rule", "the same settings"),
             group(member, this=WORKER, settings=settings),
         ):
             pass
@@ -251,7 +251,7 @@ class TestListening:
     def test_a_taken_port(self):
         with socket.create_server(("127.0.0.1", 0)) as other:
             address = f"127.0.0.1:{other.getsockname()[1]}"
-            with refused(f"ps:2 can't listen on {address}", "in use", "give it another"):
+            with refused(f"ps:2 can't listen on {address}", "in use", "another port"):
                 new_server(Member("ps", 2, address))
 
     def test_a_port_of_the_systems(self, monkeypatch):
@@ -339,7 +339,7 @@ class TestLost:
         with serving() as (member, started), group(member, this=WORKER) as worker:
             with group(member):
                 assert started.is_running
-            with pytest.raises(PeerLost, match="the chief was lost: start all again"):
+            with pytest.raises(PeerLost, match="the chief was lost: restart all processes"):
                 started.result()
             with pytest.raises(PeerLost, match="ps:0"):
                 worker.ask(0, "keys")
@@ -347,14 +347,14 @@ class TestLost:
     def test_a_chief_that_never_came(self):
         server = new_server(new_member())
         began = time.monotonic()
-        with pytest.raises(PeerLost, match=r"the chief did not come within 0\.3 seconds"):
+        with pytest.raises(PeerLost, match=r"the chief did not connect within 0\.3 seconds"):
             server.serve(0.3)
         assert 0.3 <= time.monotonic() - began < 5
 
     def test_a_worker_is_no_chief(self):
         server = new_server(member := new_member())
         started = Started(lambda: server.serve(1.0))
-        with group(member, this=WORKER), pytest.raises(PeerLost, match="the chief did not come"):
+        with group(member, this=WORKER), pytest.raises(PeerLost, match="the chief did not connect"):
             started.result()
 
     def test_a_worker(self):
@@ -385,8 +385,8 @@ class TestGroup:
         ):
             pass
         said = str(raised.value)
-        assert said.startswith(f"ps:1 ({missing.address}) did not come within 0.4 seconds")
-        assert "--startup_timeout_seconds" in said
+        assert said.startswith(f"ps:1 ({missing.address}) could not be reached within 0.4 seconds")
+        assert "raise startup_timeout_seconds" in said
         assert 0.4 <= time.monotonic() - began < 5
 
     def test_a_server_that_comes_late(self):
@@ -402,7 +402,7 @@ class TestGroup:
         began = time.monotonic()
         with socket.create_server(("127.0.0.1", 0)) as other:
             member = Member("ps", 0, f"127.0.0.1:{other.getsockname()[1]}")
-            with pytest.raises(PeerLost, match="ps:0 .* did not come"), group(member, startup=0.4):
+            with pytest.raises(PeerLost, match="ps:0 .* could not be reached"), group(member, startup=0.4):
                 pass
         assert time.monotonic() - began < 5
 
@@ -410,7 +410,7 @@ class TestGroup:
         with loopback() as (here, there):
             found = Group([Member("ps", 1, "b:1")], [Connection(here, LIMIT_SECONDS)])
             there.close()
-            with pytest.raises(PeerLost, match=r"ps:1 \(b:1\) was lost: start all again"):
+            with pytest.raises(PeerLost, match=r"ps:1 \(b:1\) was lost: restart all processes"):
                 found.ask(0, "keys")
 
     def test_a_server_that_falls_silent(self):
@@ -419,7 +419,7 @@ class TestGroup:
             with pytest.raises(PeerLost, match=r"ps:0 \(a:1\) was silent for too long"):
                 found.ask(0, "keys")
 
-    def test_the_time_to_start_is_none_to_answer(self):
+    def test_the_time_to_start_is_none_to_reply(self):
         """Who came may be silent for longer from then on."""
         with serving(coordination=Slow()) as (member, _), group(member, this=WORKER, startup=1.0) as worker:
             assert worker.ask(0, "think")[0] == {"thought": True}

@@ -189,7 +189,7 @@ class TestStore:
         assert store.vector("a").slots()["momentum"].tolist() == [-1, -1]
 
     def test_a_key_that_nobody_set(self):
-        with pytest.raises(Refused, match="nothing is kept under 'a': init it first"):
+        with pytest.raises(Refused, match="there is no vector under 'a': init it first"):
             Store(SGD()).vector("a")
 
     @pytest.mark.parametrize("value", [np.zeros((2, 2)), np.zeros(()), np.zeros(2, np.int64)], ids=str)

@@ -139,7 +139,7 @@ FOREIGN = {
 class TestBroken:
     @pytest.mark.parametrize("bytes_sent", FOREIGN.values(), ids=FOREIGN.keys())
     def test_foreign_bytes(self, bytes_sent):
-        with loopback() as (here, there), pytest.raises(ConnectionError, match="no message of ours"):
+        with loopback() as (here, there), pytest.raises(ConnectionError, match="not a message of this program"):
             here.sendall(bytes_sent)
             Connection(there, 5.0).receive()
 

@@ -51,17 +51,17 @@ class AlmostAlone:
         self.first = self.engine.layout.joined([value.numpy() for value in self.engine.tower.variables.parameters])
         addresses = enumerate(free_addresses(NUM_SERVERS))
         self._members = [Member(SERVER, index, address) for index, address in addresses]
-        listening = [self._server(place) for place in range(NUM_SERVERS)]
+        listening = [self._server(index) for index in range(NUM_SERVERS)]
         self._running = [Started(lambda server=server: server.serve(60.0)) for server in listening]
         self.chief = self._group(CHIEF)
 
-    def _server(self, place: int) -> Server:
+    def _server(self, index: int) -> Server:
         store, coordination = StoreHandlers(SGD(), Clipping()), None
-        if place == 0:
+        if index == 0:
             coordination = Coordination(
                 self._servers, Clipping(), store, num_workers=1, stops_if_bad=True, connect_others=None
             )
-        return Server(self._members[place], store, settings={}, secret="", coordination=coordination)
+        return Server(self._members[index], store, settings={}, secret="", coordination=coordination)
 
     def _group(self, role: str) -> Group:
         seconds = {"startup_timeout_seconds": 20.0, "timeout_seconds": 20.0}
@@ -70,9 +70,9 @@ class AlmostAlone:
     def trained(self) -> tuple[np.ndarray, dict]:
         """All parameters after the steps, and the report on them."""
         layout = layout_of(self.engine.tower.variables.parameters, NUM_SERVERS)
-        pieces = [self.first[layout.piece(place)] for place in range(NUM_SERVERS)]
-        for place, piece in enumerate(pieces):
-            self.chief.ask(place, "init", [piece, np.zeros(len(piece), bool)], key=KEY)
+        pieces = [self.first[layout.piece(index)] for index in range(NUM_SERVERS)]
+        for index, piece in enumerate(pieces):
+            self.chief.ask(index, "init", [piece, np.zeros(len(piece), bool)], key=KEY)
         self.chief.ask(0, "start", [np.zeros(0), np.zeros(0, bool)], step=0)
         group = self._group(WORKER)
         worker = Worker(self.task, self.engine, group, layout, self._servers, rank=0, num_workers=1)
@@ -93,9 +93,9 @@ class AlmostAlone:
         engine = worker_engine(self.task, self.options)
         batches = iter(as_batches(self.task.dataset("train", InputShard())))
         made = [self.first]
-        for number in range(NUM_STEPS):
-            seen = made[max(0, number - late)]
-            gradient = engine.compute(number, seen, np.zeros(0), [next(batches)]).gradient.dense
+        for step in range(NUM_STEPS):
+            seen = made[max(0, step - late)]
+            gradient = engine.compute(step, seen, np.zeros(0), [next(batches)]).gradient.dense
             made.append(made[-1] - np.float32(RATE) * gradient)
         return made[-1]
 
