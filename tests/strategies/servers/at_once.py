@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator
 from strategies.servers.wire import Connection
 
 LIMIT_SECONDS = 30
-# Who waits for so long was not woken.
+# A thread that waits for so long was not woken.
 TOO_LONG = 10 * LIMIT_SECONDS
 
 
 class Started:
-    """Something that runs in a thread of its own."""
+    """A call that runs in its own thread."""
 
     def __init__(self, act: Callable[[], object]):
         self._act, self._found, self._raised = act, None, None
@@ -23,7 +23,7 @@ class Started:
     def _run(self) -> None:
         try:
             self._found = self._act()
-        except BaseException as error:  # it is raised again where somebody waits for it
+        except BaseException as error:  # `result` raises it again
             self._raised = error
 
     @property
@@ -31,7 +31,7 @@ class Started:
         return self._thread.is_alive()
 
     def result(self):
-        """What it gave, or raised."""
+        """What the call returned; raises what it raised."""
         self._thread.join(LIMIT_SECONDS)
         assert not self.is_running, f"it still runs after {LIMIT_SECONDS} seconds"
         if self._raised is not None:
@@ -40,7 +40,7 @@ class Started:
 
 
 def at_once(*acts: Callable[[], object]) -> list:
-    """What each gave, all run at the same time."""
+    """The results of several calls that run at the same time."""
     return [started.result() for started in [Started(act) for act in acts]]
 
 
@@ -55,6 +55,6 @@ def loopback() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 @contextlib.contextmanager
 def connections(timeout_seconds: float = LIMIT_SECONDS) -> Iterator[tuple[Connection, Connection]]:
-    """The two ends of one on which messages travel."""
+    """The two ends of a connection for messages."""
     with loopback() as ends:
         yield tuple(Connection(end, timeout_seconds) for end in ends)

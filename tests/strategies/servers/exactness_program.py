@@ -1,4 +1,4 @@
-"""A server or a worker in the test of exactness: pushes by each rule, then a training. The test is the chief.
+"""A server or a worker of test_exactness.py: pushes by each rule, then a training run. The test is the chief.
 
 python -m tests.strategies.servers.exactness_program      with TF_CONFIG set
 """
@@ -30,14 +30,14 @@ RULES = {
     "momentum": Momentum(),
     "nesterov": Momentum(nesterov=True),
     "adam": Adam(),
-    # A tenth of the value at every update.
+    # Each update decays the value by a tenth (2.0 * RATE).
     "momentum with decay": Momentum(weight_decay=2.0),
 }
 NUM_WORKERS, NUM_SERVERS = 3, 2
 PUSHES_OF_ONE = 20
 NUM_PUSHES = NUM_WORKERS * PUSHES_OF_ONE
 KEYS = tuple(f"value {turn}" for turn in range(10))
-# Comes when a rule's servers let nobody in any more.
+# The key that the chief makes when a rule's servers accept no more connections.
 OVER = "over"
 # Large enough to be divided.
 SHAPE = (64, 1024)
@@ -51,13 +51,13 @@ def value_of(key: str) -> np.ndarray:
 
 
 def gradient_of(key: str) -> np.ndarray:
-    """No element is near 0: each tells of an update that is lost."""
+    """No element is near 0, so each element shows a lost update."""
     draw = np.random.default_rng(100 + KEYS.index(key))
     return (draw.choice([-1, 1], SHAPE) * draw.uniform(0.5, 1.5, SHAPE)).astype(np.float32)
 
 
 def done_key(key: str, rank: int) -> str:
-    """Under which a worker that has pushed says how many updates of others it met."""
+    """The key under which a worker, after its pushes, reports how many updates of others it saw."""
     return f"{key}, worker {rank}"
 
 
@@ -67,7 +67,7 @@ def group_of(servers: Sequence[Member], this: Member) -> Group:
 
 
 def pulled_when_there(values: KeyValueStore, keys: Sequence[str]) -> dict[str, np.ndarray]:
-    """Waits until all keys are there."""
+    """The values of all keys; waits until all exist."""
     deadline = time.monotonic() + LIMIT_SECONDS
     while True:
         try:
@@ -79,7 +79,7 @@ def pulled_when_there(values: KeyValueStore, keys: Sequence[str]) -> dict[str, n
 
 
 def work(cluster: Cluster) -> None:
-    """Pushes the same gradient again and again, as fast as it can, together with the others."""
+    """Pushes the same gradient repeatedly, as fast as possible, while other workers do the same."""
     group = group_of(cluster.members(SERVER), cluster.this)
     values = KeyValueStore(group)
     for key in KEYS:
@@ -102,12 +102,12 @@ def push_by_all_rules(cluster: Cluster) -> None:
 
 
 def step_options() -> StepOptions:
-    """Of the training."""
+    """The options of the training run."""
     return StepOptions(rule=Momentum(), schedule=Cosine(RATE, TRAINED_STEPS), seed=3)
 
 
 def membership_of(cluster: Cluster) -> ServersMembership:
-    """In the training, where nobody waits."""
+    """The membership in the training run, which is asynchronous."""
     return ServersMembership(cluster=cluster, startup_timeout_seconds=LIMIT_SECONDS)
 
 

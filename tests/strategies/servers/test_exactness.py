@@ -1,4 +1,4 @@
-"""Pushes that come at once from real processes: none is lost and none counts twice, in numbers and in counters."""
+"""Concurrent pushes of real processes: each is applied and counted exactly once."""
 
 import dataclasses
 import json
@@ -31,11 +31,11 @@ class Pushed:
     """A key after all pushes.
 
     Attributes:
-      key: its name.
-      value: its value.
-      slots: of its pieces, joined in order.
-      versions: on each server.
-      of_others: the most updates of others that each worker met while it pushed.
+      key: name of the key.
+      value: value of the key.
+      slots: the slots, joined from the servers' pieces.
+      versions: the vector's version on each server.
+      of_others: for each worker, the largest number of other workers' updates between two of its own.
     """
 
     key: str
@@ -47,7 +47,7 @@ class Pushed:
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory) -> tuple[dict[str, list[Pushed]], Mapping]:
-    """Ten keys in a row for each rule, and the summary of a training; this process is the chief."""
+    """Ten keys, one after another, for each rule; and the summary of a run. This process is the chief."""
     command = ["-m", "tests.strategies.servers.exactness_program"]
     counts = {"workers": program.NUM_WORKERS, "servers": program.NUM_SERVERS}
     with ServerGroup(command, **counts, missing=["chief:0"]) as group:
@@ -73,7 +73,7 @@ def summary(found):
 
 
 def pushed_by_all(group: Group) -> list[Pushed]:
-    """One rule's part."""
+    """The results of one rule, key by key."""
     values = KeyValueStore(group)
     found = []
     for key in program.KEYS:
@@ -94,7 +94,7 @@ def pushed_by_all(group: Group) -> list[Pushed]:
 
 
 def trained(cluster: Cluster, directory: pathlib.Path) -> Mapping:
-    """The summary of a run without waiting, with an evaluation and checkpoints on its way."""
+    """The summary of an asynchronous run with evaluations and checkpoints on its way."""
     strategy = build_strategy(
         "ps", small_task(), cpus(1), program.step_options(), servers=program.membership_of(cluster)
     )
@@ -110,7 +110,7 @@ def trained(cluster: Cluster, directory: pathlib.Path) -> Mapping:
 
 
 def one_by_one(rule: UpdateRule, key: str) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Value and slots after as many updates, each after the other, in float64."""
+    """Value and slots after the same number of updates, one after another, in float64."""
     value, gradient = (drawn(key).astype(np.float64) for drawn in (program.value_of, program.gradient_of))
     rate = np.float64(np.float32(program.RATE))
     slots = {name: np.zeros(program.SHAPE) for name in rule.slot_names}
@@ -148,16 +148,16 @@ every_rule = pytest.mark.parametrize("rule", program.RULES)
 
 
 @every_rule
-def test_every_push_counts_once_on_every_server(pushed, rule):
+def test_every_push_is_applied_once_on_every_server(pushed, rule):
     for found in pushed[rule]:
         assert found.versions == [program.NUM_PUSHES] * program.NUM_SERVERS, found.key
 
 
 @every_rule
-def test_values_and_slots_are_those_of_one_push_after_another(pushed, rule):
+def test_values_and_slots_equal_those_of_sequential_pushes(pushed, rule):
     for found in pushed[rule]:
         value, slots = one_by_one(program.RULES[rule], found.key)
-        # What cancels is as far off as the largest numbers on the way.
+        # Where terms cancel, the error is relative to the largest intermediate values.
         np.testing.assert_allclose(found.value, value, rtol=1e-5, atol=1e-5, err_msg=found.key)
         assert found.slots.keys() == slots.keys()
         for name, slot in slots.items():
@@ -165,17 +165,17 @@ def test_values_and_slots_are_those_of_one_push_after_another(pushed, rule):
 
 
 @every_rule
-def test_the_pushes_came_at_once(pushed, rule):
-    """Or the others would show nothing: each worker met updates of others between its own."""
-    met = np.array([found.of_others for found in pushed[rule]])
-    assert np.all(met.max(0) > 0), met
+def test_the_pushes_were_concurrent(pushed, rule):
+    """Else the other tests show nothing: each worker must see updates of others between its own."""
+    of_others = np.array([found.of_others for found in pushed[rule]])
+    assert np.all(of_others.max(0) > 0), of_others
 
 
-def test_a_training_counts_its_pushes(summary):
-    """As many steps as were asked for, and as many pushes on each server."""
+def test_a_run_counts_its_pushes(summary):
+    """The number of steps is the one that was asked for, and each server counts as many pushes."""
     steps, figures = program.TRAINED_STEPS, summary["parameter_servers"]
     assert summary["steps"] == steps
     assert [server["pushes"] for server in figures["servers"].values()] == [steps] * program.NUM_SERVERS
     assert sum(worker["steps"] for worker in figures["workers"].values()) == steps
     assert sum(figures["staleness"]["histogram"].values()) == steps
-    assert figures["staleness"]["max"] > 0, "they did come at once"
+    assert figures["staleness"]["max"] > 0, "the pushes were concurrent"

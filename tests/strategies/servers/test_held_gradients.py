@@ -1,4 +1,4 @@
-"""Gradients that a step's sum is made of: always in the same order, of those that are named."""
+"""The sum of the held gradients: of the named workers, and always in the same order."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ import pytest
 from strategies.servers.held_gradients import HeldGradients
 from strategies.servers.wire import Refused
 
-# Another order of adding them gives another sum.
+# Their sum depends on the order of the additions.
 GRADIENTS = {0: np.array([1e16, 1.0]), 1: np.array([1.0, 2.0]), 2: np.array([-1e16, 4.0])}
 
 
@@ -18,12 +18,12 @@ def held(order=(0, 1, 2), step=7) -> HeldGradients:
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
-def test_the_sum_does_not_depend_on_who_came_first(order):
+def test_the_sum_does_not_depend_on_the_order_of_arrival(order):
     assert held(order).total(7, [0, 1, 2]).tolist() == [0.0, 7.0]
     assert held(order).total(7, [0, 2, 1]).tolist() == [1.0, 7.0]
 
 
-def test_the_sum_of_some():
+def test_the_sum_of_some_workers():
     assert held().total(7, [1]).tolist() == [1.0, 2.0]
 
 
@@ -35,19 +35,19 @@ def test_summing_changes_nothing():
         total += 1
 
 
-def test_a_second_one_replaces_the_first():
+def test_a_workers_second_gradient_replaces_its_first():
     found = held()
     found.hold(7, 1, np.array([10.0, 20.0]))
     assert found.total(7, [1]).tolist() == [10.0, 20.0]
 
 
 @pytest.mark.parametrize("step, workers", [(7, [0, 3]), (8, [0])])
-def test_one_that_is_not_here(step, workers):
+def test_a_gradient_that_is_not_here(step, workers):
     with pytest.raises(Refused, match=f"step {step}"):
         held().total(step, workers)
 
 
-def test_a_step_and_those_before_it_are_forgotten():
+def test_drop_removes_a_step_and_earlier_ones():
     found = held()
     for step in (6, 8):
         found.hold(step, 0, np.zeros(2))

@@ -1,4 +1,4 @@
-"""Keys and values on servers: to the bit, level, rows alone, for every client."""
+"""Keys and values on servers: equal to the bit, spread evenly, only rows sent, the same for every client."""
 
 import contextlib
 import functools
@@ -22,16 +22,16 @@ from towers.updates.clipping import Clipping
 from towers.updates.rules import SGD, Momentum, UpdateRule, everything
 
 LIMIT_SECONDS = 30
-# Servers take it as float32.
+# Exact in float32, in which servers take it.
 RATE = 0.125
-# Where two servers keep nothing else, 100 rows and 101.
+# Two servers that hold nothing else get 100 and 101 of its rows.
 EMBEDDING = (201, 1000)
-# The fullest server beside the mean.
+# The largest ratio of the fullest server's bytes to the mean.
 LEVEL = 1.1
 
 
 class LocalServers:
-    """Servers in threads of this process, and the clients that were made."""
+    """Servers in threads of this process, and the clients made so far."""
 
     def __init__(self, rule: UpdateRule, count: int, secret: str):
         addresses = free_addresses(count)
@@ -49,7 +49,7 @@ class LocalServers:
         self.first = self.client(CHIEF)
 
     def client(self, role: str = WORKER, **options) -> KeyValueStore:
-        """A new one; `groups` has its connections."""
+        """A new client; its connections are added to `groups`."""
         seconds = {"startup_timeout_seconds": LIMIT_SECONDS, "timeout_seconds": LIMIT_SECONDS}
         this = Member(role, len(self.groups))
         group = Group.connected(self.members, this, settings={}, secret=self._secret, **seconds)
@@ -65,11 +65,11 @@ class LocalServers:
             assert not thread.is_alive()
 
     def sent_bytes(self) -> list[int]:
-        """By the first client, to each server."""
+        """Bytes that the first client has sent to each server."""
         return [connection.sent_bytes for connection in self.groups[0].connections]
 
     def held_bytes(self) -> list[int]:
-        """What lies on each server, as it says itself."""
+        """Bytes that each server holds, by its own replies."""
         held = []
         for server, (reply, _) in enumerate(self.groups[0].ask_all("keys")):
             replies = [self.groups[0].ask(server, "pull", key=key) for key in reply["about"]]
@@ -103,7 +103,7 @@ def assert_same_bits(found: np.ndarray, expected: np.ndarray) -> None:
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 @pytest.mark.parametrize("shape", [(), (0,), (7,), (3, 0), EMBEDDING, (2, 40_000), (3, 3, 64, 64)], ids=str)
-def test_what_is_pulled_is_what_was_given(sgd, shape, dtype):
+def test_a_pull_returns_the_initial_value(sgd, shape, dtype):
     key, value = f"{dtype} {shape}", drawn(*shape, dtype=dtype)
     sgd.first.init(key, value)
     assert_same_bits(sgd.first.pull([key])[key], value)
@@ -112,7 +112,7 @@ def test_what_is_pulled_is_what_was_given(sgd, shape, dtype):
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 @pytest.mark.parametrize("shape", [(), (0,), (7,), EMBEDDING], ids=str)
-def test_a_push_is_one_step_of_the_rule(sgd, shape, dtype):
+def test_a_push_makes_one_update_by_the_rule(sgd, shape, dtype):
     key, value = f"pushed {dtype} {shape}", drawn(*shape, dtype=dtype)
     gradient = drawn(*shape, dtype=dtype, seed=1)
     sgd.first.init(key, value)
@@ -122,7 +122,7 @@ def test_a_push_is_one_step_of_the_rule(sgd, shape, dtype):
     np.testing.assert_allclose(found, expected, rtol=0, atol=8 * np.finfo(dtype).eps)
 
 
-def test_a_short_gradient_is_widened(sgd):
+def test_a_bfloat16_gradient_is_cast_to_the_values_dtype(sgd):
     value = drawn(*EMBEDDING)
     gradient = tf.cast(drawn(*EMBEDDING, seed=1), tf.bfloat16)
     indices, rows = [3, 150], tf.cast(drawn(2, EMBEDDING[1], seed=2), tf.bfloat16)
@@ -143,7 +143,7 @@ def shapes_of(network: str) -> list[tuple[int, ...]]:
 
 
 def imagenet_vgg16() -> list[tuple[int, ...]]:
-    """138 million numbers, three quarters of them in one matrix."""
+    """138 million parameters, three quarters of them in one matrix."""
     widths = [3, 64, 64, 128, 128, 256, 256, 256, *[512] * 6]
     kernels = [(3, 3, *pair) for pair in zip(widths, widths[1:], strict=False)]
     kernels += [(25_088, 4096), (4096, 4096), (4096, 1000)]
@@ -155,15 +155,15 @@ MODELS = {
     "vgg16": lambda: shapes_of("vgg16"),
     "resnet20": lambda: shapes_of("resnet20"),
     "VGG-16 for ImageNet": imagenet_vgg16,
-    "one narrow kernel again and again": lambda: [(3, 3, 64, 64)] * 5,
-    "one wide row again and again": lambda: [(1, 16_384)] * 12,
-    "biases alone": lambda: [(1000,)] * 12,
+    "several equal kernels with narrow rows": lambda: [(3, 3, 64, 64)] * 5,
+    "several equal wide rows": lambda: [(1, 16_384)] * 12,
+    "only biases": lambda: [(1000,)] * 12,
 }
 
 
 @pytest.mark.parametrize("count", [2, 3, 4])
 @pytest.mark.parametrize("model", MODELS)
-def test_servers_stay_level(model, count):
+def test_servers_hold_about_the_same(model, count):
     held = [0] * count
     for shape in MODELS[model]():
         for server, piece in pieces_of(shape, 4, held).items():
@@ -174,7 +174,7 @@ def test_servers_stay_level(model, count):
 
 @pytest.mark.parametrize("held", [(0, 0, 0), (10, 5_000_000, 100_000), (7, 7, 90_000_000)], ids=str)
 @pytest.mark.parametrize("shape", [(5,), (40_000,), (1000, 64), (17, 4096), (2, 100_000)], ids=str)
-def test_pieces_are_the_whole_value_and_rows_stay_whole(shape, held):
+def test_pieces_form_the_whole_value_and_cut_no_short_row(shape, held):
     pieces = list(pieces_of(shape, 4, held).values())
     assert (pieces[0].start, pieces[-1].stop) == (0, np.prod(shape))
     assert all(before.stop == after.start for before, after in zip(pieces, pieces[1:], strict=False))
@@ -183,7 +183,7 @@ def test_pieces_are_the_whole_value_and_rows_stay_whole(shape, held):
         assert all(piece.start % shape[1] == 0 for piece in pieces)
 
 
-def test_two_clients_fill_the_servers_as_one_would():
+def test_two_clients_fill_the_servers_as_one_client_does():
     shapes = [(300,), (64, 1000), (100,), (64,), (3, 3, 64, 64), (200,), (1000, 33)]
     with servers(SGD(), 3) as started:
         clients = started.first, started.client()
@@ -198,8 +198,8 @@ def test_two_clients_fill_the_servers_as_one_would():
     assert max(held) <= LEVEL * sum(held) / 3
 
 
-def test_only_the_touched_rows_travel(sgd):
-    """Each server is sent its own; the headers are small."""
+def test_only_the_used_rows_are_sent(sgd):
+    """Each server gets only its rows, with a small header."""
     value, indices, rows = drawn(*EMBEDDING), [150, 2, 180, 150], drawn(4, EMBEDDING[1], seed=1)
     sgd.first.init("embedding", value)
     before = sgd.sent_bytes()
@@ -221,8 +221,8 @@ def test_rows_that_a_cut_divides_are_pushed_whole(sgd):
     assert_same_bits(sgd.first.pull(["wide"])["wide"], value - np.float32([[0], [1], [0]]) * rows)
 
 
-def test_untouched_rows_follow_the_dense_rule():
-    """A momentum goes on where no gradient comes, on the server that was sent no row, too."""
+def test_unused_rows_follow_the_dense_rule():
+    """Momentum also moves rows without a gradient, even on a server that got no row."""
     sparse, dense = drawn(*EMBEDDING), drawn(*EMBEDDING)
     steps = [tf.IndexedSlices(drawn(1, EMBEDDING[1], seed=row), [row], EMBEDDING) for row in (3, 190, 3)]
     with servers(Momentum(momentum=0.9), 2) as started:
@@ -236,7 +236,7 @@ def test_untouched_rows_follow_the_dense_rule():
     assert np.any(found["sparse"][190] != sparse[190])
 
 
-def test_weight_decay_is_for_the_keys_that_it_is_said_for():
+def test_weight_decay_applies_to_the_chosen_keys():
     kernel, bias = drawn(201, 100), drawn(100)
     with servers(SGD(weight_decay=0.5), 2) as started:
         started.first.init("kernel", kernel)
@@ -250,7 +250,7 @@ def test_weight_decay_is_for_the_keys_that_it_is_said_for():
     np.testing.assert_allclose(found["decayed bias"], bias * (1 - 0.5 * RATE), rtol=1e-6)
 
 
-def test_a_push_tells_its_staleness(sgd):
+def test_a_push_returns_its_staleness(sgd):
     sgd.first.init("stale", drawn(*EMBEDDING))
     gradient, other = drawn(*EMBEDDING, seed=1), sgd.client()
     assert sgd.first.push("stale", gradient, RATE) == 0
@@ -262,7 +262,7 @@ def test_a_push_tells_its_staleness(sgd):
     assert other.push("stale", gradient, RATE) == 0
 
 
-def test_what_is_refused(sgd):
+def test_wrong_arguments_are_refused(sgd):
     client = sgd.client()
     sgd.first.init("refused", drawn(*EMBEDDING))
     with refused("init of 'numbers'", "int64", "float32"):
@@ -285,21 +285,21 @@ def test_what_is_refused(sgd):
     assert_same_bits(client.pull(["refused"])["refused"], drawn(*EMBEDDING))
 
 
-def test_a_key_is_nobodys_before_all_of_it_is_there(sgd):
+def test_a_key_is_unknown_until_all_its_pieces_are_there(sgd):
     about = {"shape": [2, 3], "dtype": "float32", "begin": 0, "end": 3}
     sgd.groups[0].ask(0, "init", [drawn(3)], key="half", about=about)
     with refused("'half'", "init it first"):
         sgd.client().pull(["half"])
 
 
-def test_a_refusal_leaves_the_connections_in_step(sgd):
-    """Both servers refuse, and the next replies are those of the next question."""
+def test_connections_work_after_a_refusal(sgd):
+    """Both servers refuse, and the next replies belong to the next request."""
     with pytest.raises(Refused):
         sgd.groups[0].ask_all("pull", key="nowhere")
     assert all("about" in reply for reply, _ in sgd.groups[0].ask_all("keys"))
 
 
 @pytest.mark.parametrize("secret", ["Schlüssel", "\udcff"], ids=ascii)
-def test_a_secret_is_any_text(secret):
+def test_a_secret_may_be_any_text(secret):
     with servers(SGD(), 1, secret) as started:
         assert started.first.pull([]) == {}

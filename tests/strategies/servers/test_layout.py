@@ -1,4 +1,4 @@
-"""The parameters as one vector: cut into pieces of nearly one size, rows whole, nothing lost."""
+"""The parameters as one vector: cut into pieces of nearly the same size, between rows, nothing lost."""
 
 import math
 
@@ -24,7 +24,7 @@ layouts = st.builds(layout, shapes, st.integers(1, 9))
 
 @pytest.fixture(scope="module")
 def parameters():
-    """Of both networks, by name; AlexNet's largest matrix is half of it."""
+    """The parameters of two networks, by the network's name; AlexNet's largest matrix is half of it."""
     return {make.__name__: make().trainable_variables for make in (alexnet, vgg16)}
 
 
@@ -53,29 +53,29 @@ class TestCuts:
                     assert (cut - begin) % math.prod(shape[1:]) == 0
 
     @given(layouts)
-    def test_each_lies_within_half_a_row_of_where_pieces_were_equal(self, layout):
+    def test_each_cut_lies_within_half_a_row_of_equal_pieces(self, layout):
         widest = max(row_width(shape) for shape in layout.shapes.values())
         for server, cut in enumerate(layout.cuts):
             assert abs(cut - layout.length * server / layout.num_servers) <= widest / 2
 
     @given(layouts)
-    def test_each_is_a_number_that_a_message_can_hold(self, layout):
+    def test_each_cut_is_an_int_that_a_message_can_hold(self, layout):
         assert {type(cut) for cut in layout.cuts} == {int}
 
-    def test_drawn_by_hand(self):
+    def test_an_example_by_hand(self):
         """Thirds of 30 are at 10 and 20; the ends of rows next to them are 9 and 21."""
         found = layout([(4, 3), (3,), (5, 3)], num_servers=3)
         assert found.offsets == [0, 12, 15, 30]
         assert found.cuts == [0, 9, 21, 30]
 
-    def test_a_row_that_is_very_long_is_divided(self):
+    def test_a_very_long_row_is_divided(self):
         found = layout([(2, 100_000)], num_servers=4)
         assert found.cuts == [0, 50_000, 100_000, 150_000, 200_000]
 
 
 class TestValues:
     @given(layouts)
-    def test_what_is_joined_is_split_as_it_was(self, layout):
+    def test_split_is_the_inverse_of_joined(self, layout):
         values = [
             np.arange(math.prod(shape), dtype=np.float32).reshape(shape) + index
             for index, shape in enumerate(layout.shapes.values())
@@ -87,7 +87,7 @@ class TestValues:
         for one, value in zip(found.values(), values, strict=True):
             np.testing.assert_array_equal(one, value, strict=True)
 
-    def test_what_is_split_are_views(self):
+    def test_split_returns_views(self):
         vector = np.zeros(7)
         layout([(2, 2), (3,)], num_servers=1).split(vector)["p0"][1, 1] = 5
         assert vector.tolist() == [0, 0, 0, 5, 0, 0, 0]

@@ -1,4 +1,4 @@
-"""Losses that server 0 deals with: a worker that is silent in the middle of a step, and another server."""
+"""Losses that server 0 handles: a worker that is silent in the middle of a step, and another server."""
 
 import threading
 
@@ -20,7 +20,7 @@ from towers.updates.rules import SGD
 SOON = 0.05
 
 
-def test_only_a_ticket_that_is_out_for_too_long_is_overdue():
+def test_only_a_ticket_that_is_open_for_too_long_is_overdue():
     admission = Admission(0, bound=None, num_workers=3)
     admission.run_to(9)
     first, second = admission.begin(0, 0), admission.begin(1, 0)
@@ -34,7 +34,7 @@ def test_only_a_ticket_that_is_out_for_too_long_is_overdue():
 
 
 class LeftAlone(StoreHandlers):
-    """A store whose update needs a server that is gone."""
+    """A store whose update needs a lost server."""
 
     def apply(self, message, arrays):
         raise PeerLost("ps:1 was lost")
@@ -42,7 +42,7 @@ class LeftAlone(StoreHandlers):
 
 @pytest.fixture
 def connected():
-    """Connects members to a server that has a patience of half a second."""
+    """Connects members to a server with a timeout of half a second."""
     (address,) = free_addresses(1)
     member, options = Member(SERVER, 0, address), ServersOptions(timeout_seconds=0.5)
     store = LeftAlone(SGD(), Clipping())
@@ -86,7 +86,7 @@ def finish(worker: Group, index: int, granted) -> None:
     )
 
 
-def test_its_step_is_done_by_another_and_its_own_gradient_does_not_count(connected):
+def test_another_worker_computes_the_step_of_a_silent_one_whose_own_gradient_does_not_count(connected):
     chief, connect = connected
     silent, other = connect(WORKER, 0), connect(WORKER, 1)
     chief.ask(0, "init", [np.zeros(4, np.float32), np.zeros(4, bool)], key=KEY)
@@ -112,7 +112,7 @@ def test_its_step_is_done_by_another_and_its_own_gradient_does_not_count(connect
         worker.close()
 
 
-def test_a_loss_that_a_server_met_is_named_to_who_waits_for_it(connected):
+def test_a_server_passes_on_the_name_of_a_lost_server(connected):
     chief, connect = connected
     worker = connect(WORKER, 0)
     with pytest.raises(PeerLost, match="ps:1 was lost"):
@@ -120,8 +120,8 @@ def test_a_loss_that_a_server_met_is_named_to_who_waits_for_it(connected):
     worker.close()
 
 
-def test_a_worker_that_comes_again_begins_anew_and_keeps_what_it_is_given(connected):
-    """Its old connection is not known to be broken: a machine that vanished closes nothing."""
+def test_a_worker_that_connects_again_gets_its_step_again(connected):
+    """Its earlier connection is still open: a machine that vanished closes nothing."""
     chief, connect = connected
     before = connect(WORKER, 0)
     chief.ask(0, "init", [np.zeros(2, np.float32), np.zeros(2, bool)], key=KEY)
@@ -130,7 +130,7 @@ def test_a_worker_that_comes_again_begins_anew_and_keeps_what_it_is_given(connec
     begin = {"worker": 0, "stop_asked": False}
     assert before.ask(0, "begin", **begin)[0]["step"] == 0
     again = connect(WORKER, 0)
-    assert again.ask(0, "begin", **begin)[0]["step"] == 0, "the one step there is"
+    assert again.ask(0, "begin", **begin)[0]["step"] == 0, "the only step"
     with pytest.raises(PeerLost):
         before.ask(0, "begin", **begin)
     assert chief.ask(0, "report")[0]["workers"]["worker:0"]["failures"] == 1
@@ -138,8 +138,8 @@ def test_a_worker_that_comes_again_begins_anew_and_keeps_what_it_is_given(connec
         worker.close()
 
 
-def test_a_step_that_is_in_already_is_not_applied_again():
-    """Its first worker died after this server had its push and before server 0 counted it."""
+def test_a_step_is_applied_once_by_a_server():
+    """The first worker died after it pushed to this server and before server 0 counted the step."""
     store = StoreHandlers(SGD(), Clipping())
     store.init({"key": KEY}, [np.zeros(2, np.float32)])
     push = {"key": KEY, "rows": [], "rate": 1.0, "step": 7, "since": 0}

@@ -1,4 +1,4 @@
-"""What a group of servers may be told, and what it refuses."""
+"""Options of a group of servers: which are allowed, and which are refused."""
 
 import math
 
@@ -29,19 +29,19 @@ def test_an_unknown_staleness(staleness):
 
 
 @pytest.mark.parametrize("staleness, workers", [("sync", -1), ("async", 1), ("0", 2)])
-def test_backup_workers_that_can_not_be(staleness, workers):
+def test_impossible_backup_workers(staleness, workers):
     with refused(f"backup_workers={workers}", "at least 0" if workers < 0 else "use staleness=sync"):
         ServersOptions(staleness=staleness, backup_workers=workers)
 
 
-def test_awareness_of_what_is_never_stale():
+def test_staleness_aware_without_staleness():
     ServersOptions(staleness="4", staleness_aware=True)
     with refused("staleness_aware", "staleness=sync", "omit staleness_aware"):
         ServersOptions(staleness="sync", staleness_aware=True)
 
 
 @pytest.mark.parametrize("staleness", ["sync", "0"])
-def test_prefetching_what_is_not_there_yet(staleness):
+def test_prefetch_of_parameters_that_do_not_exist_yet(staleness):
     ServersOptions(staleness="1", prefetch=True)
     with refused("prefetch_parameters", f"staleness={staleness}", "omit prefetch_parameters"):
         ServersOptions(staleness=staleness, prefetch=True)
@@ -53,7 +53,7 @@ def test_an_unknown_precision():
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, math.nan])
-def test_a_timeout_that_is_no_time(seconds):
+def test_a_timeout_that_is_not_positive(seconds):
     with refused(f"collective_timeout_seconds={seconds:g}", "above 0"):
         ServersOptions(timeout_seconds=seconds)
 
@@ -62,8 +62,8 @@ def step_options(**changes) -> StepOptions:
     return StepOptions(**{"rule": SGD(), "schedule": Constant(0.1), **changes})
 
 
-class TestWithTheOptionsOfAStep:
-    def test_what_servers_can_do(self):
+class TestWithStepOptions:
+    def test_supported_options(self):
         check_options(step_options(clipping=Clipping(norm=1.0)), ServersOptions(), 2)
         check_options(
             step_options(clipping=Clipping(global_norm=1.0)), ServersOptions(staleness="sync", backup_workers=1), 2
@@ -83,6 +83,6 @@ class TestWithTheOptionsOfAStep:
         with refused("precision=float16", "use bfloat16"):
             check_options(step_options(precision="float16"), ServersOptions(), 2)
 
-    def test_clipping_by_each_parameters_norm_where_none_is_whole(self):
+    def test_clipping_by_each_parameters_norm_with_synchronous_steps(self):
         with refused("clip_norm", "use clip_global_norm"):
             check_options(step_options(clipping=Clipping(norm=1.0)), ServersOptions(staleness="sync"), 2)

@@ -1,4 +1,4 @@
-"""Gradients of embeddings, cut for servers and put together there: the numbers of the dense gradient."""
+"""Gradients of embeddings, cut for servers and rebuilt there, equal the dense gradient."""
 
 import json
 import math
@@ -16,7 +16,7 @@ shapes = st.lists(st.one_of(matrices, st.lists(st.integers(0, 5), max_size=3).ma
 
 @st.composite
 def gradients(draw) -> tuple[Layout, SplitGradient, np.ndarray]:
-    """A gradient of any model, some of its matrices by rows, and the same as a dense vector."""
+    """A gradient of any model, with some of its matrices as rows, and the same gradient as a dense vector."""
     described = {f"p{index}": shape for index, shape in enumerate(draw(shapes))}
     layout = Layout(shapes=described, num_servers=draw(st.integers(1, 7)))
     vector = np.random.default_rng(draw(st.integers(0, 9))).normal(size=layout.length).astype(np.float32)
@@ -38,13 +38,13 @@ def pieces(layout: Layout, gradient: SplitGradient) -> list[SplitGradient]:
 
 
 def sent(gradient: SplitGradient) -> SplitGradient:
-    """As a server unpacks it."""
+    """The gradient as a server unpacks it."""
     extents, arrays = gradient.packed()
     return SplitGradient.unpacked(json.loads(json.dumps(extents)), arrays)
 
 
 @given(gradients())
-def test_pieces_make_up_the_dense_gradient(drawn):
+def test_the_pieces_form_the_dense_gradient(drawn):
     layout, gradient, vector = drawn
     found = [sent(piece).whole(np.float32) for piece in pieces(layout, gradient)]
     assert [len(one) for one in found] == np.diff(layout.cuts).tolist()
@@ -52,13 +52,13 @@ def test_pieces_make_up_the_dense_gradient(drawn):
 
 
 @given(gradients())
-def test_uncut_it_is_the_dense_gradient(drawn):
+def test_the_uncut_gradient_is_the_dense_one(drawn):
     _, gradient, vector = drawn
     np.testing.assert_array_equal(sent(gradient).whole(np.float32), vector, strict=True)
 
 
 @given(gradients())
-def test_each_number_is_sent_once_and_untouched_rows_are_not(drawn):
+def test_each_number_is_sent_once_and_unused_rows_are_not_sent(drawn):
     layout, gradient, _ = drawn
     found = pieces(layout, gradient)
     assert sum(len(piece.dense) for piece in found) == len(gradient.dense)
@@ -72,8 +72,8 @@ def test_each_number_is_sent_once_and_untouched_rows_are_not(drawn):
         assert sum(of_matrix) == before.values.size
 
 
-def test_drawn_by_hand():
-    """A bias of 2, an embedding of 4 rows of 3 with rows 3 and 0 touched, a bias of 1; cut behind row 0."""
+def test_an_example_by_hand():
+    """A bias of 2, an embedding of 4 rows of 3 that uses rows 3 and 0, a bias of 1; the cut is after row 0."""
     rows = Rows(2, 4, 3, np.array([3, 0]), np.array([[7, 8, 9], [1, 2, 3]], np.float32))
     gradient = SplitGradient(np.array([10, 20, 30], np.float32), [rows])
     first, second = gradient.within(slice(0, 5)), gradient.within(slice(5, 15))
@@ -83,7 +83,7 @@ def test_drawn_by_hand():
     assert second.whole(np.float32).tolist() == [0, 0, 0, 0, 0, 0, 7, 8, 9, 30]
 
 
-def test_a_server_makes_them_of_its_own_precision():
+def test_a_server_rebuilds_the_gradient_in_its_own_precision():
     rows = Rows(1, 2, 2, np.array([1]), np.array([[0.5, 0.25]], np.float16))
     for gradient in (SplitGradient(np.ones(5, np.float16)), SplitGradient(np.ones(1, np.float16), [rows])):
         found = gradient.whole(np.dtype(np.float64))

@@ -1,4 +1,4 @@
-"""A server and those who connect to it: who is let in, what is answered, and how it ends."""
+"""A server and the processes that connect to it: admission, requests, losses and the end."""
 
 import contextlib
 import queue
@@ -45,7 +45,7 @@ def new_server(member: Member, coordination=None) -> Server:
 
 @contextlib.contextmanager
 def group(*servers: Member, this=CHIEF, settings=SETTINGS, secret=SECRET, startup=5.0) -> Iterator[Group]:
-    """Connections to these, closed in the end."""
+    """Connections to these servers, closed at the end."""
     found = Group.connected(
         servers,
         this,
@@ -67,7 +67,7 @@ def end(member: Member, how: str = "done") -> None:
 
 @contextlib.contextmanager
 def serving(index: int = 0, coordination=None) -> Iterator[tuple[Member, Started]]:
-    """A server, and the thread it serves in."""
+    """A server, and the thread in which it serves."""
     member = new_member(index)
     server = new_server(member, coordination)
     started = Started(lambda: server.serve(LIMIT_SECONDS))
@@ -80,18 +80,18 @@ def serving(index: int = 0, coordination=None) -> Iterator[tuple[Member, Started
             started.result()
 
 
-class TestQuestions:
+class TestRequests:
     def test_a_key_is_set_pushed_to_and_pulled(self):
         with serving() as (member, _), group(member, this=WORKER) as worker:
             worker.ask(0, "init", [np.arange(5, dtype=np.float32)], key="a", about={"shape": [5]})
             assert worker.ask(0, "keys")[0] == {"about": {"a": {"shape": [5]}}}
-            for number in range(3):
+            for pushes in range(3):
                 reply, _ = worker.ask(0, "push", [np.ones(5, np.float32)], key="a", rows=[], rate=1.0, since=0)
-                assert reply == {"staleness": number}
+                assert reply == {"staleness": pushes}
             reply, (value,) = worker.ask(0, "pull", key="a")
         assert reply == {"version": 3}
         assert value.dtype == np.float32
-        # The momentum is half of what was: steps of 1, 1.5 and 1.75.
+        # With a momentum coefficient of 0.5 the steps are 1, 1.5 and 1.75.
         assert value.tolist() == [-4.25, -3.25, -2.25, -1.25, -0.25]
 
     def test_rows(self):
@@ -102,7 +102,7 @@ class TestQuestions:
             worker.ask(0, "push", arrays, key="a", rows=extents, rate=1.0)
             assert worker.ask(0, "pull", key="a")[1][0].tolist() == [-1, 0, 0, 0, 0, -5, -7]
 
-    def test_slots_are_kept_elsewhere_and_brought_back(self):
+    def test_slots_are_set_and_read(self):
         with serving() as (member, _), group(member) as chief:
             chief.ask(0, "init", [np.zeros(2)], key="a")
             chief.ask(0, "set", [np.ones(2), np.full(2, 4.0)], key="a", names=["momentum"], version=9)
@@ -127,7 +127,7 @@ class TestQuestions:
             with pytest.raises(Refused, match="step 4"):
                 other.ask(0, "square", **step)
 
-    def test_each_of_several_servers_has_its_own(self):
+    def test_several_servers_with_different_keys(self):
         with serving() as (first, _), serving(1) as (second, _), group(first, second, this=WORKER) as worker:
             requests = {server: ({"key": f"k{server}"}, [np.full(2, server + 1.0)]) for server in (0, 1)}
             worker.ask_each("init", requests)
@@ -135,7 +135,7 @@ class TestQuestions:
             assert [reply["about"] for reply, _ in worker.ask_all("keys")] == [{"k0": None}, {"k1": None}]
             assert [worker.ask(server, "pull", key=f"k{server}")[1][0][0] for server in (0, 1)] == [1, 1]
 
-    def test_all_may_push_at_once(self):
+    def test_pushes_at_once(self):
         def push():
             with group(member, this=WORKER) as worker:
                 for _ in range(20):
@@ -146,7 +146,7 @@ class TestQuestions:
             at_once(*[push] * 4)
             assert worker.ask(0, "pull", key="a")[0] == {"version": 80}
 
-    def test_several_to_one_server_in_turn(self):
+    def test_several_requests_to_one_server_in_turn(self):
         push = {"ask": "push", "key": "a", "rows": [], "rate": 1.0}
         with serving() as (member, _), group(member, this=WORKER) as worker:
             worker.ask(0, "init", [np.zeros(2)], key="a")
@@ -155,7 +155,7 @@ class TestQuestions:
             assert (reply, value.tolist()) == ({"version": 1}, [-1, -1])
 
     def test_figures(self):
-        """Of connections that are closed, too."""
+        """The figures include closed connections."""
         with serving() as (member, _), group(member, this=WORKER) as other:
             with group(member, this=WORKER) as worker:
                 worker.ask(0, "init", [np.zeros(1000)], key="a")
@@ -176,27 +176,27 @@ class TestRefusedRequests:
                 worker.ask(0, name)
             assert worker.ask(0, "keys")[0] == {"about": {}}
 
-    def test_a_users_mistake(self):
+    def test_a_user_error(self):
         with serving() as (member, _), group(member, this=WORKER) as worker:
             with refused("init of 'a'", "int64"):
                 worker.ask(0, "init", [np.zeros(2, np.int64)], key="a")
             assert worker.ask(0, "keys")[0] == {"about": {}}
 
-    def test_by_one_of_several_servers(self):
-        """The others' answers to it are not taken for those to the next request."""
+    def test_a_refusal_by_one_of_several_servers(self):
+        """The other servers' replies are not taken for those to the next request."""
         with serving() as (first, _), serving(1) as (second, _), group(first, second, this=WORKER) as worker:
             worker.ask(1, "init", [np.zeros(2)], key="a")
             with pytest.raises(Refused, match="'a'"):
                 worker.ask_all("pull", key="a")
             assert [reply for reply, _ in worker.ask_all("keys")] == [{"about": {}}, {"about": {"a": None}}]
 
-    def test_the_first_of_several_in_turn(self):
+    def test_a_refusal_of_the_first_of_several_requests(self):
         with serving() as (member, _), group(member, this=WORKER) as worker:
             with pytest.raises(Refused, match="'a'"):
                 worker.ask_in_turn(0, ({"ask": "pull", "key": "a"}, ()), ({"ask": "keys"}, ()))
             assert "pulls" in worker.ask(0, "figures")[0]
 
-    def test_one_that_goes_wrong_ends_that_connection_alone(self, caplog):
+    def test_an_unexpected_error_ends_only_its_own_connection(self, caplog):
         with serving() as (member, _), group(member, this=WORKER) as worker:
             worker.ask(0, "init", [np.zeros(2)], key="a")
             with group(member, this=WORKER) as other, pytest.raises(PeerLost, match="ps:0"):
@@ -205,7 +205,7 @@ class TestRefusedRequests:
         assert "a request of worker:1 could not be answered" in caplog.text
 
 
-class TestLettingIn:
+class TestAdmission:
     @pytest.mark.parametrize("secret", ["", "grün", "other"])
     def test_another_secret(self, secret):
         with (
@@ -224,11 +224,11 @@ class TestLettingIn:
         ):
             pass
 
-    def test_who_needs_no_settings(self):
+    def test_a_process_without_settings(self):
         with serving() as (member, _), group(member, this=WORKER, settings={}) as visitor:
             assert visitor.ask(0, "keys")[0] == {"about": {}}
 
-    def test_who_speaks_another_language(self):
+    def test_a_client_of_another_protocol(self):
         with serving() as (member, started):
             with socket.create_connection((member.host, member.port), timeout=LIMIT_SECONDS) as other:
                 other.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
@@ -238,7 +238,7 @@ class TestLettingIn:
                 worker.ask(0, "keys")
             assert started.is_running
 
-    def test_who_says_nothing_is_in_nobodys_way(self):
+    def test_a_silent_client_disturbs_no_other(self):
         with (
             serving() as (member, _),
             socket.create_connection((member.host, member.port)),
@@ -254,7 +254,7 @@ class TestListening:
             with refused(f"ps:2 can't listen on {address}", "in use", "another port"):
                 new_server(Member("ps", 2, address))
 
-    def test_a_port_of_the_systems(self, monkeypatch):
+    def test_a_port_without_permission(self, monkeypatch):
         def create_server(*arguments, **named):
             raise PermissionError(13, "Permission denied")
 
@@ -262,8 +262,8 @@ class TestListening:
         with refused("ps:0 can't listen on 127.0.0.1:80", "Permission denied", "above 1023"):
             new_server(Member("ps", 0, "127.0.0.1:80"))
 
-    def test_an_address_that_is_no_interface_of_this_machine(self):
-        """As behind a name that leads to a load balancer: it listens everywhere then."""
+    def test_an_address_of_another_machine(self):
+        """As when the name leads to a load balancer: the server then listens on all its own addresses."""
         port = new_member().port
         server = new_server(Member("ps", 0, f"192.0.2.1:{port}"))
         started = Started(lambda: server.serve(LIMIT_SECONDS))
@@ -272,7 +272,7 @@ class TestListening:
 
 
 class Losses:
-    """What server 0 has of coordination here: it notes who was lost."""
+    """Server 0's coordination in these tests: it records the lost workers."""
 
     def overdue(self) -> set[int]:
         return set()
@@ -296,12 +296,12 @@ class Slow(Losses):
 
 class TestEnd:
     @pytest.mark.parametrize("how", ["done", "interrupted"])
-    def test_the_chief_says_how(self, how):
+    def test_the_chief_decides_how_the_run_ended(self, how):
         with serving() as (member, started):
             end(member, how)
             assert started.result() == how
 
-    def test_others_hear_of_it_before_it_leaves(self):
+    def test_others_learn_of_the_end_before_the_server_exits(self):
         with serving() as (member, started), group(member, this=WORKER) as worker:
             end(member)
             time.sleep(0.1)
@@ -309,13 +309,13 @@ class TestEnd:
             worker.close()
             assert started.result() == "done"
 
-    def test_nobody_new_is_let_in_then(self):
+    def test_no_process_connects_after_the_end(self):
         with serving() as (member, _), group(member, this=WORKER):
             end(member)
             with pytest.raises(PeerLost, match="ps:0"), group(member, startup=0.2):
                 pass
 
-    def test_the_next_run_may_have_its_port_at_once(self):
+    def test_the_next_run_may_use_the_port_at_once(self):
         with serving() as (member, started):
             end(member)
             started.result()
@@ -324,7 +324,7 @@ class TestEnd:
         end(member)
         assert started.result() == "done"
 
-    def test_workers_that_leave_then_are_not_lost(self):
+    def test_workers_that_leave_after_the_end_are_not_lost(self):
         losses = Losses()
         with serving(coordination=losses) as (member, started):
             with group(member, this=WORKER):
@@ -344,14 +344,12 @@ class TestLost:
             with pytest.raises(PeerLost, match="ps:0"):
                 worker.ask(0, "keys")
 
-    def test_a_chief_that_never_came(self):
+    def test_a_chief_that_never_connects(self):
         server = new_server(new_member())
-        began = time.monotonic()
         with pytest.raises(PeerLost, match=r"the chief did not connect within 0\.3 seconds"):
             server.serve(0.3)
-        assert 0.3 <= time.monotonic() - began < 5
 
-    def test_a_worker_is_no_chief(self):
+    def test_a_worker_does_not_count_as_the_chief(self):
         server = new_server(member := new_member())
         started = Started(lambda: server.serve(1.0))
         with group(member, this=WORKER), pytest.raises(PeerLost, match="the chief did not connect"):
@@ -376,20 +374,19 @@ class TestLost:
 
 
 class TestGroup:
-    def test_a_server_that_does_not_come(self):
-        missing, began = new_member(1), time.monotonic()
+    def test_a_server_that_can_not_be_reached(self):
+        missing = new_member(1)
         with (
             serving() as (member, _),
             pytest.raises(PeerLost) as raised,
             group(member, missing, this=WORKER, startup=0.4),
         ):
             pass
-        said = str(raised.value)
-        assert said.startswith(f"ps:1 ({missing.address}) could not be reached within 0.4 seconds")
-        assert "raise startup_timeout_seconds" in said
-        assert 0.4 <= time.monotonic() - began < 5
+        message = str(raised.value)
+        assert message.startswith(f"ps:1 ({missing.address}) could not be reached within 0.4 seconds")
+        assert "raise startup_timeout_seconds" in message
 
-    def test_a_server_that_comes_late(self):
+    def test_a_server_that_starts_late(self):
         member = new_member()
         connected = Started(lambda: end(member))
         time.sleep(0.3)
@@ -398,13 +395,11 @@ class TestGroup:
         assert server.serve(LIMIT_SECONDS) == "done"
         connected.result()
 
-    def test_something_else_that_listens_there_and_is_silent(self):
-        began = time.monotonic()
+    def test_another_program_that_listens_and_is_silent(self):
         with socket.create_server(("127.0.0.1", 0)) as other:
             member = Member("ps", 0, f"127.0.0.1:{other.getsockname()[1]}")
             with pytest.raises(PeerLost, match="ps:0 .* could not be reached"), group(member, startup=0.4):
                 pass
-        assert time.monotonic() - began < 5
 
     def test_a_server_that_is_lost(self):
         with loopback() as (here, there):
@@ -419,7 +414,7 @@ class TestGroup:
             with pytest.raises(PeerLost, match=r"ps:0 \(a:1\) was silent for too long"):
                 found.ask(0, "keys")
 
-    def test_the_time_to_start_is_none_to_reply(self):
-        """Who came may be silent for longer from then on."""
+    def test_the_startup_timeout_does_not_limit_replies(self):
+        """A connected server may be silent for longer than that."""
         with serving(coordination=Slow()) as (member, _), group(member, this=WORKER, startup=1.0) as worker:
             assert worker.ask(0, "think")[0] == {"thought": True}

@@ -1,4 +1,4 @@
-"""What a server keeps: every update counts once, in the rule's own numbers, however many come at once."""
+"""The vectors of a server: each update is applied once and as the rule says, also when several come at once."""
 
 import itertools
 
@@ -24,7 +24,7 @@ RULES = {
 }
 every_rule = pytest.mark.parametrize("rule", RULES.values(), ids=RULES.keys())
 LENGTH, STEPS = 23, 6
-# Exact in the float32 of a rate.
+# Exact in float32, in which the rule takes a rate.
 RATES = [2.0**-step for step in range(1, STEPS + 1)]
 
 
@@ -33,7 +33,7 @@ def drawn(*shape, dtype=np.float64) -> np.ndarray:
 
 
 class ByHand:
-    """The rules as their papers (and Keras) have them, in NumPy."""
+    """The rules as in their papers (and in Keras), in NumPy."""
 
     def __init__(self, rule, value, decays=True):
         self.rule, self.value, self.decays, self.updates = rule, value.copy(), decays, 0
@@ -73,8 +73,8 @@ def assert_same(vector: Vector, by_hand: ByHand, updates: int) -> None:
 class TestUpdates:
     @every_rule
     @pytest.mark.parametrize("masked", [False, True], ids=["decay of all", "decay of some"])
-    def test_they_are_the_rules(self, rule, masked):
-        """Also after what a vector has become was taken over by another, as from a checkpoint."""
+    def test_updates_follow_the_rule(self, rule, masked):
+        """Also after the vector's contents were moved to another vector, as a checkpoint does."""
         decays = np.arange(LENGTH) % 3 == 0 if masked else None
         vector = Vector(drawn(LENGTH), rule, decays=decays)
         by_hand = ByHand(rule, drawn(LENGTH), True if decays is None else decays)
@@ -106,14 +106,14 @@ class TestUpdates:
         vector.apply(np.ones(1), 1)
         assert vector.read()[0].tolist() == [-1]
 
-    def test_what_is_read_does_not_change(self):
+    def test_updates_do_not_change_what_was_read(self):
         vector = Vector(np.zeros(3), Momentum())
         vector.apply(np.ones(3), 1.0)
         value, slot = vector.read()[0], vector.slots()["momentum"]
         vector.apply(np.ones(3), 1.0)
         assert (value.tolist(), slot.tolist()) == ([-1] * 3, [-1] * 3)
 
-    def test_what_it_was_made_of_is_not_changed(self):
+    def test_updates_do_not_change_the_arguments(self):
         value, gradient = np.zeros(100_000), np.ones(100_000)
         Vector(value, SGD()).apply(gradient, 1.0)
         assert not value.any()
@@ -121,7 +121,7 @@ class TestUpdates:
 
 
 class TestAtOnce:
-    """All gradients are alike, so that in whatever order they come each update is known to the bit."""
+    """All gradients are equal, so every value is known to the bit, whatever the order of the updates."""
 
     LENGTH, THREADS, EACH, RATE = 100_000, 4, 8, 0.25
 
@@ -163,7 +163,7 @@ class TestStaleness:
     @pytest.mark.parametrize(
         "updates_before, since, divided_by", [(0, 0, 1), (3, 3, 1), (3, 2, 1), (3, 1, 2), (8, 0, 8), (8, None, 1)]
     )
-    def test_the_rate_of_who_is_aware_of_it(self, updates_before, since, divided_by):
+    def test_a_staleness_aware_rate(self, updates_before, since, divided_by):
         vector = Vector(np.zeros(1), SGD())
         vector.set(np.zeros(1), {}, updates_before)
         vector.apply(np.ones(1), 0.5, since=since, aware=True)
@@ -171,7 +171,7 @@ class TestStaleness:
 
 
 class TestStore:
-    def test_each_key_has_its_own(self):
+    def test_each_key_has_its_own_vector(self):
         store = Store(Momentum())
         store.init("b", np.zeros(2))
         store.init("a", np.zeros(3, np.float32))
@@ -179,7 +179,7 @@ class TestStore:
         assert [store.vector(key).read()[1] for key in ("a", "b")] == [0, 1]
         assert [store.vector(key).dtype for key in ("a", "b")] == [np.float32, np.float64]
 
-    def test_init_begins_anew(self):
+    def test_init_replaces_the_vector(self):
         store = Store(Momentum())
         for value in (0, 5):
             store.init("a", np.full(2, float(value)))
@@ -188,12 +188,12 @@ class TestStore:
         assert (value.tolist(), version) == ([4, 4], 1)
         assert store.vector("a").slots()["momentum"].tolist() == [-1, -1]
 
-    def test_a_key_that_nobody_set(self):
+    def test_an_unknown_key(self):
         with pytest.raises(Refused, match="there is no vector under 'a': init it first"):
             Store(SGD()).vector("a")
 
     @pytest.mark.parametrize("value", [np.zeros((2, 2)), np.zeros(()), np.zeros(2, np.int64)], ids=str)
-    def test_what_is_no_vector_of_floating_numbers(self, value):
+    def test_a_value_that_is_not_a_vector_of_floating_point_numbers(self, value):
         store = Store(SGD())
         with refused("init of 'a'", str(value.dtype), str(list(value.shape))):
             store.init("a", value)

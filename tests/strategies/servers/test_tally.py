@@ -1,14 +1,14 @@
-"""What server 0 knows of the steps: sums begin anew with each report, totals and what workers did go on."""
+"""Figures of server 0: sums restart with each report; totals and the workers' figures continue."""
 
 import json
 
 from strategies.servers.tally import Tally
 from tests.strategies.servers.at_once import at_once
 
-TOLD = {"examples": 8, "busy_seconds": 0.5, "input_seconds": 0.25}
+FIGURES = {"examples": 8, "busy_seconds": 0.5, "input_seconds": 0.25}
 
 
-def test_nothing():
+def test_without_steps():
     assert Tally().take() == {
         "num_steps": 0,
         "examples": 0,
@@ -22,9 +22,9 @@ def test_nothing():
 
 def test_steps_are_added_up():
     tally = Tally()
-    tally.add_part("worker:1", TOLD, 3)
+    tally.add_part("worker:1", FIGURES, 3)
     tally.add_step({"loss": (6.0, 8.0), "accuracy": (3.0, 8.0)}, 2.0, finite=True)
-    tally.add_part("worker:1", TOLD, 0)
+    tally.add_part("worker:1", FIGURES, 0)
     tally.add_step({"loss": (2.0, 8.0), "accuracy": (5.0, 8.0)}, 1.5, finite=True)
     taken = tally.take()
     assert (taken["num_steps"], taken["examples"], taken["skipped"], taken["norm"]) == (2, 16, 0, 1.5)
@@ -32,9 +32,9 @@ def test_steps_are_added_up():
     assert taken["staleness"] == [(0, 1), (3, 1)]
 
 
-def test_a_step_that_was_not_finite_is_in_no_sum():
+def test_a_step_that_is_not_finite_is_in_no_sum():
     tally = Tally()
-    tally.add_part("worker:0", TOLD)
+    tally.add_part("worker:0", FIGURES)
     tally.add_step({"loss": (float("nan"), 8.0)}, float("nan"), finite=False)
     taken = tally.take()
     assert (taken["num_steps"], taken["skipped"], taken["sums"], taken["norm"]) == (1, 1, {}, None)
@@ -42,10 +42,10 @@ def test_a_step_that_was_not_finite_is_in_no_sum():
     assert tally.totals() == {"steps": 1, "examples": 8, "skipped": 1}
 
 
-def test_sums_begin_anew_and_the_rest_goes_on():
+def test_sums_restart_and_the_rest_continues():
     tally = Tally()
     for staleness in (4, 1):
-        tally.add_part("worker:0", TOLD, staleness)
+        tally.add_part("worker:0", FIGURES, staleness)
         tally.add_step({"loss": (6.0, 8.0)}, 2.0, finite=True)
         tally.add_failure("worker:2")
         taken = tally.take()
@@ -60,12 +60,12 @@ def test_sums_begin_anew_and_the_rest_goes_on():
     json.dumps(taken)
 
 
-def test_all_may_count_at_once():
+def test_counting_from_several_threads():
     tally = Tally()
 
     def count():
         for _ in range(500):
-            tally.add_part("worker:0", TOLD, 1)
+            tally.add_part("worker:0", FIGURES, 1)
             tally.add_step({"loss": (1.0, 2.0)}, 1.0, finite=True)
 
     at_once(*[count] * 4)

@@ -1,4 +1,4 @@
-"""Messages on real connections: they come as they were sent, and whatever goes wrong is an error with a name."""
+"""Messages on real connections arrive as they were sent, and each failure raises an error that names it."""
 
 import math
 import struct
@@ -16,7 +16,7 @@ SHAPES = [(), (0,), (7,), (3, 0, 2), (2, 3, 5)]
 
 
 def drawn(shape, dtype) -> np.ndarray:
-    """Any bits; of bool the two that there are."""
+    """Random bits; for bool, random False and True."""
     draw, dtype = np.random.default_rng(3), np.dtype(dtype)
     if dtype.kind == "b":
         return draw.integers(0, 2, shape).astype(bool)
@@ -41,8 +41,8 @@ class TestMessages:
         assert message == {"ask": "push"}
         assert_same_bits(found, sent)
 
-    def test_what_is_large(self):
-        """More than both machines' buffers hold, there and back."""
+    def test_a_large_message(self):
+        """Larger than the buffers of both ends, in both directions."""
         sent = [drawn((5_000_011,), "float32"), drawn((), "bool"), drawn((1001, 1003), "float64")]
 
         def echo():
@@ -58,7 +58,7 @@ class TestMessages:
             here.send({}, [matrix.T, matrix[::2, 1::3]])
             assert_same_bits(there.receive()[1], [matrix.T, matrix[::2, 1::3]])
 
-    def test_what_json_can_say(self):
+    def test_every_json_type(self):
         sent = {"none": None, "list": [1, 2.5, "drei"], "object": {"a": {"b": []}}, "most": 2**63, "inf": math.inf}
         with connections() as (here, there):
             here.send(sent)
@@ -107,7 +107,7 @@ class TestAnswers:
             with pytest.raises(Refused, match="no such key"):
                 here.ask({"ask": "pull"})
 
-    def test_the_connection_is_good_after_one(self):
+    def test_the_connection_works_after_a_refusal(self):
         with connections() as (here, there):
             there.send({"refused": "no"})
             there.send({"yes": True})
@@ -160,7 +160,7 @@ class TestBroken:
             here.close()
             Connection(there, 5.0).receive()
 
-    def test_this_end_is_closed_while_somebody_waits(self):
+    def test_this_end_is_closed_while_a_thread_waits(self):
         def wait():
             with pytest.raises(OSError):
                 here.receive()

@@ -1,4 +1,4 @@
-"""A worker's loop against real servers: with prefetching a gradient is one update late, and never more."""
+"""A worker's loop with real servers: with prefetch, each gradient is exactly one update late."""
 
 import keras
 import numpy as np
@@ -42,7 +42,7 @@ def worker_engine(task: SmallTask, options: StepOptions) -> WorkerEngine:
 
 
 class AlmostAlone:
-    """One worker, two servers and their chief, which this is."""
+    """One worker and two servers; the test is their chief."""
 
     def __init__(self, servers: ServersOptions):
         self._servers, self.task = servers, small_task()
@@ -68,7 +68,7 @@ class AlmostAlone:
         return Group.connected(self._members, Member(role, 0, ""), settings={}, secret="", **seconds)
 
     def trained(self) -> tuple[np.ndarray, dict]:
-        """All parameters after the steps, and the report on them."""
+        """All parameters after the steps, and the report of these steps."""
         layout = layout_of(self.engine.tower.variables.parameters, NUM_SERVERS)
         pieces = [self.first[layout.piece(index)] for index in range(NUM_SERVERS)]
         for index, piece in enumerate(pieces):
@@ -89,7 +89,7 @@ class AlmostAlone:
         return found, report
 
     def computed_here(self, late: int) -> np.ndarray:
-        """Each gradient from the parameters of so many updates before it."""
+        """The parameters if each gradient is computed from the parameters `late` updates before it."""
         engine = worker_engine(self.task, self.options)
         batches = iter(as_batches(self.task.dataset("train", InputShard())))
         made = [self.first]
@@ -105,10 +105,10 @@ class AlmostAlone:
     [({}, 0), ({"prefetch": True}, 1), ({"prefetch": True, "staleness": "1"}, 1)],
     ids=["in turn", "ahead", "ahead within a bound"],
 )
-def test_each_gradient_is_of_the_parameters_that_were_there_to_pull(options, late):
+def test_each_gradient_is_computed_from_the_parameters_that_were_pulled(options, late):
     group = AlmostAlone(ServersOptions(**options))
     found, report = group.trained()
     counted = {0: 1, late: NUM_STEPS - 1} if late else {0: NUM_STEPS}
     assert dict(report["staleness"]) == counted
     np.testing.assert_allclose(found, group.computed_here(late), rtol=1e-5, atol=1e-6)
-    assert not np.allclose(found, group.computed_here(1 - late), rtol=1e-3), "or the test would show nothing"
+    assert not np.allclose(found, group.computed_here(1 - late), rtol=1e-3), "the test could not fail"
