@@ -1,4 +1,4 @@
-"""What a person sees: a bar on a terminal, plain lines elsewhere."""
+"""The progress display: a bar on a terminal, plain lines elsewhere."""
 
 import io
 import re
@@ -88,8 +88,8 @@ def test_plain_lines_elsewhere(shown):
     assert lines[5:] == ["step 20  evaluation  loss 0.5000  accuracy 0.7500"]
 
 
-def test_not_too_many_plain_lines(shown):
-    """Between two lines some time passes; the last step has its line in any case."""
+def test_plain_lines_are_rare(shown):
+    """There is at most one line every `line_seconds`; the last step always has one."""
     played(display(shown, terminal=False, line_seconds=1000))
     assert [line.split()[1] for line in shown.getvalue().splitlines()] == ["[somewhere]", "20/20", "20"]
 

@@ -1,4 +1,4 @@
-"""The chief's view of what the servers hold: who is asked, and when."""
+"""The chief's variables: `collect` alone copies the servers' values into them."""
 
 import numpy as np
 import pytest

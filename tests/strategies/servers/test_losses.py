@@ -86,7 +86,7 @@ def finish(worker: Group, index: int, granted) -> None:
     )
 
 
-def test_another_worker_computes_the_step_of_a_silent_one_whose_own_gradient_does_not_count(connected):
+def test_another_worker_computes_the_step_of_a_silent_one(connected):
     chief, connect = connected
     silent, other = connect(WORKER, 0), connect(WORKER, 1)
     chief.ask(0, "init", [np.zeros(4, np.float32), np.zeros(4, bool)], key=KEY)

@@ -73,13 +73,13 @@ class TestMessages:
                 assert message == {"number": number}
                 assert found.tolist() == [number] * number
 
-    def test_what_came_may_be_changed(self):
+    def test_received_arrays_are_writable(self):
         with connections() as (here, there):
             here.send({}, [np.zeros(3)])
             _, (found,) = there.receive()
         found += 1
 
-    def test_bytes_are_counted_alike(self):
+    def test_both_ends_count_the_same_bytes(self):
         with connections() as (here, there):
             here.send({"text": "ä"}, [np.zeros(1000), np.zeros(0)])
             there.receive()
@@ -87,8 +87,8 @@ class TestMessages:
             assert (there.sent_bytes, here.received_bytes) == (0, 0)
 
 
-class TestAnswers:
-    def test_one_is_what_the_other_side_sends(self):
+class TestReplies:
+    def test_a_reply(self):
         with connections() as (here, there):
             there.send({"version": 3}, [np.arange(4)])
             message, (found,) = here.ask({"ask": "pull"})
@@ -122,7 +122,7 @@ def message_of(text: bytes, magic: bytes = b"TOW1") -> bytes:
 
 FOREIGN = {
     "http": b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
-    "another magic": message_of(b'{"": []}', b"TOW0"),
+    "a wrong magic": message_of(b'{"": []}', b"TOW0"),
     "too long": struct.pack("<4sI", b"TOW1", 2**32 - 1),
     "no json": message_of(b"{"),
     "no text": message_of(b"\xff\xfe"),
@@ -182,6 +182,6 @@ class TestBroken:
             here.sendall(message_of(b'{"": [["float64", [10]]]}') + bytes(79))
             Connection(there, 0.2).receive()
 
-    def test_nobody_reads(self):
+    def test_the_other_side_does_not_read(self):
         with connections(0.2) as (here, _), pytest.raises(TimeoutError):
             here.send({}, [np.zeros(10**7)])
