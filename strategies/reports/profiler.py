@@ -17,8 +17,8 @@ class Profiler(Callback):
     def check(self, run: Run) -> None:
         if run.directory is None:
             raise UserError(
-                f"profile_steps={self._first}:{self._last}: this run has no directory for the profile; "
-                "give a directory without dry_run, or omit profile_steps"
+                f"profile_steps={self._first}:{self._last}: this run has no directory for the profile (a dry run "
+                "writes no files); give a directory, or omit profile_steps"
             )
         if not run.first_step <= self._first < run.last_step:
             raise UserError(
