@@ -24,13 +24,6 @@ SYNTAX = {
 BELOW_LAUNCH = {path: tree for path, tree in SYNTAX.items() if path.parts[0] != "launch"}
 # A flag with its dashes (the name may follow in an f-string's braces), or a command of launch/.
 FLAG_OR_COMMAND = re.compile(r"(?<![\w-])--([a-z]|$)|python3? -m launch")
-# Temporary: files whose messages still name flags. Remove each file here when it is rewritten; when none is left,
-# delete this tuple and the test `test_files_that_still_name_flags_do_so`.
-STILL_NAMING_FLAGS = (
-    "strategies/servers/chief.py",
-    "strategies/servers/group.py",
-    "strategies/servers/membership.py",
-)
 
 
 def module_of(path: pathlib.Path) -> str:
@@ -174,16 +167,9 @@ def test_only_launch_names_flags():
     naming = [
         f"{path}:{line} says {text!r}"
         for path, tree in BELOW_LAUNCH.items()
-        if path.as_posix() not in STILL_NAMING_FLAGS
         for line, text in texts_naming_flags(tree)
     ]
     assert_none(naming, "name the argument without dashes, as in num_towers=4, and no command")
-
-
-def test_files_that_still_name_flags_do_so():
-    """A file that was rewritten must leave the list of exceptions."""
-    rewritten = [path for path in STILL_NAMING_FLAGS if not any(texts_naming_flags(SYNTAX[pathlib.Path(path)]))]
-    assert_none(rewritten, "remove these files from STILL_NAMING_FLAGS")
 
 
 def test_rooms_are_imported_without_tensorflow():
