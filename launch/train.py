@@ -20,7 +20,7 @@ from launch import binary, training
 from launch.flags import step
 from launch.flags.saved import save_flags
 from launch.flags.task import task_from_flags
-from launch.supervision.stop_signals import StopSignals
+from launch.supervision.signals import StopSignals
 from strategies.reference import reference_strategy
 from strategies.training.verification import differences
 

@@ -4,7 +4,7 @@ import pathlib
 
 from launch import binary
 from launch.supervision.fault import faults_from_environment
-from launch.supervision.stop_signals import StopSignals
+from launch.supervision.signals import StopSignals
 from strategies.reports.metrics_log import MetricsLog
 from strategies.reports.progress_display import ProgressDisplay
 from strategies.reports.tensorboard_log import TensorBoardLog

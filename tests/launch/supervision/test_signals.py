@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from launch.supervision.stop_signals import StopSignals
+from launch.supervision.signals import StopSignals
 
 
 @pytest.fixture(autouse=True)
