@@ -46,7 +46,7 @@ def train(task) -> int:
             save_flags(trainer.directory)
         result = trainer.fit()
         if not result.completed:
-            signals.are_obeyed()
+            signals.ignore_sigterm_afterwards()
         if strategy.keeps_files:
             report(result)
             if not result.completed:

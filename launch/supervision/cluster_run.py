@@ -16,8 +16,8 @@ from launch.supervision.outcome import Outcome, described, last_words
 from launch.supervision.planned_faults import FAULT_VARIABLE, PlannedFault
 from launch.supervision.processes import End, Process
 from launch.supervision.rank_log import RankLog
-from launch.supervision.received_signals import ReceivedSignals
 from launch.supervision.screen import screen_for, tell
+from launch.supervision.signals import ForwardedSignals
 from launch.supervision.supervisor import Supervisor
 from strategies.cluster import Cluster
 from towers.errors import UserError
@@ -49,7 +49,7 @@ class LocalRun:
 
     def __init__(self, plan: Plan):
         self._plan = plan
-        self._signals = ReceivedSignals()
+        self._signals = ForwardedSignals()
         self._guard = GroupGuard()
         self._secret = secrets.token_hex(16)
         self._start = self._restarts = 0

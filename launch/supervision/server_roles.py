@@ -24,7 +24,7 @@ def serve(options: StepOptions, membership: ServersMembership) -> int:
     with StopSignals() as signals:
         code = _code_of(lambda: run_server(options, membership))
         if code == binary.INTERRUPTED:
-            signals.are_obeyed()
+            signals.ignore_sigterm_afterwards()
         return code
 
 
@@ -49,7 +49,7 @@ def work(task: Task, devices: Devices, options: StepOptions, membership: Servers
             )
         )
         if code == binary.INTERRUPTED:
-            signals.are_obeyed()
+            signals.ignore_sigterm_afterwards()
         return code
 
 
@@ -63,7 +63,7 @@ def follow_run(task: Task, devices: Devices, options: StepOptions, directory: pa
         except UserError as error:
             return binary.fail(error)
         if not is_over:
-            signals.are_obeyed()
+            signals.ignore_sigterm_afterwards()
         return binary.DONE if is_over else binary.INTERRUPTED
 
 

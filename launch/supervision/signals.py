@@ -1,39 +1,74 @@
-"""SIGTERM and SIGINT as a wish to stop: noted when they come, obeyed between steps."""
+"""Receives SIGTERM and SIGINT: in a training process as a request to stop, in the launcher to forward them."""
 
 import signal
 
 
-class StopSignals:
-    """Within, the first SIGTERM or SIGINT is noted; a second SIGINT interrupts at once, as usual."""
+class _Received:
+    """Context manager: while active, SIGTERM and SIGINT call `_receive` instead of ending this process."""
 
     def __init__(self):
-        self._received: int | None = None
-        self._before = {}
+        self._previous_handlers = {}
 
-    def __enter__(self) -> "StopSignals":
+    def __enter__(self):
         for number in (signal.SIGTERM, signal.SIGINT):
-            self._before[number] = signal.signal(number, self._note)
+            self._previous_handlers[number] = signal.signal(number, self._receive)
         return self
 
     def __exit__(self, *_) -> None:
-        for number, handler in self._before.items():
+        for number, handler in self._previous_handlers.items():
             signal.signal(number, handler)
 
+    def _receive(self, number, frame) -> None:
+        raise NotImplementedError
+
+
+class StopSignals(_Received):
+    """Context manager: while active, the first SIGTERM or SIGINT makes `requested` return True, and nothing else.
+
+    A second SIGINT raises KeyboardInterrupt at once.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self._first: int | None = None
+
     def requested(self) -> bool:
-        """Whether one has come."""
-        return self._received is not None
+        """Whether a signal was received."""
+        return self._first is not None
 
     @property
     def name(self) -> str:
-        """Which one came: 'SIGTERM' or 'SIGINT', or that another process was sent one."""
-        return signal.Signals(self._received).name if self._received is not None else "a signal to another process"
+        """The first signal, 'SIGTERM' or 'SIGINT'; if this process received none, that another process did."""
+        return signal.Signals(self._first).name if self._first is not None else "a signal to another process"
 
-    def are_obeyed(self) -> None:
-        """Everything is saved and the process is about to end: another SIGTERM must not change its exit code."""
-        self._before[signal.SIGTERM] = signal.SIG_IGN
+    def ignore_sigterm_afterwards(self) -> None:
+        """Ignores SIGTERM after this context too: everything is saved, and the exit code must not change."""
+        self._previous_handlers[signal.SIGTERM] = signal.SIG_IGN
 
-    def _note(self, number, frame) -> None:
-        if self._received is None:
-            self._received = number
+    def _receive(self, number, frame) -> None:
+        if self._first is None:
+            self._first = number
         elif number == signal.SIGINT:
             raise KeyboardInterrupt
+
+
+class ForwardedSignals(_Received):
+    """Context manager: while active, collects every SIGTERM and SIGINT, for the launcher to forward.
+
+    Attributes:
+      first: the first signal received; None if there was none.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self._pending: list[int] = []
+        self.first: int | None = None
+
+    def take(self) -> list[int]:
+        """The signals received since the last call, in order."""
+        taken, self._pending = self._pending, []
+        return taken
+
+    def _receive(self, number, frame) -> None:
+        self.first = self.first or number
+        self._pending.append(number)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from launch.supervision.line_relay import LineRelay
 from launch.supervision.outcome import Outcome
 from launch.supervision.processes import End, Process
-from launch.supervision.received_signals import ReceivedSignals
+from launch.supervision.signals import ForwardedSignals
 
 _TICK_SECONDS = 0.1
 # For output that an ended process left in its pipes; more would be waiting for what it started elsewhere.
@@ -26,7 +26,7 @@ class Supervisor:
         self,
         processes: Sequence[Process],
         relay: LineRelay,
-        signals: ReceivedSignals,
+        signals: ForwardedSignals,
         *,
         awaited: Mapping[str, Sequence[str]],
         replaced: Callable[[End], Process | None],

@@ -1,22 +1,24 @@
-"""SIGTERM and SIGINT are noted, and obeyed later."""
+"""SIGTERM and SIGINT are received without ending the process."""
 
 import os
 import signal
 
 import pytest
 
-from launch.supervision.signals import StopSignals
+from launch.supervision.signals import ForwardedSignals, StopSignals
+
+EITHER = pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
 
 
 @pytest.fixture(autouse=True)
-def handlers_are_as_before():
+def handlers_are_restored():
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     yield
     assert {number: signal.getsignal(number) for number in before} == before
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
-def test_one_is_noted(number):
+@EITHER
+def test_a_signal_requests_a_stop(number):
     with StopSignals() as signals:
         assert not signals.requested()
         os.kill(os.getpid(), number)
@@ -28,27 +30,38 @@ def test_a_second_sigterm_changes_nothing():
     with StopSignals() as signals:
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGTERM)
-        assert signals.name == "SIGINT", "the first one's"
+        assert signals.name == "SIGINT", "the first signal"
 
 
-@pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
-def test_an_impatient_user_interrupts_at_once(first):
+@EITHER
+def test_a_second_signal_that_is_sigint_raises_keyboard_interrupt(number):
     with pytest.raises(KeyboardInterrupt), StopSignals():
-        os.kill(os.getpid(), first)
+        os.kill(os.getpid(), number)
         os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_a_sigterm_after_all_is_saved_changes_nothing():
+def test_sigterm_can_be_ignored_after_the_context():
     before = signal.getsignal(signal.SIGTERM)
     try:
         with StopSignals() as signals:
             os.kill(os.getpid(), signal.SIGTERM)
-            signals.are_obeyed()
+            signals.ignore_sigterm_afterwards()
         os.kill(os.getpid(), signal.SIGTERM)
     finally:
         signal.signal(signal.SIGTERM, before)
 
 
-def test_handlers_come_back_after_an_error():
-    with pytest.raises(ZeroDivisionError), StopSignals():
+@pytest.mark.parametrize("context", [StopSignals, ForwardedSignals])
+def test_handlers_are_restored_after_an_error(context):
+    with pytest.raises(ZeroDivisionError), context():
         raise ZeroDivisionError
+
+
+def test_forwarded_signals_are_taken_once_and_in_order():
+    with ForwardedSignals() as signals:
+        assert (signals.first, signals.take()) == (None, [])
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGINT):
+            os.kill(os.getpid(), number)
+        assert signals.take() == [signal.SIGINT, signal.SIGTERM, signal.SIGINT]
+        assert signals.take() == []
+        assert signals.first == signal.SIGINT
