@@ -38,6 +38,7 @@ from launch.flags.checks import at_least_zero, positive
 from launch.flags.command_line import flag_value
 from launch.membership.roles import Roles
 from launch.supervision.cluster_run import LocalRun, Plan
+from launch.supervision.own_program import own_program
 from launch.supervision.planned_faults import planned_faults
 from launch.supervision.private_network import enter_private_network
 from launch.supervision.screen import tell
@@ -87,8 +88,10 @@ def plan_from_flags(command: list[str]) -> Plan:
       UserError: no command, one that can't be found, or a fault that means nothing.
     """
     roles = Roles(workers=FLAGS.workers, ps=FLAGS.ps, chief=FLAGS.chief, evaluator=FLAGS.evaluator)
+    runnable, variables = runnable_command(command)
     return Plan(
-        command=runnable(command),
+        command=runnable,
+        variables=variables,
         roles=roles,
         directory=run_directory(command),
         faults=planned_faults(FLAGS.kill, FLAGS.stop, roles=roles, max_restarts=FLAGS.max_restarts),
@@ -97,18 +100,23 @@ def plan_from_flags(command: list[str]) -> Plan:
     )
 
 
-def runnable(command: list[str]) -> tuple[str, ...]:
-    """The command with this very Python for the word `python`.
+def runnable_command(command: list[str]) -> tuple[tuple[str, ...], dict[str, str]]:
+    """The command to execute, and the variables to add to its environment.
+
+    `python` becomes the Python interpreter that runs this launcher. `python -m launch.NAME` ignores the current
+    folder, where a user's models.py would shadow this project's; any other program runs as typed.
 
     Raises:
       UserError: there is no command, or no such program.
     """
     if not command:
         raise UserError("no command: give one behind --, as: --workers=2 -- python -m launch.train")
+    if command[:2] == ["python", "-m"] and command[2:3] and command[2].startswith("launch."):
+        return own_program(*command[2:])
     program = sys.executable if command[0] == "python" else command[0]
     if shutil.which(program) is None:
         raise UserError(f"command {program!r}: no such program here; give its path, or `python`")
-    return (program, *command[1:])
+    return (program, *command[1:]), {}
 
 
 def run_directory(command: list[str]) -> pathlib.Path:

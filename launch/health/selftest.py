@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import sys
 import time
 from collections.abc import Mapping, Sequence
 
@@ -12,10 +11,11 @@ from launch.membership.free_ports import LOOPBACK
 from launch.membership.roles import Roles
 from launch.membership.tf_config import tf_config_text
 from launch.supervision.group_guard import GroupGuard
+from launch.supervision.own_program import own_program
 from launch.supervision.processes import Process
 from strategies.cluster import Cluster
 
-_COMMAND = (sys.executable, "-m", "launch.health.selftest_worker")
+_COMMAND, _VARIABLES = own_program("launch.health.selftest_worker")
 # Time for TensorFlow to start and for the measurement itself, on a slow machine.
 _OTHER_SECONDS = 90.0
 _POLL_SECONDS = 0.05
@@ -46,7 +46,7 @@ def _started(
     command: Sequence[str], environment: Mapping[str, str], cluster: Cluster, guard: GroupGuard
 ) -> Process:
     own = {"TF_CONFIG": tf_config_text(cluster), "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "2"}
-    return Process(cluster.this.name, command, {**environment, **own}, guard)
+    return Process(cluster.this.name, command, {**environment, **_VARIABLES, **own}, guard)
 
 
 def _wait(workers: Sequence[Process], limit_seconds: float) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from absl import flags
 
+from launch.supervision.own_program import own_program
 from strategies.cluster import CHIEF, SERVER, WORKER
 from towers.errors import UserError
 
@@ -50,6 +51,7 @@ class Case:
       command: a command whose last line of output is a JSON object with the measurement.
       processes: number of processes of each role that run the command, each with its TF_CONFIG; the measurement is
         the first process's. {}: one process without TF_CONFIG.
+      variables: added to the environment of these processes.
       is_peer: whether the command is another project's program.
     """
 
@@ -57,6 +59,7 @@ class Case:
     work: Work
     command: tuple[str, ...]
     processes: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    variables: Mapping[str, str] = dataclasses.field(default_factory=dict)
     is_peer: bool = False
 
 
@@ -75,14 +78,15 @@ def own_case(name: str, work: Work, *more: str, measure: str = "step", **process
       measure: the kind of measurement, a key of MEASUREMENTS.
       **processes: number of processes of each role; default: what the strategy needs for `work.count`.
     """
-    command = (
-        *(sys.executable, "-m", "launch.benchmark", f"--measure={measure}", f"--strategy={work.strategy}"),
+    command, variables = own_program(
+        "launch.benchmark",
+        *(f"--measure={measure}", f"--strategy={work.strategy}"),
         *(f"--network={work.network}", f"--measured_batch={work.batch}", f"--precision={work.precision}"),
         f"--measured_steps={FLAGS.measured_steps}",
         *devices_of(work),
         *more,
     )
-    return Case(name, work, command, processes or _PROCESSES[work.strategy](work.count))
+    return Case(name, work, command, processes or _PROCESSES[work.strategy](work.count), variables=variables)
 
 
 def devices_of(work: Work) -> tuple[str, ...]:

@@ -24,7 +24,13 @@ def run_case(case: Case) -> dict:
       RuntimeError: a process failed; the message contains the last line of its stderr.
     """
     processes = [
-        subprocess.Popen(case.command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            case.command,
+            env={**environment, **case.variables},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
         for environment in environments(case.processes)
     ]
     with MemoryWatch([process.pid for process in processes]) as memory:

@@ -29,6 +29,7 @@ class Plan:
 
     Attributes:
       command: the same for every process.
+      variables: added to the environment of every process.
       roles: who there is.
       directory: of the run; absolute.
       faults: of the first start, by the process's name.
@@ -37,6 +38,7 @@ class Plan:
     """
 
     command: tuple[str, ...]
+    variables: Mapping[str, str]
     roles: Roles
     directory: pathlib.Path
     faults: Mapping[str, PlannedFault]
@@ -116,6 +118,7 @@ class LocalRun:
         fault = self._plan.faults.get(cluster.this.name) if self._start == 1 and not again else None
         inherited = {name: value for name, value in os.environ.items() if name != FAULT_VARIABLE}
         return inherited | {
+            **self._plan.variables,
             "TF_CONFIG": tf_config_text(cluster),
             "PYTHONUNBUFFERED": "1",
             "TOWERS_RUN_DIRECTORY": str(self._plan.directory),

@@ -9,7 +9,8 @@ import psutil
 import pytest
 
 from launch.health.selftest_worker import PRECISIONS, SIZES_MIB
-from tests.launch.programs import LIMIT_SECONDS, run, started
+from tests.launch.programs import LIMIT_SECONDS, listing, run, started
+from tests.launch.shadowing import write_intruders
 
 pytestmark = [pytest.mark.timeout(200), pytest.mark.full]
 
@@ -34,7 +35,10 @@ def wait_for_workers(folder: pathlib.Path, count: int) -> None:
 
 
 def test_each_size_and_wire_precision_has_its_time_and_speed(tmp_path):
-    ended = run(*COMMAND, "--json", cwd=tmp_path)
+    """In a folder whose modules would shadow ours in the two processes; -P protects the doctor itself."""
+    write_intruders(tmp_path)
+    intruders = listing(tmp_path)
+    ended = run("-P", *COMMAND, "--json", cwd=tmp_path)
     assert (ended.code, ended.err) == (0, "")
     found = json.loads(ended.out)
     assert found["problems"] == []
@@ -46,7 +50,7 @@ def test_each_size_and_wire_precision_has_its_time_and_speed(tmp_path):
         assert speed == pytest.approx(mebibytes / 1.024 / milliseconds, abs=0.02, rel=0.02)
         assert 0 < speed < 100, "between two processes of one machine"
     assert workers_in(tmp_path) == []
-    assert list(tmp_path.iterdir()) == [], "the self-test must write no file"
+    assert listing(tmp_path) == intruders, "the self-test must write no file"
 
 
 # A doctor whose second worker sleeps instead of joining.

@@ -476,7 +476,8 @@ mark(name)
     # As where it has a fault of its own: it raises in the middle.
     BROKEN = """
 import os, sys
-from launch import local, supervisor
+from launch import local
+from launch.supervision import supervisor
 
 def broken(self):
     if {"worker:0", "worker:1"} <= set(os.listdir()):
