@@ -1,4 +1,4 @@
-"""`python ...` without the seconds of its imports: forks of one that has imported all and computed nothing."""
+"""Starts `python ...` at once: forks of a process that has imported everything and computed nothing."""
 
 import atexit
 import functools
@@ -13,55 +13,37 @@ from collections.abc import Mapping, Sequence
 
 from tests.launch.programs import environment
 
-# A question a line: what to start, answered by the process id, or whose exit code is wanted, if it has one.
+# Reads one request a line: to start a program, which returns its process id; or, for a process id, to return the
+# exit code, null while the process runs.
 _PROGRAM = """
-import json, os, runpy, sys, traceback
+import json, os, runpy, sys
 import launch.train
+from tests.launch.forked_child import become
 
-def become(call):
-    code = 1
-    try:
-        live(call)
-        code = 0
-    except SystemExit as exit:
-        code = exit.code or 0
-    except BaseException:
-        traceback.print_exc()
-    # TensorFlow takes a second to tidy up.
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
-
-def live(call):
-    os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
-    for stream, name in enumerate(call["files"], start=1):
-        os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
-    os.chdir(call["cwd"])
+def run(words, environment):
     os.environ.clear()
-    os.environ.update(call["environment"])
-    first, *rest = call["words"]
-    sys.stdin = open(0)
-    if first == "-m":
-        sys.argv = rest
-        sys.modules.pop(rest[0], None)
-        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+    os.environ.update(environment)
+    if words[0] == "-m":
+        sys.argv = words[1:]
+        sys.modules.pop(words[1], None)
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
     else:
-        sys.argv = call["words"]
-        runpy.run_path(first, run_name="__main__")
+        sys.argv = words
+        runpy.run_path(words[0], run_name="__main__")
 
-def answer(call):
-    if "pid" in call:
-        pid, status = os.waitpid(call["pid"], os.WNOHANG)
+def reply(request):
+    if "pid" in request:
+        pid, status = os.waitpid(request["pid"], os.WNOHANG)
         return os.waitstatus_to_exitcode(status) if pid else None
-    return os.fork() or become(call)
+    return os.fork() or become(lambda: run(request["words"], request["environment"]), **request["process"])
 
 while line := sys.stdin.readline():
-    os.write(1, json.dumps(answer(json.loads(line))).encode() + b"\\n")
+    os.write(1, json.dumps(reply(json.loads(line))).encode() + b"\\n")
 """
 
 
 class Nursery:
-    """Starts programs that use this package at once."""
+    """A process that has imported TensorFlow and this project; each program is a fork of it."""
 
     def __init__(self):
         self._process = subprocess.Popen(
@@ -76,31 +58,31 @@ class Nursery:
     def start(
         self, words: Sequence[str], *, cwd: pathlib.Path | None, env: Mapping[str, str], files: Sequence[str]
     ) -> "Forked":
-        """As `python words...`; what it writes is appended to two files."""
-        where = str(cwd or pathlib.Path.cwd())
-        pid = self.ask(words=list(words), cwd=where, environment=dict(env), files=list(files))
-        return Forked(self, pid)
+        """Starts `python words...`; its standard output and standard error are appended to two files."""
+        process = {"cwd": str(cwd or pathlib.Path.cwd()), "out": files[0], "err": files[1]}
+        return Forked(self, self.ask(words=list(words), environment=dict(env), process=process))
 
-    def ask(self, **question):
-        self._process.stdin.write(json.dumps(question) + "\n")
+    def ask(self, **request):
+        """Sends a request to the process, see `_PROGRAM`, and returns the reply."""
+        self._process.stdin.write(json.dumps(request) + "\n")
         return json.loads(self._process.stdout.readline())
 
     def close(self) -> None:
-        """Ends it; what it started stays."""
+        """Kills this process; the programs that it started go on."""
         self._process.kill()
         self._process.communicate(timeout=20)
 
 
 @functools.cache
 def nursery() -> Nursery:
-    """The one of this process, for as long as that runs."""
+    """The nursery of this test process; it is closed when the test process ends."""
     made = Nursery()
     atexit.register(made.close)
     return made
 
 
 class Forked:
-    """One that was started, as subprocess.Popen."""
+    """A program that a nursery started, with the methods of subprocess.Popen that tests use."""
 
     stdout = None
 

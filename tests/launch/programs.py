@@ -121,29 +121,17 @@ def listing(folder: pathlib.Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
 
 
-# TensorFlow is imported once; every call is a fork of that process, which has not computed anything.
+# Imports TensorFlow once. Each call is a fork of this process, which has not computed anything.
 _MANY = """
-import importlib, json, os, signal, sys, traceback
+import importlib, json, os, sys
+from tests.launch.forked_child import become
 calls = json.load(open(sys.argv[1]))
 modules = {call["module"]: importlib.import_module(call["module"]) for call in calls}
 for call in calls:
     child = os.fork()
     if child == 0:
-        signal.alarm(call["limit"])
-        for stream, name in ((1, "out"), (2, "err")):
-            os.dup2(os.open(call[name], os.O_WRONLY | os.O_CREAT), stream)
-        os.chdir(call["cwd"])
         sys.argv = [call["module"].rpartition(".")[2] + ".py", *call["flags"]]
-        code = 1
-        try:
-            modules[call["module"]].cli()
-        except SystemExit as exit:
-            code = exit.code or 0
-        except BaseException:
-            traceback.print_exc()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+        become(modules[call["module"]].cli, **call["process"])
     _, status = os.waitpid(child, 0)
     call["code"] = os.waitstatus_to_exitcode(status)
 json.dump(calls, open(sys.argv[1], "w"))
@@ -151,23 +139,19 @@ json.dump(calls, open(sys.argv[1], "w"))
 
 
 def run_many(calls: Sequence[tuple[str, Sequence[str]]], folder: pathlib.Path) -> list[tuple[Ended, pathlib.Path]]:
-    """Runs (module, flags) one after another, each in an empty folder of its own, which is given beside."""
+    """Runs each (module, flags) in turn, each in an empty folder of its own; returns the ends and the folders."""
     described = []
-    for number, (module, flags) in enumerate(calls):
-        cwd = folder / f"call{number}"
+    for index, (module, flags) in enumerate(calls):
+        cwd = folder / f"call{index}"
         cwd.mkdir()
-        files = {name: str(folder / f"{number}.{name}") for name in ("out", "err")}
-        described.append(
-            {"module": module, "flags": list(flags), "cwd": str(cwd), "limit": LIMIT_SECONDS, **files}
-        )
+        files = {name: str(folder / f"{index}.{name}") for name in ("out", "err")}
+        process = {"cwd": str(cwd), "limit_seconds": LIMIT_SECONDS, **files}
+        described.append({"module": module, "flags": list(flags), "process": process})
     (folder / "calls.json").write_text(json.dumps(described))
     whole = run("-c", _MANY, str(folder / "calls.json"), cwd=folder)
     assert whole.code == 0, whole.err
-    found = json.loads((folder / "calls.json").read_text())
-    return [
-        (
-            Ended(call["code"], pathlib.Path(call["out"]).read_text(), pathlib.Path(call["err"]).read_text()),
-            pathlib.Path(call["cwd"]),
-        )
-        for call in found
-    ]
+    results = []
+    for call in json.loads((folder / "calls.json").read_text()):
+        out, err = (pathlib.Path(call["process"][name]).read_text() for name in ("out", "err"))
+        results.append((Ended(call["code"], out, err), pathlib.Path(call["process"]["cwd"])))
+    return results
