@@ -1,28 +1,33 @@
-"""Starts a cluster on this machine: one command, as many processes, each with its own TF_CONFIG.
+"""Starts a cluster on this machine: runs one command in several processes, each with its own TF_CONFIG.
 
     python -m launch.local --workers=2 -- python -m launch.train --strategy=ring
-        trains on two processes, and prints what each of them says behind its name, as
+        trains on two processes, and prints each line of their output after the name of its process, as
         [worker:0] step 395: evaluation loss 0.0412, accuracy 0.9880
 
     python -m launch.local --max_restarts=1 --kill=worker:1@step20 -- python -m launch.train --strategy=ring
-        kills a process in the middle, starts the cluster again from its newest checkpoint, and prints last
+        kills a process during training, restarts the cluster from its newest checkpoint, and prints last
         recovered: worker:1 was killed at step 20, restart 1 completed
 
-Ctrl-C and SIGTERM are passed on (to those who serve others when these have ended), and whatever happens no process
-is left behind. Each one's lines also lie in the run's directory, as logs/worker-1.log. When one fails the others
-are ended, and the last block on stderr begins with the one that is to blame and its last lines. A command that is
-a shell script should `exec` its last line: a process is taken to have ended when its first program has.
+Signals: the launcher forwards Ctrl-C and SIGTERM to the processes. Those that serve others, such as parameter
+servers, get SIGTERM when the others have ended. No process is left running, whatever happens.
 
-Where Linux allows it the cluster has a network of its own, with nothing in it but the loopback: nobody else can
-reach its ports, nor can its processes download anything. --noprivate_network gives them this machine's network.
+Logs: the lines of each process are also saved in the run's directory, as logs/worker-1.log.
 
-The processes find in their environment, beside TF_CONFIG:
+Failures: when a process fails, the launcher ends the others. The last block on stderr begins with the process that
+caused the failure and its last lines. A process counts as ended when the program of the command has ended; a
+command that is a shell script should therefore `exec` its last line.
 
-TOWERS_RUN_DIRECTORY   where everything is kept if they are given no --directory of their own
-TOWERS_PROCESSES_HERE  how many of them compute, and so share this machine's cores
+Private network: where Linux allows it, the cluster runs in a network that has only a loopback interface. Nothing
+outside the cluster can reach its ports, and its processes can't download. --noprivate_network disables it.
+
+The environment of each process holds TF_CONFIG and
+
+TOWERS_RUN_DIRECTORY   the run's directory, for processes without a --directory of their own
+TOWERS_PROCESSES_HERE  number of processes that compute, and so share this machine's cores
 TOWERS_FAULT           'kill@20' or 'stop@20': the fault that --kill or --stop plans for this process
 
-Exit codes: launch/binary.py; of a failed cluster it is that of the process to blame, 128 + n for signal n.
+Exit codes: see launch/binary.py. If the cluster fails, the exit code is that of the process that caused the
+failure, or 128 + n if signal n killed that process.
 """
 
 import datetime
@@ -41,23 +46,35 @@ from launch.supervision.cluster_run import LocalRun, Plan
 from launch.supervision.own_program import own_program
 from launch.supervision.planned_faults import planned_faults
 from launch.supervision.private_network import enter_private_network
-from launch.supervision.screen import tell
+from launch.supervision.screen import print_line
 from towers.errors import UserError
 
 FLAGS = flags.FLAGS
-flags.DEFINE_integer("workers", 2, "Workers.")
-flags.DEFINE_integer("ps", 0, "Parameter servers.")
-flags.DEFINE_bool("chief", False, "A chief, beside the workers.")
-flags.DEFINE_bool("evaluator", False, "An evaluator, beside the cluster.")
-flags.DEFINE_float("grace_seconds", 30.0, "How long a process may take to end before it is killed.")
+flags.DEFINE_integer("workers", 2, "Number of workers.")
+flags.DEFINE_integer("ps", 0, "Number of parameter servers.")
+flags.DEFINE_bool("chief", False, "Start a chief in addition to the workers.")
+flags.DEFINE_bool("evaluator", False, "Start an evaluator in addition to the cluster.")
+flags.DEFINE_float(
+    "grace_seconds",
+    30.0,
+    "Seconds to wait for processes to end, after a failure or a signal, before SIGTERM and before SIGKILL.",
+)
 flags.DEFINE_integer(
     "max_restarts",
     0,
-    "How often a failure is mended: a worker of servers is replaced, else all start again.",
+    "Maximum restarts. A failed parameter-server worker is replaced; otherwise the whole cluster restarts.",
 )
-flags.DEFINE_multi_string("kill", [], "worker:1@step20: this process dies before this step, to see a recovery.")
-flags.DEFINE_multi_string("stop", [], "worker:1@step20: this process stands still from this step on.")
-flags.DEFINE_bool("private_network", True, "A network of the cluster's own, where the system allows it.")
+flags.DEFINE_multi_string(
+    "kill", [], "Kill a process before a step, to test recovery from a lost worker; for example worker:1@step20."
+)
+flags.DEFINE_multi_string(
+    "stop", [], "Stop a process before a step, to test recovery from a hang; for example worker:1@step20."
+)
+flags.DEFINE_bool(
+    "private_network",
+    True,
+    "Run the cluster in a private network, where the system allows it. Disable it for programs that download.",
+)
 positive("workers")
 at_least_zero("ps", "grace_seconds", "max_restarts")
 
@@ -65,27 +82,27 @@ at_least_zero("ps", "grace_seconds", "max_restarts")
 def main(arguments: list[str]) -> int:
     plan = plan_from_flags(arguments[1:])
     if FLAGS.private_network:
-        leave_the_network()
+        try_private_network()
     return LocalRun(plan).run()
 
 
-def leave_the_network() -> None:
-    """For a network of its own; where that is refused, says so."""
+def try_private_network() -> None:
+    """Enters a private network; prints a warning if the system does not permit one."""
     try:
         enter_private_network()
     except OSError as error:
-        tell(
-            f"warning: a network of its own is refused ({error.strerror or error}), so others may reach the "
-            "cluster's ports, which ask for no password; --noprivate_network says no more of it",
+        print_line(
+            f"warning: could not create a private network ({error.strerror or error}), so others may be able to "
+            "connect to the cluster's ports, which need no password; --noprivate_network silences this warning",
             is_error=True,
         )
 
 
 def plan_from_flags(command: list[str]) -> Plan:
-    """What the flags and the command ask for.
+    """The cluster that the flags and the command describe.
 
     Raises:
-      UserError: no command, one that can't be found, or a fault that means nothing.
+      UserError: the command is missing or not found, or a planned fault is invalid.
     """
     roles = Roles(workers=FLAGS.workers, ps=FLAGS.ps, chief=FLAGS.chief, evaluator=FLAGS.evaluator)
     runnable, variables = runnable_command(command)
@@ -107,15 +124,15 @@ def runnable_command(command: list[str]) -> tuple[tuple[str, ...], dict[str, str
     folder, where a user's models.py would shadow this project's; any other program runs as typed.
 
     Raises:
-      UserError: there is no command, or no such program.
+      UserError: the command is missing, or its program is not found.
     """
     if not command:
-        raise UserError("no command: give one behind --, as: --workers=2 -- python -m launch.train")
+        raise UserError("no command: give one after --, for example --workers=2 -- python -m launch.train")
     if command[:2] == ["python", "-m"] and command[2:3] and command[2].startswith("launch."):
         return own_program(*command[2:])
     program = sys.executable if command[0] == "python" else command[0]
     if shutil.which(program) is None:
-        raise UserError(f"command {program!r}: no such program here; give its path, or `python`")
+        raise UserError(f"command {program!r}: program not found; give its path, or `python`")
     return (program, *command[1:]), {}
 
 

@@ -54,26 +54,26 @@ def _wait(workers: Sequence[Process], limit_seconds: float) -> None:
     deadline = time.monotonic() + limit_seconds
     while time.monotonic() < deadline:
         for worker in workers:
-            worker.look()
-        ends = [worker.end for worker in workers]
+            worker.poll()
+        ends = [worker.exit for worker in workers]
         if None not in ends or any(end is not None and end.code for end in ends):
             return
         time.sleep(_POLL_SECONDS)
 
 
 def _what_is_wrong(workers: Sequence[Process], timeout_seconds: float) -> str | None:
-    failed = [worker for worker in workers if worker.end is not None and worker.end.code]
+    failed = [worker for worker in workers if worker.exit is not None and worker.exit.code]
     for worker in failed:
-        if worker.end.code != PEER_LOST:
+        if worker.exit.code != PEER_LOST:
             last = worker.outputs[1].read().decode(errors="replace").strip().splitlines()[-1:]
-            return f"{worker.name} ended with exit code {worker.end.code}: {' '.join(last) or 'no message'}"
+            return f"{worker.name} ended with exit code {worker.exit.code}: {' '.join(last) or 'no message'}"
     if failed:
         return (
             f"two processes of this machine could not connect on {LOOPBACK} within "
             f"--selftest_timeout_seconds={timeout_seconds:g}; check its firewall, "
             "or raise the timeout if the machine is busy"
         )
-    if any(worker.end is None for worker in workers):
+    if any(worker.exit is None for worker in workers):
         seconds = timeout_seconds + _OTHER_SECONDS
         return f"it did not end within {seconds:g} seconds; raise --selftest_timeout_seconds={timeout_seconds:g}"
     return None

@@ -1,1 +1,1 @@
-"""Processes that are started, watched, stopped and reported on; planned faults and signals."""
+"""Starts, supervises and stops processes, and reports how they ended; planned faults; signals."""

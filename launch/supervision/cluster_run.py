@@ -1,4 +1,4 @@
-"""A cluster on this machine from its first start to its last: what its processes are given, what is said."""
+"""Runs a cluster on this machine, with restarts: the environment of its processes and the launcher's messages."""
 
 import contextlib
 import dataclasses
@@ -12,11 +12,11 @@ from launch.membership.roles import Roles
 from launch.membership.tf_config import tf_config_text
 from launch.supervision.group_guard import GroupGuard
 from launch.supervision.line_relay import LineRelay
-from launch.supervision.outcome import Outcome, described, last_words
+from launch.supervision.outcome import Outcome, described, failure_report
 from launch.supervision.planned_faults import FAULT_VARIABLE, PlannedFault
-from launch.supervision.processes import End, Process
+from launch.supervision.processes import Exit, Process
 from launch.supervision.rank_log import RankLog
-from launch.supervision.screen import screen_for, tell
+from launch.supervision.screen import print_line, screen_for
 from launch.supervision.signals import ForwardedSignals
 from launch.supervision.supervisor import Supervisor
 from strategies.cluster import Cluster
@@ -25,16 +25,16 @@ from towers.errors import UserError
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What is to be run.
+    """What to run.
 
     Attributes:
-      command: the same for every process.
-      variables: added to the environment of every process.
-      roles: who there is.
-      directory: of the run; absolute.
-      faults: of the first start, by the process's name.
-      max_restarts: how often the cluster is started again after a failure.
-      grace_seconds: how long a process may take to end.
+      command: the command that every process runs.
+      variables: variables that the command needs in its environment.
+      roles: the processes of the cluster.
+      directory: the run's directory; absolute.
+      faults: the planned faults of the first start, by the name of the process.
+      max_restarts: maximum number of restarts after failures, those of single processes included.
+      grace_seconds: seconds that processes have to end, before SIGTERM and before SIGKILL.
     """
 
     command: tuple[str, ...]
@@ -47,7 +47,7 @@ class Plan:
 
 
 class LocalRun:
-    """Starts the cluster, again after a failure that another start may mend, and says how it ended."""
+    """Starts the cluster, restarts it after failures, and reports how it ended."""
 
     def __init__(self, plan: Plan):
         self._plan = plan
@@ -59,63 +59,66 @@ class LocalRun:
         self._faults_seen: set[PlannedFault] = set()
 
     def run(self) -> int:
-        """The launcher's exit code.
+        """Runs the cluster to its end; returns the launcher's exit code.
 
         Raises:
-          UserError: a log can't be written; or a planned fault did not happen.
+          UserError: a log can't be written; a planned fault did not happen.
         """
         with self._signals, self._guard:
             outcome = self._run_once()
-            while self._may_start_again(outcome):
+            while self._may_restart(outcome):
                 self._restarts += 1
-                self._tell_restart(outcome.cause)
+                self._report_restart(outcome.cause)
                 outcome = self._run_once()
         if outcome.cause is not None:
-            self._tell_failure(outcome)
+            self._report_failure(outcome)
         elif outcome.code == binary.DONE:
-            self._tell_recovery()
+            self._report_recovery()
         return outcome.code
 
     def _run_once(self) -> Outcome:
-        """From the first process to the last end; whatever happens in between, no process is left."""
+        """One start of the cluster, until its last process has ended. No process is left, whatever happens."""
         self._start += 1
         plan = self._plan
-        with contextlib.ExitStack() as ends:
+        with contextlib.ExitStack() as stack:
             self._logs = {
-                name: ends.enter_context(RankLog(plan.directory / "logs", name, self._start))
+                name: stack.enter_context(RankLog(plan.directory / "logs", name, self._start))
                 for name in plan.roles.names
             }
-            screen = ends.enter_context(contextlib.closing(screen_for(plan.roles.names, plan.roles.reporter)))
+            screen = stack.enter_context(contextlib.closing(screen_for(plan.roles.names, plan.roles.reporter)))
             clusters = {cluster.this.name: cluster for cluster in plan.roles.clusters()}
             processes = [
-                ends.enter_context(contextlib.closing(self._started(cluster))) for cluster in clusters.values()
+                stack.enter_context(contextlib.closing(self._started(cluster))) for cluster in clusters.values()
             ]
 
-            def replaced(end: End) -> Process | None:
-                if end.name not in plan.roles.replaceable or not Outcome.may_be_mended(end) or self._are_used_up():
+            def replacement(failed: Exit) -> Process | None:
+                is_allowed = failed.name in plan.roles.replaceable and self._has_restarts_left()
+                if not is_allowed or not Outcome.may_be_replaced(failed):
                     return None
                 self._restarts += 1
-                self._tell_restart(end)
-                cluster = clusters[end.name]
-                return ends.enter_context(contextlib.closing(self._started(cluster, again=True)))
+                self._report_restart(failed)
+                process = self._started(clusters[failed.name], is_replacement=True)
+                return stack.enter_context(contextlib.closing(process))
 
             outcome = Supervisor(
                 processes,
                 LineRelay(screen, self._logs),
                 self._signals,
                 awaited=plan.roles.awaited(),
-                replaced=replaced,
+                replacement=replacement,
                 grace_seconds=plan.grace_seconds,
             ).run()
         if self._start == 1:
             self._faults_seen = {fault for fault in plan.faults.values() if fault.is_seen_in(outcome)}
         return outcome
 
-    def _started(self, cluster: Cluster, *, again: bool = False) -> Process:
-        return Process(cluster.this.name, self._plan.command, self._environment(cluster, again), self._guard)
+    def _started(self, cluster: Cluster, *, is_replacement: bool = False) -> Process:
+        environment = self._environment(cluster, is_replacement)
+        return Process(cluster.this.name, self._plan.command, environment, self._guard)
 
-    def _environment(self, cluster: Cluster, again: bool) -> dict[str, str]:
-        fault = self._plan.faults.get(cluster.this.name) if self._start == 1 and not again else None
+    def _environment(self, cluster: Cluster, is_replacement: bool) -> dict[str, str]:
+        is_first = self._start == 1 and not is_replacement
+        fault = self._plan.faults.get(cluster.this.name) if is_first else None
         inherited = {name: value for name, value in os.environ.items() if name != FAULT_VARIABLE}
         return inherited | {
             **self._plan.variables,
@@ -127,36 +130,35 @@ class LocalRun:
             **({} if fault is None else {FAULT_VARIABLE: fault.order}),
         }
 
-    def _may_start_again(self, outcome: Outcome) -> bool:
+    def _may_restart(self, outcome: Outcome) -> bool:
         asked_to_stop = self._signals.first is not None
-        return outcome.can_be_mended and not asked_to_stop and not self._are_used_up()
+        return outcome.may_be_restarted and not asked_to_stop and self._has_restarts_left()
 
-    def _are_used_up(self) -> bool:
-        return self._restarts >= self._plan.max_restarts
+    def _has_restarts_left(self) -> bool:
+        return self._restarts < self._plan.max_restarts
 
-    def _tell_restart(self, cause: End) -> None:
-        where = self._logs[cause.name].path
-        tell(
+    def _report_restart(self, cause: Exit) -> None:
+        print_line(
             f"restart {self._restarts} of {self._plan.max_restarts}: {cause.name} failed: {described(cause)}; "
-            f"its last lines stand in {where}"
+            f"its log: {self._logs[cause.name].path}"
         )
 
-    def _tell_failure(self, outcome: Outcome) -> None:
+    def _report_failure(self, outcome: Outcome) -> None:
         tails = {name: log.tail for name, log in self._logs.items()}
         paths = {name: log.path for name, log in self._logs.items()}
-        for line in last_words(outcome, tails, paths):
-            tell(line, is_error=True)
+        for line in failure_report(outcome, tails, paths):
+            print_line(line, is_error=True)
 
-    def _tell_recovery(self) -> None:
-        """That the cluster went on after the planned faults.
+    def _report_recovery(self) -> None:
+        """Reports that the cluster recovered from each planned fault.
 
         Raises:
-          UserError: one did not happen.
+          UserError: a fault did not happen.
         """
         for fault in self._plan.faults.values():
             if fault not in self._faults_seen:
                 raise UserError(
-                    f"{fault.flag}: it did not happen, {fault.name} began no step {fault.step}; "
-                    "name a step that it takes in its first start"
+                    f"{fault.flag}: the fault did not happen, {fault.name} did not begin step {fault.step} in its "
+                    "first start; choose an earlier step"
                 )
-            tell(fault.recovered(self._restarts))
+            print_line(fault.recovered(self._restarts))

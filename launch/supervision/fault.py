@@ -1,4 +1,4 @@
-"""Ends or stops its own process before a step, where the launcher ordered it: a planned fault."""
+"""Executes a planned fault: kills or stops its own process before a step, as the launcher ordered."""
 
 import os
 import re
@@ -13,7 +13,7 @@ _ORDER = re.compile(rf"({'|'.join(SIGNALS)})@(\d+)")
 
 
 class Fault(Callback):
-    """SIGKILL or SIGSTOP to this process, right before a step begins."""
+    """Sends SIGKILL or SIGSTOP to this process right before a step begins."""
 
     def __init__(self, number: signal.Signals, step: int):
         self._number, self._step, self._is_past = number, step, False
@@ -21,31 +21,32 @@ class Fault(Callback):
     def check(self, run: Run) -> None:
         if not run.first_step <= self._step < run.last_step:
             raise UserError(
-                f"a fault at step {self._step}: this run takes steps {run.first_step} to {run.last_step - 1}; "
-                "name one of them"
+                f"a fault is planned at step {self._step}, but this run takes steps {run.first_step} to "
+                f"{run.last_step - 1}; choose one of these"
             )
 
     def boundaries(self):
         return (self._step,)
 
     def before_steps(self, step):
-        # A worker of parameter servers does not begin every step; who was stopped and goes on has had its fault.
+        # `>=`: a worker of parameter servers does not begin every step. A process that was stopped and then
+        # continued must not be stopped again.
         if step >= self._step and not self._is_past:
             self._is_past = True
-            print(f"{self._number.name} before step {step}, as planned", file=sys.stderr, flush=True)
+            print(f"planned fault: {self._number.name} before step {step}", file=sys.stderr, flush=True)
             os.kill(os.getpid(), self._number)
 
 
 def faults_from_environment() -> list[Callback]:
-    """The fault that the launcher ordered for this process; [] for none.
+    """The fault that the launcher ordered for this process, in a list; [] for none.
 
     Raises:
-      UserError: the order is none.
+      UserError: TOWERS_FAULT is invalid.
     """
     order = os.environ.get(FAULT_VARIABLE)
     if order is None:
         return []
     match = _ORDER.fullmatch(order)
     if match is None:
-        raise UserError(f"{FAULT_VARIABLE}={order}: give a fault and a step, as kill@20 or stop@20")
+        raise UserError(f"{FAULT_VARIABLE}={order}: give a fault and a step, for example kill@20 or stop@20")
     return [Fault(SIGNALS[match[1]], int(match[2]))]

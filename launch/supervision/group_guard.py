@@ -1,8 +1,9 @@
-"""A small process that outlives its launcher by a moment, and kills the process groups that were left behind.
+"""A small process that kills the process groups that a launcher leaves behind when it dies.
 
-The kernel kills a launcher's children with it (`tied_start.py`), but not what those have started. The guard
-is told of every group that begins and ends. When its input ends, as it does even if the launcher is killed, it
-kills what is left. It runs as a file, without this package: it imports nothing but the standard library.
+The kernel kills a launcher's children with it (`tied_start.py`), but not the processes that these have started.
+The launcher reports to the guard every group that begins or ends. The guard's input ends when the launcher
+ends, even if it is killed; the guard then kills the groups that have not ended. It runs as a file, without this
+package: it imports the standard library only.
 """
 
 import contextlib
@@ -17,7 +18,7 @@ _LIMIT_SECONDS = 10
 
 
 class GroupGuard:
-    """Within, groups that are watched die with this process."""
+    """Context manager: while active, watched process groups are killed when this process dies."""
 
     def __enter__(self) -> "GroupGuard":
         self._process = subprocess.Popen(
@@ -37,34 +38,34 @@ class GroupGuard:
 
     @property
     def pid(self) -> int:
-        """Its own id."""
+        """The guard's process id."""
         return self._process.pid
 
     def watch(self, group: int) -> None:
-        """From now on `group` is killed when this process dies."""
-        self._tell(_BEGINS, group)
+        """From now on, the guard kills `group` when this process dies."""
+        self._report(_BEGINS, group)
 
     def forget(self, group: int) -> None:
-        """It has ended: its number may become another's."""
-        self._tell(_ENDED, group)
+        """The group has ended; the system may give its number to another group."""
+        self._report(_ENDED, group)
 
-    def _tell(self, what: str, group: int) -> None:
-        # A guard that somebody killed is missed, but no reason to end a training.
+    def _report(self, event: str, group: int) -> None:
+        # Training goes on without a guard if somebody killed it.
         with contextlib.suppress(OSError):
-            self._process.stdin.write(f"{what} {group}\n".encode())
+            self._process.stdin.write(f"{event} {group}\n".encode())
             self._process.stdin.flush()
 
 
-def kill_what_is_left(lines: Iterable[str]) -> None:
-    """Reads to the end, and kills the groups that began and did not end."""
+def kill_remaining_groups(lines: Iterable[str]) -> None:
+    """Reads all lines, then kills the groups that began and did not end."""
     left = set()
     for line in lines:
-        what, _, group = line.partition(" ")
-        (left.add if what == _BEGINS else left.discard)(int(group))
+        event, _, group = line.partition(" ")
+        (left.add if event == _BEGINS else left.discard)(int(group))
     for group in left:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(group, signal.SIGKILL)
 
 
 if __name__ == "__main__":
-    kill_what_is_left(sys.stdin)
+    kill_remaining_groups(sys.stdin)

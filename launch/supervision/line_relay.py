@@ -1,4 +1,4 @@
-"""Carries the lines of many processes to a screen and to their logs, as they come."""
+"""Passes the output lines of several processes on to a screen and to their logs, as they arrive."""
 
 import dataclasses
 import os
@@ -10,20 +10,26 @@ from launch.supervision.rank_log import RankLog
 from launch.supervision.screen import Screen
 
 _CHUNK_BYTES = 1 << 16
-# What never ends its line is passed on in pieces, and not kept in memory for ever.
+# A longer line is passed on in pieces, so that memory stays bounded.
 _LONGEST_LINE_BYTES = 1 << 16
 
 
 @dataclasses.dataclass
 class _Source:
-    """One stream of one process, and what came of a line that has not ended yet."""
+    """One stream of one process.
+
+    Attributes:
+      name: the process.
+      is_error: whether it is the standard error.
+      begun: the beginning of a line that has not ended yet.
+    """
 
     name: str
     is_error: bool
     begun: bytes = b""
 
     def lines(self, chunk: bytes) -> list[bytes]:
-        """The lines that end with this chunk; an empty chunk is the stream's end, and ends the last line."""
+        """The lines that end in this chunk. An empty chunk is the end of the stream, which ends the last line."""
         *whole, self.begun = (self.begun + chunk).split(b"\n")
         if self.begun and (not chunk or len(self.begun) > _LONGEST_LINE_BYTES):
             whole.append(self.begun)
@@ -32,23 +38,23 @@ class _Source:
 
 
 class LineRelay:
-    """Reads whatever stream has something to say. Needs no thread."""
+    """Reads whichever streams have output. Needs no thread."""
 
     def __init__(self, screen: Screen, logs: Mapping[str, RankLog]):
         """Args:
         screen: gets every line.
-        logs: by the process's name; gets its lines.
+        logs: by the name of each process, the log that gets its lines.
         """
         self._screen, self._logs = screen, logs
         self._streams = selectors.DefaultSelector()
 
     def add(self, name: str, output: IO[bytes], error: IO[bytes]) -> None:
-        """From now on reads these two streams of a process."""
+        """Adds the two streams of a process."""
         for stream, is_error in ((output, False), (error, True)):
             self._streams.register(stream, selectors.EVENT_READ, _Source(name, is_error))
 
     def pass_on(self, wait_seconds: float) -> bool:
-        """Passes on what there is; waits for something at most so long. False when nothing came."""
+        """Passes on the available output; waits at most `wait_seconds` for some. Returns whether there was any."""
         ready = self._streams.select(wait_seconds)
         for key, _ in ready:
             chunk = os.read(key.fd, _CHUNK_BYTES)
@@ -63,7 +69,7 @@ class LineRelay:
         return bool(self._streams.get_map())
 
     def close(self) -> None:
-        """Ends the lines that have not ended."""
+        """Passes on the lines that have not ended, then stops reading."""
         for key in list(self._streams.get_map().values()):
             self._write(key.data, b"")
         self._streams.close()

@@ -1,16 +1,16 @@
-"""One progress bar for a whole cluster, drawn from the plain progress lines of one of its processes."""
+"""One progress bar for a whole cluster, drawn from the progress lines of one of its processes."""
 
 import re
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-# As strategies/reports/progress_display.py prints it where it finds no terminal.
+# The line that strategies/reports/progress_display.py prints when its output is not a terminal.
 _PROGRESS_LINE = re.compile(r"step (\d+)/(\d+)  (.*)")
 
 
 class LiveBar:
-    """Stands at the bottom of a terminal from the first progress line on; draws when a line comes."""
+    """Appears at the bottom of a terminal with the first progress line; is redrawn for each line."""
 
     def __init__(self, console: Console):
         self._bar = Progress(
@@ -19,14 +19,14 @@ class LiveBar:
             TextColumn("{task.fields[numbers]}", markup=False),
             console=console,
             auto_refresh=False,  # it would need a thread
-            # All that is printed passes through the console anyway.
+            # Everything is printed through the console anyway.
             redirect_stdout=False,
             redirect_stderr=False,
         )
         self._task = None
 
     def takes(self, line: str) -> bool:
-        """Whether the line is one of progress, which the bar then shows."""
+        """Shows the line in the bar if it is a progress line; returns whether it is."""
         found = _PROGRESS_LINE.fullmatch(line)
         if found is None:
             return False
@@ -38,6 +38,6 @@ class LiveBar:
         return True
 
     def close(self) -> None:
-        """Leaves the bar as it is, above what comes."""
+        """Leaves the bar on the terminal as it is; later lines appear below it."""
         if self._task is not None:
             self._bar.stop()

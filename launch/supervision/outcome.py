@@ -1,7 +1,7 @@
-"""What came of a cluster, from how each of its processes ended: the root cause, the exit code, the last words.
+"""The outcome of a cluster, from the exits of its processes: root cause, exit code and last messages.
 
-A failure spreads: those who lose a peer end as well, and what remains is ended by the launcher. The cause is the
-earliest process that ended by itself, and neither well nor for a peer's sake.
+A failure spreads: processes that lose a peer end as well, and the launcher ends the remaining ones. The cause is
+the first process that ended by itself, neither successfully nor because it lost a peer.
 """
 
 import dataclasses
@@ -9,16 +9,16 @@ import signal
 from collections.abc import Mapping, Sequence
 
 from launch import binary
-from launch.supervision.processes import End
+from launch.supervision.processes import Exit
 
 _GOOD = (binary.DONE, binary.INTERRUPTED)
-# A cluster that is started again with the same command meets these again.
-_BEYOND_REPAIR = (binary.USER_ERROR, binary.DIFFERS, binary.NOT_FINITE, binary.INTERRUPTED)
+# A restart with the same command would end with these codes again.
+_NOT_RESTARTED = (binary.USER_ERROR, binary.DIFFERS, binary.NOT_FINITE, binary.INTERRUPTED)
 _SHELL_SIGNAL_BASE = 128
 _MEANINGS = {
-    binary.USER_ERROR: "what was asked for can't be done",
+    binary.USER_ERROR: "a user error",
     binary.DIFFERS: "--verify found a difference",
-    binary.NOT_FINITE: "not finite",
+    binary.NOT_FINITE: "a loss or gradient was not finite",
     binary.PEER_LOST: "a peer was lost",
     binary.INTERRUPTED: "interrupted, everything saved",
 }
@@ -29,67 +29,67 @@ class Outcome:
     """How one start of a cluster ended.
 
     Attributes:
-      ends: of all its processes, the earliest first.
-      interrupted: a signal to the launcher was passed on.
-      outlived: ends of processes in whose place others were started, while the rest went on.
+      exits: the exits of all its processes, the earliest first.
+      interrupted: the launcher received a signal and forwarded it.
+      replaced: the exits of processes that were replaced while the rest of the cluster went on.
     """
 
-    ends: tuple[End, ...]
+    exits: tuple[Exit, ...]
     interrupted: bool
-    outlived: tuple[End, ...] = ()
+    replaced: tuple[Exit, ...] = ()
 
     @property
-    def cause(self) -> End | None:
-        """The process that is to blame; None if none failed."""
-        by_itself = [end for end in self.ends if end.sent is None and end.code not in _GOOD]
-        blamed = [
-            *(end for end in by_itself if end.code != binary.PEER_LOST),
-            *(end for end in self.ends if end.stood_still),
+    def cause(self) -> Exit | None:
+        """The exit of the process that caused the failure; None if no process failed."""
+        by_itself = [each for each in self.exits if each.sent is None and each.code not in _GOOD]
+        candidates = [
+            *(each for each in by_itself if each.code != binary.PEER_LOST),
+            *(each for each in self.exits if each.was_stopped),
             *by_itself,
-            *(end for end in self.ends if end.sent is not None and not end.asked),
+            *(each for each in self.exits if each.sent is not None and not each.was_asked),
         ]
-        return blamed[0] if blamed else None
+        return candidates[0] if candidates else None
 
     @property
     def code(self) -> int:
-        """The launcher's exit code: 0, 75, or the cause's; 128 + n for signal n."""
+        """The launcher's exit code: 0, 75, or that of the cause; 128 + n for signal n."""
         if self.cause is not None:
             return self.cause.code if self.cause.code >= 0 else _SHELL_SIGNAL_BASE - self.cause.code
-        stopped_early = any(end.sent is None and end.code == binary.INTERRUPTED for end in self.ends)
+        stopped_early = any(each.sent is None and each.code == binary.INTERRUPTED for each in self.exits)
         return binary.INTERRUPTED if self.interrupted or stopped_early else binary.DONE
 
     @staticmethod
-    def may_be_mended(end: End) -> bool:
-        """Whether another process in its place may end better."""
-        return end.code not in _BEYOND_REPAIR
+    def may_be_replaced(failed: Exit) -> bool:
+        """Whether a process that replaces this one may succeed."""
+        return failed.code not in _NOT_RESTARTED
 
     @property
-    def can_be_mended(self) -> bool:
-        """Whether another start may end better."""
-        return self.cause is not None and not self.interrupted and self.code not in _BEYOND_REPAIR
+    def may_be_restarted(self) -> bool:
+        """Whether the cluster failed and a restart may succeed."""
+        return self.cause is not None and not self.interrupted and self.code not in _NOT_RESTARTED
 
 
-def last_words(outcome: Outcome, tails: Mapping[str, Sequence[str]], logs: Mapping[str, object]) -> list[str]:
-    """The lines that end a failed run: the cause with its last lines, then a line for each other process.
+def failure_report(outcome: Outcome, tails: Mapping[str, Sequence[str]], logs: Mapping[str, object]) -> list[str]:
+    """The lines that end a failed run: the cause with its last lines, then one line for each other process.
 
     Args:
-      outcome: with a cause.
-      tails: the last lines of each process by its name.
-      logs: where the others lie.
+      outcome: an outcome with a cause.
+      tails: by the name of each process, its last lines.
+      logs: by the name of each process, the path of its log.
     """
     cause = outcome.cause
-    lines = [f"{cause.name} failed: {described(cause)}; its last lines, of {logs[cause.name]}:"]
+    lines = [f"{cause.name} failed: {described(cause)}; last lines of {logs[cause.name]}:"]
     lines += [f"    {line}" for line in tails[cause.name]]
-    lines += [f"{end.name}: {described(end)}" for end in outcome.ends if end is not cause]
+    lines += [f"{each.name}: {described(each)}" for each in outcome.exits if each is not cause]
     return lines
 
 
-def described(end: End) -> str:
-    """As 'exit code 5 (a peer was lost)' or 'killed by SIGTERM, sent by the launcher'."""
-    if end.stood_still:
-        return "it was stopped by a signal and stood still until the launcher killed it"
-    if end.code < 0:
-        how = f"killed by {signal.Signals(-end.code).name}"
+def described(found: Exit) -> str:
+    """An exit in words: 'exit code 5 (a peer was lost)', 'killed by SIGTERM, after SIGTERM from the launcher'."""
+    if found.was_stopped:
+        return "stopped by a signal, hung until the launcher killed it"
+    if found.code < 0:
+        how = f"killed by {signal.Signals(-found.code).name}"
     else:
-        how = f"exit code {end.code}" + (f" ({_MEANINGS[end.code]})" if end.code in _MEANINGS else "")
-    return how if end.sent is None else f"{how}, after {signal.Signals(end.sent).name} from the launcher"
+        how = f"exit code {found.code}" + (f" ({_MEANINGS[found.code]})" if found.code in _MEANINGS else "")
+    return how if found.sent is None else f"{how}, after {signal.Signals(found.sent).name} from the launcher"

@@ -26,6 +26,6 @@ def _python_path() -> list[str]:
     """PYTHONPATH's entries, after the folder that holds our packages if they are not installed."""
     # An empty entry, as of `PYTHONPATH=$PYTHONPATH:folder`, means the current folder.
     given = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
-    # PYTHONPATH precedes the standard library, so site-packages must not stand in it.
+    # PYTHONPATH precedes the standard library, so it must not hold site-packages.
     installed = map(os.path.realpath, (*site.getsitepackages(), site.getusersitepackages()))
     return given if _ROOT in installed else [_ROOT, *(entry for entry in given if entry != _ROOT)]

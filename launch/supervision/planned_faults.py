@@ -1,6 +1,6 @@
-"""Faults that a user plans, to see a cluster recover: which process dies or stops, and before which step.
+"""Faults that a user plans in order to test recovery: which process is killed or stopped, and before which step.
 
-The launcher hands each to its process in the first start's environment; there `fault.py` carries it out.
+The launcher passes each fault to its process in the environment of the first start; `fault.py` executes it there.
 """
 
 import dataclasses
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from launch.membership.roles import Roles
 from launch.supervision.outcome import Outcome
-from launch.supervision.processes import End
+from launch.supervision.processes import Exit
 from towers.errors import UserError
 
 FAULT_VARIABLE = "TOWERS_FAULT"
@@ -25,8 +25,8 @@ class PlannedFault:
 
     Attributes:
       kind: 'kill' or 'stop'.
-      name: of the process, as 'worker:1'.
-      step: before which it happens.
+      name: the process, as 'worker:1'.
+      step: index of the step before which it happens.
     """
 
     kind: str
@@ -35,50 +35,54 @@ class PlannedFault:
 
     @property
     def flag(self) -> str:
-        """As '--kill=worker:1@step20'."""
+        """The flag that plans it, as '--kill=worker:1@step20'."""
         return f"--{self.kind}={self.name}@step{self.step}"
 
     @property
     def order(self) -> str:
-        """As 'kill@20', for the process itself."""
+        """The value of TOWERS_FAULT, as 'kill@20'."""
         return f"{self.kind}@{self.step}"
 
     def is_seen_in(self, outcome: Outcome) -> bool:
-        """Whether it happened in this start."""
-        return any(end.name == self.name and self._is(end) for end in (*outcome.ends, *outcome.outlived))
+        """Whether the fault happened in this start."""
+        return any(each.name == self.name and self._is(each) for each in (*outcome.exits, *outcome.replaced))
 
     def recovered(self, restart: int) -> str:
-        """What to say when the cluster went on after it."""
+        """The launcher's message when the cluster has recovered from the fault."""
         return f"recovered: {self.name} was {_DONE[self.kind]} at step {self.step}, restart {restart} completed"
 
-    def _is(self, end: End) -> bool:
+    def _is(self, found: Exit) -> bool:
         if self.kind == "stop":
-            return end.stood_still
-        return end.sent is None and end.code == -signal.SIGKILL
+            return found.was_stopped
+        return found.sent is None and found.code == -signal.SIGKILL
 
 
 def planned_faults(
     kills: Sequence[str], stops: Sequence[str], *, roles: Roles, max_restarts: int
 ) -> dict[str, PlannedFault]:
-    """The faults by the name of their process.
+    """The faults, by the name of their process.
 
     Args:
-      kills, stops: as 'worker:1@step20'.
-      roles: the cluster's.
-      max_restarts: how often it is started again.
+      kills, stops: texts such as 'worker:1@step20'.
+      roles: the processes of the cluster.
+      max_restarts: maximum number of restarts.
 
     Raises:
-      UserError: what is written means nothing, or can't show a recovery.
+      UserError: a text is invalid, or the cluster could not recover from the fault.
     """
     found: dict[str, PlannedFault] = {}
     for kind, text in [*(("kill", text) for text in kills), *(("stop", text) for text in stops)]:
         fault = _parsed(kind, text, roles.names)
         if fault.name in found:
-            raise UserError(f"{fault.flag}: {fault.name} has {found[fault.name].flag} already; give one of them")
+            raise UserError(
+                f"{fault.flag}: {fault.name} already has {found[fault.name].flag}; give one fault for each process"
+            )
         if kind == "stop" and not set(roles.trainers) - {fault.name}:
-            raise UserError(f"{fault.flag}: nobody is there to notice it; add a worker, or take --kill")
+            raise UserError(
+                f"{fault.flag}: no other worker would notice that {fault.name} hangs; add a worker, or use --kill"
+            )
         if max_restarts == 0:
-            raise UserError(f"{fault.flag}: nothing would start the cluster again; add --max_restarts=1")
+            raise UserError(f"{fault.flag}: the cluster would not restart after the fault; add --max_restarts=1")
         found[fault.name] = fault
     return found
 
@@ -86,7 +90,7 @@ def planned_faults(
 def _parsed(kind: str, text: str, names: Sequence[str]) -> PlannedFault:
     match = _TARGET.fullmatch(text)
     if match is None:
-        raise UserError(f"--{kind}={text}: give a process and a step, as --{kind}={names[0]}@step20")
+        raise UserError(f"--{kind}={text}: give a process and a step, for example --{kind}={names[0]}@step20")
     if match[1] not in names:
-        raise UserError(f"--{kind}={text}: there is no {match[1]} in this cluster, only {', '.join(names)}")
+        raise UserError(f"--{kind}={text}: this cluster has no {match[1]}; name one of {', '.join(names)}")
     return PlannedFault(kind, match[1], int(match[2]))

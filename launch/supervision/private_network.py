@@ -1,7 +1,7 @@
-"""A network of its own for this process and those it starts: the loopback, and nothing else.
+"""A private network for this process and the processes that it starts: the loopback interface only.
 
-TensorFlow's server has no authentication and listens on every interface. In a network namespace of its own (see
-Linux's namespaces(7)) that is the loopback alone, so nobody else can reach it, on this machine or from outside.
+TensorFlow's server has no authentication and listens on every interface. In a private network namespace (see
+Linux's namespaces(7)) the only interface is the loopback, so nothing else on this machine or outside can reach it.
 """
 
 import ctypes
@@ -18,18 +18,18 @@ _FLAGS_OF_AN_INTERFACE = "16sH14x"
 
 
 def enter_private_network() -> None:
-    """From here on this process, and what it starts, has a loopback of its own and no other interface.
+    """Moves this process, and all that it starts later, into a network that has only a loopback interface.
 
-    To be called before any thread is started.
+    Must be called before any thread is started.
 
     Raises:
-      OSError: the system has no such thing, or does not let this user have it; then nothing is changed.
+      OSError: the system has no network namespaces or does not permit one; nothing is changed then.
     """
     users, groups = os.getuid(), os.getgid()
     try:
         _unshare(_NEW_NETWORK)
     except OSError:
-        # Who is not root may, in a user namespace where it is its own administrator.
+        # A user who is not root may create a network namespace inside a new user namespace, as its administrator.
         _unshare(_NEW_USERS | _NEW_NETWORK)
         own = pathlib.Path("/proc/self")
         (own / "setgroups").write_text("deny")
@@ -38,12 +38,12 @@ def enter_private_network() -> None:
     _raise_loopback()
 
 
-def _unshare(what: int) -> None:
+def _unshare(flags: int) -> None:
     try:
         call = ctypes.CDLL(None, use_errno=True).unshare
     except AttributeError:
-        raise OSError("network namespaces are Linux's alone") from None
-    if call(what) != 0:
+        raise OSError("only Linux has network namespaces") from None
+    if call(flags) != 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 

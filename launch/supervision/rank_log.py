@@ -1,4 +1,4 @@
-"""One process's lines: in a file of its own, and the last of them in memory."""
+"""The log of one process: all its lines in a file, and the last ones in memory."""
 
 import collections
 import contextlib
@@ -11,13 +11,18 @@ _LAST_LINES = 15
 
 
 class RankLog:
-    """Appends to `FOLDER/worker-1.log`, with a line between one start of the process and the next."""
+    """Appends to `FOLDER/worker-1.log`, with a separator line between one start of the process and the next.
+
+    Attributes:
+      path: the file.
+      tail: the last lines.
+    """
 
     def __init__(self, folder: pathlib.Path, name: str, start: int):
         """Args:
-        folder: made if it is not there.
-        name: as 'worker:1'.
-        start: which start of the cluster this is, from 1.
+        folder: the folder of the logs; created if missing.
+        name: the process, as 'worker:1'.
+        start: counts the starts of the cluster, from 1.
 
         Raises:
           UserError: the file can't be written.
@@ -29,14 +34,14 @@ class RankLog:
             self._file = self.path.open("ab", buffering=0)
         except OSError as error:
             raise UserError(
-                f"{self.path}: {error.strerror}: a log can't be written there; give another --directory"
+                f"{self.path}: can't write a log there ({error.strerror}); give another --directory"
             ) from error
         if self._file.tell() > 0:
             now = datetime.datetime.now().strftime("%Y-%m-%d %H:%M:%S")
             self._file.write(f"--- start {start}, {now} ---\n".encode())
 
     def write(self, line: bytes) -> None:
-        """A line without its end. A full disk ends the log, not the training."""
+        """Writes a line, given without its newline. A full disk ends the log, not the training."""
         self.tail.append(line.decode(errors="replace"))
         with contextlib.suppress(OSError):
             self._file.write(line + b"\n")

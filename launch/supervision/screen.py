@@ -1,4 +1,4 @@
-"""What a person sees of many processes: each line behind its process's name, and on a terminal one live bar."""
+"""Shows the output of several processes: each line after its process's name, and a live bar on a terminal."""
 
 import contextlib
 import os
@@ -15,21 +15,21 @@ _COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red")
 
 
 class Screen(Protocol):
-    """Where lines go."""
+    """Where the lines of the processes are shown."""
 
     def line(self, name: str, line: bytes, *, is_error: bool) -> None:
-        """A line of a process, without its end, from its standard output or its standard error."""
+        """Shows a line of a process, given without its newline, from its standard output or standard error."""
 
     def close(self) -> None:
-        """After the last line."""
+        """Must be called after the last line."""
 
 
 def screen_for(names: Sequence[str], reporter: str) -> Screen:
-    """The screen for where this process's output goes.
+    """The screen that suits this process's standard output: a terminal or anything else.
 
     Args:
-      names: of the processes, as 'worker:1', in the order of their colours.
-      reporter: whose progress lines become the bar.
+      names: the names of the processes, as 'worker:1', in the order of their colours.
+      reporter: the process whose progress lines become the bar.
     """
     console = Console(highlight=False)
     if sys.stdout.isatty() and not console.is_dumb_terminal:
@@ -37,17 +37,17 @@ def screen_for(names: Sequence[str], reporter: str) -> Screen:
     return PlainScreen()
 
 
-def tell(text: str, *, is_error: bool = False) -> None:
-    """A line of the launcher's own."""
+def print_line(text: str, *, is_error: bool = False) -> None:
+    """Prints a line of the launcher itself."""
     stream = sys.stderr if is_error else sys.stdout
-    with _silent_if_nobody_reads(stream):
+    with _silent_without_reader(stream):
         stream.buffer.write(text.encode(errors="backslashreplace") + b"\n")
         stream.flush()
 
 
 @contextlib.contextmanager
-def _silent_if_nobody_reads(stream: TextIO) -> Iterator[None]:
-    """Whoever read it may be gone, as a `| tee` that Ctrl-C ended: the processes go on, and so do the logs."""
+def _silent_without_reader(stream: TextIO) -> Iterator[None]:
+    """Context manager: discards the output if its reader is gone, for example a `| tee` after Ctrl-C."""
     try:
         yield
     except OSError:
@@ -57,11 +57,11 @@ def _silent_if_nobody_reads(stream: TextIO) -> Iterator[None]:
 
 
 class PlainScreen:
-    """Bytes as they come: standard output to standard output, standard error to standard error."""
+    """Copies bytes unchanged: standard output to standard output, standard error to standard error."""
 
     def line(self, name: str, line: bytes, *, is_error: bool) -> None:
         stream = sys.stderr if is_error else sys.stdout
-        with _silent_if_nobody_reads(stream):
+        with _silent_without_reader(stream):
             stream.buffer.write(b"[%b] %b\n" % (name.encode(), line))
             stream.flush()
 
@@ -70,15 +70,15 @@ class PlainScreen:
 
 
 class TerminalScreen:
-    """Lines scroll above the bar, names have colours."""
+    """Lines scroll above the bar; each process name has a colour."""
 
     def __init__(self, console: Console, names: Sequence[str], reporter: str):
-        # A terminal that knows no such letter is no reason to end a training.
+        # A character that the terminal can't encode must not end training.
         sys.stdout.reconfigure(errors="replace")
         self._console, self._reporter = console, reporter
-        self._colours = {name: _COLOURS[place % len(_COLOURS)] for place, name in enumerate(names)}
+        self._colours = {name: _COLOURS[index % len(_COLOURS)] for index, name in enumerate(names)}
         self._bar = LiveBar(console)
-        # On the same terminal it has to pass above the bar; in a file of its own it has not.
+        # Errors on the same terminal are printed above the bar; errors that go to a file are copied.
         self._errors = self if sys.stderr.isatty() else PlainScreen()
 
     def line(self, name: str, line: bytes, *, is_error: bool) -> None:
@@ -86,10 +86,10 @@ class TerminalScreen:
             self._errors.line(name, line, is_error=True)
             return
         text = line.decode(errors="replace")
-        with _silent_if_nobody_reads(sys.stdout):
+        with _silent_without_reader(sys.stdout):
             if name != self._reporter or is_error or not self._bar.takes(text):
                 self._console.print(Text.assemble((f"[{name}] ", self._colours[name]), text), soft_wrap=True)
 
     def close(self) -> None:
-        with _silent_if_nobody_reads(sys.stdout):
+        with _silent_without_reader(sys.stdout):
             self._bar.close()

@@ -1,9 +1,9 @@
-"""One start of a cluster, from its first process to its last end: who is told to end, and when.
+"""Supervises one start of a cluster until its last process has ended: which process must end, and when.
 
-a signal to the launcher   goes to everybody but those who serve; SIGKILL after the grace
-a process fails            it is replaced, if it may be; or else the others have the grace to end by themselves,
-                           then SIGTERM, then SIGKILL
-nobody is left to serve    SIGTERM to those who serve, then SIGKILL after the grace
+the launcher gets a signal   sends it to all processes except those that serve; SIGKILL after the grace period
+a process fails              replaces it if possible; otherwise gives the others the grace period to end by
+                             themselves, then sends SIGTERM, and SIGKILL after another grace period
+nobody is left to serve      SIGTERM to those that serve, SIGKILL after the grace period
 """
 
 import time
@@ -11,16 +11,17 @@ from collections.abc import Callable, Mapping, Sequence
 
 from launch.supervision.line_relay import LineRelay
 from launch.supervision.outcome import Outcome
-from launch.supervision.processes import End, Process
+from launch.supervision.processes import Exit, Process
 from launch.supervision.signals import ForwardedSignals
 
 _TICK_SECONDS = 0.1
-# For output that an ended process left in its pipes; more would be waiting for what it started elsewhere.
+# Time to read what an ended process left in its pipes. A process that it started in another session may hold them
+# open for longer.
 _LAST_OUTPUT_SECONDS = 1.0
 
 
 class Supervisor:
-    """Waits for the ends of processes, and brings about those that don't come."""
+    """Waits for processes to end, and ends those that don't."""
 
     def __init__(
         self,
@@ -29,84 +30,85 @@ class Supervisor:
         signals: ForwardedSignals,
         *,
         awaited: Mapping[str, Sequence[str]],
-        replaced: Callable[[End], Process | None],
+        replacement: Callable[[Exit], Process | None],
         grace_seconds: float,
     ):
         """Args:
-        processes: running.
+        processes: the running processes.
         relay: gets their output.
-        signals: that the launcher receives.
-        awaited: the processes that serve, by name, and whose ends each of them waits for.
-        replaced: called with the end of a process that failed; starts another in its place, or None.
-        grace_seconds: how long a process may take to end.
+        signals: the signals that the launcher receives.
+        awaited: by the name of each process that serves, the processes that it serves until they have ended.
+        replacement: gets the exit of a failed process; starts a process that replaces it, or returns None.
+        grace_seconds: seconds that processes have to end, before SIGTERM and before SIGKILL.
         """
-        self._replaced = replaced
+        self._replacement = replacement
         self._running, self._relay, self._signals = list(processes), relay, signals
         self._awaited, self._grace_seconds = awaited, grace_seconds
-        self._ends: list[End] = []
-        self._outlived: list[End] = []
+        self._exits: list[Exit] = []
+        self._replaced: list[Exit] = []
         self._failed_at: float | None = None
         self._interrupted_at: float | None = None
         for process in processes:
             relay.add(process.name, *process.outputs)
 
     def run(self) -> Outcome:
-        """Until the last process has ended."""
+        """Returns when the last process has ended."""
         while self._running:
             self._relay.pass_on(_TICK_SECONDS)
-            self._look()
-            self._pass_signals_on()
-            self._end_who_serves_nobody()
+            self._collect_exits()
+            self._forward_signals()
+            self._end_idle_servers()
             self._end_after_failure()
             self._kill_overdue()
         self._pass_on_last_output()
         return Outcome(
-            ends=tuple(self._ends), outlived=tuple(self._outlived), interrupted=self._interrupted_at is not None
+            exits=tuple(self._exits), replaced=tuple(self._replaced), interrupted=self._interrupted_at is not None
         )
 
-    def _look(self) -> None:
+    def _collect_exits(self) -> None:
         for process in self._running:
-            process.look()
-        ended = [process.end for process in self._running if process.end is not None]
-        self._running = [process for process in self._running if process.end is None]
-        for end in ended:
-            failed = end.code != 0 and end.sent is None
-            if not (failed and self._is_replaced(end)):
-                self._ends.append(end)
+            process.poll()
+        found = [process.exit for process in self._running if process.exit is not None]
+        self._running = [process for process in self._running if process.exit is None]
+        for found_exit in found:
+            failed = found_exit.code != 0 and found_exit.sent is None
+            if not (failed and self._replace(found_exit)):
+                self._exits.append(found_exit)
                 if failed and self._failed_at is None:
                     self._failed_at = time.monotonic()
 
-    def _is_replaced(self, end: End) -> bool:
-        """Whether the cluster goes on with another process in the place of one that failed."""
+    def _replace(self, failed: Exit) -> bool:
+        """Starts a replacement for a failed process if that is possible; whether it did."""
         if self._interrupted_at is not None or self._failed_at is not None:
             return False
-        other = self._replaced(end)
+        other = self._replacement(failed)
         if other is not None:
             self._running.append(other)
             self._relay.add(other.name, *other.outputs)
-            self._outlived.append(end)
+            self._replaced.append(failed)
         return other is not None
 
-    def _pass_signals_on(self) -> None:
+    def _forward_signals(self) -> None:
         for number in self._signals.take():
             self._interrupted_at = self._interrupted_at or time.monotonic()
             for process in self._running:
-                # Who serves is needed until the last of the others has saved.
+                # A process that serves is needed until the last of the others has saved.
                 if process.name not in self._awaited:
                     process.send(number)
 
-    def _end_who_serves_nobody(self) -> None:
+    def _end_idle_servers(self) -> None:
+        """Ends each process that serves when all processes that it serves have ended."""
         running = {process.name for process in self._running}
         for process in self._running:
             if process.name in self._awaited and running.isdisjoint(self._awaited[process.name]):
                 process.ask_to_end()
 
     def _end_after_failure(self) -> None:
-        """A process that is stopped can't end by itself: there is nothing to wait for."""
+        """Ends the others: a stopped process at once, because it can't end by itself; the rest after the grace."""
         if self._failed_at is None or self._interrupted_at is not None:
             return
         for process in self._running:
-            if process.stopped or self._is_over(self._failed_at):
+            if process.is_stopped or self._is_over(self._failed_at):
                 process.ask_to_end()
 
     def _kill_overdue(self) -> None:
@@ -117,6 +119,7 @@ class Supervisor:
                 process.kill()
 
     def _is_over(self, since: float) -> bool:
+        """Whether the grace period that began at `since` is over."""
         return time.monotonic() - since > self._grace_seconds
 
     def _pass_on_last_output(self) -> None:

@@ -1,9 +1,9 @@
-"""Becomes another program that the kernel kills when its launcher dies.
+"""Executes another program such that the kernel kills it when its launcher dies.
 
     python -I -S tied_start.py LAUNCHER_ID PROGRAM ARGUMENT...
 
-A process of its own rather than code between fork and exec, which is unsafe where the launcher has threads.
-It imports nothing but the standard library: it stands before every start.
+This is a program, not code between fork and exec, because such code is unsafe if the launcher has threads.
+It imports the standard library only, because it runs before every process of a cluster.
 """
 
 import ctypes
@@ -11,19 +11,19 @@ import os
 import signal
 import sys
 
-# Of <sys/prctl.h>.
+# From <sys/prctl.h>.
 _PR_SET_PDEATHSIG = 1
-# As a shell has them; nobody is left to read the last.
+# The exit codes of a shell. Nothing reads the last one, because the launcher is dead.
 _CANNOT_EXECUTE, _NOT_FOUND, _LAUNCHER_DIED = 126, 127, 128 + signal.SIGKILL
 
 
 def main(launcher: int, command: list[str]) -> int:
-    """Replaces this process by the command; gives a shell's exit code if it can't be run."""
+    """Replaces this process by the command; returns a shell's exit code if the command can't be executed."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != launcher:
         return _LAUNCHER_DIED
-    # Python ignores these, and what is ignored stays so in the next program.
+    # Python ignores these signals, and the next program would inherit that.
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
     try:

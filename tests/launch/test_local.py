@@ -1,4 +1,4 @@
-"""`python -m launch.local` as a process, with small programs for a training: starts, lines, ends, restarts."""
+"""`python -m launch.local` as a process, with small programs as training: starts, output, exits, restarts."""
 
 import json
 import re
@@ -13,7 +13,7 @@ from tests.launch.programs import run_many
 
 pytestmark = pytest.mark.timeout(300)
 
-OBEDIENT = """
+STOPS_ON_A_SIGNAL = """
 def stop(number, frame):
     print("heard", signal.Signals(number).name, flush=True)
     sys.exit(75)
@@ -27,16 +27,16 @@ SIGNALS = pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids
 
 
 def last_block(err: str) -> list[str]:
-    """The lines of the launcher's own that end its stderr."""
+    """The launcher's failure report, which ends its stderr."""
     lines = err.splitlines()
-    [first] = [place for place, line in enumerate(lines) if " failed: " in line]
+    [first] = [index for index, line in enumerate(lines) if " failed: " in line]
     return lines[first:]
 
 
 class TestStart:
     @pytest.fixture(scope="class")
-    def told(self, tmp_path_factory):
-        """What each process of a cluster of every role found, by its name."""
+    def found_by_name(self, tmp_path_factory):
+        """What each process of a cluster with every role found, by its name."""
         program = """
 found = {"config": config, "environment": dict(os.environ), "session": os.getsid(0) == os.getpid()}
 print(json.dumps({**found, "input": sys.stdin.read(), "here": os.getcwd()}))
@@ -49,27 +49,27 @@ until_marked("chief:0", "worker:0", "worker:1", "ps:0", "evaluator:0")
         lines = [re.fullmatch(r"\[(\S+)\] (.*)", line).groups() for line in done.out.splitlines()]
         return {name: json.loads(text) for name, text in lines}
 
-    def test_one_process_a_role_and_rank(self, told):
-        assert sorted(told) == ["chief:0", "evaluator:0", "ps:0", "worker:0", "worker:1"]
-        tasks = {name: found["config"]["task"] for name, found in told.items()}
+    def test_one_process_for_each_role_and_index(self, found_by_name):
+        assert sorted(found_by_name) == ["chief:0", "evaluator:0", "ps:0", "worker:0", "worker:1"]
+        tasks = {name: found["config"]["task"] for name, found in found_by_name.items()}
         assert tasks == {
-            name: {"type": name.partition(":")[0], "index": int(name.partition(":")[2])} for name in told
+            name: {"type": name.partition(":")[0], "index": int(name.partition(":")[2])} for name in found_by_name
         }
 
-    def test_all_know_the_same_cluster(self, told):
-        clusters = [found["config"]["cluster"] for found in told.values()]
+    def test_all_know_the_same_cluster(self, found_by_name):
+        clusters = [found["config"]["cluster"] for found in found_by_name.values()]
         assert all(cluster == clusters[0] for cluster in clusters)
         assert {role: len(addresses) for role, addresses in clusters[0].items()} == {
             "chief": 1,
             "worker": 2,
             "ps": 1,
-        }, "an evaluator is no member"
+        }, "an evaluator is not a member"
         addresses = [address for of_role in clusters[0].values() for address in of_role]
         assert len(set(addresses)) == 4
         assert all(re.fullmatch(r"127\.0\.0\.1:\d+", address) for address in addresses)
 
-    def test_environment(self, told):
-        for found in told.values():
+    def test_environment(self, found_by_name):
+        for found in found_by_name.values():
             environment = found["environment"]
             assert environment["TOWERS_PROCESSES_HERE"] == "4", "parameter servers don't compute"
             assert environment["PYTHONUNBUFFERED"] == "1"
@@ -78,12 +78,12 @@ until_marked("chief:0", "worker:0", "worker:1", "ps:0", "evaluator:0")
             )
             assert "TOWERS_FAULT" not in environment
 
-    def test_apart_from_the_terminal(self, told):
-        assert all(found["session"] for found in told.values())
-        assert all(found["input"] == "" for found in told.values())
+    def test_processes_have_their_own_session_and_no_input(self, found_by_name):
+        assert all(found["session"] for found in found_by_name.values())
+        assert all(found["input"] == "" for found in found_by_name.values())
 
 
-def test_a_given_directory_is_the_runs(tmp_path):
+def test_the_commands_directory_is_the_runs_directory(tmp_path):
     program = "print(os.environ['TOWERS_RUN_DIRECTORY'], sys.argv[1:])"
     command = ("python", "program.py", "--directory=mine", "--", "more")
     done = run_cluster(tmp_path, program, "--workers=1", command=command)
@@ -99,7 +99,7 @@ else:
     os.write(2, b"err\n[not markup]\n")
 """
 
-    def test_prefixed_to_the_launcher_and_bare_in_the_logs(self, tmp_path):
+    def test_lines_have_a_prefix_on_the_screen_and_none_in_the_logs(self, tmp_path):
         with launched(tmp_path, self.PROGRAM, "--workers=2") as cluster:
             process = cluster.process
             process.stdout.reconfigure(errors="surrogateescape")
@@ -114,14 +114,14 @@ else:
         [log] = tmp_path.glob("runs/*/logs/worker-0.log")
         assert log.read_bytes().startswith(b"out \xff\n\nlongxx")
 
-    def test_each_line_as_it_comes(self, tmp_path):
+    def test_each_line_is_shown_at_once(self, tmp_path):
         with launched(tmp_path, "print('now'); until_marked('seen')", "--workers=1") as cluster:
             assert cluster.process.stdout.readline() == "[worker:0] now\n"
             (tmp_path / "seen").touch()
             assert cluster.ended().code == 0
 
-    def test_nobody_reads_them(self, tmp_path):
-        """As when Ctrl-C ended the `tee` behind it: the processes go on."""
+    def test_processes_go_on_when_the_reader_is_gone(self, tmp_path):
+        """As after Ctrl-C has ended the `| tee`."""
         program = "mark(name); until_marked('gone'); [print(i) for i in range(1000)]; print('last')"
         with launched(tmp_path, program, "--workers=2") as cluster:
             cluster.wait_for("worker:0", "worker:1")
@@ -131,8 +131,8 @@ else:
             assert cluster.process.stderr.read() == ""
         assert cluster.log("worker:0").endswith("999\nlast\n")
 
-    def test_output_that_somebody_else_holds_open(self, tmp_path):
-        """What left the session is out of reach: it may say something yet, and must not keep anybody waiting."""
+    def test_a_pipe_that_another_session_holds_open(self, tmp_path):
+        """The launcher can't end a process in another session. It shows its output but does not wait for it."""
         program = "subprocess.Popen(['sh', '-c', 'sleep 0.3; echo late; sleep 5'], start_new_session=True)"
         with launched(tmp_path, program, "--workers=1") as cluster:
             assert cluster.process.stdout.readline() == "[worker:0] late\n"
@@ -143,8 +143,8 @@ else:
 
 class TestSignals:
     @SIGNALS
-    def test_they_are_passed_on(self, tmp_path, number):
-        with launched(tmp_path, OBEDIENT, "--workers=2", "--chief", "--evaluator") as cluster:
+    def test_a_signal_is_forwarded_to_all(self, tmp_path, number):
+        with launched(tmp_path, STOPS_ON_A_SIGNAL, "--workers=2", "--chief", "--evaluator") as cluster:
             names = ("chief:0", "worker:0", "worker:1", "evaluator:0")
             cluster.wait_for(*names)
             cluster.process.send_signal(number)
@@ -152,7 +152,7 @@ class TestSignals:
         assert (done.code, done.err) == (75, "")
         assert sorted(done.out.splitlines()) == sorted(f"[{name}] heard {number.name}" for name in names)
 
-    def test_a_second_one_too(self, tmp_path):
+    def test_a_second_signal_is_forwarded_too(self, tmp_path):
         program = """
 heard = []
 signal.signal(signal.SIGINT, lambda *_: (heard.append(1), mark(f"{name} {len(heard)}")))
@@ -164,9 +164,9 @@ until(lambda: len(heard) == 2)
             cluster.process.send_signal(signal.SIGINT)
             cluster.wait_for("worker:0 1", "worker:1 1")
             cluster.process.send_signal(signal.SIGINT)
-            assert cluster.ended().code == 75, "they ended with 0, after a signal"
+            assert cluster.ended().code == 75, "the processes exit with 0 after a signal"
 
-    def test_who_does_not_obey_is_killed(self, tmp_path):
+    def test_a_process_that_ignores_the_signal_is_killed(self, tmp_path):
         program = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nmark(name)\n" + (
             "sys.exit(75) if index == 0 else time.sleep(60)"
         )
@@ -177,7 +177,7 @@ until(lambda: len(heard) == 2)
         assert done.code == 128 + signal.SIGKILL
         assert last_block(done.err)[0].startswith("worker:1 failed: killed by SIGKILL")
 
-    def test_who_serves_is_needed_until_the_others_have_saved(self, tmp_path):
+    def test_servers_are_not_signalled_until_the_others_have_ended(self, tmp_path):
         program = """
 def stop(number, frame):
     if role != "chief":
@@ -199,10 +199,10 @@ time.sleep(60)
         assert (tmp_path / "ps:0 stopped").exists()
         assert (tmp_path / "worker:0 stopped").exists()
 
-    def test_a_script_and_what_it_started(self, tmp_path):
-        """The signal reaches a whole group, as a terminal's does."""
+    def test_a_script_and_the_processes_that_it_started(self, tmp_path):
+        """The signal reaches the whole process group, as a terminal's signal does."""
         command = ("sh", "-c", f"{sys.executable} program.py; true")
-        with launched(tmp_path, OBEDIENT, "--workers=1", command=command) as cluster:
+        with launched(tmp_path, STOPS_ON_A_SIGNAL, "--workers=1", command=command) as cluster:
             cluster.wait_for("worker:0")
             cluster.process.send_signal(signal.SIGINT)
             done = cluster.ended()
@@ -210,8 +210,8 @@ time.sleep(60)
 
 
 class TestFailure:
-    def test_the_cause_comes_first(self, tmp_path):
-        """worker:0 notices before the launcher can: it is not to blame."""
+    def test_the_report_begins_with_the_cause(self, tmp_path):
+        """worker:0 ends before worker:1, but only because it lost worker:1."""
         program = """
 if name == "worker:0":
     mark("lost")
@@ -228,7 +228,7 @@ sys.exit(7)
         done = run_cluster(tmp_path, program, "--workers=3")
         assert done.code == 7
         [first, *rest] = last_block(done.err)
-        assert re.fullmatch(r"worker:1 failed: exit code 7; its last lines, of \S+/logs/worker-1\.log:", first)
+        assert re.fullmatch(r"worker:1 failed: exit code 7; last lines of \S+/logs/worker-1\.log:", first)
         lines, others = rest[:15], rest[15:]
         assert lines[-1] == "    line 39" or lines[-1] == "    the reason"
         assert "    the reason" in lines and "    line 38" in lines and "    line 20" not in lines
@@ -243,18 +243,18 @@ sys.exit(7)
         assert done.code == 128 + signal.SIGSEGV
         assert last_block(done.err)[0].startswith("worker:1 failed: killed by SIGSEGV;")
 
-    def test_only_peers_were_lost(self, tmp_path):
+    def test_all_processes_lost_a_peer(self, tmp_path):
         done = run_cluster(tmp_path, "time.sleep(index / 2); sys.exit(5)", "--workers=2")
         assert done.code == 5
         assert last_block(done.err)[0].startswith("worker:0 failed: exit code 5 (a peer was lost);")
 
-    def test_the_others_have_time_to_end_by_themselves(self, tmp_path):
-        program = OBEDIENT.replace("time.sleep(60)", "time.sleep(1)") + "print('in time')"
+    def test_the_others_may_end_by_themselves_in_the_grace_period(self, tmp_path):
+        program = STOPS_ON_A_SIGNAL.replace("time.sleep(60)", "time.sleep(1)") + "print('in time')"
         program = f"if index == 1: sys.exit(3)\n{program}"
         done = run_cluster(tmp_path, program, "--workers=2")
         assert (done.code, done.out) == (3, "[worker:0] in time\n")
 
-    def test_then_they_are_asked_and_then_killed(self, tmp_path):
+    def test_after_the_grace_period_sigterm_and_then_sigkill(self, tmp_path):
         program = """
 if index == 0:
     until_marked("worker:1", "worker:2")
@@ -276,8 +276,8 @@ while True:
             "worker:2: killed by SIGKILL, after SIGKILL from the launcher",
         ]
 
-    def test_one_that_stands_still_is_to_blame(self, tmp_path):
-        """Its peer gave up on it. SIGTERM would not wake it, and there is nothing to wait for."""
+    def test_a_stopped_process_is_the_cause(self, tmp_path):
+        """Its peer has failed first, by a timeout. SIGTERM can't wake a stopped process: it is killed at once."""
         program = """
 if index == 1:
     mark("stopped")
@@ -288,18 +288,18 @@ sys.exit(5)
 """
         begin = time.monotonic()
         done = run_cluster(tmp_path, program, "--workers=2")
-        assert time.monotonic() - begin < 25, "less than the grace"
+        assert time.monotonic() - begin < 25, "less than the grace period"
         assert done.code == 128 + signal.SIGKILL
         block = last_block(done.err)
-        assert block[0].startswith("worker:1 failed: it was stopped by a signal and stood still")
+        assert block[0].startswith("worker:1 failed: stopped by a signal, hung until the launcher killed it; ")
         assert block[-1] == "worker:0: exit code 5 (a peer was lost)"
 
-    def test_all_were_interrupted_from_elsewhere(self, tmp_path):
-        """As when a scheduler sent SIGTERM to the processes themselves: everything is saved, nothing failed."""
+    def test_all_processes_were_interrupted_by_others(self, tmp_path):
+        """As when a scheduler sends SIGTERM to the processes themselves: everything is saved, nothing failed."""
         done = run_cluster(tmp_path, "sys.exit(75)", "--workers=2", "--max_restarts=1")
         assert (done.code, done.out, done.err) == (75, "", "")
 
-    def test_a_program_that_is_none(self, tmp_path):
+    def test_a_program_that_cannot_be_executed(self, tmp_path):
         (tmp_path / "no-program").write_text("")
         (tmp_path / "no-program").chmod(0o755)
         done = run_cluster(tmp_path, "", "--workers=1", command=("./no-program",))
@@ -321,17 +321,17 @@ print("done")
         program = f"SERVING, NAMES = {serving!r}, {names!r}\n{self.PROGRAM}"
         return run_cluster(tmp_path, program, *flags)
 
-    def test_they_are_ended_when_the_workers_have(self, tmp_path):
+    def test_servers_are_ended_when_the_workers_have_ended(self, tmp_path):
         done = self.run(tmp_path, ["ps"], ["ps:0", "ps:1"], "--workers=2", "--ps=2")
         assert (done.code, done.err) == (0, "")
         assert sorted(done.out.splitlines()) == ["[worker:0] done", "[worker:1] done"]
 
-    def test_a_chief_ends_the_workers_too(self, tmp_path):
+    def test_workers_are_ended_when_their_chief_has_ended(self, tmp_path):
         names = ["worker:0", "worker:1", "ps:0"]
         done = self.run(tmp_path, ["ps", "worker"], names, "--workers=2", "--ps=1", "--chief")
         assert (done.code, done.out, done.err) == (0, "[chief:0] done\n", "")
 
-    def test_they_wait_for_the_evaluator(self, tmp_path):
+    def test_servers_serve_the_evaluator_until_it_has_ended(self, tmp_path):
         program = """
 if role == "worker":
     sys.exit(0)
@@ -341,29 +341,29 @@ if role == "ps":
     time.sleep(60)
 until_marked("serves")
 time.sleep(1)
-print("alone" if (here / "ended").exists() else "served")
+print("not served" if (here / "ended").exists() else "served")
 """
         done = run_cluster(tmp_path, program, "--workers=1", "--ps=1", "--evaluator")
         assert (done.code, done.out) == (0, "[evaluator:0] served\n")
         assert (tmp_path / "ended").exists()
 
-    def test_in_a_ring_a_chief_ends_nobody(self, tmp_path):
+    def test_in_a_ring_workers_go_on_after_the_chief(self, tmp_path):
         program = "role == 'worker' and time.sleep(1); print('done')"
         done = run_cluster(tmp_path, program, "--workers=1", "--chief")
         assert (done.code, done.out) == (0, "[chief:0] done\n[worker:0] done\n")
 
-    def test_one_that_does_not_listen(self, tmp_path):
+    def test_a_server_that_ignores_sigterm_is_killed(self, tmp_path):
         program = "signal.signal(signal.SIGTERM, signal.SIG_IGN); mark(name)\n" + (
             "time.sleep(60) if role == 'ps' else until_marked('ps:0')"
         )
         done = run_cluster(tmp_path, program, "--workers=1", "--ps=1", "--grace_seconds=0.5")
         assert (done.code, done.err) == (0, "")
 
-    def test_one_that_fails(self, tmp_path):
+    def test_a_server_that_fails_is_the_cause(self, tmp_path):
         program = "role == 'ps' and sys.exit(4); time.sleep(60)"
         done = run_cluster(tmp_path, program, "--workers=1", "--ps=1", "--grace_seconds=0.5")
         assert done.code == 4
-        assert last_block(done.err)[0].startswith("ps:0 failed: exit code 4 (not finite);")
+        assert last_block(done.err)[0].startswith("ps:0 failed: exit code 4 (a loss or gradient was not finite);")
 
 
 class TestRestarts:
@@ -375,15 +375,15 @@ start = len(starts.read_text().splitlines())
 print("start", start)
 """
 
-    def test_until_it_completes(self, tmp_path):
+    def test_restarts_until_training_completes(self, tmp_path):
         program = self.PROGRAM + "sys.exit(1 if index == 1 and start < 3 else 0)"
         with launched(tmp_path, program, "--workers=2", "--max_restarts=5") as cluster:
             done = cluster.ended()
         assert (done.code, done.err) == (0, "")
         [directory] = (tmp_path / "runs").iterdir()
-        told = [line for line in done.out.splitlines() if line.startswith("restart")]
-        where = f"its last lines stand in {directory}/logs/worker-1.log"
-        assert told == [f"restart {n} of 5: worker:1 failed: exit code 1; {where}" for n in (1, 2)]
+        reports = [line for line in done.out.splitlines() if line.startswith("restart")]
+        log = f"{directory}/logs/worker-1.log"
+        assert reports == [f"restart {n} of 5: worker:1 failed: exit code 1; its log: {log}" for n in (1, 2)]
         clusters = {(tmp_path / f"worker:{n} starts").read_text() for n in (0, 1)}
         [lines] = [text.splitlines() for text in clusters]
         assert len(set(lines)) == 3, "new ports at each start"
@@ -391,21 +391,21 @@ print("start", start)
             r"start 1\n--- start 2, .{19} ---\nstart 2\n--- start 3, .{19} ---\nstart 3\n", cluster.log("worker:1")
         )
 
-    def test_no_more_often_than_allowed(self, tmp_path):
+    def test_no_more_restarts_than_the_maximum(self, tmp_path):
         program = self.PROGRAM + "sys.exit(10 + start)"
         done = run_cluster(tmp_path, program, "--workers=1", "--max_restarts=2")
         assert done.code == 13
         block = last_block(done.err)
         assert block[0].startswith("worker:0 failed: exit code 13;")
-        assert block[1:] == ["    start 3"], "the last start's lines alone"
+        assert block[1:] == ["    start 3"], "lines of the last start only"
 
     @pytest.mark.parametrize("code", [2, 3, 4])
-    def test_not_where_it_would_be_the_same_again(self, tmp_path, code):
+    def test_no_restart_that_would_fail_again(self, tmp_path, code):
         done = run_cluster(tmp_path, self.PROGRAM + f"sys.exit({code})", "--workers=1", "--max_restarts=2")
         assert (done.code, done.out) == (code, "[worker:0] start 1\n")
 
-    def test_not_after_a_signal(self, tmp_path):
-        program = self.PROGRAM + OBEDIENT.replace("sys.exit(75)", "sys.exit(1)")
+    def test_no_restart_after_a_signal(self, tmp_path):
+        program = self.PROGRAM + STOPS_ON_A_SIGNAL.replace("sys.exit(75)", "sys.exit(1)")
         with launched(tmp_path, program, "--workers=1", "--max_restarts=2") as cluster:
             cluster.wait_for("worker:0")
             cluster.process.send_signal(signal.SIGTERM)
@@ -414,7 +414,7 @@ print("start", start)
 
 
 class TestFaults:
-    """With programs that carry out what TOWERS_FAULT orders as launch/supervision/fault.py does."""
+    """With programs that execute the fault in TOWERS_FAULT, as launch/supervision/fault.py does."""
 
     PROGRAM = """
 kind, _, step = os.environ.get("TOWERS_FAULT", "").partition("@")
@@ -437,18 +437,17 @@ if not (here / "again").exists() and EXPECTED:
         assert first.startswith("restart 1 of 1: worker:1 failed: ")
         assert last == f"recovered: worker:1 was {done} at step 20, restart 1 completed"
 
-    def test_it_did_not_happen(self, tmp_path):
+    def test_a_fault_that_did_not_happen(self, tmp_path):
         program = f"EXPECTED = False\n{self.PROGRAM}"
         done = run_cluster(tmp_path, program, "--workers=2", "--kill=worker:1@step50", "--max_restarts=1")
         assert (done.code, done.out) == (2, "")
         assert done.err == (
-            "local: error: --kill=worker:1@step50: it did not happen, worker:1 began no step 50; "
-            "name a step that it takes in its first start\n"
+            "local: error: --kill=worker:1@step50: the fault did not happen, worker:1 did not begin step 50 "
+            "in its first start; choose an earlier step\n"
         )
 
     @pytest.mark.parametrize("flag", ["--kill=worker:1@step20", "--stop=worker:0@step20"])
-    def test_something_else_happened(self, tmp_path, flag):
-        """A restart that another failure brought about is no recovery from the fault."""
+    def test_a_restart_with_another_cause_is_no_recovery(self, tmp_path, flag):
         program = """
 if not (here / "again").exists():
     until_marked("ready") if index == 1 else mark("ready")
@@ -457,9 +456,9 @@ if not (here / "again").exists():
 """
         done = run_cluster(tmp_path, program, "--workers=2", flag, "--max_restarts=1", "--grace_seconds=0.5")
         assert done.code == 2, done.out
-        assert f"{flag}: it did not happen" in done.err
+        assert f"{flag}: the fault did not happen" in done.err
 
-    def test_it_did_not_recover(self, tmp_path):
+    def test_a_cluster_that_does_not_recover(self, tmp_path):
         program = f"EXPECTED = False\n{self.PROGRAM}\nsys.exit(6 if (here / 'fault').exists() else 0)"
         done = run_cluster(tmp_path, program, "--workers=1", "--kill=worker:0@step20", "--max_restarts=1")
         assert done.code == 6
@@ -467,13 +466,13 @@ if not (here / "again").exists():
 
 
 class TestNothingIsLeft:
-    """Each of these ends as every test here does: `launched` looks for what still runs."""
+    """As in every test here, `launched` fails if a process still runs at the end."""
 
     FAMILY = """
 subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 mark(name)
 """
-    # As where it has a fault of its own: it raises in the middle.
+    # A launcher with a bug, which raises while the cluster runs.
     BROKEN = """
 import os, sys
 from launch import local
@@ -481,9 +480,9 @@ from launch.supervision import supervisor
 
 def broken(self):
     if {"worker:0", "worker:1"} <= set(os.listdir()):
-        raise RuntimeError("a fault of the launcher")
+        raise RuntimeError("a bug of the launcher")
 
-supervisor.Supervisor._look = broken
+supervisor.Supervisor._collect_exits = broken
 sys.argv = ["local.py", "--workers=2", "--", "python", "program.py"]
 local.cli()
 """
@@ -492,11 +491,11 @@ local.cli()
         program = self.FAMILY + "time.sleep(60)"
         with launched(tmp_path, program, "--workers=2", "--ps=1") as cluster:
             cluster.wait_for("worker:0", "worker:1", "ps:0")
-            assert len(cluster.left()) == 8, "launcher, guard, three processes with a child each"
+            assert len(cluster.left()) == 8, "the launcher, the guard, three processes with one child each"
             cluster.process.kill()
 
     def test_after_the_guard_was_killed_too(self, tmp_path):
-        """No guard is needed for the processes themselves: the kernel ends them with the launcher."""
+        """The kernel kills the launcher's own children with it, without the guard."""
         with launched(tmp_path, "mark(name); time.sleep(600)", "--workers=2") as cluster:
             cluster.wait_for("worker:0", "worker:1")
             [guard] = [process for process in cluster.left() if "group_guard.py" in " ".join(process.cmdline())]
@@ -507,56 +506,56 @@ local.cli()
         program = self.FAMILY + "until_marked('end' if index == 0 else 'seen')"
         with launched(tmp_path, program, "--workers=2") as cluster:
             cluster.wait_for("worker:0", "worker:1")
-            assert len(cluster.left()) == 6, "launcher, guard, two processes with a child each"
+            assert len(cluster.left()) == 6, "the launcher, the guard, two processes with one child each"
             (tmp_path / "end").touch()
             wait_until(lambda: len(cluster.left()) == 4, seconds=20)
             (tmp_path / "seen").touch()
             assert cluster.ended().code == 0
 
-    def test_after_a_fault_of_the_launcher(self, tmp_path):
+    def test_after_a_bug_of_the_launcher(self, tmp_path):
         (tmp_path / "broken.py").write_text(self.BROKEN)
         program = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + self.FAMILY + "time.sleep(60)"
         with launched(tmp_path, program, "--workers=1", command=("python", "broken.py")) as cluster:
             done = cluster.ended()
         assert done.code == 1
-        assert "RuntimeError: a fault of the launcher" in done.err
+        assert "RuntimeError: a bug of the launcher" in done.err
 
 
 MISTAKES = (
-    ([], "no command: give one behind --, as: --workers=2 -- python -m launch.train"),
+    ([], "no command: give one after --, for example --workers=2 -- python -m launch.train"),
     (
         ["--workers=2", "--"],
-        "no command: give one behind --, as: --workers=2 -- python -m launch.train",
+        "no command: give one after --, for example --workers=2 -- python -m launch.train",
     ),
     (["--workers=0", "--", "ls"], "flag --workers=0: give a number above 0"),
     (["--ps=-1", "--", "ls"], "flag --ps=-1: give 0 or more"),
     (["--wrokers=2", "--", "ls"], "Unknown command line flag 'wrokers'. Did you mean: workers ?"),
-    (["--", "no-such-program"], "command 'no-such-program': no such program here; give its path, or `python`"),
+    (["--", "no-such-program"], "command 'no-such-program': program not found; give its path, or `python`"),
     (
         ["--kill=worker:2@step3", "--max_restarts=1", "--", "ls"],
-        "--kill=worker:2@step3: there is no worker:2 in this cluster, only worker:0, worker:1",
+        "--kill=worker:2@step3: this cluster has no worker:2; name one of worker:0, worker:1",
     ),
     (
         ["--kill=worker:1", "--", "ls"],
-        "--kill=worker:1: give a process and a step, as --kill=worker:0@step20",
+        "--kill=worker:1: give a process and a step, for example --kill=worker:0@step20",
     ),
     (
         ["--stop=worker:1@step3", "--", "ls"],
-        "--stop=worker:1@step3: nothing would start the cluster again; add --max_restarts=1",
+        "--stop=worker:1@step3: the cluster would not restart after the fault; add --max_restarts=1",
     ),
     (
         ["--workers=1", "--stop=worker:0@step3", "--max_restarts=1", "--", "ls"],
-        "--stop=worker:0@step3: nobody is there to notice it; add a worker, or take --kill",
+        "--stop=worker:0@step3: no other worker would notice that worker:0 hangs; add a worker, or use --kill",
     ),
     (
         ["--kill=worker:0@step3", "--stop=worker:0@step5", "--max_restarts=1", "--", "ls"],
-        "--stop=worker:0@step5: worker:0 has --kill=worker:0@step3 already; give one of them",
+        "--stop=worker:0@step5: worker:0 already has --kill=worker:0@step3; give one fault for each process",
     ),
 )
 
 
 def test_mistakes(tmp_path):
-    """One line each, and nothing is written."""
+    """Each gives an error of one line and writes nothing."""
     ended = run_many([("launch.local", flags) for flags, _ in MISTAKES], tmp_path)
     for (flags, line), (found, folder) in zip(MISTAKES, ended, strict=True):
         assert (found.code, found.out, found.err) == (2, "", f"local: error: {line}\n"), flags
@@ -569,5 +568,5 @@ def test_a_log_that_cannot_be_written(tmp_path):
     done = run_cluster(tmp_path, "", "--workers=1", command=command)
     assert done.code == 2
     [line] = done.err.splitlines()
-    assert line.startswith(f"local: error: {tmp_path}/file/below/logs/worker-0.log: Not a directory: ")
-    assert line.endswith("give another --directory")
+    assert line.startswith(f"local: error: {tmp_path}/file/below/logs/worker-0.log: can't write a log there ")
+    assert line.endswith("(Not a directory); give another --directory")

@@ -1,4 +1,4 @@
-"""A worker that the others outlive is replaced alone; whoever else fails ends the cluster."""
+"""A failed parameter-server worker is replaced; the failure of any other process restarts the whole cluster."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from tests.launch.clusters import run_cluster
 
 pytestmark = pytest.mark.timeout(120)
 
-# Whoever is named in `fails` fails until it has failed so often; all others wait for a sign of it.
+# The process `fails` fails in its first `times` starts; the others wait until it works.
 PROGRAM = """
 fails, times = "{fails}", {times}
 starts = here / f"starts of {{name}}"
@@ -26,21 +26,21 @@ def run(folder, *flags, fails, times, code=1):
     return run_cluster(folder, PROGRAM.format(fails=fails, times=times, code=code), "--workers=2", *flags)
 
 
-def test_a_worker_of_servers_is_replaced_alone(tmp_path):
+def test_a_parameter_server_worker_is_replaced_alone(tmp_path):
     done = run(tmp_path, "--ps=1", "--chief", "--max_restarts=2", fails="worker:1", times=2)
     assert done.code == 0, done.err
     assert starts_of(tmp_path) == {"chief:0": 1, "worker:0": 1, "worker:1": 3, "ps:0": 1}
     assert "restart 2 of 2: worker:1 failed: exit code 1" in done.out
 
 
-def test_not_more_often_than_asked(tmp_path):
+def test_no_more_replacements_than_max_restarts(tmp_path):
     done = run(tmp_path, "--ps=1", "--chief", "--max_restarts=1", "--grace_seconds=1", fails="worker:1", times=9)
     assert done.code == 1
     assert starts_of(tmp_path)["worker:1"] == 2
     assert "worker:1 failed: exit code 1" in done.err
 
 
-def test_not_after_a_users_mistake(tmp_path):
+def test_no_replacement_after_a_user_error(tmp_path):
     done = run(
         tmp_path, "--ps=1", "--chief", "--max_restarts=1", "--grace_seconds=1", fails="worker:1", times=9, code=2
     )
@@ -50,7 +50,7 @@ def test_not_after_a_users_mistake(tmp_path):
 @pytest.mark.parametrize(
     "fails, flags", [("worker:1", ()), ("ps:0", ("--ps=1", "--chief"))], ids=["ring", "server"]
 )
-def test_all_start_again_where_all_are_needed(tmp_path, fails, flags):
+def test_the_whole_cluster_restarts_after_the_failure_of_a_needed_process(tmp_path, fails, flags):
     done = run(tmp_path, *flags, "--max_restarts=1", "--grace_seconds=1", fails=fails, times=1)
     assert done.code == 0, done.err
     assert set(starts_of(tmp_path).values()) == {2}

@@ -1,4 +1,4 @@
-"""A training that a planned fault interrupts, and one order of each kind."""
+"""Training with a planned fault, and the fault of each kind alone."""
 
 import signal
 
@@ -14,25 +14,25 @@ RUN = Run(strategy=None, directory=None, first_step=10, last_step=30)
 
 
 @pytest.mark.timeout(300)
-def test_a_killed_training_ends_as_if_nothing_had_happened(finished_run, tmp_path):
+def test_a_killed_training_gives_the_results_of_an_undisturbed_one(finished_run, tmp_path):
     command = ("python", "-m", "launch.train", *TINY)
     flags = ("--workers=1", "--kill=worker:0@step10", "--max_restarts=1")
     with launched(tmp_path, "", *flags, command=command) as cluster:
         done = cluster.ended()
     assert done.code == 0, done.err
-    assert done.err == "[worker:0] SIGKILL before step 10, as planned\n"
+    assert done.err == "[worker:0] planned fault: SIGKILL before step 10\n"
     lines = done.out.splitlines()
     assert lines[0].startswith("restart 1 of 1: worker:0 failed: killed by SIGKILL; ")
     assert "[worker:0] resumed at step 10 of 30" in lines
     assert lines[-1] == "recovered: worker:0 was killed at step 10, restart 1 completed"
     [directory] = (tmp_path / "runs").iterdir()
-    assert (directory / "logs" / "worker-0.log").exists(), "the training took the launcher's directory"
+    assert (directory / "logs" / "worker-0.log").exists(), "training used the launcher's directory"
     assert_same_end(directory, finished_run.directory)
 
 
 @pytest.mark.timeout(300)
-def test_a_ring_starts_again_after_any_worker(tmp_path):
-    """The step is not one at which rank 0 would have ended a call."""
+def test_a_ring_restarts_after_the_loss_of_any_worker(tmp_path):
+    """Without the fault, rank 0 would not end a call of run_steps at this step."""
     command = (
         "python",
         "-m",
@@ -46,7 +46,7 @@ def test_a_ring_starts_again_after_any_worker(tmp_path):
     with launched(tmp_path, "", *flags, command=command) as cluster:
         done = cluster.ended()
     assert done.code == 0, done.err
-    assert "[worker:1] SIGKILL before step 11, as planned\n" in done.err
+    assert "[worker:1] planned fault: SIGKILL before step 11\n" in done.err
     lines = done.out.splitlines()
     assert "[worker:0] resumed at step 10 of 30" in lines
     assert lines[-1] == "recovered: worker:1 was killed at step 11, restart 1 completed"
@@ -54,18 +54,18 @@ def test_a_ring_starts_again_after_any_worker(tmp_path):
 
 @pytest.fixture
 def sent(monkeypatch):
-    """The signals that this process would have sent itself."""
+    """The signals that this process would have sent to itself."""
     found = []
     monkeypatch.setattr("os.kill", lambda process, number: found.append(number))
     return found
 
 
 @pytest.mark.parametrize("order, number", [("kill@12", signal.SIGKILL), ("stop@12", signal.SIGSTOP)])
-def test_it_happens_before_its_step(sent, monkeypatch, order, number):
+def test_a_fault_happens_before_its_step(sent, monkeypatch, order, number):
     monkeypatch.setenv("TOWERS_FAULT", order)
     [fault] = faults_from_environment()
     fault.check(RUN)
-    assert fault.boundaries() == (12,), "no call of run_steps may pass over it"
+    assert fault.boundaries() == (12,), "a call of run_steps must end there"
     fault.before_steps(11)
     assert sent == []
     fault.before_steps(12)
@@ -74,13 +74,13 @@ def test_it_happens_before_its_step(sent, monkeypatch, order, number):
     assert sent == [number]
 
 
-def test_none_is_ordered(monkeypatch):
+def test_no_fault_is_ordered(monkeypatch):
     monkeypatch.delenv("TOWERS_FAULT", raising=False)
     assert faults_from_environment() == []
 
 
 @pytest.mark.parametrize("order", ["", "kill", "kill@", "kill@x", "burn@3"])
-def test_an_order_that_means_nothing(monkeypatch, order):
+def test_an_invalid_order(monkeypatch, order):
     monkeypatch.setenv("TOWERS_FAULT", order)
     with pytest.raises(UserError, match=f"TOWERS_FAULT={order}: give a fault and a step"):
         faults_from_environment()
@@ -88,5 +88,8 @@ def test_an_order_that_means_nothing(monkeypatch, order):
 
 @pytest.mark.parametrize("step", [9, 30])
 def test_a_step_that_the_run_does_not_take(step):
-    with pytest.raises(UserError, match=f"a fault at step {step}: this run takes steps 10 to 29"):
+    with pytest.raises(
+        UserError,
+        match=f"a fault is planned at step {step}, but this run takes steps 10 to 29; choose one of these",
+    ):
         Fault(signal.SIGKILL, step).check(RUN)

@@ -1,4 +1,4 @@
-"""The guard kills the groups that began and did not end."""
+"""The guard kills the process groups that began and did not end."""
 
 import os
 import signal
@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from launch.supervision.group_guard import GroupGuard, kill_what_is_left
+from launch.supervision.group_guard import GroupGuard, kill_remaining_groups
 
 SLEEP = (sys.executable, "-I", "-S", "-c", "import time; time.sleep(60)")
 
@@ -21,20 +21,20 @@ def groups():
         process.wait()
 
 
-def test_those_that_ended_are_let_be(groups):
+def test_groups_that_ended_are_not_killed(groups):
     left, ended = groups
-    kill_what_is_left([f"begins {left.pid}\n", f"begins {ended.pid}\n", f"ended {ended.pid}\n"])
+    kill_remaining_groups([f"begins {left.pid}\n", f"begins {ended.pid}\n", f"ended {ended.pid}\n"])
     assert left.wait(20) == -signal.SIGKILL
     assert ended.poll() is None
 
 
-def test_a_group_that_is_gone():
+def test_a_group_that_no_longer_exists():
     gone = subprocess.Popen((sys.executable, "-I", "-S", "-c", ""), start_new_session=True)
     gone.wait()
-    kill_what_is_left([f"begins {gone.pid}\n"])
+    kill_remaining_groups([f"begins {gone.pid}\n"])
 
 
-def test_it_kills_at_the_end(groups):
+def test_the_guard_kills_at_the_end_of_its_context(groups):
     left, ended = groups
     with GroupGuard() as guard:
         guard.watch(left.pid)
@@ -45,7 +45,7 @@ def test_it_kills_at_the_end(groups):
     assert ended.poll() is None
 
 
-def test_a_guard_that_was_killed_is_no_fault(groups):
+def test_a_killed_guard_raises_nothing(groups):
     with GroupGuard() as guard:
         os.kill(guard.pid, signal.SIGKILL)
         for _ in range(100):

@@ -1,4 +1,4 @@
-"""A cluster's own network: who can reach a port that is open on every interface."""
+"""A cluster's private network: from where a port can be reached that listens on every interface."""
 
 import socket
 import subprocess
@@ -10,7 +10,9 @@ from tests.launch.clusters import launched, network_flags, run_cluster
 from tests.launch.programs import environment
 
 pytestmark = pytest.mark.timeout(120)
-needs_namespaces = pytest.mark.skipif(bool(network_flags()), reason="this system refuses network namespaces")
+needs_namespaces = pytest.mark.skipif(
+    bool(network_flags()), reason="this system does not permit network namespaces"
+)
 
 SERVER = """
 import socket
@@ -29,7 +31,7 @@ until_marked("tried")
 
 
 def reachable_from_here(folder, *flags) -> tuple[bool, str]:
-    """Whether this process can connect to a worker's port, which another worker could; and what that one said."""
+    """Whether this process can connect to a worker's port, and the output of another worker that could."""
     with launched(folder, SERVER, "--workers=2", *flags) as cluster:
         cluster.wait_for("reached")
         try:
@@ -48,18 +50,18 @@ def test_only_the_cluster_reaches_its_ports(tmp_path):
     assert "[worker:1] ['lo']" in out
 
 
-def test_on_the_machines_network(tmp_path):
+def test_without_a_private_network_the_port_is_reachable(tmp_path):
     assert reachable_from_here(tmp_path, "--noprivate_network")[0]
 
 
 @needs_namespaces
-def test_who_owns_the_files_stays_the_same(tmp_path):
+def test_the_owner_of_new_files_stays_the_same(tmp_path):
     done = run_cluster(tmp_path, "print(os.getuid(), os.getgid()); mark(name)", "--workers=1")
     assert done.out.split()[1:] == [str(tmp_path.stat().st_uid), str(tmp_path.stat().st_gid)]
     assert (tmp_path / "worker:0").stat().st_uid == tmp_path.stat().st_uid
 
 
-def test_where_it_is_refused_the_cluster_runs_with_a_warning(tmp_path):
+def test_without_permission_the_cluster_runs_with_a_warning(tmp_path):
     program = """
 import sys
 from launch import local
@@ -80,5 +82,8 @@ local.cli()
         timeout=60,
     )
     assert (done.returncode, done.stdout) == (0, "[worker:0] ran\n")
-    assert done.stderr.startswith("warning: a network of its own is refused (Operation not permitted)")
+    assert done.stderr.startswith(
+        "warning: could not create a private network (Operation not permitted), so others"
+    )
+    assert done.stderr.endswith("--noprivate_network silences this warning\n")
     assert done.stderr.count("\n") == 1

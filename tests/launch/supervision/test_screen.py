@@ -1,4 +1,4 @@
-"""A cluster on a terminal: one live bar at the bottom, everything else above it."""
+"""A cluster's output on a terminal: one live bar at the bottom, everything else above it."""
 
 import contextlib
 import dataclasses
@@ -34,7 +34,7 @@ ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 @dataclasses.dataclass(frozen=True)
 class Shown:
-    """What a terminal was sent, the launcher's exit code, and where it ran."""
+    """What the launcher sent to a terminal, its exit code and its current folder."""
 
     sent: str
     code: int
@@ -42,7 +42,7 @@ class Shown:
 
 
 def on_a_terminal(folder, *, errors=None) -> Shown:
-    """A cluster of two on a terminal of 100 columns."""
+    """Runs a cluster of two workers on a terminal of 100 columns."""
     (folder / "program.py").write_text(PROGRAM)
     controller, terminal = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
@@ -67,7 +67,7 @@ def on_a_terminal(folder, *, errors=None) -> Shown:
     )
     os.close(terminal)
     sent = b""
-    # Reading past the end of a terminal that everybody has left is an error.
+    # Reading from a terminal that every process has closed is an error.
     with contextlib.suppress(OSError):
         while chunk := os.read(controller, 1 << 16):
             sent += chunk
@@ -81,7 +81,7 @@ def shown(tmp_path_factory) -> Shown:
 
 
 def lines_of(sent: str) -> list[str]:
-    """What is printed, without colours, one entry for whatever was drawn on one line at a time."""
+    """The printed lines without colours; each redrawing of a line is an entry of its own."""
     return [line for line in re.split(r"[\r\n]+", ESCAPES.sub("", sent)) if line]
 
 
@@ -93,7 +93,7 @@ def test_one_bar_below_the_lines(shown):
     assert any(re.search(r" 5/10 loss 0\.0500  \[b\]9 examples/s\[/b\]", bar) for bar in bars)
     assert re.search(r"10/10 loss 0\.1000", bars[-1])
     printed = [line for line in lines if line.startswith("[worker:")]
-    assert not [line for line in printed if line.startswith("[worker:0] step 5/10")], "that is the bar's"
+    assert not [line for line in printed if line.startswith("[worker:0] step 5/10")], "the bar shows it instead"
     for line in (
         "[worker:0] after 5 [i]not markup[/i]",
         "[worker:0] step 10  evaluation  loss 0.5000",
@@ -105,24 +105,24 @@ def test_one_bar_below_the_lines(shown):
     assert lines.index("[worker:0] after 5 [i]not markup[/i]") < len(lines) - 1 - lines[::-1].index(bars[-1])
 
 
-def test_names_have_colours(shown):
+def test_process_names_have_colours(shown):
     sent = shown.sent
     colours = {name: set(re.findall(rf"(\x1b\[\d+m)\[{name}\]", sent)) for name in ("worker:0", "worker:1")}
     assert [len(found) for found in colours.values()] == [1, 1]
     assert colours["worker:0"] != colours["worker:1"]
 
 
-def test_the_terminal_is_left_in_order(shown):
+def test_the_terminal_is_restored(shown):
     sent = shown.sent
     assert sent.rindex("\x1b[?25h") > sent.rindex("\x1b[?25l"), "the cursor is shown again"
-    assert sent.index("worker:1 failed: exit code 3") > sent.rindex("━"), "the last words stand below the bar"
+    assert sent.index("worker:1 failed: exit code 3") > sent.rindex("━"), "the failure report is below the bar"
 
 
-def test_logs_have_the_progress_too(shown):
+def test_logs_hold_the_progress_lines(shown):
     assert "step 5/10  loss 0.0500  [b]9 examples/s[/b]\n" in (shown.folder / "run/logs/worker-0.log").read_text()
 
 
-def test_errors_that_go_to_a_file(tmp_path):
+def test_errors_redirected_to_a_file(tmp_path):
     with (tmp_path / "errors").open("wb") as errors:
         shown = on_a_terminal(tmp_path, errors=errors)
     assert "trouble" not in shown.sent
