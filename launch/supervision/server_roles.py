@@ -1,4 +1,4 @@
-"""What processes do that the chief of parameter servers leads: serve, work, or look at the checkpoints."""
+"""What the other processes of a parameter-server cluster do: serve, compute, or evaluate checkpoints."""
 
 import pathlib
 
@@ -20,7 +20,7 @@ _CODES = {"done": binary.DONE, "interrupted": binary.INTERRUPTED}
 
 
 def serve(options: StepOptions, membership: ServersMembership) -> int:
-    """A server's whole life; its exit code. Signals to stop are the chief's to obey: it is served to its end."""
+    """Runs a server to its end; returns its exit code. A stop signal does not end it, because the chief does."""
     with StopSignals() as signals:
         code = _code_of(lambda: run_server(options, membership))
         if code == binary.INTERRUPTED:
@@ -29,7 +29,7 @@ def serve(options: StepOptions, membership: ServersMembership) -> int:
 
 
 def work(task: Task, devices: Devices, options: StepOptions, membership: ServersMembership, *, shares) -> int:
-    """A worker's whole life; its exit code."""
+    """Runs a worker to its end; returns its exit code."""
     faults = faults_from_environment()
 
     def before_step(step: int) -> None:
@@ -54,7 +54,7 @@ def work(task: Task, devices: Devices, options: StepOptions, membership: Servers
 
 
 def follow_run(task: Task, devices: Devices, options: StepOptions, directory: pathlib.Path, *, shares) -> int:
-    """An evaluator's whole life; its exit code."""
+    """Runs an evaluator to its end; returns its exit code."""
     strategy = towers_strategy(task, devices, options, shares=shares)
     callbacks = [MetricsLog(), TensorBoardLog(), ProgressDisplay()]
     with StopSignals() as signals:
@@ -67,8 +67,8 @@ def follow_run(task: Task, devices: Devices, options: StepOptions, directory: pa
         return binary.DONE if is_over else binary.INTERRUPTED
 
 
-def _code_of(life) -> int:
+def _code_of(run) -> int:
     try:
-        return _CODES[life()]
+        return _CODES[run()]
     except binary.EXPECTED as error:
         return binary.fail(error)

@@ -1,4 +1,4 @@
-"""Processes of one cluster on this machine, as a launcher would start them; none is left behind."""
+"""Processes of one cluster on this machine, started as a launcher would; none is left behind."""
 
 import json
 import os
@@ -13,12 +13,12 @@ from tests.launch.programs import Ended, environment
 
 
 class ClusterProcesses:
-    """Within, processes run that TF_CONFIG tells who the others are, each known by a key."""
+    """Context manager: runs the processes of a cluster, each with its own TF_CONFIG and named by a key."""
 
     def __init__(self, cluster: Mapping[str, Sequence[str]], cwd: pathlib.Path | None):
         """Args:
         cluster: addresses by role.
-        cwd: where they run.
+        cwd: the current folder of the processes.
         """
         self.cluster, self._cwd = cluster, cwd
         self.processes: dict[int | str, subprocess.Popen | Forked] = {}
@@ -29,7 +29,7 @@ class ClusterProcesses:
         return self
 
     def start_all(self) -> None:
-        """Starts those that are there from the beginning."""
+        """Starts the processes that run from the beginning."""
         raise NotImplementedError
 
     def run(
@@ -42,36 +42,36 @@ class ClusterProcesses:
         variables: Mapping[str, str],
         inside: Sequence[str] = (),
     ) -> None:
-        """Starts `python words...`, for the first time or again.
+        """Starts or restarts `python words...`.
 
         Args:
-          key: of the process from now on.
-          words: behind `python`.
-          role, index: which of the cluster it is.
-          variables: what more it has in its environment.
-          inside: the words before `python`, which put it elsewhere; the process stays the same.
+          key: the name of the process from now on.
+          words: the words after `python`.
+          role, index: the member of the cluster that it is.
+          variables: added to its environment.
+          inside: words before `python` that run it elsewhere, as in a network namespace, in the same process.
         """
         task = {"cluster": self.cluster, "task": {"type": role, "index": index}}
-        told = environment() | {"TF_CONFIG": json.dumps(task)} | variables
-        files = [self._file(key, which) for which in ("out", "err")]
+        env = environment() | {"TF_CONFIG": json.dumps(task)} | variables
+        files = [self._file(key, stream) for stream in ("out", "err")]
         if inside:
             with open(files[0], "ab") as out, open(files[1], "ab") as err:
                 words = [*inside, sys.executable, *words]
-                self.processes[key] = subprocess.Popen(words, cwd=self._cwd, env=told, stdout=out, stderr=err)
+                self.processes[key] = subprocess.Popen(words, cwd=self._cwd, env=env, stdout=out, stderr=err)
         else:
-            self.processes[key] = nursery().start(words, cwd=self._cwd, env=told, files=files)
+            self.processes[key] = nursery().start(words, cwd=self._cwd, env=env, files=files)
 
-    def _file(self, key: int | str, which: str) -> str:
-        return os.path.join(self._folder.name, f"{key}.{which}")
+    def _file(self, key: int | str, stream: str) -> str:
+        return os.path.join(self._folder.name, f"{key}.{stream}")
 
     def end(self, key: int | str, limit_seconds: float) -> Ended:
-        """Waits for the end of one."""
+        """Waits until a process has ended."""
         code = self.processes[key].wait(timeout=limit_seconds)
-        return Ended(code, *(self.written(key, which) for which in ("out", "err")))
+        return Ended(code, *(self.written(key, stream) for stream in ("out", "err")))
 
-    def written(self, key: int | str, which: str) -> str:
-        """What one has written so far to 'out' or 'err'."""
-        return pathlib.Path(self._file(key, which)).read_text(errors="replace")
+    def written(self, key: int | str, stream: str) -> str:
+        """What a process has written so far to `stream`, 'out' or 'err'."""
+        return pathlib.Path(self._file(key, stream)).read_text(errors="replace")
 
     def __exit__(self, *_) -> None:
         for process in self.processes.values():

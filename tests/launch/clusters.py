@@ -1,4 +1,4 @@
-"""Clusters of small programs under `python -m launch.local`: no TensorFlow in them, and none is left behind."""
+"""Clusters of small programs without TensorFlow under `python -m launch.local`; no process is left behind."""
 
 import contextlib
 import dataclasses
@@ -18,7 +18,7 @@ from tests.launch.programs import LIMIT_SECONDS, Ended, ended, environment
 _MARK = "TOWERS_TEST_MARK"
 PROGRAM = ("python", "program.py")
 
-# What every program begins with: `name` is its own, `here` a folder that all of them share.
+# The beginning of every program: `name` is its process, `here` a folder that all processes share.
 _BEGINNING = """
 import json, os, pathlib, signal, subprocess, sys, time
 
@@ -31,7 +31,7 @@ def until(happened):
     deadline = time.monotonic() + 60
     while not happened():
         if time.monotonic() > deadline:
-            sys.exit("it did not happen in a minute")
+            sys.exit("the condition did not become true in 60 seconds")
         time.sleep(0.01)
 
 def mark(what):
@@ -44,12 +44,12 @@ def until_marked(*names):
 
 @dataclasses.dataclass(frozen=True)
 class Launched:
-    """A launcher that runs.
+    """A running launcher.
 
     Attributes:
-      process: the launcher's own.
-      folder: the current one of all its processes, with program.py in it.
-      mark: stands in the environment of all of them.
+      process: the launcher's process.
+      folder: the current folder of all its processes, which holds program.py.
+      mark: a text in the environment of all its processes.
     """
 
     process: subprocess.Popen
@@ -57,15 +57,15 @@ class Launched:
     mark: str
 
     def ended(self) -> Ended:
-        """Waits for its end."""
+        """Waits until the launcher has ended."""
         return ended(self.process)
 
     def wait_for(self, *names: str) -> None:
-        """Until the programs have marked these."""
+        """Waits until the programs have called `mark` with these names."""
         wait_until(lambda: all((self.folder / name).exists() for name in names))
 
     def left(self) -> list[psutil.Process]:
-        """What still runs of it, the launcher and its guard included."""
+        """The processes that still run, including the launcher and its guard."""
         return _marked(self.mark)
 
     def log(self, name: str) -> str:
@@ -76,21 +76,21 @@ class Launched:
 
 @functools.cache
 def network_flags() -> tuple[str, ...]:
-    """For the launcher, where it is refused a network of its own: it would say so."""
+    """--noprivate_network where the system permits no private network, so that the launcher prints no warning."""
     trial = "from launch.supervision.private_network import enter_private_network; enter_private_network()"
-    refused = subprocess.run([sys.executable, "-c", trial], env=environment(), capture_output=True).returncode != 0
-    return ("--noprivate_network",) if refused else ()
+    done = subprocess.run([sys.executable, "-c", trial], env=environment(), capture_output=True)
+    return () if done.returncode == 0 else ("--noprivate_network",)
 
 
 @contextlib.contextmanager
 def launched(folder: pathlib.Path, program: str, *flags: str, command=PROGRAM) -> Iterator[Launched]:
-    """Within, `python -m launch.local FLAGS -- python program.py` runs; afterwards nothing of it may be left."""
+    """Context manager: runs `python -m launch.local FLAGS -- python program.py`; fails if a process is left."""
     (folder / "program.py").write_text(_BEGINNING + program)
     mark = uuid.uuid4().hex
     process = subprocess.Popen(
         [sys.executable, "-m", "launch.local", *network_flags(), *flags, "--", *command],
         cwd=folder,
-        # A launcher's own fault would not be its processes'.
+        # The launcher must not pass its own TOWERS_FAULT on.
         env=environment() | {_MARK: mark, "TOWERS_FAULT": "kill@0"},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -98,7 +98,7 @@ def launched(folder: pathlib.Path, program: str, *flags: str, command=PROGRAM) -
         text=True,
     )
     try:
-        print("nothing that a process of the cluster should read", file=process.stdin, flush=True)
+        print("no process of the cluster should read this", file=process.stdin, flush=True)
         yield Launched(process, folder, mark)
         wait_until(lambda: not _marked(mark), seconds=20)
     finally:
@@ -108,16 +108,16 @@ def launched(folder: pathlib.Path, program: str, *flags: str, command=PROGRAM) -
 
 
 def run_cluster(folder: pathlib.Path, program: str, *flags: str, **options) -> Ended:
-    """A cluster from beginning to end."""
+    """Runs a cluster to its end."""
     with launched(folder, program, *flags, **options) as cluster:
         return cluster.ended()
 
 
 def wait_until(happened: Callable[[], bool], seconds: float = LIMIT_SECONDS) -> None:
-    """Until it happens, or fails."""
+    """Waits until `happened` returns True; fails after `seconds`."""
     deadline = time.monotonic() + seconds
     while not happened():
-        assert time.monotonic() < deadline, f"it did not happen in {seconds} seconds"
+        assert time.monotonic() < deadline, f"the condition did not become true in {seconds} seconds"
         time.sleep(0.01)
 
 

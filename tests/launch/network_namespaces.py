@@ -1,4 +1,4 @@
-"""Hosts of one's own for as long as a test lasts: network namespaces of this machine, wired to one switch.
+"""Hosts for the duration of a test: network namespaces of this machine, wired to one switch.
 
     with hosts(2) as network:
         subprocess.run([*network.inside(0), "ping", "-c1", network.address(1)])
@@ -7,9 +7,9 @@
      wire        wire        wire       10.77.0.1, 10.77.0.2, 10.77.0.3
       |           |           |
     port0       port1       port2
-      +--------- bridge -----+          a namespace too: of all this, the machine's own network has nothing
+      +--------- bridge -----+          a namespace too, so the machine's own network is not changed
 
-Debian has the programs in iproute2.
+The programs are in Debian's package iproute2.
 """
 
 import contextlib
@@ -26,14 +26,14 @@ import psutil
 import pytest
 
 PROGRAMS = ("ip", "tc")
-# They lie where a user's PATH may not lead.
+# The programs may be in folders that are not on a user's PATH.
 _PATH = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/sbin"))
 _COMMAND_SECONDS = 20
 _STOP_SECONDS = 20
 _NAMESPACES = pathlib.Path("/run/netns")
-# With the process id of the test run, so that two runs don't meet.
-_NAME = "towers-test-{process}-{which}"
-# A megabit is a million bits, in tc too; the burst is what passes at once.
+# Holds the process id of the test run, so that two runs use different names.
+_NAME = "towers-test-{process}-{purpose}"
+# A megabit is a million bits, in tc too; `burst` is the amount that passes at full speed.
 SLOW_MEGABITS = 20
 _SLOW = ("tbf", "rate", f"{SLOW_MEGABITS}mbit", "burst", "32kbit", "latency", "400ms")
 
@@ -43,7 +43,7 @@ class Network:
     """Hosts that a switch connects.
 
     Attributes:
-      num_hosts: how many.
+      num_hosts: the number of hosts.
     """
 
     num_hosts: int
@@ -52,30 +52,30 @@ class Network:
         return f"10.77.0.{host + 1}"
 
     def inside(self, host: int) -> tuple[str, ...]:
-        """The words before a command that is to run on a host; the process is the command's own."""
+        """The words before a command that run it on a host, in the same process."""
         return (_program("ip"), "netns", "exec", _name(f"host{host}"))
 
     def pull(self, host: int) -> None:
-        """Pulls its wire out of the switch: it hears nothing and is not told why."""
+        """Pulls a host's wire out of the switch: the host receives nothing, not even an error."""
         _ip("-n", _name("switch"), "link", "set", f"port{host}", "down")
 
     def plug(self, host: int) -> None:
-        """Puts its wire back."""
+        """Plugs a host's wire in again."""
         _ip("-n", _name("switch"), "link", "set", f"port{host}", "up")
 
     def slow(self, host: int) -> None:
-        """It sends no faster than SLOW_MEGABITS a second from now on."""
+        """From now on, a host sends at most SLOW_MEGABITS a second."""
         _run("tc", "-n", _name(f"host{host}"), "qdisc", "add", "dev", "wire", "root", *_SLOW)
 
     def bytes_sent(self, host: int) -> int:
-        """Over its wire, ever since it has one."""
+        """Bytes that a host has sent over its wire so far."""
         shown = _ip("-n", _name(f"host{host}"), "-json", "-statistics", "link", "show", "dev", "wire")
         return json.loads(shown)[0]["stats64"]["tx"]["bytes"]
 
 
 @contextlib.contextmanager
 def hosts(num_hosts: int) -> Iterator[Network]:
-    """Within, so many hosts reach each other; they and all that runs there are gone at the end."""
+    """Context manager: hosts that reach each other; removes them at the end, with everything that runs there."""
     _remove_orphans()
     network = Network(num_hosts)
     with contextlib.ExitStack() as made:
@@ -89,20 +89,20 @@ def hosts(num_hosts: int) -> Iterator[Network]:
 
 
 def _wire(network: Network, host: int) -> None:
-    """From the host to the switch."""
+    """Connects a host to the switch."""
     here, switch = _name(f"host{host}"), _name("switch")
     other_end = ("type", "veth", "peer", "name", f"port{host}", "netns", switch)
     _ip("-n", here, "link", "add", "wire", *other_end)
     _ip("-n", switch, "link", "set", f"port{host}", "master", "bridge", "up")
     _ip("-n", here, "address", "add", f"{network.address(host)}/24", "dev", "wire")
-    # A host speaks to itself by way of its loopback, whatever the address.
+    # A host reaches itself through its loopback interface, at any of its addresses.
     for device in ("lo", "wire"):
         _ip("-n", here, "link", "set", device, "up")
 
 
 @contextlib.contextmanager
-def _namespace(which: str) -> Iterator[None]:
-    name = _name(which)
+def _namespace(purpose: str) -> Iterator[None]:
+    name = _name(purpose)
     _ip("netns", "add", name)
     try:
         yield
@@ -111,7 +111,7 @@ def _namespace(which: str) -> Iterator[None]:
 
 
 def _remove(name: str) -> None:
-    """Removes a namespace with its devices, after what runs in it, which would keep it alive without a name."""
+    """Removes a namespace with its devices; first kills what runs in it, which would keep it without a name."""
     left = []
     for process in _ip("netns", "pids", name).split():
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -122,28 +122,28 @@ def _remove(name: str) -> None:
 
 
 def _remove_orphans() -> None:
-    """Those of test runs that were killed and could not remove them."""
-    pattern = re.compile(_NAME.format(process="([0-9]+)", which=".*"))
-    for name in _there():
+    """Removes the namespaces of test runs that were killed."""
+    pattern = re.compile(_NAME.format(process="([0-9]+)", purpose=".*"))
+    for name in _existing():
         found = pattern.fullmatch(name)
         if found and not psutil.pid_exists(int(found[1])):
-            # Another run may be at the same.
+            # Another run may be removing it too.
             with contextlib.suppress(RuntimeError):
                 _remove(name)
 
 
 def namespaces() -> list[str]:
-    """The names of this test run's that are there now."""
-    return [name for name in _there() if name.startswith(_name(""))]
+    """The names of this test run's namespaces that exist now."""
+    return [name for name in _existing() if name.startswith(_name(""))]
 
 
-def _there() -> list[str]:
-    """The names of all that this machine has."""
+def _existing() -> list[str]:
+    """The names of all network namespaces of this machine."""
     return sorted(os.listdir(_NAMESPACES)) if _NAMESPACES.is_dir() else []
 
 
-def _name(which: str) -> str:
-    return _NAME.format(process=os.getpid(), which=which)
+def _name(purpose: str) -> str:
+    return _NAME.format(process=os.getpid(), purpose=purpose)
 
 
 def _program(name: str) -> str:
@@ -155,7 +155,7 @@ def _ip(*words: str) -> str:
 
 
 def _run(name: str, *words: str) -> str:
-    """What a command prints; RuntimeError with its complaint if it fails."""
+    """Runs a command and returns its output; raises RuntimeError with its stderr if it fails."""
     done = subprocess.run(
         [_program(name), *words], capture_output=True, text=True, timeout=_COMMAND_SECONDS, check=False
     )
@@ -165,7 +165,7 @@ def _run(name: str, *words: str) -> str:
 
 
 def _missing() -> str:
-    """Why no hosts can be made here; '' if they can, which is tried."""
+    """The reason why this machine can't have such hosts; '' if it can, which this tries."""
     absent = [name for name in PROGRAMS if shutil.which(name, path=_PATH) is None]
     if absent:
         return f"{', '.join(absent)} not installed: apt-get install iproute2"

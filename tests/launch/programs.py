@@ -1,4 +1,4 @@
-"""Programs as their users start them: processes with a time limit, none of which is left behind."""
+"""Programs started as users start them: processes with a time limit, none of which is left behind."""
 
 import contextlib
 import dataclasses
@@ -17,7 +17,7 @@ import tensorflow as tf
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 LIMIT_SECONDS = 120
 
-# Some seconds of work, with a checkpoint twice a second.
+# A few seconds of training, with about two checkpoints a second.
 TINY = (
     "--task=shapes",
     "--model=classic_cnn",
@@ -34,7 +34,7 @@ LAST_STEP = 30
 
 @dataclasses.dataclass(frozen=True)
 class Ended:
-    """A program that has ended."""
+    """How a program ended: its exit code, standard output and standard error."""
 
     code: int
     out: str
@@ -42,19 +42,19 @@ class Ended:
 
 
 def errors(ended: Ended) -> list[str]:
-    """The lines by which a program of ours says what is wrong; TensorFlow may write others before it ends."""
+    """The error lines of our program; TensorFlow may write other lines to stderr too."""
     return [line for line in ended.err.splitlines() if re.match(r"\w+: error: ", line)]
 
 
 def environment() -> dict[str, str]:
-    """Without GPUs, and without what conftest told TensorFlow."""
-    kept = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
-    return kept | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "-1"}
+    """This process's environment without GPUs and without the TensorFlow log level that conftest sets."""
+    inherited = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
+    return inherited | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "-1"}
 
 
 @contextlib.contextmanager
 def started(*command: str, cwd: pathlib.Path) -> Iterator[subprocess.Popen]:
-    """Within, `python command...` runs; it is killed at the end if it still does."""
+    """Context manager: runs `python command...`; kills it at the end if it still runs."""
     process = subprocess.Popen(
         [sys.executable, *command],
         cwd=cwd,
@@ -71,41 +71,41 @@ def started(*command: str, cwd: pathlib.Path) -> Iterator[subprocess.Popen]:
 
 
 def ended(process: subprocess.Popen, *, limit_seconds: float = LIMIT_SECONDS) -> Ended:
-    """Waits for its end."""
+    """Waits until the process has ended."""
     out, err = process.communicate(timeout=limit_seconds)
     return Ended(process.returncode, out, err)
 
 
 def run(*command: str, cwd: pathlib.Path) -> Ended:
-    """`python command...` from beginning to end."""
+    """Runs `python command...` to its end."""
     with started(*command, cwd=cwd) as process:
         return ended(process)
 
 
 def wait_for(path: pathlib.Path, process: subprocess.Popen) -> None:
-    """Until the file is there; the process must be running then."""
+    """Waits until the file exists; fails if the process ends first."""
     deadline = time.monotonic() + LIMIT_SECONDS
     while not path.exists():
-        assert time.monotonic() < deadline, f"{path} did not come in {LIMIT_SECONDS} seconds"
+        assert time.monotonic() < deadline, f"{path} did not exist after {LIMIT_SECONDS} seconds"
         if process.poll() is not None:
-            said = process.communicate() if process.stdout else ""
-            raise AssertionError(f"it ended with {process.returncode} before {path} came: {said}")
+            output = process.communicate() if process.stdout else ""
+            raise AssertionError(f"the process ended with {process.returncode} before {path} existed: {output}")
         time.sleep(0.005)
 
 
 def checkpoint_values(directory: pathlib.Path, step: int) -> dict[str, np.ndarray]:
-    """What a run's checkpoint holds, by TensorFlow's key, without TensorFlow's own bookkeeping."""
+    """The values in a run's checkpoint by TensorFlow's key, without TensorFlow's own entries."""
     reader = tf.train.load_checkpoint(str(directory / "checkpoints" / f"step-{step}"))
-    kept = ("parameters/", "state/", "slots/", "counters/")
+    prefixes = ("parameters/", "state/", "slots/", "counters/")
     return {
         key: np.asarray(reader.get_tensor(key))
         for key in reader.get_variable_to_shape_map()
-        if key.startswith(kept)
+        if key.startswith(prefixes)
     }
 
 
 def assert_same_end(directory: pathlib.Path, expected: pathlib.Path) -> None:
-    """The runs' last checkpoints are equal to the last bit."""
+    """Asserts that the last checkpoints of two runs are bit-equal."""
     found, wanted = (checkpoint_values(run, LAST_STEP) for run in (directory, expected))
     assert found.keys() == wanted.keys()
     assert len(wanted) > 20

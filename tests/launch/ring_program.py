@@ -1,10 +1,10 @@
-"""A user's own program on a ring, in which one worker misbehaves by what its environment says:
+"""A user's own program on a ring, in which one worker misbehaves; its environment says how:
 
 MISCHIEF=nan       its part of the data is not finite from batch 4 on
-MISCHIEF=slow      its input takes a fifth of a second a batch
-MISCHIEF=hang      its input never comes after batch 4
-MISCHIEF=leave     it ends, as if all were well, after 4 steps
-MISCHIEF=drift     one of its parameters changes by itself after 4 steps
+MISCHIEF=slow      its input takes 0.2 seconds a batch
+MISCHIEF=hang      its input hangs from batch 4 on
+MISCHIEF=leave     it exits with code 0 after 4 steps
+MISCHIEF=drift     one of its parameters changes by 1e-7 after 4 steps
 """
 
 import os
@@ -22,16 +22,16 @@ MISCHIEF = os.environ.get("MISCHIEF")
 FROM_BATCH = 4
 
 
-def spoil(number):
+def spoil(batch_index):
     if MISCHIEF == "slow":
         time.sleep(0.2)
-    if MISCHIEF == "hang" and number >= FROM_BATCH:
+    if MISCHIEF == "hang" and batch_index >= FROM_BATCH:
         time.sleep(1000)
-    return np.float32("nan" if MISCHIEF == "nan" and number >= FROM_BATCH else 1)
+    return np.float32("nan" if MISCHIEF == "nan" and batch_index >= FROM_BATCH else 1)
 
 
 class Mischief(Callback):
-    """Of the kinds that come between steps."""
+    """The kinds of mischief that happen between steps."""
 
     def begin(self, run):
         self._strategy = run.strategy

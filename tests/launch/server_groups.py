@@ -1,4 +1,4 @@
-"""The processes of a parameter-server group on this machine, each by its name."""
+"""The processes of a parameter-server cluster on this machine, named as 'worker:1'."""
 
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ from tests.launch.programs import Ended
 
 
 class ServerGroup(ClusterProcesses):
-    """Within, `python command...` runs for each process."""
+    """Context manager: runs `python command...` in each process."""
 
     def __init__(
         self,
@@ -23,12 +23,12 @@ class ServerGroup(ClusterProcesses):
         variables: Mapping[str, Mapping[str, str]] | None = None,
     ):
         """Args:
-        command: the same for all.
-        workers, servers: how many there are.
-        cwd: where they run.
-        missing: names ('ps:1') of those that are not started.
-        more_flags: behind the command of some, by name.
-        variables: what more some have in their environment, by name, when they are first started.
+        command: the command of all processes.
+        workers, servers: the numbers of workers and servers.
+        cwd: the current folder of the processes.
+        missing: names ('ps:1') of processes that are not started.
+        more_flags: by name, flags added to the command.
+        variables: by name, variables added to the environment at the first start.
         """
         counts = {"chief": 1, "worker": workers, "ps": servers}
         free = iter(free_addresses(sum(counts.values())))
@@ -43,11 +43,11 @@ class ServerGroup(ClusterProcesses):
                 self.start(name, **self._variables.get(name, {}))
 
     def start(self, name: str, **variables: str) -> None:
-        """Starts one, for the first time or again."""
+        """Starts or restarts a process."""
         role, index = name.split(":")
         words = [*self._command, *self._more_flags.get(name, ())]
         self.run(name, words, role=role, index=int(index), variables=variables)
 
     def ends(self, limit_seconds: float) -> dict[str, Ended]:
-        """Waits for all that were started, by name."""
+        """Waits until all started processes have ended; by name."""
         return {name: self.end(name, limit_seconds) for name in self.processes}

@@ -1,7 +1,7 @@
-"""A user's own program on parameter servers: a small network whose input takes its time.
+"""A user's own program on parameter servers: a small network with slow input.
 
-SECONDS_PER_BATCH   of each batch's input; default: 0.04
-NAN_FROM            the input of batches from this one on is not finite
+SECONDS_PER_BATCH   seconds that the input of each batch takes; default: 0.04
+NAN_FROM            the input is not finite from the batch with this index on
 """
 
 import os
@@ -16,14 +16,14 @@ _SECONDS = float(os.environ.get("SECONDS_PER_BATCH", 0.04))
 _NAN_FROM = int(os.environ.get("NAN_FROM", 2**31))
 
 
-def late(number):
+def slow_input(batch_index):
     time.sleep(_SECONDS)
-    return np.float32("nan" if number >= _NAN_FROM else 1)
+    return np.float32("nan" if batch_index >= _NAN_FROM else 1)
 
 
 def main(_):
     training.serve_if_server()
-    return train.train(spoilt_task(late))
+    return train.train(spoilt_task(slow_input))
 
 
 if __name__ == "__main__":

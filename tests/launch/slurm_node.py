@@ -1,9 +1,9 @@
-"""A Slurm of one's own for as long as a test lasts: munge, a controller and a daemon a node, all on this machine.
+"""A Slurm cluster for the duration of a test: munge, a controller and one daemon a node, all on this machine.
 
     with slurm_nodes() as slurm:
         ended = slurm.run("srun", "-n2", sys.executable, "-m", "launch.train", cwd=folder)
 
-Debian has the programs in slurm-wlm and munge. Nothing of an installed Slurm's settings is read or changed.
+The programs are in Debian's packages slurm-wlm and munge. The settings of an installed Slurm are never used.
 """
 
 import contextlib
@@ -24,13 +24,13 @@ import pytest
 from tests.launch.programs import LIMIT_SECONDS, Ended, environment
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "scancel", "scontrol", "sinfo")
-# Daemons lie where a user's PATH may not lead.
+# Daemons may be in folders that are not on a user's PATH.
 _PATH = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/sbin"))
 _STOP_SECONDS = 20
 HOST = socket.gethostname().partition(".")[0]
-# What a task has between SIGTERM and SIGKILL where Slurm ends it; 30 as a rule.
+# Seconds between Slurm's SIGTERM and SIGKILL; Slurm's default is 30.
 KILL_WAIT_SECONDS = 2
-# A job that was put back waits so long; 120 as a rule. A step that takes longer to start is refused.
+# Seconds that a requeued job waits; Slurm's default is 120. A step that takes longer to start is refused.
 _CREDENTIAL_SECONDS = 15
 
 _CONFIGURATION = """
@@ -58,7 +58,7 @@ ReturnToService=2
 KillWait={kill_wait}
 MailProg=/bin/true
 SchedulerParameters=sched_interval=1
-# So many CPUs as stand below, whatever the machine has.
+# Each node has the number of CPUs below, regardless of the machine.
 SlurmdParameters=config_overrides
 {nodes}
 PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
@@ -66,11 +66,11 @@ PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 
 
 def _missing() -> str:
-    """Why no Slurm can be started here; '' if one can."""
+    """The reason why no Slurm can be started on this machine; '' if it can."""
     absent = [name for name in PROGRAMS if shutil.which(name, path=_PATH) is None]
     if absent:
         return f"{', '.join(absent)} not installed: apt-get install slurm-wlm munge"
-    return "" if os.geteuid() == 0 else "Slurm's daemons want root"
+    return "" if os.geteuid() == 0 else "Slurm's daemons need root"
 
 
 needs_slurm = pytest.mark.skipif(bool(_missing()), reason=_missing())
@@ -78,21 +78,21 @@ needs_slurm = pytest.mark.skipif(bool(_missing()), reason=_missing())
 
 @dataclasses.dataclass(frozen=True)
 class Slurm:
-    """A Slurm that runs.
+    """A running Slurm cluster.
 
     Attributes:
-      folder: where its settings and logs lie.
+      folder: the folder of its settings and logs.
     """
 
     folder: pathlib.Path
 
     def environment(self) -> dict[str, str]:
-        """In which srun, sbatch and the others speak to this Slurm."""
-        kept = {name: value for name, value in environment().items() if not name.startswith("SLURM_")}
-        return kept | {"PATH": _PATH, "SLURM_CONF": str(self.folder / "slurm.conf")}
+        """The environment in which srun, sbatch and so on use this Slurm."""
+        inherited = {name: value for name, value in environment().items() if not name.startswith("SLURM_")}
+        return inherited | {"PATH": _PATH, "SLURM_CONF": str(self.folder / "slurm.conf")}
 
     def run(self, *command: str, cwd: pathlib.Path | None = None) -> Ended:
-        """A command from beginning to end."""
+        """Runs a command to its end."""
         done = subprocess.run(
             command,
             cwd=cwd or self.folder,
@@ -103,9 +103,9 @@ class Slurm:
         )
         return Ended(done.returncode, done.stdout, done.stderr)
 
-    def job(self, number: str) -> dict[str, str]:
-        """What Slurm knows of a job, by Slurm's names: JobState, Restarts, ExitCode and so on."""
-        shown = self.run("scontrol", "--oneliner", "show", "job", number)
+    def job(self, job_id: str) -> dict[str, str]:
+        """Slurm's description of a job, by Slurm's names: JobState, Restarts, ExitCode and so on."""
+        shown = self.run("scontrol", "--oneliner", "show", "job", job_id)
         assert shown.code == 0, shown.err
         return dict(word.split("=", 1) for word in shown.out.split() if "=" in word)
 
@@ -116,14 +116,14 @@ class Slurm:
 
 @contextlib.contextmanager
 def slurm_nodes(names: Sequence[str] = (HOST,), *, num_cpus: int = 4) -> Iterator[Slurm]:
-    """Within, a Slurm has these nodes; every process of it is gone at the end.
+    """Context manager: a Slurm cluster with these nodes; ends all its processes at the end.
 
     Args:
-      names: only this machine's own name is a host that can be reached; nodes of other names are daemons here
-        too, good for anything that makes no connection.
-      num_cpus: of each node, real or not.
+      names: the nodes. Only this machine's name is a reachable host; nodes with other names are daemons on this
+        machine too, and suffice where nothing connects to them.
+      num_cpus: CPUs of each node, regardless of the machine.
     """
-    # Sockets' paths may have a hundred characters, more than pytest's folders leave.
+    # A socket's path has at most about a hundred characters; pytest's folders are too long for that.
     with tempfile.TemporaryDirectory(prefix="slurm-") as name:
         slurm = Slurm(pathlib.Path(name))
         _write_settings(slurm.folder, names, num_cpus)
@@ -135,11 +135,11 @@ def slurm_nodes(names: Sequence[str] = (HOST,), *, num_cpus: int = 4) -> Iterato
             _stop(slurm, daemons)
 
 
-def wait_until(happened: Callable[[], bool], what: str, slurm: Slurm) -> None:
-    """Returns when it has happened; fails with Slurm's logs if it takes too long."""
+def wait_until(happened: Callable[[], bool], description: str, slurm: Slurm) -> None:
+    """Returns when `happened` returns True; fails with Slurm's logs after LIMIT_SECONDS."""
     deadline = time.monotonic() + LIMIT_SECONDS
     while not happened():
-        assert time.monotonic() < deadline, f"{what}: not in {LIMIT_SECONDS} seconds; {slurm.log()}"
+        assert time.monotonic() < deadline, f"{description}: not within {LIMIT_SECONDS} seconds; {slurm.log()}"
         time.sleep(0.1)
 
 
@@ -165,7 +165,7 @@ def _write_settings(folder: pathlib.Path, names: Sequence[str], num_cpus: int) -
 
 
 def _free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on now."""
+    """Ports that no process listens on now."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:
@@ -174,18 +174,18 @@ def _free_ports(count: int) -> list[int]:
 
 
 def _start(slurm: Slurm, names: Sequence[str], daemons: list[subprocess.Popen]) -> None:
-    """Starts the daemons, which are added to `daemons` one by one, and waits until jobs can run."""
+    """Starts the daemons, appends each to `daemons`, and waits until jobs can run."""
     munge = {name: slurm.folder / f"munge.{name}" for name in ("key", "socket", "pid", "log", "seed")}
     files = [f"--{option}={munge[option.partition('-')[0]]}" for option in ("key-file", "socket", "pid-file")]
     files += [f"--log-file={munge['log']}", f"--seed-file={munge['seed']}"]
-    # By force: munged would refuse a temporary folder, in which others may write.
+    # --force: munged refuses temporary folders, which others may write to.
     daemons.append(_daemon(slurm, "munged", "--foreground", "--force", *files))
     wait_until(munge["socket"].exists, "munge's socket", slurm)
     daemons.append(_daemon(slurm, "slurmctld", "-D"))
     for name in names:
-        # Without -N a daemon is the node that has the machine's name.
-        which = () if name == HOST else ("-N", name)
-        daemons.append(_daemon(slurm, "slurmd", "-D", *which))
+        # Without -N, a daemon is the node with the machine's name.
+        node = () if name == HOST else ("-N", name)
+        daemons.append(_daemon(slurm, "slurmd", "-D", *node))
 
     def idle() -> bool:
         assert all(daemon.poll() is None for daemon in daemons), f"a daemon ended; {slurm.log()}"
@@ -209,7 +209,7 @@ def _daemon(slurm: Slurm, *command: str) -> subprocess.Popen:
 
 
 def _stop(slurm: Slurm, daemons: Sequence[subprocess.Popen]) -> None:
-    """Ends the daemons, last one first, and then whatever they have left: steps and tasks outlive a slurmd."""
+    """Ends the daemons, the last one first, then the steps and tasks that they left running."""
     for daemon in reversed(daemons):
         daemon.terminate()
         try:
@@ -227,7 +227,7 @@ def _stop(slurm: Slurm, daemons: Sequence[subprocess.Popen]) -> None:
 
 
 def processes_of(slurm: Slurm) -> list[psutil.Process]:
-    """Every process of this Slurm that runs: daemons, steps and tasks."""
+    """All running processes of this Slurm: daemons, steps and tasks."""
     return [process for process in psutil.process_iter() if _belongs_to(process, slurm)]
 
 
@@ -235,7 +235,7 @@ def _belongs_to(process: psutil.Process, slurm: Slurm) -> bool:
     with contextlib.suppress(psutil.Error, OSError):
         if process.status() == psutil.STATUS_ZOMBIE or process.pid == os.getpid():
             return False
-        # A step's own process writes its title over its environment, but has the node's log open.
+        # A step's process overwrites its environment with its title, but has the node's log open.
         settings = process.environ().get("SLURM_CONF", "")
         files = [settings, *(file.path for file in process.open_files())]
         return any(slurm.folder in pathlib.Path(file).parents for file in files)

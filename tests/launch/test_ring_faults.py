@@ -1,4 +1,4 @@
-"""What a ring does when one of its workers fails: real processes, real signals."""
+"""A ring whose workers fail: real processes, real signals."""
 
 import json
 import pathlib
@@ -16,7 +16,7 @@ from tests.launch.workers import TRAIN, Workers
 pytestmark = pytest.mark.timeout(280)
 
 LIMIT_SECONDS = 120
-# TensorFlow's heartbeats are missed after some seconds.
+# TensorFlow notices missing heartbeats after a few seconds.
 HEARTBEAT_SECONDS = 60
 OWN = (
     str(ROOT / "tests" / "launch" / "ring_program.py"),
@@ -35,11 +35,11 @@ def ring(command, *, cwd, num_workers=2, **more) -> Workers:
 
 
 def own(mischief: str, *flags: str, cwd: pathlib.Path, worker: int = 1) -> Workers:
-    """The program whose worker misbehaves."""
+    """The ring of ring_program.py, in which one worker misbehaves."""
     return ring((*OWN, *flags), cwd=cwd, environments={worker: {"MISCHIEF": mischief}})
 
 
-def test_one_keeps_files_and_one_shows_progress(tmp_path):
+def test_only_the_chief_writes_files_and_shows_progress(tmp_path):
     with ring(TRAIN, cwd=tmp_path) as workers:
         chief, other = workers.ends(LIMIT_SECONDS)
     assert (chief.code, other.code) == (0, 0), chief.err + other.err
@@ -52,13 +52,13 @@ def test_one_keeps_files_and_one_shows_progress(tmp_path):
 
 
 def interrupted_in_the_middle(workers: Workers, cwd: pathlib.Path, number: int, rank: int) -> None:
-    """Sends a signal to one rank after step 10."""
+    """Sends a signal to one rank after step 10 is saved."""
     wait_for(cwd / "run" / "checkpoints" / "step-10.index", workers.processes[0])
     workers.processes[rank].send_signal(number)
 
 
-def relaunched_to_the_end(cwd: pathlib.Path) -> str:
-    """The same command again; what the chief printed."""
+def resumed_to_the_end(cwd: pathlib.Path) -> str:
+    """Runs the same command again; returns the chief's output."""
     with ring(TRAIN, cwd=cwd) as workers:
         ends = workers.ends(LIMIT_SECONDS)
     assert [ended.code for ended in ends] == [0, 0], ends[0].err + ends[1].err
@@ -66,19 +66,19 @@ def relaunched_to_the_end(cwd: pathlib.Path) -> str:
 
 
 @pytest.mark.parametrize("victim", [0, 1])
-def test_a_killed_worker(tmp_path, undisturbed, victim):
+def test_a_killed_worker_ends_the_ring_which_can_resume(tmp_path, undisturbed, victim):
     with ring(TRAIN, cwd=tmp_path) as workers:
         interrupted_in_the_middle(workers, tmp_path, signal.SIGKILL, victim)
         survivor = workers.end(1 - victim, HEARTBEAT_SECONDS)
     assert survivor.code == PEER_LOST
     assert f"worker:{victim} (127.0.0.1:" in survivor.err
     assert "was lost at step" in survivor.err
-    assert "resumed at step" in relaunched_to_the_end(tmp_path)
+    assert "resumed at step" in resumed_to_the_end(tmp_path)
     assert_same_end(tmp_path / "run", undisturbed)
 
 
 @pytest.mark.parametrize("victim", [0, 1])
-def test_a_stopped_worker(tmp_path, victim):
+def test_a_stopped_worker_ends_the_ring(tmp_path, victim):
     with ring(TRAIN, cwd=tmp_path) as workers:
         interrupted_in_the_middle(workers, tmp_path, signal.SIGSTOP, victim)
         survivor = workers.end(1 - victim, HEARTBEAT_SECONDS)
@@ -101,7 +101,7 @@ def test_a_worker_that_never_starts_is_named(tmp_path, missing):
 
 
 @pytest.mark.parametrize("leaves", [0, 1])
-def test_a_worker_that_ends_early(tmp_path, leaves):
+def test_a_worker_that_exits_early_ends_the_ring(tmp_path, leaves):
     with own("leave", cwd=tmp_path, worker=leaves) as workers:
         assert workers.end(leaves, LIMIT_SECONDS).code == 0
         left = workers.end(1 - leaves, HEARTBEAT_SECONDS)
@@ -109,26 +109,26 @@ def test_a_worker_that_ends_early(tmp_path, leaves):
     assert f"worker:{leaves}" in left.err
 
 
-@pytest.mark.parametrize("told", [0, 1])
-def test_sigterm_to_one_stops_all_at_the_same_step(tmp_path, undisturbed, told):
+@pytest.mark.parametrize("receiver", [0, 1])
+def test_sigterm_to_one_stops_all_at_the_same_step(tmp_path, undisturbed, receiver):
     with ring(TRAIN, cwd=tmp_path) as workers:
-        interrupted_in_the_middle(workers, tmp_path, signal.SIGTERM, told)
+        interrupted_in_the_middle(workers, tmp_path, signal.SIGTERM, receiver)
         time.sleep(0.05)
-        workers.processes[told].send_signal(signal.SIGTERM)
+        workers.processes[receiver].send_signal(signal.SIGTERM)
         chief, other = workers.ends(LIMIT_SECONDS)
     assert (chief.code, other.code) == (INTERRUPTED, INTERRUPTED), chief.err + other.err
     assert "stopped at step" in chief.out
-    assert "resumed at step" in relaunched_to_the_end(tmp_path)
+    assert "resumed at step" in resumed_to_the_end(tmp_path)
     assert_same_end(tmp_path / "run", undisturbed)
 
 
-def test_a_port_that_is_taken(tmp_path):
+def test_a_port_that_is_in_use(tmp_path):
     addresses = free_addresses(2)
     host, port = addresses[1].split(":")
     with socket.create_server((host, int(port))):
         command = (*TRAIN, "--startup_timeout_seconds=10")
         with ring(command, cwd=tmp_path, addresses=addresses) as workers:
-            # To the other it looks as if its peer were there: it ends a minute later, or by its launcher's hand.
+            # The other worker can't tell, and ends a minute later, or when its launcher ends it.
             taken = workers.end(1, HEARTBEAT_SECONDS)
     assert taken.code == USER_ERROR
     assert f"worker:1: port {port}" in taken.err
@@ -152,7 +152,7 @@ def test_nan_on_one_worker_is_skipped_by_all(tmp_path):
         assert "skipped 8" in ended.out
 
 
-def test_killed_during_a_save(tmp_path, undisturbed):
+def test_a_chief_that_is_killed_while_it_saves(tmp_path, undisturbed):
     with ring(TRAIN, cwd=tmp_path) as workers:
         checkpoints = tmp_path / "run" / "checkpoints"
         wait_for(checkpoints / "step-10.index", workers.processes[0])
@@ -161,29 +161,29 @@ def test_killed_during_a_save(tmp_path, undisturbed):
             assert time.monotonic() < deadline
         workers.processes[0].kill()
         assert workers.end(1, HEARTBEAT_SECONDS).code == PEER_LOST
-    relaunched_to_the_end(tmp_path)
+    resumed_to_the_end(tmp_path)
     assert_same_end(tmp_path / "run", undisturbed)
 
 
-def test_a_straggler_is_named(tmp_path):
+def test_a_straggler_is_reported(tmp_path):
     with own("slow", cwd=tmp_path) as workers:
         chief, other = workers.ends(LIMIT_SECONDS)
     assert (chief.code, other.code) == (0, 0), chief.err
     assert "straggler {'name': 'worker:1'" in chief.out
 
 
-def test_a_worker_that_hangs_ends_the_job_with_all_stacks(tmp_path):
+def test_a_worker_that_hangs_ends_the_ring_and_all_print_their_stacks(tmp_path):
     with own("hang", "--collective_timeout_seconds=8", cwd=tmp_path) as workers:
         waiting, stuck = workers.ends(LIMIT_SECONDS)
     assert waiting.code == PEER_LOST
     assert "--collective_timeout_seconds=8" in waiting.err
-    assert stuck.code not in (0, PEER_LOST), "the cause is told from those that wait"
+    assert stuck.code not in (0, PEER_LOST), "the exit code distinguishes the cause from the waiting workers"
     for ended in (waiting, stuck):
         assert "most recent call first" in ended.err
         assert "ring_program.py" in ended.err
 
 
-def test_a_worker_that_drifts(tmp_path):
+def test_a_worker_whose_parameters_drift(tmp_path):
     with own("drift", "--check_divergence_every=2", cwd=tmp_path) as workers:
         ends = workers.ends(LIMIT_SECONDS)
     for ended in ends:
@@ -200,7 +200,7 @@ def test_a_worker_that_drifts(tmp_path):
         ("--steps=29", "to train to step 29"),
     ],
 )
-def test_workers_with_other_flags(tmp_path, flag, what):
+def test_workers_with_different_flags(tmp_path, flag, what):
     alike = (*TRAIN, "--schedule=constant")
     with Workers([alike, (*alike, flag)], cwd=tmp_path) as workers:
         ends = workers.ends(LIMIT_SECONDS)

@@ -1,4 +1,4 @@
-"""A ring over a network: each worker on a host of its own, wires between them."""
+"""A ring over a network: each worker on its own host, with wires between the hosts."""
 
 import json
 import pathlib
@@ -16,14 +16,14 @@ pytestmark = [pytest.mark.timeout(280), needs_network_namespaces]
 LIMIT_SECONDS = 200
 PORT = 2222
 TIMEOUT_SECONDS = 10
-# From the wire's loss to the last worker's end: the collective's time, and what it takes to end.
+# Limit from the loss of a wire to the last worker's exit: the collective's timeout and the time to end.
 END_SECONDS = 3 * TIMEOUT_SECONDS
-# On the slow wire each takes some four seconds.
+# Each takes about four seconds on the slow wire.
 SLOW_STEPS = 10
 
 
 def ring(network: Network, cwd: pathlib.Path, *flags: str) -> Workers:
-    """A worker on each host."""
+    """A ring with one worker on each host."""
     ranks = range(network.num_hosts)
     return Workers(
         [(*TRAIN, *flags)] * network.num_hosts,
@@ -39,17 +39,17 @@ def assert_all_done(workers: Workers) -> None:
 
 
 def assert_gradients_crossed(network: Network, directory: pathlib.Path, num_steps: int) -> None:
-    """In a ring of W, each worker sends 2 (W - 1) / W of all gradients a step; they are as large as parameters."""
-    kept = checkpoint_values(directory, num_steps)
-    one_step = sum(value.nbytes for key, value in kept.items() if key.startswith("parameters/"))
-    assert one_step > 1_000_000, kept.keys()
+    """Each of W workers sends 2 (W - 1) / W of the gradients a step; gradients are as large as parameters."""
+    saved = checkpoint_values(directory, num_steps)
+    one_step = sum(value.nbytes for key, value in saved.items() if key.startswith("parameters/"))
+    assert one_step > 1_000_000, saved.keys()
     count = network.num_hosts
     needed = num_steps * one_step * 2 * (count - 1) // count
     sent = [network.bytes_sent(host) for host in range(count)]
     assert min(sent) >= needed, (sent, needed)
 
 
-def test_two_hosts_end_as_one_machine_does(tmp_path, undisturbed):
+def test_two_hosts_give_the_same_bits_as_one_machine(tmp_path, undisturbed):
     with hosts(2) as network:
         with ring(network, tmp_path) as workers:
             assert_all_done(workers)
@@ -64,14 +64,14 @@ def test_four_hosts_one_of_them_on_a_slow_wire(tmp_path):
         with ring(network, tmp_path, f"--steps={SLOW_STEPS}") as workers:
             assert_all_done(workers)
         assert_gradients_crossed(network, tmp_path / "run", SLOW_STEPS)
-        # It was the slow wire that all of it went over.
+        # The run took as long as the slow wire needs for its bytes.
         assert time.monotonic() - began > 8 * network.bytes_sent(2) / (SLOW_MEGABITS * 1e6)
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert set(summary["workers"]) == {f"worker:{rank}" for rank in range(4)}
 
 
 def ends_after_a_pull(network: Network, cwd: pathlib.Path, lost: int) -> list[Ended]:
-    """How all end when one's wire is pulled after step 10; they must do so in time."""
+    """Pulls one host's wire after step 10; returns how the workers ended, which they must do in time."""
     with ring(network, cwd, f"--collective_timeout_seconds={TIMEOUT_SECONDS}") as workers:
         wait_for(cwd / "run" / "checkpoints" / "step-10.index", workers.processes[0])
         network.pull(lost)
@@ -80,7 +80,7 @@ def ends_after_a_pull(network: Network, cwd: pathlib.Path, lost: int) -> list[En
 
 
 @pytest.mark.parametrize("lost", [0, 1])
-def test_a_wire_that_is_pulled_ends_all(tmp_path, lost):
+def test_a_pulled_wire_ends_all_workers(tmp_path, lost):
     with hosts(3) as network:
         ends = ends_after_a_pull(network, tmp_path, lost)
     for ended in ends:
@@ -89,7 +89,7 @@ def test_a_wire_that_is_pulled_ends_all(tmp_path, lost):
         assert "was lost at step" in line or "did not answer at step" in line
 
 
-def test_they_go_on_when_the_wire_is_back(tmp_path, undisturbed):
+def test_the_ring_resumes_when_the_wire_is_back(tmp_path, undisturbed):
     with hosts(2) as network:
         assert [ended.code for ended in ends_after_a_pull(network, tmp_path, 1)] == [PEER_LOST] * 2
         network.plug(1)
@@ -99,7 +99,7 @@ def test_they_go_on_when_the_wire_is_back(tmp_path, undisturbed):
     assert_same_end(tmp_path / "run", undisturbed)
 
 
-def test_nothing_is_left_of_them():
+def test_no_namespace_is_left():
     with pytest.raises(ZeroDivisionError), hosts(2) as network:
         assert len(namespaces()) == 3
         assert network.bytes_sent(0) >= 0

@@ -1,4 +1,4 @@
-"""A ring that a real Slurm's `srun` starts."""
+"""A ring that `srun` of a real Slurm starts."""
 
 import sys
 
@@ -11,8 +11,8 @@ from tests.launch.workers import TRAIN
 
 @needs_slurm
 @pytest.mark.timeout(280)
-def test_srun_alone_makes_a_ring(tmp_path, undisturbed, monkeypatch):
-    """Nobody says who the others are but Slurm; what comes of it is what TF_CONFIG makes, to the last bit."""
+def test_srun_starts_a_ring_without_tf_config(tmp_path, undisturbed, monkeypatch):
+    """The cluster is read from Slurm's variables; the result is bit-equal to that of a ring with TF_CONFIG."""
     monkeypatch.delenv("TF_CONFIG", raising=False)
     with slurm_nodes() as slurm:
         ended = slurm.run("srun", "--ntasks=2", "--label", sys.executable, *TRAIN, cwd=tmp_path)

@@ -1,4 +1,4 @@
-"""What parameter servers do when one of their processes fails: real processes, real signals."""
+"""Parameter-server clusters whose processes fail: real processes, real signals."""
 
 import json
 import pathlib
@@ -20,7 +20,7 @@ from tests.launch.workers import TRAIN
 pytestmark = pytest.mark.timeout(120)
 
 LIMIT_SECONDS = 60
-# From a loss to the others' ends.
+# Limit from the loss of a process to the exits of the others.
 END_SECONDS = 20
 STEPS = 60
 EXAMPLES_A_STEP = 24
@@ -39,7 +39,7 @@ SYNC = "--staleness=sync"
 
 @pytest.fixture
 def own(tmp_path):
-    """Makes groups of the program of our own, in the test's folder."""
+    """Builds clusters of server_program.py, in the test's folder."""
 
     def group(*flags: str, workers: int = 2, servers: int = 2, **more) -> ServerGroup:
         command = (*OWN, *flags)
@@ -49,31 +49,31 @@ def own(tmp_path):
 
 
 def wait_for_step(group: ServerGroup, cwd: pathlib.Path, step: int) -> None:
-    """Until it is saved."""
+    """Waits until the step is saved."""
     path = cwd / "run" / "checkpoints" / f"step-{step}.index"
     deadline = time.monotonic() + LIMIT_SECONDS
     while not path.exists():
-        assert time.monotonic() < deadline, f"{path} did not come in {LIMIT_SECONDS} seconds"
+        assert time.monotonic() < deadline, f"{path} did not exist after {LIMIT_SECONDS} seconds"
         assert group.processes["chief:0"].poll() is None, group.written("chief:0", "err")
         time.sleep(0.005)
 
 
 def signalled(group: ServerGroup, cwd: pathlib.Path, number: int, *names: str, step: int = 10) -> None:
-    """Sends a signal to some after a step."""
+    """Sends a signal to some processes after a step is saved."""
     wait_for_step(group, cwd, step)
     for name in names:
         group.processes[name].send_signal(number)
 
 
 def all_end(group: ServerGroup, code: int = DONE, limit_seconds: float = LIMIT_SECONDS) -> dict[str, Ended]:
-    """Everyone's end, all with the same code."""
+    """Waits until all processes have ended, all with the same exit code."""
     ends = group.ends(limit_seconds)
-    assert {name: ended.code for name, ended in ends.items()} == dict.fromkeys(ends, code), words(ends)
+    assert {name: ended.code for name, ended in ends.items()} == dict.fromkeys(ends, code), outputs(ends)
     return ends
 
 
-def words(ends: dict[str, Ended]) -> str:
-    """What all said, for a failed test."""
+def outputs(ends: dict[str, Ended]) -> str:
+    """The output of all processes, for the message of a failed test."""
     return "\n".join(
         f"{name} ({ended.code}): {ended.out[-500:]} {ended.err[-1000:]}" for name, ended in ends.items()
     )
@@ -84,12 +84,12 @@ def summary(cwd: pathlib.Path) -> dict:
 
 
 def check_counts(cwd: pathlib.Path, *, since: int = 0, is_sync: bool = False, steps: int = STEPS) -> dict:
-    """No step is missing and none counts twice; the group's part of the summary.
+    """Asserts that no step is missing or counted twice; returns the cluster's section of the summary.
 
     Args:
-      since: at which the last start resumed.
-      is_sync: whether each of two workers has a part in every step.
-      steps: of the whole run.
+      since: the step at which the last start resumed.
+      is_sync: whether each of the two workers takes part in every step.
+      steps: number of steps of the whole run.
     """
     found = summary(cwd)
     assert found["outcome"] == "completed"
@@ -107,7 +107,7 @@ def check_counts(cwd: pathlib.Path, *, since: int = 0, is_sync: bool = False, st
 
 
 def resumed_to_the_end(group: ServerGroup, cwd: pathlib.Path, **counts) -> int:
-    """The same command again; the step at which it went on."""
+    """Runs the same command again; returns the step at which it resumed."""
     with group as processes:
         chief = all_end(processes)["chief:0"]
     (line,) = (line for line in chief.out.splitlines() if "resumed at step" in line)
@@ -116,7 +116,7 @@ def resumed_to_the_end(group: ServerGroup, cwd: pathlib.Path, **counts) -> int:
     return since
 
 
-def test_nothing_happens(own, tmp_path):
+def test_an_undisturbed_run(own, tmp_path):
     with own() as group:
         all_end(group)
     figures = check_counts(tmp_path)
@@ -125,8 +125,8 @@ def test_nothing_happens(own, tmp_path):
     assert all(worker["failures"] == 0 for worker in figures["workers"].values())
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     stale = [line["staleness"] for line in lines if line["kind"] == "train"]
-    assert sum(sum(told["histogram"].values()) for told in stale) == STEPS
-    assert all(0 <= told["mean"] <= told["max"] for told in stale)
+    assert sum(sum(report["histogram"].values()) for report in stale) == STEPS
+    assert all(0 <= report["mean"] <= report["max"] for report in stale)
     events = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
     events.Reload()
     assert {"staleness/mean", "staleness/max", "staleness"} <= set(events.Tags()["tensors"])
@@ -134,7 +134,7 @@ def test_nothing_happens(own, tmp_path):
 
 @pytest.mark.parametrize("flags", [(), (SYNC,)], ids=["async", "sync"])
 @pytest.mark.parametrize("victims", [("worker:1",), ("worker:0", "worker:1")], ids=["one", "all"])
-def test_killed_workers_that_come_again(own, tmp_path, flags, victims):
+def test_killed_workers_that_are_restarted(own, tmp_path, flags, victims):
     with own(*flags) as group:
         signalled(group, tmp_path, signal.SIGKILL, *victims)
         for victim in victims:
@@ -146,25 +146,25 @@ def test_killed_workers_that_come_again(own, tmp_path, flags, victims):
 
 
 @pytest.mark.parametrize("victim, flags", [("ps:0", ()), ("ps:1", ()), ("ps:1", (SYNC,))])
-def test_a_killed_server(own, tmp_path, victim, flags):
+def test_a_killed_server_ends_the_cluster_which_can_resume(own, tmp_path, victim, flags):
     with own(*flags) as group:
         signalled(group, tmp_path, signal.SIGKILL, victim)
         ends = group.ends(END_SECONDS)
     assert ends.pop(victim).code == -signal.SIGKILL
-    assert {ended.code for ended in ends.values()} == {PEER_LOST}, words(ends)
+    assert {ended.code for ended in ends.values()} == {PEER_LOST}, outputs(ends)
     for name in ("chief:0", "worker:0", "worker:1"):
         (line,) = errors(ends[name])
-        assert f"{victim} (127.0.0.1:" in line, words(ends)
+        assert f"{victim} (127.0.0.1:" in line, outputs(ends)
         assert re.search("(was|were) lost", line)
     assert resumed_to_the_end(own(*flags), tmp_path, is_sync=bool(flags)) >= 10
 
 
-def test_a_killed_chief(own, tmp_path):
+def test_a_killed_chief_ends_the_cluster_which_can_resume(own, tmp_path):
     with own() as group:
         signalled(group, tmp_path, signal.SIGKILL, "chief:0")
         ends = group.ends(END_SECONDS)
     assert ends.pop("chief:0").code == -signal.SIGKILL
-    assert {ended.code for ended in ends.values()} == {PEER_LOST}, words(ends)
+    assert {ended.code for ended in ends.values()} == {PEER_LOST}, outputs(ends)
     for name in ("ps:0", "ps:1"):
         assert "the chief was lost" in errors(ends[name])[0]
     assert resumed_to_the_end(own(), tmp_path) >= 10
@@ -188,7 +188,7 @@ def test_a_worker_that_never_starts_is_named(own):
     assert "worker:1 did not connect within 6 seconds" in line
 
 
-def test_without_waiting_the_others_go_on_without_it_and_say_so(own, tmp_path):
+def test_async_workers_train_without_a_missing_one_and_report_it(own, tmp_path):
     with own(missing=["worker:1"]) as group:
         chief = all_end(group)["chief:0"]
     assert set(check_counts(tmp_path)["workers"]) == {"worker:0"}
@@ -196,10 +196,10 @@ def test_without_waiting_the_others_go_on_without_it_and_say_so(own, tmp_path):
     assert "worker:0 is absent" not in chief.out
 
 
-@pytest.mark.parametrize("told", ["worker:1", "chief:0"])
-def test_sigterm_to_one_stops_all_at_the_same_step(own, tmp_path, told):
+@pytest.mark.parametrize("receiver", ["worker:1", "chief:0"])
+def test_sigterm_to_one_stops_all_at_the_same_step(own, tmp_path, receiver):
     with own() as group:
-        signalled(group, tmp_path, signal.SIGTERM, told)
+        signalled(group, tmp_path, signal.SIGTERM, receiver)
         chief = all_end(group, INTERRUPTED)["chief:0"]
     assert "stopped at step" in chief.out
     stopped = int(chief.out.split("stopped at step ")[1].split(";")[0])
@@ -208,7 +208,7 @@ def test_sigterm_to_one_stops_all_at_the_same_step(own, tmp_path, told):
     assert resumed_to_the_end(own(), tmp_path) == stopped
 
 
-def test_without_waiting_a_stopped_worker_loses_its_step_to_another(own, tmp_path):
+def test_async_another_worker_takes_over_the_step_of_a_stopped_one(own, tmp_path):
     before_it_computes = {"worker:1": {"TOWERS_FAULT": "stop@20"}}
     with own("--collective_timeout_seconds=3", variables=before_it_computes) as group:
         stopped = group.processes.pop("worker:1")
@@ -219,11 +219,11 @@ def test_without_waiting_a_stopped_worker_loses_its_step_to_another(own, tmp_pat
         assert "ps:0" in group.written("worker:1", "err")
     figures = check_counts(tmp_path)
     assert figures["workers"]["worker:1"]["failures"] == 1
-    # What it computed then was pushed nowhere.
+    # The stopped worker's gradients were not pushed after it continued.
     assert {server["pushes"] for server in figures["servers"].values()} == {STEPS}
 
 
-def test_where_all_wait_a_stopped_worker_ends_the_run(own, tmp_path):
+def test_sync_a_stopped_worker_ends_the_run(own, tmp_path):
     with own(SYNC, "--collective_timeout_seconds=3") as group:
         signalled(group, tmp_path, signal.SIGSTOP, "worker:1")
         chief = group.end("chief:0", END_SECONDS)
@@ -233,7 +233,7 @@ def test_where_all_wait_a_stopped_worker_ends_the_run(own, tmp_path):
 
 
 @pytest.mark.parametrize("flags", [(), (SYNC,)], ids=["async", "sync"])
-def test_nan_stops(own, flags):
+def test_nan_stops_the_run(own, flags):
     with own(*flags, variables={"worker:1": {"NAN_FROM": "4"}}) as group:
         chief = group.end("chief:0", LIMIT_SECONDS)
     assert chief.code == NOT_FINITE, chief.err
@@ -249,7 +249,7 @@ def test_nan_is_skipped(own, tmp_path):
     assert found["skipped_steps"] == STEPS - 4
 
 
-def test_other_flags_are_refused(own):
+def test_a_worker_with_different_flags_is_refused(own):
     with own(more_flags={"worker:1": ["--momentum=0.5"]}) as group:
         refused = group.end("worker:1", LIMIT_SECONDS)
     assert refused.code == USER_ERROR
@@ -257,8 +257,8 @@ def test_other_flags_are_refused(own):
     assert "worker:1 and ps:0 were started with different step options" in line
 
 
-def test_other_modes_go_on_from_its_checkpoints(own, tmp_path):
-    """Towers, two servers, three servers, towers: the numbers of two towers alone."""
+def test_other_modes_resume_from_its_checkpoints(own, tmp_path):
+    """Towers, two servers, three servers, towers: the same numbers as an undisturbed run on two towers."""
     constant = "--schedule=constant"
 
     def on_towers(steps: int, directory: str) -> str:
@@ -284,7 +284,7 @@ def test_other_modes_go_on_from_its_checkpoints(own, tmp_path):
         np.testing.assert_allclose(found[key], wanted[key], rtol=1e-4, atol=1e-6, err_msg=key)
 
 
-def test_the_launcher_recovers(tmp_path):
+def test_the_launcher_recovers_from_a_killed_worker(tmp_path):
     command = ("python", *(flag for flag in TRAIN if flag != "--strategy=ring"), "--strategy=ps")
     flags = ("--workers=2", "--ps=1", "--chief", "--max_restarts=1", "--kill=worker:1@step10", "--grace_seconds=1")
     with launched(tmp_path, "", *flags, command=command) as cluster:
@@ -305,8 +305,8 @@ def test_no_update_is_staler_than_the_bound(own, tmp_path, bound):
     assert sum(staleness["histogram"].values()) == STEPS
 
 
-def test_without_a_bound_a_slow_workers_updates_are_stale(own, tmp_path):
-    """So the bounds above mean something."""
+def test_without_a_bound_the_updates_of_a_slow_worker_are_stale(own, tmp_path):
+    """Shows that the bounds in the test above have an effect."""
     with own("--staleness=async", workers=3, variables={"worker:0": {"SECONDS_PER_BATCH": "0.4"}}) as group:
         all_end(group)
     assert summary(tmp_path)["parameter_servers"]["staleness"]["max"] > 3

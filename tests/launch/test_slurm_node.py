@@ -1,4 +1,4 @@
-"""The tests' own Slurm leaves nothing behind, whatever runs in it."""
+"""The Slurm cluster of slurm_node.py leaves no process behind, whatever runs in it."""
 
 import psutil
 
@@ -8,7 +8,7 @@ STUBBORN = "trap '' TERM INT HUP; touch started; sleep 300; sleep 300"
 
 
 @needs_slurm
-def test_nothing_is_left_of_it(tmp_path):
+def test_no_process_is_left(tmp_path):
     with slurm_nodes() as slurm:
         assert slurm.run("sbatch", f"--wrap={STUBBORN}", cwd=tmp_path).code == 0
         wait_until((tmp_path / "started").exists, "the job's start", slurm)
@@ -16,7 +16,7 @@ def test_nothing_is_left_of_it(tmp_path):
         commands = [" ".join(process.cmdline()) for process in running]
     for expected in ("munged", "slurmctld -D", "slurmd -D", "slurmstepd: [1.batch]", "slurm_script"):
         assert any(expected in command for command in commands), commands
-    # A step's end is its parent's to notice, and that may be a process that does not.
+    # A step that has ended stays a zombie until its parent waits for it, which the parent may never do.
     left = [process for process in running if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
     assert not left
     assert not slurm.folder.exists()

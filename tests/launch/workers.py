@@ -1,4 +1,4 @@
-"""The workers of a ring on this machine, each by its rank."""
+"""The workers of a ring on this machine, named by their ranks."""
 
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -7,7 +7,7 @@ from launch.membership.free_ports import free_addresses
 from tests.launch.cluster_processes import ClusterProcesses
 from tests.launch.programs import TINY, Ended
 
-# A small training of which each process is a worker with one tower.
+# A short training; each process is a worker with one tower.
 TRAIN = (
     "-m",
     "launch.train",
@@ -19,7 +19,7 @@ TRAIN = (
 
 
 class Workers(ClusterProcesses):
-    """Within, `python command...` runs for each rank."""
+    """Context manager: runs `python command...` for each rank."""
 
     def __init__(
         self,
@@ -32,12 +32,12 @@ class Workers(ClusterProcesses):
         inside: Mapping[int, Sequence[str]] | None = None,
     ):
         """Args:
-        commands: one a rank.
-        addresses: where they listen; None for free ones.
-        cwd: where they run.
-        missing: ranks that the cluster has and that are not started.
-        environments: what more some ranks have in theirs.
-        inside: the words before `python` of some ranks, which put it elsewhere; the process stays the same.
+        commands: the command of each rank.
+        addresses: the addresses to listen on; None for free ones.
+        cwd: the current folder of the processes.
+        missing: ranks of the cluster that are not started.
+        environments: by rank, variables added to its environment.
+        inside: by rank, words before `python` that run it elsewhere, in the same process.
         """
         self.addresses = list(addresses or free_addresses(len(commands)))
         super().__init__({"worker": self.addresses}, cwd)
@@ -51,5 +51,5 @@ class Workers(ClusterProcesses):
                 self.run(rank, command, role="worker", index=rank, variables=variables, inside=inside)
 
     def ends(self, limit_seconds: float) -> list[Ended]:
-        """Waits for all that were started, by rank."""
+        """Waits until all started processes have ended; in the order of their ranks."""
         return [self.end(rank, limit_seconds) for rank in self.processes]
