@@ -44,24 +44,24 @@ def test_installed_packages_are_not_put_before_the_standard_library(monkeypatch)
 
 
 def launched(folder, *command: str) -> subprocess.CompletedProcess:
-    """One worker that runs a command in a folder with intruders, under a launcher that ignores the folder."""
-    write_intruders(folder)
-    kept = {name: value for name, value in environment().items() if name != "PYTHONPATH"}
+    """A cluster of one worker that runs a command, under a launcher that does not import from the folder."""
+    inherited = {name: value for name, value in environment().items() if name != "PYTHONPATH"}
     return subprocess.run(
         [sys.executable, "-P", "-c", START, *network_flags(), "--workers=1", "--", *command],
         cwd=folder,
-        env=kept,
+        env=inherited,
         capture_output=True,
         text=True,
         timeout=100,
     )
 
 
-# As the console script `towers-local` starts; PYTHONPATH would reach the processes too.
+# Starts the launcher as the console script `towers-local` does. PYTHONPATH would reach the processes too.
 START = f"import sys; sys.path.append({str(ROOT)!r}); from launch import local; local.cli()"
 
 
 def test_a_clusters_processes_ignore_the_folder_where_they_run_our_program(tmp_path):
+    write_intruders(tmp_path)
     done = launched(tmp_path, "python", "-m", "launch.train", "--steps=0")
     assert done.returncode == 2, done.stderr
     assert done.stderr.startswith("[worker:0] train: error: "), done.stderr
