@@ -6,8 +6,6 @@ pytest --full    all tests: those marked `full` too
 
 import os
 
-import pytest
-
 # TensorFlow reads it while it is imported.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
@@ -33,12 +31,7 @@ def make_devices() -> None:
     configure_devices(num_towers=4, kind="cpu", threads_per_tower=1)
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    """Leaves out full tests unless asked for; keeps the tests of a file in one process, which share fixtures."""
-    for item in items:
-        if item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(item.location[0]))
     if not config.getoption("--full"):
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("full")])
         items[:] = [item for item in items if not item.get_closest_marker("full")]

@@ -67,7 +67,7 @@ def test_stop_names_the_step_and_applies_nothing(num_towers, accumulation, place
     message = str(caught.value)
     assert "\n" not in message
     assert caught.value.step == BAD_STEP and f"step {BAD_STEP} " in message
-    assert "its batch holds NaN" in message and "on_nan=skip" in message
+    assert "its batch holds NaN" in message and "on_nan='skip'" in message
     assert_close(all_numbers(strategy), all_numbers(expected), tolerance=0)
     assert counters_of(strategy)["updates"] == BAD_STEP
 

@@ -54,7 +54,7 @@ class TestAddresses:
         with server(host) as address:
             assert listens(address)
             port = address.rpartition(":")[2]
-            with refused(f"worker:1: port {port} of {address}", "in use", "choose another port"):
+            with refused(f"worker:1: cannot listen on port {port} of {address}", "in use", "choose another port"):
                 listening(Member("worker", 1, address))
 
     def test_one_that_was_used_a_moment_ago(self):
@@ -158,7 +158,7 @@ class TestRefused:
             join_ring(cluster(role, **addresses))
 
     def test_a_taken_address(self):
-        with server() as address, refused("worker:1: port", address):
+        with server() as address, refused("worker:1: cannot listen on port", address):
             join_ring(cluster("worker", 1, worker=[free(), address]))
 
     @pytest.mark.full

@@ -1,0 +1,147 @@
+"""What is checked of every row: after 20 steps on every task it gives the numbers of one device."""
+
+import functools
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from tests.conformance.ring_rows import outcomes_by_rank
+from tests.conformance.rows import Row, one_device, one_device_in_parts
+from tests.conformance.server_rows import outcomes_at_the_chief
+from tests.conformance.tasks import TASKS, SmallImages
+from tests.conformance.trials import (
+    NOT_SYNCED,
+    NUM_STEPS,
+    QUICK_TASK,
+    RATE,
+    Outcome,
+    Trial,
+    not_finite,
+    not_synced,
+    outcomes_of,
+    trials_of,
+    twenty_steps,
+)
+
+# Relative, of each variable. In float64 rounding stays a thousand times below.
+TOLERANCE = {"float64": 1e-9, "float32": 1e-5}
+
+
+def reference_of(row: Row, task: SmallImages) -> Outcome:
+    """One device on the undivided batch, or on the same parts if each part has its own statistics."""
+    in_parts = row.shares if task.batch_norm and row.batch_stats != "synced" else ()
+    return outcome_of_reference(task, row.reference.microbatches_for(task.batch_norm), in_parts)
+
+
+@functools.cache
+def outcome_of_reference(task: SmallImages, microbatches: int, in_parts: tuple[float, ...]) -> Outcome:
+    strategy, policy = (one_device_in_parts(in_parts), "average") if in_parts else (one_device, "synced")
+    return outcomes_of(strategy, twenty_steps(task, policy), microbatches)[-1]
+
+
+def outcomes_of_row(row: Row, trial: Trial) -> list[Outcome]:
+    """The outcomes of a trial. The processes of a row run once for its quick trials, and once for all others."""
+    if row.ring is not None:
+        return outcomes_by_rank(row, _is_quick(row, trial))[0][trial]
+    if row.servers is not None:
+        return outcomes_at_the_chief(row, _is_quick(row, trial))[trial]
+    return outcomes_of(row.make_strategy, trial, row.accumulation)
+
+
+def _is_quick(row: Row, trial: Trial) -> bool:
+    return row.in_quick and trial in trials_of(row.batch_stats, only_quick=True)
+
+
+def _case(row: Row, *values, is_quick: bool, name: str):
+    return pytest.param(row, *values, marks=[] if is_quick else [pytest.mark.full], id=name)
+
+
+def cases_of(rows: Sequence[Row], *, only_full: bool = False):
+    """A case for each row."""
+    return [_case(row, is_quick=row.in_quick and not only_full, name=row.name) for row in rows]
+
+
+def row_checks(rows: Sequence[Row]) -> type:
+    """The tests of some rows, as a class of tests. Rows of one kind are in a file of their own: a file is what
+    pytest's two processes divide the tests by.
+    """
+    cases = [
+        _case(row, task, is_quick=row.in_quick and task == QUICK_TASK, name=f"{row.name}-{task.name}")
+        for row in rows
+        for task in TASKS
+    ]
+    divided_rows = [row for row in rows if len(row.shares) > 1]
+
+    class RowChecks:
+        @pytest.mark.parametrize("row, task", cases)
+        def test_row_equals_one_device(self, row, task):
+            check_row(row, task)
+
+        @pytest.mark.parametrize("row", cases_of(divided_rows, only_full=True))
+        @pytest.mark.parametrize("batch_stats", NOT_SYNCED)
+        def test_statistics_that_are_not_synced(self, row, batch_stats):
+            check_not_synced(row, batch_stats)
+
+        @pytest.mark.parametrize("row", cases_of(rows))
+        def test_a_step_that_is_not_finite_changes_nothing(self, row):
+            check_not_finite(row)
+
+    return RowChecks
+
+
+def apart(values, expected, tolerance: float) -> dict[str, float]:
+    """max|a - b| / max|b| of the variables for which it exceeds the tolerance or is NaN."""
+    differences = {name: np.abs(values[name] - b).max() / np.abs(b).max() for name, b in expected.items()}
+    return {name: float(difference) for name, difference in differences.items() if not difference <= tolerance}
+
+
+def check_row(row: Row, task: SmallImages) -> None:
+    outcome, expected = outcomes_of_row(row, twenty_steps(task, row.batch_stats))[-1], reference_of(row, task)
+    tolerance = TOLERANCE[task.precision]
+    assert outcome.values.keys() == expected.values.keys()
+    assert apart(outcome.values, expected.values, tolerance) == {}
+    assert outcome.step == NUM_STEPS
+    assert {name: outcome.counters[name] for name in ("step", "updates", "skipped")} == {
+        "step": NUM_STEPS,
+        "updates": NUM_STEPS,
+        "skipped": 0,
+    }
+    check_report(outcome.report, expected.report, task)
+    check_evaluation(outcome.evaluation, expected.evaluation, task)
+
+
+def check_report(report, expected, task):
+    """Reported numbers are float32 sums, whatever the layers compute in."""
+    batches = [len(range(start, min(start + 30, task.num_images))) for start in range(0, task.num_images, 30)]
+    assert report.examples == sum(batches[step % len(batches)] for step in range(NUM_STEPS))
+    assert (report.step, report.num_steps, report.skipped) == (NUM_STEPS, NUM_STEPS, 0)
+    assert report.learning_rate == RATE
+    assert report.loss == pytest.approx(expected.loss, rel=1e-6)
+    assert report.gradient_norm == pytest.approx(expected.gradient_norm, rel=1e-5)
+    assert report.metrics == pytest.approx(expected.metrics, rel=1e-6)
+
+
+def check_evaluation(evaluation, expected, task):
+    assert evaluation["total_examples"] == task.num_images
+    assert evaluation["total_weight"] == expected["total_weight"] == task.total_weight("eval")
+    assert evaluation["accuracy"] == expected["accuracy"]
+    assert evaluation["loss"] == pytest.approx(expected["loss"], rel=1e-6)
+
+
+def check_not_synced(row: Row, batch_stats: str) -> None:
+    """Each part has its own statistics, so the reference computes the same parts."""
+    trial = not_synced(batch_stats)
+    (found,) = outcomes_of_row(row, trial)
+    (expected,) = outcomes_of(one_device_in_parts(row.shares), trial, row.accumulation)
+    assert apart(found.values, expected.values, TOLERANCE[trial.task.precision]) == {}
+
+
+def check_not_finite(row: Row) -> None:
+    before, skipped, after = outcomes_of_row(row, not_finite(row.batch_stats))
+    assert [outcome.report.skipped for outcome in (before, skipped, after)] == [0, 1, 0]
+    for name, value in skipped.values.items():
+        np.testing.assert_array_equal(value, before.values[name], err_msg=name)
+    assert all(np.isfinite(value).all() for value in after.values.values())
+    counters = after.counters
+    assert (counters["step"], counters["updates"], counters["skipped"]) == (3, 2, 1)
