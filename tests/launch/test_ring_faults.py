@@ -30,6 +30,11 @@ OWN = (
 )
 
 
+def one_of_both(name: str):
+    """Both workers of a ring; the quick tests take worker 1 alone."""
+    return pytest.mark.parametrize(name, [pytest.param(0, marks=pytest.mark.full), 1])
+
+
 def ring(command, *, cwd, num_workers=2, **more) -> Workers:
     return Workers([command] * num_workers, cwd=cwd, **more)
 
@@ -65,7 +70,7 @@ def resumed_to_the_end(cwd: pathlib.Path) -> str:
     return ends[0].out
 
 
-@pytest.mark.parametrize("victim", [0, 1])
+@one_of_both("victim")
 def test_a_killed_worker_ends_the_ring_which_can_resume(tmp_path, undisturbed, victim):
     with ring(TRAIN, cwd=tmp_path) as workers:
         interrupted_in_the_middle(workers, tmp_path, signal.SIGKILL, victim)
@@ -77,7 +82,7 @@ def test_a_killed_worker_ends_the_ring_which_can_resume(tmp_path, undisturbed, v
     assert_same_end(tmp_path / "run", undisturbed)
 
 
-@pytest.mark.parametrize("victim", [0, 1])
+@one_of_both("victim")
 def test_a_stopped_worker_ends_the_ring(tmp_path, victim):
     with ring(TRAIN, cwd=tmp_path) as workers:
         interrupted_in_the_middle(workers, tmp_path, signal.SIGSTOP, victim)
@@ -86,7 +91,7 @@ def test_a_stopped_worker_ends_the_ring(tmp_path, victim):
     assert f"worker:{victim}" in survivor.err
 
 
-@pytest.mark.parametrize("missing", [0, 2])
+@pytest.mark.parametrize("missing", [pytest.param(0, marks=pytest.mark.full), 2])
 def test_a_worker_that_never_starts_is_named(tmp_path, missing):
     command = (*TRAIN, "--startup_timeout_seconds=12")
     with ring(command, cwd=tmp_path, num_workers=3, missing=[missing]) as workers:
@@ -100,7 +105,7 @@ def test_a_worker_that_never_starts_is_named(tmp_path, missing):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("leaves", [0, 1])
+@one_of_both("leaves")
 def test_a_worker_that_exits_early_ends_the_ring(tmp_path, leaves):
     with own("leave", cwd=tmp_path, worker=leaves) as workers:
         assert workers.end(leaves, LIMIT_SECONDS).code == 0
@@ -109,7 +114,7 @@ def test_a_worker_that_exits_early_ends_the_ring(tmp_path, leaves):
     assert f"worker:{leaves}" in left.err
 
 
-@pytest.mark.parametrize("receiver", [0, 1])
+@one_of_both("receiver")
 def test_sigterm_to_one_stops_all_at_the_same_step(tmp_path, undisturbed, receiver):
     with ring(TRAIN, cwd=tmp_path) as workers:
         interrupted_in_the_middle(workers, tmp_path, signal.SIGTERM, receiver)
@@ -135,6 +140,7 @@ def test_a_port_that_is_in_use(tmp_path):
     assert "end what has it" in taken.err
 
 
+@pytest.mark.full
 def test_nan_on_one_worker_stops_all_at_the_same_step(tmp_path):
     with own("nan", cwd=tmp_path) as workers:
         ends = workers.ends(LIMIT_SECONDS)
@@ -152,6 +158,7 @@ def test_nan_on_one_worker_is_skipped_by_all(tmp_path):
         assert "skipped 8" in ended.out
 
 
+@pytest.mark.full
 def test_a_chief_that_is_killed_while_it_saves(tmp_path, undisturbed):
     with ring(TRAIN, cwd=tmp_path) as workers:
         checkpoints = tmp_path / "run" / "checkpoints"
@@ -165,6 +172,7 @@ def test_a_chief_that_is_killed_while_it_saves(tmp_path, undisturbed):
     assert_same_end(tmp_path / "run", undisturbed)
 
 
+@pytest.mark.full
 def test_a_straggler_is_reported(tmp_path):
     with own("slow", cwd=tmp_path) as workers:
         chief, other = workers.ends(LIMIT_SECONDS)
@@ -172,6 +180,7 @@ def test_a_straggler_is_reported(tmp_path):
     assert "straggler {'name': 'worker:1'" in chief.out
 
 
+@pytest.mark.full
 def test_a_worker_that_hangs_ends_the_ring_and_all_print_their_stacks(tmp_path):
     with own("hang", "--collective_timeout_seconds=8", cwd=tmp_path) as workers:
         waiting, stuck = workers.ends(LIMIT_SECONDS)

@@ -11,7 +11,7 @@ from tests.launch.network_namespaces import SLOW_MEGABITS, Network, hosts, names
 from tests.launch.programs import LAST_STEP, Ended, assert_same_end, checkpoint_values, errors, wait_for
 from tests.launch.workers import TRAIN, Workers
 
-pytestmark = [pytest.mark.timeout(280), needs_network_namespaces]
+pytestmark = [pytest.mark.timeout(280), needs_network_namespaces, pytest.mark.full]
 
 LIMIT_SECONDS = 200
 PORT = 2222

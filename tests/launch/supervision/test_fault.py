@@ -13,6 +13,7 @@ from towers.errors import UserError
 RUN = Run(strategy=None, directory=None, first_step=10, last_step=30)
 
 
+@pytest.mark.full
 @pytest.mark.timeout(300)
 def test_a_killed_training_gives_the_results_of_an_undisturbed_one(finished_run, tmp_path):
     command = ("python", "-m", "launch.train", *TINY)
@@ -30,6 +31,7 @@ def test_a_killed_training_gives_the_results_of_an_undisturbed_one(finished_run,
     assert_same_end(directory, finished_run.directory)
 
 
+@pytest.mark.full
 @pytest.mark.timeout(300)
 def test_a_ring_restarts_after_the_loss_of_any_worker(tmp_path):
     """Without the fault, rank 0 would not end a call of run_steps at this step."""
