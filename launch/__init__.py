@@ -1,7 +1,7 @@
 """Programs and flags: the only room that reads flags and the environment and that starts processes."""
 
-from launch.importing.own_packages import check_own_packages
-from launch.importing.quiet_tensorflow import keep_tensorflow_quiet
+from launch.at_import.own_packages import check_own_packages
+from launch.at_import.quiet_tensorflow import keep_tensorflow_quiet
 
 check_own_packages()
 keep_tensorflow_quiet()

@@ -41,7 +41,7 @@ from launch.health.versions import versions
 from launch.measuring.case import Case
 from launch.measuring.comparison import changes, only_in_one
 from launch.measuring.groups import GROUPS, cases
-from launch.measuring.measured import MEASUREMENTS, TINY
+from launch.measuring.measured_program import MEASUREMENTS, TINY
 from launch.measuring.plots import save_plots
 from launch.measuring.results import load, results, save
 from launch.measuring.running import run_case

@@ -11,7 +11,7 @@ import json
 from absl import flags
 
 from launch import binary, training
-from launch.flags.saved import load_flags
+from launch.flags.saved_flags import load_flags
 from launch.flags.task import task_from_flags
 from strategies.training.trainer import Trainer
 from towers.errors import UserError

@@ -16,7 +16,7 @@ from absl import flags
 
 from launch import binary
 from launch.evaluate import restored_trainer
-from models.networks.test_time_views import with_test_time_views
+from models.networks.views import with_test_time_views
 from strategies.training.export import save_model
 from towers.errors import UserError
 

@@ -40,7 +40,7 @@ from absl import flags
 
 from launch import binary
 from launch.flags.checks import at_least_zero, positive
-from launch.flags.command_line import flag_value
+from launch.flags.flag_in_command import flag_value
 from launch.membership.roles import Roles
 from launch.supervision.cluster_run import LocalRun, Plan
 from launch.supervision.own_program import own_program

@@ -18,10 +18,10 @@ from absl import flags
 
 from launch import binary, training
 from launch.flags import step
-from launch.flags.saved import save_flags
+from launch.flags.saved_flags import save_flags
 from launch.flags.task import task_from_flags
 from launch.supervision.signals import StopSignals
-from strategies.reference import reference_strategy
+from strategies.one_device_reference import reference_strategy
 from strategies.training.verification import differences
 
 FLAGS = flags.FLAGS

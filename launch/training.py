@@ -21,12 +21,12 @@ from launch.flags.devices import devices_from_flags
 from launch.flags.recipes import apply_recipe
 from launch.flags.ring import joined_ring
 from launch.flags.run import callbacks_from_flags, run_directory, trainer_options_from_flags
-from launch.flags.saved import flag_settings
+from launch.flags.saved_flags import flag_settings
 from launch.flags.servers import servers_membership
 from launch.flags.step import options_from_flags
 from launch.membership.this_process import is_evaluator
-from launch.supervision.fault import faults_from_environment
-from launch.supervision.server_roles import follow_run, serve, work
+from launch.supervision.fault_injection import faults_from_environment
+from launch.supervision.role_programs import follow_run, serve, work
 from strategies import registry
 from strategies.cluster import SERVER, WORKER
 from strategies.contract import Strategy

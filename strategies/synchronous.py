@@ -13,7 +13,6 @@ import tensorflow as tf
 
 from strategies.contract import Move, StepReport
 from strategies.errors import NonFiniteStep
-from towers.batch_parts import open_length
 from towers.engine import Engine
 from towers.errors import UserError
 from towers.layers.names import counted_anew
@@ -21,6 +20,7 @@ from towers.options import StepOptions
 from towers.precision import layer_precision
 from towers.task import Batch, InputShard, Task, as_batch, steps_per_epoch
 from towers.tower import ModelVariables
+from towers.tower_parts import open_length
 
 
 class SynchronousStrategy:

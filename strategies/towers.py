@@ -2,9 +2,9 @@
 
 from strategies.synchronous import SynchronousStrategy
 from towers.devices import Devices
+from towers.one_process_engine import OneProcessEngine
 from towers.options import StepOptions
 from towers.task import Task
-from towers.towers_engine import TowersEngine
 
 
 def towers_strategy(
@@ -17,6 +17,6 @@ def towers_strategy(
     """
 
     def make_engine(model, batch_spec):
-        return TowersEngine(task, model, devices, options, batch_spec=batch_spec, shares=shares)
+        return OneProcessEngine(task, model, devices, options, batch_spec=batch_spec, shares=shares)
 
     return SynchronousStrategy("towers", task, options, make_engine, devices.num_towers)

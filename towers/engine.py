@@ -15,9 +15,9 @@ from towers import split
 from towers.counters import Counters
 from towers.devices import HOST, Devices
 from towers.exchange import TowerExchange
+from towers.mean_and_update import StepOutcome
 from towers.options import StepOptions
 from towers.precision import loss_scaling_for
-from towers.step_end import StepOutcome
 from towers.task import Batch, Task, batch_length
 from towers.tower import EvaluationFunction, EvaluationResult, TowerFunction
 

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from towers import batch_stats, gradients, sums
-from towers.batch_parts import TowerParts
 from towers.devices import HOST, Devices
 from towers.options import StepOptions
 from towers.task import Batch
 from towers.tower import EvaluationFunction, EvaluationResult, TowerFunction, TowerResult
+from towers.tower_parts import TowerParts
 
 
 class TowerPasses:

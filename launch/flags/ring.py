@@ -10,8 +10,8 @@ from launch.membership.tf_config import public_addresses
 from launch.membership.this_process import cluster_of_this_process, is_evaluator
 from strategies.cluster import Cluster
 from strategies.registry import cluster_kind, strategy_names
+from strategies.ring.collectives import ALGORITHMS, WireOptions
 from strategies.ring.joining import Ring, RingOptions, join_ring
-from strategies.ring.worker_exchange import ALGORITHMS, WireOptions
 from strategies.wire_precisions import WIRE_PRECISIONS
 from towers.errors import UserError
 

@@ -5,7 +5,7 @@ import pathlib
 import posixpath
 import re
 
-from launch.flags.command_line import flag_value
+from launch.flags.flag_in_command import flag_value
 from towers.errors import UserError
 
 # Linux limits an environment variable to 128 KiB, and TF_CONFIG names every worker.

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Sequence
 
 from launch import binary
-from launch.flags.command_line import flag_value
+from launch.flags.flag_in_command import flag_value
 from towers.errors import UserError
 
 _GPUS = re.compile(r"(?:[\w.-]+:)?0*([1-9][0-9]*)", re.ASCII)

@@ -8,8 +8,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from launch.measuring.case import Case
+from strategies.atomic_write import write_atomically
 from strategies.reports.strict_json import dumps
-from strategies.whole_file import write_whole
 from towers.errors import UserError
 
 VERSION = 1
@@ -75,7 +75,7 @@ def _rate(one: Mapping) -> float:
 
 def save(found: Mapping, path: pathlib.Path) -> None:
     """Writes the file atomically."""
-    write_whole(path, dumps(found, indent=1) + "\n")
+    write_atomically(path, dumps(found, indent=1) + "\n")
 
 
 def load(path: str) -> dict:

@@ -1,6 +1,6 @@
 """A small process that kills the process groups that a launcher leaves behind when it dies.
 
-The kernel kills a launcher's children with it (`tied_start.py`), but not the processes that these have started.
+The kernel kills a launcher's children with it (`die_with_launcher.py`), but not the processes that these started.
 The launcher reports to the guard every group that begins or ends. The guard's input ends when the launcher
 ends, even if it is killed; the guard then kills the groups that have not ended. It runs as a file, without this
 package: it imports the standard library only.

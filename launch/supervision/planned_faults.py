@@ -1,6 +1,6 @@
 """Faults that a user plans in order to test recovery: which process is killed or stopped, and before which step.
 
-The launcher passes each fault to its process in the environment of the first start; `fault.py` executes it there.
+The launcher passes each fault to its process in the environment of the first start; `fault_injection.py` runs it.
 """
 
 import dataclasses

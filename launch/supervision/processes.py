@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from launch.supervision.group_guard import GroupGuard
 
-_TIED_START = str(pathlib.Path(__file__).with_name("tied_start.py"))
+_DIE_WITH_LAUNCHER = str(pathlib.Path(__file__).with_name("die_with_launcher.py"))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,7 +58,7 @@ class Process:
         self._asked_at: float | None = None
         self._was_stopped = False
         self._popen = subprocess.Popen(
-            [sys.executable, "-I", "-S", _TIED_START, str(os.getpid()), *command],
+            [sys.executable, "-I", "-S", _DIE_WITH_LAUNCHER, str(os.getpid()), *command],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

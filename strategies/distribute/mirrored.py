@@ -13,15 +13,15 @@ import tensorflow as tf
 
 from strategies.synchronous import SynchronousStrategy
 from towers import batch_stats, gradients
-from towers.batch_parts import TowerParts, microbatch
 from towers.devices import HOST, Devices
 from towers.engine import Engine
+from towers.mean_and_update import count_step, may_update, mean_gradients, outcome
 from towers.options import StepOptions
 from towers.placement import apply_rule, constraints_of, make_slots, variables_like
-from towers.step_end import count_step, may_update, mean_gradients, outcome
 from towers.sums import add_evaluations, add_to, scalars_of, with_scalars
 from towers.task import Task, batch_length
 from towers.tower import TowerResult
+from towers.tower_parts import TowerParts, microbatch
 from towers.tower_passes import tower_seed
 
 

@@ -5,10 +5,10 @@ import json
 import pathlib
 from collections.abc import Mapping
 
+from strategies.atomic_write import write_atomically
 from strategies.callbacks import Callback, Run, unwritable
 from strategies.contract import StepReport
 from strategies.reports.strict_json import dumps
-from strategies.whole_file import write_whole
 
 
 class MetricsLog(Callback):
@@ -71,4 +71,4 @@ def _drop_repeated_lines(path: pathlib.Path, run: Run) -> None:
                 lines.append(line + "\n")
         except (ValueError, KeyError, TypeError):
             continue  # an incomplete line: the run was killed while it wrote
-    write_whole(path, "".join(lines))
+    write_atomically(path, "".join(lines))

@@ -11,10 +11,10 @@ import psutil
 import tensorflow as tf
 
 import towers
+from strategies.atomic_write import write_atomically
 from strategies.callbacks import Callback
 from strategies.contract import SectionTotals, StepReport, Strategy, WorkerTime
 from strategies.reports.strict_json import dumps
-from strategies.whole_file import write_whole
 
 # Raise it when a field changes its meaning or is removed; a new field does not need it.
 VERSION = 1
@@ -150,4 +150,4 @@ def summarize(figures: RunFigures, strategy: Strategy, *, outcome: str, settings
 
 def write_summary(summary: Mapping, path: pathlib.Path) -> None:
     """Writes the file; it is complete or unchanged."""
-    write_whole(path, dumps(summary, indent=2) + "\n")
+    write_atomically(path, dumps(summary, indent=2) + "\n")

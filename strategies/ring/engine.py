@@ -15,17 +15,17 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from strategies.ring.worker_exchange import WorkerExchange
+from strategies.ring.collectives import WorkerExchange
 from towers import batch_stats, gradients
-from towers.batch_parts import TowerParts
 from towers.devices import HOST
 from towers.engine import Engine
 from towers.exchange import TowerExchange
+from towers.mean_and_update import finish_step
 from towers.placement import CentralPlacement
-from towers.step_end import finish_step
 from towers.sums import add_to, scalars_of, with_scalars
 from towers.task import Batch, batch_length
 from towers.tower import TowerResult
+from towers.tower_parts import TowerParts
 from towers.tower_passes import TowerPasses
 
 # Greater than the keys of the workers' groups, which count from 2,000,000.

@@ -1,7 +1,7 @@
 """Joining a ring: the processes of a cluster find each other once, before TensorFlow computes anything.
 
 tf.distribute.MultiWorkerMirroredStrategy starts TensorFlow's server and its heartbeats. What workers send each
-other afterwards is in `strategies.ring.worker_exchange`.
+other afterwards is in `strategies.ring.collectives`.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from strategies.cluster import CHIEF, RING_ROLES, WORKER, Cluster, Member
 from strategies.errors import PeerLost
-from strategies.ring.worker_exchange import WireOptions
+from strategies.ring.collectives import WireOptions
 from towers.errors import UserError
 
 _PROBE_SECONDS = 0.2

@@ -17,12 +17,12 @@ import tensorflow as tf
 from strategies.cluster import Member
 from strategies.contract import Move, StepReport, WorkerTime
 from strategies.errors import PeerLost
+from strategies.ring.collectives import HostExchange, WorkerExchange
 from strategies.ring.divergence import checksums, what_drifted
 from strategies.ring.engine import RingEngine
 from strategies.ring.joining import Ring
 from strategies.ring.tcp_connect import connected_tcp_ring
 from strategies.ring.tcp_ring import TcpRing
-from strategies.ring.worker_exchange import HostExchange, WorkerExchange
 from strategies.synchronous import SynchronousStrategy, as_batches
 from towers.devices import Devices
 from towers.errors import UserError

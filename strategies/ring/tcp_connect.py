@@ -10,8 +10,8 @@ import tensorflow as tf
 from tensorflow.python.eager import context  # the one way to ask TensorFlow whether a peer lives
 
 from strategies.cluster import Member
+from strategies.ring.collectives import HostExchange
 from strategies.ring.tcp_ring import TcpRing
-from strategies.ring.worker_exchange import HostExchange
 
 _HEALTH_MILLISECONDS = 3000
 _TOKEN_NUMBERS = 2

@@ -15,18 +15,18 @@ import tensorflow as tf
 from strategies.contract import Move, StepReport
 from strategies.errors import NonFiniteStep, PeerLost
 from strategies.servers.coordination import KEY
-from strategies.servers.figures import SECTION, ServerFigures, ServersReport, WorkerFigures
 from strategies.servers.group import Group
 from strategies.servers.layout import Layout
 from strategies.servers.options import ServersOptions
+from strategies.servers.report_section import SECTION, ServerFigures, ServersReport, WorkerFigures
 from strategies.servers.store import check_rule
 from strategies.synchronous import SynchronousStrategy, mean_of
 from towers.devices import Devices
 from towers.errors import UserError
 from towers.layers.batch_norm import batch_norm_layers
+from towers.one_process_engine import OneProcessEngine
 from towers.options import StepOptions
 from towers.task import Task
-from towers.towers_engine import TowersEngine
 
 
 def check_options(options: StepOptions, servers: ServersOptions, num_workers: int) -> None:
@@ -73,7 +73,7 @@ class ServersStrategy(SynchronousStrategy):
         """
 
         def make_engine(model, batch_spec):
-            return TowersEngine(task, model, devices, options, batch_spec=batch_spec, shares=shares)
+            return OneProcessEngine(task, model, devices, options, batch_spec=batch_spec, shares=shares)
 
         self._group, self._servers, self._num_workers = group, servers, num_workers
         self._startup_timeout_seconds = startup_timeout_seconds

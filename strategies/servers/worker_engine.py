@@ -12,17 +12,17 @@ from strategies.servers.layout import Layout, row_width
 from strategies.servers.rows import Rows, SplitGradient
 from strategies.wire_precisions import WIRE_PRECISIONS
 from towers import batch_stats, gradients, split
-from towers.batch_parts import TowerParts
 from towers.counters import Counters
 from towers.devices import HOST, Devices
 from towers.exchange import TowerExchange
+from towers.mean_and_update import mean_gradients
 from towers.options import StepOptions
 from towers.placement import canonical_names
 from towers.precision import loss_scaling_for
-from towers.step_end import mean_gradients
 from towers.sums import add_to
 from towers.task import Batch, Task, batch_length
 from towers.tower import ModelVariables, TowerFunction, TowerResult
+from towers.tower_parts import TowerParts
 from towers.tower_passes import TowerPasses
 
 

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 
 import tensorflow as tf
 
+from strategies.atomic_write import UNFINISHED, flush, write_atomically
 from strategies.contract import Strategy
-from strategies.whole_file import UNFINISHED, flush, write_whole
 from towers.errors import UserError
 
 _LAYOUT = "layout"
@@ -192,7 +192,7 @@ class Checkpoints:
         """
         found = self.saved()
         removed = found[found.index(str(newest)) :][self._keep :]
-        write_whole(self.directory / _STATE, f'model_checkpoint_path: "{newest.name}"\n')
+        write_atomically(self.directory / _STATE, f'model_checkpoint_path: "{newest.name}"\n')
         for old in removed:
             for file in reversed(_files(pathlib.Path(old))):
                 file.unlink(missing_ok=True)

@@ -5,9 +5,9 @@ from collections.abc import Callable
 
 from strategies.contract import Strategy
 from strategies.distribute.mirrored import mirrored_strategy
+from strategies.ring.collectives import WireOptions
 from strategies.ring.joining import RingOptions
 from strategies.ring.strategy import ring_strategy
-from strategies.ring.worker_exchange import WireOptions
 from strategies.servers.membership import servers_strategy
 from strategies.servers.options import ServersOptions
 from strategies.towers import towers_strategy

@@ -414,7 +414,7 @@ print("start", start)
 
 
 class TestFaults:
-    """With programs that execute the fault in TOWERS_FAULT, as launch/supervision/fault.py does."""
+    """With programs that execute the fault in TOWERS_FAULT, as launch/supervision/fault_injection.py does."""
 
     PROGRAM = """
 kind, _, step = os.environ.get("TOWERS_FAULT", "").partition("@")

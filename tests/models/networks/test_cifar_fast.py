@@ -10,7 +10,7 @@ from models.data.augment import normalise
 from models.image_task import ImageTask
 from models.networks.cifar_fast import PATCH, WHITENING, cifar_fast
 from models.networks.registry import weights_from_data
-from models.networks.test_time_views import with_test_time_views
+from models.networks.views import with_test_time_views
 from models.networks.whitening import whitening_kernel
 from models.tasks import build_task
 from tests.towers.user_errors import refused

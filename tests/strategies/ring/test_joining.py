@@ -11,8 +11,8 @@ from launch.membership.free_ports import free_addresses
 from strategies.cluster import Cluster, Member
 from strategies.errors import PeerLost
 from strategies.ring import joining
+from strategies.ring.collectives import WireOptions
 from strategies.ring.joining import Ring, RingOptions, join_ring, listening, listens, wait_for_all
-from strategies.ring.worker_exchange import WireOptions
 from tests.launch.programs import run
 from tests.towers.user_errors import refused
 

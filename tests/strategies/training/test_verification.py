@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from strategies.reference import reference_strategy
+from strategies.one_device_reference import reference_strategy
 from strategies.registry import build_strategy
 from strategies.training import verification
 from strategies.training.verification import differences, relative_difference

@@ -2,7 +2,7 @@
 
 import pytest
 
-from launch.flags.command_line import flag_value
+from launch.flags.flag_in_command import flag_value
 
 
 @pytest.mark.parametrize(

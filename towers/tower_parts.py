@@ -65,7 +65,7 @@ class TowerParts:
         return cls(shares=tuple(shares), num_towers=len(shares))
 
     def part(self, batch: Batch, tower: int) -> tuple[Batch, tf.Tensor]:
-        """The part of this process's tower `tower`, and its activity as `towers.batch_parts.part` returns it."""
+        """The part of this process's tower `tower`, and its activity as `towers.tower_parts.part` returns it."""
         if self.stand_in is None:
             return part(batch, tower, self.shares)
         is_empty = tf.equal(batch_length(batch), 0)

@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from launch.supervision.fault import Fault, faults_from_environment
+from launch.supervision.fault_injection import Fault, faults_from_environment
 from strategies.callbacks import Run
 from tests.launch.clusters import launched
 from tests.launch.programs import TINY, assert_same_end

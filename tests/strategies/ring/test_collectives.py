@@ -7,7 +7,7 @@ import signal
 import numpy as np
 import pytest
 
-from strategies.ring.worker_exchange import HostExchange, WireOptions, WorkerExchange
+from strategies.ring.collectives import HostExchange, WireOptions, WorkerExchange
 from tests.launch.workers import Workers
 from tests.strategies.ring import exchange_program as program
 from tests.towers.user_errors import refused

@@ -6,7 +6,7 @@ import pathlib
 UNFINISHED = ".new"
 
 
-def write_whole(path: pathlib.Path, text: str) -> None:
+def write_atomically(path: pathlib.Path, text: str) -> None:
     """Replaces the contents of a file by `text`.
 
     Raises:

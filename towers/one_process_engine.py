@@ -8,18 +8,18 @@ from collections.abc import Callable, Mapping
 import tensorflow as tf
 
 from towers import gradients
-from towers.batch_parts import TowerParts, microbatch
 from towers.engine import Engine
+from towers.mean_and_update import finish_step
 from towers.placement import CentralPlacement, Placement
-from towers.step_end import finish_step
 from towers.sums import add_to
 from towers.task import batch_length
 from towers.tower import ModelVariables, TowerResult
+from towers.tower_parts import TowerParts, microbatch
 from towers.tower_passes import TowerPasses
 from towers.updates.rules import UpdateRule
 
 
-class TowersEngine(Engine):
+class OneProcessEngine(Engine):
     """Trains and evaluates batches on towers."""
 
     def __init__(

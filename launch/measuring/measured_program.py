@@ -20,7 +20,7 @@ from models.own_task import OwnTask
 from strategies.callbacks import Callback
 from strategies.contract import StepReport, Strategy
 from strategies.reports.progress_display import ProgressDisplay
-from strategies.servers.figures import SECTION
+from strategies.servers.report_section import SECTION
 from strategies.training.trainer import Trainer
 from strategies.training.trainer_options import TrainerOptions
 from towers.task import InputShard

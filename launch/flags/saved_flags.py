@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from absl import flags
 
-from strategies.whole_file import write_whole
+from strategies.atomic_write import write_atomically
 from towers.errors import UserError
 
 FLAGS = flags.FLAGS
@@ -40,7 +40,7 @@ def save_flags(directory: pathlib.Path) -> None:
         if value is not None and value != [] and name not in _NOT_SAVED:
             text = ",".join(map(str, value)) if isinstance(value, list) else value
             lines.append(f"--{name}={text}\n")
-    write_whole(directory / FLAG_FILE, "".join(lines))
+    write_atomically(directory / FLAG_FILE, "".join(lines))
 
 
 def load_flags(directory: str | None) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from strategies.servers.figures import ServerFigures, ServersReport, WorkerFigures
+from strategies.servers.report_section import ServerFigures, ServersReport, WorkerFigures
 
 MIB = 2**20
 

@@ -1,6 +1,6 @@
 """Executes another program such that the kernel kills it when its launcher dies.
 
-    python -I -S tied_start.py LAUNCHER_ID PROGRAM ARGUMENT...
+    python -I -S die_with_launcher.py LAUNCHER_ID PROGRAM ARGUMENT...
 
 This is a program, not code between fork and exec, because such code is unsafe if the launcher has threads.
 It imports the standard library only, because it runs before every process of a cluster.
