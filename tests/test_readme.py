@@ -20,13 +20,7 @@ def test_there_are_examples():
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize(
-    "example",
-    [
-        pytest.param(example, id=first_line(example), marks=[pytest.mark.full] if index else [])
-        for index, example in enumerate(EXAMPLES)
-    ],
-)
+@pytest.mark.parametrize("example", EXAMPLES, ids=first_line)
 def test_example_runs(example, tmp_path):
     assert len(example.strip().splitlines()) < 30
     script = tmp_path / "example.py"

@@ -95,7 +95,12 @@ def test_one_line_and_nothing_written(name, refusals):
 
 
 @pytest.mark.parametrize(
-    "name", ["more towers than examples", "towers on a GPU where there is none", "an unknown flag"]
+    "name",
+    [
+        "more towers than examples",
+        pytest.param("towers on a GPU where there is none", marks=pytest.mark.full),
+        pytest.param("an unknown flag", marks=pytest.mark.full),
+    ],
 )
 def test_as_a_separate_process(name, tmp_path):
     flags, parts = CASES[name]
@@ -103,6 +108,7 @@ def test_as_a_separate_process(name, tmp_path):
     assert listing(tmp_path) == []
 
 
+@pytest.mark.full
 def test_another_model_in_the_directory(finished_run, tmp_path):
     """A checkpoint of another model or optimizer is refused and not changed."""
     before = listing(finished_run.directory)

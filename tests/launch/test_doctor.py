@@ -80,6 +80,7 @@ def leaky(tmp_path_factory):
     }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("how", ["text", "json"])
 def test_no_credential_is_shown(leaky, how):
     ended = leaky[how]
@@ -91,6 +92,7 @@ def test_no_credential_is_shown(leaky, how):
     assert "hidden" in ended.out
 
 
+@pytest.mark.full
 def test_a_problem_with_a_hidden_text_is_still_listed(leaky):
     """LEAKY's TF_CONFIG is invalid, and its --data_dir contains no dataset."""
     found = json.loads(leaky["json"].out)
@@ -133,6 +135,7 @@ def test_a_check_that_raises_becomes_a_problem():
     assert problem == "disk: this check failed with RuntimeError: no such thing; report this line as a bug"
 
 
+@pytest.mark.full
 def test_a_timeout_of_zero_is_refused(tmp_path):
     ended = report(tmp_path, "--timeout_seconds=0")
     assert (ended.code, ended.out) == (2, "")

@@ -8,7 +8,7 @@ import pytest
 
 from tests.launch.programs import LAST_STEP, listing, run, run_many
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.full]
 
 EVALUATE, EXPORT = "launch.evaluate", "launch.export"
 

@@ -38,6 +38,7 @@ def test_it_evaluates_checkpoints_up_to_the_last(tmp_path):
     assert list((tmp_path / "run" / "evaluator" / "tensorboard").iterdir())
 
 
+@pytest.mark.full
 def test_it_ends_at_sigterm(tmp_path):
     with ServerGroup(TRAIN, workers=1, servers=1, cwd=tmp_path, missing=("chief:0", "worker:0", "ps:0")) as group:
         group.start("evaluator:0")

@@ -213,6 +213,7 @@ def run(*arguments):
     )
 
 
+@pytest.mark.full
 def test_the_program_prints_the_folder_of_the_data_set(tmp_path):
     archive = write_archive(tmp_path / "a.tar.gz")
     done = run(f"--archive={archive}", f"--data_dir={tmp_path}/tfds", "--allow_any_checksum")

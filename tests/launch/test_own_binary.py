@@ -58,6 +58,7 @@ def folder(tmp_path_factory):
     return folder
 
 
+@pytest.mark.full
 def test_it_trains_and_resumes(folder):
     first = run("line.py", *FLAGS, "--epochs=10", "--schedule=constant", cwd=folder)
     assert first.code == 0, first.err

@@ -44,6 +44,7 @@ def own(mischief: str, *flags: str, cwd: pathlib.Path, worker: int = 1) -> Worke
     return ring((*OWN, *flags), cwd=cwd, environments={worker: {"MISCHIEF": mischief}})
 
 
+@pytest.mark.full
 def test_only_the_chief_writes_files_and_shows_progress(tmp_path):
     with ring(TRAIN, cwd=tmp_path) as workers:
         chief, other = workers.ends(LIMIT_SECONDS)
@@ -70,6 +71,7 @@ def resumed_to_the_end(cwd: pathlib.Path) -> str:
     return ends[0].out
 
 
+@pytest.mark.full
 @one_of_both("victim")
 def test_a_killed_worker_ends_the_ring_which_can_resume(tmp_path, undisturbed, victim):
     with ring(TRAIN, cwd=tmp_path) as workers:
@@ -82,6 +84,7 @@ def test_a_killed_worker_ends_the_ring_which_can_resume(tmp_path, undisturbed, v
     assert_same_end(tmp_path / "run", undisturbed)
 
 
+@pytest.mark.full
 @one_of_both("victim")
 def test_a_stopped_worker_ends_the_ring(tmp_path, victim):
     with ring(TRAIN, cwd=tmp_path) as workers:
@@ -100,7 +103,7 @@ def test_a_worker_that_never_starts_is_named(tmp_path, missing):
     for ended in ends:
         assert ended.code == PEER_LOST
         (line,) = errors(ended)
-        assert f"worker:{missing} ({address}) did not come" in line
+        assert f"worker:{missing} ({address}) did not start" in line
         assert "--startup_timeout_seconds=12" in line
     assert not (tmp_path / "run").exists()
 
@@ -114,6 +117,7 @@ def test_a_worker_that_exits_early_ends_the_ring(tmp_path, leaves):
     assert f"worker:{leaves}" in left.err
 
 
+@pytest.mark.full
 @one_of_both("receiver")
 def test_sigterm_to_one_stops_all_at_the_same_step(tmp_path, undisturbed, receiver):
     with ring(TRAIN, cwd=tmp_path) as workers:
@@ -136,7 +140,7 @@ def test_a_port_that_is_in_use(tmp_path):
             # The other worker can't tell, and ends a minute later, or when its launcher ends it.
             taken = workers.end(1, HEARTBEAT_SECONDS)
     assert taken.code == USER_ERROR
-    assert f"worker:1: port {port}" in taken.err
+    assert f"worker:1: cannot listen on port {port}" in taken.err
     assert "end what has it" in taken.err
 
 
@@ -206,7 +210,7 @@ def test_a_worker_whose_parameters_drift(tmp_path):
     [
         ("--batch_size=16", "batch size"),
         ("--learning_rate=0.3", "step options"),
-        ("--steps=29", "to train to step 29"),
+        ("--steps=29", "trains to step 29"),
     ],
 )
 def test_workers_with_different_flags(tmp_path, flag, what):
@@ -215,5 +219,5 @@ def test_workers_with_different_flags(tmp_path, flag, what):
         ends = workers.ends(LIMIT_SECONDS)
     for ended in ends:
         assert ended.code == USER_ERROR, ended.err
-        assert "worker:1 was started" in ended.err
+        assert "start all workers with the same settings" in ended.err
         assert what in ended.err

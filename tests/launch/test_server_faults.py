@@ -116,6 +116,7 @@ def resumed_to_the_end(group: ServerGroup, cwd: pathlib.Path, **counts) -> int:
     return since
 
 
+@pytest.mark.full
 def test_an_undisturbed_run(own, tmp_path):
     with own() as group:
         all_end(group)

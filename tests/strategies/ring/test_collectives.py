@@ -29,13 +29,12 @@ ENDS_AFTER_WAITING = {"tcp": (0,), "tensorflow": (0, -signal.SIGABRT, -signal.SI
 @pytest.fixture(
     scope="module",
     params=[
-        # Both ways, and both numbers of workers, are in the quick tests.
-        pytest.param((count, way), id=f"{count} by {way}", marks=[] if quick else [pytest.mark.full])
-        for count, way, quick in [
-            (2, "tcp", False),
-            (3, "tcp", True),
-            (2, "tensorflow", True),
-            (3, "tensorflow", False),
+        pytest.param((count, way), id=f"{count} by {way}", marks=marks)
+        for count, way, marks in [
+            (2, "tcp", [pytest.mark.full]),
+            (3, "tcp", []),
+            (2, "tensorflow", [pytest.mark.full]),
+            (3, "tensorflow", [pytest.mark.full]),
         ]
     ],
 )
