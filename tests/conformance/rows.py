@@ -212,7 +212,6 @@ ROWS = (
     ),
     Row(
         name="ring_2_accumulation_4",
-        in_quick=True,
         make_strategy=_ring(cpus(1)),
         shares=even_shares(2),
         accumulation=4,

@@ -8,13 +8,16 @@ import tensorflow as tf
 from tests.conformance.row_checks import apart, outcome_of_reference, row_checks
 from tests.conformance.rows import ROWS, one_device
 from tests.conformance.tasks import TASKS, SmallImages
-from tests.conformance.trials import NUM_STEPS, RATE, twenty_steps
+from tests.conformance.trials import NUM_STEPS, QUICK_TASK, RATE, twenty_steps
 from towers.precision import layer_precision
 from towers.task import InputShard
 
 TestRows = row_checks([row for row in ROWS if row.ring is None and row.servers is None])
 
-every_task = pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
+every_task = pytest.mark.parametrize(
+    "task",
+    [pytest.param(task, id=task.name, marks=[] if task == QUICK_TASK else [pytest.mark.full]) for task in TASKS],
+)
 
 
 def trained_by_keras(task: SmallImages) -> dict[str, np.ndarray]:

@@ -3,6 +3,7 @@
 import pytest
 
 from tests.launch.programs import TINY, listing, run, run_many
+from tests.tiers import first_quick
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -66,16 +67,18 @@ CASES = {
     "a profile outside of the run": (["--profile_steps=40:50"], ("profile_steps=40:50", "steps 0 to 29")),
     "a profile of a dry run": (["--profile_steps=0:2", "--dry_run"], ("profile_steps=0:2", "dry run")),
 }
+NUM_QUICK = 8
 # Detected after the run's directory was created; the run can be resumed from there.
 CREATES_DIRECTORY = ("a profile outside of the run",)
 
 
 @pytest.fixture(scope="module")
-def refusals(tmp_path_factory):
-    """For each case: how it ended, and the files that it left in its folder."""
-    calls = [("launch.train", [*TINY, "--directory=run", *flags]) for flags, _ in CASES.values()]
+def refusals(request, tmp_path_factory):
+    """For each case of this run: how it ended, and the files that it left in its folder."""
+    names = list(CASES) if request.config.getoption("--full") else list(CASES)[:NUM_QUICK]
+    calls = [("launch.train", [*TINY, "--directory=run", *CASES[name][0]]) for name in names]
     found = run_many(calls, tmp_path_factory.mktemp("refusals"))
-    return {name: (ended, listing(cwd)) for name, (ended, cwd) in zip(CASES, found, strict=True)}
+    return {name: (ended, listing(cwd)) for name, (ended, cwd) in zip(names, found, strict=True)}
 
 
 def assert_refused(ended, parts, program="train"):
@@ -87,7 +90,7 @@ def assert_refused(ended, parts, program="train"):
     assert ended.code == 2
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", first_quick(CASES, NUM_QUICK))
 def test_one_line_and_nothing_written(name, refusals):
     ended, left = refusals[name]
     assert_refused(ended, CASES[name][1])

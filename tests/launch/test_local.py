@@ -131,6 +131,7 @@ else:
             assert cluster.process.stderr.read() == ""
         assert cluster.log("worker:0").endswith("999\nlast\n")
 
+    @pytest.mark.full
     def test_a_pipe_that_another_session_holds_open(self, tmp_path):
         """The launcher can't end a process in another session. It shows its output but does not wait for it."""
         program = "subprocess.Popen(['sh', '-c', 'sleep 0.3; echo late; sleep 5'], start_new_session=True)"

@@ -13,6 +13,7 @@ from launch.binary import INTERRUPTED, NOT_FINITE, PEER_LOST, USER_ERROR
 from launch.membership.free_ports import free_addresses
 from tests.launch.programs import LAST_STEP, ROOT, assert_same_end, errors, wait_for
 from tests.launch.workers import TRAIN, Workers
+from tests.tiers import first_quick
 
 pytestmark = pytest.mark.timeout(280)
 
@@ -33,7 +34,7 @@ OWN = (
 
 def one_of_both(name: str):
     """Both workers of a ring; the quick tests take worker 1 alone."""
-    return pytest.mark.parametrize(name, [pytest.param(0, marks=pytest.mark.full), 1])
+    return pytest.mark.parametrize(name, first_quick([1, 0]))
 
 
 def ring(command, *, cwd, num_workers=2, **more) -> Workers:
@@ -95,7 +96,8 @@ def test_a_stopped_worker_ends_the_ring(tmp_path, victim):
     assert f"worker:{victim}" in survivor.err
 
 
-@pytest.mark.parametrize("missing", [pytest.param(0, marks=pytest.mark.full), 2])
+@pytest.mark.full
+@pytest.mark.parametrize("missing", [0, 2])
 def test_a_worker_that_never_starts_is_named(tmp_path, missing):
     command = (*TRAIN, "--startup_timeout_seconds=12")
     with ring(command, cwd=tmp_path, num_workers=3, missing=[missing]) as workers:
@@ -208,11 +210,13 @@ def test_a_worker_whose_parameters_drift(tmp_path):
 
 @pytest.mark.parametrize(
     "flag, what",
-    [
-        ("--batch_size=16", "batch size"),
-        ("--learning_rate=0.3", "step options"),
-        ("--steps=29", "trains to step 29"),
-    ],
+    first_quick(
+        [
+            ("--learning_rate=0.3", "step options"),
+            ("--batch_size=16", "batch size"),
+            ("--steps=29", "trains to step 29"),
+        ]
+    ),
 )
 def test_workers_with_different_flags(tmp_path, flag, what):
     alike = (*TRAIN, "--schedule=constant")

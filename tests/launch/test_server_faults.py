@@ -153,6 +153,7 @@ def test_killed_workers_that_are_restarted(own, tmp_path, flags, victims):
     assert {name for name, worker in workers.items() if worker["failures"] == 1} == set(victims)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "victim, flags",
     [
@@ -319,6 +320,7 @@ def test_the_launcher_recovers_from_a_killed_worker(tmp_path):
     assert summary(tmp_path)["steps"] == LAST_STEP
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "bound", [pytest.param(0, marks=pytest.mark.full), 1, pytest.param(3, marks=pytest.mark.full)]
 )

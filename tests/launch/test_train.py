@@ -77,10 +77,8 @@ def test_killed_twice_and_restarted(finished_run, tmp_path):
     assert steps == list(range(1, LAST_STEP + 1)), "each step once, in order"
 
 
-@pytest.mark.parametrize(
-    "number",
-    [pytest.param(signal.SIGTERM, id="SIGTERM"), pytest.param(signal.SIGINT, id="SIGINT", marks=pytest.mark.full)],
-)
+@pytest.mark.full
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
 def test_stopped_by_a_signal_and_restarted(finished_run, tmp_path, number):
     command = ("-m", "launch.train", *TINY, "--directory=run", "--checkpoint_every_steps=1000")
     with started(*command, cwd=tmp_path) as process:

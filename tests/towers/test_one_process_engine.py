@@ -9,6 +9,7 @@ import tensorflow as tf
 from keras import layers
 
 from strategies.errors import NonFiniteStep
+from tests.tiers import first_quick
 from tests.towers.tiny_tasks import (
     NUM_CLASSES,
     TinyTask,
@@ -52,7 +53,7 @@ def all_numbers(strategy) -> dict[str, np.ndarray]:
 
 
 # (towers, microbatches, where in its batch the NaN is): in the first and in the last part.
-NAN_PLACES = [(1, 1, 0), (2, 1, 7), (3, 1, 0), (2, 2, 7)]
+NAN_PLACES = first_quick([(2, 2, 7), (1, 1, 0), (2, 1, 7), (3, 1, 0)])
 
 
 @pytest.mark.parametrize("num_towers, accumulation, place", NAN_PLACES)

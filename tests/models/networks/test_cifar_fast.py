@@ -53,6 +53,7 @@ def kernel_of(model) -> np.ndarray:
     return np.array(model.get_layer(WHITENING).kernel)
 
 
+@pytest.mark.full
 def test_a_task_whitens_with_its_first_training_images():
     task = build_task("shapes", network="cifar_fast", batch_size=8)
     images, _ = task.images.train.gather(tf.range(5000, dtype=tf.int64))

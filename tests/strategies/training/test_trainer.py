@@ -31,6 +31,7 @@ from tests.strategies.small_task import (
     small_task,
     values_of,
 )
+from tests.tiers import first_quick
 from tests.towers.user_errors import refused
 from towers.task import InputShard
 from towers.updates.schedules import Constant
@@ -116,7 +117,7 @@ class TestLoop:
         assert sum(end - begin for begin, end in recorder.calls) == 7
         assert result.files == {}
 
-    @pytest.mark.parametrize("epochs, steps", [(2, 10), (1.4, 7), (0.2, 1), (0.01, 1)])
+    @pytest.mark.parametrize("epochs, steps", first_quick([(1.4, 7), (2, 10), (0.2, 1), (0.01, 1)]))
     def test_length_in_epochs(self, epochs, steps):
         _, recorder = fitted(small_strategy(), epochs=epochs, evaluate_every_epochs=None)
         assert recorder.last_step == steps
@@ -202,8 +203,8 @@ def evaluated_by_numpy(task, strategy):
     return {"loss": losses.mean(), "accuracy": (logits.argmax(1) == labels).mean()}
 
 
-@pytest.mark.parametrize("name", ["towers", "mirrored"])
-@pytest.mark.parametrize("eval_batch_size", [1, 7, NUM_EVAL - 1, NUM_EVAL, NUM_EVAL + 1])
+@pytest.mark.parametrize("name", first_quick(["towers", "mirrored"]))
+@pytest.mark.parametrize("eval_batch_size", first_quick([7, 1, NUM_EVAL - 1, NUM_EVAL, NUM_EVAL + 1]))
 def test_evaluation_is_exact_whatever_the_last_batch(eval_batch_size, name):
     """On four towers, so that a last batch of one example leaves three of them idle."""
     task = small_task(eval_batch_size=eval_batch_size)
@@ -323,7 +324,9 @@ class TestResume:
         fitted(strategy, steps=11)
         return name, num_towers, values_of(strategy)
 
-    @pytest.mark.parametrize("stop", [3, STEPS_AN_EPOCH, 7], ids=["in_an_epoch", "at_its_end", "in_the_next"])
+    @pytest.mark.parametrize(
+        "stop", first_quick([3, STEPS_AN_EPOCH, 7]), ids=["in_an_epoch", "at_its_end", "in_the_next"]
+    )
     @pytest.mark.parametrize(
         "undisturbed",
         [
@@ -380,6 +383,7 @@ class TestResume:
         assert_same_bits(values_of(strategy), values_of(kept_run.strategy))
         assert result.files["checkpoint"].name == "step-12"
 
+    @pytest.mark.full
     def test_a_run_starts_from_a_checkpoint_of_another_run(self, kept_run, tmp_path):
         strategy = small_strategy(random_task(), num_towers=2)
         resume = str(kept_run.directory / "checkpoints" / "step-10")
@@ -389,6 +393,7 @@ class TestResume:
         assert_same_bits(values_of(strategy), values_of(kept_run.strategy))
         assert listing(kept_run.directory) == before
 
+    @pytest.mark.full
     def test_a_longer_run_resumes_where_a_shorter_one_ended(self, tmp_path):
         fitted(small_strategy(random_task()), steps=4, directory=tmp_path)
         second = small_strategy(random_task())
@@ -439,7 +444,9 @@ class TestMetrics:
         assert [line["step"] for line in evaluations] == [4, 8, 12]
         assert evaluations[-1]["loss"] == kept_run.result.evaluation["loss"]
 
-    @pytest.mark.parametrize("half", ['{"kind": "train", "st', '{"kind": "train"}', "\x00\x00\x00", "[1", "7"])
+    @pytest.mark.parametrize(
+        "half", first_quick(['{"kind": "train", "st', '{"kind": "train"}', "\x00\x00\x00", "[1", "7"])
+    )
     def test_an_incomplete_last_line_is_dropped(self, tmp_path, half):
         fitted(small_strategy(), steps=2, directory=tmp_path, report_every_steps=1)
         whole = (tmp_path / "metrics.jsonl").read_text()
@@ -591,7 +598,7 @@ class _Failing(Callback):
 
 
 class TestCallbacks:
-    @pytest.mark.parametrize("method", ["steps", "before_steps", "evaluation", "boundaries", "end"])
+    @pytest.mark.parametrize("method", first_quick(["steps", "before_steps", "evaluation", "boundaries", "end"]))
     def test_end_of_every_callback_is_called_when_one_fails(self, method, tmp_path):
         first, last = Recorder(), Recorder()
         trainer = Trainer(
@@ -635,7 +642,7 @@ class TestFullDisk:
     def disk(self, small_disk):
         return small_disk(2048)
 
-    @pytest.mark.parametrize("report_every_steps", [1, 3])
+    @pytest.mark.parametrize("report_every_steps", first_quick([3, 1]))
     def test_the_error_is_one_line_and_the_checkpoint_before_remains(self, disk, fill, report_every_steps):
         """The disk is full from step 3 on; a checkpoint of about 230 KB is due at step 6."""
         task = small_task(width=256)

@@ -11,6 +11,7 @@ from strategies.registry import build_strategy
 from strategies.training import verification
 from strategies.training.verification import differences, relative_difference
 from tests.strategies.small_task import random_task, small_strategy, small_task
+from tests.tiers import first_quick
 from tests.towers.logical_cpus import cpus
 from tests.towers.user_errors import refused
 from towers import sums
@@ -30,16 +31,19 @@ def found(task, *, name="towers", num_towers=2, spoil=lambda strategy: None, sha
 
 @pytest.mark.parametrize(
     "options, how",
-    [
-        ({"task": small_task()}, "undivided"),
-        ({"task": small_task(), "name": "mirrored"}, "undivided"),
-        ({"task": small_task(), "num_towers": 3, "shares": (3.0, 1.0, 1.0)}, "undivided"),
-        ({"task": random_task()}, "in the same 2 parts"),
-        ({"task": random_task(), "name": "mirrored"}, "in the same 2 parts"),
-        ({"task": random_task(), "shares": (3.0, 1.0)}, "in the same 2 parts"),
-        ({"task": small_task(batch_norm=True), "batch_stats": "synced"}, "undivided"),
-        ({"task": small_task(), "accumulation": 2}, "undivided"),
-    ],
+    first_quick(
+        [
+            ({"task": small_task()}, "undivided"),
+            ({"task": small_task(), "name": "mirrored"}, "undivided"),
+            ({"task": small_task(), "num_towers": 3, "shares": (3.0, 1.0, 1.0)}, "undivided"),
+            ({"task": random_task()}, "in the same 2 parts"),
+            ({"task": random_task(), "name": "mirrored"}, "in the same 2 parts"),
+            ({"task": random_task(), "shares": (3.0, 1.0)}, "in the same 2 parts"),
+            ({"task": small_task(batch_norm=True), "batch_stats": "synced"}, "undivided"),
+            ({"task": small_task(), "accumulation": 2}, "undivided"),
+        ],
+        num_quick=3,
+    ),
     ids=["plain", "mirrored", "shares", "random", "random_mirrored", "random_shares", "synced", "accumulation"],
 )
 def test_a_correct_strategy_does_not_differ(options, how):
@@ -68,6 +72,7 @@ class TestSpoiltStrategy:
         assert differences[0].relative > 1e-4
         assert "logits/bias" in {difference.name for difference in differences[:3]}
 
+    @pytest.mark.full
     def test_a_mean_of_towers_means_is_found(self):
         """With uneven parts, the mean of the towers' means is not the mean over the examples."""
 
@@ -92,6 +97,7 @@ class TestSpoiltStrategy:
         differences, _ = found(small_task())
         assert differences[0].relative > 1e-3
 
+    @pytest.mark.full
     def test_wrong_state_is_found(self):
         differences, _ = found(
             small_task(batch_norm=True),
@@ -99,6 +105,7 @@ class TestSpoiltStrategy:
         )
         assert ("state", "norm0/moving_mean") in {(found.kind, found.name) for found in differences[:2]}
 
+    @pytest.mark.full
     def test_the_largest_difference_is_first(self):
         def spoil(strategy):
             strategy.engine.parameters()["logits/bias"].assign([0.1, 0, 0])

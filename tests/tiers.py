@@ -1,0 +1,14 @@
+"""Cases of a parametrized test of which the quick tests run only the first ones."""
+
+from collections.abc import Iterable
+
+import pytest
+
+
+def first_quick(cases: Iterable, num_quick: int = 1) -> list:
+    """The cases for `pytest.mark.parametrize`; all but the first `num_quick` are marked `full`."""
+    found = []
+    for index, case in enumerate(cases):
+        values = case if isinstance(case, tuple) else (case,)
+        found.append(pytest.param(*values, marks=[] if index < num_quick else [pytest.mark.full]))
+    return found
