@@ -57,7 +57,7 @@ def _combined_vector(old, new, weights):
         changes([old], [of_tower], weight, is_first=False, batch_stats="average")
         for of_tower, weight in zip(new, weights, strict=True)
     ]
-    # In the state's precision: a sum of float32 weights would be the least exact number among float64 ones.
+    # Weights are summed in the state's precision: a float32 sum would be less exact than a float64 state.
     total = tf.add_n([tf.cast(weight, old.dtype) for weight in weights])
     (value,) = changed([old], [tf.add_n([change for (change,) in per_tower])], total, batch_stats="average")
     return value
@@ -75,9 +75,9 @@ def changes(
 
     Args:
       old: the state before, the same everywhere.
-      new: this one's state.
-      weight: float32 scalar, the weight of this one's examples.
-      is_first: whether tower 0 is here.
+      new: this tower's, replica's or process's state.
+      weight: float32 scalar, the weight of its examples.
+      is_first: whether it is, or contains, tower 0.
       batch_stats: one of POLICIES.
     """
     return [
@@ -94,7 +94,7 @@ def changed(
     Args:
       old: the state before.
       summed: the sums of all `changes`.
-      weight: scalar, the sum of all weights. If it is 0, only stand-ins were computed: the state stays.
+      weight: scalar, the sum of all weights. If it is 0, only stand-ins were computed: the state is unchanged.
       batch_stats: one of POLICIES.
     """
     return [

@@ -46,7 +46,7 @@ def num_cores() -> int:
 
 
 def threads_for(num_towers: int, cores: int) -> int:
-    """Number of threads for one operation of each CPU tower, so that all towers together fill the cores."""
+    """Number of threads for one operation of each CPU tower, so that the towers use all cores."""
     return max(1, cores // num_towers)
 
 
@@ -69,7 +69,7 @@ def configure_devices(
       kind: 'cpu', 'gpu', or 'auto' for GPUs if there are any.
       parameter_device: 'cpu', 'cpu:K' or 'gpu:K'.
       threads_per_tower: None for cores / towers.
-      num_processes: number of processes that share this machine's cores, with this one.
+      num_processes: number of processes that share this machine's cores, this one included.
 
     Raises:
       UserError: fewer GPUs than asked for, an unknown device, or TensorFlow already runs with other devices.

@@ -43,8 +43,8 @@ class Engine(abc.ABC):
         """Args:
         task: gives the loss and the metrics.
         model: a built template; its variables are read once, for their first values.
-        devices: of the towers and the parameters.
-        options: of the step.
+        devices: devices of the towers and the parameters.
+        options: options of the step.
         batch_spec: the spec of a (micro)batch, dimension 0 open.
         shares: relative sizes of the parts of this process's towers; None for equal parts.
         all_shares: shares of all towers of all processes, in the order of their parts; None if all are here.

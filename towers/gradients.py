@@ -47,7 +47,7 @@ def merged(gradient: Gradient) -> Gradient:
 
 
 def values_of(gradient: Gradient) -> tf.Tensor:
-    """The values of a gradient; of a sparse one only those of its rows."""
+    """The values of a gradient; for a sparse gradient, only the values of its rows."""
     return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
 
 

@@ -81,14 +81,14 @@ def finish_step(
     """Updates parameters and state from the sums of all towers, and counts the step.
 
     Args:
-      sums: of all towers of all processes.
+      sums: sums over all towers of all processes.
       rate: float32 scalar, learning rate.
       examples: int32 scalar, number of examples in the global batch.
-      features: of the batch, in any structure; read only if the step is not finite.
+      features: the batch's features, in any structure; read only if the step is not finite.
       placement: where the parameters are and how they are updated.
-      device: computes the mean.
-      options: of the step.
-      counters: of the run.
+      device: device that computes the mean.
+      options: options of the step.
+      counters: counters of the run.
     """
     with tf.device(device):
         mean = mean_gradients(sums, options, counters)

@@ -1,4 +1,4 @@
-"""Where parameters, state and slots live, and so where gradients are summed and updates run. One class a policy.
+"""Where parameters, state and slots live, and so where gradients are summed and updates run; a class per policy.
 
 These are the only variables of a run. The Keras model is a template: it gives the structure, the names and the
 first values.
@@ -18,7 +18,7 @@ from towers.updates.rules import UpdateRule
 
 
 def canonical_names(variables: Sequence[keras.Variable]) -> list[str]:
-    """One name a variable, the same in every mode: its Keras path, with a number from the second such path on."""
+    """One name for each variable, the same in every mode: its Keras path; a repeated path gets '#2', '#3', ..."""
     seen = collections.Counter()
     names = []
     for variable in variables:
@@ -46,14 +46,14 @@ class Placement(Protocol):
         """Applies the rule to every parameter.
 
         Args:
-          means: mean gradients, one a parameter.
+          means: mean gradients, one for each parameter.
           rule: computes the update.
           rate: float32 scalar, learning rate.
           update: int64 scalar, number of updates before this one.
         """
 
     def assign_state(self, new_state: Sequence[tf.Tensor]) -> None:
-        """Sets the state, one tensor a variable."""
+        """Sets the state, one tensor for each variable."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Number formats that layers compute in, and the loss scale that keeps float16 gradients from underflow.
 
-Parameters, slots and updates are float32 in every precision.
+Parameters, slots and updates are float32; in the precision float64 they are float64.
 """
 
 import contextlib

@@ -35,7 +35,7 @@ def checked_shares(
       shares: relative sizes of the parts.
       num_parts: number of parts.
       what: name of the argument, for messages.
-      of: who takes a part ('tower', 'worker'), for messages.
+      of: what gets a part, 'tower' or 'worker', for messages.
 
     Raises:
       UserError: the number of shares is not `num_parts`, or a share is not a positive number.
@@ -75,7 +75,7 @@ def check_batch_size(batch_size: int, accumulation: int, shares: Sequence[float]
     """Checks that a full batch has an example for every tower in each of its microbatches.
 
     Raises:
-      UserError: it has not.
+      UserError: a microbatch would be empty, or a tower would get no example of it.
     """
     smallest = min(sizes(batch_size, even_shares(accumulation)))
     if smallest == 0:

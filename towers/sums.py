@@ -45,7 +45,7 @@ def add_results(
 
 
 def add_to(sums: TowerResult, result: TowerResult, sum_gradients: Callable) -> TowerResult:
-    """`sums` plus the result of the next microbatch, whose state is the newer one."""
+    """`sums` plus the result of the next microbatch; the new state is that of the next microbatch."""
     return add_results([sums, result], sum_gradients, new_state=result.new_state)
 
 
@@ -55,7 +55,7 @@ def scalars_of(result: TowerResult) -> list[tf.Tensor]:
 
 
 def with_scalars(result: TowerResult, scalars: Sequence[tf.Tensor]) -> TowerResult:
-    """`result` with other `scalars_of`."""
+    """`result` with its scalar sums replaced by `scalars`, which are in the order of `scalars_of`."""
     weight, loss_sum, *metrics = scalars
     pairs = zip(metrics[::2], metrics[1::2], strict=True)
     values = (WeightedValue(*pair) for pair in pairs)

@@ -98,7 +98,7 @@ class Task(Protocol):
 
     @property
     def batch_size(self) -> int:
-        """Examples in a full global batch, over all towers and workers."""
+        """Number of examples in a full global batch, over all towers and workers."""
 
     def num_examples(self, split: str) -> int | None:
         """Number of examples in 'train' or 'eval'; None if it is not known in advance."""
@@ -148,6 +148,6 @@ def batch_length(batch: Batch) -> tf.Tensor:
 
 
 def steps_per_epoch(task: Task) -> int | None:
-    """Batches in one pass over the training examples, with a short last one; None if it is not known."""
+    """Number of batches in one pass over the training examples, a short last batch included; None if unknown."""
     examples = task.num_examples("train")
     return None if examples is None else -(-examples // task.batch_size)

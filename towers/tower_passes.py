@@ -25,9 +25,9 @@ class TowerPasses:
     def __init__(self, tower: TowerFunction, devices: Devices, parts: TowerParts, options: StepOptions):
         """Args:
         tower: the training pass.
-        devices: of the towers; the sums are taken on `devices.parameters`.
+        devices: devices of the towers; the sums are computed on `devices.parameters`.
         parts: how the towers divide a batch.
-        options: of the step.
+        options: options of the step.
         """
         self._tower, self._devices, self._parts, self._options = tower, devices, parts, options
 
@@ -46,7 +46,7 @@ class TowerPasses:
         Args:
           batch: the (micro)batch of this process.
           microbatch_index: which microbatch of the step it is.
-          parameters, state: one tensor a variable.
+          parameters, state: one tensor for each variable.
           step: int64 scalar, for random seeds.
           loss_scale: float32 scalar, multiplies the loss before differentiation.
         """
@@ -88,7 +88,7 @@ def tower_seed(seed: int, step: tf.Tensor, pass_index: tf.Tensor | int) -> tf.Te
     """int32 [2], different for each step and each pass within it.
 
     Args:
-      seed: of the run.
+      seed: seed of the run.
       step: integer scalar.
       pass_index: as `TowerParts.pass_index` returns it.
     """

@@ -1,8 +1,8 @@
 """A pure function of tensors as a graph that is traced once, optimized once and called on many devices.
 
-TensorFlow's graph optimizer works on what is called from Python: the whole step, with a copy of the tower for each
-device in it, each optimized anew. Where `towers.devices` has switched it off, the one graph all those copies are
-made of is optimized here instead.
+TensorFlow's graph optimizer works on the graph that is called from Python: the whole step, which contains one copy
+of the tower for each device. It optimizes each copy separately. If `towers.devices` has disabled it, the tower's
+graph is optimized here instead, once, before it is copied.
 """
 
 import itertools
@@ -36,7 +36,7 @@ class TracedOnce:
 
 
 def _must_optimize(concrete) -> bool:
-    """Whether TensorFlow does not optimize it and no captured resource (a lookup table) forbids an import."""
+    """Whether to optimize it here: TensorFlow does not, and no captured resource (a lookup table) prevents it."""
     switched_off = tf.config.optimizer.get_experimental_options().get("disable_meta_optimizer", False)
     return switched_off and all(value.dtype not in (tf.resource, tf.variant) for value in concrete.captured_inputs)
 
@@ -77,10 +77,11 @@ def _optimized_graph(concrete) -> tf.compat.v1.GraphDef:
     kept.node_list.value.extend(operation.name for operation in concrete.graph.control_outputs)
     described.collection_def["train_op"].CopyFrom(kept)
     config = config_pb2.ConfigProto()
-    # Small graphs too: each tower gets a copy.
+    # Optimizes small graphs too, because each tower gets a copy.
     config.graph_options.rewrite_options.min_graph_nodes = -1
     if _has_control_flow(described.graph_def):
-        # It would turn loops into nodes of one graph, which breaks a second import and the gradients' loops.
+        # Function optimization would lower loops to nodes of one graph, which breaks a second import and the loops
+        # of gradients.
         config.graph_options.rewrite_options.function_optimization = rewriter_config_pb2.RewriterConfig.OFF
     cpu = device_properties_pb2.NamedDevice(name="/job:localhost/replica:0/task:0/device:CPU:0")
     cpu.properties.CopyFrom(device_properties_pb2.DeviceProperties(type="CPU", num_cores=1, frequency=1000))

@@ -36,13 +36,13 @@ def activations_to_compile(model: keras.Model) -> list[tuple[keras.layers.Layer,
         for layer in model._flatten_layers()
         if isinstance(layer, _ELEMENTWISE)
         for keras_function, compiled in _COMPILED
-        # By identity: a user's own activation may be neither hashable nor comparable.
+        # Compares by identity: a user's own activation may be neither hashable nor comparable.
         if layer.activation is keras_function
     ]
 
 
 def _compiled(formula: Callable[[tf.Tensor], tf.Tensor], keras_function: Callable) -> Callable:
-    """Applies `formula` to each element, in float32. Float64, which serves comparisons, stays Keras's."""
+    """Applies `formula` to each element, in float32. Float64, used for comparisons, keeps Keras's function."""
 
     @tf.function(jit_compile=True, autograph=False)
     def outputs(flat):
@@ -77,8 +77,8 @@ def _wide(x: tf.Tensor) -> tf.Tensor:
 
 
 def _gelu(x: tf.Tensor) -> tf.Tensor:
-    # By erf, a polynomial; TensorFlow uses erfc, an exponential. XLA's erf ends at 1 - 9e-8, an error that a large
-    # negative x would multiply. Below -5.5 the function is less than 2e-7 away from 0.
+    # Uses erf, a polynomial; TensorFlow uses erfc, an exponential. XLA's erf ends at 1 - 9e-8; a large negative x
+    # would multiply this error. Below -5.5 the function is less than 2e-7 away from 0.
     below = 0.5 * (1.0 + tf.math.erf(x * math.sqrt(0.5)))
     return x * tf.where(x > -5.5, below, 0.0)
 

@@ -18,7 +18,7 @@ def norm_biases(path: str, shape: tf.TensorShape) -> bool:
 class ScaledRates:
     """Another rule, at `factor` times the learning rate for the parameters that `scales` selects.
 
-    Their weight decay stays that of the plain rate: w shrinks by rate * weight_decay in each update.
+    The factor does not change the weight decay: w still shrinks by rate * weight_decay in each update.
 
     Attributes:
       rule: the rule that is applied.

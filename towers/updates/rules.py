@@ -44,18 +44,18 @@ class UpdateRule(Protocol):
           path: the parameter's canonical name.
           variable: the parameter.
           slots: its slots, by name.
-          gradient: of the mean loss; IndexedSlices have each row at most once.
+          gradient: gradient of the mean loss; IndexedSlices have each row at most once.
           rate: float32 scalar, learning rate.
           update: int64 scalar, number of updates before this one.
         """
 
     def with_decay_divided(self, factor: float) -> "UpdateRule":
-        """The same rule with `factor` times less weight decay."""
+        """The same rule with its weight decay divided by `factor`."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Decaying:
-    """Decoupled weight decay (Loshchilov and Hutter 2019), first: w -= rate * weight_decay * w."""
+    """Decoupled weight decay (Loshchilov and Hutter 2019) before each update: w -= rate * weight_decay * w."""
 
     weight_decay: float = 0.0
     decays: Callable[[str, tf.TensorShape], bool] = matrices_only
