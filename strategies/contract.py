@@ -38,7 +38,7 @@ class SectionTotals(Protocol):
 
 
 class ReportSection(Protocol):
-    """Figures that only some modes report; a section knows how each kind of output shows it."""
+    """Figures that only some modes report, in the form of each kind of output."""
 
     def fields(self) -> Mapping[str, object]:
         """Fields added to the report's line in metrics.jsonl, by name."""
@@ -100,7 +100,7 @@ class Move:
     Attributes:
       stop: whether to save and end early.
       save: whether to save now.
-      num_steps: number of steps to run then.
+      num_steps: number of steps to run after that.
       last_step: step at which training ends.
       until: first step that must not begin, because something is due before it.
     """
@@ -188,7 +188,7 @@ class Strategy(Protocol):
         """Brings the variables that `checkpointables` names up to date with the run; may pause the run."""
 
     def restored(self) -> None:
-        """To be called after the checkpointables were assigned: the run resumes from their values and step."""
+        """Must be called after the checkpointables were assigned: the run resumes from their values and step."""
 
     def finish(self, completed: bool) -> None:
         """Called when training is over and all files are written: the other processes of the run may end.

@@ -1,4 +1,4 @@
-"""What a strategy is verified against: the same training on one device."""
+"""The reference that a strategy is verified against: the same training on one device."""
 
 import dataclasses
 

@@ -36,8 +36,8 @@ class RingSums(NamedTuple):
     """The sums over a (micro)batch.
 
     Attributes:
-      towers: over all workers, except the gradients, which are this worker's own until `apply`.
-      examples: int32 scalar, over all workers.
+      towers: sums over all workers; only the gradients are this worker's own until `apply`.
+      examples: int32 scalar, number of examples over all workers.
     """
 
     towers: TowerResult
@@ -136,7 +136,7 @@ class RingEngine(Engine):
             return RingSums(added, sums.examples + own.examples)
 
     def _sums_of(self, batch, microbatch_index, parameters, state) -> RingSums:
-        """The sums over a (micro)batch. All but the gradients is small and is exchanged in one collective."""
+        """The sums over a (micro)batch. One collective exchanges all but the gradients, which are large."""
         step, loss_scale = self.counters.step.read_value(), self.counters.loss_scale.read_value()
         own = self._passes.train(batch, microbatch_index, parameters, state, step=step, loss_scale=loss_scale)
         policy = self.options.batch_stats
@@ -178,7 +178,7 @@ def _exchange_of_all_towers(num_towers: int, channel: int) -> TowerExchange | No
 
 
 def _time_of(gradient: gradients.Gradient) -> tf.Tensor:
-    """When this gradient was computed. That of the first parameter is the last of a backward pass."""
+    """Time at which this gradient was computed. A backward pass computes the first parameter's gradient last."""
     some = tf.reshape(gradients.values_of(gradient), [-1])[:1]
-    # tf.timestamp is stateful: TensorFlow would order it after the collectives before it.
+    # Not tf.timestamp, which is stateful: TensorFlow would run it after all earlier collectives.
     return tf.numpy_function(lambda _: time.time(), [some], tf.float64, stateful=False)

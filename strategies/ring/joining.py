@@ -47,7 +47,7 @@ class Ring:
     Attributes:
       members: the workers, by rank.
       rank: index of this worker.
-      options: of the ring.
+      options: options of the ring.
     """
 
     def __init__(self, members: Sequence[Member], rank: int, options: RingOptions, backbone=None):
@@ -76,8 +76,8 @@ def join_ring(
     """Waits for all other workers and starts this process's server. Call it before TensorFlow computes anything.
 
     Args:
-      cluster: all processes, and which of them this is.
-      options: of the ring.
+      cluster: all processes, and which of them this one is.
+      options: options of the ring.
       startup_timeout_seconds: seconds to wait for the others.
 
     Raises:

@@ -38,7 +38,7 @@ _LOST = (
     tf.errors.CancelledError,
     tf.errors.FailedPreconditionError,
 )
-# A worker that hangs ends itself this much later than those that wait for it.
+# A worker that hangs ends itself this many seconds after the timeout of the workers that wait for it.
 _HANG_EXTRA_SECONDS = 2.0
 
 
@@ -100,7 +100,7 @@ class RingStrategy(SynchronousStrategy):
             self._check_alike()
 
     def _tcp_ring(self, devices: Devices) -> TcpRing | None:
-        """Connections for all numbers in the host's memory (all but synced statistics); None without any."""
+        """Connections for all numbers in the host's memory, so all but synced statistics; None if not used."""
         algorithm, on_cpu = self.ring.options.wire.algorithm, "CPU" in devices.parameters
         if algorithm == "tcp" and not on_cpu:
             raise UserError(f"all_reduce=tcp: gradients are on {devices.parameters}; use auto or nccl for GPUs")
@@ -144,13 +144,13 @@ class RingStrategy(SynchronousStrategy):
         return parts[0] if count == 1 else tf.data.Dataset.zip(tuple(parts))
 
     def _stand_in(self, task) -> Batch:
-        """One example, the first of all. It is in rank 0's part, whatever the shares."""
+        """The first training example, as a batch. It is in rank 0's part of its batch, whatever the shares."""
         shard = InputShard(index=0, count=self.ring.num_workers, shares=self._worker_shares)
         first = next(iter(as_batches(task.dataset("train", shard))))
         return tf.nest.map_structure(lambda tensor: tensor[:1], first)
 
     def _check_alike(self) -> None:
-        """Raises UserError if a worker was started with other settings: it would train something else."""
+        """Raises UserError if the workers were not all started with the same settings."""
         layout = [(name, tuple(value.shape)) for name, value in self.engine.parameters().items()]
         settings = {
             "batch size": self.task.batch_size,
@@ -159,7 +159,7 @@ class RingStrategy(SynchronousStrategy):
             "step options": self.options,
             "ring options": self.ring.options,
         }
-        # The text of a function has its address, which differs from process to process.
+        # The text of a function contains its address, which differs between processes.
         written = [re.sub(r" at 0x[0-9a-f]+", "", repr(setting)) for setting in settings.values()]
         found = self._host.gather("settings", checksums(text.encode() for text in written))
         for index, what in enumerate(settings):

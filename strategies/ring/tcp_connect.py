@@ -1,4 +1,4 @@
-"""Connects the workers of a ring for `tcp_ring`, given that TensorFlow's servers run."""
+"""Connects the workers of a ring for `tcp_ring`, once TensorFlow's servers run."""
 
 import secrets
 import socket

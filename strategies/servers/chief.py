@@ -62,7 +62,7 @@ class ServersStrategy(SynchronousStrategy):
         startup_timeout_seconds: float,
     ):
         """Args:
-        task, devices, options, shares: as of `strategies.towers.towers_strategy`.
+        task, devices, options, shares: as for `strategies.towers.towers_strategy`.
         group: connections to the servers.
         servers: how the group works.
         num_workers: number of workers in the cluster.

@@ -141,7 +141,7 @@ class Coordination:
         return {"step": step, "done": done, **pulled}, [state, piece]
 
     def lost(self, worker: int) -> None:
-        """A worker's connection broke."""
+        """Counts a worker whose connection broke as lost."""
         self._present.discard(worker)
         if self._end is None and self._admission is not None:
             self._tally.add_failure(f"worker:{worker}")

@@ -85,7 +85,7 @@ def servers_strategy(
     """The strategy 'ps', for the chief.
 
     Args:
-      task, devices, options, shares: as of `strategies.towers.towers_strategy`.
+      task, devices, options, shares: as for `strategies.towers.towers_strategy`.
       servers: the cluster and the chief's membership.
 
     Raises:
@@ -155,9 +155,9 @@ def run_worker(
     """Computes until the run ends; returns how it ended: 'done' or 'interrupted'.
 
     Args:
-      task, devices, options, shares: as of `strategies.towers.towers_strategy`.
+      task, devices, options, shares: as for `strategies.towers.towers_strategy`.
       membership: the cluster and this worker's membership.
-      stop_asked, before_step: as of `strategies.servers.worker.Worker`.
+      stop_asked, before_step: as for `strategies.servers.worker.Worker`.
 
     Raises:
       UserError: options that servers can't support, or other settings than the servers'.

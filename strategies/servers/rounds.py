@@ -31,7 +31,7 @@ class Rounds:
         self._changed = threading.Condition()
 
     def run_to(self, target: int) -> None:
-        """Begins the rounds of steps below `target`."""
+        """Lets the rounds of steps below `target` begin."""
         with self._changed:
             self._target = target
             self._changed.notify_all()

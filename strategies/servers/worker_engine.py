@@ -77,8 +77,8 @@ class WorkerEngine:
         """Args:
         task: gives the loss and the metrics.
         model: a built template.
-        devices: of the towers.
-        options: of the step.
+        devices: devices of the towers.
+        options: options of the step.
         shares: relative sizes of the towers' parts; None for equal parts.
         rank: index of this worker.
         num_sharing: workers that divide each batch; 1 if each worker takes batches of its own.

@@ -1,4 +1,4 @@
-"""Evaluation in a separate process, which evaluates the checkpoints of a run while it trains."""
+"""Evaluates the checkpoints of a run, in a separate process, while the run trains."""
 
 import contextlib
 import json

@@ -74,11 +74,9 @@ class Checkpoints:
     def save(self) -> str:
         """Saves the strategy's current values and returns the checkpoint's prefix.
 
-        Older checkpoints are deleted only after this one is complete. TensorFlow would write the index file in its
-        final place, and a process that is killed meanwhile would leave half of it. So this writes all files in a
-        temporary folder, waits until they are on the disk, and moves them, the index last: a checkpoint with an
-          index
-        is complete.
+        Older checkpoints are deleted only after this one is complete. All files are written to a temporary folder,
+        flushed to the disk and then moved, the index last: a checkpoint with an index is complete. (TensorFlow
+        itself writes the index in place, and a process that is killed meanwhile would leave half of it.)
 
         Raises:
           UserError: the checkpoint can't be written; its parts are removed, earlier checkpoints remain.

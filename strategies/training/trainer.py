@@ -35,7 +35,7 @@ class FitResult:
       evaluation: metrics of the last evaluation; None if training was stopped before one.
       summary: as in summary.json.
       tables: lines for a person, the totals of what only this mode reports.
-      files: what was kept, by what it is.
+      files: paths of the saved files, by kind: 'checkpoint', 'model', 'metrics', 'summary', 'tensorboard'.
     """
 
     completed: bool
