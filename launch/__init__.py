@@ -1,4 +1,4 @@
-"""Programs and flags: the only room that reads flags and the environment and that starts processes."""
+"""Programs and flags: the only package that reads flags and the environment and that starts processes."""
 
 from launch.at_import.own_packages import check_own_packages
 from launch.at_import.quiet_tensorflow import keep_tensorflow_quiet

@@ -45,7 +45,7 @@ MAX_MEMBERS = 64
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ExtractedArchive:
-    """Stands in for TFDS's download manager: gives the builder local files and downloads nothing.
+    """Replaces TFDS's download manager: gives the builder local files and downloads nothing.
 
     Attributes:
       folder: the folder that contains the archive's `FOLDER`.

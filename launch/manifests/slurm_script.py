@@ -15,8 +15,8 @@ _PLAIN = re.compile(r"[\w.,:@/+-]+", re.ASCII)
 
 # srun --kill-on-bad-exit stops the other tasks when one has failed, and kills them soon after. Exit code 75
 # (interrupted, all is saved) is no failure, and other tasks may still be saving: so each task turns 75 into 0 and
-# leaves a file in the run's directory. The exit code of srun itself would not do. It is the highest of all tasks:
-# 75 also where one task failed and the others were stopped. That job would be requeued and fail again for ever.
+# leaves a file in the run's directory. The exit code of srun itself is not enough: it is the highest of all tasks,
+# so it is 75 also if one task failed and the others were stopped. Such a job would be requeued and fail again.
 # SIGTERM also reaches the shell around a task: `trap : TERM` keeps the shell alive until its task has ended.
 _SCRIPT = """\
 #!/bin/bash

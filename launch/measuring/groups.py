@@ -9,7 +9,8 @@ from launch.measuring.case import BFLOAT16, Case, Work, named_case, own_case, pe
 from strategies.cluster import CHIEF, SERVER, WORKER
 
 FLAGS = flags.FLAGS
-# Delay of each batch. An asynchronous worker also reads the batches of the two others: 90 ms per step, 30 in sync.
+# Delay of each batch that the slow worker reads: 30 ms per step in sync. An asynchronous worker also reads the
+# batches of the two other workers: 90 ms per step.
 _SLOW_SECONDS = 0.03
 
 

@@ -45,7 +45,7 @@ def _median(one: Mapping, name: str, form: str, *, divisor: float = 1.0) -> str:
 
 
 def ratios(found: Mapping) -> list[str]:
-    """Lines with the ratios that the project must meet: the first row of each precision / each peer's row."""
+    """Lines with the ratios for which the project has targets: first row of each precision / each peer's row."""
     own = [one for one in found["cases"] if not one["is_peer"]]
     lines = []
     for peer in (one for one in found["cases"] if one["is_peer"]):

@@ -45,7 +45,7 @@ def expand_counts(text: str) -> tuple[int, ...]:
 
 def _hosts_of_name(name: str) -> Iterator[str]:
     """The hosts of one name, which may hold several brackets."""
-    # Split into texts and contents of brackets in turn; first and last is a text.
+    # Split into texts and contents of brackets, in turn; the first and the last are texts.
     parts = _BRACKETS.split(name)
     texts, groups = parts[::2], [tuple(_numbers(inside)) for inside in parts[1::2]]
     # Slurm's order: the last bracket changes fastest, then the first, the second and so on.

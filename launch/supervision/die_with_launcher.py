@@ -13,7 +13,7 @@ import sys
 
 # From <sys/prctl.h>.
 _PR_SET_PDEATHSIG = 1
-# The exit codes of a shell. Nothing reads the last one, because the launcher is dead.
+# Exit codes as a shell uses them. Nothing reads _LAUNCHER_DIED: the launcher, which would read it, is dead.
 _CANNOT_EXECUTE, _NOT_FOUND, _LAUNCHER_DIED = 126, 127, 128 + signal.SIGKILL
 
 

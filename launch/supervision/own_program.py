@@ -24,7 +24,7 @@ def own_program(module: str, *arguments: str) -> tuple[tuple[str, ...], dict[str
 
 def _python_path() -> list[str]:
     """PYTHONPATH's entries, after the folder that holds our packages if they are not installed."""
-    # An empty entry, as of `PYTHONPATH=$PYTHONPATH:folder`, means the current folder.
+    # An empty entry, as in `PYTHONPATH=$PYTHONPATH:folder`, means the current folder.
     given = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
     # PYTHONPATH precedes the standard library, so it must not hold site-packages.
     installed = map(os.path.realpath, (*site.getsitepackages(), site.getusersitepackages()))

@@ -1,4 +1,4 @@
-"""What the other processes of a parameter-server cluster do: serve, compute, or evaluate checkpoints."""
+"""Runs the processes that do not drive training: parameter servers, their workers, and evaluators."""
 
 import pathlib
 

@@ -78,7 +78,7 @@ class Supervisor:
                     self._failed_at = time.monotonic()
 
     def _replace(self, failed: Exit) -> bool:
-        """Starts a replacement for a failed process if that is possible; whether it did."""
+        """Starts a replacement for a failed process if possible; returns whether it did."""
         if self._interrupted_at is not None or self._failed_at is not None:
             return False
         other = self._replacement(failed)
