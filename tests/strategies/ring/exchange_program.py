@@ -1,4 +1,4 @@
-"""One worker of a ring that makes every exchange of a table and writes down what it was given.
+"""One worker of a ring: makes every exchange of TABLE and saves the results.
 
 python -m tests.strategies.ring.exchange_program FOLDER WAY
     with TF_CONFIG set; WAY is 'tcp' or 'tensorflow'; writes the pickles FOLDER/RANK, and then FOLDER/RANK.waited
@@ -22,14 +22,14 @@ from towers.devices import configure_devices
 
 BYTES_PER_PACK = (1, 100, 4 * 2**20)
 GRADIENT_SHAPES = ((3, 4), (50,), (), (7, 3, 2), (1000,))
-# Several of them in float32, one alone in float64.
+# Several gradients in float32, one in float64.
 GRADIENT_DTYPES = (np.float32, np.float32, np.float32, np.float32, np.float64)
-# Rows of a sparse gradient, by rank.
+# Number of rows of a sparse gradient, by rank.
 NUM_ROWS = (2, 0, 3)
 DENSE_SHAPE = (6, 2)
 NUM_ROUNDED = 100_000
 LATE_SECONDS = 3.0
-# Longer than that, and shorter than the heartbeats take to miss a worker that has ended.
+# Longer than LATE_SECONDS, and shorter than the heartbeats need to detect that a worker has ended.
 _ABSENT_SECONDS = 8.0
 
 
@@ -38,7 +38,7 @@ def drawn(rank: int) -> np.random.Generator:
 
 
 def gradients_of(rank: int) -> list[np.ndarray]:
-    """Dense ones, of any magnitude."""
+    """Dense gradients of all magnitudes."""
     draw = drawn(rank)
     return [
         (draw.normal(size=shape) * 10 ** draw.uniform(-3, 3, size=shape)).astype(dtype)
@@ -47,7 +47,7 @@ def gradients_of(rank: int) -> list[np.ndarray]:
 
 
 def rounded_of(rank: int) -> np.ndarray:
-    """Numbers for a short wire, of magnitudes that float16 holds with all its digits."""
+    """Numbers for a short wire, of magnitudes at which float16 has its full precision."""
     draw = drawn(rank)
     return (draw.choice([-1, 1], NUM_ROUNDED) * 2 ** draw.uniform(-4, 4, NUM_ROUNDED)).astype(np.float32)
 
@@ -59,7 +59,7 @@ def rows_of(rank: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def numbers_of(rank: int) -> dict[str, np.ndarray]:
-    """What the host exchanges: numbers that some way of sending them would change."""
+    """Numbers for the host's exchange, such that a lossy way of sending would change them."""
     payload = np.array([0x7FF8000000000001 + rank], np.uint64).view(np.float64)
     return {
         "float64": np.array([-0.0, 0.1 + rank, np.inf, 1e308, 5e-324, *payload]),
@@ -68,7 +68,7 @@ def numbers_of(rank: int) -> dict[str, np.ndarray]:
 
 
 def variables_of(rank: int) -> list[np.ndarray]:
-    """What a checkpoint holds, one of them large."""
+    """Variables of all kinds that a checkpoint holds, one of them large."""
     payload = np.array([0x7FC00001 + rank], np.uint32).view(np.float32)
     return [
         np.concatenate([payload, np.array([-0.0, 1.5 + rank], np.float32)]),
@@ -81,7 +81,7 @@ def variables_of(rank: int) -> list[np.ndarray]:
 
 @dataclasses.dataclass(frozen=True)
 class Way:
-    """This worker's place, and what its numbers travel by."""
+    """This worker's ring, and whether it exchanges by TCP or by TensorFlow."""
 
     ring: Ring
     by_tcp: bool
@@ -98,17 +98,17 @@ class Way:
 
     def _exchange(self, kind, wire):
         ring, options = self.ring, WireOptions(**wire)
-        place = {"num_workers": ring.num_workers, "rank": ring.rank, "options": options}
+        common = {"num_workers": ring.num_workers, "rank": ring.rank, "options": options}
         tcp = None
         if self.by_tcp:
-            first = HostExchange(**place, channel=ring.next_channel())
+            first = HostExchange(**common, channel=ring.next_channel())
             seconds = options.timeout_seconds
             tcp = connected_tcp_ring(ring.members, ring.rank, first, timeout_seconds=seconds)
-        return kind(**place, channel=ring.next_channel(), tcp=tcp)
+        return kind(**common, channel=ring.next_channel(), tcp=tcp)
 
 
 def summed_gradients(way: Way, own, **wire) -> list[np.ndarray]:
-    """By an exchange of its own, in a graph as a step is."""
+    """The gradients' sums by a new exchange, in a graph, as in a step."""
     exchange = way.worker_exchange(**wire)
     return tf.function(lambda: exchange.sum_gradients(own))()
 
@@ -122,7 +122,7 @@ def dense(way: Way) -> dict[int, list[np.ndarray]]:
 
 
 def rounded(way: Way) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Of each short wire the numbers that are rounded, and in float64 those that are not."""
+    """Sums over each short wire: of float32 numbers, which are rounded, and of float64 numbers, which are not."""
     own = [tf.constant(rounded_of(way.rank)), tf.constant(rounded_of(way.rank), tf.float64)]
     return {
         precision: tuple(value.numpy() for value in summed_gradients(way, own, precision=precision))
@@ -130,8 +130,8 @@ def rounded(way: Way) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     }
 
 
-def sparse(way: Way) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Between two dense ones; (values, indices)."""
+def sparse(way: Way) -> list[np.ndarray]:
+    """A sparse gradient summed between two dense ones: [values, indices, first dense, last dense]."""
     values, indices = map(tf.constant, rows_of(way.rank))
     rows = tf.IndexedSlices(values, indices, tf.constant(DENSE_SHAPE, tf.int64))
     first, found, last = summed_gradients(way, [tf.constant([1.0]), rows, tf.constant([2.0])])
@@ -139,7 +139,7 @@ def sparse(way: Way) -> list[tuple[np.ndarray, np.ndarray]]:
 
 
 def mixed(way: Way) -> list[np.ndarray]:
-    """Tensors of several precisions in one sum, each with its own."""
+    """Tensors of several precisions in one call; each is summed in its own precision."""
     exchange = way.worker_exchange(precision="bfloat16")
     own = [tf.constant(gradient) for gradient in gradients_of(way.rank)]
     counts = tf.constant([way.rank + 2**24, 1])
@@ -147,7 +147,7 @@ def mixed(way: Way) -> list[np.ndarray]:
 
 
 def host(way: Way) -> dict[str, list[np.ndarray]]:
-    """Each kind of number gathered three times, in turns."""
+    """Gathers each kind of number three times, in turns."""
     exchange = way.host_exchange()
     own = numbers_of(way.rank)
     turns = [{dtype: exchange.gather(dtype, own[dtype][turn:][:3], dtype) for dtype in own} for turn in range(3)]
@@ -165,14 +165,14 @@ TABLE = {"dense": dense, "rounded": rounded, "sparse": sparse, "mixed": mixed, "
 
 
 def attend(way: Way) -> HostExchange:
-    """An exchange that waits for a few seconds only, after a collective that all have joined."""
+    """An exchange with a timeout of a few seconds, after one collective that all workers have joined."""
     exchange = way.host_exchange(timeout_seconds=LATE_SECONDS)
     exchange.gather("all come", [1.0])
     return exchange
 
 
 def waited(exchange: HostExchange) -> tuple[str, float]:
-    """How a collective ended that the last worker never joined, and after how many seconds."""
+    """(error, seconds) of a collective that the last worker never joins."""
     began = time.monotonic()
     try:
         exchange.gather("not all come", [1.0])
@@ -182,14 +182,14 @@ def waited(exchange: HostExchange) -> tuple[str, float]:
 
 
 def write(file: pathlib.Path, found) -> None:
-    """All at once: others look whether it is there."""
+    """Writes the file atomically, because other workers check whether it exists."""
     unfinished = file.with_name(f"new-{file.name}")
     unfinished.write_bytes(pickle.dumps(found))
     unfinished.rename(file)
 
 
 def stay_until_all_waited(folder: pathlib.Path, num_waiting: int) -> None:
-    """One that left would close its connections, and who still waits would hear of that before its time is up."""
+    """Ends no worker early: its closed connections would end the others' waits before their timeout."""
     deadline = time.monotonic() + _ABSENT_SECONDS
     while time.monotonic() < deadline and len(list(folder.glob("[0-9]*.waited"))) < num_waiting:
         time.sleep(0.01)
@@ -206,10 +206,10 @@ def main() -> None:
         write(folder / f"{way.rank}.waited", waited(exchange))
         stay_until_all_waited(folder, ring.num_workers - 1)
     else:
-        # Were it to end, the heartbeats would miss it: the others are to wait for it in vain.
+        # This worker must not end now: the heartbeats would report its end before the others time out.
         time.sleep(_ABSENT_SECONDS)
     sys.stdout.flush()
-    # After an aborted collective TensorFlow's own end would wait for the others.
+    # A normal exit would hang: after an aborted collective, TensorFlow's shutdown waits for the other workers.
     os._exit(0)
 
 

@@ -1,4 +1,4 @@
-"""Exchanges between real processes: what each of 2 and of 3 workers was given, beside numpy."""
+"""Exchanges between 2 and 3 real processes: the results on each worker, compared with numpy."""
 
 import itertools
 import pickle
@@ -15,13 +15,13 @@ from tests.towers.user_errors import refused
 pytestmark = pytest.mark.timeout(200)
 
 LIMIT_SECONDS = 150
-# Starting threads on a machine that others use too.
+# Time to start threads on a busy machine.
 MARGIN_SECONDS = 10.0
 # Half the distance between neighbours around 1.
 ROUNDING = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
 
 
-# How a wait in vain ends: our own says so; TensorFlow 2.21 says so or crashes while it cleans up.
+# How a collective ends that times out: our own raises; TensorFlow 2.21 raises or crashes while it cleans up.
 WAITED = {"tcp": "TimeoutError", "tensorflow": "DeadlineExceededError"}
 ENDS_AFTER_WAITING = {"tcp": (0,), "tensorflow": (0, -signal.SIGABRT, -signal.SIGSEGV)}
 
@@ -39,7 +39,7 @@ ENDS_AFTER_WAITING = {"tcp": (0,), "tensorflow": (0, -signal.SIGABRT, -signal.SI
     ],
 )
 def ended(request, tmp_path_factory):
-    """The folder of the pickles, how each worker ended, and by which way their numbers travelled."""
+    """The folder of the pickles, how each worker ended, and the way of exchange, 'tcp' or 'tensorflow'."""
     folder = tmp_path_factory.mktemp("exchange")
     num_workers, way = request.param
     commands = [["-m", "tests.strategies.ring.exchange_program", str(folder), way]] * num_workers
@@ -49,7 +49,7 @@ def ended(request, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def found(ended):
-    """What each worker found by name, by rank."""
+    """Each worker's results by name, by rank."""
     folder, ends, way = ended
     for end in ends:
         assert end.code in ENDS_AFTER_WAITING[way], end.err
@@ -61,12 +61,12 @@ def same_bits(values, others) -> bool:
 
 
 def sums_in_any_order(values) -> list[np.ndarray]:
-    """The sum in the values' own precision, for each order of adding; a ring has several."""
+    """The sum in the values' own precision, for each order of adding: a ring uses several orders."""
     return [sum(order[1:], start=order[0]) for order in itertools.permutations(values)]
 
 
 def assert_sum(value, values) -> None:
-    """Each element is a sum of the values, in some order, to the last bit."""
+    """Asserts that each element is the sum of the values in some order, to the last bit."""
     assert (value.dtype, value.shape) == (values[0].dtype, values[0].shape)
     orders = sums_in_any_order(values)
     assert np.all(np.any([value == order for order in orders], axis=0))
@@ -75,8 +75,8 @@ def assert_sum(value, values) -> None:
 @pytest.mark.parametrize("bytes_per_pack", program.BYTES_PER_PACK)
 def test_dense_gradients(found, bytes_per_pack):
     own = [program.gradients_of(rank) for rank in range(len(found))]
-    for place, value in enumerate(found[0]["dense"][bytes_per_pack]):
-        assert_sum(value, [gradients[place] for gradients in own])
+    for index, value in enumerate(found[0]["dense"][bytes_per_pack]):
+        assert_sum(value, [gradients[index] for gradients in own])
 
 
 @pytest.mark.parametrize("bytes_per_pack", program.BYTES_PER_PACK)
@@ -86,7 +86,7 @@ def test_dense_gradients_have_the_same_bits_everywhere(found, bytes_per_pack):
 
 
 def errors(found, precision) -> np.ndarray:
-    """Of each element, the error as a multiple of the sum of the magnitudes."""
+    """Error of each element, divided by the sum of the magnitudes."""
     own = np.array([program.rounded_of(rank) for rank in range(len(found))], np.float64)
     value, _ = found[0]["rounded"][precision]
     assert value.dtype == np.float32
@@ -94,8 +94,8 @@ def errors(found, precision) -> np.ndarray:
 
 
 @pytest.mark.parametrize("precision", ROUNDING)
-def test_a_short_wire_rounds_as_it_says(found, precision):
-    """By at most as many units as there are workers; half as much would be too little to say."""
+def test_rounding_on_a_short_wire_is_bounded(found, precision):
+    """The largest error is at most num_workers units of rounding, and more than half of this bound."""
     worst = errors(found, precision).max()
     assert worst <= len(found) * ROUNDING[precision]
     assert worst > len(found) * ROUNDING[precision] / 2
@@ -108,20 +108,20 @@ def test_a_short_wire_gives_the_same_bits_everywhere(found, precision):
 
 
 @pytest.mark.parametrize("precision", ROUNDING)
-def test_a_short_wire_is_for_float32_alone(found, precision):
+def test_a_short_wire_rounds_only_float32(found, precision):
     _, value = found[0]["rounded"][precision]
     assert_sum(value, [program.rounded_of(rank).astype(np.float64) for rank in range(len(found))])
 
 
 def test_sparse_gradients_are_gathered(found):
-    """All rows in the order of the ranks, on every worker; one has none."""
+    """Every worker gets all rows in the order of the ranks; one worker has no rows."""
     rows = [program.rows_of(rank) for rank in range(len(found))]
     values, indices = (np.concatenate(part) for part in zip(*rows, strict=True))
     for worker in found:
         found_values, found_indices, first, last = worker["sparse"]
         np.testing.assert_array_equal(found_values, values)
         np.testing.assert_array_equal(found_indices, indices)
-        assert (first, last) == (len(found), 2 * len(found)), "dense ones beside them"
+        assert (first, last) == (len(found), 2 * len(found)), "dense gradients of the same call"
 
 
 def test_sparse_gradients_are_the_dense_sum(found):
@@ -135,12 +135,12 @@ def test_sparse_gradients_are_the_dense_sum(found):
     assert expected.any()
 
 
-def test_what_is_no_gradient_keeps_its_precision(found):
-    """Whatever the wire of gradients is."""
+def test_sums_of_other_tensors_keep_their_precision(found):
+    """Only gradients are rounded to the wire precision."""
     first, counts, *others = found[0]["mixed"]
     own = [program.gradients_of(rank) for rank in range(len(found))]
-    for place, value in enumerate([first, *others]):
-        assert_sum(value, [gradients[place] for gradients in own])
+    for index, value in enumerate([first, *others]):
+        assert_sum(value, [gradients[index] for gradients in own])
     ranks = range(len(found))
     np.testing.assert_array_equal(counts, [sum(rank + 2**24 for rank in ranks), len(found)])
     assert all(same_bits(found[0]["mixed"], worker["mixed"]) for worker in found)
@@ -148,20 +148,20 @@ def test_what_is_no_gradient_keeps_its_precision(found):
 
 @pytest.mark.parametrize("dtype", program.numbers_of(0))
 def test_the_host_gathers_by_rank_to_the_bit(found, dtype):
-    """The same purpose again and again, with other numbers each time."""
+    """Repeats each purpose with other numbers."""
     for turn in range(3):
         own = [program.numbers_of(rank)[dtype][turn:][:3] for rank in range(len(found))]
         for worker in found:
             assert same_bits([worker["host"][dtype][turn]], [np.stack(own)])
 
 
-def test_all_are_given_the_first_ones_variables_to_the_bit(found):
+def test_broadcast_gives_all_workers_the_variables_of_rank_0_to_the_bit(found):
     for worker in found:
         assert same_bits(worker["given"], program.variables_of(0))
 
 
-def test_who_waits_in_vain_is_told_in_time(ended):
-    """All but the last one, which is absent."""
+def test_a_collective_without_one_worker_times_out(ended):
+    """The last worker never joins; all others report the timeout."""
     folder, (*waiting, _), way = ended
     for rank, end in enumerate(waiting):
         assert way == "tcp" or "DEADLINE_EXCEEDED" in end.err
@@ -172,7 +172,7 @@ def test_who_waits_in_vain_is_told_in_time(ended):
 
 
 def test_one_worker_exchanges_nothing():
-    """Nothing is sent, and nothing need be there to send it."""
+    """Nothing is sent, so no connection is needed."""
     exchange = WorkerExchange(1, 0, WireOptions(precision="bfloat16"), channel=1)
     values = [np.float32([1.1]), np.int64([2])]
     assert exchange.sum(values) == values
@@ -192,6 +192,6 @@ def test_one_worker_exchanges_nothing():
         ({"timeout_seconds": float("nan")}, "collective_timeout_seconds=nan"),
     ],
 )
-def test_what_is_refused(wrong, part):
+def test_invalid_wire_options_are_refused(wrong, part):
     with refused(part):
         WireOptions(**wrong)

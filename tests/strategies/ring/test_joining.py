@@ -1,4 +1,4 @@
-"""Joining: who is refused before anything is sent, and who is named when somebody does not come."""
+"""Joining a ring: which processes are refused, and which missing workers the error names."""
 
 import contextlib
 import socket
@@ -22,17 +22,17 @@ FAMILIES = {"127.0.0.1": socket.AF_INET, "[::1]": socket.AF_INET6}
 
 @contextlib.contextmanager
 def server(host="127.0.0.1"):
-    """Listens there, on a port that is free; gives the address."""
+    """Context manager: listens on a free port of the host; yields the address."""
     try:
         found = socket.create_server((host.strip("[]"), 0), family=FAMILIES[host])
     except OSError as error:
-        pytest.skip(f"nobody can listen on {host} here: {error}")
+        pytest.skip(f"cannot listen on {host} on this machine: {error}")
     with found:
         yield f"{host}:{found.getsockname()[1]}"
 
 
 def free(host="127.0.0.1") -> str:
-    """An address where nobody listens."""
+    """An address on which no process listens."""
     port = free_addresses(1)[0].rpartition(":")[2]
     return f"{host}:{port}"
 
@@ -43,22 +43,22 @@ def cluster(role="worker", index=0, **addresses) -> Cluster:
 
 class TestAddresses:
     @pytest.mark.parametrize("host", FAMILIES)
-    def test_a_free_one(self, host):
+    def test_listening_on_a_free_address(self, host):
         address = free(host)
         with listening(Member("worker", 1, address)):
             assert listens(address)
         assert not listens(address)
 
     @pytest.mark.parametrize("host", FAMILIES)
-    def test_a_taken_one(self, host):
+    def test_listening_on_a_taken_address_is_refused(self, host):
         with server(host) as address:
             assert listens(address)
             port = address.rpartition(":")[2]
             with refused(f"worker:1: cannot listen on port {port} of {address}", "in use", "choose another port"):
                 listening(Member("worker", 1, address))
 
-    def test_one_that_was_used_a_moment_ago(self):
-        """The kernel remembers a connection for a minute that the server closed."""
+    def test_listening_on_an_address_that_was_used_a_moment_ago(self):
+        """After the server closes a connection, the kernel remembers it for a minute."""
         with socket.create_server(("127.0.0.1", 0)) as before:
             with socket.create_connection(before.getsockname()) as client:
                 before.accept()[0].close()
@@ -66,16 +66,16 @@ class TestAddresses:
             address = f"127.0.0.1:{before.getsockname()[1]}"
         listening(Member("worker", 0, address)).close()
 
-    def test_a_name_of_nobody(self):
+    def test_an_unknown_host_does_not_listen(self):
         assert not listens("no-such-host.invalid:2222")
 
-    def test_a_name_is_as_good_as_its_number(self):
+    def test_a_host_name_works_like_its_ip_address(self):
         with server() as address:
             assert listens(address.replace("127.0.0.1", "localhost"))
 
 
 def waited_for(addresses, seconds) -> None:
-    """A worker at a free address waits for others at these."""
+    """Lets a worker at a free address wait for other workers at `addresses`."""
     others = [Member("worker", index, address) for index, address in enumerate(addresses, start=1)]
     wait_for_all(Member("worker", 0, free()), others, seconds)
 
@@ -85,12 +85,12 @@ class TestWaiting:
         missing, second = free(), free()
         with server() as there, pytest.raises(PeerLost) as raised:
             waited_for([there, missing, second], 0.3)
-        said = str(raised.value)
-        assert said.startswith(f"worker:2 ({missing}), worker:3 ({second}) did not start within ")
-        assert "startup_timeout_seconds=0.3: " in said
-        assert "TF_CONFIG" in said
+        message = str(raised.value)
+        assert message.startswith(f"worker:2 ({missing}), worker:3 ({second}) did not start within ")
+        assert "startup_timeout_seconds=0.3: " in message
+        assert "TF_CONFIG" in message
 
-    def test_who_comes_late_is_waited_for(self):
+    def test_a_late_worker_is_waited_for(self):
         address = free()
         host, port = address.split(":")
         late = threading.Timer(0.5, lambda: opened.append(socket.create_server((host, int(port)))))
@@ -101,8 +101,8 @@ class TestWaiting:
         assert time.monotonic() - began > 0.4
         opened[0].close()
 
-    def test_two_that_wait_find_each_other(self):
-        """Whoever has found the other goes on to listen there for good, as TensorFlow does then."""
+    def test_two_waiting_workers_find_each_other(self):
+        """A worker that has found the other one keeps listening on its address, as TensorFlow's server does."""
         members = [Member("worker", index, free()) for index in (0, 1)]
         both = threading.Barrier(2, timeout=WAIT_SECONDS)
 
@@ -119,7 +119,7 @@ class TestWaiting:
 
     @pytest.mark.timeout(60)
     def test_a_slow_probe_does_not_delay_the_deadline(self, monkeypatch):
-        """For example on a machine that drops packets."""
+        """A probe is slow for example if a machine drops packets."""
         monkeypatch.setattr(joining, "listens", lambda address: time.sleep(0.1))
         with pytest.raises(PeerLost):
             waited_for([free()] * 3, 0.5)
@@ -132,7 +132,7 @@ class TestAlone:
         assert [member.name for member in ring.members] == ["worker:0"]
         assert ring.options == RingOptions()
 
-    def test_its_options_are_kept(self):
+    def test_a_ring_of_one_has_the_given_options(self):
         options = RingOptions(wire=WireOptions(bytes_per_pack=7))
         assert Ring.alone(options).options is options
 
@@ -142,7 +142,7 @@ class TestAlone:
 
     @pytest.mark.parametrize("role", ["worker", "chief"])
     def test_a_cluster_of_one_needs_no_server(self, role):
-        """Its address is not even looked at."""
+        """Its address is not used: it may be taken."""
         with server() as taken:
             ring = join_ring(cluster(role, **{role: [taken]}))
         assert (ring.num_workers, ring.rank) == (1, 0)
@@ -152,7 +152,7 @@ class TestAlone:
 
 class TestRefused:
     @pytest.mark.parametrize("role", ["ps", "evaluator"])
-    def test_another_role(self, role):
+    def test_a_role_outside_the_ring(self, role):
         addresses = {"chief": ["a:1"], "worker": ["b:1"], "ps": ["c:1"]}
         with refused(f"role '{role}'", "only the roles chief and worker"):
             join_ring(cluster(role, **addresses))
@@ -167,7 +167,7 @@ class TestRefused:
             ended = run("-c", self.PROGRAM % (free(), other), cwd=tmp_path)
         assert ended.code == 1
         last = ended.err.splitlines()[-1]
-        assert last.startswith("towers.errors.UserError: strategy ring: TensorFlow is already running")
+        assert last.startswith("towers.errors.UserError: strategy 'ring': TensorFlow already runs in this process")
         assert last.endswith("join before the first tensor")
 
     PROGRAM = """

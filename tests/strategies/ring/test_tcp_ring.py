@@ -12,14 +12,14 @@ import pytest
 from strategies.ring import tcp_ring
 from strategies.ring.tcp_ring import TcpRing
 
-# Of numbers rounded to it: relative errors of at most this.
+# Largest relative error of a number that is rounded to each type.
 ROUNDING = {np.float64: 2.0**-53, np.float32: 2.0**-24, np.float16: 2.0**-11, ml_dtypes.bfloat16: 2.0**-8}
 LIMIT_SECONDS = 30
 
 
 @contextlib.contextmanager
 def rings(num_workers: int, check_others: Callable[[], None] = lambda: None, timeout_seconds: float = 20.0):
-    """One a rank, and the connections from each rank to the next."""
+    """Context manager: yields one ring for each rank, and the connections from each rank to the next."""
     connections = [_connection() for _ in range(num_workers)]
     made = [
         TcpRing(
@@ -47,7 +47,7 @@ def _connection() -> tuple[socket.socket, socket.socket]:
 
 
 def all_reduced(made: list[TcpRing], own: list[np.ndarray], wire) -> list[np.ndarray]:
-    """What each rank gets, all at once."""
+    """The result of an all-reduce on each rank; all ranks call it at the same time."""
     found: list = [None] * len(made)
 
     def of(rank: int) -> None:
@@ -70,7 +70,7 @@ def drawn(num_workers: int, length: int, dtype=np.float32) -> list[np.ndarray]:
 @pytest.mark.parametrize("num_workers", [2, 3, 5])
 @pytest.mark.parametrize("wire", [np.float32, np.float16, ml_dtypes.bfloat16], ids=lambda wire: wire.__name__)
 def test_sums(num_workers, wire):
-    """Of vectors shorter than the ranks are many, and longer than a part; several on the same connections."""
+    """Vectors with fewer elements than ranks, and longer than a part; several on the same connections."""
     with rings(num_workers) as (made, _):
         for length in (1, 2, 7, 1000, 1_300_001):
             own = drawn(num_workers, length)
@@ -91,7 +91,7 @@ def test_float64_keeps_its_digits():
     assert np.all(np.abs(found[0] - np.sum(own, axis=0)) <= 3 * ROUNDING[np.float64] * magnitudes)
 
 
-def test_what_is_given_is_not_changed():
+def test_the_inputs_are_not_changed():
     with rings(2) as (made, _):
         own = drawn(2, 100)
         before = [one.copy() for one in own]
@@ -101,18 +101,18 @@ def test_what_is_given_is_not_changed():
 
 
 @pytest.fixture
-def impatient(monkeypatch) -> Iterator[None]:
+def short_patience(monkeypatch) -> Iterator[None]:
     monkeypatch.setattr(tcp_ring, "PATIENCE_SECONDS", 0.1)
 
 
-def test_who_waits_in_vain(impatient):
+def test_a_worker_that_waits_too_long_raises(short_patience):
     with rings(2, timeout_seconds=0.5) as (made, _):
         with pytest.raises(TimeoutError, match=r"no data for 0\.5 seconds"):
             made[0].all_reduce(drawn(1, 10)[0], np.dtype(np.float32))
         assert isinstance(made[0].failure, TimeoutError)
 
 
-def test_who_waits_looks_whether_the_others_live(impatient):
+def test_a_waiting_worker_checks_whether_the_others_are_alive(short_patience):
     def gone() -> None:
         raise ConnectionError("worker:1 does not answer")
 
@@ -120,7 +120,7 @@ def test_who_waits_looks_whether_the_others_live(impatient):
         made[0].all_reduce(drawn(1, 10)[0], np.dtype(np.float32))
 
 
-def test_a_connection_that_is_closed():
+def test_a_closed_connection_raises():
     with rings(2) as (made, connections):
         connections[1][0].close()
         with pytest.raises(ConnectionError):

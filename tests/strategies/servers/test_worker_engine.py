@@ -1,4 +1,4 @@
-"""What a worker sends: one vector's gradient, and of embeddings the rows that were touched."""
+"""What a worker sends: the gradient as one vector; for an embedding, only the rows that the batch used."""
 
 import keras
 import ml_dtypes
@@ -16,7 +16,7 @@ from towers.task import Batch, InputShard
 from towers.updates.clipping import Clipping
 
 WORDS, WIDTH, LENGTH = 50, 4, 3
-# Of 50 rows these and no others are in the examples.
+# The rows of the embedding that the examples use.
 USED = (7, 11, 49)
 
 
@@ -34,7 +34,7 @@ def task() -> TinyTask:
 
 
 def computed(num_towers: int = 1, *, wire: str = "float32", sends_sums: bool = False, **options):
-    """The engine, the whole vector, and what the engine made of the first batch."""
+    """The engine, the whole vector of parameters, and what the engine computed from the first batch."""
     keras.utils.set_random_seed(1)
     own, model = task(), task().build_model()
     data = as_batches(own.dataset("train", InputShard()))
@@ -54,7 +54,7 @@ def computed(num_towers: int = 1, *, wire: str = "float32", sends_sums: bool = F
 
 
 def exact_gradient() -> np.ndarray:
-    """Of the mean loss, by a tape over Keras's own model."""
+    """Gradient of the mean loss, by a tape over Keras's own model."""
     keras.utils.set_random_seed(1)
     own, model = task(), task().build_model()
     with tf.GradientTape() as tape:
@@ -74,7 +74,7 @@ def test_the_gradient_is_that_of_the_mean_loss(num_towers):
 
 
 @pytest.mark.parametrize("num_towers", [1, 3])
-def test_of_an_embedding_only_the_rows_that_were_touched(num_towers):
+def test_an_embedding_sends_only_the_rows_that_were_used(num_towers):
     _, _, found = computed(num_towers)
     [rows] = found.gradient.rows
     assert sorted(rows.indices) == list(USED)
@@ -87,7 +87,7 @@ def test_synchronous_workers_send_sums():
     assert found.weight == 6
 
 
-def test_a_short_wire():
+def test_gradients_are_sent_in_the_wire_precision():
     _, _, found = computed(wire="bfloat16")
     assert {array.dtype for array in (found.gradient.dense, found.gradient.rows[0].values)} == {
         np.dtype(ml_dtypes.bfloat16)
@@ -95,7 +95,7 @@ def test_a_short_wire():
     np.testing.assert_allclose(found.gradient.whole(np.float32), exact_gradient(), rtol=2.0**-8, atol=1e-7)
 
 
-def test_it_is_clipped_before_it_is_sent():
+def test_the_gradient_is_clipped_before_it_is_sent():
     _, _, found = computed(clipping=Clipping(global_norm=0.01))
     assert np.linalg.norm(found.gradient.whole(np.float32)) == pytest.approx(0.01, rel=1e-5)
-    assert found.norm > 0.01, "the norm before"
+    assert found.norm > 0.01, "the reported norm is before clipping"
