@@ -1,4 +1,4 @@
-"""The rows of a ring, with a process for each worker. As a program: one of these processes.
+"""Runs the rows of a ring, with a process for each worker. As a program, this file is one of these processes.
 
 python -m tests.conformance.ring_rows ROW FILE ONLY_QUICK      with TF_CONFIG set; ONLY_QUICK is 0 or 1
 """

@@ -1,4 +1,4 @@
-"""What is checked of every row: after 20 steps on every task it gives the numbers of one device."""
+"""The checks of every row: after 20 steps on every task it gives the numbers of one device."""
 
 import functools
 from collections.abc import Sequence
@@ -24,12 +24,12 @@ from tests.conformance.trials import (
     twenty_steps,
 )
 
-# Relative, of each variable. In float64 rounding stays a thousand times below.
+# Largest relative difference of a variable. In float64, rounding errors are a thousand times smaller.
 TOLERANCE = {"float64": 1e-9, "float32": 1e-5}
 
 
 def reference_of(row: Row, task: SmallImages) -> Outcome:
-    """One device on the undivided batch, or on the same parts if each part has its own statistics."""
+    """The outcome of one device: undivided batches, or the same parts if each part has its own statistics."""
     in_parts = row.shares if task.batch_norm and row.batch_stats != "synced" else ()
     return outcome_of_reference(task, row.reference.microbatches_for(task.batch_norm), in_parts)
 
@@ -63,8 +63,9 @@ def cases_of(rows: Sequence[Row], *, only_full: bool = False):
 
 
 def row_checks(rows: Sequence[Row]) -> type:
-    """The tests of some rows, as a class of tests. Rows of one kind are in a file of their own: a file is what
-    pytest's two processes divide the tests by.
+    """A class with the tests of some rows.
+
+    Each kind of row has its own test file, because pytest's two processes divide the tests by file.
     """
     cases = [
         _case(row, task, is_quick=row.in_quick and task == QUICK_TASK, name=f"{row.name}-{task.name}")

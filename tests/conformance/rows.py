@@ -18,11 +18,11 @@ from towers.split import even_shares
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Reference:
-    """The microbatches of the one device that a row is compared with.
+    """Numbers of microbatches on the one device that a row is compared with.
 
     Attributes:
-      microbatches: for a network without batch norm.
-      microbatches_with_batch_norm: for one with batch norm, whose numbers depend on the bounds of microbatches.
+      microbatches: number for a network without batch norm.
+      microbatches_with_batch_norm: number for a network with batch norm, whose results depend on the microbatches.
     """
 
     microbatches: int = 1
@@ -41,17 +41,17 @@ class Row:
     """A configuration of a strategy.
 
     Attributes:
-      name: in the names of tests.
-      make_strategy: called with a task and the options of the step; for a ring also with `ring=`.
+      name: name of the row in the names of tests.
+      make_strategy: function of (task, options of the step); for a ring it also takes `ring=`.
       accumulation: number of microbatches of a step.
       shares: relative sizes of all towers' parts of a batch.
       reference: the microbatches of the one device that this row must agree with.
       ring: options of a ring; None for other strategies.
       servers: options of parameter servers; None for other strategies.
       num_workers, num_servers: number of processes.
-      batch_stats: 'average' if statistics cannot be those of the whole batch; the reference then takes the same
-        parts.
-      devices, tower_shares: of each worker of parameter servers.
+      batch_stats: 'average' if the mode cannot sync statistics over the batch; the reference then computes the
+        same parts.
+      devices, tower_shares: devices and shares of each worker of parameter servers.
       in_quick: whether the quick tests run this row.
     """
 
@@ -100,7 +100,7 @@ one_device = _towers(cpus(1))
 
 
 def one_device_in_parts(shares: tuple[float, ...]):
-    """One device that computes the towers' parts one after another, for numbers that depend on the parts."""
+    """A strategy on one device that computes the towers' parts one after another."""
     devices = Devices(towers=cpus(1).towers * len(shares), parameters=cpus(1).parameters)
     return _towers(devices, shares)
 
@@ -199,7 +199,7 @@ ROWS = (
         in_quick=True,
         make_strategy=_ring(cpus(1)),
         shares=even_shares(3),
-        # TensorFlow's collectives, and several packs, one with a single large gradient.
+        # Tests TensorFlow's collectives, and several packs, one of them with a single large gradient.
         ring=RingOptions(wire=WireOptions(bytes_per_pack=4000, algorithm="ring"), check_divergence_every_steps=5),
         num_workers=3,
     ),

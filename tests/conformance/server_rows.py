@@ -1,4 +1,4 @@
-"""The rows of parameter servers, with all their processes. As a program: one of these processes.
+"""Runs the rows of parameter servers. As a program, this file is one process of their cluster.
 
 python -m tests.conformance.server_rows ROW FILE ONLY_QUICK      with TF_CONFIG set; ONLY_QUICK is 0 or 1
 """

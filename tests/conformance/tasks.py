@@ -1,8 +1,7 @@
-"""What the rows train: a network on 8x8x3 images, with and without batch norm, on epochs with a short last batch.
+"""The tasks of the rows: a network on 8x8x3 images, with and without batch norm; an epoch's last batch is short.
 
 They compute in float64, so that a difference of 1e-5 is a fault and never the rounding of one CPU's kernels. One
-task
-computes in float32, with activations whose derivative has no jump: there rounding errors stay small.
+task computes in float32, with activations that have a continuous derivative, so that rounding errors stay small.
 """
 
 import dataclasses
@@ -20,15 +19,15 @@ NUM_CLASSES = 10
 
 @dataclasses.dataclass(frozen=True)
 class SmallImages:
-    """Implements `towers.task.Task` over drawn images, the same in every process.
+    """Implements `towers.task.Task` with random images, the same in every process.
 
     Attributes:
       name: name of the task, in the names of tests.
-      num_images: in an epoch. A batch has 30, so the last one has the rest.
+      num_images: number of images in an epoch. A batch has 30 images, the last batch the rest.
       batch_norm: whether the network has batch norms.
       nan_image: index of a training image that is not finite; None for none.
       precision: number format of the layers.
-      activation: of the hidden layers.
+      activation: activation of the hidden layers.
     """
 
     name: str
@@ -51,7 +50,7 @@ class SmallImages:
         return keras.Model(inputs, layers.Dense(NUM_CLASSES, name="logits")(outputs))
 
     def _block(self, inputs, name, *, filters, strides):
-        # A bias before a batch norm has no gradient: all that would be compared of it is rounding.
+        # No bias before a batch norm: it has no gradient, so the test would only compare its rounding errors.
         convolution = layers.Conv2D(
             filters, 3, strides=strides, use_bias=not self.batch_norm, name=f"convolution{name}"
         )
@@ -66,7 +65,7 @@ class SmallImages:
         return batches.repeat().skip(shard.first_batch).shard(shard.stride, 0) if split == "train" else batches
 
     def _examples(self, split: str) -> Batch:
-        """Weights are multiples of 1/2, whose sums are exact in any order."""
+        """All examples as a batch. Weights are multiples of 1/2, so that their sums are exact in any order."""
         draw = np.random.default_rng({"train": 1, "eval": 2}[split])
         images = draw.normal(size=(self.num_images, 8, 8, 3)).astype(np.float32)
         if self.nan_image is not None and split == "train":
@@ -86,7 +85,7 @@ class SmallImages:
         return WeightedLoss(tf.reduce_sum(weighted), tf.reduce_sum(batch.weights))
 
     def metrics(self, outputs, batch: Batch) -> dict[str, WeightedValue]:
-        """'accuracy', and two whose weight is 1 over a whole split, so that their means are its totals."""
+        """'accuracy', and two metrics whose weights sum to 1 over a split, so that their means are totals."""
         right = tf.cast(tf.equal(tf.argmax(outputs, -1, tf.int32), batch.labels["class"]), tf.float32)
         once = tf.reduce_sum(tf.cast(tf.equal(batch.labels["number"], 0), tf.float32))
         return {
@@ -104,7 +103,7 @@ def _part_of(batch: Batch, shard: InputShard) -> Batch:
     return tf.nest.map_structure(lambda leaf: leaf[begin:end], batch)
 
 
-# An epoch of 70 images ends with a batch of 10, one of 61 with a batch of 1, which leaves most towers idle.
+# An epoch of 70 images ends with a batch of 10. An epoch of 61 ends with a batch of 1: most towers are idle in it.
 BATCH_NORM_LAST_1 = SmallImages("batch_norm_last_1", num_images=61, batch_norm=True)
 TASKS = (
     SmallImages("plain_last_10", num_images=70, batch_norm=False),

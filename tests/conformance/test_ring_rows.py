@@ -1,4 +1,4 @@
-"""The rows of a ring; its workers must hold the same bits."""
+"""Tests the rows of a ring, and that all workers of a ring have the same bits."""
 
 import pytest
 

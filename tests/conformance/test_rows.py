@@ -1,4 +1,4 @@
-"""The rows of one process, and the reference that all rows are compared with."""
+"""Tests the rows of one process, and the reference that all rows are compared with."""
 
 import keras
 import numpy as np
@@ -42,16 +42,16 @@ def trained_by_keras(task: SmallImages) -> dict[str, np.ndarray]:
 
 
 @every_task
-def test_the_reference_is_keras(task):
+def test_the_reference_equals_keras(task):
     found, expected = outcome_of_reference(task, 1, ()).values, trained_by_keras(task)
     assert found.keys() == expected.keys()
-    # The learning rate is fed as a float32 number; Keras's is a float64 one here.
+    # The reference gets its learning rate in float32; Keras's is in float64 here.
     assert apart(found, expected, 1e-5) == {}
 
 
 @every_task
 def test_the_reference_learns(task):
-    """Agreement means something only if the numbers moved."""
+    """The parameters change: otherwise equal numbers would prove nothing."""
     start = one_device(task, twenty_steps(task, "synced").options(1)).checkpointables()["parameters"]
     outcome = outcome_of_reference(task, 1, ())
     for name, variable in start.items():

@@ -1,4 +1,4 @@
-"""The rows of parameter servers."""
+"""Tests the rows of parameter servers."""
 
 from tests.conformance.row_checks import row_checks
 from tests.conformance.rows import ROWS

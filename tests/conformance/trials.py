@@ -17,11 +17,11 @@ RATE = 0.02
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """Some steps of momentum on a task, from the weights of one seed.
+    """Some training steps with momentum on a task, from initial weights of a fixed seed.
 
     Attributes:
-      task: what is trained.
-      calls: number of steps of each call of run_steps.
+      task: the task to train.
+      calls: number of steps in each call of run_steps.
       batch_stats, on_nan: options of the step.
     """
 
@@ -47,7 +47,7 @@ def twenty_steps(task: SmallImages, batch_stats: str) -> Trial:
 
 
 def not_synced(batch_stats: str) -> Trial:
-    """Each part has its own statistics. The three steps are an epoch whose last batch has one example."""
+    """Each part has its own statistics. Three steps are an epoch, and the last batch has one example."""
     return Trial(BATCH_NORM_LAST_1, (3,), batch_stats=batch_stats)
 
 
@@ -65,13 +65,13 @@ def trials_of(batch_stats: str, only_quick: bool) -> list[Trial]:
 
 
 NOT_SYNCED = ("average", "first")
-# Idle towers, empty microbatches and batch norm in one.
+# Tests idle towers, empty microbatches and batch norm at the same time.
 QUICK_TASK = BATCH_NORM_LAST_1
 
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """The state of a strategy after a call of run_steps; arrays by 'kind/name'."""
+    """The state of a strategy after a call of run_steps, with arrays by 'kind/name'."""
 
     report: StepReport
     step: int
@@ -83,7 +83,7 @@ class Outcome:
 def outcomes_of(
     make_strategy: Callable[..., Strategy], trial: Trial, accumulation: int = 1, **joined
 ) -> list[Outcome]:
-    """The outcome of each call."""
+    """The outcome of each call of run_steps."""
     strategy = make_strategy(trial.task, trial.options(accumulation), **joined)
     found = [_outcome(strategy, strategy.run_steps(num_steps)) for num_steps in trial.calls]
     strategy.finish(completed=True)
