@@ -1,11 +1,11 @@
-"""The devices of tests: the first of the logical CPUs that conftest makes."""
+"""The devices of tests: the first few of the logical CPUs that conftest creates."""
 
 from towers.devices import Devices
 
 
 def cpus(num_towers: int, parameters: int = 0) -> Devices:
-    """Towers on the first CPUs, parameters on CPU number `parameters`."""
+    """Towers on the first CPUs, parameters on the CPU with index `parameters`."""
     return Devices(
-        towers=tuple(f"/device:CPU:{place}" for place in range(num_towers)),
+        towers=tuple(f"/device:CPU:{index}" for index in range(num_towers)),
         parameters=f"/device:CPU:{parameters}",
     )

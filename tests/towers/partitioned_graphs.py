@@ -1,4 +1,4 @@
-"""What TensorFlow really ran, and where: the graphs after placement, optimisation and division by device."""
+"""The graphs that TensorFlow really ran: after placement, optimisation and division by device."""
 
 import collections
 import contextlib
@@ -14,15 +14,15 @@ class PartitionedGraphs:
     nodes: list = dataclasses.field(default_factory=list)
 
     def devices_of(self, *parts: str) -> collections.Counter:
-        """How many operations whose type holds any of `parts` run on each device ('CPU:0')."""
+        """Number of operations on each device ('CPU:0') whose type contains any of `parts`."""
         return collections.Counter(
             _short(node.device) for node in self.nodes if any(part in node.op for part in parts)
         )
 
     def copies(self, source: str, target: str) -> collections.Counter:
-        """How often each variable's value, as one operation read it, is sent from one device to another.
+        """How often each read value of a variable is sent from device `source` to device `target`.
 
-        Control edges between devices are sent too, as a constant: those are left out.
+        Control edges between devices are sent too, as constants: these do not count.
         """
         here = {node.name: node for node in self.nodes if _short(node.device) == source}
         sent = [
@@ -35,7 +35,7 @@ class PartitionedGraphs:
 
 @contextlib.contextmanager
 def recorded_graphs():
-    """Within, graphs are kept as they are run; functions that ran before are not among them."""
+    """Context manager: yields the graphs of the functions that run for the first time while it is active."""
     found = PartitionedGraphs()
     context.enable_graph_collection()
     try:
@@ -47,7 +47,7 @@ def recorded_graphs():
 
 
 def _origin(node, by_name):
-    """What a tensor that is sent was before it was only handed on."""
+    """The node that computes a sent tensor, before all Identity nodes."""
     node = by_name[node.input[0].partition(":")[0]]
     return _origin(node, by_name) if node.op == "Identity" else node
 

@@ -1,4 +1,4 @@
-"""State after the towers: averaged by weight, the first's, and never changed where no tower changed it."""
+"""The combined state: averaged by weight or the first tower's, and unchanged if no tower changed it."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ NEW = [tf.constant([2.0, 2.0]), tf.constant([5.0, 0.0]), tf.constant([100.0, 100
 
 
 def average(old, new, weights_of_towers):
-    """Of a state that is one tensor."""
+    """The average of states that are one tensor each."""
     (found,) = batch_stats.combined([old], [[value] for value in new], weights_of_towers, "average")
     return found
 
@@ -30,7 +30,7 @@ def test_a_tower_of_weight_0_adds_nothing():
     np.testing.assert_array_equal(average(OLD, NEW, weights(3, 1, 0)), average(OLD, NEW[:2], weights(3, 1)))
 
 
-def test_no_weight_at_all_leaves_the_state():
+def test_without_any_weight_the_state_is_unchanged():
     np.testing.assert_array_equal(average(OLD, NEW, weights(0, 0, 0)), OLD)
 
 
@@ -40,13 +40,13 @@ def test_constants_are_unchanged_bit_for_bit():
     assert found.numpy().tobytes() == constant.numpy().tobytes()
 
 
-def test_integers_are_the_first_towers():
+def test_integers_are_taken_from_the_first_tower():
     found = average(tf.constant(1), [tf.constant(2), tf.constant(9)], weights(1, 5))
     assert found.dtype == tf.int32 and found.numpy() == 2
 
 
 def test_tensors_of_all_kinds_at_once():
-    """Matrices, scalars, integers and two precisions; one is larger than what is packed with others."""
+    """Matrices, scalars, integers and two precisions; one tensor is too large to be packed."""
     draw = np.random.default_rng(1)
     shapes = [(3,), (2, 4), (), (20_000,), (5,)]
     kinds = ["float32", "float64", "float32", "float32", "int64"]
@@ -56,22 +56,22 @@ def test_tensors_of_all_kinds_at_once():
 
     old, new = state(), [state(), state()]
     found = batch_stats.combined(old, new, weights(2, 1), "average")
-    for place, (value, kind) in enumerate(zip(found, kinds, strict=True)):
-        one, other = (np.asarray(of_one[place]) for of_one in new)
-        assert value.dtype == kind and value.shape == shapes[place]
+    for index, (value, kind) in enumerate(zip(found, kinds, strict=True)):
+        one, other = (np.asarray(of_one[index]) for of_one in new)
+        assert value.dtype == kind and value.shape == shapes[index]
         expected = one if kind == "int64" else (2 * one + other) / 3
         np.testing.assert_allclose(value, expected, rtol=0, atol=1e-13 if kind == "float64" else 1e-5)
 
 
 @pytest.mark.parametrize("name", ["first", "synced"])
-def test_first(name):
+def test_first_and_synced_take_the_first_towers_state(name):
     found = batch_stats.combined([OLD], [[value] for value in NEW], weights(1, 5, 5), name)
     np.testing.assert_array_equal(found, [NEW[0]])
 
 
 @pytest.mark.parametrize("name", batch_stats.POLICIES)
 def test_changes_summed_over_processes_give_the_same(name):
-    """What the towers of one process do at once, processes do by an exchange of sums."""
+    """Summing `changes` over processes gives the same state as `combined` in one process."""
     own = weights(1, 5, 2)
     old, new = [OLD, tf.constant(7)], [[value, tf.constant(index)] for index, value in enumerate(NEW)]
     sent = [

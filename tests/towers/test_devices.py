@@ -1,4 +1,4 @@
-"""Devices: what is refused in this process, and what a new process gets."""
+"""Devices: which arguments are refused, and how a new process is configured."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from tests.towers.user_errors import refused
 from towers.devices import configure_devices, num_cores, threads_for
 
 without_gpu = pytest.mark.skipif(
-    bool(tf.config.list_physical_devices("GPU")), reason="is about machines without a GPU"
+    bool(tf.config.list_physical_devices("GPU")), reason="tests machines without a GPU"
 )
 
 
@@ -67,7 +67,7 @@ def test_towers_share_the_cores(num_towers, cores, threads):
 
 
 def in_new_process(arguments: str) -> dict:
-    """What `configure_devices(arguments)` made of a process of its own, after it has computed something."""
+    """Devices and threads of a new process that called `configure_devices(arguments)` and computed once."""
     script = f"""
         import json
         import tensorflow as tf
@@ -89,7 +89,7 @@ def in_new_process(arguments: str) -> dict:
 
 
 @pytest.mark.full
-def test_a_new_process_of_three_towers():
+def test_a_new_process_with_three_towers():
     found = in_new_process('num_towers=3, kind="cpu", parameter_device="cpu:2"')
     assert found["towers"] == list(cpus(3).towers) and found["logical"] == 3
     assert found["parameters"] == "/device:CPU:2"
@@ -97,7 +97,7 @@ def test_a_new_process_of_three_towers():
 
 
 @without_gpu
-def test_a_new_process_of_one_tower_a_core():
+def test_a_new_process_with_one_tower_for_each_core():
     found = in_new_process("")
     assert len(found["towers"]) == found["logical"] == num_cores()
     assert found["intra"] == 1

@@ -1,4 +1,4 @@
-"""Gradients: sums, means and norms are the same whether rows are sparse, doubled or dense."""
+"""Gradients: sums, means and norms are the same for sparse gradients, repeated rows and dense gradients."""
 
 import numpy as np
 import pytest
@@ -51,11 +51,11 @@ def test_float64_is_divided_in_float64():
     np.testing.assert_array_equal(found, [1 / 30, 1 / 30])
 
 
-def test_divided_by_nothing_is_nothing():
+def test_divided_by_zero_is_zero():
     np.testing.assert_array_equal(gradients.divided(tf.ones([2]), tf.constant(0.0)), [0, 0])
 
 
-def test_merged_has_every_row_once():
+def test_merged_has_each_row_once():
     gradient = slices(4, 1, 4, 4)
     found = gradients.merged(gradient)
     assert isinstance(found, tf.IndexedSlices)
@@ -68,8 +68,8 @@ def test_dense_gradients_need_no_merging():
     assert gradients.merged(gradient) is gradient
 
 
-def test_norms_count_doubled_rows_as_one():
-    """A row at 3 and again at -3 is a row of zeros: squares of the parts would be 18 a number."""
+def test_norms_add_up_repeated_rows_first():
+    """A row of 3 and the same row of -3 sum to zeros; the sum of their squares would be 18 for each element."""
     doubled = tf.IndexedSlices(
         tf.constant([[3.0] * COLUMNS, [-3.0] * COLUMNS]), tf.constant([1, 1]), tf.constant([ROWS, COLUMNS])
     )

@@ -1,4 +1,4 @@
-"""The engine's step: what it does with what is not finite, what it refuses, and what reaches the update."""
+"""The engine's step: steps that are not finite, refused arguments, and the gradients that reach the update."""
 
 import dataclasses
 
@@ -31,13 +31,13 @@ from towers.updates.rules import SGD, Momentum
 
 # --- not finite
 
-# Of batches of 8, the one whose features hold a NaN.
+# Index of the batch, of 8 examples, that contains a NaN.
 BAD_STEP = 2
 
 
-def task_with_nan(place_in_batch: int = 0) -> TinyTask:
+def task_with_nan(index_in_batch: int = 0) -> TinyTask:
     examples = vectors(40)
-    examples.features[8 * BAD_STEP + place_in_batch, 1] = np.nan
+    examples.features[8 * BAD_STEP + index_in_batch, 1] = np.nan
     return TinyTask(build=dense_network, examples=examples, batch_size=8)
 
 
@@ -52,15 +52,15 @@ def all_numbers(strategy) -> dict[str, np.ndarray]:
     return parameters_of(strategy) | {f"momentum of {name}": value.numpy() for name, value in slots.items()}
 
 
-# (towers, microbatches, where in its batch the NaN is): in the first and in the last part.
-NAN_PLACES = first_quick([(2, 2, 7), (1, 1, 0), (2, 1, 7), (3, 1, 0)])
+# (towers, microbatches, index of the NaN's example in its batch): in the first part and in the last part.
+NAN_CASES = first_quick([(2, 2, 7), (1, 1, 0), (2, 1, 7), (3, 1, 0)])
 
 
-@pytest.mark.parametrize("num_towers, accumulation, place", NAN_PLACES)
+@pytest.mark.parametrize("num_towers, accumulation, nan_index", NAN_CASES)
 @pytest.mark.parametrize("at_once", [True, False], ids=["in one call", "step by step"])
-def test_stop_names_the_step_and_applies_nothing(num_towers, accumulation, place, at_once):
-    strategy = trainer_of(task_with_nan(place), num_towers, accumulation=accumulation)
-    expected = trainer_of(task_with_nan(place), num_towers, accumulation=accumulation)
+def test_stop_names_the_step_and_applies_nothing(num_towers, accumulation, nan_index, at_once):
+    strategy = trainer_of(task_with_nan(nan_index), num_towers, accumulation=accumulation)
+    expected = trainer_of(task_with_nan(nan_index), num_towers, accumulation=accumulation)
     expected.run_steps(BAD_STEP)
     with pytest.raises(NonFiniteStep) as caught:
         for num_steps in [5] if at_once else [1] * 5:
@@ -73,9 +73,9 @@ def test_stop_names_the_step_and_applies_nothing(num_towers, accumulation, place
     assert counters_of(strategy)["updates"] == BAD_STEP
 
 
-@pytest.mark.parametrize("num_towers, accumulation, place", NAN_PLACES)
-def test_skip_goes_on(num_towers, accumulation, place):
-    strategy = trainer_of(task_with_nan(place), num_towers, accumulation=accumulation, on_nan="skip")
+@pytest.mark.parametrize("num_towers, accumulation, nan_index", NAN_CASES)
+def test_skip_omits_the_update_and_continues(num_towers, accumulation, nan_index):
+    strategy = trainer_of(task_with_nan(nan_index), num_towers, accumulation=accumulation, on_nan="skip")
     before_it = strategy.run_steps(BAD_STEP)
     before = all_numbers(strategy)
     report = strategy.run_steps(1)
@@ -95,7 +95,7 @@ def test_skipped_steps_are_not_in_the_mean_loss():
     assert report.loss == pytest.approx(np.nanmean(losses), rel=1e-6)
 
 
-def test_a_divergence_is_told_from_bad_data():
+def test_a_divergence_is_not_reported_as_bad_data():
     task = TinyTask(
         build=lambda: stacked((4,), layers.Dense(1, name="line")),
         examples=Batch(vectors(8).features, np.ones((8, 1), np.float32)),
@@ -139,7 +139,7 @@ def test_labels_out_of_range(num_towers):
         (8, 3, {"accumulation": 4}, ["3 towers for a microbatch (accumulation=4) of 2"]),
     ],
 )
-def test_a_batch_that_does_not_feed_all(count, num_towers, options, parts):
+def test_a_batch_too_small_for_all_towers(count, num_towers, options, parts):
     with refused(*parts):
         trainer_of(dense_task(count), num_towers, **options)
 
@@ -175,7 +175,7 @@ class WatchedSGD:
 
 
 def word_task() -> TinyTask:
-    """Words of which some stand more than once, within a tower and in several."""
+    """Examples with repeated words, within one tower's part and in several towers' parts."""
 
     def build():
         embedding = layers.Embedding(20, 4, name="embedding")
@@ -230,8 +230,8 @@ def opposed_task() -> TinyTask:
 
 @pytest.mark.parametrize("accumulation", [1, 2])
 @pytest.mark.parametrize("clipping", [Clipping(global_norm=2.0), Clipping(norm=2.0), Clipping(value=2.0)], ids=str)
-def test_clipping_is_of_the_mean(clipping, accumulation):
-    """Clipped first, the parts would cancel out: 2 and -2."""
+def test_the_mean_gradient_is_clipped(clipping, accumulation):
+    """If each part were clipped, to 2 and -2, the mean would be 0 instead of 1."""
     num_towers = 2 // accumulation
     options = {"rule": SGD(), "clipping": clipping, "accumulation": accumulation, "rate": 1.0}
     strategy = trainer_of(opposed_task(), num_towers, **options)
@@ -245,7 +245,7 @@ def test_the_reported_norm_is_before_clipping():
     assert report.gradient_norm > 0.05
 
 
-# --- how batch statistics are kept
+# --- batch statistics
 
 
 def norm_task() -> TinyTask:
@@ -258,7 +258,7 @@ def norm_task() -> TinyTask:
 
 @pytest.mark.parametrize("batch_stats", ["average", "first", "synced"])
 def test_moving_mean_of_each_policy(batch_stats):
-    """With a momentum of 0 it is the last step's statistic itself; towers hold 5, 3 and 2 examples."""
+    """With momentum 0 the moving mean is the last step's mean. Towers have 5, 3 and 2 examples."""
     strategy = trainer_of(norm_task(), 3, shares=(5, 3, 2), batch_stats=batch_stats)
     strategy.run_steps(1)
     state = {name: variable.numpy() for name, variable in strategy.engine.state().items()}
@@ -290,7 +290,7 @@ def test_fused_batch_norm_off_gives_the_same_numbers():
     assert_close(found[1], found[0])
 
 
-# --- more
+# --- other options
 
 
 @pytest.mark.parametrize("num_towers", [1, 3])
@@ -308,7 +308,7 @@ def test_xla_with_synced_statistics():
         trainer_of(norm_task(), 2, xla=True, batch_stats="synced")
 
 
-def test_the_rate_is_that_of_the_step():
+def test_each_step_uses_its_own_rate():
     strategy = trainer_of(opposed_task(), 2, rule=SGD(), schedule=lambda step: 10.0**step)
     found = []
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""Packs: every tensor once, from the last to the first, and no more in one than it holds."""
+"""Packs: each tensor is in exactly one, in order from the last to the first, and no pack exceeds its limit."""
 
 import itertools
 
@@ -14,12 +14,12 @@ limits = drawn.integers(1, 60)
 shapes = drawn.lists(drawn.lists(drawn.integers(0, 4), max_size=3), min_size=1, max_size=6)
 
 
-def test_the_drawn_table():
-    """As in the module's docstring."""
+def test_the_example_of_the_docstring():
+    """The table at the top of towers/packing.py."""
     assert packs([4, 4, 2, 6, 3], 8) == [(4,), (3, 2), (1, 0)]
 
 
-def test_nothing_is_in_no_pack():
+def test_without_tensors_there_is_no_pack():
     assert packs([], 8) == []
 
 
@@ -32,13 +32,13 @@ def test_every_tensor_is_in_one_pack_last_first(sizes_bytes, limit):
 def test_a_pack_holds_its_limit_unless_one_tensor_is_larger(sizes_bytes, limit):
     for pack in packs(sizes_bytes, limit):
         assert pack, "an empty pack would be a collective of nothing"
-        assert sum(sizes_bytes[place] for place in pack) <= limit or len(pack) == 1
+        assert sum(sizes_bytes[index] for index in pack) <= limit or len(pack) == 1
 
 
 @given(sizes, limits)
 def test_a_pack_ends_only_where_the_next_tensor_has_no_room(sizes_bytes, limit):
     for pack, following in itertools.pairwise(packs(sizes_bytes, limit)):
-        assert sum(sizes_bytes[place] for place in pack) + sizes_bytes[following[0]] > limit
+        assert sum(sizes_bytes[index] for index in pack) + sizes_bytes[following[0]] > limit
 
 
 @settings(max_examples=40, deadline=None)

@@ -1,4 +1,4 @@
-"""Precision: what layers compute in changes, parameters stay float32, and float16 gradients stay alive."""
+"""Precision: layers compute in it, parameters stay float32, and loss scaling saves float16 gradients."""
 
 import keras
 import numpy as np
@@ -19,14 +19,14 @@ POLICIES = {
 
 
 @pytest.mark.parametrize("name, policy", POLICIES.items())
-def test_layer_precision_is_put_back(name, policy):
+def test_layer_precision_is_restored(name, policy):
     before = keras.config.dtype_policy()
     with layer_precision(name):
         assert keras.config.dtype_policy().name == policy
     assert keras.config.dtype_policy() == before
 
 
-def test_layer_precision_is_put_back_after_an_error():
+def test_layer_precision_is_restored_after_an_error():
     before = keras.config.dtype_policy()
     with pytest.raises(RuntimeError), layer_precision("bfloat16"):
         raise RuntimeError
@@ -43,7 +43,7 @@ def test_an_unknown_precision(refuse):
 
 @pytest.mark.parametrize("num_towers", [1, 3])
 @pytest.mark.parametrize("name", ["float32", "bfloat16", "float16", "float64"])
-def test_it_trains_and_keeps_its_parameters(name, num_towers):
+def test_training_keeps_the_parameters_dtype(name, num_towers):
     strategy = trainer_of(dense_task(24), num_towers, precision=name)
     first, last = strategy.run_steps(1), strategy.run_steps(15)
     assert last.loss < first.loss and last.skipped == first.skipped == 0
@@ -104,7 +104,7 @@ def test_an_overflow_halves_the_scale_and_skips(num_towers):
         np.testing.assert_array_equal(value, before[name])
 
 
-def test_it_goes_on_after_overflows():
+def test_training_continues_after_overflows():
     strategy = trainer_of(dense_task(), precision="float16")
     strategy.checkpointables()["counters"]["loss_scale"].assign(2.0**20)
     strategy.run_steps(15)
@@ -119,8 +119,8 @@ def test_good_steps_double_the_scale():
     assert counters["loss_scale"].numpy() == 512.0 and counters["good_steps"].numpy() == 0
 
 
-def test_the_scale_is_not_in_the_numbers():
-    """Any power of two gives the same step: it is divided out again, before clipping too."""
+def test_the_scale_does_not_change_the_step():
+    """Any power of two gives the same step, because gradients are divided by the scale before clipping."""
     norms = []
     for scale in (1.0, 1024.0):
         strategy = trainer_of(dense_task(), precision="float16")

@@ -12,15 +12,15 @@ from hypothesis import strategies as drawn
 from tests.towers.user_errors import refused
 from towers import split
 
-# Whole tenths: their sums have an exact value to compare with.
+# Shares are whole tenths, so that exact fractions can be computed for comparison.
 shares = drawn.lists(drawn.integers(1, 100), min_size=1, max_size=9).map(lambda s: tuple(x / 10 for x in s))
 num_examples = drawn.integers(1, 100_000)
 
 
 def exact_boundaries(count, given_shares):
-    """ceil(count * cumulated share) in fractions, which know no rounding."""
+    """ceil(count * cumulative share), computed with fractions and so without rounding."""
     tenths = [Fraction(round(share * 10)) for share in given_shares]
-    ends = [sum(tenths[: place + 1]) for place in range(len(tenths))]
+    ends = [sum(tenths[: index + 1]) for index in range(len(tenths))]
     return [0, *(math.ceil(count * end / ends[-1]) for end in ends)]
 
 
@@ -72,7 +72,7 @@ def test_the_graph_has_the_same_boundaries(count, given_shares):
         (30, (5, 3, 2), [15, 9, 6]),
     ],
 )
-def test_drawn_examples(count, given_shares, sizes):
+def test_sizes_of_example_batches(count, given_shares, sizes):
     assert split.sizes(count, given_shares) == sizes
 
 

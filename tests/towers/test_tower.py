@@ -1,4 +1,4 @@
-"""The tower: traced once, run where it is told, and a pure function of parameters, state, examples and seed."""
+"""The tower: traced once, run on its own device, a pure function of parameters, state, examples and seed."""
 
 import functools
 
@@ -27,7 +27,8 @@ from towers.task import Batch
 from towers.tower import ModelVariables
 from towers.updates.rules import SGD
 
-# Two forward, two filter gradients, one gradient of the second's inputs; fused or not, they are named 'Conv2D'.
+# Two forward convolutions, two gradients of filters, one gradient of the second one's inputs. The types of these
+# operations all contain 'Conv2D', fused or not.
 CONVOLUTIONS_OF_A_TOWER = 5
 
 
@@ -55,31 +56,31 @@ def graphs_of_a_step(num_towers: int, parameters: int, accumulation: int = 1):
     return strategy, graphs
 
 
-# (towers, device of the parameters): among the towers', and on its own.
-PLACES = [(3, 0), (3, 2), (2, 2)]
+# (towers, index of the parameters' device): a tower's device, or a separate one.
+PLACEMENTS = [(3, 0), (3, 2), (2, 2)]
 
 
-@pytest.mark.parametrize("num_towers, parameters", PLACES)
+@pytest.mark.parametrize("num_towers, parameters", PLACEMENTS)
 def test_convolutions_run_on_their_towers_device(num_towers, parameters):
     _, graphs = graphs_of_a_step(num_towers, parameters)
-    expected = {f"CPU:{place}": CONVOLUTIONS_OF_A_TOWER for place in range(num_towers)}
+    expected = {f"CPU:{index}": CONVOLUTIONS_OF_A_TOWER for index in range(num_towers)}
     assert graphs.devices_of("Conv2D") == expected
 
 
-@pytest.mark.parametrize("num_towers, parameters", PLACES)
+@pytest.mark.parametrize("num_towers, parameters", PLACEMENTS)
 def test_batch_norms_run_on_their_towers_device(num_towers, parameters):
     _, graphs = graphs_of_a_step(num_towers, parameters)
-    assert graphs.devices_of("FusedBatchNorm").keys() == {f"CPU:{place}" for place in range(num_towers)}
+    assert graphs.devices_of("FusedBatchNorm").keys() == {f"CPU:{index}" for index in range(num_towers)}
 
 
-@pytest.mark.parametrize("num_towers, parameters", PLACES)
+@pytest.mark.parametrize("num_towers, parameters", PLACEMENTS)
 def test_updates_run_on_the_parameters_device(num_towers, parameters):
     strategy, graphs = graphs_of_a_step(num_towers, parameters)
     num_parameters = len(strategy.engine.parameters())
     assert graphs.devices_of("ResourceApply") == {f"CPU:{parameters}": num_parameters}
 
 
-@pytest.mark.parametrize("num_towers, parameters", PLACES)
+@pytest.mark.parametrize("num_towers, parameters", PLACEMENTS)
 def test_variables_live_on_the_parameters_device(num_towers, parameters):
     kept = graphs_of_a_step(num_towers, parameters)[0].checkpointables()
     variables = [*kept["parameters"].values(), *kept["state"].values(), *kept["slots"]["momentum"].values()]
@@ -91,27 +92,27 @@ def test_each_parameter_is_sent_once_to_each_tower(num_towers, parameters):
     strategy, graphs = graphs_of_a_step(num_towers, parameters)
     # Moving statistics are sent as parameters are.
     num_sent = len(strategy.engine.parameters()) + len(strategy.engine.state())
-    for place in set(range(num_towers)) - {parameters}:
-        copies = graphs.copies(f"CPU:{parameters}", f"CPU:{place}")
+    for index in set(range(num_towers)) - {parameters}:
+        copies = graphs.copies(f"CPU:{parameters}", f"CPU:{index}")
         assert len(copies) == num_sent
         assert set(copies.values()) == {1}
 
 
-def test_each_parameter_is_sent_once_to_each_tower_from_the_first():
+def test_each_parameter_is_sent_once_from_the_first_tower_to_the_others():
     _, graphs = graphs_of_a_step(3, 0)
-    for place in (1, 2):
-        assert set(graphs.copies("CPU:0", f"CPU:{place}").values()) == {1}
+    for index in (1, 2):
+        assert set(graphs.copies("CPU:0", f"CPU:{index}").values()) == {1}
 
 
 def test_microbatches_run_on_their_towers_device():
     _, graphs = graphs_of_a_step(2, 2, accumulation=3)
-    # The first microbatch has a graph, and all others together another.
-    assert graphs.devices_of("Conv2D") == {f"CPU:{place}": 2 * CONVOLUTIONS_OF_A_TOWER for place in (0, 1)}
+    # One graph computes the first microbatch, and another one all later microbatches.
+    assert graphs.devices_of("Conv2D") == {f"CPU:{index}": 2 * CONVOLUTIONS_OF_A_TOWER for index in (0, 1)}
 
 
 @pytest.mark.parametrize("num_towers, accumulation", [(1, 1), (4, 1), (2, 3)])
 def test_traced_once_for_any_number_of_towers_and_examples(num_towers, accumulation):
-    """35 examples in batches of 12 leave a last one of 11, so parts of several lengths pass."""
+    """35 examples in batches of 12: the last batch has 11, so the tower gets parts of several lengths."""
     task = TinyTask(build=convolution_task().build, examples=images(35), batch_size=12)
     strategy = trainer_of(task, num_towers, accumulation=accumulation)
     strategy.run_steps(4)
@@ -126,7 +127,7 @@ def test_the_template_is_never_written():
         np.testing.assert_array_equal(variable.numpy(), value)
 
 
-# --- what a network may hold
+# --- what a network may contain
 
 
 def keras_steps(task: TinyTask, num_steps: int, rate: float) -> dict[str, np.ndarray]:
@@ -164,7 +165,7 @@ def test_regularization_is_exact_under_any_split(num_towers, shares):
     strategy = trainer_of(task, num_towers, shares=shares, rule=SGD())
     report = strategy.run_steps(3)
     assert_close(parameters_of(strategy), keras_steps(task, 3, 0.1))
-    assert report.loss > 1.5, "the reported loss is without its regularisation"
+    assert report.loss > 1.5, "the reported loss lacks the regularisation"
 
 
 def two_headed_network():
@@ -241,7 +242,7 @@ WIDTH = 64
 
 
 def mask_task(count: int) -> TinyTask:
-    """Examples of ones; with a rate of 1 the first step takes from the weights the mean of the masks, 0 or 2."""
+    """Examples of ones. With rate 1, a step subtracts the mean of the masks (0 or 2) from the weights."""
 
     def build():
         head = layers.Dense(1, use_bias=False, kernel_initializer="zeros", name="head")
@@ -252,7 +253,7 @@ def mask_task(count: int) -> TinyTask:
 
 
 def mean_mask(num_towers: int, *, num_steps: int = 1, seed: int = 0, accumulation: int = 1) -> np.ndarray:
-    """[WIDTH] mean of the masks that as many examples were dropped with."""
+    """[WIDTH] mean dropout mask over all examples and steps."""
     task = mask_task(num_towers * accumulation)
     strategy = trainer_of(task, num_towers, rate=1.0, rule=SGD(), seed=seed, accumulation=accumulation)
     strategy.run_steps(num_steps)
@@ -266,7 +267,7 @@ def test_one_tower_drops_half():
 
 @pytest.mark.parametrize("num_towers, accumulation", [(2, 1), (1, 2)])
 def test_towers_and_microbatches_drop_differently(num_towers, accumulation):
-    """Were the masks the same, their mean would be 0 or 2 everywhere."""
+    """If the masks were equal, their mean would be 0 or 2 everywhere."""
     assert np.count_nonzero(mean_mask(num_towers, accumulation=accumulation) == 1.0) > 10
 
 
@@ -281,7 +282,7 @@ def test_dropout_is_reproducible_from_the_seed():
 
 
 def test_dropout_layers_of_one_model_drop_differently():
-    """Two in a row keep a quarter; with one mask between them they would keep a half."""
+    """Two layers in a row let a quarter of the numbers pass; with equal masks it would be a half."""
 
     def build():
         head = layers.Dense(1, use_bias=False, kernel_initializer="zeros", name="head")

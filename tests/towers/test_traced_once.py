@@ -1,4 +1,4 @@
-"""Graphs that are optimized once: the same numbers, kinds of results and effects as before, and less to copy."""
+"""Graphs that are optimized once: the same numbers, types of results and side effects, and fewer nodes to copy."""
 
 import keras
 import numpy as np
@@ -32,7 +32,7 @@ MODELS = {
 
 
 class LengthTask:
-    """Squares of the outputs, enough of a `towers.task.Task` for a tower."""
+    """The part of a `towers.task.Task` that a tower uses; the loss is the sum of squares of the outputs."""
 
     def loss(self, outputs, batch):
         return WeightedLoss(tf.reduce_sum(tf.square(outputs)), tf.cast(tf.shape(batch.labels)[0], tf.float32))
@@ -71,7 +71,7 @@ def test_a_tower_gives_the_same_numbers(name, monkeypatch):
         )
 
 
-def test_what_is_copied_is_smaller():
+def test_the_optimized_graph_is_smaller():
     def wasteful(batch):
         ones = tf.ones([4, 4])
         return tf.reduce_sum(tf.matmul(ones, ones)) + tf.reduce_sum(batch.features) + tf.reduce_sum(batch.features)
@@ -82,7 +82,7 @@ def test_what_is_copied_is_smaller():
     assert optimized(concrete)(Batch(tf.ones([2, 3]), tf.ones([2]))).numpy() == 64 + 12
 
 
-def test_an_effect_that_nothing_depends_on_happens():
+def test_a_side_effect_without_consumers_still_happens():
     def checked(batch):
         tf.debugging.assert_less(batch.features, 5.0)
         return tf.reduce_sum(batch.features)
@@ -93,20 +93,20 @@ def test_an_effect_that_nothing_depends_on_happens():
         traced(Batch(tf.constant([1.0, 7.0, 2.0]), tf.zeros([3])))
 
 
-def test_a_captured_table_is_looked_up():
+def test_a_captured_lookup_table_works():
     words = layers.StringLookup(vocabulary=["a", "b"])
     traced = TracedOnce(lambda batch: words(batch.features))
     np.testing.assert_array_equal(traced(Batch(tf.constant(["b", "a", "?"]), tf.zeros([3]))), [2, 1, 0])
 
 
-def test_a_captured_tensor_is_kept():
+def test_a_captured_tensor_works():
     kept = tf.constant([2.0, 3.0])
     traced = TracedOnce(lambda batch: batch.features * kept)
     np.testing.assert_array_equal(traced(Batch(tf.ones([4, 2]), tf.zeros([4]))), [[2.0, 3.0]] * 4)
 
 
-def test_what_only_passes_a_tensor_on_is_taken_out():
-    """But what is kept by name, what others use, and what passes an argument on."""
+def test_identity_nodes_at_the_end_are_removed():
+    """Except those that are kept by name, that other nodes use, or that forward an argument."""
 
     @tf.function(autograph=False)
     def function(x):

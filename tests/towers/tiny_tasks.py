@@ -20,7 +20,7 @@ NUM_CLASSES = 3
 
 
 def without_autotune(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Its thread sleeps for longer and longer, up to seconds, and an iterator is not deleted before it wakes."""
+    """`dataset` without autotune, whose thread sleeps for up to seconds and delays the deletion of an iterator."""
     options = tf.data.Options()
     options.autotune.enabled = False
     return dataset.with_options(options)
@@ -43,9 +43,9 @@ class TinyTask:
 
     Attributes:
       build: makes the model.
-      examples: arrays, those of both splits.
-      batch_size: None is all examples.
-      losses: of each example.
+      examples: arrays, used as both splits.
+      batch_size: examples in a batch; None for all examples.
+      losses: function of (outputs, batch) that returns the loss of each example.
     """
 
     build: Callable[[], keras.Model]
@@ -76,7 +76,7 @@ class TinyTask:
 
 
 def images(count: int) -> Batch:
-    """Drawn 6x6x3 images of NUM_CLASSES classes."""
+    """`count` random 6x6x3 images of NUM_CLASSES classes."""
     draw = np.random.default_rng(count)
     return Batch(
         draw.normal(size=(count, 6, 6, 3)).astype(np.float32),
@@ -85,7 +85,7 @@ def images(count: int) -> Batch:
 
 
 def vectors(count: int, width: int = 4) -> Batch:
-    """Drawn vectors of NUM_CLASSES classes."""
+    """`count` random vectors of NUM_CLASSES classes."""
     draw = np.random.default_rng(count)
     return Batch(
         draw.normal(size=(count, width)).astype(np.float32),
@@ -94,7 +94,7 @@ def vectors(count: int, width: int = 4) -> Batch:
 
 
 def stacked(shape: tuple[int, ...], *stack: keras.layers.Layer) -> keras.Model:
-    """Layers one after another. Not a `Sequential`, whose own counted name would be in the variables' paths."""
+    """A model of layers in sequence. Not a `Sequential`: its numbered name would be in the variables' paths."""
     inputs = outputs = layers.Input(shape)
     for layer in stack:
         outputs = layer(outputs)
@@ -102,30 +102,30 @@ def stacked(shape: tuple[int, ...], *stack: keras.layers.Layer) -> keras.Model:
 
 
 def dense_network() -> keras.Model:
-    """[N, 4] to NUM_CLASSES logits by way of a hidden layer."""
+    """A network with one hidden layer from [N, 4] to NUM_CLASSES logits."""
     return stacked((4,), layers.Dense(5, "tanh", name="hidden"), layers.Dense(NUM_CLASSES, name="logits"))
 
 
 def dense_task(count: int = 8, **fields) -> TinyTask:
-    """`count` vectors, all in one batch if not told otherwise."""
+    """A task of `count` vectors, by default all in one batch; `fields` are other fields of `TinyTask`."""
     return TinyTask(build=dense_network, examples=vectors(count), **fields)
 
 
 def trainer_of(
     task, num_towers: int = 1, *, parameters: int = 0, shares=None, rate: float = 0.1, **options
 ) -> SynchronousStrategy:
-    """The towers strategy on logical CPUs, `options` those of the step."""
+    """The strategy 'towers' on logical CPUs; `options` are options of the step."""
     step_options = StepOptions(**{"schedule": Constant(rate), **options})
     return towers_strategy(task, cpus(num_towers, parameters), step_options, shares=shares)
 
 
 def parameters_of(strategy: SynchronousStrategy) -> dict[str, np.ndarray]:
-    """The present parameters by name."""
+    """The current parameters, by name."""
     return {name: variable.numpy() for name, variable in strategy.checkpointables()["parameters"].items()}
 
 
 def assert_close(found: dict[str, np.ndarray], expected: dict[str, np.ndarray], tolerance: float = 1e-5) -> None:
-    """Same names, and max|a - b| within `tolerance` of max|b| in each."""
+    """Asserts the same names, and max|a - b| <= tolerance * max|b| for each array."""
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         apart = np.abs(found[name] - value).max()

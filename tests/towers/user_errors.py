@@ -1,4 +1,4 @@
-"""What a user's mistake must look like: a UserError of one line that holds the value."""
+"""Checks the error for a user's mistake: a UserError of one line that contains the value."""
 
 import contextlib
 
@@ -9,10 +9,10 @@ from towers.errors import UserError
 
 @contextlib.contextmanager
 def refused(*parts: str):
-    """Within, a UserError is raised whose one line holds every one of `parts`."""
+    """Context manager: asserts that its body raises a UserError of one line that contains all of `parts`."""
     with pytest.raises(UserError) as caught:
         yield
     message = str(caught.value)
-    assert "\n" not in message, f"an error of several lines: {message}"
+    assert "\n" not in message, f"the error has several lines: {message}"
     for part in parts:
         assert part in message, f"{part!r} is not in: {message}"

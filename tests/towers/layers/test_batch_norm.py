@@ -1,4 +1,4 @@
-"""Batch norm in a tower: what Keras's own layer computes, alone and exchanged over the towers."""
+"""Batch norm in a tower: the numbers of Keras's own layer, without and with an exchange over the towers."""
 
 import dataclasses
 
@@ -22,7 +22,7 @@ TOLERANCE = 1e-6
 
 @dataclasses.dataclass(frozen=True)
 class Pass:
-    """Of sum(outputs * upstream): arrays, parameters and state in the layer's order."""
+    """Results of a pass of sum(outputs * upstream), as arrays; parameters and state in the layer's order."""
 
     outputs: np.ndarray
     inputs_gradient: np.ndarray
@@ -31,7 +31,7 @@ class Pass:
 
 
 def layer_model(shape, **options) -> keras.Model:
-    """A model that is one batch norm, its variables drawn so that none is 0 or 1."""
+    """A model of one batch norm with random variables between 0.5 and 1.5."""
     model = stacked(shape[1:], layers.BatchNormalization(**options))
     draw = np.random.default_rng(8)
     for variable in model.variables:
@@ -40,17 +40,17 @@ def layer_model(shape, **options) -> keras.Model:
 
 
 def drawn(shape, mean=2.0) -> tf.Tensor:
-    """Inputs that are not centred, as real ones are not."""
+    """Random inputs that are not centred at 0, like real ones."""
     return tf.constant(np.random.default_rng(1).normal(mean, 3.0, shape), tf.float32)
 
 
 def upstream_of(inputs) -> tf.Tensor:
-    """Goes along with the inputs: the gradient of gamma is then no small difference of large sums."""
+    """Gradients that correlate with the inputs, so that gamma's is no small difference of large sums."""
     return tf.constant(np.random.default_rng(2).normal(size=inputs.shape) + 0.5 * inputs, tf.float32)
 
 
 class _Features(tuple):
-    """What `run_model` needs of a batch."""
+    """A stand-in for a batch with the only attribute that `run_model` reads."""
 
     features = property(lambda self: self[0])
 
@@ -84,7 +84,7 @@ def as_pass(tensors) -> Pass:
 
 
 def assert_same(found: Pass, expected: Pass, tolerance=TOLERANCE):
-    """Each array to within `tolerance` of its largest number."""
+    """Asserts that each array differs by at most `tolerance` times its largest number."""
     arrays = (tf.nest.flatten(dataclasses.astuple(one)) for one in (found, expected))
     for ours, theirs in zip(*arrays, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=tolerance * np.abs(theirs).max())
@@ -104,7 +104,7 @@ def _in_float64(layer):
 
 
 def both(model, inputs, *, training=True) -> tuple[Pass, Pass]:
-    """As the tower computes it, and as Keras does."""
+    """The pass that the tower computes, and Keras's own."""
     upstream = upstream_of(inputs)
     found = as_pass(model_pass(model, inputs, upstream, training=training))
     return found, by_keras(model, inputs, upstream, training=training)
@@ -170,7 +170,7 @@ def test_float64_keeps_its_digits():
 
 
 def test_one_example_has_a_variance_of_zero():
-    """The kernel's n / (n - 1) is mended without dividing by zero."""
+    """The correction of the kernel's factor n / (n - 1) does not divide by zero."""
     found, expected = both(layer_model((1, 3)), drawn((1, 3)))
     assert all(np.isfinite(value).all() for value in found.state)
     np.testing.assert_allclose(found.state, expected.state, rtol=1e-6)
@@ -185,7 +185,7 @@ def test_a_masked_input_keeps_keras_arithmetic():
     assert_same(found, expected, tolerance=0)
 
 
-# --- the layer is lent, not changed
+# --- the layer is restored afterwards
 
 
 def test_layers_are_restored():
@@ -218,11 +218,11 @@ def test_a_subclass_keeps_its_own_call():
         assert "call" not in model.layers[-1].__dict__
 
 
-# --- exchanged
+# --- statistics exchanged over the towers
 
 
 def exchanged_pass(model, parts, upstreams, weights, **options) -> list[Pass]:
-    """Each tower's pass on its own logical device, all of one traced graph as `TowerFunction` has it."""
+    """Each tower's pass on its own logical device; all towers run one traced graph, as in `TowerFunction`."""
     exchange = TowerExchange(len(parts))
 
     def tower(inputs, upstream, weight):
@@ -234,8 +234,8 @@ def exchanged_pass(model, parts, upstreams, weights, **options) -> list[Pass]:
     @tf.function(autograph=False)
     def towers():
         found = []
-        for place, arguments in enumerate(zip(parts, upstreams, weights, strict=True)):
-            with tf.device(f"/device:CPU:{place}"):
+        for index, arguments in enumerate(zip(parts, upstreams, weights, strict=True)):
+            with tf.device(f"/device:CPU:{index}"):
                 found.append(traced(*arguments))
         return found
 
@@ -243,7 +243,7 @@ def exchanged_pass(model, parts, upstreams, weights, **options) -> list[Pass]:
 
 
 def joined(passes: list[Pass]) -> Pass:
-    """The towers' passes as that of all their examples: state from the first."""
+    """The towers' passes as one pass over all their examples; the state is the first tower's."""
     return Pass(
         np.concatenate([one.outputs for one in passes]),
         np.concatenate([one.inputs_gradient for one in passes]),
@@ -262,7 +262,7 @@ EXCHANGED = [
 
 @pytest.mark.parametrize("sizes", [(2, 2, 2), (3, 2, 1)], ids=str)
 @pytest.mark.parametrize("shape, options", EXCHANGED, ids=str)
-def test_exchanged_is_the_layer_on_the_whole_batch(shape, options, sizes):
+def test_exchanged_gives_the_numbers_of_the_whole_batch(shape, options, sizes):
     shape = (sum(sizes), *shape[1:])
     model, inputs = layer_model(shape, **options), drawn(shape)
     upstream = upstream_of(inputs)
@@ -273,8 +273,8 @@ def test_exchanged_is_the_layer_on_the_whole_batch(shape, options, sizes):
         np.testing.assert_array_equal(one.state, passes[0].state)
 
 
-def test_exchanged_weights_are_only_whether_a_tower_counts():
-    """A loss scale reaches the layer as its weight: every tower's examples count alike."""
+def test_the_size_of_a_nonzero_weight_does_not_matter():
+    """The layer gets the loss scale as its weight, but every tower's examples count the same."""
     model, inputs = layer_model(IMAGE), drawn(IMAGE)
     upstream = upstream_of(inputs)
     parts, upstreams = tf.split(inputs, 3), tf.split(upstream, 3)
@@ -284,7 +284,7 @@ def test_exchanged_weights_are_only_whether_a_tower_counts():
 
 @every_shape
 def test_a_tower_of_weight_0_adds_nothing(shape):
-    """It is given an example, as an idle tower is, and its upstream gradient is 0 as its gain is."""
+    """Like an idle tower it gets one example, and its upstream gradient is 0, because its gain is 0."""
     model, inputs = layer_model(shape), drawn(shape)
     upstream = upstream_of(inputs)
     sizes = (4, shape[0] - 4)

@@ -1,4 +1,4 @@
-"""Compiled GELU and SiLU: Keras's numbers, Keras's layers as before, and what keeps Keras's own arithmetic."""
+"""Compiled GELU and SiLU: they give Keras's numbers; which layers get them, and which keep Keras's functions."""
 
 import keras
 import numpy as np
@@ -24,7 +24,7 @@ every_activation = pytest.mark.parametrize("name", ACTIVATIONS)
 
 
 def numbers() -> np.ndarray:
-    """Where the functions bend, where they are nearly 0 or x, and exact zeros; [2, 3, ...]."""
+    """[2, 3, ...] inputs where the functions bend, where they are nearly 0 or x, and exact zeros."""
     return np.concatenate([np.linspace(-12, 12, 595), [0.0, -0.0, 60.0, -60.0, 1e-30]]).reshape(2, 3, 100)
 
 
@@ -38,7 +38,7 @@ def value_and_gradient(model, inputs, *, kernels):
 
 
 def passes(name, dtype):
-    """(value, gradient) of the compiled function, and the exact ones."""
+    """Pairs (compiled, exact) of the value and of the gradient."""
     model = stacked((3, 100), layers.Activation(name, dtype=dtype))
     inputs = tf.constant(numbers(), dtype)
     exact = stacked((3, 100), layers.Activation(name, dtype="float64"))
@@ -56,13 +56,13 @@ def test_as_keras(name):
 
 @every_activation
 def test_bfloat16_is_rounded_once(name):
-    """Half a unit in the last of 8 binary places, and what the upstream gradient was rounded by."""
+    """The value is rounded once, by at most 2^-8; the gradient also has its upstream gradient's rounding."""
     for (found, expected), rounding in zip(passes(name, "bfloat16"), (2.0**-8, 2.0**-7), strict=True):
         np.testing.assert_allclose(found, expected, rtol=1.01 * rounding, atol=2e-6)
 
 
 @every_activation
-def test_float64_stays_keras(name):
+def test_float64_keeps_keras_function(name):
     model = stacked((3, 100), layers.Activation(name, dtype="float64"))
     inputs = tf.constant(numbers())
     found, expected = (value_and_gradient(model, inputs, kernels=kernels) for kernels in (TUNED, LayerKernels()))
@@ -92,7 +92,7 @@ class Unhashable:
         return x
 
     def __eq__(self, other):
-        raise AssertionError("nobody asked")
+        raise AssertionError("activations must not be compared")
 
 
 def test_a_user_s_activation_need_not_be_hashable():

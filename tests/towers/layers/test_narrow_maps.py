@@ -1,4 +1,4 @@
-"""Kernels' gradients over small images laid side by side: the sum that Keras's convolution has."""
+"""Kernels' gradients over small images laid side by side: the same sums as in Keras's convolution."""
 
 import keras
 import numpy as np
@@ -27,7 +27,7 @@ def small_whole_numbers(shape, seed) -> tf.Tensor:
 
 
 def gradients(model, inputs, upstream, kernels):
-    """Of inputs, kernel and bias, in the inputs' type."""
+    """Gradients of inputs, kernel and bias, in the inputs' dtype."""
     values = [tf.cast(variable, inputs.dtype) for variable in model.trainable_variables]
     mapping = zip(model.trainable_variables, values, strict=True)
     with (
@@ -70,8 +70,8 @@ def test_as_keras(height, width, count, kernel):
         (7, None, "bfloat16", None),
     ],
 )
-def test_which_gradients_are_laid_out(height, width, dtype, expected):
-    """By the shape that the convolution of kernels' gradients is given: one image wide, or several."""
+def test_for_which_gradients_images_are_laid_side_by_side(height, width, dtype, expected):
+    """`expected` is the width of the input of the kernels' gradient: of one image, or of several side by side."""
     model = stacked((height, width, 4), layers.Conv2D(4, 3, padding="same", dtype=dtype))
 
     @tf.function(autograph=False)
@@ -96,7 +96,7 @@ def network() -> keras.Model:
 
 
 def test_a_run_has_the_same_numbers():
-    """Two towers, uneven parts, through the graph that is copied; bfloat16 rounds sums in another order."""
+    """Two towers with parts of different sizes. With bfloat16 another order of sums rounds differently."""
     found = []
     for tuned in (True, False):
         task = TinyTask(build=network, examples=images(21), batch_size=7)
@@ -124,5 +124,5 @@ class OwnConvolution(layers.Conv2D):
     ],
     ids=["valid", "1x1", "even", "strides", "dilation", "groups", "channels first", "subclass"],
 )
-def test_what_is_left_alone(layer):
+def test_layers_that_keep_their_own_convolution(layer):
     assert narrow_convolutions(stacked((7, 7, 4), layer)) == []

@@ -1,4 +1,4 @@
-"""Layers whose attributes are others for a while are as they were afterwards."""
+"""Shadowed attributes of layers are restored at the end."""
 
 import pytest
 from keras import layers
@@ -16,7 +16,7 @@ def other(*_):
 
 
 @pytest.mark.parametrize("name", ["call", "activation"], ids=["method", "attribute"])
-def test_an_attribute_comes_back(name):
+def test_an_attribute_is_restored(name):
     layer = some_layer()
     before = getattr(layer, name)
     with shadowed([(layer, name, other)]):
@@ -25,7 +25,7 @@ def test_an_attribute_comes_back(name):
     assert (name in layer.__dict__) == (name == "activation")
 
 
-def test_everything_comes_back_after_an_error():
+def test_all_attributes_are_restored_after_an_error():
     layer = some_layer()
     before = layer.activation
     with pytest.raises(RuntimeError), shadowed([(layer, "activation", other), (layer, "call", other)]):
@@ -33,7 +33,7 @@ def test_everything_comes_back_after_an_error():
     assert layer.activation is before and "call" not in layer.__dict__
 
 
-def test_a_layer_that_is_named_twice_comes_back():
+def test_an_attribute_that_is_shadowed_twice_is_restored():
     layer = some_layer()
     before = layer.activation
     with shadowed([(layer, "activation", other), (layer, "activation", print)]):

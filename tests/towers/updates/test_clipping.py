@@ -1,4 +1,4 @@
-"""Clipping: TensorFlow's own functions on dense gradients, also for sparse ones with doubled rows."""
+"""Clipping gives the numbers of TensorFlow's own functions on dense gradients, also with repeated sparse rows."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from towers.updates.clipping import Clipping
 
 
 def sample():
-    """A doubled sparse row, a matrix, a vector and a gradient that no bound touches."""
+    """A sparse gradient with a repeated row, a matrix, a vector, and a gradient too small to be clipped."""
     draw = np.random.default_rng(5)
     sparse = tf.IndexedSlices(
         tf.constant(draw.normal(size=(3, 2)), tf.float32), tf.constant([4, 1, 4]), tf.constant([6, 2])
@@ -49,7 +49,7 @@ def test_by_value(bound):
     assert_equal(clipped(Clipping(value=bound)), [tf.clip_by_value(g, -bound, bound) for g in dense_sample()])
 
 
-def test_none_leaves_them():
+def test_no_clipping_changes_nothing():
     assert_equal(clipped(Clipping()), dense_sample())
 
 
@@ -60,6 +60,6 @@ def test_bounds_are_positive(name, bound):
         Clipping(**{name: bound})
 
 
-def test_one_way_at_a_time():
+def test_two_kinds_of_clipping_are_refused():
     with refused("value=1", "norm=2", "only one is possible"):
         Clipping(value=1.0, norm=2.0)

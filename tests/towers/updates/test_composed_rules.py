@@ -20,7 +20,7 @@ def gradients() -> np.ndarray:
 
 
 def stepped(rule, path: str = "norm/beta", given=None) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """The variable and its slots after all updates, made in a graph as a step makes them."""
+    """The variable and its slots after all updates, computed in a graph, as in a step."""
     variable = tf.Variable(start(), dtype=tf.float64, trainable=False)
     slots = {name: tf.Variable(tf.zeros([4], tf.float64), trainable=False) for name in rule.slot_names}
 
@@ -36,7 +36,7 @@ def stepped(rule, path: str = "norm/beta", given=None) -> tuple[np.ndarray, dict
 @pytest.mark.parametrize(
     "path, factor", [("block/norm/beta", 64.0), ("block/norm/gamma", 1.0), ("logits/bias", 1.0), ("beta", 64.0)]
 )
-def test_the_rate_of_some_is_another(path, factor):
+def test_the_factor_applies_to_the_selected_parameters(path, factor):
     found, slots = stepped(ScaledRates(rule=SGD(), factor=64.0), path)
     np.testing.assert_allclose(found, start() - np.float32(RATE) * factor * gradients().sum(0), rtol=1e-6)
     assert slots == {}
@@ -52,7 +52,7 @@ DECAYING = {
 
 
 @pytest.mark.parametrize("name", DECAYING)
-def test_weight_decay_is_that_of_the_plain_rate(name):
+def test_the_factor_does_not_change_the_weight_decay(name):
     """Without a gradient a weight shrinks as it would without the factor."""
     rule = DECAYING[name]
     plain, scaled = (
@@ -77,7 +77,7 @@ def averaged_by_hand(every: int, last_decay: float) -> np.ndarray:
 
 @pytest.mark.parametrize("every", [1, 5, NUM_UPDATES - 1])
 @pytest.mark.parametrize("last_decay", [0.0, 0.77])
-def test_weights_are_drawn_back_to_their_average(every, last_decay):
+def test_lookahead_resets_the_weights_to_their_average(every, last_decay):
     rule = Lookahead(rule=Momentum(momentum=0.5), num_updates=NUM_UPDATES, every=every, last_decay=last_decay)
     found, slots = stepped(rule)
     np.testing.assert_allclose(found, averaged_by_hand(every, last_decay), rtol=1e-6)
@@ -90,7 +90,7 @@ def test_a_run_too_short_to_average_keeps_its_weights():
     np.testing.assert_allclose(found, start() - np.float32(RATE) * gradients().sum(0), rtol=1e-6)
 
 
-def test_what_can_not_be():
+def test_invalid_numbers_are_refused():
     with refused("rate factor 0", "above 0"):
         ScaledRates(rule=SGD(), factor=0)
     with refused("every 0 of 5 updates", "at least 1"):

@@ -1,4 +1,4 @@
-"""Keras optimizers at the door: each translation beside the real optimizer, or refused by name."""
+"""Keras optimizers: each translation gives the optimizer's numbers; others are refused by name."""
 
 import keras
 import numpy as np
@@ -74,7 +74,7 @@ TRANSLATED = {
 
 
 @pytest.mark.parametrize("make", TRANSLATED.values(), ids=TRANSLATED)
-def test_translation_is_the_optimizer(make):
+def test_translation_gives_the_optimizers_numbers(make):
     for ours, theirs in zip(with_translation(make()), with_keras(make()), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=2e-6)
 

@@ -1,4 +1,4 @@
-"""Update rules: each against its formula in numpy, step by step; sparse gradients as dense ones."""
+"""Update rules: each gives its formula's numbers in numpy, with sparse gradients as with dense ones."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ def start() -> np.ndarray:
 
 
 def gradients() -> list[np.ndarray]:
-    """One a step; most rows are zero, as an embedding's are."""
+    """One gradient for each step; most rows are zero, as in an embedding's gradient."""
     draw = np.random.default_rng(1)
     found = draw.normal(size=(NUM_STEPS, *SHAPE))
     found[:, [1, 4, 5]] = 0
@@ -34,7 +34,7 @@ def sparse(gradient):
 
 
 def stepped(rule, as_gradient=dense, shape=SHAPE) -> np.ndarray:
-    """The variable after the steps; it and each gradient has the shape, which holds as many numbers as SHAPE."""
+    """The variable after all steps. `shape` has as many elements as SHAPE; the gradients are reshaped to it."""
     variable = tf.Variable(start().reshape(shape), dtype=tf.float32, trainable=False)
     slots = {name: tf.Variable(tf.zeros(shape), trainable=False) for name in rule.slot_names}
     for update, gradient in enumerate(gradients()):
@@ -71,7 +71,7 @@ def adam_formula(beta_1, beta_2, epsilon, weight_decay=0.0):
 
 
 def orthogonalized_formula(matrix):
-    """By the singular values, of which each goes its own way through the polynomial."""
+    """Applies the polynomial to each singular value separately."""
     left, values, right = np.linalg.svd(matrix, full_matrices=False)
     values = values / np.linalg.norm(values)
     for _ in range(5):
@@ -119,7 +119,7 @@ def test_slots_are_all_that_is_needed(rule, expected):
 
 
 def decayed_once(rule, shape) -> float:
-    """What becomes of ones under a gradient of zero."""
+    """The value of a weight of 1 after one update with a gradient of zero."""
     variable = tf.Variable(tf.ones(shape))
     slots = {name: tf.Variable(tf.zeros(shape)) for name in rule.slot_names}
     rule.apply("x/bias", variable, slots, tf.zeros(shape), tf.constant(RATE), tf.constant(0, tf.int64))
@@ -148,7 +148,7 @@ def test_matrices_only_is_the_default():
 
 @pytest.mark.parametrize("shape", [(1, 2, 3, 3), (3, 2, 1, 3), (3, 1, 3, 2), (2, 9, 1), (1, 1, 18)], ids=str)
 def test_muon_takes_a_kernel_as_the_matrix_of_its_outputs(shape):
-    """[height, width, inputs, outputs] is [height * width * inputs, outputs]: more of either than of the other."""
+    """[height, width, inputs, outputs] becomes [height * width * inputs, outputs], with more rows or columns."""
     expected = muon_formula(0.8, columns=shape[-1])
     found = stepped(Muon(momentum=0.8), shape=shape).reshape(SHAPE)
     np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-6)
@@ -156,7 +156,7 @@ def test_muon_takes_a_kernel_as_the_matrix_of_its_outputs(shape):
 
 @pytest.mark.parametrize("shape", [SHAPE, (18,)], ids=["matrix", "vector"])
 @pytest.mark.parametrize("factor", [1.0, 2.5])
-def test_what_muon_leaves_out_takes_nesterov_at_another_rate(shape, factor):
+def test_muon_updates_other_parameters_by_nesterov_at_another_rate(shape, factor):
     found = stepped(Muon(momentum=0.8, other_factor=factor, other_weight_decay=0.0), shape=shape)
     expected = momentum_formula(0.8, nesterov=True, rate=RATE * factor).reshape(shape)
     np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-6)
@@ -169,7 +169,7 @@ def test_what_muon_leaves_out_takes_nesterov_at_another_rate(shape, factor):
         ([2, 3], 3.0 * 0.1),
         ([3], 0.0),
     ],
-    ids=["kernel", "what is left out", "bias"],
+    ids=["kernel", "other matrix", "bias"],
 )
 def test_muon_has_two_decays(shape, decay):
     rule = Muon(weight_decay=0.4, other_weight_decay=0.1, other_factor=3.0)
@@ -178,7 +178,7 @@ def test_muon_has_two_decays(shape, decay):
 
 @pytest.mark.parametrize("shape", [(1, 1), (3, 3), (16, 16), (48, 16), (16, 100), (27, 64), (576, 64)], ids=str)
 def test_orthogonalized_has_singular_values_near_one(shape):
-    """Random matrices; of a square one the smallest may be too small to be pulled up, and may stay so."""
+    """Random matrices. Singular values below 0.002 times the norm, which square ones may have, may stay small."""
     for seed in range(5):
         matrix = np.random.default_rng(seed).normal(size=shape).astype(np.float32)
         given = np.linalg.svd(matrix, compute_uv=False)
@@ -188,7 +188,7 @@ def test_orthogonalized_has_singular_values_near_one(shape):
 
 
 def test_orthogonalized_from_the_smallest_to_the_largest():
-    """Of two singular values, one with a share of the norm and the other with the rest."""
+    """Matrices of norm 1 with two singular values; the smaller one is at least 0.002."""
     for share in np.geomspace(0.002, 1 / np.sqrt(2), 200):
         values = [share, np.sqrt(1 - share**2)]
         found = np.diag(orthogonalized(tf.constant(np.diag(values))))
@@ -201,11 +201,11 @@ def test_orthogonalized_keeps_the_singular_vectors():
 
 
 @pytest.mark.parametrize("shape", [(3, 5), (5, 3)], ids=str)
-def test_orthogonalized_nothing_is_nothing(shape):
+def test_orthogonalized_zeros_are_zeros(shape):
     np.testing.assert_array_equal(orthogonalized(tf.zeros(shape)), np.zeros(shape))
 
 
-def test_float64_is_kept():
+def test_float64_is_not_rounded_to_float32():
     variable = tf.Variable(tf.ones([2], tf.float64))
     SGD().apply("x", variable, {}, tf.constant([1e-12, 0], tf.float64), tf.constant(1.0), tf.constant(0, tf.int64))
     assert 0 < 1 - variable.numpy()[0] < 1e-11

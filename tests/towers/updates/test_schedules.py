@@ -1,4 +1,4 @@
-"""Schedules: their bounds, ends and joints, and what they refuse."""
+"""Schedules: their bounds, first and last rates, continuity, and the values that they refuse."""
 
 import math
 
@@ -12,15 +12,15 @@ from towers.updates.schedules import Constant, Cosine, OneCycle, Piecewise, Tria
 
 rates = drawn.floats(1e-4, 10)
 lengths = drawn.integers(1, 500)
-places = drawn.integers(0, 1000)
+steps_drawn = drawn.integers(0, 1000)
 
 
-@given(rates, places)
+@given(rates, steps_drawn)
 def test_constant(rate, step):
     assert Constant(rate)(step) == rate
 
 
-@given(drawn.lists(drawn.integers(1, 900), max_size=5, unique=True).map(sorted), places, drawn.data())
+@given(drawn.lists(drawn.integers(1, 900), max_size=5, unique=True).map(sorted), steps_drawn, drawn.data())
 def test_piecewise_changes_at_its_boundaries(boundaries, step, data):
     own_rates = data.draw(
         drawn.lists(rates, min_size=len(boundaries) + 1, max_size=len(boundaries) + 1), label="rates"
@@ -29,7 +29,7 @@ def test_piecewise_changes_at_its_boundaries(boundaries, step, data):
     assert schedule(step) == own_rates[sum(step >= boundary for boundary in boundaries)]
 
 
-@given(rates, lengths, drawn.floats(0, 1), places)
+@given(rates, lengths, drawn.floats(0, 1), steps_drawn)
 def test_cosine_falls_from_peak_to_end(peak, steps, part, step):
     end = peak * part
     schedule = Cosine(peak, steps, end)
@@ -40,13 +40,13 @@ def test_cosine_falls_from_peak_to_end(peak, steps, part, step):
     assert end * (1 - 1e-12) <= schedule(step) <= peak
 
 
-@given(rates, lengths, places)
+@given(rates, lengths, steps_drawn)
 def test_cosine_is_that_of_keras(peak, steps, step):
     ours, theirs = Cosine(peak, steps)(step), keras.optimizers.schedules.CosineDecay(peak, steps)(step)
     assert ours == pytest.approx(float(theirs), rel=1e-4, abs=1e-5 * peak)
 
 
-@given(rates, drawn.integers(2, 500), drawn.floats(0.05, 0.95), places)
+@given(rates, drawn.integers(2, 500), drawn.floats(0.05, 0.95), steps_drawn)
 def test_triangular_is_two_straight_lines(peak, steps, rise, step):
     schedule = Triangular(peak, steps, rise, start=0.25, end=0.125)
     assert schedule(0) == pytest.approx(peak / 4)
@@ -62,7 +62,7 @@ def test_triangular_needs_both_sides():
         Triangular(0.1, 10, 1.0)
 
 
-@given(rates, drawn.integers(2, 500), drawn.floats(0.05, 0.95), places)
+@given(rates, drawn.integers(2, 500), drawn.floats(0.05, 0.95), steps_drawn)
 def test_one_cycle_rises_then_falls(peak, steps, rise, step):
     schedule, top = OneCycle(peak, steps, rise), rise * steps
     assert schedule(0) == pytest.approx(peak / 25)
@@ -77,14 +77,14 @@ def test_one_cycle_rises_then_falls(peak, steps, rise, step):
 
 @given(rates, drawn.integers(2, 500), drawn.floats(0.05, 0.95))
 def test_one_cycle_is_continuous(peak, steps, rise):
-    """At the top both branches meet at the peak; elsewhere no step is steeper than the steeper branch."""
+    """No change from one step to the next is larger than the steepest slope of the two branches."""
     schedule = OneCycle(peak, steps, rise)
     steepest = peak * max(1 / (rise * steps), math.pi / 2 / ((1 - rise) * steps))
     changes = [abs(schedule(step + 1) - schedule(step)) for step in range(steps + 2)]
     assert max(changes) <= steepest * (1 + 1e-9)
 
 
-@given(rates, drawn.integers(0, 100), places)
+@given(rates, drawn.integers(0, 100), steps_drawn)
 def test_warm_up_scales_the_first_steps(rate, steps, step):
     schedule = WarmUp(Constant(rate), steps)
     assert 0 < schedule(step) <= rate
@@ -94,8 +94,8 @@ def test_warm_up_scales_the_first_steps(rate, steps, step):
         assert schedule(step) == pytest.approx(rate * (step + 1) / steps)
 
 
-@given(rates, drawn.integers(1, 100), lengths, places)
-def test_warm_up_keeps_the_place_of_what_it_wraps(rate, warm_up, steps, step):
+@given(rates, drawn.integers(1, 100), lengths, steps_drawn)
+def test_warm_up_does_not_shift_the_schedule_that_it_wraps(rate, warm_up, steps, step):
     assume(step >= warm_up)
     inner = Cosine(rate, steps)
     assert WarmUp(inner, warm_up)(step) == inner(step)
