@@ -107,7 +107,7 @@ def test_a_worker_that_never_starts_is_named(tmp_path, missing):
         assert ended.code == PEER_LOST
         (line,) = errors(ended)
         assert f"worker:{missing} ({address}) did not start" in line
-        assert "--startup_timeout_seconds=12" in line
+        assert "startup_timeout_seconds=12" in line
     assert not (tmp_path / "run").exists()
 
 
@@ -144,7 +144,7 @@ def test_a_port_that_is_in_use(tmp_path):
             taken = workers.end(1, HEARTBEAT_SECONDS)
     assert taken.code == USER_ERROR
     assert f"worker:1: cannot listen on port {port}" in taken.err
-    assert "end what has it" in taken.err
+    assert "end the program that uses it" in taken.err
 
 
 @pytest.mark.full
@@ -192,7 +192,7 @@ def test_a_worker_that_hangs_ends_the_ring_and_all_print_their_stacks(tmp_path):
     with own("hang", "--collective_timeout_seconds=8", cwd=tmp_path) as workers:
         waiting, stuck = workers.ends(LIMIT_SECONDS)
     assert waiting.code == PEER_LOST
-    assert "--collective_timeout_seconds=8" in waiting.err
+    assert "collective_timeout_seconds=8" in waiting.err
     assert stuck.code not in (0, PEER_LOST), "the exit code distinguishes the cause from the waiting workers"
     for ended in (waiting, stuck):
         assert "most recent call first" in ended.err
