@@ -169,7 +169,6 @@ ROWS = (
     ),
     Row(
         name="mirrored_3_shares_5_3_2",
-        in_quick=True,
         make_strategy=_mirrored(cpus(3), _SHARES),
         shares=_SHARES,
     ),
@@ -260,7 +259,6 @@ ROWS = (
     ),
     Row(
         name="ps_bound_0_2_workers_accumulation_4",
-        in_quick=True,
         **_servers("0", cpus(1)),
         accumulation=4,
         reference=FOUR_MICROBATCHES,

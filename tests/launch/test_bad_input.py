@@ -97,13 +97,10 @@ def test_one_line_and_nothing_written(name, refusals):
     assert left == [] or name in CREATES_DIRECTORY
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "name",
-    [
-        "more towers than examples",
-        pytest.param("towers on a GPU where there is none", marks=pytest.mark.full),
-        pytest.param("an unknown flag", marks=pytest.mark.full),
-    ],
+    ["more towers than examples", "towers on a GPU where there is none", "an unknown flag"],
 )
 def test_as_a_separate_process(name, tmp_path):
     flags, parts = CASES[name]

@@ -59,6 +59,7 @@ def test_no_problem(tmp_path):
     assert list(tmp_path.iterdir()) == [], "the doctor must write no file"
 
 
+@pytest.mark.full
 def test_each_problem_is_one_line(tmp_path):
     """A peer that does not listen, a directory that can't be written and no data; exit code 2."""
     peer = f"127.0.0.1:{closed()}"

@@ -11,6 +11,7 @@ from models.data.augment import PADDING
 from models.data.image_store import ImageSet, ImageStore
 from models.image_task import ImageTask
 from models.tasks import build_task, task_names
+from tests.tiers import first_quick
 from towers.errors import UserError
 from towers.task import Batch, InputShard, Task
 
@@ -50,7 +51,7 @@ def test_the_model_maps_images_to_logits_of_the_classes():
     assert model(batch.features).shape == (4, 3)
 
 
-@pytest.mark.parametrize("augment", [False, True])
+@pytest.mark.parametrize("augment", first_quick([True, False]))
 @pytest.mark.parametrize("shares", [None, (1.0, 3.0, 1.0)])
 def test_readers_parts_make_up_the_augmented_batches(augment, shares):
     task = image_task(augment=augment)

@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 from models.own_task import OwnTask
+from tests.tiers import first_quick
 from towers.errors import UserError
 from towers.task import Batch, InputShard, Task, as_batch
 
@@ -89,8 +90,8 @@ def keras_says(model, data, **compiled):
 MEAN, BY_WEIGHT = "sum_over_batch_size", "mean_with_sample_weight"
 
 
-@pytest.mark.parametrize("parts", [1, 3])
-@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("parts", first_quick([3, 1]))
+@pytest.mark.parametrize("weighted", first_quick([True, False]))
 @pytest.mark.parametrize("reduction", [MEAN, "mean", BY_WEIGHT])
 @pytest.mark.parametrize(
     "build, x, y, loss",
@@ -111,10 +112,10 @@ def test_the_loss_of_one_output_equals_that_of_keras(build, x, y, loss, reductio
     np.testing.assert_allclose(ours(task, model, data, parts)["loss"], expected, rtol=1e-5)
 
 
-@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("weighted", first_quick([True, False]))
 # A model whose outputs are a dict needs losses by name.
 @pytest.mark.parametrize("as_dict, by_name", [(True, True), (False, True), (False, False)])
-@pytest.mark.parametrize("loss_weights", [None, {"values": 0.3, "kind": 2.0}])
+@pytest.mark.parametrize("loss_weights", first_quick([{"values": 0.3, "kind": 2.0}, None]))
 def test_the_loss_of_several_outputs_equals_that_of_keras(as_dict, by_name, loss_weights, weighted):
     labels = {"values": VALUES, "kind": KINDS}
     losses = {"values": keras.losses.MeanSquaredError(), "kind": sparse()}

@@ -11,6 +11,7 @@ def test_a_launcher_imports_no_tensorflow(tmp_path, module):
     assert (done.code, done.out, done.err) == (0, "False\n", "")
 
 
+@pytest.mark.full
 def test_tensorflow_is_quiet(tmp_path):
     program = "import launch, tensorflow as tf; print(tf.config.list_physical_devices('CPU')[0].name)"
     done = run("-c", program, cwd=tmp_path)

@@ -86,6 +86,7 @@ MISTAKES = (
 )
 
 
+@pytest.mark.full
 def test_each_mistake_is_reported_in_one_line(tmp_path):
     ends = run_many([("launch.benchmark", flags) for flags, _ in MISTAKES], tmp_path)
     for (flags, words), (done, folder) in zip(MISTAKES, ends, strict=True):

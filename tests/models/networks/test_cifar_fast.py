@@ -62,6 +62,7 @@ def test_a_task_whitens_with_its_first_training_images():
     np.testing.assert_array_equal(kernel_of(task.build_model()), expected)
 
 
+@pytest.mark.full
 def test_a_task_computes_the_kernel_once(monkeypatch):
     task = build_task("shapes", network="cifar_fast", batch_size=8)
     first = kernel_of(task.build_model())
