@@ -15,7 +15,7 @@ from strategies.contract import Move, StepReport
 from strategies.errors import NonFiniteStep
 from towers.engine import Engine
 from towers.errors import UserError
-from towers.layers.names import counted_anew
+from towers.layers.names import fresh_name_counts
 from towers.options import StepOptions
 from towers.precision import layer_precision
 from towers.task import Batch, InputShard, Task, as_batch, steps_per_epoch
@@ -56,7 +56,7 @@ class SynchronousStrategy:
     def _build_template(self) -> keras.Model:
         keras.utils.set_random_seed(self.options.seed)
         # The engine holds the parameters that are trained: the template need not use a GPU's memory.
-        with tf.device("/device:CPU:0"), layer_precision(self.options.precision), counted_anew():
+        with tf.device("/device:CPU:0"), layer_precision(self.options.precision), fresh_name_counts():
             return self.task.build_model()
 
     is_exact = keeps_files = True

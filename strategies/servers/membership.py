@@ -20,7 +20,7 @@ from strategies.servers.worker_engine import WorkerEngine, layout_of
 from strategies.synchronous import as_batches
 from towers.devices import Devices
 from towers.errors import UserError
-from towers.layers.names import counted_anew
+from towers.layers.names import fresh_name_counts
 from towers.options import StepOptions
 from towers.precision import layer_precision
 from towers.task import Batch, InputShard, Task
@@ -186,7 +186,7 @@ def run_worker(
 def _worker_engine(task, devices, options, membership: ServersMembership, shares) -> WorkerEngine:
     workers_per_batch = membership.num_workers if membership.options.is_sync else 1
     keras.utils.set_random_seed(options.seed)
-    with layer_precision(options.precision), counted_anew():
+    with layer_precision(options.precision), fresh_name_counts():
         model = task.build_model()
     dataset = as_batches(task.dataset("train", InputShard()))
     may_be_empty = workers_per_batch > 1 or options.accumulation > 1
