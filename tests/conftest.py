@@ -6,6 +6,8 @@ pytest --full    all tests: those marked `full` too
 
 import os
 
+from tests import tiers
+
 # TensorFlow reads it while it is imported.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
@@ -15,6 +17,7 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
+    tiers.runs_full = config.getoption("--full")
     if _runs_tests(config):
         make_devices()
 

@@ -1,8 +1,11 @@
-"""Cases of a parametrized test of which the quick tests run only the first ones."""
+"""Whether all tests run or the quick ones; tables of which the quick tests run the first cases."""
 
 from collections.abc import Iterable
 
 import pytest
+
+# Set by tests/conftest.py.
+runs_full = False
 
 
 def first_quick(cases: Iterable, num_quick: int = 1) -> list:

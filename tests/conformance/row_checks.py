@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from tests import tiers
 from tests.conformance.ring_rows import outcomes_by_rank
 from tests.conformance.rows import Row, one_device, one_device_in_parts
 from tests.conformance.server_rows import outcomes_at_the_chief
@@ -20,7 +21,6 @@ from tests.conformance.trials import (
     not_finite,
     not_synced,
     outcomes_of,
-    trials_of,
     twenty_steps,
 )
 
@@ -41,16 +41,13 @@ def outcome_of_reference(task: SmallImages, microbatches: int, in_parts: tuple[f
 
 
 def outcomes_of_row(row: Row, trial: Trial) -> list[Outcome]:
-    """The outcomes of a trial. The processes of a row run once for its quick trials, and once for all others."""
+    """The outcomes of a trial. The processes of a row run once, for the trials of this run of pytest."""
+    only_quick = not tiers.runs_full
     if row.ring is not None:
-        return outcomes_by_rank(row, _is_quick(row, trial))[0][trial]
+        return outcomes_by_rank(row, only_quick)[0][trial]
     if row.servers is not None:
-        return outcomes_at_the_chief(row, _is_quick(row, trial))[trial]
+        return outcomes_at_the_chief(row, only_quick)[trial]
     return outcomes_of(row.make_strategy, trial, row.accumulation)
-
-
-def _is_quick(row: Row, trial: Trial) -> bool:
-    return row.in_quick and trial in trials_of(row.batch_stats, only_quick=True)
 
 
 def _case(row: Row, *values, is_quick: bool, name: str):

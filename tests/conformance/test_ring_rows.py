@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests import tiers
 from tests.conformance.ring_rows import outcomes_by_rank
 from tests.conformance.row_checks import cases_of, row_checks
 from tests.conformance.rows import ROWS
@@ -10,18 +11,9 @@ RING_ROWS = [row for row in ROWS if row.ring is not None]
 TestRingRows = row_checks(RING_ROWS)
 
 
-@pytest.mark.parametrize("row", cases_of(RING_ROWS, only_full=True))
+@pytest.mark.parametrize("row", cases_of(RING_ROWS))
 def test_workers_are_bit_identical(row):
-    check_bit_identical(row, only_quick=False)
-
-
-@pytest.mark.parametrize("row", cases_of([row for row in RING_ROWS if row.in_quick]))
-def test_workers_of_the_quick_trials_are_bit_identical(row):
-    check_bit_identical(row, only_quick=True)
-
-
-def check_bit_identical(row, only_quick):
-    first, *others = outcomes_by_rank(row, only_quick)
+    first, *others = outcomes_by_rank(row, not tiers.runs_full)
     assert len(others) == row.num_workers - 1
     for other in others:
         for trial, outcomes in first.items():
