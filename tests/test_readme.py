@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from tests.tiers import first_quick
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 EXAMPLES = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
 
@@ -20,7 +22,7 @@ def test_there_are_examples():
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("example", EXAMPLES, ids=first_line)
+@pytest.mark.parametrize("example", first_quick(EXAMPLES), ids=list(map(first_line, EXAMPLES)))
 def test_example_runs(example, tmp_path):
     assert len(example.strip().splitlines()) < 30
     script = tmp_path / "example.py"

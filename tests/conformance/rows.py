@@ -195,7 +195,6 @@ ROWS = (
     ),
     Row(
         name="ring_3",
-        in_quick=True,
         make_strategy=_ring(cpus(1)),
         shares=even_shares(3),
         # Tests TensorFlow's collectives, and several packs, one of them with a single large gradient.

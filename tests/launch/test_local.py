@@ -429,6 +429,7 @@ if not (here / "again").exists() and EXPECTED:
     sys.exit(5)
 """
 
+    @pytest.mark.full
     @pytest.mark.parametrize("kind, done", [("kill", "killed"), ("stop", "stopped")], ids=["kill", "stop"])
     def test_recovered(self, tmp_path, kind, done):
         program = f"EXPECTED = True\n{self.PROGRAM}"
@@ -447,6 +448,7 @@ if not (here / "again").exists() and EXPECTED:
             "in its first start; choose an earlier step\n"
         )
 
+    @pytest.mark.full
     @pytest.mark.parametrize("flag", ["--kill=worker:1@step20", "--stop=worker:0@step20"])
     def test_a_restart_with_another_cause_is_no_recovery(self, tmp_path, flag):
         program = """

@@ -6,12 +6,15 @@ from tests.launch.clusters import run_cluster
 
 pytestmark = pytest.mark.timeout(120)
 
-# The process `fails` fails in its first `times` starts; the others wait until it works.
+# The process `fails` fails in its first `times` starts, after all others have started; they wait until it works.
 PROGRAM = """
 fails, times = "{fails}", {times}
 starts = here / f"starts of {{name}}"
 starts.write_text(starts.read_text() + "x" if starts.exists() else "x")
+mark(f"{{name}} started")
 if name == fails and len(starts.read_text()) <= times:
+    for other in {names}:
+        until_marked(f"{{other}} started")
     sys.exit({code})
 mark(f"{{name}} works")
 until_marked(f"{{fails}} works")
@@ -23,7 +26,9 @@ def starts_of(folder) -> dict[str, int]:
 
 
 def run(folder, *flags, fails, times, code=1):
-    return run_cluster(folder, PROGRAM.format(fails=fails, times=times, code=code), "--workers=2", *flags)
+    names = ["worker:0", "worker:1", *(["chief:0", "ps:0"] if "--ps=1" in flags else [])]
+    program = PROGRAM.format(fails=fails, times=times, code=code, names=names)
+    return run_cluster(folder, program, "--workers=2", *flags)
 
 
 def test_a_parameter_server_worker_is_replaced_alone(tmp_path):
@@ -33,6 +38,7 @@ def test_a_parameter_server_worker_is_replaced_alone(tmp_path):
     assert "restart 2 of 2: worker:1 failed: exit code 1" in done.out
 
 
+@pytest.mark.full
 def test_no_more_replacements_than_max_restarts(tmp_path):
     done = run(tmp_path, "--ps=1", "--chief", "--max_restarts=1", "--grace_seconds=1", fails="worker:1", times=9)
     assert done.code == 1
@@ -40,6 +46,7 @@ def test_no_more_replacements_than_max_restarts(tmp_path):
     assert "worker:1 failed: exit code 1" in done.err
 
 
+@pytest.mark.full
 def test_no_replacement_after_a_user_error(tmp_path):
     done = run(
         tmp_path, "--ps=1", "--chief", "--max_restarts=1", "--grace_seconds=1", fails="worker:1", times=9, code=2

@@ -175,6 +175,7 @@ def test_a_killed_server_ends_the_cluster_which_can_resume(own, tmp_path, victim
     assert resumed_to_the_end(own(*flags), tmp_path, is_sync=bool(flags)) >= 10
 
 
+@pytest.mark.full
 def test_a_killed_chief_ends_the_cluster_which_can_resume(own, tmp_path):
     with own() as group:
         signalled(group, tmp_path, signal.SIGKILL, "chief:0")

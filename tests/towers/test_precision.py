@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.tiers import first_quick
 from tests.towers.tiny_tasks import dense_task, parameters_of, trainer_of
 from tests.towers.user_errors import refused
 from towers.options import StepOptions
@@ -42,7 +43,7 @@ def test_an_unknown_precision(refuse):
 
 
 @pytest.mark.parametrize("num_towers", [1, 3])
-@pytest.mark.parametrize("name", ["float32", "bfloat16", "float16", "float64"])
+@pytest.mark.parametrize("name", first_quick(["bfloat16", "float16", "float32", "float64"], 2))
 def test_training_keeps_the_parameters_dtype(name, num_towers):
     strategy = trainer_of(dense_task(24), num_towers, precision=name)
     first, last = strategy.run_steps(1), strategy.run_steps(15)

@@ -60,6 +60,7 @@ def launched(folder, *command: str) -> subprocess.CompletedProcess:
 START = f"import sys; sys.path.append({str(ROOT)!r}); from launch import local; local.cli()"
 
 
+@pytest.mark.full
 def test_a_clusters_processes_ignore_the_folder_where_they_run_our_program(tmp_path):
     write_intruders(tmp_path)
     done = launched(tmp_path, "python", "-m", "launch.train", "--steps=0")

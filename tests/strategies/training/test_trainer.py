@@ -354,6 +354,7 @@ class TestResume:
         assert_same_bits(values_of(second), expected)
         assert second.examples == 2 * NUM_TRAIN + BATCH_SIZE
 
+    @pytest.mark.full
     def test_after_a_failing_callback_the_run_resumes_from_the_last_checkpoint(self, tmp_path):
         undisturbed = small_strategy(random_task())
         fitted(undisturbed, steps=8)
@@ -367,6 +368,7 @@ class TestResume:
         steps = [line["step"] for line in json_lines(tmp_path) if line["kind"] == "train"]
         assert steps == list(range(1, 9)), "each step once, in order"
 
+    @pytest.mark.full
     def test_if_the_newest_checkpoint_is_damaged_the_one_before_is_used(self, kept_run, tmp_path):
         shutil.copytree(kept_run.directory, tmp_path / "run")
         newest = tmp_path / "run" / "checkpoints" / "step-12.data-00000-of-00001"
