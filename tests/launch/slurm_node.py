@@ -73,7 +73,12 @@ def _missing() -> str:
     return "" if os.geteuid() == 0 else "Slurm's daemons need root"
 
 
-needs_slurm = pytest.mark.skipif(bool(_missing()), reason=_missing())
+_skipped = pytest.mark.skipif(bool(_missing()), reason=_missing())
+
+
+def needs_slurm(test):
+    """Marks a test with real Slurm daemons: a full test, skipped where Slurm is not installed."""
+    return pytest.mark.full(_skipped(test))
 
 
 @dataclasses.dataclass(frozen=True)

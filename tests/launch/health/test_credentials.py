@@ -116,6 +116,7 @@ def test_long_texts_are_searched_quickly(text):
 letters = st.text(st.characters(codec="utf-8", exclude_characters="\r\n"), min_size=6)
 
 
+@pytest.mark.full
 @settings(deadline=None)
 @given(secret=letters, pattern=st.sampled_from(PATTERNS), before=st.text(max_size=9), after=st.text(max_size=9))
 def test_no_part_of_a_credential_is_shown(secret, pattern, before, after):

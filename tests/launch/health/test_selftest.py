@@ -44,6 +44,7 @@ def test_both_workers_get_one_cluster_no_gpu_and_the_timeout(found):
     assert problem_of(found(program)).endswith("ended with exit code 1: [2, '-1', '1.0']")
 
 
+@pytest.mark.full
 def test_the_worker_that_failed_first_is_named(found, monkeypatch, tmp_path):
     """Worker 1 fails, then worker 0 loses its peer. The self-test sees both ends at the same time."""
     monkeypatch.setattr(selftest, "_POLL_SECONDS", 4.0)
@@ -65,6 +66,7 @@ def test_a_failure_ends_the_other_worker(found):
     assert problem_of(found("time.sleep(100) if rank else sys.exit(3)")).endswith("exit code 3: no message")
 
 
+@pytest.mark.full
 def test_the_self_test_ends_although_its_workers_do_not(found):
     problem = problem_of(found("time.sleep(100)", other_seconds=0.5))
     assert problem.startswith("self-test: it did not end within 1.5 seconds")

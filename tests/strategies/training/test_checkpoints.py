@@ -311,6 +311,7 @@ def test_killed_while_saving(tmp_path, monkeypatch, moment):
     assert names == {"checkpoint", f"{step}.index", data_file(tmp_path, again.step).name}
 
 
+@pytest.mark.full
 def test_a_reader_never_sees_half_an_index(tmp_path):
     """The reader looks again and again, as an evaluator does."""
     strategy = small_strategy()

@@ -114,6 +114,7 @@ class TestSpoiltStrategy:
         values = [difference.relative for difference in differences]
         assert values == sorted(values, reverse=True)
 
+    @pytest.mark.full
     def test_nan_is_an_infinite_difference(self):
         differences, _ = found(
             small_task(),
