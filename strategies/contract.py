@@ -8,6 +8,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from strategies.engines import EngineChoice
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WorkerTime:
@@ -142,6 +144,10 @@ class Strategy(Protocol):
     @property
     def is_exact(self) -> bool:
         """Whether its results are those of one device."""
+
+    @property
+    def engine_choice(self) -> EngineChoice | None:
+        """Whose runtime carries a mode of several processes, and why; None for the modes of one process."""
 
     @property
     def notices(self) -> list[str]:

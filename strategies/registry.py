@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 from strategies.contract import Strategy
 from strategies.distribute.mirrored import mirrored_strategy
+from strategies.parameter_servers import servers_strategy
 from strategies.ring.joining import Ring
 from strategies.ring.strategy import ring_strategy
-from strategies.servers.membership import ServersMembership, servers_strategy
+from strategies.servers.membership import ServersMembership
 from strategies.towers import towers_strategy
 from towers.devices import Devices
 from towers.errors import UserError

@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from strategies.contract import Move, StepReport
+from strategies.engines import EngineChoice
 from strategies.errors import NonFiniteStep
 from towers.engine import Engine
 from towers.errors import UserError
@@ -60,6 +61,7 @@ class SynchronousStrategy:
             return self.task.build_model()
 
     is_exact = keeps_files = True
+    engine_choice: EngineChoice | None = None
 
     @property
     def notices(self) -> list[str]:

@@ -94,14 +94,20 @@ class Engine(abc.ABC):
         sums = self.first_function.get_concrete_function().structured_outputs
         return tf.nest.map_structure(tf.type_spec_from_value, sums)
 
-    def train(self, batch: Batch, rate: float) -> StepOutcome:
+    def train(self, batch: Batch | tuple[Batch, ...], rate: float) -> StepOutcome:
         """One step on a global batch. The scalars returned may still be under computation on their devices.
 
-        Each microbatch is a call of its own, so memory and graph are those of one microbatch.
+        Each microbatch is a call of its own, so memory and graph are those of one microbatch. A process that gets
+        only its part of each microbatch gets them as a tuple.
         """
         rate = tf.constant(rate, tf.float32)
         if self.options.accumulation == 1:
             return self.train_function(batch, rate)
+        if not isinstance(batch, Batch):
+            sums = self.first_function(batch[0])
+            for index, own in enumerate(batch[1:], start=1):
+                sums = self.more_function(own, tf.constant(index), sums)
+            return self.apply_function(batch, sums, rate)
         sizes = split.sizes(int(batch_length(batch)), split.even_shares(self.options.accumulation))
         sums = self.first_function(batch)
         for index, size in enumerate(sizes[1:], start=1):

@@ -54,12 +54,12 @@ class Mean(NamedTuple):
     finite: tf.Tensor
 
 
-def mean_gradients(sums: TowerResult, options: StepOptions, counters: Counters) -> Mean:
+def mean_gradients(sums: TowerResult, options: StepOptions, loss_scale: tf.Tensor) -> Mean:
     """Divides the summed gradients by weight * loss scale, checks that they are finite, and clips them.
 
     Each gradient is divided in its own precision: a float32 factor would round float64 gradients.
     """
-    divisor = sums.weight * counters.loss_scale.read_value()
+    divisor = sums.weight * loss_scale
     means = [gradients.merged(gradients.divided(gradient, divisor)) for gradient in sums.gradients]
     norm = gradients.global_norm(means)
     loss_finite = tf.math.is_finite(sums.loss_sum)
@@ -80,6 +80,36 @@ def finish_step(
 ) -> StepOutcome:
     """Updates parameters and state from the sums of all towers, and counts the step.
 
+    Arguments as for `updated`.
+    """
+    result, mean = updated(
+        sums,
+        rate,
+        examples=examples,
+        features=features,
+        placement=placement,
+        device=device,
+        options=options,
+        counters=counters,
+    )
+    with tf.device(HOST):
+        count_step(examples, mean, options, counters)
+        return result
+
+
+def updated(
+    sums: TowerResult,
+    rate: tf.Tensor,
+    *,
+    examples: tf.Tensor,
+    features,
+    placement: Placement,
+    device: str,
+    options: StepOptions,
+    counters: Counters,
+) -> tuple[StepOutcome, Mean]:
+    """Updates parameters and state from the sums of all towers. Call `count_step` after it, with the mean.
+
     Args:
       sums: sums over all towers of all processes.
       rate: float32 scalar, learning rate.
@@ -88,23 +118,18 @@ def finish_step(
       placement: where the parameters are and how they are updated.
       device: device that computes the mean.
       options: options of the step.
-      counters: counters of the run.
+      counters: counters of the run; they are only read.
+
+    Returns:
+      What the step reports, and the mean without its gradients.
     """
     with tf.device(device):
-        mean = mean_gradients(sums, options, counters)
+        mean = mean_gradients(sums, options, counters.loss_scale.read_value())
     with tf.device(HOST):
-        is_allowed = may_update(mean, counters)
-
-    def update():
-        placement.update(mean.gradients, options.rule, rate, counters.updates.read_value())
-        placement.assign_state(sums.new_state)
-        return tf.constant(True)
-
-    tf.cond(is_allowed, update, lambda: tf.constant(False))
+        is_allowed, update = may_update(mean, counters), counters.updates.read_value()
+    placement.update(is_allowed, mean.gradients, sums.new_state, rule=options.rule, rate=rate, update=update)
     with tf.device(HOST):
-        result = outcome(examples, features, sums, mean)
-        count_step(examples, mean, options, counters)
-        return result
+        return outcome(examples, features, sums, mean), mean._replace(gradients=[])
 
 
 def outcome(examples: tf.Tensor, features, sums: TowerResult, mean: Mean) -> StepOutcome:

@@ -42,18 +42,26 @@ class Placement(Protocol):
     def read(self) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
         """Parameters and state as tensors, read once a step."""
 
-    def update(self, means: Sequence[gradients.Gradient], rule: UpdateRule, rate, update) -> None:
-        """Applies the rule to every parameter.
+    def update(
+        self,
+        is_allowed: tf.Tensor,
+        means: Sequence[gradients.Gradient],
+        new_state: Sequence[tf.Tensor],
+        *,
+        rule: UpdateRule,
+        rate: tf.Tensor,
+        update: tf.Tensor,
+    ) -> None:
+        """Applies the rule to every parameter and sets the state, or changes nothing.
 
         Args:
+          is_allowed: bool scalar, whether to do it.
           means: mean gradients, one for each parameter.
+          new_state: one tensor for each variable of the state.
           rule: computes the update.
           rate: float32 scalar, learning rate.
           update: int64 scalar, number of updates before this one.
         """
-
-    def assign_state(self, new_state: Sequence[tf.Tensor]) -> None:
-        """Sets the state, one tensor for each variable."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,13 +88,15 @@ class CentralPlacement:
             values = [variable.read_value() for variable in self.parameters.values()]
             return values, [variable.read_value() for variable in self.state.values()]
 
-    def update(self, means, rule, rate, update):
-        with tf.device(self.device):
-            apply_rule(rule, self.parameters, self.slots, self.constraints, means, rate, update)
+    def update(self, is_allowed, means, new_state, *, rule, rate, update):
+        def update_all():
+            with tf.device(self.device):
+                apply_rule(rule, self.parameters, self.slots, self.constraints, means, rate, update)
+            for variable, value in zip(self.state.values(), new_state, strict=True):
+                variable.assign(value)
+            return tf.constant(True)
 
-    def assign_state(self, new_state):
-        for variable, value in zip(self.state.values(), new_state, strict=True):
-            variable.assign(value)
+        tf.cond(is_allowed, update_all, lambda: tf.constant(False))
 
 
 def variables_like(templates: Sequence[keras.Variable]) -> dict[str, tf.Variable]:

@@ -49,6 +49,7 @@ class TowerParts:
     Attributes:
       shares: relative sizes of the parts of this process's towers.
       first_tower: index of this process's first tower among all towers of a step.
+      begin: index, among this process's towers, of the one that `part` and `pass_index` call 0.
       num_towers: towers of a step, over all processes.
       stand_in: a batch of one example, as arrays, for the towers of a process whose part of the batch is empty;
         None if this process always gets an example.
@@ -56,6 +57,7 @@ class TowerParts:
 
     shares: tuple[float, ...]
     first_tower: int = 0
+    begin: int = 0
     num_towers: int
     stand_in: Batch | None = None
 
@@ -65,7 +67,8 @@ class TowerParts:
         return cls(shares=tuple(shares), num_towers=len(shares))
 
     def part(self, batch: Batch, tower: int) -> tuple[Batch, tf.Tensor]:
-        """The part of this process's tower `tower`, and its activity as `towers.tower_parts.part` returns it."""
+        """The part of tower `tower`, and its activity as `towers.tower_parts.part` returns it."""
+        tower += self.begin
         if self.stand_in is None:
             return part(batch, tower, self.shares)
         is_empty = tf.equal(batch_length(batch), 0)
@@ -75,4 +78,4 @@ class TowerParts:
 
     def pass_index(self, microbatch_index: int | tf.Tensor, tower: int) -> int | tf.Tensor:
         """Index of a tower's pass among all passes of a step; random seeds are derived from it."""
-        return microbatch_index * self.num_towers + self.first_tower + tower
+        return microbatch_index * self.num_towers + self.first_tower + self.begin + tower

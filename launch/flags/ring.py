@@ -6,9 +6,12 @@ from absl import flags
 
 from launch import binary
 from launch.flags.checks import listed_in_help, numbers_from, positive
+from launch.flags.devices import devices_from_flags
 from launch.membership.tf_config import public_addresses
 from launch.membership.this_process import cluster_of_this_process, is_evaluator
 from strategies.cluster import Cluster
+from strategies.distribute.mirrored import num_gpus
+from strategies.engines import ENGINES
 from strategies.registry import cluster_kind, strategy_names
 from strategies.ring.collectives import ALGORITHMS, WireOptions
 from strategies.ring.joining import Ring, RingOptions, join_ring
@@ -17,6 +20,13 @@ from towers.errors import UserError
 
 FLAGS = flags.FLAGS
 
+flags.DEFINE_enum(
+    "engine",
+    "auto",
+    ENGINES,
+    "For --strategy=ring: whose runtime carries training. tensorflow: MultiWorkerMirroredStrategy. own: this "
+    "project's exchange. auto: tensorflow, unless another flag needs own; a run's first lines say which.",
+)
 flags.DEFINE_list(
     "worker_shares",
     None,
@@ -39,8 +49,8 @@ flags.DEFINE_enum(
     "all_reduce",
     "auto",
     ALGORITHMS,
-    "For --strategy=ring: algorithm that sums gradients over the workers. tcp: this project's own ring, for CPUs. "
-    "ring, nccl: TensorFlow's. auto: tcp for gradients on a CPU, otherwise TensorFlow's choice.",
+    "For --strategy=ring: algorithm that sums gradients over the workers. ring, nccl: TensorFlow's. tcp: this "
+    "project's own, for CPUs. auto: TensorFlow's choice; with --engine=own, tcp for gradients on a CPU.",
 )
 flags.DEFINE_integer(
     "check_divergence_every",
@@ -65,6 +75,7 @@ listed_in_help(__name__)
 def ring_options_from_flags() -> RingOptions:
     """How the workers exchange gradients."""
     return RingOptions(
+        engine=FLAGS.engine,
         wire=WireOptions(
             bytes_per_pack=FLAGS.bytes_per_pack,
             precision=FLAGS.wire_precision,
@@ -96,7 +107,12 @@ def joined_ring() -> Ring | None:
         return Ring.alone(ring_options_from_flags())
     warn_of_public(cluster)
     timeout_seconds = FLAGS.startup_timeout_seconds
-    return join_ring(cluster, ring_options_from_flags(), startup_timeout_seconds=timeout_seconds)
+    return join_ring(
+        cluster,
+        ring_options_from_flags(),
+        num_gpus=num_gpus(devices_from_flags()),
+        startup_timeout_seconds=timeout_seconds,
+    )
 
 
 def warn_of_public(cluster: Cluster) -> None:

@@ -6,9 +6,11 @@ import os
 from absl import flags
 
 from launch.flags.checks import at_least_zero, listed_in_help
+from launch.flags.devices import devices_from_flags
 from launch.flags.ring import warn_of_public
-from launch.membership.this_process import cluster_of_this_process
+from launch.membership.this_process import cluster_of_this_process, is_evaluator
 from strategies.cluster import CHIEF, SERVER, WORKER, Cluster
+from strategies.parameter_servers import joined_servers
 from strategies.registry import cluster_kind
 from strategies.servers.membership import ServersMembership
 from strategies.servers.options import ServersOptions
@@ -43,7 +45,13 @@ flags.DEFINE_bool(
     "For --strategy=ps: pull the next step's parameters while this step computes. Workers then do not wait for "
     "the network, but every update is staler by one. Not with --staleness=sync or --staleness=0.",
 )
-at_least_zero("backup_workers")
+flags.DEFINE_integer(
+    "steps_per_closure",
+    0,
+    "For --strategy=ps with TensorFlow's engine: steps that a worker computes for each call from the chief. A "
+    "call takes some milliseconds, so fast steps gain from more. 0 chooses by the time of a step.",
+)
+at_least_zero("backup_workers", "steps_per_closure")
 listed_in_help(__name__)
 
 
@@ -62,6 +70,8 @@ def servers_membership() -> ServersMembership | None:
     if not secret:
         warn_of_public(cluster)
     options = ServersOptions(
+        engine=FLAGS.engine,
+        steps_per_closure=FLAGS.steps_per_closure,
         staleness=FLAGS.staleness,
         backup_workers=FLAGS.backup_workers,
         staleness_aware=FLAGS.staleness_aware,
@@ -69,12 +79,16 @@ def servers_membership() -> ServersMembership | None:
         wire_precision=FLAGS.wire_precision,
         timeout_seconds=FLAGS.collective_timeout_seconds,
     )
-    return ServersMembership(
+    membership = ServersMembership(
         cluster=cluster,
         options=options,
         secret=secret,
         startup_timeout_seconds=FLAGS.startup_timeout_seconds,
     )
+    if is_evaluator():
+        return membership
+    devices = devices_from_flags()
+    return joined_servers(membership, num_cpus=devices.num_towers if devices.on_cpu else 1)
 
 
 def _check_roles(cluster: Cluster | None) -> None:

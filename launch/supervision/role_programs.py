@@ -5,10 +5,11 @@ import pathlib
 from launch import binary
 from launch.supervision.fault_injection import faults_from_environment
 from launch.supervision.signals import StopSignals
+from strategies.parameter_servers import run_server, run_worker
 from strategies.reports.metrics_log import MetricsLog
 from strategies.reports.progress_display import ProgressDisplay
 from strategies.reports.tensorboard_log import TensorBoardLog
-from strategies.servers.membership import ServersMembership, run_server, run_worker
+from strategies.servers.membership import ServersMembership
 from strategies.towers import towers_strategy
 from strategies.training.checkpoint_evaluator import follow
 from towers.devices import Devices

@@ -127,6 +127,7 @@ def summarize(figures: RunFigures, strategy: Strategy, *, outcome: str, settings
         "version": VERSION,
         "outcome": outcome,
         "flags": dict(settings),
+        "engine": None if strategy.engine_choice is None else dataclasses.asdict(strategy.engine_choice),
         "versions": versions(),
         "steps": strategy.step,
         "examples": strategy.examples,

@@ -1,25 +1,22 @@
 """Joining a ring: the processes of a cluster find each other once, before TensorFlow computes anything.
 
-tf.distribute.MultiWorkerMirroredStrategy starts TensorFlow's server and its heartbeats. What workers send each
-other afterwards is in `strategies.ring.collectives`.
+tf.distribute.MultiWorkerMirroredStrategy starts TensorFlow's server and its heartbeats, whichever engine trains.
 """
 
 import dataclasses
 import faulthandler
 import itertools
-import socket
 import sys
-import time
 from collections.abc import Sequence
 
 import tensorflow as tf
 
 from strategies.cluster import CHIEF, RING_ROLES, WORKER, Cluster, Member
-from strategies.errors import PeerLost
+from strategies.engines import check_engine
 from strategies.ring.collectives import WireOptions
+from strategies.waiting import wait_for_all
 from towers.errors import UserError
 
-_PROBE_SECONDS = 0.2
 # TensorFlow's own part of joining is faster than this.
 _SERVER_SECONDS = 60.0
 
@@ -29,6 +26,7 @@ class RingOptions:
     """Options of a ring.
 
     Attributes:
+      engine: one of `strategies.engines.ENGINES`.
       wire: how gradients are sent.
       worker_shares: relative sizes of the workers' parts of a batch, by rank; None for parts in proportion to
         their numbers of towers.
@@ -36,9 +34,13 @@ class RingOptions:
         none.
     """
 
+    engine: str = "auto"
     wire: WireOptions = dataclasses.field(default_factory=WireOptions)
     worker_shares: tuple[float, ...] | None = None
     check_divergence_every_steps: int | None = None
+
+    def __post_init__(self):
+        check_engine(self.engine)
 
 
 class Ring:
@@ -48,12 +50,19 @@ class Ring:
       members: the workers, by rank.
       rank: index of this worker.
       options: options of the ring.
+      multi_worker: TensorFlow's strategy, which also holds the heartbeats; None for a ring of one worker.
     """
 
-    def __init__(self, members: Sequence[Member], rank: int, options: RingOptions, backbone=None):
+    def __init__(
+        self,
+        members: Sequence[Member],
+        rank: int,
+        options: RingOptions,
+        multi_worker: tf.distribute.MultiWorkerMirroredStrategy | None = None,
+    ):
         """Use `join_ring` or `Ring.alone`."""
         self.members, self.rank, self.options = tuple(members), rank, options
-        self._backbone = backbone  # keeps its heartbeats alive
+        self.multi_worker = multi_worker
         self._channels = itertools.count(1)
 
     @classmethod
@@ -71,13 +80,18 @@ class Ring:
 
 
 def join_ring(
-    cluster: Cluster, options: RingOptions | None = None, *, startup_timeout_seconds: float = 600.0
+    cluster: Cluster,
+    options: RingOptions | None = None,
+    *,
+    num_gpus: int = 0,
+    startup_timeout_seconds: float = 600.0,
 ) -> Ring:
     """Waits for all other workers and starts this process's server. Call it before TensorFlow computes anything.
 
     Args:
       cluster: all processes, and which of them this one is.
       options: options of the ring.
+      num_gpus: number of GPUs of this process that TensorFlow's engine uses, each as a replica; 0 for CPUs.
       startup_timeout_seconds: seconds to wait for the others.
 
     Raises:
@@ -98,78 +112,35 @@ def join_ring(
     seconds = max(startup_timeout_seconds, _SERVER_SECONDS)
     faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__)
     try:
-        return Ring(members, rank, options, _backbone(cluster))
+        return Ring(members, rank, options, _multi_worker(cluster, options.wire, num_gpus))
     finally:
         faulthandler.cancel_dump_traceback_later()
 
 
-def _backbone(cluster: Cluster) -> tf.distribute.Strategy:
+def _multi_worker(cluster: Cluster, wire: WireOptions, num_gpus: int) -> tf.distribute.MultiWorkerMirroredStrategy:
     addresses = {role: list(cluster.addresses[role]) for role in (CHIEF, WORKER) if role in cluster.addresses}
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec(addresses),
         task_type=cluster.role,
         task_id=cluster.index,
         rpc_layer="grpc",
-        num_accelerators={"GPU": len(tf.config.list_physical_devices("GPU"))},
+        num_accelerators={"GPU": num_gpus},
+    )
+    implementations = tf.distribute.experimental.CommunicationImplementation
+    communication = tf.distribute.experimental.CommunicationOptions(
+        bytes_per_pack=wire.bytes_per_pack,
+        timeout_seconds=wire.timeout_seconds,
+        implementation={"ring": implementations.RING, "nccl": implementations.NCCL}.get(
+            wire.algorithm, implementations.AUTO
+        ),
     )
     # Its log messages contain nothing that a user could act on.
     tf.get_logger().setLevel("ERROR")
     try:
-        return tf.distribute.MultiWorkerMirroredStrategy(resolver)
+        return tf.distribute.MultiWorkerMirroredStrategy(resolver, communication)
     except RuntimeError as error:
         if "program startup" not in str(error):
             raise
         raise UserError(
             "strategy 'ring': TensorFlow already runs in this process; join before the first tensor"
         ) from error
-
-
-def wait_for_all(this: Member, others: Sequence[Member], timeout_seconds: float) -> None:
-    """Listens on this member's address until every other member listens on its own.
-
-    Raises:
-      UserError: this member's address is in use.
-      PeerLost: some members did not start in time; the message names them.
-    """
-    missing, deadline = list(others), time.monotonic() + timeout_seconds
-    with listening(this):
-        while missing := [member for member in missing if not listens(member.address)]:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                named = ", ".join(f"{member.name} ({member.address})" for member in missing)
-                raise PeerLost(
-                    f"{named} did not start within startup_timeout_seconds={timeout_seconds:g}: "
-                    "start it, or correct its address in TF_CONFIG"
-                )
-            time.sleep(min(_PROBE_SECONDS, left))
-
-
-def listening(member: Member) -> socket.socket:
-    """A socket that listens where the member's server will. The kernel accepts connections to it.
-
-    Raises:
-      UserError: it cannot listen there, usually because another program does.
-    """
-    listener = socket.socket(member.family)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        # On every interface, like TensorFlow's server, which ignores the host in the address.
-        listener.bind(("", member.port))
-        listener.listen()
-    except OSError as error:
-        listener.close()
-        raise UserError(
-            f"{member.name}: cannot listen on port {member.port} of {member.address} ({error.strerror}); "
-            "end the program that uses it, or choose another port for all workers"
-        ) from error
-    return listener
-
-
-def listens(address: str, timeout_seconds: float = 0.3) -> bool:
-    """Whether 'host:port' accepts a TCP connection."""
-    host, _, port = address.rpartition(":")
-    try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_seconds):
-            return True
-    except OSError:
-        return False

@@ -1,7 +1,7 @@
 """The strategy 'ring': every worker has a copy of the model and computes its part of each batch.
 
-`strategies.ring.engine` is a step; this file is input, evaluation, agreement between the workers, and lost
-workers.
+A step is `strategies.distribute.replicated_engine` (TensorFlow's engine) or `strategies.ring.engine` (our own).
+This file is input, evaluation, agreement between the workers, and lost workers.
 """
 
 import dataclasses
@@ -16,6 +16,9 @@ import tensorflow as tf
 
 from strategies.cluster import Member
 from strategies.contract import Move, StepReport, WorkerTime
+from strategies.distribute.mirrored import mirrored, num_gpus
+from strategies.distribute.replicated_engine import ReplicatedEngine
+from strategies.engines import ENGINES, OWN, EngineChoice, choose_engine
 from strategies.errors import PeerLost
 from strategies.ring.collectives import HostExchange, WorkerExchange
 from strategies.ring.divergence import checksums, what_drifted
@@ -25,10 +28,13 @@ from strategies.ring.tcp_connect import connected_tcp_ring
 from strategies.ring.tcp_ring import TcpRing
 from strategies.synchronous import SynchronousStrategy, as_batches
 from towers.devices import Devices
+from towers.engine import Engine
 from towers.errors import UserError
+from towers.exchange import TowerExchange
 from towers.options import StepOptions
 from towers.split import checked_shares
 from towers.task import Batch, InputShard, Task
+from towers.tower_parts import TowerParts
 
 # Errors of a collective if another worker is lost, hangs or has given up.
 _LOST = (
@@ -38,6 +44,8 @@ _LOST = (
     tf.errors.CancelledError,
     tf.errors.FailedPreconditionError,
 )
+# Greater than the keys of the workers' groups, which count from 2,000,000.
+_FIRST_TOWERS_GROUP_KEY = 3_000_000
 # A worker that hangs ends itself this many seconds after the timeout of the workers that wait for it.
 _HANG_EXTRA_SECONDS = 2.0
 
@@ -68,36 +76,72 @@ class RingStrategy(SynchronousStrategy):
     def __init__(self, task: Task, devices: Devices, options: StepOptions, shares, ring: Ring):
         self.ring = ring
         self._tcp: TcpRing | None = None
-        wire = ring.options.wire
-        self._host = HostExchange(ring.num_workers, ring.rank, wire, channel=ring.next_channel())
+        self._host = HostExchange(ring.num_workers, ring.rank, ring.options.wire, channel=ring.next_channel())
+        own_shares = checked_shares(shares, devices.num_towers, "tower_shares")
+        with self._watched():
+            self._check_same("engine", self._host.gather("engine", [ENGINES.index(ring.options.engine)]))
+            self._shares_by_worker = _all_shares(self._host, own_shares, ring.options.worker_shares)
+            self.engine_choice = self._chosen_engine(devices)
+        self._worker_shares = tuple(sum(of_worker) for of_worker in self._shares_by_worker)
+        self._microbatches = options.accumulation
+        exchange = self._own_exchange(devices) if self.engine_choice.name == OWN else None
+
+        def make_engine(model, spec):
+            with self._deadline():
+                return self._engine(task, model, devices, options, spec, shares, own_shares, exchange)
+
+        super().__init__("ring", task, options, make_engine, sum(map(len, self._shares_by_worker)))
+        with self._watched():
+            self._check_alike()
+
+    def _chosen_engine(self, devices: Devices) -> EngineChoice:
+        """The same on all workers."""
+        wire, counts = self.ring.options.wire, self._host.gather("replicas", [num_gpus(devices)], np.int64)
+        needs_own = ["all_reduce=tcp"] if wire.algorithm == "tcp" else []
+        if len(set(np.ravel(counts))) > 1:
+            needs_own.append(f"workers with {', '.join(map(str, np.ravel(counts)))} GPUs")
+        return choose_engine(self.ring.options.engine, needs_own, self.carrier_name)
+
+    carrier_name = "MultiWorkerMirroredStrategy"
+
+    def _own_exchange(self, devices: Devices) -> WorkerExchange:
+        """Connects the workers for our own engine."""
+        ring, wire = self.ring, self.ring.options.wire
         self._tcp = self._tcp_ring(devices)
         if self._tcp is not None:
             self._host = HostExchange(
                 ring.num_workers, ring.rank, wire, channel=ring.next_channel(), tcp=self._tcp
             )
-        exchange = WorkerExchange(ring.num_workers, ring.rank, wire, channel=ring.next_channel(), tcp=self._tcp)
-        own_shares = checked_shares(shares, devices.num_towers, "tower_shares")
-        with self._watched():
-            self._shares_by_worker = _all_shares(self._host, own_shares, ring.options.worker_shares)
-        self._worker_shares = tuple(sum(of_worker) for of_worker in self._shares_by_worker)
-        self._microbatches = options.accumulation
+        return WorkerExchange(ring.num_workers, ring.rank, wire, channel=ring.next_channel(), tcp=self._tcp)
 
-        def make_engine(model, spec):
-            return RingEngine(
-                task,
-                model,
-                devices,
-                options,
-                batch_spec=spec if isinstance(spec, Batch) else spec[0],
-                shares=shares,
-                exchange=exchange,
-                shares_by_worker=self._shares_by_worker,
-                stand_in=self._stand_in(task),
-            )
-
-        super().__init__("ring", task, options, make_engine, sum(map(len, self._shares_by_worker)))
-        with self._watched():
-            self._check_alike()
+    def _engine(self, task, model, devices, options, spec, shares, own_shares, exchange) -> Engine:
+        ring, all_shares = self.ring, [share for of_worker in self._shares_by_worker for share in of_worker]
+        several = ring.num_workers > 1
+        spec = spec if isinstance(spec, Batch) else spec[0]
+        stand_in = tf.nest.map_structure(lambda tensor: tensor.numpy(), self._stand_in(task)) if several else None
+        parts = TowerParts(
+            shares=own_shares,
+            first_tower=sum(map(len, self._shares_by_worker[: ring.rank])),
+            num_towers=len(all_shares),
+            stand_in=stand_in,
+        )
+        group_key = _FIRST_TOWERS_GROUP_KEY + ring.next_channel()
+        named = {
+            "batch_spec": spec,
+            "shares": shares,
+            "all_shares": all_shares,
+            "tower_exchange": TowerExchange(len(all_shares), group_key) if len(all_shares) > 1 else None,
+            # With accumulation a step's batch is a tuple of microbatches.
+            "step_spec": spec if self._microbatches == 1 else (spec,) * self._microbatches,
+            "parts": parts,
+        }
+        if exchange is not None:
+            return RingEngine(task, model, devices, options, exchange=exchange, **named)
+        replicas = ring.multi_worker or mirrored(devices.towers[: max(1, num_gpus(devices))])
+        wire_precision = ring.options.wire.precision if several else "float32"
+        return ReplicatedEngine(
+            task, model, devices, options, strategy=replicas, wire_precision=wire_precision, **named
+        )
 
     def _tcp_ring(self, devices: Devices) -> TcpRing | None:
         """Connections for all numbers in the host's memory, so all but synced statistics; None if not used."""
@@ -117,6 +161,11 @@ class RingStrategy(SynchronousStrategy):
                 return connected_tcp_ring(self.ring.members, self.ring.rank, self._host, timeout_seconds=seconds)
         except OSError as error:
             raise self._peer_lost(error) from error
+
+    @property
+    def notices(self) -> list[str]:
+        carrier = f"{self.ring.num_workers} workers over TCP" if self._tcp else self.carrier_name
+        return [self.engine_choice.notice(carrier), *super().notices]
 
     @property
     def keeps_files(self) -> bool:
@@ -180,7 +229,7 @@ class RingStrategy(SynchronousStrategy):
                 report = super().run_steps(num_steps)
             finally:
                 faulthandler.cancel_dump_traceback_later()
-            times = self._host.gather("times", [self.engine.take_busy_seconds(), report.input_seconds])
+            times = self._host.gather("times", [self.engine.busy.take_seconds(), report.input_seconds])
             every = self.ring.options.check_divergence_every_steps
             if every is not None and report.step // every > first // every:
                 self.check_divergence()
@@ -191,12 +240,23 @@ class RingStrategy(SynchronousStrategy):
         return dataclasses.replace(report, workers=workers if self.ring.num_workers > 1 else ())
 
     def _next_batch(self):
+        self._start_deadline()
+        return super()._next_batch()
+
+    def _start_deadline(self) -> None:
+        """If what follows takes longer, this worker hangs: a thread that needs no Python ends the process."""
         if self.ring.num_workers > 1:
-            # If the step takes longer, this worker hangs. Then a thread that needs no Python prints all stacks and
-            # ends the process.
             seconds = self.ring.options.wire.timeout_seconds + _HANG_EXTRA_SECONDS
             faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__)
-        return super()._next_batch()
+
+    @contextmanager
+    def _deadline(self) -> Iterator[None]:
+        self._start_deadline()
+        try:
+            with self._watched():
+                yield
+        finally:
+            faulthandler.cancel_dump_traceback_later()
 
     def check_divergence(self) -> None:
         """Compares the workers' parameters, state and slots bit by bit.

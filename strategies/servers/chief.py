@@ -7,19 +7,19 @@ write its variables, which `collect` brings up to date.
 import dataclasses
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import tensorflow as tf
 
 from strategies.contract import Move, StepReport
+from strategies.engines import OWN
 from strategies.errors import NonFiniteStep, PeerLost
-from strategies.servers.coordination import KEY
-from strategies.servers.group import Group
-from strategies.servers.layout import Layout
+from strategies.servers.carrier import Carrier, Start, Values
 from strategies.servers.options import ServersOptions
-from strategies.servers.report_section import SECTION, ServerFigures, ServersReport, WorkerFigures
+from strategies.servers.report_section import SECTION, ServersReport, WorkerFigures
 from strategies.servers.store import check_rule
+from strategies.servers.worker_graph import layout_of
 from strategies.synchronous import SynchronousStrategy, mean_of
 from towers.devices import Devices
 from towers.errors import UserError
@@ -27,6 +27,7 @@ from towers.layers.batch_norm import batch_norm_layers
 from towers.one_process_engine import OneProcessEngine
 from towers.options import StepOptions
 from towers.task import Task
+from towers.tower_parts import open_length
 
 
 def check_options(options: StepOptions, servers: ServersOptions, num_workers: int) -> None:
@@ -47,7 +48,12 @@ def check_options(options: StepOptions, servers: ServersOptions, num_workers: in
 
 
 class ServersStrategy(SynchronousStrategy):
-    """The chief's side."""
+    """The chief's side.
+
+    Attributes:
+      layout: where each parameter is in the vector of all parameters.
+      engine_choice: whose servers carry the run.
+    """
 
     def __init__(
         self,
@@ -56,16 +62,17 @@ class ServersStrategy(SynchronousStrategy):
         options: StepOptions,
         shares,
         *,
-        group: Group,
+        make_carrier: Callable[["ServersStrategy"], Carrier],
         servers: ServersOptions,
         num_workers: int,
+        num_servers: int,
         startup_timeout_seconds: float,
     ):
         """Args:
         task, devices, options, shares: as for `strategies.towers.towers_strategy`.
-        group: connections to the servers.
+        make_carrier: function of this strategy that returns the engine's servers and workers.
         servers: how the group works.
-        num_workers: number of workers in the cluster.
+        num_workers, num_servers: number of workers and of servers in the cluster.
         startup_timeout_seconds: seconds to wait for the workers to connect.
 
         Raises:
@@ -75,19 +82,18 @@ class ServersStrategy(SynchronousStrategy):
         def make_engine(model, batch_spec):
             return OneProcessEngine(task, model, devices, options, batch_spec=batch_spec, shares=shares)
 
-        self._group, self._servers, self._num_workers = group, servers, num_workers
+        self._servers, self._num_workers = servers, num_workers
+        self.engine_choice = servers.engine_choice()
         self._startup_timeout_seconds = startup_timeout_seconds
         self._workers_per_batch = num_workers if servers.is_sync else 1
         super().__init__("ps", task, options, make_engine, devices.num_towers * self._workers_per_batch)
-        self._layout = Layout(
-            shapes={name: tuple(value.shape) for name, value in self.engine.parameters().items()},
-            num_servers=len(group.servers),
-        )
+        self.layout = layout_of(self.engine.tower.variables.parameters, num_servers)
         self._check_model()
         self._stop_asked = self._all_connected = self._finished = False
         self._absent: list[int] = []
         self._workers: Mapping[str, Mapping] = {}
         self._reported_at: float | None = None
+        self._carrier = make_carrier(self)
         self._give_all()
 
     def _check_model(self) -> None:
@@ -115,8 +121,20 @@ class ServersStrategy(SynchronousStrategy):
             )
 
     @property
+    def batch_spec(self):
+        """The spec of a batch, dimension 0 open."""
+        return open_length(self._input.element_spec)
+
+    @property
+    def notices(self) -> list[str]:
+        own = self.engine_choice.name == OWN
+        carrier = "parameter servers of this project" if own else "ParameterServerStrategy"
+        return [self.engine_choice.notice(carrier), *super().notices]
+
+    @property
     def is_exact(self) -> bool:
-        return self._servers.is_serial or (self._servers.is_sync and not self._servers.backup_workers)
+        alone = self._num_workers == 1 and not self._servers.prefetch
+        return alone or self._servers.is_serial or (self._servers.is_sync and not self._servers.backup_workers)
 
     @property
     def part_shares(self) -> tuple[float, ...]:
@@ -131,10 +149,10 @@ class ServersStrategy(SynchronousStrategy):
         # Unless something paused them, the workers have computed since the last report.
         began = self._reported_at or time.perf_counter()
         bad_step = self._run_to(self.step + num_steps)
-        figures, _ = self._group.ask(0, "report")
+        figures = self._carrier.report()
         self._reported_at = time.perf_counter()
         self._stop_asked = figures["stop_asked"]
-        self._count(figures)
+        self._count(figures["done"], figures["totals"])
         report = self._report(figures, self._reported_at - began)
         if bad_step is not None:
             raise NonFiniteStep(
@@ -152,21 +170,18 @@ class ServersStrategy(SynchronousStrategy):
         """
         last_change, before = time.monotonic(), self.step
         while True:
-            reply, _ = self._group.ask(0, "run_to", wanted=wanted, until=max(wanted, self._until))
-            self._absent = reply["absent"]
+            progress = self._carrier.advance(wanted, max(wanted, self._until))
+            self._absent = progress.absent
             self._all_connected = self._all_connected or not self._absent
-            if reply["reached"] or reply["bad_step"] is not None:
-                return reply["bad_step"]
-            if reply["done"] != before:
-                last_change, before = time.monotonic(), reply["done"]
+            if progress.done >= wanted or progress.bad_step is not None:
+                return progress.bad_step
+            if progress.done != before:
+                last_change, before = time.monotonic(), progress.done
             limit = self._patience_seconds if self._all_connected else self._startup_timeout_seconds
             if time.monotonic() - last_change > limit:
-                missing = reply["absent"] or reply["missing"] or range(self._num_workers)
+                missing = progress.absent or progress.missing or range(self._num_workers)
                 late = "did not answer" if self._all_connected else "did not connect"
                 raise PeerLost(f"{_named(missing)} {late} within {limit:g} seconds at step {before}: restart it")
-            # Workers end when another server is lost. This request finds that out, so the chief does not wait for
-            # the workers in vain.
-            self._group.ask_all("keys")
 
     @property
     def _patience_seconds(self) -> float:
@@ -198,7 +213,7 @@ class ServersStrategy(SynchronousStrategy):
                     turned_away=figures["turned_away"],
                     absent=tuple(_names(self._absent)),
                     workers=tuple(workers),
-                    servers=tuple(self._server_figures()),
+                    servers=tuple(self._carrier.server_figures()),
                 )
             },
         )
@@ -209,17 +224,10 @@ class ServersStrategy(SynchronousStrategy):
         summed = ("steps", "busy_seconds", "input_seconds", "staleness_sum")
         return WorkerFigures(name=name, **(total | {what: total[what] - before.get(what, 0) for what in summed}))
 
-    def _server_figures(self):
-        size = next(iter(self.engine.parameters().values())).dtype.size * (1 + len(self.engine.slots()))
-        for server, (figures, _) in enumerate(self._group.ask_all("figures")):
-            piece = self._layout.piece(server)
-            held = (piece.stop - piece.start) * size
-            yield ServerFigures(name=self._group.servers[server].name, kept_bytes=held, **figures)
-
-    def _count(self, reply: Mapping) -> None:
-        """Sets the counters: the values given to the servers plus what server 0 has counted since then."""
-        totals, counters = reply["totals"], self.engine.counters
-        counters.step.assign(reply["done"])
+    def _count(self, done: int, totals: Mapping[str, int]) -> None:
+        """Sets the counters: the values given to the servers plus what was counted since then."""
+        counters = self.engine.counters
+        counters.step.assign(done)
         counters.examples.assign(self._given["examples"] + totals["examples"])
         counters.updates.assign(self._given["updates"] + totals["steps"] - totals["skipped"])
         counters.skipped.assign(self._given["skipped"] + totals["skipped"])
@@ -228,14 +236,11 @@ class ServersStrategy(SynchronousStrategy):
         """Waits until no worker computes: all servers then hold the values after the same steps."""
         self._reported_at = None
         since = time.monotonic()
-        while True:
-            reply, _ = self._group.ask(0, "pause")
-            if reply["idle"]:
-                self._count(reply)
-                return
+        while not (paused := self._carrier.pause()).idle:
             if time.monotonic() - since > self._patience_seconds:
-                missing = _named(reply["missing"])
+                missing = _named(paused.missing)
                 raise PeerLost(f"{missing} did not answer within {self._patience_seconds:g} seconds: restart it")
+        self._count(paused.done, paused.totals)
 
     def evaluate(self, num_batches: int | None = None) -> dict[str, float]:
         self.collect()
@@ -252,10 +257,7 @@ class ServersStrategy(SynchronousStrategy):
     def finish(self, completed: bool) -> None:
         self.collect()
         self._finished = True
-        # Server 0 is last: workers learn of the end from it, and then the other servers know already.
-        for server in reversed(range(len(self._group.servers))):
-            self._group.ask(server, "end", how="done" if completed else "interrupted")
-        self._group.close()
+        self._carrier.end("done" if completed else "interrupted")
 
     def graph(self) -> None:
         """None: the chief's own towers do not train."""
@@ -263,54 +265,55 @@ class ServersStrategy(SynchronousStrategy):
     def _give_all(self) -> None:
         """Sends this process's values to the servers; the workers begin at its step."""
         engine, rule = self.engine, self.options.rule
-        vector = self._layout.joined([value.numpy() for value in engine.parameters().values()])
+        vector = self.layout.joined([value.numpy() for value in engine.parameters().values()])
         slots = {
-            slot: self._layout.joined([value.numpy() for value in by_name.values()])
+            slot: self.layout.joined([value.numpy() for value in by_name.values()])
             for slot, by_name in engine.slots().items()
         }
         decays = np.concatenate(
             [
                 np.full(math.prod(shape), bool(rule.decays(name, tf.TensorShape(shape))))
-                for name, shape in self._layout.shapes.items()
+                for name, shape in self.layout.shapes.items()
             ]
         )
         self._given = {name: int(value) for name, value in engine.counters.variables().items()}
-        self._until, updates = self.step, self._given["updates"]
-        for server in range(len(self._group.servers)):
-            piece = self._layout.piece(server)
-            self._group.ask(server, "init", [vector[piece], decays[piece]], key=KEY)
-            values = [vector[piece], *(slot[piece] for slot in slots.values())]
-            self._group.ask(server, "set", values, key=KEY, names=list(slots), version=updates)
+        self._until = self.step
         state = [np.ravel(value.numpy()).astype(np.float64) for value in engine.state().values()]
         averaged = [
             np.full(value.shape.num_elements(), self.options.batch_stats == "average" and value.dtype.is_floating)
             for value in engine.state().values()
         ]
-        arrays = [
-            np.concatenate(found) if found else np.zeros(0, kind)
-            for found, kind in ((state, "f8"), (averaged, "?"))
-        ]
-        self._group.ask(0, "start", arrays, step=self.step)
+        self._carrier.start(
+            Start(
+                values=Values(
+                    parameters=vector,
+                    slots=slots,
+                    state=np.concatenate(state) if state else np.zeros(0),
+                ),
+                decays=decays,
+                averaged=np.concatenate(averaged) if averaged else np.zeros(0, bool),
+                step=self.step,
+                updates=self._given["updates"],
+            )
+        )
 
     def collect(self) -> None:
         """Pauses the workers and copies the servers' values into this process's variables."""
         if self._finished:
             return
         self._pause()
-        replies = self._group.ask_all("pull", key=KEY)
-        self._assign(self.engine.parameters(), np.concatenate([piece for _, (piece,) in replies]))
-        replies = self._group.ask_all("get_slots", key=KEY)
-        for index, slot in enumerate(replies[0][0]["names"]):
-            self._assign(self.engine.slots()[slot], np.concatenate([arrays[index] for _, arrays in replies]))
-        _, (state,) = self._group.ask(0, "get_state")
+        values = self._carrier.values()
+        self._assign(self.engine.parameters(), values.parameters)
+        for slot, vector in values.slots.items():
+            self._assign(self.engine.slots()[slot], vector)
         begin = 0
         for variable in self.engine.state().values():
             end = begin + variable.shape.num_elements()
-            variable.assign(tf.cast(state[begin:end].reshape(variable.shape), variable.dtype))
+            variable.assign(tf.cast(values.state[begin:end].reshape(variable.shape), variable.dtype))
             begin = end
 
     def _assign(self, variables: Mapping[str, tf.Variable], vector: np.ndarray) -> None:
-        for name, value in self._layout.split(vector).items():
+        for name, value in self.layout.split(vector).items():
             variables[name].assign(value)
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from strategies.engines import EngineChoice, choose_engine
 from strategies.wire_precisions import WIRE_PRECISIONS
 from towers.errors import UserError
 
@@ -11,6 +12,7 @@ ASYNC, SYNC = "async", "sync"
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ServersOptions:
     """Attributes:
+    engine: one of `strategies.engines.ENGINES`.
     staleness: 'async': no worker waits. 'sync': all gradients of a step are averaged and applied once. A number B:
       asynchronous, but at most B other updates are applied between an update's pull and its push.
     backup_workers: with 'sync', number of workers whose gradients a step does not wait for (Chen et al. 2016).
@@ -18,14 +20,18 @@ class ServersOptions:
     prefetch: whether a worker pulls the next step's parameters while it computes the current step. It then does
       not wait for the network, and every update is staler by one: the worker's own.
     wire_precision: precision in which gradients are pushed; parameters are pulled in their own.
+    steps_per_closure: with TensorFlow's engine, steps that a worker computes for each call from the chief; 0
+      chooses by the time of a step.
     timeout_seconds: seconds that a process may be silent before it counts as lost.
     """
 
+    engine: str = "auto"
     staleness: str = ASYNC
     backup_workers: int = 0
     staleness_aware: bool = False
     prefetch: bool = False
     wire_precision: str = "float32"
+    steps_per_closure: int = 0
     timeout_seconds: float = 600.0
 
     def __post_init__(self):
@@ -52,6 +58,23 @@ class ServersOptions:
             raise UserError(f"wire_precision={self.wire_precision!r} is unknown: use one of {known}")
         if not self.timeout_seconds > 0:
             raise UserError(f"collective_timeout_seconds={self.timeout_seconds:g}: it must be above 0")
+
+        self.engine_choice()
+
+    def engine_choice(self) -> EngineChoice:
+        """The engine that carries the group.
+
+        Raises:
+          UserError: TensorFlow's engine with an option that it cannot serve.
+        """
+        needs_own = {
+            f"staleness={self.staleness}": self.staleness != ASYNC,
+            f"backup_workers={self.backup_workers}": bool(self.backup_workers),
+            "staleness_aware": self.staleness_aware,
+            "prefetch_parameters": self.prefetch,
+        }
+        needed = [what for what, is_needed in needs_own.items() if is_needed]
+        return choose_engine(self.engine, needed, "ParameterServerStrategy")
 
     @property
     def is_sync(self) -> bool:

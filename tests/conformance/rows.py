@@ -5,10 +5,10 @@ from collections.abc import Callable
 
 from strategies.contract import Strategy
 from strategies.distribute.mirrored import mirrored_strategy
+from strategies.parameter_servers import servers_strategy
 from strategies.ring.collectives import WireOptions
 from strategies.ring.joining import RingOptions
 from strategies.ring.strategy import ring_strategy
-from strategies.servers.membership import servers_strategy
 from strategies.servers.options import ServersOptions
 from strategies.towers import towers_strategy
 from tests.towers.logical_cpus import cpus
@@ -80,6 +80,14 @@ def _mirrored(devices: Devices, shares: tuple[float, ...] | None = None):
 
 def _ring(devices: Devices, shares: tuple[float, ...] | None = None):
     return lambda task, options, ring: ring_strategy(task, devices, options, shares=shares, ring=ring)
+
+
+def _tensorflow_ring(**options) -> RingOptions:
+    return RingOptions(engine="tensorflow", check_divergence_every_steps=5, **options)
+
+
+def _own_ring(**options) -> RingOptions:
+    return RingOptions(engine="own", check_divergence_every_steps=5, **options)
 
 
 def _servers(staleness: str, devices: Devices, tower_shares: tuple[float, ...] | None = None, **options) -> dict:
@@ -190,22 +198,22 @@ ROWS = (
         name="ring_2",
         make_strategy=_ring(cpus(1)),
         shares=even_shares(2),
-        ring=RingOptions(check_divergence_every_steps=5),
+        ring=_tensorflow_ring(),
         num_workers=2,
     ),
     Row(
         name="ring_3",
         make_strategy=_ring(cpus(1)),
         shares=even_shares(3),
-        # Tests TensorFlow's collectives, and several packs, one of them with a single large gradient.
-        ring=RingOptions(wire=WireOptions(bytes_per_pack=4000, algorithm="ring"), check_divergence_every_steps=5),
+        # Several packs, one of them with a single large gradient.
+        ring=_tensorflow_ring(wire=WireOptions(bytes_per_pack=4000)),
         num_workers=3,
     ),
     Row(
         name="ring_2_shares_2_1",
         make_strategy=_ring(cpus(1)),
         shares=(2.0, 1.0),
-        ring=RingOptions(worker_shares=(2.0, 1.0), check_divergence_every_steps=5),
+        ring=_tensorflow_ring(worker_shares=(2.0, 1.0)),
         num_workers=2,
     ),
     Row(
@@ -214,16 +222,41 @@ ROWS = (
         shares=even_shares(2),
         accumulation=4,
         reference=FOUR_MICROBATCHES,
-        ring=RingOptions(check_divergence_every_steps=5),
+        ring=_tensorflow_ring(),
         num_workers=2,
     ),
     Row(
         name="ring_2_of_2_towers_shares_2_1",
         in_quick=True,
+        make_strategy=_ring(cpus(2), (2.0, 1.0)),
+        shares=(2.0, 1.0, 2.0, 1.0),
+        ring=_tensorflow_ring(),
+        num_workers=2,
+    ),
+    Row(
+        name="own_ring_2_of_2_towers_shares_2_1",
+        in_quick=True,
         make_strategy=_ring(cpus(2, parameters=1), (2.0, 1.0)),
         shares=(2.0, 1.0, 2.0, 1.0),
-        ring=RingOptions(check_divergence_every_steps=5),
+        ring=_own_ring(),
         num_workers=2,
+    ),
+    Row(
+        name="own_ring_2_accumulation_4",
+        make_strategy=_ring(cpus(1)),
+        shares=even_shares(2),
+        accumulation=4,
+        reference=FOUR_MICROBATCHES,
+        ring=_own_ring(),
+        num_workers=2,
+    ),
+    Row(
+        name="own_ring_3",
+        make_strategy=_ring(cpus(1)),
+        shares=even_shares(3),
+        # Tests our packs over TensorFlow's collectives, as on GPUs.
+        ring=_own_ring(wire=WireOptions(bytes_per_pack=4000, algorithm="ring")),
+        num_workers=3,
     ),
     Row(
         name="ps_sync_2_workers_1_server",
@@ -249,6 +282,28 @@ ROWS = (
         num_workers=2,
         num_servers=3,
         batch_stats="average",
+    ),
+    Row(
+        name="ps_tensorflow_1_worker_2_servers",
+        in_quick=True,
+        **_servers("async", cpus(1), engine="tensorflow"),
+        num_workers=1,
+        num_servers=2,
+    ),
+    Row(
+        name="ps_tensorflow_1_worker_of_2_towers_shares_2_1",
+        **_servers("async", cpus(2, parameters=1), (2.0, 1.0), engine="tensorflow"),
+        shares=(2.0, 1.0),
+        num_workers=1,
+        num_servers=1,
+    ),
+    Row(
+        name="ps_tensorflow_1_worker_accumulation_4",
+        **_servers("async", cpus(1), engine="tensorflow"),
+        accumulation=4,
+        reference=FOUR_MICROBATCHES,
+        num_workers=1,
+        num_servers=3,
     ),
     Row(
         name="ps_bound_0_2_workers_2_servers",

@@ -12,7 +12,8 @@ from collections.abc import Mapping
 
 from launch.membership.tf_config import cluster_from
 from strategies.cluster import CHIEF, SERVER
-from strategies.servers.membership import ServersMembership, run_server, run_worker
+from strategies.parameter_servers import joined_servers, run_server, run_worker
+from strategies.servers.membership import ServersMembership
 from tests.conformance.rows import ROWS, Row
 from tests.conformance.trials import Outcome, Trial, outcomes_of, trials_of
 from tests.conftest import make_devices
@@ -39,6 +40,7 @@ def main() -> None:
     (row,) = (row for row in ROWS if row.name == name)
     cluster = cluster_from(os.environ["TF_CONFIG"])
     membership = ServersMembership(cluster=cluster, options=row.servers, startup_timeout_seconds=100)
+    membership = joined_servers(membership, num_cpus=len(row.devices.towers) + 1)
     found = {
         trial: _take_part(row, trial, membership) for trial in trials_of(row.batch_stats, bool(int(only_quick)))
     }

@@ -97,7 +97,7 @@ def figures():
 
 
 def test_summary(figures):
-    strategy = types.SimpleNamespace(step=10, examples=3200)
+    strategy = types.SimpleNamespace(step=10, examples=3200, engine_choice=None)
     summary = summarize(figures, strategy, outcome="completed", settings={}, seconds=1.0)
     assert summary["pipeline"] == {"count": 15}
     assert summary["parameter_servers"] is None, "every summary.json has this key"

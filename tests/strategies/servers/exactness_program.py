@@ -11,10 +11,12 @@ import numpy as np
 
 from launch.membership.tf_config import cluster_from
 from strategies.cluster import SERVER, Cluster, Member
+from strategies.parameter_servers import run_server, run_worker
 from strategies.servers.group import Group
 from strategies.servers.handlers import StoreHandlers
 from strategies.servers.key_value import KeyValueStore
-from strategies.servers.membership import ServersMembership, run_server, run_worker
+from strategies.servers.membership import ServersMembership
+from strategies.servers.options import ServersOptions
 from strategies.servers.server import Server
 from tests.conftest import make_devices
 from tests.strategies.small_task import small_task
@@ -108,7 +110,8 @@ def step_options() -> StepOptions:
 
 def membership_of(cluster: Cluster) -> ServersMembership:
     """The membership in the training run, which is asynchronous."""
-    return ServersMembership(cluster=cluster, startup_timeout_seconds=LIMIT_SECONDS)
+    options = ServersOptions(engine="own")
+    return ServersMembership(cluster=cluster, options=options, startup_timeout_seconds=LIMIT_SECONDS)
 
 
 def main() -> None:

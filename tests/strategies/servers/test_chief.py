@@ -10,6 +10,7 @@ from strategies.servers.coordination import KEY, Coordination
 from strategies.servers.group import Group
 from strategies.servers.handlers import StoreHandlers
 from strategies.servers.options import ServersOptions
+from strategies.servers.own_carrier import OwnCarrier
 from strategies.servers.server import Server
 from tests.strategies.servers.at_once import LIMIT_SECONDS, Started
 from tests.strategies.small_task import small_task
@@ -45,9 +46,10 @@ def chief(group):
         cpus(1),
         StepOptions(rule=SGD(), schedule=Constant(0.25), seed=3),
         None,
-        group=group,
-        servers=ServersOptions(),
+        make_carrier=lambda strategy: OwnCarrier(group, strategy.layout),
+        servers=ServersOptions(engine="own"),
         num_workers=1,
+        num_servers=1,
         startup_timeout_seconds=LIMIT_SECONDS,
     )
 

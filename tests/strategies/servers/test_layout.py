@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from models.networks.alexnet import alexnet
 from models.networks.vgg import vgg16
 from strategies.servers.layout import Layout, row_width
-from strategies.servers.worker_engine import layout_of
+from strategies.servers.worker_graph import layout_of
 
 shapes = st.lists(st.lists(st.integers(0, 9), max_size=4).map(tuple), min_size=1, max_size=8)
 

@@ -12,13 +12,13 @@ import pytest
 from launch.membership.free_ports import free_addresses
 from strategies.cluster import Member
 from strategies.errors import PeerLost
-from strategies.ring.joining import listens
 from strategies.servers import server as server_module
 from strategies.servers.group import Group
 from strategies.servers.handlers import StoreHandlers
 from strategies.servers.rows import Rows, SplitGradient
 from strategies.servers.server import Server
 from strategies.servers.wire import Connection, Refused
+from strategies.waiting import listens
 from tests.strategies.servers.at_once import LIMIT_SECONDS, Started, at_once, loopback
 from tests.towers.user_errors import refused
 from towers.updates.clipping import Clipping

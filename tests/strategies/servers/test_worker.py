@@ -12,7 +12,8 @@ from strategies.servers.handlers import StoreHandlers
 from strategies.servers.options import ServersOptions
 from strategies.servers.server import Server
 from strategies.servers.worker import Worker
-from strategies.servers.worker_engine import WorkerEngine, layout_of
+from strategies.servers.worker_engine import WorkerEngine
+from strategies.servers.worker_graph import layout_of
 from strategies.synchronous import as_batches
 from tests.strategies.servers.at_once import Started
 from tests.strategies.small_task import SmallTask, small_task

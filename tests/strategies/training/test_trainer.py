@@ -469,6 +469,7 @@ class TestSummary:
         "version": int,
         "outcome": str,
         "flags": dict,
+        "engine": type(None),
         "versions": dict,
         "steps": int,
         "examples": int,

@@ -1,0 +1,130 @@
+"""The table of steps on server 0, in the process of that server: which steps were claimed, applied and counted.
+
+TensorFlow may run a step of the chief more than once, even on two workers. So a step's number is claimed before
+its update and counted after it. A second claim of a number is refused: its update is not applied again.
+
+    worker:  pull  ->  compute  ->  claim(number)  ->  update of all servers  ->  count(number)
+"""
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+
+from strategies.servers.tally import Tally
+
+
+class Claims:
+    """The table. Every method may be called from any thread; all but `begin` belong to the run that has begun."""
+
+    def __init__(self):
+        self._changed = threading.Condition()
+        self._run = ""
+        self._next = self._updates = self._pulls = self._pushes = 0
+        self._claimed: set[int] = set()
+        self._counted: set[int] = set()
+        self._tally = Tally()
+        self._reported: Sequence[str] = ()
+        self._stops_if_bad, self._bad_step, self._stop_asked = False, None, False
+
+    def begin(self, run: str, first: int, updates: int, reported: Sequence[str], stops_if_bad: bool) -> None:
+        """Begins at step `first`; the claims of other runs are refused from now on.
+
+        Args:
+          run: the run's epoch, different for each start of a chief.
+          first: number of the first step.
+          updates: number of updates before it.
+          reported: names of the (total, weight) pairs that each step reports, 'loss' first.
+          stops_if_bad: whether no step is applied after one that was not finite.
+        """
+        with self._changed:
+            self._run, self._next, self._updates = run, first, updates
+            self._claimed, self._counted, self._tally = set(), set(), Tally()
+            self._pulls = self._pushes = 0
+            self._reported, self._stops_if_bad, self._bad_step = tuple(reported), stops_if_bad, None
+
+    def updates(self) -> int:
+        """Number of updates at a step's pull; the difference of two is a staleness."""
+        with self._changed:
+            self._pulls += 1
+            return self._updates
+
+    def claim(self, run: str, number: int, since: int, finite: bool) -> tuple[bool, int, int]:
+        """Whether to apply the update of step `number`: only on its first claim, and only if it is finite.
+
+        Args:
+          run: epoch of the run that the step is of.
+          number: the step.
+          since: `updates()` at the step's pull.
+          finite: whether its loss and gradients are finite.
+
+        Returns:
+          Whether to apply it, its staleness, and the number of updates before it.
+        """
+        with self._changed:
+            staleness, updates = self._updates - since, self._updates
+            is_open = run == self._run and number >= self._next and self._bad_step is None
+            if not is_open or number in self._claimed:
+                return False, staleness, updates
+            self._claimed.add(number)
+            self._pushes += finite
+            if not finite and self._stops_if_bad:
+                self._bad_step = number
+            self._updates += finite
+            return finite, staleness, updates
+
+    def count(self, run: str, number: int, staleness: int | None, worker: str, figures: Mapping) -> None:
+        """Counts step `number` after its update, once.
+
+        Args:
+          run, number: as for `claim`.
+          staleness: staleness of its update; None if no update was applied.
+          worker: name of the worker.
+          figures: 'examples', 'busy_seconds', 'input_seconds', 'norm', 'finite', 'stop_asked' and 'sums' (numbers,
+            two for each reported name).
+        """
+        with self._changed:
+            self._stop_asked = self._stop_asked or figures["stop_asked"]
+            is_claimed = run == self._run and number in self._claimed
+            if not is_claimed or number in self._counted:
+                return
+            self._counted.add(number)
+            while self._next in self._counted:
+                self._claimed.discard(self._next)
+                self._counted.discard(self._next)
+                self._next += 1
+            self._tally.add_part(worker, figures, staleness)
+            pairs = zip(figures["sums"][::2], figures["sums"][1::2], strict=True)
+            sums = dict(zip(self._reported, pairs, strict=True))
+            self._tally.add_step(sums, figures["norm"], finite=figures["finite"])
+            self._changed.notify_all()
+
+    @property
+    def done(self) -> int:
+        """Number of steps counted, including those of the runs that this one resumes."""
+        return self._next + len(self._counted)
+
+    def wait(self, wanted: int, seconds: float) -> dict:
+        """Waits until `wanted` steps are counted or a step was not finite, at most `seconds`; the state then."""
+        deadline = time.monotonic() + seconds
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self.done >= wanted or self._bad_step is not None, deadline - time.monotonic()
+            )
+            return {"done": self.done, "bad_step": self._bad_step, "stop_asked": self._stop_asked}
+
+    def totals(self) -> dict:
+        with self._changed:
+            return {"done": self.done, "totals": self._tally.totals()}
+
+    def report(self) -> dict:
+        """The figures of the steps since the last report."""
+        with self._changed:
+            return {
+                "done": self.done,
+                "totals": self._tally.totals(),
+                "stop_asked": self._stop_asked,
+                "turned_away": 0,
+                "pulls": self._pulls,
+                "pushes": self._pushes,
+                **self._tally.take(),
+            }

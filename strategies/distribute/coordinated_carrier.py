@@ -1,0 +1,211 @@
+"""TensorFlow's servers and workers, as the chief uses them: ParameterServerStrategy and ClusterCoordinator."""
+
+import concurrent.futures
+import json
+import math
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from strategies.distribute import server_vectors
+from strategies.distribute.closure import RunVectors, StepClosure
+from strategies.distribute.coordinator_connection import BOOL, CoordinatorConnection, lost_named
+from strategies.errors import PeerLost
+from strategies.servers.carrier import Paused, Progress, Start, Values
+from strategies.servers.report_section import ServerFigures
+from strategies.servers.worker_graph import WorkerGraph
+from strategies.waiting import listens
+from towers.task import Batch
+from towers.updates.rules import UpdateRule
+
+# Steps that are scheduled ahead of the last one done: for each worker, and for each second of work.
+_AHEAD_PER_WORKER = 2
+_AHEAD_SECONDS = 0.3
+# A call from the chief takes some milliseconds in all processes. A worker that does more steps than this in a
+# second computes several for each call.
+_FAST_STEPS_PER_SECOND = 10
+_MOST_STEPS = 8
+_FIRST_PER_WORKER = 2
+_PATIENCE_SECONDS = 1.0
+_END_SECONDS = 10.0
+
+
+class CoordinatedCarrier:
+    """Implements `strategies.servers.carrier.Carrier`."""
+
+    def __init__(
+        self,
+        connection: CoordinatorConnection,
+        graph: WorkerGraph,
+        batch_spec: Batch,
+        *,
+        schedule: Callable[[int], float],
+        rule: UpdateRule,
+        stops_if_bad: bool,
+        steps_per_closure: int = 0,
+    ):
+        """Args:
+        connection: to the servers and workers.
+        graph: what a worker computes.
+        batch_spec: the spec of a worker's batch, dimension 0 open.
+        schedule: learning rate by step.
+        rule: the update rule.
+        stops_if_bad: whether no step is applied after one that was not finite.
+        steps_per_closure: steps that a worker computes for each call from the chief; 0 chooses by their time.
+        """
+        self._connection, self._graph, self._batch_spec = connection, graph, batch_spec
+        self._schedule, self._rule, self._stops_if_bad = schedule, rule, stops_if_bad
+        self._vectors: RunVectors | None = None
+        self._next = self._done = 0
+        # TensorFlow runs a collective at most once in a graph's run.
+        self._steps_per_closure, self._closures = 1 if graph.has_collectives else steps_per_closure, {}
+        self._began: tuple[float, int] | None = None
+        self._figures: Mapping = {}
+        self._rate = 0.0
+
+    def start(self, begin: Start) -> None:
+        if self._vectors is None:
+            self._vectors = self._new_vectors(begin)
+            self._run = uuid.uuid4().hex
+            # Tracing tells which sums a step reports.
+            self._closure(1).function.get_concrete_function()
+        else:
+            values = begin.values
+            server_vectors.assign(self._vectors.parameters, values.parameters)
+            server_vectors.assign(self._vectors.state, values.state)
+            for name, pieces in self._vectors.slots.items():
+                server_vectors.assign(pieces, values.slots[name])
+        first = {
+            "run": self._run,
+            "first": begin.step,
+            "updates": begin.updates,
+            "reported": self._graph.reported,
+            "stops_if_bad": self._stops_if_bad,
+        }
+        self._ask_first("begin", json.dumps(first), output=BOOL)
+        self._next = self._done = begin.step
+        self._began = None
+
+    def _closure(self, num_steps: int) -> StepClosure:
+        if num_steps not in self._closures:
+            self._closures[num_steps] = StepClosure(
+                self._graph, self._vectors, self._batch_spec, self._run, num_steps=num_steps
+            )
+        return self._closures[num_steps]
+
+    def _new_vectors(self, begin: Start) -> RunVectors:
+        vectors = server_vectors.ServerVectors(self._connection.strategy, len(self._connection.servers))
+        values = begin.values
+        decays = begin.decays.astype(values.parameters.dtype)
+        return RunVectors(
+            parameters=vectors.new(values.parameters, "parameters"),
+            state=vectors.new(values.state, "state"),
+            slots={name: vectors.new(slot, name) for name, slot in values.slots.items()},
+            decays=vectors.new(decays, "decays") if self._rule.weight_decay else None,
+            num_parameters=len(values.parameters),
+            num_state=len(values.state),
+        )
+
+    def _ask_first(self, name, *inputs, **more):
+        return self._connection.ask(self._connection.servers[0], name, *inputs, **more)
+
+    def advance(self, wanted: int, until: int) -> Progress:
+        self._fill(until)
+        # Returns early enough to schedule more before the workers run out of steps.
+        low = min(wanted, self._done + max(1, (self._next - self._done) // 2))
+        with lost_named(self._connection.servers):
+            self._connection.coordinator.done()
+        reply = self._ask_first("wait", np.int64(low), np.float64(_PATIENCE_SECONDS))
+        self._done = reply["done"]
+        self._measure()
+        absent = () if self._done >= low else self._absent()
+        return Progress(done=self._done, bad_step=reply["bad_step"], absent=absent, missing=())
+
+    def _measure(self) -> None:
+        """Steps a second since the last pause, without the first steps, which compile."""
+        now, num_workers = time.monotonic(), len(self._connection.workers)
+        if self._began is None:
+            self._began = now, self._done + _FIRST_PER_WORKER * num_workers
+        since, first = self._began
+        if self._done < first:
+            self._began = now, first
+        elif self._done > first and now > since:
+            self._rate = (self._done - first) / (now - since)
+
+    def _fill(self, until: int) -> None:
+        """Schedules steps. Few are waiting at a time, so that a pause does not wait for long."""
+        num_workers = len(self._connection.workers)
+        most = self._steps_per_closure or (_MOST_STEPS if self._rate > num_workers * _FAST_STEPS_PER_SECOND else 1)
+        ahead = max(_AHEAD_PER_WORKER * num_workers * most, math.ceil(self._rate * _AHEAD_SECONDS))
+        with lost_named(self._connection.servers):
+            while (left := min(until, self._done + ahead) - self._next) > 0:
+                closure = self._closure(most if left >= most else 1)
+                steps = range(self._next, self._next + closure.num_steps)
+                rates = tf.constant([self._schedule(step) for step in steps], tf.float32)
+                arguments = (tf.constant(self._next, tf.int64), rates)
+                self._connection.coordinator.schedule(closure.function, args=arguments)
+                self._next += closure.num_steps
+
+    def _absent(self) -> Sequence[int]:
+        return [worker.index for worker in self._connection.workers if not listens(worker.address)]
+
+    def pause(self) -> Paused:
+        reply = self._ask_first("wait", np.int64(self._next), np.float64(_PATIENCE_SECONDS))
+        with lost_named(self._connection.servers):
+            is_idle = self._connection.coordinator.done()
+        self._done = reply["done"]
+        return Paused(idle=is_idle, missing=self._absent(), **self._ask_first("totals"))
+
+    def values(self) -> Values:
+        vectors = self._vectors
+        with lost_named(self._connection.servers):
+            return Values(
+                parameters=server_vectors.read(vectors.parameters, vectors.num_parameters),
+                slots={
+                    name: server_vectors.read(pieces, vectors.num_parameters)
+                    for name, pieces in vectors.slots.items()
+                },
+                state=server_vectors.read(vectors.state, vectors.num_state),
+            )
+
+    def report(self) -> Mapping:
+        self._figures = self._ask_first("report")
+        return self._figures
+
+    def server_figures(self) -> Sequence[ServerFigures]:
+        """Bytes are those of the values; what TensorFlow's messages add is not counted."""
+        vectors, pulls, pushes = self._vectors, self._figures["pulls"], self._figures["pushes"]
+        found = []
+        for index, server in enumerate(self._connection.servers):
+            value, state = vectors.parameters[index], vectors.state[index]
+            pulled = _bytes(value) + _bytes(state)
+            pushed = value.shape[0] * self._graph.wire_dtype(value.dtype).size + _bytes(state)
+            slots = sum(_bytes(pieces[index]) for pieces in vectors.slots.values())
+            found.append(
+                ServerFigures(
+                    name=server.name,
+                    kept_bytes=pulled + slots,
+                    pulls=pulls,
+                    pushes=pushes,
+                    sent_bytes=pulls * pulled,
+                    received_bytes=pushes * pushed,
+                )
+            )
+        return found
+
+    def end(self, how: str) -> None:
+        """Ends workers and servers. One that is lost already needs no end."""
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            for member in (*self._connection.workers, *reversed(self._connection.servers)):
+                asked = pool.submit(self._connection.ask, member, "end", how, output=BOOL)
+                try:
+                    asked.result(_END_SECONDS)
+                except (PeerLost, TimeoutError):
+                    continue
+
+
+def _bytes(piece: tf.Variable) -> int:
+    return piece.shape.num_elements() * piece.dtype.size

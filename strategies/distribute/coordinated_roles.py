@@ -1,0 +1,203 @@
+"""The chief, a server and a worker of ParameterServerStrategy, each from start to end."""
+
+from collections.abc import Callable, Mapping
+
+from strategies.cluster import CHIEF, Cluster
+from strategies.distribute.claims import Claims
+from strategies.distribute.coordinated_carrier import CoordinatedCarrier
+from strategies.distribute.coordinator_connection import CoordinatorConnection
+from strategies.distribute.helping_process import HelpingProcess
+from strategies.distribute.own_batches import OwnBatches
+from strategies.distribute.server_zero import functions
+from strategies.servers.chief import ServersStrategy, check_options
+from strategies.servers.membership import ServersMembership
+from strategies.servers.worker_graph import WorkerGraph
+from towers.devices import Devices
+from towers.errors import UserError
+from towers.options import StepOptions
+from towers.task import Task
+
+
+def joined(cluster: Cluster, *, num_cpus: int, startup_timeout_seconds: float) -> object:
+    """This process's part in the cluster. Call it once, before TensorFlow computes anything.
+
+    Args:
+      cluster: all processes, and which of them this one is.
+      num_cpus: number of logical CPU devices that this process offers.
+      startup_timeout_seconds: seconds to wait for the other processes.
+
+    Raises:
+      UserError: this process's address is in use.
+      PeerLost: a process did not start in time; the message names it.
+    """
+    if cluster.role == CHIEF:
+        return CoordinatorConnection(cluster, startup_timeout_seconds=startup_timeout_seconds)
+    return HelpingProcess(cluster, num_cpus=num_cpus, startup_timeout_seconds=startup_timeout_seconds)
+
+
+def coordinated_strategy(
+    task: Task, devices: Devices, options: StepOptions, *, shares=None, servers: ServersMembership
+) -> ServersStrategy:
+    """The strategy 'ps' on TensorFlow's engine, for the chief.
+
+    Args:
+      task, devices, options, shares: as for `strategies.towers.towers_strategy`.
+      servers: the cluster and the chief's membership.
+
+    Raises:
+      UserError: options that servers can't support, or a process that was started with other settings.
+      PeerLost: a process could not be reached.
+    """
+    check_options(options, servers.options, servers.num_workers)
+    connection = servers.joined
+    described = connection.descriptions(servers.startup_timeout_seconds)
+    _check_alike(described, _settings(servers, options, task), servers.settings(options))
+    of_workers = _devices_of_workers(described)
+
+    def make_carrier(strategy: ServersStrategy) -> CoordinatedCarrier:
+        graph = WorkerGraph(
+            task,
+            strategy.model,
+            of_workers,
+            options,
+            shares=shares,
+            rank=0,
+            num_sharing=1,
+            sends_sums=False,
+            sends_rows=False,
+            stand_in=None,
+            wire_precision=servers.options.wire_precision,
+        )
+        _check_collectives(graph, servers)
+        return CoordinatedCarrier(
+            connection,
+            graph,
+            strategy.batch_spec,
+            schedule=options.schedule,
+            rule=options.rule,
+            stops_if_bad=options.on_nan == "stop",
+            steps_per_closure=servers.options.steps_per_closure,
+        )
+
+    return ServersStrategy(
+        task,
+        devices,
+        options,
+        shares,
+        make_carrier=make_carrier,
+        servers=servers.options,
+        num_workers=servers.num_workers,
+        num_servers=len(servers.servers),
+        startup_timeout_seconds=servers.startup_timeout_seconds,
+    )
+
+
+def run_coordinated_server(options: StepOptions, membership: ServersMembership) -> str:
+    """Serves until the run ends; returns how it ended: 'done' or 'interrupted'.
+
+    Raises:
+      UserError: options that servers can't support.
+      PeerLost: the chief was lost.
+    """
+    check_options(options, membership.options, membership.num_workers)
+    offered = functions(Claims()) if membership.cluster.index == 0 else {}
+    return _helped(membership, offered, {"settings": membership.settings(options)})
+
+
+def run_coordinated_worker(
+    task: Task,
+    devices: Devices,
+    options: StepOptions,
+    membership: ServersMembership,
+    *,
+    shares=None,
+    stop_asked: Callable[[], bool] = lambda: False,
+    before_step: Callable[[int], None] = lambda step: None,
+) -> str:
+    """Computes until the run ends; returns how it ended: 'done' or 'interrupted'.
+
+    Args:
+      task, devices, options, shares: as for `strategies.towers.towers_strategy`.
+      membership: the cluster and this worker's membership.
+      stop_asked: whether this process was asked to stop.
+      before_step: called with the number of each step before it is computed.
+
+    Raises:
+      UserError: options that servers can't support.
+      PeerLost: the chief was lost.
+    """
+    check_options(options, membership.options, membership.num_workers)
+    batches = OwnBatches(
+        task,
+        rank=membership.cluster.index,
+        num_workers=membership.num_workers,
+        stop_asked=stop_asked,
+        before_step=before_step,
+    )
+    description = {
+        "settings": _settings(membership, options, task),
+        "towers": list(devices.towers),
+        "parameters": devices.parameters,
+    }
+    return _helped(membership, {"next_batch": batches.next_batch}, description)
+
+
+def _helped(membership: ServersMembership, offered, description) -> str:
+    return membership.joined.run(offered, description, timeout_seconds=membership.options.timeout_seconds)
+
+
+def _settings(membership: ServersMembership, options: StepOptions, task: Task) -> dict:
+    """What must be the same in the chief and in all workers."""
+    return {
+        **membership.settings(options),
+        "batch size": task.batch_size,
+        "examples": task.num_examples("train"),
+    }
+
+
+def _check_alike(described: Mapping[str, Mapping], of_worker: Mapping, of_server: Mapping) -> None:
+    """Raises UserError if a process was started with other settings than the chief."""
+    for name, found in described.items():
+        wanted = of_worker if name.startswith("worker") else of_server
+        for what, value in wanted.items():
+            if found["settings"][what] != value:
+                raise UserError(
+                    f"{name} was started with another {what} than the chief: start all processes with the same "
+                    "settings"
+                )
+
+
+def _check_collectives(graph: WorkerGraph, servers: ServersMembership) -> None:
+    """Raises UserError if a step would run a collective more than once: a graph can't."""
+    if graph.has_collectives and graph.options.accumulation > 1:
+        raise UserError(
+            f"accumulation={graph.options.accumulation} with batch_stats=synced and several towers: TensorFlow's "
+            "engine computes a step as one graph, which can't repeat a collective; use batch_stats=average, one "
+            "tower a worker, or engine='own'"
+        )
+    if graph.has_collectives and servers.options.steps_per_closure > 1:
+        raise UserError(
+            f"steps_per_closure={servers.options.steps_per_closure} with batch_stats=synced and several towers: a "
+            "graph can't repeat a collective; use batch_stats=average or one tower a worker"
+        )
+
+
+def _devices_of_workers(described: Mapping[str, Mapping]) -> Devices:
+    """The devices that each worker has, by names without the worker.
+
+    Raises:
+      UserError: workers with different devices.
+    """
+    found = {
+        name: Devices(towers=tuple(one["towers"]), parameters=one["parameters"])
+        for name, one in described.items()
+        if name.startswith("worker")
+    }
+    (first, wanted), *others = found.items()
+    for name, devices in others:
+        if devices != wanted:
+            raise UserError(
+                f"{name} has towers on {', '.join(devices.towers)} and {first} on {', '.join(wanted.towers)}: one "
+                "graph serves all workers; give all the same number of towers, or use engine='own'"
+            )
+    return wanted

@@ -1,0 +1,127 @@
+"""The chief's connection to the servers and workers of ParameterServerStrategy."""
+
+import json
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import tensorflow as tf
+from absl import logging
+
+from strategies.cluster import CHIEF, SERVER, WORKER, Cluster, Member
+from strategies.distribute import server_vectors
+from strategies.distribute.host_functions import call
+from strategies.errors import PeerLost
+from strategies.waiting import listens, wait_for_all
+from towers.errors import UserError
+
+TEXT, BOOL = tf.TensorSpec([], tf.string), tf.TensorSpec([], tf.bool)
+# With TensorFlow's default on two cores, a coordinator and its servers can wait for each other's threads.
+INTER_OP_THREADS = 16
+_RETRY_SECONDS = 0.1
+# TensorFlow's errors if a process is lost.
+_LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
+
+
+class CoordinatorConnection:
+    """TensorFlow's strategy and coordinator, made once in a process.
+
+    Attributes:
+      servers, workers: the other processes.
+      strategy, coordinator: TensorFlow's.
+    """
+
+    def __init__(self, cluster: Cluster, *, startup_timeout_seconds: float):
+        """Waits for all other processes. Make it before TensorFlow computes anything.
+
+        Raises:
+          PeerLost: a process did not start in time; the message names it.
+          UserError: TensorFlow already runs.
+        """
+        self.servers, self.workers = cluster.members(SERVER), cluster.members(WORKER)
+        wait_for_all(cluster.this, [*self.servers, *self.workers], startup_timeout_seconds)
+        try:
+            tf.config.threading.set_inter_op_parallelism_threads(INTER_OP_THREADS)
+        except RuntimeError as error:
+            raise UserError(
+                "strategy 'ps': TensorFlow already runs in this process; join before the first tensor"
+            ) from error
+        # TensorFlow's log messages contain nothing that a user could act on.
+        tf.get_logger().setLevel("ERROR")
+        verbosity = logging.get_verbosity()
+        logging.set_verbosity(logging.WARNING)
+        resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+            tf.train.ClusterSpec({role: list(found) for role, found in cluster.addresses.items()}),
+            task_type=CHIEF,
+            task_id=0,
+            rpc_layer="grpc",
+        )
+        self.strategy = tf.distribute.ParameterServerStrategy(
+            resolver, variable_partitioner=server_vectors.partitioner(len(self.servers))
+        )
+        self.coordinator = tf.distribute.coordinator.ClusterCoordinator(self.strategy)
+        logging.set_verbosity(verbosity)
+        self._runs = 0
+
+    def ask(self, member: Member, name: str, *inputs, output: tf.TensorSpec = TEXT):
+        """Calls a host function of a server or worker; a text is read as JSON.
+
+        Raises:
+          PeerLost: the process is lost.
+          UserError: the function raised it.
+        """
+        device = f"/job:{member.role}/replica:0/task:{member.index}/device:CPU:0"
+        with lost_named([member]), tf.device(device):
+            (found,) = call(name, [tf.convert_to_tensor(value) for value in inputs], [output])
+            value = found.numpy()
+        return json.loads(value) if output is TEXT else value
+
+    def descriptions(self, timeout_seconds: float) -> dict[str, Mapping]:
+        """What each server and worker says of itself at the start of a run, by its name.
+
+        Args:
+          timeout_seconds: seconds to wait until all take part.
+
+        Raises:
+          PeerLost: a process was lost, or did not take part in time.
+        """
+        self._runs += 1
+        deadline = time.monotonic() + timeout_seconds
+        found = {}
+        for member in (*self.servers, *self.workers):
+            while (described := self._description(member)) is None:
+                if time.monotonic() > deadline:
+                    raise PeerLost(
+                        f"{member.name} ({member.address}) did not take part within {timeout_seconds:g} seconds: "
+                        "restart all processes"
+                    )
+                time.sleep(_RETRY_SECONDS)
+            found[member.name] = described
+        return found
+
+    def _description(self, member: Member) -> Mapping | None:
+        """What a process says; None while it prepares this run."""
+        try:
+            described = self.ask(member, "describe")
+        except tf.errors.OpError as error:
+            if "Could not find callback" not in str(error):
+                raise
+            return None
+        return described if described["run"] == self._runs else None
+
+
+@contextmanager
+def lost_named(members: Sequence[Member]) -> Iterator[None]:
+    """Context manager: turns TensorFlow's errors about lost processes into `PeerLost`, a worker's into its own."""
+    try:
+        yield
+    except tf.errors.OpError as error:
+        found = re.search(r"UserError: (.*)", str(error))
+        if found:
+            raise UserError(found.group(1)) from error
+        if not isinstance(error, _LOST):
+            raise
+        lost = [member for member in members if not listens(member.address)] or members
+        named = ", ".join(f"{member.name} ({member.address})" for member in lost)
+        raise PeerLost(f"{named} was lost: restart all processes; they resume from the last checkpoint") from error

@@ -1,0 +1,106 @@
+"""A worker or server of ParameterServerStrategy: TensorFlow's server, and this process's own host functions."""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import tensorflow as tf
+
+from strategies.cluster import CHIEF, Cluster
+from strategies.distribute.coordinator_connection import INTER_OP_THREADS
+from strategies.distribute.host_functions import HostFunctions
+from strategies.errors import PeerLost
+from strategies.waiting import listens, wait_for_all
+
+_PROBE_SECONDS = 1.0
+# Refused connections in a row after which the chief counts as lost.
+_REFUSALS = 3
+
+
+class HelpingProcess:
+    """Serves the chief. TensorFlow's server is started once; it may serve several runs, one after another."""
+
+    def __init__(self, cluster: Cluster, *, num_cpus: int, startup_timeout_seconds: float):
+        """Waits for all other processes and starts the server.
+
+        Args:
+          cluster: all processes, and which of them this one is.
+          num_cpus: number of logical CPU devices that this process offers.
+          startup_timeout_seconds: seconds to wait for the other processes.
+
+        Raises:
+          UserError: this process's address is in use.
+          PeerLost: a process did not start in time.
+        """
+        this = cluster.this
+        wait_for_all(this, [member for member in cluster.members() if member != this], startup_timeout_seconds)
+        self._startup_timeout_seconds = startup_timeout_seconds
+        (self._chief,) = cluster.members(CHIEF)
+        self._server = tf.distribute.Server(
+            tf.train.ClusterSpec({role: list(found) for role, found in cluster.addresses.items()}),
+            job_name=cluster.role,
+            task_index=cluster.index,
+            protocol="grpc",
+            config=_session_config(num_cpus),
+        )
+        self._runs = 0
+        self._ended, self._how = threading.Event(), ""
+        self._called_at: float | None = None
+
+    def run(self, functions: Mapping[str, Callable], description: Mapping, *, timeout_seconds: float) -> str:
+        """Serves until the chief ends the run; returns how it ended: 'done' or 'interrupted'.
+
+        Args:
+          functions: what graphs may call in this process, by name.
+          description: what the chief compares before training.
+          timeout_seconds: seconds without a call after which the chief counts as lost.
+
+        Raises:
+          PeerLost: the chief was lost.
+        """
+        self._runs += 1
+        self._ended.clear()
+        self._called_at = None
+        about = json.dumps({**description, "run": self._runs}).encode()
+        own = {"describe": lambda: about, "end": self._end}
+        offered = HostFunctions({name: self._timed(call) for name, call in {**functions, **own}.items()})
+        self._wait_for_the_end(timeout_seconds)
+        offered.withdraw()
+        return self._how
+
+    def _timed(self, function):
+        def timed(*given):
+            self._called_at = time.monotonic()
+            return function(*given)
+
+        return timed
+
+    def _end(self, how):
+        self._how = how.decode()
+        self._ended.set()
+        return np.bool_(True)
+
+    def _wait_for_the_end(self, timeout_seconds) -> None:
+        began, refused = time.monotonic(), 0
+        named = f"{self._chief.name} ({self._chief.address})"
+        while not self._ended.wait(_PROBE_SECONDS):
+            called_at = self._called_at
+            refused = 0 if listens(self._chief.address) else refused + 1
+            limit = timeout_seconds if called_at else max(timeout_seconds, self._startup_timeout_seconds)
+            silent = time.monotonic() - (called_at or began)
+            if refused >= _REFUSALS and (called_at or silent > limit):
+                raise PeerLost(f"{named} was lost: restart all processes; they resume from the last checkpoint")
+            if silent > limit:
+                raise PeerLost(f"{named} was silent for {limit:g} seconds: find out why it hangs, restart all")
+
+
+def _session_config(num_cpus: int) -> tf.compat.v1.ConfigProto:
+    """As many CPU devices as towers, and the threads of this process's own devices."""
+    threads = tf.config.threading
+    return tf.compat.v1.ConfigProto(
+        device_count={"CPU": num_cpus},
+        intra_op_parallelism_threads=threads.get_intra_op_parallelism_threads(),
+        inter_op_parallelism_threads=max(INTER_OP_THREADS, threads.get_inter_op_parallelism_threads()),
+    )

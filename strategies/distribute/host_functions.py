@@ -1,0 +1,47 @@
+"""Python functions of one process that graphs of another process call by name.
+
+TensorFlow's PyFunc operation calls a Python function of the process that runs it. So a graph that the chief builds
+and a worker or a server runs can ask that process's own Python: for its next batch, or to count a step.
+"""
+
+from collections.abc import Callable, Sequence
+
+import tensorflow as tf
+from tensorflow.python.ops import script_ops
+
+
+class HostFunctions:
+    """The functions that this process offers; other processes can call them while this object lives."""
+
+    def __init__(self, functions: dict[str, Callable]):
+        """Args:
+        functions: by name; each takes and returns NumPy values, several as a tuple.
+        """
+        # TensorFlow's registry refers to the functions weakly.
+        self._functions = {_token(name): function for name, function in functions.items()}
+        # tf.numpy_function draws a name at random for each process; here both sides know it.
+        script_ops._py_funcs._funcs.update(self._functions)
+
+    def withdraw(self) -> None:
+        """Other processes can no longer call the functions."""
+        for token in self._functions:
+            script_ops._py_funcs.remove(token)
+
+
+def call(name: str, inputs: Sequence[tf.Tensor], outputs: Sequence[tf.TensorSpec]) -> list[tf.Tensor]:
+    """Calls a function of the process whose device is the current one. In a graph or eagerly.
+
+    Args:
+      name: name of the function in its process.
+      inputs: its arguments.
+      outputs: what it returns; the shapes are not checked.
+    """
+    found = tf.raw_ops.PyFunc(input=inputs, token=_token(name), Tout=[output.dtype for output in outputs])
+    for tensor, output in zip(found, outputs, strict=True):
+        if not tf.executing_eagerly():
+            tensor.set_shape(output.shape)
+    return list(found)
+
+
+def _token(name: str) -> str:
+    return f"towers.{name}"

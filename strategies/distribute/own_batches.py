@@ -1,0 +1,59 @@
+"""The batches of one asynchronous worker, each of which it computes alone."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import tensorflow as tf
+
+from strategies.synchronous import as_batches
+from towers.errors import UserError
+from towers.task import InputShard, Task
+
+
+class OwnBatches:
+    """Worker r of n reads the batches r, r + n, r + 2n, ..., so that no two workers read the same ones."""
+
+    def __init__(
+        self,
+        task: Task,
+        *,
+        rank: int,
+        num_workers: int,
+        stop_asked: Callable[[], bool],
+        before_step: Callable[[int], None],
+    ):
+        """Args:
+        task: gives the data.
+        rank, num_workers: index of this worker, and number of workers.
+        stop_asked: whether this process was asked to stop.
+        before_step: called with the number of each step before it is computed.
+        """
+        self._task, self._rank, self._num_workers = task, rank, num_workers
+        self._stop_asked, self._before_step = stop_asked, before_step
+        self._lock = threading.Lock()
+        self._batches: Iterator | None = None
+
+    def next_batch(self, number: np.ndarray) -> list:
+        """The tensors of the next batch, flat, and float64 [3]: rank, seconds waited, whether to stop.
+
+        Args:
+          number: the step that asks. The first one decides where the stream begins.
+        """
+        number = int(number)
+        with self._lock:
+            self._before_step(number)
+            asked = time.perf_counter()
+            if self._batches is None:
+                first = number + (self._rank - number) % self._num_workers
+                shard = InputShard(first_batch=first, stride=self._num_workers)
+                self._batches = iter(as_batches(self._task.dataset("train", shard)))
+            batch = next(self._batches, None)
+            if batch is None:
+                raise UserError(
+                    f"the training data ended at step {number}: the 'train' split must never end; repeat() it"
+                )
+            waited = time.perf_counter() - asked
+        about = np.array([self._rank, waited, self._stop_asked()], np.float64)
+        return [*(tensor.numpy() for tensor in tf.nest.flatten(batch)), about]

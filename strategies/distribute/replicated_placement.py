@@ -1,0 +1,48 @@
+"""Parameters, state and slots as variables of a tf.distribute strategy: each replica has a copy and updates it."""
+
+import tensorflow as tf
+
+from towers.placement import apply_rule, constraints_of, make_slots, variables_like
+from towers.tower import ModelVariables
+from towers.updates.rules import UpdateRule
+
+
+class ReplicatedPlacement:
+    """Implements `towers.placement.Placement`; `read` and `update` are called inside `strategy.run`."""
+
+    def __init__(self, strategy: tf.distribute.Strategy, variables: ModelVariables, rule: UpdateRule):
+        """Variables with the template's present values (of worker 0), and slots of zeros."""
+        self._strategy = strategy
+        with strategy.scope():
+            self.parameters = variables_like(variables.parameters)
+            self.state = variables_like(variables.state)
+            self.slots = make_slots(rule, self.parameters)
+        self._constraints = constraints_of(variables)
+
+    def read(self):
+        parameters = [variable.read_value() for variable in self.parameters.values()]
+        return parameters, [variable.read_value() for variable in self.state.values()]
+
+    def update(self, is_allowed, means, new_state, *, rule, rate, update):
+        context = tf.distribute.get_replica_context()
+        context.merge_call(self._update_all, args=(is_allowed, means, new_state, rule, rate, update))
+
+    def _update_all(self, strategy, is_allowed, means, new_state, rule, rate, update):
+        """In the cross-replica context. The condition is outside the updates, which are per device."""
+
+        def update_all():
+            for (name, variable), mean in zip(self.parameters.items(), means, strict=True):
+                slots = {slot: by_name[name] for slot, by_name in self.slots.items()}
+                arguments = (name, slots, mean, rule, rate, update)
+                strategy.extended.update(variable, self._update_one, args=arguments, group=False)
+            for variable, value in zip(self.state.values(), new_state, strict=True):
+                strategy.extended.update(variable, lambda own, new: own.assign(new), args=(value,), group=False)
+            return tf.constant(True)
+
+        # The same on all replicas, because they computed it from the same sums.
+        of_first = strategy.experimental_local_results(is_allowed)[0]
+        tf.cond(of_first, update_all, lambda: tf.constant(False))
+
+    def _update_one(self, variable, name, slots, mean, rule, rate, update):
+        by_slot = {slot: {name: own} for slot, own in slots.items()}
+        apply_rule(rule, {name: variable}, by_slot, self._constraints, [mean], rate, update)

@@ -1,0 +1,62 @@
+"""Vectors whose pieces are variables of ParameterServerStrategy, a piece on each server.
+
+Parameters, slots and state are few long vectors instead of many variables: the servers hold equal numbers of
+bytes, and a worker pulls and pushes one tensor for each server.
+"""
+
+import numpy as np
+import tensorflow as tf
+
+
+class ServerVectors:
+    """Makes and reads such vectors. The strategy's partitioner must be `partitioner(num_servers)`."""
+
+    def __init__(self, strategy: tf.distribute.ParameterServerStrategy, num_servers: int):
+        self._strategy, self._num_servers = strategy, num_servers
+
+    def new(self, values: np.ndarray, name: str) -> list[tf.Variable]:
+        """A vector's pieces, by server. It is padded with zeros to pieces of equal length."""
+        length = self._num_servers * max(1, -(-len(values) // self._num_servers))
+        padded = np.zeros(length, values.dtype)
+        padded[: len(values)] = values
+        with self._strategy.scope():
+            whole = tf.Variable(padded, name=name, trainable=False)
+        # With one server, TensorFlow makes a plain variable.
+        return list(getattr(whole, "variables", [whole]))
+
+
+def partitioner(num_servers: int):
+    """A partitioner that splits every vector evenly over the servers."""
+    return tf.distribute.experimental.partitioners.FixedShardsPartitioner(num_servers)
+
+
+def assign(pieces: list[tf.Variable], values: np.ndarray) -> None:
+    """Assigns a vector, from the chief."""
+    size = pieces[0].shape[0]
+    padded = np.zeros(size * len(pieces), values.dtype)
+    padded[: len(values)] = values
+    for index, piece in enumerate(pieces):
+        piece.assign(padded[index * size : (index + 1) * size])
+
+
+def read(pieces: list[tf.Variable], length: int) -> np.ndarray:
+    """The vector's values, at the chief."""
+    return np.concatenate([piece.numpy() for piece in pieces])[:length]
+
+
+def pulled(pieces: list[tf.Variable], length: int) -> tf.Tensor:
+    """The vector in a worker's graph: each server sends its piece."""
+    parts = []
+    for piece in pieces:
+        with tf.device(piece.device):
+            # A copy, because an update may change the variable before it is sent.
+            parts.append(piece.read_value())
+    return tf.concat(parts, 0)[:length] if len(parts) > 1 else parts[0][:length]
+
+
+def cut(vector: tf.Tensor, pieces: list[tf.Variable]) -> list[tf.Tensor]:
+    """A worker's vector in one part for each piece."""
+    size = pieces[0].shape[0]
+    missing = size * len(pieces) - vector.shape[0]
+    padded = tf.pad(vector, [[0, missing]]) if missing else vector
+    return tf.split(padded, len(pieces)) if len(pieces) > 1 else [padded]

@@ -1,0 +1,52 @@
+"""What server 0 answers to graphs and to the chief: the functions around its table of claims."""
+
+import json
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from strategies.distribute.claims import Claims
+from strategies.distribute.closure import FIGURES
+
+
+def functions(claims: Claims) -> dict[str, Callable]:
+    """The host functions of server 0, by name. Texts between processes are JSON."""
+
+    def begin(text):
+        claims.begin(**json.loads(text))
+        return np.bool_(True)
+
+    def claim(run, number, since, finite):
+        return claims.claim(run.decode(), int(number), int(since), bool(finite))
+
+    def count(run, number, applied, staleness, figures):
+        named = dict(zip(FIGURES, figures.tolist(), strict=False))
+        worker = f"worker:{int(named.pop('worker'))}"
+        named |= {
+            "examples": int(named["examples"]),
+            "finite": bool(named["finite"]),
+            "stop_asked": bool(named["stop_asked"]),
+            "norm": named["norm"] if math.isfinite(named["norm"]) else math.nan,
+            "sums": figures[len(FIGURES) :].tolist(),
+        }
+        claims.count(run.decode(), int(number), int(staleness) if applied else None, worker, named)
+        return np.bool_(True)
+
+    def wait(wanted, seconds):
+        return json.dumps(claims.wait(int(wanted), float(seconds))).encode()
+
+    return {
+        "begin": begin,
+        "updates": lambda: np.int64(claims.updates()),
+        "claim": lambda *given: _as_arrays(claim(*given)),
+        "count": count,
+        "wait": wait,
+        "totals": lambda: json.dumps(claims.totals()).encode(),
+        "report": lambda: json.dumps(claims.report()).encode(),
+    }
+
+
+def _as_arrays(found):
+    allowed, staleness, updates = found
+    return np.bool_(allowed), np.int64(staleness), np.int64(updates)

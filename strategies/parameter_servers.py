@@ -1,0 +1,50 @@
+"""The strategy 'ps' on the engine that its options choose: what each role of the cluster does."""
+
+import dataclasses
+
+from strategies.distribute import coordinated_roles
+from strategies.engines import OWN
+from strategies.servers import own_roles
+from strategies.servers.chief import ServersStrategy
+from strategies.servers.membership import ServersMembership
+
+
+def joined_servers(membership: ServersMembership, *, num_cpus: int) -> ServersMembership:
+    """The membership of a process that has joined. Call it before TensorFlow computes anything.
+
+    Args:
+      membership: the cluster and this process's membership.
+      num_cpus: number of logical CPU devices of this process.
+
+    Raises:
+      UserError: this process's address is in use.
+      PeerLost: a process did not start in time; the message names it.
+    """
+    if _is_own(membership):
+        return membership
+    part = coordinated_roles.joined(
+        membership.cluster, num_cpus=num_cpus, startup_timeout_seconds=membership.startup_timeout_seconds
+    )
+    return dataclasses.replace(membership, joined=part)
+
+
+def servers_strategy(task, devices, options, *, shares=None, servers: ServersMembership) -> ServersStrategy:
+    """The strategy for the chief, as `own_servers_strategy` or `coordinated_strategy` builds it."""
+    build = own_roles.own_servers_strategy if _is_own(servers) else coordinated_roles.coordinated_strategy
+    return build(task, devices, options, shares=shares, servers=servers)
+
+
+def run_server(options, membership: ServersMembership) -> str:
+    """A server's whole run; as `own_roles.run_own_server` and `coordinated_roles.run_coordinated_server`."""
+    run = own_roles.run_own_server if _is_own(membership) else coordinated_roles.run_coordinated_server
+    return run(options, membership)
+
+
+def run_worker(task, devices, options, membership: ServersMembership, **named) -> str:
+    """A worker's whole run; as `own_roles.run_own_worker` and `coordinated_roles.run_coordinated_worker`."""
+    run = own_roles.run_own_worker if _is_own(membership) else coordinated_roles.run_coordinated_worker
+    return run(task, devices, options, membership, **named)
+
+
+def _is_own(membership: ServersMembership) -> bool:
+    return membership.options.engine_choice().name == OWN

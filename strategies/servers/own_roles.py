@@ -1,0 +1,160 @@
+"""The chief, a server and a worker of our own servers, each from start to end."""
+
+from collections.abc import Callable, Sequence
+
+import keras
+import tensorflow as tf
+
+from strategies.cluster import Member
+from strategies.servers.chief import ServersStrategy, check_options
+from strategies.servers.coordination import Coordination
+from strategies.servers.group import Group
+from strategies.servers.handlers import StoreHandlers
+from strategies.servers.membership import ServersMembership
+from strategies.servers.own_carrier import OwnCarrier
+from strategies.servers.server import Server
+from strategies.servers.worker import Worker
+from strategies.servers.worker_engine import WorkerEngine
+from strategies.servers.worker_graph import layout_of
+from strategies.synchronous import as_batches
+from towers.devices import Devices
+from towers.layers.names import fresh_name_counts
+from towers.options import StepOptions
+from towers.precision import layer_precision
+from towers.task import Batch, InputShard, Task
+
+
+def connected(membership: ServersMembership, servers: Sequence[Member], settings: dict[str, int]) -> Group:
+    """Connects to some servers; raises as `Group.connected`."""
+    return Group.connected(
+        servers,
+        membership.cluster.this,
+        settings=settings,
+        secret=membership.secret,
+        startup_timeout_seconds=membership.startup_timeout_seconds,
+        timeout_seconds=membership.options.timeout_seconds,
+    )
+
+
+def own_servers_strategy(
+    task: Task, devices: Devices, options: StepOptions, *, shares=None, servers: ServersMembership
+) -> ServersStrategy:
+    """The strategy 'ps', for the chief.
+
+    Args:
+      task, devices, options, shares: as for `strategies.towers.towers_strategy`.
+      servers: the cluster and the chief's membership.
+
+    Raises:
+      UserError: options that servers can't support, or a server that was started with other settings.
+      PeerLost: a server could not be reached.
+    """
+    check_options(options, servers.options, servers.num_workers)
+    group = connected(servers, servers.servers, servers.settings(options))
+    return ServersStrategy(
+        task,
+        devices,
+        options,
+        shares,
+        make_carrier=lambda strategy: OwnCarrier(group, strategy.layout),
+        servers=servers.options,
+        num_workers=servers.num_workers,
+        num_servers=len(servers.servers),
+        startup_timeout_seconds=servers.startup_timeout_seconds,
+    )
+
+
+def run_own_server(options: StepOptions, membership: ServersMembership) -> str:
+    """Serves until the run ends; returns how it ended: 'done' or 'interrupted'.
+
+    Raises:
+      UserError: options that servers can't support, or a port that is taken.
+      PeerLost: the chief did not connect in time, or was lost.
+    """
+    check_options(options, membership.options, membership.num_workers)
+    store, settings = StoreHandlers(options.rule, options.clipping), membership.settings(options)
+    coordination = None
+    if membership.cluster.index == 0:
+        others = membership.servers[1:]
+
+        def connect_others() -> Group:
+            return connected(membership, others, settings)
+
+        coordination = Coordination(
+            membership.options,
+            options.clipping,
+            store,
+            num_workers=membership.num_workers,
+            stops_if_bad=options.on_nan == "stop",
+            connect_others=connect_others,
+        )
+    server = Server(
+        membership.cluster.this, store, settings=settings, secret=membership.secret, coordination=coordination
+    )
+    return server.serve(membership.startup_timeout_seconds)
+
+
+def run_own_worker(
+    task: Task,
+    devices: Devices,
+    options: StepOptions,
+    membership: ServersMembership,
+    *,
+    shares=None,
+    stop_asked: Callable[[], bool] = lambda: False,
+    before_step: Callable[[int], None] = lambda step: None,
+) -> str:
+    """Computes until the run ends; returns how it ended: 'done' or 'interrupted'.
+
+    Args:
+      task, devices, options, shares: as for `strategies.towers.towers_strategy`.
+      membership: the cluster and this worker's membership.
+      stop_asked, before_step: as for `strategies.servers.worker.Worker`.
+
+    Raises:
+      UserError: options that servers can't support, or other settings than the servers'.
+      PeerLost: a server could not be reached, or was lost.
+    """
+    check_options(options, membership.options, membership.num_workers)
+    group = connected(membership, membership.servers, membership.settings(options))
+    engine = _worker_engine(task, devices, options, membership, shares)
+    worker = Worker(
+        task,
+        engine,
+        group,
+        layout_of(engine.tower.variables.parameters, len(group.servers)),
+        membership.options,
+        rank=membership.cluster.index,
+        num_workers=membership.num_workers,
+        stop_asked=stop_asked,
+        before_step=before_step,
+    )
+    try:
+        return worker.run()
+    finally:
+        group.close()
+
+
+def _worker_engine(task, devices, options, membership: ServersMembership, shares) -> WorkerEngine:
+    workers_per_batch = membership.num_workers if membership.options.is_sync else 1
+    keras.utils.set_random_seed(options.seed)
+    with layer_precision(options.precision), fresh_name_counts():
+        model = task.build_model()
+    dataset = as_batches(task.dataset("train", InputShard()))
+    may_be_empty = workers_per_batch > 1 or options.accumulation > 1
+    return WorkerEngine(
+        task,
+        model,
+        devices,
+        options,
+        shares=shares,
+        rank=membership.cluster.index,
+        num_sharing=workers_per_batch,
+        sends_sums=membership.options.is_sync,
+        stand_in=_first_example(dataset) if may_be_empty else None,
+        wire_precision=membership.options.wire_precision,
+    )
+
+
+def _first_example(dataset) -> Batch:
+    return tf.nest.map_structure(lambda tensor: tensor[:1], next(iter(dataset)))

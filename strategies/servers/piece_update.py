@@ -1,0 +1,36 @@
+"""An update of a piece of the vector of all parameters."""
+
+import dataclasses
+from collections.abc import Mapping
+
+import tensorflow as tf
+
+from towers.updates.rules import UpdateRule
+
+
+def update_piece(
+    rule: UpdateRule,
+    value: tf.Variable,
+    slots: Mapping[str, tf.Variable],
+    decays: tf.Tensor | None,
+    gradient: tf.Tensor,
+    rate: tf.Tensor,
+    update: tf.Tensor,
+) -> None:
+    """Applies a rule to a piece. Weight decay comes first, and only where `decays` is 1.
+
+    A piece of many parameters decays in some elements only, which the rule itself cannot know.
+
+    Args:
+      rule: the rule; it must work element by element.
+      value: [n], the piece.
+      slots: [n], its slots, by name.
+      decays: [n], 1 for elements that decay and 0 for others, in the value's dtype; None if all decay.
+      gradient: [n], in the value's dtype.
+      rate: float32 scalar, learning rate.
+      update: int64 scalar, number of updates before this one.
+    """
+    if rule.weight_decay:
+        lost = tf.cast(rate, value.dtype) * tf.constant(rule.weight_decay, value.dtype)
+        value.assign_sub(value * (lost if decays is None else decays * lost))
+    dataclasses.replace(rule, weight_decay=0.0).apply("", value, slots, gradient, rate, update)

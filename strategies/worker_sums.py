@@ -1,0 +1,54 @@
+"""The sums over all workers of a (micro)batch, in modes that divide each batch between workers or replicas."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from towers import batch_stats, gradients
+from towers.sums import add_to, scalars_of, with_scalars
+from towers.tower import TowerResult
+
+
+class WorkerSums(NamedTuple):
+    """The sums over a (micro)batch.
+
+    Attributes:
+      towers: sums over all workers; only the gradients are this worker's own until the step's end.
+      examples: int32 scalar, number of examples over all workers.
+    """
+
+    towers: TowerResult
+    examples: tf.Tensor
+
+
+def summed_except_gradients(
+    own: TowerResult,
+    state: Sequence[tf.Tensor],
+    examples: tf.Tensor,
+    sum_all: Callable[[Sequence[tf.Tensor]], Sequence[tf.Tensor]],
+    *,
+    is_first: tf.Tensor | bool,
+    policy: str,
+) -> WorkerSums:
+    """One exchange of everything except the gradients, which are large and are exchanged once a step.
+
+    Args:
+      own: this worker's (or replica's) sums over its part of the (micro)batch.
+      state: the state before, the same on all workers.
+      examples: number of examples in this worker's part.
+      sum_all: sums each of several tensors over all workers.
+      is_first: whether this worker has tower 0.
+      policy: one of `towers.batch_stats.POLICIES`.
+    """
+    changes = batch_stats.changes(state, own.new_state, own.weight, is_first=is_first, batch_stats=policy)
+    summed = sum_all([*changes, tf.cast(examples, tf.float32), *scalars_of(own)])
+    changes, (examples, *scalars) = summed[: len(changes)], summed[len(changes) :]
+    result = with_scalars(own, scalars)
+    new_state = batch_stats.changed(state, changes, result.weight, policy)
+    return WorkerSums(result._replace(new_state=new_state), tf.cast(examples, tf.int32))
+
+
+def added(sums: WorkerSums, more: WorkerSums) -> WorkerSums:
+    """`sums` plus those of the next microbatch."""
+    return WorkerSums(add_to(sums.towers, more.towers, gradients.add_each), sums.examples + more.examples)

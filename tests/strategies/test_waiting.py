@@ -1,0 +1,100 @@
+"""Waiting for the processes of a cluster: which missing ones the error names."""
+
+import socket
+import threading
+import time
+
+import pytest
+
+from strategies import waiting
+from strategies.cluster import Member
+from strategies.errors import PeerLost
+from strategies.waiting import listening, listens, wait_for_all
+from tests.strategies.addresses import FAMILIES, free, server
+from tests.towers.user_errors import refused
+
+WAIT_SECONDS = 20
+
+
+class TestAddresses:
+    @pytest.mark.parametrize("host", FAMILIES)
+    def test_listening_on_a_free_address(self, host):
+        address = free(host)
+        with listening(Member("worker", 1, address)):
+            assert listens(address)
+        assert not listens(address)
+
+    @pytest.mark.parametrize("host", FAMILIES)
+    def test_listening_on_a_taken_address_is_refused(self, host):
+        with server(host) as address:
+            assert listens(address)
+            port = address.rpartition(":")[2]
+            with refused(f"worker:1: cannot listen on port {port} of {address}", "in use", "choose another port"):
+                listening(Member("worker", 1, address))
+
+    def test_listening_on_an_address_that_was_used_a_moment_ago(self):
+        """After the server closes a connection, the kernel remembers it for a minute."""
+        with socket.create_server(("127.0.0.1", 0)) as before:
+            with socket.create_connection(before.getsockname()) as client:
+                before.accept()[0].close()
+                assert client.recv(1) == b""
+            address = f"127.0.0.1:{before.getsockname()[1]}"
+        listening(Member("worker", 0, address)).close()
+
+    def test_an_unknown_host_does_not_listen(self):
+        assert not listens("no-such-host.invalid:2222")
+
+    def test_a_host_name_works_like_its_ip_address(self):
+        with server() as address:
+            assert listens(address.replace("127.0.0.1", "localhost"))
+
+
+def waited_for(addresses, seconds) -> None:
+    """Lets a worker at a free address wait for other workers at `addresses`."""
+    others = [Member("worker", index, address) for index, address in enumerate(addresses, start=1)]
+    wait_for_all(Member("worker", 0, free()), others, seconds)
+
+
+class TestWaiting:
+    def test_only_those_that_never_listened_are_named(self):
+        missing, second = free(), free()
+        with server() as there, pytest.raises(PeerLost) as raised:
+            waited_for([there, missing, second], 0.3)
+        message = str(raised.value)
+        assert message.startswith(f"worker:2 ({missing}), worker:3 ({second}) did not start within ")
+        assert "startup_timeout_seconds=0.3: " in message
+        assert "TF_CONFIG" in message
+
+    def test_a_late_worker_is_waited_for(self):
+        address = free()
+        host, port = address.split(":")
+        late = threading.Timer(0.5, lambda: opened.append(socket.create_server((host, int(port)))))
+        opened: list[socket.socket] = []
+        late.start()
+        began = time.monotonic()
+        waited_for([address], WAIT_SECONDS)
+        assert time.monotonic() - began > 0.4
+        opened[0].close()
+
+    def test_two_waiting_workers_find_each_other(self):
+        """A worker that has found the other one keeps listening on its address, as TensorFlow's server does."""
+        members = [Member("worker", index, free()) for index in (0, 1)]
+        both = threading.Barrier(2, timeout=WAIT_SECONDS)
+
+        def join(rank):
+            wait_for_all(members[rank], [members[1 - rank]], WAIT_SECONDS)
+            with listening(members[rank]):
+                both.wait()
+
+        other = threading.Thread(target=join, args=[1])
+        other.start()
+        join(0)
+        other.join(WAIT_SECONDS)
+        assert not other.is_alive()
+
+    @pytest.mark.timeout(60)
+    def test_a_slow_probe_does_not_delay_the_deadline(self, monkeypatch):
+        """A probe is slow for example if a machine drops packets."""
+        monkeypatch.setattr(waiting, "listens", lambda address: time.sleep(0.1))
+        with pytest.raises(PeerLost):
+            waited_for([free()] * 3, 0.5)
