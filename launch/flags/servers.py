@@ -10,6 +10,7 @@ from launch.flags.devices import devices_from_flags
 from launch.flags.ring import warn_of_public
 from launch.membership.this_process import cluster_of_this_process, is_evaluator
 from strategies.cluster import CHIEF, SERVER, WORKER, Cluster
+from strategies.engines import TENSORFLOW
 from strategies.parameter_servers import joined_servers
 from strategies.registry import cluster_kind
 from strategies.servers.membership import ServersMembership
@@ -67,8 +68,6 @@ def servers_membership() -> ServersMembership | None:
     cluster = cluster_of_this_process()
     _check_roles(cluster)
     secret = os.environ.get(_SECRET_VARIABLE, "")
-    if not secret:
-        warn_of_public(cluster)
     options = ServersOptions(
         engine=FLAGS.engine,
         steps_per_closure=FLAGS.steps_per_closure,
@@ -79,6 +78,8 @@ def servers_membership() -> ServersMembership | None:
         wire_precision=FLAGS.wire_precision,
         timeout_seconds=FLAGS.collective_timeout_seconds,
     )
+    if not secret or options.engine_choice().name == TENSORFLOW:
+        warn_of_public(cluster)
     membership = ServersMembership(
         cluster=cluster,
         options=options,

@@ -40,6 +40,7 @@ class Claims:
             self._run, self._next, self._updates = run, first, updates
             self._claimed, self._counted, self._tally = set(), set(), Tally()
             self._pulls = self._pushes = 0
+            self._started: dict[str, float] = {}
             self._reported, self._stops_if_bad, self._bad_step = tuple(reported), stops_if_bad, None
 
     def updates(self) -> int:
@@ -79,11 +80,14 @@ class Claims:
           run, number: as for `claim`.
           staleness: staleness of its update; None if no update was applied.
           worker: name of the worker.
-          figures: 'examples', 'busy_seconds', 'input_seconds', 'norm', 'finite', 'stop_asked' and 'sums' (numbers,
-            two for each reported name).
+          figures: 'started' (the time when the worker did), 'examples', 'busy_seconds', 'input_seconds', 'norm',
+            'finite', 'stop_asked' and 'sums' (numbers, two for each reported name).
         """
         with self._changed:
             self._stop_asked = self._stop_asked or figures["stop_asked"]
+            if self._started.setdefault(worker, figures["started"]) != figures["started"]:
+                self._started[worker] = figures["started"]
+                self._tally.add_failure(worker)
             is_claimed = run == self._run and number in self._claimed
             if not is_claimed or number in self._counted:
                 return

@@ -20,7 +20,7 @@ from towers.tower_parts import microbatch
 _CPU = "/device:CPU:0"
 _BOOL, _INT = tf.TensorSpec([], tf.bool), tf.TensorSpec([], tf.int64)
 # Position of each figure that `count` gets; the sums follow.
-FIGURES = ("worker", "examples", "busy_seconds", "input_seconds", "norm", "finite", "stop_asked")
+FIGURES = ("worker", "started", "examples", "busy_seconds", "input_seconds", "norm", "finite", "stop_asked")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,7 +68,7 @@ class StepClosure:
 
     def _step(self, number: tf.Tensor, rate: tf.Tensor) -> tf.Tensor:
         vectors = self._vectors
-        batch, (worker, input_seconds, stop_asked) = self._next_batch(number)
+        batch, (worker, started, input_seconds, stop_asked) = self._next_batch(number)
         began = tf.timestamp()
         with tf.device(vectors.parameters[0].device):
             (since,) = call("updates", [], [_INT])
@@ -80,14 +80,14 @@ class StepClosure:
             busy = tf.timestamp() - began
         _, norm, finite, *sums = tf.unstack(found.numbers)
         examples = tf.cast(batch_length(batch), tf.float64)
-        figures = tf.stack([worker, examples, busy, input_seconds, norm, finite, stop_asked, *sums])
-        return self._pushed(number, since, rate, found, figures)
+        figures = [worker, started, examples, busy, input_seconds, norm, finite, stop_asked, *sums]
+        return self._pushed(number, since, rate, found, finite, tf.stack(figures))
 
     def _next_batch(self, number):
-        """This worker's next batch; its index, the seconds that it waited, and whether it was asked to stop."""
+        """This worker's next batch; its index, start time, seconds waited, and whether it was asked to stop."""
         specs = tf.nest.flatten(self._batch_spec)
         with tf.device(_CPU):
-            *tensors, about = call("next_batch", [number], [*specs, tf.TensorSpec([3], tf.float64)])
+            *tensors, about = call("next_batch", [number], [*specs, tf.TensorSpec([4], tf.float64)])
         return tf.nest.pack_sequence_as(self._batch_spec, tensors), tf.unstack(about)
 
     def _computed(self, parameters, state, number, batch) -> Outputs:
@@ -105,14 +105,14 @@ class StepClosure:
             sums = tf.cond(batch_length(micro) > 0, more, lambda sums=sums: sums)
         return self._graph.outputs(state, sums)
 
-    def _pushed(self, number, since, rate, found: Outputs, figures) -> tf.Tensor:
+    def _pushed(self, number, since, rate, found: Outputs, finite, figures) -> tf.Tensor:
         """Claims the step, updates all servers if it may, and counts it after that."""
         vectors, run = self._vectors, tf.constant(self._run)
         gradients = server_vectors.cut(found.dense, vectors.parameters)
         changes = server_vectors.cut(found.state_change, vectors.state)
         server_0 = vectors.parameters[0].device
         with tf.device(server_0), tf.control_dependencies([*gradients, *changes]):
-            allowed, staleness, update = call("claim", [run, number, since, figures[5]], [_BOOL, _INT, _INT])
+            allowed, staleness, update = call("claim", [run, number, since, finite], [_BOOL, _INT, _INT])
         updated = [
             self._update(server, allowed, gradient, change, rate, update)
             for server, (gradient, change) in enumerate(zip(gradients, changes, strict=True))

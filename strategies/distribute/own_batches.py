@@ -32,11 +32,11 @@ class OwnBatches:
         """
         self._task, self._rank, self._num_workers = task, rank, num_workers
         self._stop_asked, self._before_step = stop_asked, before_step
-        self._lock = threading.Lock()
+        self._lock, self._started = threading.Lock(), time.time()
         self._batches: Iterator | None = None
 
     def next_batch(self, number: np.ndarray) -> list:
-        """The tensors of the next batch, flat, and float64 [3]: rank, seconds waited, whether to stop.
+        """The tensors of the next batch, flat, and float64 [4]: rank, start time, seconds waited, whether to stop.
 
         Args:
           number: the step that asks. The first one decides where the stream begins.
@@ -55,5 +55,5 @@ class OwnBatches:
                     f"the training data ended at step {number}: the 'train' split must never end; repeat() it"
                 )
             waited = time.perf_counter() - asked
-        about = np.array([self._rank, waited, self._stop_asked()], np.float64)
+        about = np.array([self._rank, self._started, waited, self._stop_asked()], np.float64)
         return [*(tensor.numpy() for tensor in tf.nest.flatten(batch)), about]

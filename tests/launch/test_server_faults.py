@@ -1,10 +1,8 @@
-"""Parameter-server clusters whose processes fail: real processes, real signals."""
+"""Clusters of our own parameter servers whose processes fail: real processes, real signals."""
 
 import json
-import pathlib
 import re
 import signal
-import time
 
 import numpy as np
 import pytest
@@ -13,27 +11,25 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from launch.binary import DONE, INTERRUPTED, NOT_FINITE, PEER_LOST, USER_ERROR
 from tests.launch.clusters import launched
 from tests.launch.nursery import nursery
-from tests.launch.programs import LAST_STEP, ROOT, Ended, checkpoint_values, environment, errors
+from tests.launch.programs import LAST_STEP, checkpoint_values, environment, errors
 from tests.launch.server_groups import ServerGroup
+from tests.launch.server_runs import (
+    END_SECONDS,
+    LIMIT_SECONDS,
+    PROGRAM,
+    STEPS,
+    all_end,
+    check_counts,
+    outputs,
+    resumed_to_the_end,
+    signalled,
+    summary,
+    wait_for_step,
+)
 from tests.launch.workers import TRAIN
 
 pytestmark = pytest.mark.timeout(120)
 
-LIMIT_SECONDS = 60
-# Limit from the loss of a process to the exits of the others.
-END_SECONDS = 20
-STEPS = 60
-EXAMPLES_A_STEP = 24
-OWN = (
-    str(ROOT / "tests" / "launch" / "server_program.py"),
-    "--strategy=ps",
-    "--num_towers=1",
-    f"--steps={STEPS}",
-    "--checkpoint_every_steps=10",
-    "--evaluate_every_epochs=100",
-    "--learning_rate=0.1",
-    "--directory=run",
-)
 SYNC = "--staleness=sync"
 
 
@@ -42,78 +38,10 @@ def own(tmp_path):
     """Builds clusters of server_program.py, in the test's folder."""
 
     def group(*flags: str, workers: int = 2, servers: int = 2, **more) -> ServerGroup:
-        command = (*OWN, *flags)
+        command = (*PROGRAM, "--engine=own", *flags)
         return ServerGroup(command, workers=workers, servers=servers, cwd=tmp_path, **more)
 
     return group
-
-
-def wait_for_step(group: ServerGroup, cwd: pathlib.Path, step: int) -> None:
-    """Waits until the step is saved."""
-    path = cwd / "run" / "checkpoints" / f"step-{step}.index"
-    deadline = time.monotonic() + LIMIT_SECONDS
-    while not path.exists():
-        assert time.monotonic() < deadline, f"{path} did not exist after {LIMIT_SECONDS} seconds"
-        assert group.processes["chief:0"].poll() is None, group.written("chief:0", "err")
-        time.sleep(0.005)
-
-
-def signalled(group: ServerGroup, cwd: pathlib.Path, number: int, *names: str, step: int = 10) -> None:
-    """Sends a signal to some processes after a step is saved."""
-    wait_for_step(group, cwd, step)
-    for name in names:
-        group.processes[name].send_signal(number)
-
-
-def all_end(group: ServerGroup, code: int = DONE, limit_seconds: float = LIMIT_SECONDS) -> dict[str, Ended]:
-    """Waits until all processes have ended, all with the same exit code."""
-    ends = group.ends(limit_seconds)
-    assert {name: ended.code for name, ended in ends.items()} == dict.fromkeys(ends, code), outputs(ends)
-    return ends
-
-
-def outputs(ends: dict[str, Ended]) -> str:
-    """The output of all processes, for the message of a failed test."""
-    return "\n".join(
-        f"{name} ({ended.code}): {ended.out[-500:]} {ended.err[-1000:]}" for name, ended in ends.items()
-    )
-
-
-def summary(cwd: pathlib.Path) -> dict:
-    return json.loads((cwd / "run" / "summary.json").read_text())
-
-
-def check_counts(cwd: pathlib.Path, *, since: int = 0, is_sync: bool = False, steps: int = STEPS) -> dict:
-    """Asserts that no step is missing or counted twice; returns the cluster's section of the summary.
-
-    Args:
-      since: the step at which the last start resumed.
-      is_sync: whether each of the two workers takes part in every step.
-      steps: number of steps of the whole run.
-    """
-    found = summary(cwd)
-    assert found["outcome"] == "completed"
-    assert found["steps"] == steps
-    assert found["examples"] == EXAMPLES_A_STEP * steps
-    saved = checkpoint_values(cwd / "run", steps)
-    assert saved["counters/step/.ATTRIBUTES/VARIABLE_VALUE"] == steps
-    assert saved["counters/updates/.ATTRIBUTES/VARIABLE_VALUE"] == steps
-    group = found["parameter_servers"]
-    done = sum(worker["steps"] for worker in group["workers"].values())
-    assert done == (steps - since) * (2 if is_sync else 1)
-    if not is_sync:
-        assert sum(group["staleness"]["histogram"].values()) == steps - since
-    return group
-
-
-def resumed_to_the_end(group: ServerGroup, cwd: pathlib.Path, **counts) -> int:
-    """Runs the same command again; returns the step at which it resumed."""
-    with group as processes:
-        chief = all_end(processes)["chief:0"]
-    (line,) = (line for line in chief.out.splitlines() if "resumed at step" in line)
-    since = int(line.split("resumed at step ")[1].split()[0])
-    check_counts(cwd, since=since, **counts)
-    return since
 
 
 @pytest.mark.full
@@ -291,7 +219,7 @@ def test_other_modes_resume_from_its_checkpoints(own, tmp_path):
         flags = (constant, "--strategy=towers", "--num_towers=2", f"--steps={steps}", f"--directory={directory}")
         out, err = tmp_path / f"{directory}{steps}.out", tmp_path / f"{directory}{steps}.err"
         files = [str(out), str(err)]
-        alone = nursery().start((*OWN, *flags), cwd=tmp_path, env=environment(), files=files)
+        alone = nursery().start((*PROGRAM, *flags), cwd=tmp_path, env=environment(), files=files)
         assert alone.wait(LIMIT_SECONDS) == DONE, err.read_text()
         return out.read_text()
 
@@ -312,7 +240,7 @@ def test_other_modes_resume_from_its_checkpoints(own, tmp_path):
 
 @pytest.mark.full
 def test_the_launcher_recovers_from_a_killed_worker(tmp_path):
-    command = ("python", *(flag for flag in TRAIN if flag != "--strategy=ring"), "--strategy=ps")
+    command = ("python", *(flag for flag in TRAIN if flag != "--strategy=ring"), "--strategy=ps", "--engine=own")
     flags = ("--workers=2", "--ps=1", "--chief", "--max_restarts=1", "--kill=worker:1@step10", "--grace_seconds=1")
     with launched(tmp_path, "", *flags, command=command) as cluster:
         ended = cluster.ended()

@@ -1,0 +1,180 @@
+"""ParameterServerStrategy as the engine, with processes that fail: real processes, real signals."""
+
+import json
+import random
+import signal
+import time
+
+import pytest
+
+from launch.binary import DONE, INTERRUPTED, NOT_FINITE, PEER_LOST, USER_ERROR
+from tests.launch.clusters import launched
+from tests.launch.programs import LAST_STEP, errors
+from tests.launch.server_groups import ServerGroup
+from tests.launch.server_runs import (
+    EXAMPLES_A_STEP,
+    LIMIT_SECONDS,
+    PROGRAM,
+    STEPS,
+    all_end,
+    check_counts,
+    outputs,
+    resumed_to_the_end,
+    signalled,
+    summary,
+)
+from tests.launch.workers import TRAIN
+
+pytestmark = pytest.mark.timeout(280)
+
+# Limit from the loss of a process to the exits of the others.
+END_SECONDS = 40
+
+
+@pytest.fixture
+def group_of(tmp_path):
+    """Builds clusters of server_program.py, in the test's folder."""
+
+    def group(*flags: str, workers: int = 2, servers: int = 2, **more) -> ServerGroup:
+        command = (*PROGRAM, "--engine=tensorflow", *flags)
+        return ServerGroup(command, workers=workers, servers=servers, cwd=tmp_path, **more)
+
+    return group
+
+
+def test_an_undisturbed_run(group_of, tmp_path):
+    with group_of() as group:
+        chief = all_end(group)["chief:0"]
+    assert "engine: tensorflow (ParameterServerStrategy), as asked" in chief.out
+    figures = check_counts(tmp_path)
+    assert {server["pushes"] for server in figures["servers"].values()} == {STEPS}
+    assert set(figures["workers"]) == {"worker:0", "worker:1"}
+    held = [server["kept_bytes"] for server in figures["servers"].values()]
+    assert max(held) <= 1.1 * sum(held) / len(held)
+    assert summary(tmp_path)["engine"] == {"name": "tensorflow", "reason": "as asked"}
+
+
+def test_a_killed_worker_that_is_restarted(group_of, tmp_path):
+    with group_of() as group:
+        signalled(group, tmp_path, signal.SIGKILL, "worker:1")
+        group.processes["worker:1"].wait(END_SECONDS)
+        group.start("worker:1")
+        all_end(group, limit_seconds=LIMIT_SECONDS)
+    workers = check_counts(tmp_path)["workers"]
+    assert {name: worker["failures"] for name, worker in workers.items()} == {"worker:0": 0, "worker:1": 1}
+
+
+@pytest.mark.full
+def test_a_worker_that_is_killed_ten_times(group_of, tmp_path):
+    """At random moments; every step is counted once."""
+    steps, seconds = 400, random.Random(1)
+    with group_of(f"--steps={steps}", "--checkpoint_every_steps=100") as group:
+        signalled(group, tmp_path, signal.SIGKILL, "worker:1", step=100)
+        for _ in range(9):
+            group.processes["worker:1"].wait(END_SECONDS)
+            group.start("worker:1")
+            time.sleep(seconds.uniform(0.2, 3.0))
+            if group.processes["chief:0"].poll() is not None:
+                break
+            group.processes["worker:1"].kill()
+        group.processes["worker:1"].wait(END_SECONDS)
+        group.start("worker:1")
+        chief = group.end("chief:0", 200)
+    assert chief.code == DONE, chief.err
+    check_counts(tmp_path, steps=steps)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("victim", ["ps:0", "ps:1"])
+def test_a_killed_server_ends_the_cluster_which_can_resume(group_of, tmp_path, victim):
+    with group_of() as group:
+        signalled(group, tmp_path, signal.SIGKILL, victim)
+        ends = group.ends(END_SECONDS)
+    assert ends.pop(victim).code == -signal.SIGKILL
+    chief = ends.pop("chief:0")
+    assert chief.code == PEER_LOST, outputs({"chief:0": chief})
+    assert f"{victim} (127.0.0.1:" in errors(chief)[0]
+    assert {ended.code for ended in ends.values()} == {PEER_LOST}, outputs(ends)
+    assert resumed_to_the_end(group_of(), tmp_path) >= 10
+
+
+@pytest.mark.full
+def test_a_killed_chief_ends_the_cluster_which_can_resume(group_of, tmp_path):
+    with group_of() as group:
+        signalled(group, tmp_path, signal.SIGKILL, "chief:0")
+        ends = group.ends(END_SECONDS)
+    assert ends.pop("chief:0").code == -signal.SIGKILL
+    assert {ended.code for ended in ends.values()} == {PEER_LOST}, outputs(ends)
+    for ended in ends.values():
+        assert "chief:0 (127.0.0.1:" in errors(ended)[0]
+    assert resumed_to_the_end(group_of(), tmp_path) >= 10
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("missing", ["ps:1", "worker:1"])
+def test_a_process_that_never_starts_is_named(group_of, tmp_path, missing):
+    with group_of("--startup_timeout_seconds=6", missing=[missing]) as group:
+        ends = all_end(group, PEER_LOST, END_SECONDS)
+    for ended in ends.values():
+        (line,) = errors(ended)
+        assert f"{missing} (127.0.0.1:" in line
+        assert "did not start within startup_timeout_seconds=6" in line
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("receiver", ["worker:1", "chief:0"])
+def test_sigterm_to_one_stops_all(group_of, tmp_path, receiver):
+    with group_of() as group:
+        signalled(group, tmp_path, signal.SIGTERM, receiver)
+        chief = all_end(group, INTERRUPTED)["chief:0"]
+    stopped = int(chief.out.split("stopped at step ")[1].split(";")[0])
+    assert 10 <= stopped < STEPS
+    assert summary(tmp_path)["steps"] == stopped
+    assert resumed_to_the_end(group_of(), tmp_path) == stopped
+
+
+@pytest.mark.full
+def test_nan_stops_the_run(group_of):
+    with group_of(variables={"worker:1": {"NAN_FROM": "4"}}) as group:
+        chief = group.end("chief:0", LIMIT_SECONDS)
+    assert chief.code == NOT_FINITE, chief.err
+    (line,) = errors(chief)
+    assert "is not finite and was not applied" in line
+
+
+@pytest.mark.full
+def test_nan_is_skipped(group_of, tmp_path):
+    with group_of("--on_nan=skip", variables={"worker:1": {"NAN_FROM": "4"}}) as group:
+        all_end(group)
+    found = summary(tmp_path)
+    assert (found["steps"], found["examples"]) == (STEPS, EXAMPLES_A_STEP * STEPS)
+    assert found["skipped_steps"] > 0
+
+
+@pytest.mark.full
+def test_a_process_with_different_flags_is_refused(group_of):
+    with group_of(more_flags={"worker:1": ["--momentum=0.5"]}) as group:
+        refused = group.end("chief:0", LIMIT_SECONDS)
+    assert refused.code == USER_ERROR
+    (line,) = errors(refused)
+    assert "worker:1 was started with another step options than the chief" in line
+
+
+@pytest.mark.full
+def test_the_updates_of_a_slow_worker_are_stale(group_of, tmp_path):
+    with group_of(workers=3, variables={"worker:0": {"SECONDS_PER_BATCH": "0.4"}}) as group:
+        all_end(group)
+    found = check_counts(tmp_path)
+    assert found["staleness"]["max"] > 3
+
+
+@pytest.mark.full
+def test_the_launcher_recovers_from_a_killed_worker(tmp_path):
+    command = ("python", *(flag for flag in TRAIN if flag != "--strategy=ring"), "--strategy=ps")
+    flags = ("--workers=2", "--ps=1", "--chief", "--max_restarts=1", "--kill=worker:1@step10", "--grace_seconds=1")
+    with launched(tmp_path, "", *flags, command=command) as cluster:
+        ended = cluster.ended()
+    assert ended.code == DONE, ended.err
+    assert "recovered: worker:1 was killed at step 10, restart 1 completed" in ended.out
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["steps"] == LAST_STEP

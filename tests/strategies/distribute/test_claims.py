@@ -1,0 +1,110 @@
+"""The table of steps on server 0: each step is applied at most once and counted once."""
+
+import concurrent.futures
+
+import pytest
+
+from strategies.distribute.claims import Claims
+
+FIGURES = {
+    "started": 1.0,
+    "examples": 4,
+    "busy_seconds": 0.5,
+    "input_seconds": 0.25,
+    "norm": 1.0,
+    "finite": True,
+    "stop_asked": False,
+    "sums": [8.0, 4.0],
+}
+
+
+def begun(*, first=0, stops_if_bad=True) -> Claims:
+    claims = Claims()
+    claims.begin("run", first=first, updates=first, reported=["loss"], stops_if_bad=stops_if_bad)
+    return claims
+
+
+def step(claims: Claims, number: int, *, since: int, run="run", **figures) -> bool:
+    """A whole step: claim and count; returns whether its update was to be applied."""
+    figures = {**FIGURES, **figures}
+    applied, staleness, _ = claims.claim(run, number, since, figures["finite"])
+    claims.count(run, number, staleness if applied else None, "worker:0", figures)
+    return applied
+
+
+def test_a_step_that_runs_twice_is_applied_and_counted_once():
+    claims = begun()
+    assert step(claims, 0, since=0)
+    assert not step(claims, 0, since=0)
+    assert claims.done == 1
+    report = claims.report()
+    assert (report["num_steps"], report["examples"], report["sums"]) == (1, 4, {"loss": [8.0, 4.0]})
+
+
+def test_a_step_whose_worker_died_between_claim_and_count_is_counted_by_the_next_try():
+    """Nobody knows whether its update was applied, so it is not applied again."""
+    claims = begun()
+    assert claims.claim("run", 0, 0, True)[0]
+    assert claims.done == 0
+    assert not step(claims, 0, since=0)
+    assert claims.done == 1
+
+
+def test_staleness_is_the_number_of_updates_between_pull_and_claim():
+    claims = begun()
+    since = claims.updates()
+    assert claims.claim("run", 0, since, True) == (True, 0, 0)
+    assert claims.claim("run", 1, since, True) == (True, 1, 1)
+    assert claims.claim("run", 2, since, True) == (True, 2, 2)
+
+
+def test_steps_are_counted_in_any_order():
+    claims = begun(first=5)
+    for number in (7, 6, 9, 5, 8):
+        assert step(claims, number, since=claims.updates())
+    assert claims.done == 10
+    assert claims.totals() == {"done": 10, "totals": {"steps": 5, "examples": 20, "skipped": 0}}
+
+
+def test_steps_of_another_run_are_refused():
+    """A chief that was replaced may still have steps under way."""
+    claims = begun()
+    assert not step(claims, 0, since=0, run="earlier run")
+    assert claims.done == 0
+    claims.begin("later run", first=0, updates=0, reported=["loss"], stops_if_bad=True)
+    assert not step(claims, 0, since=0)
+    assert claims.done == 0
+
+
+def test_a_step_that_is_not_finite_ends_the_run_unapplied():
+    claims = begun()
+    assert not step(claims, 0, since=0, finite=False)
+    assert claims.wait(5, 0.01)["bad_step"] == 0
+    assert not step(claims, 1, since=0)
+    assert claims.done == 1
+
+
+def test_steps_that_are_not_finite_are_skipped_on_request():
+    claims = begun(stops_if_bad=False)
+    assert not step(claims, 0, since=0, finite=False)
+    assert step(claims, 1, since=0)
+    assert claims.wait(2, 0.01) == {"done": 2, "bad_step": None, "stop_asked": False}
+    assert claims.totals()["totals"] == {"steps": 2, "examples": 8, "skipped": 1}
+
+
+def test_a_worker_that_started_again_was_lost():
+    claims = begun()
+    for number, started in enumerate([1.0, 1.0, 2.0, 2.0, 3.0]):
+        step(claims, number, since=claims.updates(), started=started)
+    assert claims.report()["workers"]["worker:0"]["failures"] == 2
+
+
+@pytest.mark.timeout(60)
+def test_claims_of_many_threads():
+    """Every step is claimed by four threads at once; one of them may apply it."""
+    claims, num_steps = begun(), 200
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        tries = [pool.submit(step, claims, number, since=0) for number in range(num_steps) for _ in range(4)]
+        applied = [one.result() for one in tries]
+    assert sum(applied) == num_steps == claims.done
+    assert claims.report()["num_steps"] == num_steps
