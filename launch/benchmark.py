@@ -56,8 +56,8 @@ flags.DEFINE_enum("group", "towers", list(GROUPS), "Named set of rows to measure
 flags.DEFINE_multi_string(
     "row",
     [],
-    "Row to measure instead of a --group, as STRATEGY,COUNT[,NETWORK[,BATCH[,PRECISION]]], e.g. "
-    "towers,2,resnet20,256,bfloat16. Repeat the flag for several rows.",
+    "Row to measure instead of a --group, as STRATEGY[/ENGINE],COUNT[,NETWORK[,BATCH[,PRECISION]]], "
+    "e.g. towers,2,resnet20,256,bfloat16 or ring/own,2. Repeat the flag for several rows.",
 )
 flags.DEFINE_string(
     "torch", None, "Python interpreter with PyTorch installed: also measures torch_step.py in --peers."

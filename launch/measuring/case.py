@@ -9,6 +9,7 @@ from absl import flags
 
 from launch.supervision.own_program import own_program
 from strategies.cluster import CHIEF, SERVER, WORKER
+from strategies.engines import ENGINES, TENSORFLOW
 from towers.errors import UserError
 
 FLAGS = flags.FLAGS
@@ -32,6 +33,7 @@ class Work:
       network: the network's name.
       batch: examples in a global batch; for asynchronous workers, examples in one update.
       precision: precision in which layers compute.
+      engine: whose runtime carries a ring or parameter servers; '' where there is no choice.
     """
 
     strategy: str
@@ -39,6 +41,7 @@ class Work:
     network: str
     batch: int
     precision: str = FLOAT32
+    engine: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,9 +66,9 @@ class Case:
     is_peer: bool = False
 
 
-def work_of_flags(strategy: str, count: int, precision: str = FLOAT32) -> Work:
+def work_of_flags(strategy: str, count: int, precision: str = FLOAT32, engine: str = "") -> Work:
     """Work with the network and the batch of the flags."""
-    return Work(strategy, count, FLAGS.network, FLAGS.measured_batch, precision)
+    return Work(strategy, count, FLAGS.network, FLAGS.measured_batch, precision, engine)
 
 
 def own_case(name: str, work: Work, *more: str, measure: str = "step", **processes: int) -> Case:
@@ -84,6 +87,7 @@ def own_case(name: str, work: Work, *more: str, measure: str = "step", **process
         *(f"--network={work.network}", f"--measured_batch={work.batch}", f"--precision={work.precision}"),
         f"--measured_steps={FLAGS.measured_steps}",
         *devices_of(work),
+        *([f"--engine={work.engine}"] if work.engine else []),
         *more,
     )
     return Case(name, work, command, processes or _PROCESSES[work.strategy](work.count), variables=variables)
@@ -97,23 +101,31 @@ def devices_of(work: Work) -> tuple[str, ...]:
 
 
 def named_case(row: str) -> Case:
-    """The row that a value of --row describes: STRATEGY,COUNT[,NETWORK[,BATCH[,PRECISION]]].
+    """The row that a value of --row describes: STRATEGY[/ENGINE],COUNT[,NETWORK[,BATCH[,PRECISION]]].
 
     Raises:
       UserError: the value does not have this form.
     """
     words = row.split(",")
-    if not 2 <= len(words) <= 5 or words[0] not in _PROCESSES or not all(map(_is_count, [words[1], *words[3:4]])):
+    strategy, _, engine = words[0].partition("/")
+    has_engine = strategy in _PROCESSES and bool(_PROCESSES[strategy](1))
+    is_known = strategy in _PROCESSES and (not engine or (has_engine and engine in ENGINES))
+    if not 2 <= len(words) <= 5 or not is_known or not all(map(_is_count, [words[1], *words[3:4]])):
         known = ", ".join(_PROCESSES)
         raise UserError(
-            f"--row={row}: give STRATEGY,COUNT[,NETWORK[,BATCH[,PRECISION]]] with a strategy of {known} and "
-            "numbers above 0, e.g. towers,2,resnet20,256,bfloat16"
+            f"--row={row}: give STRATEGY[/ENGINE],COUNT[,NETWORK[,BATCH[,PRECISION]]] with a strategy of {known}, "
+            "an engine for ring or ps, and numbers above 0, e.g. towers,2,resnet20,256,bfloat16 or ring/own,2"
         )
-    strategy, count, network, batch, precision = [*words, *("", "", "", "", "")[len(words) :]]
+    _, count, network, batch, precision = [*words, *("", "", "", "", "")[len(words) :]]
     work = Work(
-        strategy, int(count), network or FLAGS.network, int(batch or FLAGS.measured_batch), precision or FLOAT32
+        strategy,
+        int(count),
+        network or FLAGS.network,
+        int(batch or FLAGS.measured_batch),
+        precision or FLOAT32,
+        engine or (TENSORFLOW if has_engine else ""),
     )
-    name = f"{strategy} {count}, {work.network}, {work.batch}, {work.precision}"
+    name = f"{words[0]} {count}, {work.network}, {work.batch}, {work.precision}"
     return own_case(name, work, measure="servers" if strategy == "ps" else "step")
 
 

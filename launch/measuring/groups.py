@@ -7,8 +7,10 @@ from absl import flags
 
 from launch.measuring.case import BFLOAT16, Case, Work, named_case, own_case, peer_case, work_of_flags
 from strategies.cluster import CHIEF, SERVER, WORKER
+from strategies.engines import OWN, TENSORFLOW
 
 FLAGS = flags.FLAGS
+_BOTH = (TENSORFLOW, OWN)
 # Delay of each batch that the slow worker reads: 30 ms per step in sync. An asynchronous worker also reads the
 # batches of the two other workers: 90 ms per step.
 _SLOW_SECONDS = 0.03
@@ -44,10 +46,10 @@ def one_tower(precision: str = "float32") -> Case:
 
 
 def ring_cases() -> list[Case]:
-    """Rings of two processes of one thread each."""
+    """Rings of two processes of one thread each, on both engines."""
     rows = [
-        own_case("ring 2", work_of_flags("ring", 2)),
-        own_case("ring 2, bfloat16", work_of_flags("ring", 2, BFLOAT16)),
+        *(own_case(f"ring 2, {engine}", work_of_flags("ring", 2, engine=engine)) for engine in _BOTH),
+        *(own_case(f"ring 2, {engine}, bfloat16", work_of_flags("ring", 2, BFLOAT16, engine)) for engine in _BOTH),
         one_tower(),
         one_tower(BFLOAT16),
     ]
@@ -74,8 +76,11 @@ def peer_cases(name: str, work: Work, program: str, *more: str, **python: str) -
 
 
 def servers_cases() -> list[Case]:
-    """Asynchronous parameter servers with workers of one thread each."""
-    rows = [servers_case(2, 1), servers_case(2, 1, "--prefetch_parameters")]
+    """Asynchronous parameter servers with workers of one thread each; without an engine in the name, our own."""
+    tensorflow = own_case(
+        "ps, tensorflow, 2 workers, 1 server", work_of_flags("ps", 2, engine=TENSORFLOW), measure="servers"
+    )
+    rows = [tensorflow, servers_case(2, 1), servers_case(2, 1, "--prefetch_parameters")]
     if FLAGS.peers:
         rows.append(
             peer_case(
@@ -91,7 +96,7 @@ def servers_cases() -> list[Case]:
 
 def servers_case(workers: int, servers: int, *more: str) -> Case:
     name = f"ps, {workers} workers, {servers} servers" + (", prefetching" if more else "")
-    work = work_of_flags("ps", workers)
+    work = work_of_flags("ps", workers, engine=OWN)
     return own_case(name, work, *more, measure="servers", **{CHIEF: 1, WORKER: workers, SERVER: servers})
 
 
@@ -109,7 +114,7 @@ def slow_worker_cases() -> list[Case]:
         for slow in (0.0, _SLOW_SECONDS):
             name = f"ps, {kind}, {'one slow' if slow else 'none slow'}"
             more = (*flags_of_kind, f"--slow_seconds={slow}")
-            rows.append(own_case(name, work_of_flags("ps", 3), *more, measure="servers"))
+            rows.append(own_case(name, work_of_flags("ps", 3, engine=OWN), *more, measure="servers"))
     return rows
 
 
