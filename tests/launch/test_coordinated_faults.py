@@ -162,14 +162,6 @@ def test_a_process_with_different_flags_is_refused(group_of):
 
 
 @pytest.mark.full
-def test_the_updates_of_a_slow_worker_are_stale(group_of, tmp_path):
-    with group_of(workers=3, variables={"worker:0": {"SECONDS_PER_BATCH": "0.4"}}) as group:
-        all_end(group)
-    found = check_counts(tmp_path)
-    assert found["staleness"]["max"] > 3
-
-
-@pytest.mark.full
 def test_the_launcher_recovers_from_a_killed_worker(tmp_path):
     command = ("python", *(flag for flag in TRAIN if flag != "--strategy=ring"), "--strategy=ps")
     flags = ("--workers=2", "--ps=1", "--chief", "--max_restarts=1", "--kill=worker:1@step10", "--grace_seconds=1")
