@@ -55,11 +55,13 @@ def not_finite(batch_stats: str) -> Trial:
     return Trial(NAN_IN_BATCH_1, (1, 1, 1), on_nan="skip", batch_stats=batch_stats)
 
 
-def trials_of(batch_stats: str, only_quick: bool) -> list[Trial]:
-    """The trials of a row with these statistics: all, or those of the quick tests."""
+def trials_of(batch_stats: str, only_quick: bool, has_all_trials: bool) -> list[Trial]:
+    """The trials of a row with these statistics: all, few, or those of the quick tests."""
     quick = [twenty_steps(QUICK_TASK, batch_stats), not_finite(batch_stats)]
     if only_quick:
         return quick
+    if not has_all_trials:
+        return [*quick, twenty_steps(FLOAT32_TASK, batch_stats)]
     all_trials = [*(twenty_steps(task, batch_stats) for task in TASKS), *(not_synced(name) for name in NOT_SYNCED)]
     return quick + [trial for trial in all_trials if trial not in quick]
 
@@ -67,6 +69,7 @@ def trials_of(batch_stats: str, only_quick: bool) -> list[Trial]:
 NOT_SYNCED = ("average", "first")
 # Tests idle towers, empty microbatches and batch norm at the same time.
 QUICK_TASK = BATCH_NORM_LAST_1
+FLOAT32_TASK = TASKS[-1]
 
 
 @dataclasses.dataclass(frozen=True)
