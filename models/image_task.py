@@ -20,11 +20,12 @@ from models.data.augment import (
 )
 from models.data.batch_stream import BatchSlice, batches_per_epoch, derived_seed, eval_stream, train_stream
 from models.data.image_store import ImageSet
+from models.data.splits import checked_split
 from models.networks.registry import build_network, weights_from_data
+from models.weighted_sum import weighted_sum
 from towers.errors import UserError
 from towers.task import Batch, InputShard, WeightedLoss, WeightedValue
 
-SPLITS = ("train", "eval")
 # Training images from which a network may compute its initial weights.
 _NUM_SAMPLE_IMAGES = 5000
 
@@ -83,7 +84,7 @@ class ImageTask:
 
     def num_examples(self, split: str) -> int:
         """Number of examples in 'train' or 'eval'."""
-        return self.images.num_examples[_checked_split(split)]
+        return self.images.num_examples[checked_split(split)]
 
     def build_model(self) -> keras.Model:
         """A new model: normalised float32 [N, H, W, C] to logits [N, classes]."""
@@ -107,7 +108,7 @@ class ImageTask:
 
     def dataset(self, split: str, shard: InputShard) -> tf.data.Dataset:
         """Batches with features float32 [n, H, W, C] and labels int64 [n]; see `towers.task.Task.dataset`."""
-        if _checked_split(split) == "train":
+        if checked_split(split) == "train":
             return train_stream(
                 self._train_batch,
                 num_examples=self.images.train.num_examples,
@@ -131,12 +132,12 @@ class ImageTask:
         if self.label_smoothing:
             evenly = -tf.reduce_mean(tf.nn.log_softmax(logits), axis=-1)
             values = (1 - self.label_smoothing) * values + self.label_smoothing * evenly
-        return WeightedLoss(*_weighted_sum(tf.cast(values, tf.float32), batch.weights))
+        return WeightedLoss(*weighted_sum(tf.cast(values, tf.float32), batch.weights))
 
     def metrics(self, outputs: tf.Tensor, batch: Batch) -> Mapping[str, WeightedValue]:
         """{'accuracy': (weight of the examples whose largest logit is the label's, weight of all examples)}."""
         right = tf.equal(tf.argmax(outputs, axis=-1), tf.cast(batch.labels, tf.int64))
-        return {"accuracy": WeightedValue(*_weighted_sum(tf.cast(right, tf.float32), batch.weights))}
+        return {"accuracy": WeightedValue(*weighted_sum(tf.cast(right, tf.float32), batch.weights))}
 
     def _train_batch(self, part: BatchSlice) -> Batch:
         images, labels = self.images.train.gather(part.indices)
@@ -158,17 +159,3 @@ class ImageTask:
     def _eval_batch(self, part: BatchSlice) -> Batch:
         images, labels = self.images.evaluation.gather(part.indices)
         return Batch(normalise(images, *self.images.statistics), labels)
-
-
-def _checked_split(split: str) -> str:
-    if split not in SPLITS:
-        raise UserError(f"split={split!r}: must be 'train' or 'eval'")
-    return split
-
-
-def _weighted_sum(values: tf.Tensor, weights: tf.Tensor | tuple) -> tuple[tf.Tensor, tf.Tensor]:
-    """Weighted sum of float32 [N] `values`, and the sum of the weights; weights=() is 1 for each example."""
-    if isinstance(weights, tuple):
-        return tf.reduce_sum(values), tf.cast(tf.shape(values)[0], tf.float32)
-    weights = tf.cast(weights, tf.float32)
-    return tf.reduce_sum(values * weights), tf.reduce_sum(weights)

@@ -23,6 +23,7 @@ import tensorflow as tf
 
 from models.data.batch_stream import BatchSlice, eval_stream, train_stream
 from models.data.own_data import checked_batch_size, count_examples, dataset_stream, host_tensors
+from models.data.splits import checked_split
 from models.keras_losses import (
     Term,
     check_common_divisor,
@@ -187,9 +188,7 @@ class OwnTask:
         return tuple(outputs) if isinstance(outputs, Mapping) else self._output_names
 
     def _data(self, split: str) -> Any:
-        if split not in ("train", "eval"):
-            raise UserError(f"split={split!r}: must be 'train' or 'eval'")
-        data = self.train_data if split == "train" else self.eval_data
+        data = self.train_data if checked_split(split) == "train" else self.eval_data
         if data is None:
             raise UserError(f"{split}_data=None: the split {split!r} has no data; pass {split}_data to OwnTask")
         return data

@@ -1,16 +1,21 @@
-"""The built-in tasks by name. To add one: write a function that returns its `ImageSet`, add its row."""
+"""The built-in tasks by name. To add one of images: write a function that returns its `ImageSet`, add its row."""
 
 import difflib
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
+from models.clicks_task import ClicksTask
 from models.data.augment import PADDING
+from models.data.drawn_clicks import DrawnClicks
 from models.data.image_store import ImageSet
 from models.data.shapes import shapes_set
 from models.data.tfds_images import cifar10_set, tfds_set
 from models.image_task import ImageTask
+from models.networks.registry import network_names
 from towers.errors import UserError
 
+CLICKS = "clicks"
+DLRM = "dlrm"  # the network of the task 'clicks'
 TFDS_PREFIX = "tfds:"
 DEFAULT_CACHE_BYTES = 2 << 30
 
@@ -24,7 +29,12 @@ _SETS: Mapping[str, Callable[..., ImageSet]] = MappingProxyType(
 
 def task_names() -> tuple[str, ...]:
     """Names that `build_task` accepts; 'tfds:NAME' means any TFDS set of labelled images that is prepared."""
-    return (*_SETS, f"{TFDS_PREFIX}NAME")
+    return (*_SETS, CLICKS, f"{TFDS_PREFIX}NAME")
+
+
+def default_network(task: str) -> str:
+    """The network that the task called `task` trains if none is named."""
+    return DLRM if task == CLICKS else "resnet20"
 
 
 def build_task(
@@ -43,25 +53,50 @@ def build_task(
     num_input_threads: int = 2,
     cache_bytes: int = DEFAULT_CACHE_BYTES,
     image_size: int | None = None,
-) -> ImageTask:
-    """Builds the task called `name`. Images are decoded or drawn at their first use, not here.
+    clicks: DrawnClicks | None = None,
+    click_width: int = 16,
+) -> ImageTask | ClicksTask:
+    """Builds the task called `name`. Examples are decoded or drawn at their first use, not here.
 
     Args:
       name: one of `task_names()`, for example 'shapes' or 'tfds:mnist'.
-      network: name of the network, for `models.networks.registry.build_network`.
+      network: name of the network: 'dlrm' for the task 'clicks', else a name for
+        `models.networks.registry.build_network`.
       data_dir: folder in which TFDS prepared its sets.
       augment: whether training images are randomly cropped and mirrored; None: yes, except for 'shapes'.
       cache_bytes: largest size in bytes of a decoded split that is held in memory; a larger split is read from
         disk by record.
       image_size: side in pixels to which images of a TFDS set are resized; None: see `tfds_images.tfds_set`.
-      batch_size, seed, eval_batch_size, crop_padding, crop_fill, flip, label_smoothing, num_input_threads: fields
-        of `ImageTask`.
+      clicks: examples of the task 'clicks'; None: `DrawnClicks()`.
+      click_width: `ClicksTask.width`.
+      batch_size, seed, eval_batch_size, num_input_threads: fields of `ImageTask` and `ClicksTask`.
+      crop_padding, crop_fill, flip, label_smoothing: fields of `ImageTask`. The task 'clicks' ignores these and
+        the other options of images.
 
     Raises:
       NotPrepared: the set is not prepared in data_dir (`models.data.tfds_images`).
-      UserError: unknown name, or a value that the set or `ImageTask` refuses.
+      UserError: unknown name, a network that does not fit the task, or a value that the set or the task refuses.
     """
+    if name == CLICKS:
+        if network != DLRM:
+            raise UserError(
+                f"network={network!r}: task={CLICKS!r} has no images and trains only {DLRM!r}; "
+                f"use {DLRM!r} or omit the network"
+            )
+        return ClicksTask(
+            clicks=clicks or DrawnClicks(),
+            width=click_width,
+            batch_size=batch_size,
+            eval_batch_size=eval_batch_size,
+            seed=seed,
+            num_input_threads=num_input_threads,
+        )
     images = _image_set(name, data_dir=data_dir, cache_bytes=cache_bytes, image_size=image_size)
+    if network == DLRM:
+        raise UserError(
+            f"network={DLRM!r}: it takes ids, and task={name!r} has images; use task={CLICKS!r}, or one of the "
+            f"networks {', '.join(network_names())}"
+        )
     return ImageTask(
         name=name,
         images=images,

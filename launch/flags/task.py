@@ -4,9 +4,10 @@ from absl import flags
 
 from launch.flags.checks import listed_in_help, positive
 from models.data.augment import FILLS, FLIPS
+from models.data.drawn_clicks import DrawnClicks
 from models.data.tfds_images import NotPrepared
 from models.networks.registry import network_names
-from models.tasks import build_task, task_names
+from models.tasks import CLICKS, DLRM, build_task, default_network, task_names
 from towers.errors import UserError
 from towers.task import Task
 
@@ -16,13 +17,19 @@ flags.DEFINE_string(
     "task",
     "shapes",
     f"Data set to train on: {', '.join(task_names())}. shapes: images that are drawn on the fly, without a "
-    "download. tfds:NAME: any prepared image set of TensorFlow Datasets, as tfds:mnist.",
+    "download. clicks: a recommender's ids and numbers, drawn on the fly; see the --click flags. tfds:NAME: any "
+    "prepared image set of TensorFlow Datasets, as tfds:mnist.",
 )
-flags.DEFINE_string("model", "resnet20", f"Network to train: {', '.join(network_names())}.")
+flags.DEFINE_string(
+    "model",
+    None,
+    f"Network to train: {', '.join(network_names())}; for --task={CLICKS} {DLRM}. Default: "
+    f"{default_network('shapes')}; for --task={CLICKS} {DLRM}.",
+)
 flags.DEFINE_string(
     "data_dir",
     None,
-    "Folder with prepared TensorFlow Datasets; required for every task except shapes.",
+    "Folder with prepared TensorFlow Datasets; required for every task except shapes and clicks.",
 )
 flags.DEFINE_integer(
     "batch_size",
@@ -64,6 +71,11 @@ flags.DEFINE_float(
 flags.DEFINE_integer(
     "input_threads", 2, "Number of threads that prepare batches. Raise it if training waits for data."
 )
+flags.DEFINE_integer("click_tables", 8, "For --task=clicks: number of tables, and of ids of an example.")
+flags.DEFINE_integer("click_rows", 10_000, "For --task=clicks: number of rows of each table.")
+flags.DEFINE_integer("click_width", 16, "For --task=clicks: number of elements of a table's row.")
+flags.DEFINE_integer("click_examples", 1_000_000, "For --task=clicks: number of training examples.")
+positive("click_tables", "click_rows", "click_width", "click_examples")
 positive("batch_size", "eval_batch_size", "input_threads", "image_size", "cache_gib")
 listed_in_help(__name__)
 
@@ -84,6 +96,9 @@ def task_from_flags() -> Task:
 
 
 def _built_task() -> Task:
+    if FLAGS.model is None:
+        # Set, so that the files of the run name the network.
+        FLAGS.model = default_network(FLAGS.task)
     return build_task(
         FLAGS.task,
         network=FLAGS.model,
@@ -99,4 +114,8 @@ def _built_task() -> Task:
         num_input_threads=FLAGS.input_threads,
         cache_bytes=int(FLAGS.cache_gib * 2**30),
         image_size=FLAGS.image_size,
+        clicks=DrawnClicks(
+            num_tables=FLAGS.click_tables, num_rows=FLAGS.click_rows, num_train=FLAGS.click_examples
+        ),
+        click_width=FLAGS.click_width,
     )
