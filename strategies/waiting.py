@@ -1,6 +1,8 @@
 """Waiting at the start until all processes of a cluster listen on their addresses."""
 
+import contextlib
 import socket
+import threading
 import time
 from collections.abc import Sequence
 
@@ -9,18 +11,30 @@ from strategies.errors import PeerLost
 from towers.errors import UserError
 
 _PROBE_SECONDS = 0.2
+_ANSWER_SECONDS = 1.0
+# A process that listens and says nothing for so long is of another kind.
+_SILENT_SECONDS = 10.0
+_LONGEST_WORD = 64
 
 
-def wait_for_all(this: Member, others: Sequence[Member], timeout_seconds: float) -> None:
+def wait_for_all(this: Member, others: Sequence[Member], timeout_seconds: float, *, word: str = "") -> None:
     """Listens on this member's address until every other member listens on its own.
 
+    Args:
+      this: this process.
+      others: the processes to wait for.
+      timeout_seconds: seconds to wait.
+      word: what this process says to whoever connects, and expects of the others: what all must have in common. A
+        server of TensorFlow is accepted too: a restarted process finds the others' servers. '' expects nothing.
+
     Raises:
-      UserError: this member's address is in use.
+      UserError: this member's address is in use, or another process expects another word.
       PeerLost: some members did not start in time; the message names them.
     """
     missing, deadline = list(others), time.monotonic() + timeout_seconds
-    with listening(this):
-        while missing := [member for member in missing if not listens(member.address)]:
+    silent_since: dict[Member, float] = {}
+    with listening(this) as listener, _Doorkeeper(listener, word) if word else contextlib.nullcontext() as door:
+        while missing := [member for member in missing if not _is_there(member, word)]:
             left = deadline - time.monotonic()
             if left <= 0:
                 named = ", ".join(f"{member.name} ({member.address})" for member in missing)
@@ -28,7 +42,67 @@ def wait_for_all(this: Member, others: Sequence[Member], timeout_seconds: float)
                     f"{named} did not start within startup_timeout_seconds={timeout_seconds:g}: "
                     "start it, or correct its address in TF_CONFIG"
                 )
+            if door is not None:
+                _check_word(this, missing, word, door, silent_since)
             time.sleep(min(_PROBE_SECONDS, left))
+
+
+def _check_word(this, missing, word, door: "_Doorkeeper", silent_since: dict[Member, float]) -> None:
+    """Raises UserError if another process was started with another word."""
+    advice = "start all processes of the cluster with the same engine"
+    if door.was_disturbed:
+        raise UserError(f"{this.name}: a process connected that does not use engine={word!r}: {advice}")
+    for member in missing:
+        if not listens(member.address):
+            silent_since.pop(member, None)
+        elif time.monotonic() - silent_since.setdefault(member, time.monotonic()) > _SILENT_SECONDS:
+            raise UserError(f"{member.name} ({member.address}) does not use engine={word!r}: {advice}")
+
+
+def _is_there(member: Member, word: str) -> bool:
+    if not word:
+        return listens(member.address)
+    try:
+        with _connected(member.address, _PROBE_SECONDS) as connection:
+            connection.settimeout(_ANSWER_SECONDS)
+            answer = connection.recv(_LONGEST_WORD)
+    except OSError:
+        return False
+    # A gRPC server begins with a frame of HTTP/2, whose length has three bytes, the first of them 0.
+    return answer == word.encode() or answer[:1] == b"\0"
+
+
+class _Doorkeeper:
+    """Context manager: says the word to whoever connects to a listening socket.
+
+    Attributes:
+      was_disturbed: whether somebody spoke first, which the processes that expect a word never do.
+    """
+
+    def __init__(self, listener: socket.socket, word: str):
+        self._listener, self._word, self.was_disturbed = listener, word, False
+        self._thread = threading.Thread(target=self._answer_all, daemon=True)
+        self._is_over = False
+
+    def __enter__(self):
+        self._listener.settimeout(_PROBE_SECONDS)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._is_over = True
+        self._thread.join()
+
+    def _answer_all(self) -> None:
+        while not self._is_over:
+            try:
+                connection, _ = self._listener.accept()
+                with connection:
+                    connection.settimeout(_PROBE_SECONDS)
+                    connection.sendall(self._word.encode())
+                    self.was_disturbed = bool(connection.recv(1)) or self.was_disturbed
+            except OSError:
+                continue
 
 
 def listening(member: Member) -> socket.socket:
@@ -54,9 +128,13 @@ def listening(member: Member) -> socket.socket:
 
 def listens(address: str, timeout_seconds: float = 0.3) -> bool:
     """Whether 'host:port' accepts a TCP connection."""
-    host, _, port = address.rpartition(":")
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_seconds):
+        with _connected(address, timeout_seconds):
             return True
     except OSError:
         return False
+
+
+def _connected(address: str, timeout_seconds: float) -> socket.socket:
+    host, _, port = address.rpartition(":")
+    return socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_seconds)

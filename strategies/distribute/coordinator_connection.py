@@ -1,5 +1,6 @@
 """The chief's connection to the servers and workers of ParameterServerStrategy."""
 
+import faulthandler
 import json
 import re
 import time
@@ -12,6 +13,7 @@ from absl import logging
 from strategies.cluster import CHIEF, SERVER, WORKER, Cluster, Member
 from strategies.distribute import server_vectors
 from strategies.distribute.host_functions import call
+from strategies.engines import TENSORFLOW
 from strategies.errors import PeerLost
 from strategies.waiting import listens, wait_for_all
 from towers.errors import UserError
@@ -20,6 +22,8 @@ TEXT, BOOL = tf.TensorSpec([], tf.string), tf.TensorSpec([], tf.bool)
 # With TensorFlow's default on two cores, a coordinator and its servers can wait for each other's threads.
 INTER_OP_THREADS = 16
 _RETRY_SECONDS = 0.1
+# TensorFlow's own part of connecting is faster than this.
+_CONNECT_SECONDS = 60.0
 # TensorFlow's errors if a process is lost.
 _LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
 
@@ -40,7 +44,7 @@ class CoordinatorConnection:
           UserError: TensorFlow already runs.
         """
         self.servers, self.workers = cluster.members(SERVER), cluster.members(WORKER)
-        wait_for_all(cluster.this, [*self.servers, *self.workers], startup_timeout_seconds)
+        wait_for_all(cluster.this, [*self.servers, *self.workers], startup_timeout_seconds, word=TENSORFLOW)
         try:
             tf.config.threading.set_inter_op_parallelism_threads(INTER_OP_THREADS)
         except RuntimeError as error:
@@ -51,6 +55,8 @@ class CoordinatorConnection:
         tf.get_logger().setLevel("ERROR")
         verbosity = logging.get_verbosity()
         logging.set_verbosity(logging.WARNING)
+        # All listened a moment ago. If one is lost now, TensorFlow waits without end.
+        faulthandler.dump_traceback_later(max(startup_timeout_seconds, _CONNECT_SECONDS), exit=True)
         resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
             tf.train.ClusterSpec({role: list(found) for role, found in cluster.addresses.items()}),
             task_type=CHIEF,
@@ -61,6 +67,7 @@ class CoordinatorConnection:
             resolver, variable_partitioner=server_vectors.partitioner(len(self.servers))
         )
         self.coordinator = tf.distribute.coordinator.ClusterCoordinator(self.strategy)
+        faulthandler.cancel_dump_traceback_later()
         logging.set_verbosity(verbosity)
         self._runs = 0
 

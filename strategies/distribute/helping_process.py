@@ -11,6 +11,7 @@ import tensorflow as tf
 from strategies.cluster import CHIEF, Cluster
 from strategies.distribute.coordinator_connection import INTER_OP_THREADS
 from strategies.distribute.host_functions import HostFunctions
+from strategies.engines import TENSORFLOW
 from strategies.errors import PeerLost
 from strategies.waiting import listens, wait_for_all
 
@@ -35,7 +36,8 @@ class HelpingProcess:
           PeerLost: a process did not start in time.
         """
         this = cluster.this
-        wait_for_all(this, [member for member in cluster.members() if member != this], startup_timeout_seconds)
+        others = [member for member in cluster.members() if member != this]
+        wait_for_all(this, others, startup_timeout_seconds, word=TENSORFLOW)
         self._startup_timeout_seconds = startup_timeout_seconds
         (self._chief,) = cluster.members(CHIEF)
         self._server = tf.distribute.Server(

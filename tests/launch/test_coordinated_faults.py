@@ -162,6 +162,17 @@ def test_a_process_with_different_flags_is_refused(group_of):
 
 
 @pytest.mark.full
+def test_a_server_of_the_other_engine_is_named(group_of):
+    with group_of(more_flags={"ps:1": ["--engine=own", "--startup_timeout_seconds=30"]}) as group:
+        ends = {name: group.end(name, END_SECONDS) for name in ("chief:0", "worker:0", "worker:1", "ps:0")}
+    assert {ended.code for ended in ends.values()} == {USER_ERROR}, outputs(ends)
+    for ended in ends.values():
+        (line,) = errors(ended)
+        assert "ps:1 (127.0.0.1:" in line
+        assert "does not use engine='tensorflow'" in line
+
+
+@pytest.mark.full
 def test_the_launcher_recovers_from_a_killed_worker(tmp_path):
     command = ("python", *(flag for flag in TRAIN if flag != "--strategy=ring"), "--strategy=ps")
     flags = ("--workers=2", "--ps=1", "--chief", "--max_restarts=1", "--kill=worker:1@step10", "--grace_seconds=1")

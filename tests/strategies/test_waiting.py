@@ -1,5 +1,6 @@
 """Waiting for the processes of a cluster: which missing ones the error names."""
 
+import concurrent.futures
 import socket
 import threading
 import time
@@ -12,6 +13,7 @@ from strategies.errors import PeerLost
 from strategies.waiting import listening, listens, wait_for_all
 from tests.strategies.addresses import FAMILIES, free, server
 from tests.towers.user_errors import refused
+from towers.errors import UserError
 
 WAIT_SECONDS = 20
 
@@ -98,3 +100,52 @@ class TestWaiting:
         monkeypatch.setattr(waiting, "listens", lambda address: time.sleep(0.1))
         with pytest.raises(PeerLost):
             waited_for([free()] * 3, 0.5)
+
+
+class TestWords:
+    """Processes that must have something in common say it to each other."""
+
+    @staticmethod
+    def both_wait(words) -> list[Exception | None]:
+        """What two processes that wait for each other raise, each with its own word."""
+        members = [Member("ps", index, free()) for index in (0, 1)]
+
+        def wait(rank):
+            try:
+                wait_for_all(members[rank], [members[1 - rank]], WAIT_SECONDS, word=words[rank])
+            except (PeerLost, UserError) as error:
+                return error
+            return None
+
+        with concurrent.futures.ThreadPoolExecutor(2) as pool:
+            return list(pool.map(wait, (0, 1)))
+
+    @pytest.mark.timeout(60)
+    def test_the_same_word(self):
+        assert self.both_wait(["tensorflow", "tensorflow"]) == [None, None]
+
+    @pytest.mark.timeout(60)
+    def test_a_process_that_says_nothing_is_named(self, monkeypatch):
+        monkeypatch.setattr(waiting, "_SILENT_SECONDS", 0.5)
+        with server() as silent, refused("worker:1", silent, "does not use engine='tensorflow'"):
+            wait_for_all(
+                Member("worker", 0, free()), [Member("worker", 1, silent)], WAIT_SECONDS, word="tensorflow"
+            )
+
+    @pytest.mark.timeout(60)
+    def test_a_stranger_who_speaks_first_is_noticed(self):
+        here = Member("ps", 0, free())
+
+        def speak():
+            while not listens(here.address):
+                time.sleep(0.02)
+            host, port = here.address.split(":")
+            with socket.create_connection((host, int(port))) as stranger:
+                stranger.sendall(b"hello")
+                stranger.recv(100)
+
+        speaker = threading.Thread(target=speak)
+        speaker.start()
+        with refused("ps:0: a process connected that does not use engine='tensorflow'"):
+            wait_for_all(here, [Member("ps", 1, free())], WAIT_SECONDS, word="tensorflow")
+        speaker.join(WAIT_SECONDS)
