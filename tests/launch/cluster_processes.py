@@ -3,8 +3,6 @@
 import json
 import os
 import pathlib
-import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 
@@ -21,7 +19,7 @@ class ClusterProcesses:
         cwd: the current folder of the processes.
         """
         self.cluster, self._cwd = cluster, cwd
-        self.processes: dict[int | str, subprocess.Popen | Forked] = {}
+        self.processes: dict[int | str, Forked] = {}
 
     def __enter__(self):
         self._folder = tempfile.TemporaryDirectory()
@@ -40,7 +38,7 @@ class ClusterProcesses:
         role: str,
         index: int,
         variables: Mapping[str, str],
-        inside: Sequence[str] = (),
+        network: str | None = None,
     ) -> None:
         """Starts or restarts `python words...`.
 
@@ -49,17 +47,12 @@ class ClusterProcesses:
           words: the words after `python`.
           role, index: the member of the cluster that it is.
           variables: added to its environment.
-          inside: words before `python` that run it elsewhere, as in a network namespace, in the same process.
+          network: file of the network namespace that it runs in; None for this process's.
         """
         task = {"cluster": self.cluster, "task": {"type": role, "index": index}}
         env = environment() | {"TF_CONFIG": json.dumps(task)} | variables
         files = [self._file(key, stream) for stream in ("out", "err")]
-        if inside:
-            with open(files[0], "ab") as out, open(files[1], "ab") as err:
-                words = [*inside, sys.executable, *words]
-                self.processes[key] = subprocess.Popen(words, cwd=self._cwd, env=env, stdout=out, stderr=err)
-        else:
-            self.processes[key] = nursery().start(words, cwd=self._cwd, env=env, files=files)
+        self.processes[key] = nursery().start(words, cwd=self._cwd, env=env, files=files, network=network)
 
     def _file(self, key: int | str, stream: str) -> str:
         return os.path.join(self._folder.name, f"{key}.{stream}")

@@ -1,7 +1,12 @@
-"""What several tests here look at: runs that nothing disturbed."""
+"""What several tests here look at: runs that nothing disturbed, each made once for all test processes."""
 
 import dataclasses
+import fcntl
+import json
+import os
 import pathlib
+import shutil
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -15,27 +20,53 @@ class FinishedRun:
 
     Attributes:
       directory: as in --directory.
-      ended: how the program ended.
+      ends: how each process ended.
     """
 
     directory: pathlib.Path
-    ended: Ended
+    ends: Sequence[Ended]
+
+    @property
+    def ended(self) -> Ended:
+        """How the run's only process ended."""
+        [found] = self.ends
+        return found
+
+
+def made_once(name: str, make: Callable[[pathlib.Path], Sequence[Ended]], tmp_path_factory) -> FinishedRun:
+    """The run that `make` leaves in the subfolder 'run' of a folder, made by the first test process that asks."""
+    base = tmp_path_factory.getbasetemp()
+    # The processes of pytest-xdist have their folders in one folder.
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    folder, ends_file = shared / name, shared / f"{name}.json"
+    with open(shared / f"{name}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not ends_file.exists():
+            # A test process that failed may have left the folder.
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            ends = make(folder)
+            assert all(ended.code == 0 for ended in ends), [ended.err for ended in ends]
+            ends_file.write_text(json.dumps([dataclasses.asdict(ended) for ended in ends]))
+    return FinishedRun(folder / "run", [Ended(**fields) for fields in json.loads(ends_file.read_text())])
 
 
 @pytest.fixture(scope="session")
 def finished_run(tmp_path_factory) -> FinishedRun:
     """`python -m launch.train` with the flags TINY, as in a shell."""
-    folder = tmp_path_factory.mktemp("finished")
-    ended = run("-m", "launch.train", *TINY, "--directory=run", cwd=folder)
-    assert ended.code == 0, ended.err
-    return FinishedRun(folder / "run", ended)
+
+    def make(folder: pathlib.Path) -> list[Ended]:
+        return [run("-m", "launch.train", *TINY, "--directory=run", cwd=folder)]
+
+    return made_once("finished", make, tmp_path_factory)
 
 
 @pytest.fixture(scope="session")
-def undisturbed(tmp_path_factory) -> pathlib.Path:
-    """Directory of a run of two workers on this machine's loopback; look, don't touch."""
-    folder = tmp_path_factory.mktemp("undisturbed")
-    with Workers([TRAIN] * 2, cwd=folder) as workers:
-        for ended in workers.ends(LIMIT_SECONDS):
-            assert ended.code == 0, ended.err
-    return folder / "run"
+def undisturbed(tmp_path_factory) -> FinishedRun:
+    """A run of two workers on this machine's loopback."""
+
+    def make(folder: pathlib.Path) -> list[Ended]:
+        with Workers([TRAIN] * 2, cwd=folder) as workers:
+            return workers.ends(LIMIT_SECONDS)
+
+    return made_once("undisturbed", make, tmp_path_factory)

@@ -55,6 +55,10 @@ class Network:
         """The words before a command that run it on a host, in the same process."""
         return (_program("ip"), "netns", "exec", _name(f"host{host}"))
 
+    def namespace(self, host: int) -> str:
+        """The file of a host's network namespace."""
+        return str(_NAMESPACES / _name(f"host{host}"))
+
     def pull(self, host: int) -> None:
         """Pulls a host's wire out of the switch: the host receives nothing, not even an error."""
         _ip("-n", _name("switch"), "link", "set", f"port{host}", "down")

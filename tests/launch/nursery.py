@@ -1,6 +1,7 @@
 """Starts `python ...` at once: forks of a process that has imported everything and computed nothing."""
 
 import atexit
+import contextlib
 import functools
 import json
 import os
@@ -8,10 +9,11 @@ import pathlib
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from tests.launch.programs import environment
+from tests.launch.programs import Ended, ended, environment
 
 # Reads one request a line: to start a program, which returns its process id; or, for a process id, to return the
 # exit code, null while the process runs.
@@ -56,11 +58,25 @@ class Nursery:
         )
 
     def start(
-        self, words: Sequence[str], *, cwd: pathlib.Path | None, env: Mapping[str, str], files: Sequence[str]
+        self,
+        words: Sequence[str],
+        *,
+        cwd: pathlib.Path | None,
+        env: Mapping[str, str],
+        files: Sequence[str],
+        network: str | None = None,
     ) -> "Forked":
-        """Starts `python words...`; its standard output and standard error are appended to two files."""
-        process = {"cwd": str(cwd or pathlib.Path.cwd()), "out": files[0], "err": files[1]}
-        return Forked(self, self.ask(words=list(words), environment=dict(env), process=process))
+        """Starts `python words...`; its standard output and standard error are appended to two files.
+
+        Args:
+          words: the words after `python`.
+          cwd: the current folder; None for this process's.
+          env: the environment.
+          files: the files for standard output and standard error.
+          network: file of the network namespace that it runs in; None for this process's.
+        """
+        process = {"cwd": str(cwd or pathlib.Path.cwd()), "out": files[0], "err": files[1], "network": network}
+        return Forked(self, self.ask(words=list(words), environment=dict(env), process=process), files)
 
     def ask(self, **request):
         """Sends a request to the process, see `_PROGRAM`, and returns the reply."""
@@ -86,8 +102,8 @@ class Forked:
 
     stdout = None
 
-    def __init__(self, nursery: Nursery, pid: int):
-        self._nursery, self.pid, self.returncode = nursery, pid, None
+    def __init__(self, nursery: Nursery, pid: int, files: Sequence[str]):
+        self._nursery, self.pid, self.returncode, self._files = nursery, pid, None, files
 
     def poll(self) -> int | None:
         if self.returncode is None:
@@ -102,6 +118,12 @@ class Forked:
             time.sleep(0.01)
         return self.returncode
 
+    def communicate(self, timeout: float) -> tuple[str, str]:
+        """Waits for the end; returns standard output and standard error."""
+        self.wait(timeout)
+        out, err = (pathlib.Path(path).read_text(errors="replace") for path in self._files)
+        return out, err
+
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
             os.kill(self.pid, number)
@@ -111,3 +133,22 @@ class Forked:
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def forked(*command: str, cwd: pathlib.Path) -> Iterator[Forked]:
+    """Context manager: as programs.started, without the seconds of the imports."""
+    with tempfile.TemporaryDirectory() as folder:
+        files = [os.path.join(folder, name) for name in ("out", "err")]
+        process = nursery().start(command, cwd=cwd, env=environment(), files=files)
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.communicate(timeout=20)
+
+
+def run_forked(*command: str, cwd: pathlib.Path) -> Ended:
+    """As programs.run, without the seconds of the imports."""
+    with forked(*command, cwd=cwd) as process:
+        return ended(process)

@@ -1,4 +1,4 @@
-"""Runs of server_program.py on parameter servers: their signals, and the checks of how they ended."""
+"""Runs of slow_input_program.py on parameter servers: their signals, and the checks of how they ended."""
 
 import json
 import pathlib
@@ -14,7 +14,7 @@ END_SECONDS = 20
 STEPS = 60
 EXAMPLES_A_STEP = 24
 PROGRAM = (
-    str(ROOT / "tests" / "launch" / "server_program.py"),
+    str(ROOT / "tests" / "launch" / "slow_input_program.py"),
     "--strategy=ps",
     "--num_towers=1",
     f"--steps={STEPS}",

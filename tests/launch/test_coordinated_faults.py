@@ -1,6 +1,5 @@
 """ParameterServerStrategy as the engine, with processes that fail: real processes, real signals."""
 
-import json
 import random
 import signal
 import time
@@ -9,7 +8,7 @@ import pytest
 
 from launch.binary import DONE, INTERRUPTED, NOT_FINITE, PEER_LOST, USER_ERROR
 from tests.launch.clusters import launched
-from tests.launch.programs import LAST_STEP, errors
+from tests.launch.programs import errors
 from tests.launch.server_groups import ServerGroup
 from tests.launch.server_runs import (
     EXAMPLES_A_STEP,
@@ -23,7 +22,6 @@ from tests.launch.server_runs import (
     signalled,
     summary,
 )
-from tests.launch.workers import TRAIN
 
 pytestmark = pytest.mark.timeout(280)
 
@@ -33,7 +31,7 @@ END_SECONDS = 40
 
 @pytest.fixture
 def group_of(tmp_path):
-    """Builds clusters of server_program.py, in the test's folder."""
+    """Builds clusters of slow_input_program.py, in the test's folder."""
 
     def group(*flags: str, workers: int = 2, servers: int = 2, **more) -> ServerGroup:
         command = (*PROGRAM, "--engine=tensorflow", *flags)
@@ -174,10 +172,10 @@ def test_a_server_of_the_other_engine_is_named(group_of):
 
 @pytest.mark.full
 def test_the_launcher_recovers_from_a_killed_worker(tmp_path):
-    command = ("python", *(flag for flag in TRAIN if flag != "--strategy=ring"), "--strategy=ps")
+    command = ("python", *PROGRAM)
     flags = ("--workers=2", "--ps=1", "--chief", "--max_restarts=1", "--kill=worker:1@step10", "--grace_seconds=1")
     with launched(tmp_path, "", *flags, command=command) as cluster:
         ended = cluster.ended()
     assert ended.code == DONE, ended.err
     assert "recovered: worker:1 was killed at step 10, restart 1 completed" in ended.out
-    assert json.loads((tmp_path / "run" / "summary.json").read_text())["steps"] == LAST_STEP
+    assert summary(tmp_path)["steps"] == STEPS

@@ -11,8 +11,8 @@ import pytest
 
 from launch.binary import INTERRUPTED, NOT_FINITE, PEER_LOST, USER_ERROR
 from launch.membership.free_ports import free_addresses
-from tests.launch.programs import LAST_STEP, ROOT, assert_same_end, errors, wait_for
-from tests.launch.workers import TRAIN, Workers
+from tests.launch.programs import LAST_STEP, ROOT, Ended, assert_same_end, errors, wait_for
+from tests.launch.workers import LONG, TRAIN, Workers
 from tests.tiers import first_quick
 
 pytestmark = pytest.mark.timeout(280)
@@ -47,14 +47,12 @@ def own(mischief: str, *flags: str, cwd: pathlib.Path, worker: int = 1) -> Worke
 
 
 @pytest.mark.full
-def test_only_the_chief_writes_files_and_shows_progress(tmp_path):
-    with ring(TRAIN, cwd=tmp_path) as workers:
-        chief, other = workers.ends(LIMIT_SECONDS)
-    assert (chief.code, other.code) == (0, 0), chief.err + other.err
+def test_only_the_chief_writes_files_and_shows_progress(undisturbed):
+    chief, other = undisturbed.ends
     assert f"step {LAST_STEP}/{LAST_STEP}" in chief.out
     assert "checkpoint: " in chief.out
     assert other.out == ""
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    summary = json.loads((undisturbed.directory / "summary.json").read_text())
     assert set(summary["workers"]) == {"worker:0", "worker:1"}
     assert all(time["busy_seconds"] > 0 for time in summary["workers"].values())
 
@@ -73,23 +71,26 @@ def resumed_to_the_end(cwd: pathlib.Path) -> str:
     return ends[0].out
 
 
-@pytest.mark.full
-@one_of_both("victim")
-def test_a_killed_worker_ends_the_ring_which_can_resume(tmp_path, undisturbed, victim):
-    with ring(TRAIN, cwd=tmp_path) as workers:
-        interrupted_in_the_middle(workers, tmp_path, signal.SIGKILL, victim)
-        survivor = workers.end(1 - victim, HEARTBEAT_SECONDS)
+def assert_reports_lost(survivor: Ended, victim: int) -> None:
     assert survivor.code == PEER_LOST
     assert f"worker:{victim} (127.0.0.1:" in survivor.err
     assert "was lost at step" in survivor.err
+
+
+@pytest.mark.full
+def test_a_killed_worker_ends_the_ring_which_can_resume(tmp_path, undisturbed):
+    """The chief is killed in `test_a_chief_that_is_killed_while_it_saves`."""
+    with ring(TRAIN, cwd=tmp_path) as workers:
+        interrupted_in_the_middle(workers, tmp_path, signal.SIGKILL, 1)
+        assert_reports_lost(workers.end(0, HEARTBEAT_SECONDS), 1)
     assert "resumed at step" in resumed_to_the_end(tmp_path)
-    assert_same_end(tmp_path / "run", undisturbed)
+    assert_same_end(tmp_path / "run", undisturbed.directory)
 
 
 @pytest.mark.full
 @one_of_both("victim")
 def test_a_stopped_worker_ends_the_ring(tmp_path, victim):
-    with ring(TRAIN, cwd=tmp_path) as workers:
+    with ring(LONG, cwd=tmp_path) as workers:
         interrupted_in_the_middle(workers, tmp_path, signal.SIGSTOP, victim)
         survivor = workers.end(1 - victim, HEARTBEAT_SECONDS)
     assert survivor.code == PEER_LOST, survivor.err
@@ -120,18 +121,31 @@ def test_a_worker_that_exits_early_ends_the_ring(tmp_path, leaves):
     assert f"worker:{leaves}" in left.err
 
 
-@pytest.mark.full
-@one_of_both("receiver")
-def test_sigterm_to_one_stops_all_at_the_same_step(tmp_path, undisturbed, receiver):
-    with ring(TRAIN, cwd=tmp_path) as workers:
-        interrupted_in_the_middle(workers, tmp_path, signal.SIGTERM, receiver)
+def assert_sigterm_stops_both(command, *, cwd: pathlib.Path, receiver: int) -> None:
+    """Sends SIGTERM twice to one worker."""
+    with ring(command, cwd=cwd) as workers:
+        interrupted_in_the_middle(workers, cwd, signal.SIGTERM, receiver)
         time.sleep(0.05)
         workers.processes[receiver].send_signal(signal.SIGTERM)
         chief, other = workers.ends(LIMIT_SECONDS)
     assert (chief.code, other.code) == (INTERRUPTED, INTERRUPTED), chief.err + other.err
     assert "stopped at step" in chief.out
+
+
+@pytest.mark.full
+def test_sigterm_to_the_other_worker_stops_both_at_the_same_step(tmp_path, undisturbed):
+    assert_sigterm_stops_both(TRAIN, cwd=tmp_path, receiver=1)
     assert "resumed at step" in resumed_to_the_end(tmp_path)
-    assert_same_end(tmp_path / "run", undisturbed)
+    assert_same_end(tmp_path / "run", undisturbed.directory)
+
+
+@pytest.mark.full
+def test_sigterm_to_the_chief_stops_both_at_the_same_step(tmp_path):
+    """What is saved does not depend on the receiver: the resumption is in the test above."""
+    assert_sigterm_stops_both(LONG, cwd=tmp_path, receiver=0)
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["outcome"] == "interrupted"
+    assert (tmp_path / "run" / "checkpoints" / f"step-{summary['steps']}.index").exists()
 
 
 def test_a_port_that_is_in_use(tmp_path):
@@ -174,9 +188,9 @@ def test_a_chief_that_is_killed_while_it_saves(tmp_path, undisturbed):
         while not any(checkpoints.glob("step-15*")):
             assert time.monotonic() < deadline
         workers.processes[0].kill()
-        assert workers.end(1, HEARTBEAT_SECONDS).code == PEER_LOST
-    resumed_to_the_end(tmp_path)
-    assert_same_end(tmp_path / "run", undisturbed)
+        assert_reports_lost(workers.end(1, HEARTBEAT_SECONDS), 0)
+    assert "resumed at step" in resumed_to_the_end(tmp_path)
+    assert_same_end(tmp_path / "run", undisturbed.directory)
 
 
 @pytest.mark.full

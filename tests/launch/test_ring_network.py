@@ -9,7 +9,7 @@ import pytest
 from launch.binary import PEER_LOST
 from tests.launch.network_namespaces import SLOW_MEGABITS, Network, hosts, namespaces, needs_network_namespaces
 from tests.launch.programs import LAST_STEP, Ended, assert_same_end, checkpoint_values, errors, wait_for
-from tests.launch.workers import TRAIN, Workers
+from tests.launch.workers import LONG, TRAIN, Workers
 
 pytestmark = [pytest.mark.timeout(280), needs_network_namespaces, pytest.mark.full]
 
@@ -19,17 +19,17 @@ TIMEOUT_SECONDS = 10
 # Limit from the loss of a wire to the last worker's exit: the collective's timeout and the time to end.
 END_SECONDS = 3 * TIMEOUT_SECONDS
 # Each takes about four seconds on the slow wire.
-SLOW_STEPS = 10
+SLOW_STEPS = 3
 
 
-def ring(network: Network, cwd: pathlib.Path, *flags: str) -> Workers:
+def ring(network: Network, cwd: pathlib.Path, *flags: str, command=TRAIN) -> Workers:
     """A ring with one worker on each host."""
     ranks = range(network.num_hosts)
     return Workers(
-        [(*TRAIN, *flags)] * network.num_hosts,
+        [(*command, *flags)] * network.num_hosts,
         cwd=cwd,
         addresses=[f"{network.address(rank)}:{PORT}" for rank in ranks],
-        inside={rank: network.inside(rank) for rank in ranks},
+        networks={rank: network.namespace(rank) for rank in ranks},
     )
 
 
@@ -54,7 +54,7 @@ def test_two_hosts_give_the_same_bits_as_one_machine(tmp_path, undisturbed):
         with ring(network, tmp_path) as workers:
             assert_all_done(workers)
         assert_gradients_crossed(network, tmp_path / "run", LAST_STEP)
-    assert_same_end(tmp_path / "run", undisturbed)
+    assert_same_end(tmp_path / "run", undisturbed.directory)
 
 
 def test_four_hosts_one_of_them_on_a_slow_wire(tmp_path):
@@ -70,9 +70,9 @@ def test_four_hosts_one_of_them_on_a_slow_wire(tmp_path):
     assert set(summary["workers"]) == {f"worker:{rank}" for rank in range(4)}
 
 
-def ends_after_a_pull(network: Network, cwd: pathlib.Path, lost: int) -> list[Ended]:
+def ends_after_a_pull(network: Network, cwd: pathlib.Path, lost: int, command=TRAIN) -> list[Ended]:
     """Pulls one host's wire after step 10; returns how the workers ended, which they must do in time."""
-    with ring(network, cwd, f"--collective_timeout_seconds={TIMEOUT_SECONDS}") as workers:
+    with ring(network, cwd, f"--collective_timeout_seconds={TIMEOUT_SECONDS}", command=command) as workers:
         wait_for(cwd / "run" / "checkpoints" / "step-10.index", workers.processes[0])
         network.pull(lost)
         deadline = time.monotonic() + END_SECONDS
@@ -82,7 +82,7 @@ def ends_after_a_pull(network: Network, cwd: pathlib.Path, lost: int) -> list[En
 @pytest.mark.parametrize("lost", [0, 1])
 def test_a_pulled_wire_ends_all_workers(tmp_path, lost):
     with hosts(3) as network:
-        ends = ends_after_a_pull(network, tmp_path, lost)
+        ends = ends_after_a_pull(network, tmp_path, lost, LONG)
     for ended in ends:
         assert ended.code == PEER_LOST, ended.err
         (line,) = errors(ended)
@@ -96,7 +96,7 @@ def test_the_ring_resumes_when_the_wire_is_back(tmp_path, undisturbed):
         with ring(network, tmp_path) as workers:
             assert_all_done(workers)
             assert "resumed at step" in workers.written(0, "out")
-    assert_same_end(tmp_path / "run", undisturbed)
+    assert_same_end(tmp_path / "run", undisturbed.directory)
 
 
 def test_no_namespace_is_left():

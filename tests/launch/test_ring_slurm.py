@@ -21,4 +21,4 @@ def test_srun_starts_a_ring_without_tf_config(tmp_path, undisturbed, monkeypatch
     assert tasks == {"0"}, ended.out
     assert f"step {LAST_STEP}/{LAST_STEP}" in ended.out
     assert ended.out.count("checkpoint: ") == 1
-    assert_same_end(tmp_path / "run", undisturbed)
+    assert_same_end(tmp_path / "run", undisturbed.directory)

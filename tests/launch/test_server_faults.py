@@ -11,7 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from launch.binary import DONE, INTERRUPTED, NOT_FINITE, PEER_LOST, USER_ERROR
 from tests.launch.clusters import launched
 from tests.launch.nursery import nursery
-from tests.launch.programs import LAST_STEP, checkpoint_values, environment, errors
+from tests.launch.programs import checkpoint_values, environment, errors
 from tests.launch.server_groups import ServerGroup
 from tests.launch.server_runs import (
     END_SECONDS,
@@ -26,7 +26,6 @@ from tests.launch.server_runs import (
     summary,
     wait_for_step,
 )
-from tests.launch.workers import TRAIN
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -35,7 +34,7 @@ SYNC = "--staleness=sync"
 
 @pytest.fixture
 def own(tmp_path):
-    """Builds clusters of server_program.py, in the test's folder."""
+    """Builds clusters of slow_input_program.py, in the test's folder."""
 
     def group(*flags: str, workers: int = 2, servers: int = 2, **more) -> ServerGroup:
         command = (*PROGRAM, "--engine=own", *flags)
@@ -240,13 +239,13 @@ def test_other_modes_resume_from_its_checkpoints(own, tmp_path):
 
 @pytest.mark.full
 def test_the_launcher_recovers_from_a_killed_worker(tmp_path):
-    command = ("python", *(flag for flag in TRAIN if flag != "--strategy=ring"), "--strategy=ps", "--engine=own")
+    command = ("python", *PROGRAM, "--engine=own")
     flags = ("--workers=2", "--ps=1", "--chief", "--max_restarts=1", "--kill=worker:1@step10", "--grace_seconds=1")
     with launched(tmp_path, "", *flags, command=command) as cluster:
         ended = cluster.ended()
     assert ended.code == DONE, ended.err
     assert "recovered: worker:1 was killed at step 10, restart 1 completed" in ended.out
-    assert summary(tmp_path)["steps"] == LAST_STEP
+    assert summary(tmp_path)["steps"] == STEPS
 
 
 @pytest.mark.full

@@ -1,4 +1,4 @@
-"""A user's own program on parameter servers: a small network with slow input.
+"""A user's own program on a ring or parameter servers: a small network with slow input.
 
 SECONDS_PER_BATCH   seconds that the input of each batch takes; default: 0.04
 NAN_FROM            the input is not finite from the batch with this index on
