@@ -5,16 +5,8 @@ import signal
 
 import pytest
 
-from tests.launch.programs import (
-    LAST_STEP,
-    TINY,
-    assert_same_end,
-    ended,
-    listing,
-    run,
-    started,
-    wait_for,
-)
+from tests.launch.nursery import forked, run_forked
+from tests.launch.programs import LAST_STEP, TINY, assert_same_end, ended, listing, wait_for
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -62,13 +54,13 @@ def test_killed_twice_and_restarted(finished_run, tmp_path):
     """After SIGKILL, which leaves no time to save, training resumes from the newest checkpoint."""
     command = ("-m", "launch.train", *TINY, "--directory=run")
     for step in (5, 15):
-        with started(*command, cwd=tmp_path) as process:
+        with forked(*command, cwd=tmp_path) as process:
             wait_for(tmp_path / "run" / "checkpoints" / f"step-{step}.index", process)
             process.kill()
             killed = ended(process)
         assert killed.code == -signal.SIGKILL
         assert not (tmp_path / "run" / "model.keras").exists(), "training ended before it was killed"
-    last = run(*command, cwd=tmp_path)
+    last = run_forked(*command, cwd=tmp_path)
     assert last.code == 0, last.err
     assert f"resumed at step {15}" in last.out or "resumed at step 20" in last.out
     assert_same_end(tmp_path / "run", finished_run.directory)
@@ -81,7 +73,7 @@ def test_killed_twice_and_restarted(finished_run, tmp_path):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
 def test_stopped_by_a_signal_and_restarted(finished_run, tmp_path, number):
     command = ("-m", "launch.train", *TINY, "--directory=run", "--checkpoint_every_steps=1000")
-    with started(*command, cwd=tmp_path) as process:
+    with forked(*command, cwd=tmp_path) as process:
         wait_for(tmp_path / "run" / "metrics.jsonl", process)
         while not (tmp_path / "run" / "metrics.jsonl").read_text().count("\n") >= 3:
             assert process.poll() is None
@@ -94,7 +86,7 @@ def test_stopped_by_a_signal_and_restarted(finished_run, tmp_path, number):
     assert f"to resume, run the same command with --directory={tmp_path / 'run'} --resume=auto" in notice
     assert (tmp_path / "run" / "checkpoints" / f"step-{step}.index").exists()
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["outcome"] == "interrupted"
-    last = run(*command, cwd=tmp_path)
+    last = run_forked(*command, cwd=tmp_path)
     assert last.code == 0, last.err
     assert f"resumed at step {step} of {LAST_STEP}" in last.out
     assert_same_end(tmp_path / "run", finished_run.directory)
@@ -102,7 +94,7 @@ def test_stopped_by_a_signal_and_restarted(finished_run, tmp_path, number):
 
 @pytest.mark.full
 def test_a_dry_run_saves_nothing(tmp_path):
-    done = run("-m", "launch.train", *TINY, "--dry_run", "--directory=run", cwd=tmp_path)
+    done = run_forked("-m", "launch.train", *TINY, "--dry_run", "--directory=run", cwd=tmp_path)
     assert done.code == 0, done.err
     assert "step 2: evaluation loss " in done.out
     assert listing(tmp_path) == []
@@ -111,11 +103,11 @@ def test_a_dry_run_saves_nothing(tmp_path):
 @pytest.mark.full
 def test_verify(tmp_path):
     flags = (*TINY, "--batch_size=6", "--directory=run")
-    good = run("-m", "launch.train", *flags, "--verify", cwd=tmp_path)
+    good = run_forked("-m", "launch.train", *flags, "--verify", cwd=tmp_path)
     assert good.code == 0, good.err
     assert "towers with 2 towers compared with one device, each batch undivided, 20 steps:" in good.out
     assert "\nverified: largest " in good.out
-    bad = run("-m", "launch.train", *flags, "--verify", "--verify_tolerance=1e-30", cwd=tmp_path)
+    bad = run_forked("-m", "launch.train", *flags, "--verify", "--verify_tolerance=1e-30", cwd=tmp_path)
     assert bad.code == 3, bad.err
     assert "\nDIFFERS: largest " in bad.out
     assert listing(tmp_path) == []
@@ -124,7 +116,7 @@ def test_verify(tmp_path):
 @pytest.mark.full
 def test_a_loss_that_is_not_finite(tmp_path):
     flags = ("--learning_rate=1e30", "--schedule=constant", "--directory=run")
-    done = run("-m", "launch.train", *TINY, *flags, cwd=tmp_path)
+    done = run_forked("-m", "launch.train", *TINY, *flags, cwd=tmp_path)
     assert done.code == 4, done.err
     [line] = done.err.splitlines()
     assert line.startswith("train: error: step ")
