@@ -3,11 +3,18 @@
 import json
 
 import pytest
+from absl import flags
+from absl.testing import flagsaver
 
-from tests.launch.programs import ended, run, run_many, started
+from launch import benchmark
+from launch.measuring.case import Case, Work
+from tests.launch.nursery import run_forked
+from tests.launch.programs import ended, started
+
+FLAGS = flags.FLAGS
 
 pytestmark = pytest.mark.timeout(240)
-SHORT = ("--rounds=2", "--measured_steps=3", "--network=tiny", "--measured_batch=8")
+SHORT = ("--rounds=1", "--measured_steps=3", "--network=tiny", "--measured_batch=8")
 ROWS = ("--row=towers,1", "--row=ring,2,tiny,8", "--row=ps,1,tiny,8,bfloat16")
 
 
@@ -15,7 +22,7 @@ ROWS = ("--row=towers,1", "--row=ring,2,tiny,8", "--row=ps,1,tiny,8,bfloat16")
 def measured(tmp_path_factory):
     folder = tmp_path_factory.mktemp("benchmark")
     with started("-m", "launch.benchmark", *ROWS, *SHORT, "--output=found", cwd=folder) as process:
-        # Twelve processes import TensorFlow, one row after another.
+        # Six processes import TensorFlow, one row after another.
         return folder, ended(process, limit_seconds=220)
 
 
@@ -28,7 +35,7 @@ def test_it_measures_each_row_and_saves_the_figures(measured):
     names = ["towers 1, tiny, 8, float32", "ring 2, tiny, 8, float32", "ps 1, tiny, 8, bfloat16"]
     assert [one["name"] for one in whole["cases"]] == names
     for one in whole["cases"]:
-        assert len(one["rounds"]) == 2
+        assert len(one["rounds"]) == 1
         for name in ("images_per_second", "first_step_seconds", "peak_memory_bytes"):
             assert one["figures"][name]["min"] > 0, (one["name"], name)
         assert sum(one["time"].values()) == pytest.approx(1.0, abs=0.05)
@@ -60,20 +67,42 @@ def test_compare_ends_with_exit_code_3_if_a_figure_is_worse(measured):
     (folder / "slow.json").write_text(json.dumps(whole))
     fast, slow = (str(folder / name) for name in ("fast.json", "slow.json"))
     orders = (["--compare", fast, slow], ["--compare", fast, slow, "--worse_by=0.2"], ["--compare", slow, fast])
-    worse, tolerated, better = (
-        done for done, _ in run_many([("launch.benchmark", flags) for flags in orders], folder)
-    )
+    worse, tolerated, better = (run_forked("-m", "launch.benchmark", *order, cwd=folder) for order in orders)
     found = "towers 1, tiny, 8, float32: images_per_second 1000 -> 900, 10.0% worse (noise ±14.1)"
     assert worse.out.splitlines() == [found, "1 differences beyond the noise, 1 worse by more than 5%"]
     assert [done.code for done in (worse, tolerated, better)] == [3, 0, 0]
 
 
+def test_each_round_measures_every_row_and_is_saved(tmp_path, monkeypatch):
+    path, found = tmp_path / "benchmark.json", []
+
+    def saved_rounds() -> list[int]:
+        return [len(one["rounds"]) for one in json.loads(path.read_text())["cases"]] if path.exists() else []
+
+    def run_case(row: Case) -> dict:
+        found.append((row.name, saved_rounds()))
+        return {"images_per_second": float(len(found))}
+
+    monkeypatch.setattr(benchmark, "run_case", run_case)
+    monkeypatch.setattr(benchmark, "environment_now", dict)
+    if not FLAGS.is_parsed():
+        FLAGS.mark_as_parsed()
+    with flagsaver.flagsaver(rounds=2):
+        whole = benchmark.measure([Case(name, Work("towers", 2, "tiny", 8), ()) for name in "ab"], tmp_path)
+    assert found == [("a", []), ("b", []), ("a", [1, 1]), ("b", [1, 1])]
+    assert json.loads(path.read_text()) == whole
+    rates = [[one["images_per_second"] for one in case["rounds"]] for case in whole["cases"]]
+    assert rates == [[1.0, 3.0], [2.0, 4.0]]
+
+
 @pytest.mark.full
-def test_existing_results_are_not_overwritten(measured):
-    folder, _ = measured
-    again = run("-m", "launch.benchmark", *ROWS, *SHORT, "--output=found", cwd=folder)
+def test_existing_results_are_not_overwritten(tmp_path):
+    (tmp_path / "found").mkdir()
+    (tmp_path / "found" / "benchmark.json").touch()
+    again = run_forked("-m", "launch.benchmark", *ROWS, *SHORT, "--output=found", cwd=tmp_path)
     assert again.code == 2
     assert "--output=found already contains a benchmark.json; choose another folder" in again.err
+    assert (tmp_path / "found" / "benchmark.json").read_text() == ""
 
 
 MISTAKES = (
@@ -88,9 +117,9 @@ MISTAKES = (
 
 @pytest.mark.full
 def test_each_mistake_is_reported_in_one_line(tmp_path):
-    ends = run_many([("launch.benchmark", flags) for flags, _ in MISTAKES], tmp_path)
-    for (flags, words), (done, folder) in zip(MISTAKES, ends, strict=True):
-        assert done.code == 2, flags
+    for mistake, words in MISTAKES:
+        done = run_forked("-m", "launch.benchmark", *mistake, cwd=tmp_path)
+        assert done.code == 2, mistake
         assert words in done.err
         assert len(done.err.splitlines()) == 1
-        assert not list(folder.iterdir())
+        assert not list(tmp_path.iterdir())
