@@ -1,8 +1,11 @@
 """A user's mistake: one line with the value, the rule and the fix, exit code 2, no file written."""
 
+import shutil
+
 import pytest
 
-from tests.launch.programs import TINY, listing, run, run_many
+from tests.launch.nursery import run_forked
+from tests.launch.programs import TINY, listing, run
 from tests.tiers import first_quick
 
 pytestmark = pytest.mark.timeout(300)
@@ -79,9 +82,12 @@ CREATES_DIRECTORY = ("a profile outside of the run",)
 def refusals(request, tmp_path_factory):
     """For each case of this run: how it ended, and the files that it left in its folder."""
     names = list(CASES) if request.config.getoption("--full") else list(CASES)[:NUM_QUICK]
-    calls = [("launch.train", [*TINY, "--directory=run", *CASES[name][0]]) for name in names]
-    found = run_many(calls, tmp_path_factory.mktemp("refusals"))
-    return {name: (ended, listing(cwd)) for name, (ended, cwd) in zip(names, found, strict=True)}
+    found = {}
+    for name in names:
+        cwd = tmp_path_factory.mktemp("refusal")
+        ended = run_forked("-m", "launch.train", *TINY, "--directory=run", *CASES[name][0], cwd=cwd)
+        found[name] = (ended, listing(cwd))
+    return found
 
 
 def assert_refused(ended, parts, program="train"):
@@ -101,12 +107,9 @@ def test_one_line_and_nothing_written(name, refusals):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(
-    "name",
-    ["more towers than examples", "towers on a GPU where there is none", "an unknown flag"],
-)
-def test_as_a_separate_process(name, tmp_path):
-    flags, parts = CASES[name]
+def test_as_a_separate_process(tmp_path):
+    """A mistake that is detected last, when the strategy is built."""
+    flags, parts = CASES["more towers than examples"]
     assert_refused(run("-m", "launch.train", *TINY, "--directory=run", *flags, cwd=tmp_path), parts)
     assert listing(tmp_path) == []
 
@@ -114,13 +117,12 @@ def test_as_a_separate_process(name, tmp_path):
 @pytest.mark.full
 def test_another_model_in_the_directory(finished_run, tmp_path):
     """A checkpoint of another model or optimizer is refused and not changed."""
-    before = listing(finished_run.directory)
-    directory = f"--directory={finished_run.directory}"
-    calls = [
-        ("launch.train", [*TINY, directory, "--model=alexnet"]),
-        ("launch.train", [*TINY, directory, "--optimizer=adam"]),
-    ]
-    (model, _), (optimizer, _) = run_many(calls, tmp_path)
+    shutil.copytree(finished_run.directory, tmp_path / "run")
+    before = listing(tmp_path)
+    command = ("-m", "launch.train", *TINY, "--directory=run")
+    model, optimizer = (
+        run_forked(*command, flag, cwd=tmp_path) for flag in ("--model=alexnet", "--optimizer=adam")
+    )
     assert_refused(model, ("parameters/conv2/kernel", "of shape [5, 5, 64, 64]", "use the same model"))
     assert_refused(optimizer, ("slots/", "use the same optimizer"))
-    assert listing(finished_run.directory) == before
+    assert listing(tmp_path) == before

@@ -6,7 +6,8 @@ import shutil
 
 import pytest
 
-from tests.launch.programs import LAST_STEP, listing, run, run_many
+from tests.launch.nursery import run_forked
+from tests.launch.programs import LAST_STEP, listing, run
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.full]
 
@@ -56,7 +57,10 @@ def runs(copied, damaged, tmp_path_factory):
         "export by another suffix": (EXPORT, [f"--directory={copied}", "--output=model.h5"]),
     }
     before = listing(copied)
-    ended = dict(zip(calls, run_many(list(calls.values()), folder), strict=True))
+    ended = {}
+    for name, (module, flags) in calls.items():
+        cwd = tmp_path_factory.mktemp("call")
+        ended[name] = (run_forked("-m", module, *flags, cwd=cwd), cwd)
     assert listing(copied) == before, "an evaluation writes nothing"
     return ended
 
