@@ -5,15 +5,15 @@ import json
 import pytest
 
 from launch import binary
-from tests.launch.programs import TINY
+from tests.launch.programs import ROOT
 from tests.launch.server_groups import ServerGroup
 
 pytestmark = pytest.mark.timeout(200)
 
 LIMIT_SECONDS = 100
 TRAIN = (
-    *("-m", "launch.train", *(flag for flag in TINY if not flag.startswith("--num_towers"))),
-    *("--strategy=ps", "--num_towers=1", "--directory=run"),
+    str(ROOT / "tests" / "launch" / "slow_input_program.py"),
+    *("--steps=30", "--checkpoint_every_steps=5", "--strategy=ps", "--num_towers=1", "--directory=run"),
 )
 
 

@@ -15,25 +15,7 @@ RUN = Run(strategy=None, directory=None, first_step=10, last_step=30)
 
 @pytest.mark.full
 @pytest.mark.timeout(300)
-def test_a_killed_training_gives_the_results_of_an_undisturbed_one(finished_run, tmp_path):
-    command = ("python", "-m", "launch.train", *TINY)
-    flags = ("--workers=1", "--kill=worker:0@step10", "--max_restarts=1")
-    with launched(tmp_path, "", *flags, command=command) as cluster:
-        done = cluster.ended()
-    assert done.code == 0, done.err
-    assert done.err == "[worker:0] planned fault: SIGKILL before step 10\n"
-    lines = done.out.splitlines()
-    assert lines[0].startswith("restart 1 of 1: worker:0 failed: killed by SIGKILL; ")
-    assert "[worker:0] resumed at step 10 of 30" in lines
-    assert lines[-1] == "recovered: worker:0 was killed at step 10, restart 1 completed"
-    [directory] = (tmp_path / "runs").iterdir()
-    assert (directory / "logs" / "worker-0.log").exists(), "training used the launcher's directory"
-    assert_same_end(directory, finished_run.directory)
-
-
-@pytest.mark.full
-@pytest.mark.timeout(300)
-def test_a_ring_restarts_after_the_loss_of_any_worker(tmp_path):
+def test_a_ring_that_lost_a_worker_restarts_and_gives_the_results_of_an_undisturbed_one(undisturbed, tmp_path):
     """Without the fault, rank 0 would not end a call of run_steps at this step."""
     command = (
         "python",
@@ -50,8 +32,13 @@ def test_a_ring_restarts_after_the_loss_of_any_worker(tmp_path):
     assert done.code == 0, done.err
     assert "[worker:1] planned fault: SIGKILL before step 11\n" in done.err
     lines = done.out.splitlines()
+    [restart] = [line for line in lines if line.startswith("restart ")]
+    assert restart.startswith("restart 1 of 1: worker:1 failed: killed by SIGKILL; ")
     assert "[worker:0] resumed at step 10 of 30" in lines
     assert lines[-1] == "recovered: worker:1 was killed at step 11, restart 1 completed"
+    [directory] = (tmp_path / "runs").iterdir()
+    assert (directory / "logs" / "worker-0.log").exists(), "training used the launcher's directory"
+    assert_same_end(directory, undisturbed.directory)
 
 
 @pytest.fixture
