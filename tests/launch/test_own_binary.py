@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from tests.launch.nursery import run_forked
 from tests.launch.programs import run
 
 pytestmark = pytest.mark.timeout(300)
@@ -70,13 +71,13 @@ def test_it_trains_and_resumes(folder):
     assert summary["flags"]["num_towers"] == 2
     assert (folder / "run" / "model.keras").exists()
 
-    second = run("line.py", *FLAGS, "--epochs=12", "--schedule=constant", cwd=folder)
+    second = run_forked("line.py", *FLAGS, "--epochs=12", "--schedule=constant", cwd=folder)
     assert second.code == 0, second.err
     assert "resumed at step 60 of 72" in second.out
 
 
 @pytest.mark.full
 def test_its_help_lists_all_flags(folder):
-    done = run("line.py", "--helpfull", cwd=folder)
+    done = run_forked("line.py", "--helpfull", cwd=folder)
     for flag in ("--slope", "--num_towers", "--learning_rate", "--checkpoint_every_steps", "--strategy"):
         assert flag in done.out
