@@ -106,7 +106,7 @@ def test_existing_results_are_not_overwritten(tmp_path):
 
 
 MISTAKES = (
-    (["--row=towers"], "--row=towers: give STRATEGY,COUNT"),
+    (["--row=towers"], "--row=towers: give STRATEGY[/ENGINE],COUNT"),
     (["--row=fast,2"], "a strategy of towers, mirrored, ring, ps"),
     (["--compare", "a.json"], "two files are needed"),
     (["--compare", "a.json", "b.json"], "a.json: No such file"),
