@@ -40,6 +40,7 @@ def group_of(tmp_path):
     return group
 
 
+@pytest.mark.full
 def test_an_undisturbed_run(group_of, tmp_path):
     with group_of() as group:
         chief = all_end(group)["chief:0"]
