@@ -1,8 +1,9 @@
 """TensorFlow's servers and workers, as the chief uses them: ParameterServerStrategy and ClusterCoordinator."""
 
-import concurrent.futures
+import contextlib
 import json
 import math
+import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -197,14 +198,16 @@ class CoordinatedCarrier:
         return found
 
     def end(self, how: str) -> None:
-        """Ends workers and servers. One that is lost already needs no end."""
-        with concurrent.futures.ThreadPoolExecutor(1) as pool:
-            for member in (*self._connection.workers, *reversed(self._connection.servers)):
-                asked = pool.submit(self._connection.ask, member, "end", how, output=BOOL)
-                try:
-                    asked.result(_END_SECONDS)
-                except (PeerLost, TimeoutError):
-                    continue
+        """Ends workers and servers. One that is lost needs no end, and one that hangs is not waited for."""
+
+        def end_one(member):
+            with contextlib.suppress(PeerLost):
+                self._connection.ask(member, "end", how, output=BOOL)
+
+        for member in (*self._connection.workers, *reversed(self._connection.servers)):
+            asking = threading.Thread(target=end_one, args=[member], daemon=True)
+            asking.start()
+            asking.join(_END_SECONDS)
 
 
 def _bytes(piece: tf.Variable) -> int:
