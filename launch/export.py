@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 
+import keras
 import numpy as np
 from absl import flags
 
@@ -37,7 +38,7 @@ import sys, numpy, keras
 model = keras.saving.load_model(sys.argv[1])
 given = numpy.load(sys.argv[2])
 features = [given[name] for name in sorted(given.files)]
-outputs = model.predict_on_batch(features if len(features) > 1 else features[0])
+outputs = model.predict_on_batch(keras.tree.pack_sequence_as(model.input, features))
 outputs = outputs.values() if isinstance(outputs, dict) else outputs
 outputs = [outputs] if hasattr(outputs, "shape") else outputs
 numpy.savez(sys.argv[3], *outputs)
@@ -66,7 +67,7 @@ def checked_apart(model, path: pathlib.Path) -> float:
     generator = np.random.default_rng(0)
     inputs = [generator.random((4, *(size or 8 for size in tensor.shape[1:]))) for tensor in model.inputs]
     inputs = [array.astype(tensor.dtype) for array, tensor in zip(inputs, model.inputs, strict=True)]
-    outputs = model.predict_on_batch(inputs if len(inputs) > 1 else inputs[0])
+    outputs = model.predict_on_batch(keras.tree.pack_sequence_as(model.input, inputs))
     expected = [np.asarray(array) for array in _leaves(outputs)]
     with tempfile.TemporaryDirectory() as folder:
         given, found = os.path.join(folder, "given.npz"), os.path.join(folder, "found.npz")

@@ -72,9 +72,9 @@ flags.DEFINE_integer(
     "input_threads", 2, "Number of threads that prepare batches. Raise it if training waits for data."
 )
 flags.DEFINE_integer("click_tables", 8, "For --task=clicks: number of tables, and of ids of an example.")
-flags.DEFINE_integer("click_rows", 10_000, "For --task=clicks: number of rows of each table.")
+flags.DEFINE_integer("click_rows", 1_000, "For --task=clicks: number of rows of each table.")
 flags.DEFINE_integer("click_width", 16, "For --task=clicks: number of elements of a table's row.")
-flags.DEFINE_integer("click_examples", 1_000_000, "For --task=clicks: number of training examples.")
+flags.DEFINE_integer("click_examples", 200_000, "For --task=clicks: number of training examples.")
 positive("click_tables", "click_rows", "click_width", "click_examples")
 positive("batch_size", "eval_batch_size", "input_threads", "image_size", "cache_gib")
 listed_in_help(__name__)

@@ -28,7 +28,7 @@ from towers.errors import UserError
 BIAS, SIGNAL = -1.8, 1.5
 # The exponent of P(id < r) = (r / rows)**EXPONENT. `_ids` computes its inverse, the fourth power.
 EXPONENT = 1 / 4
-NUM_TRAIN, NUM_EVAL = 1_000_000, 50_000
+NUM_TRAIN, NUM_EVAL = 200_000, 50_000
 _LARGEST_ROWS = 2**31 - 1  # ids are int32
 _DATA_SEED = 20_240_301  # The set is the same whatever the training seed.
 _GAMMA = 0x9E3779B97F4A7C15  # of SplitMix64: 2**64 divided by the golden ratio, odd
@@ -49,7 +49,7 @@ class DrawnClicks:
     """
 
     num_tables: int = 8
-    num_rows: int = 10_000
+    num_rows: int = 1_000
     num_dense: int = 4
     num_train: int = NUM_TRAIN
     num_eval: int = NUM_EVAL

@@ -5,7 +5,7 @@
     dot products of all pairs of these T + 1 vectors     (T + 1) T / 2 numbers
     bottom and dot products -> 64, ReLU -> 32, ReLU -> 1 logit
 
-With 8 tables of 10,000 rows of 16 numbers and 4 dense numbers: 1,286,193 parameters.
+With 8 tables of 1,000 rows of 16 numbers and 4 dense numbers: 134,193 parameters.
 
 Each Embedding takes an input of the model itself, the batch's ids, so the rows that a batch needs are known before
 the network runs.
