@@ -17,6 +17,7 @@ from towers.devices import HOST, Devices
 from towers.exchange import TowerExchange
 from towers.mean_and_update import StepOutcome
 from towers.options import StepOptions
+from towers.placement import Placement
 from towers.precision import loss_scaling_for
 from towers.task import Batch, Task, batch_length
 from towers.tower import EvaluationFunction, EvaluationResult, TowerFunction
@@ -25,7 +26,13 @@ _RATE = tf.TensorSpec([], tf.float32)
 
 
 class Engine(abc.ABC):
-    """Trains and evaluates global batches. A subclass decides where variables live and how sums are exchanged."""
+    """Trains and evaluates global batches. A subclass decides where variables live and how sums are exchanged.
+
+    Attributes:
+      placement: where the variables live; a subclass sets it.
+    """
+
+    placement: Placement
 
     def __init__(
         self,
@@ -128,17 +135,17 @@ class Engine(abc.ABC):
     def _train(self, batch, rate):
         return self.apply(batch, self.first_sums(batch), rate)
 
-    @abc.abstractmethod
     def parameters(self) -> Mapping[str, tf.Variable]:
         """The parameters by canonical name."""
+        return self.placement.parameters
 
-    @abc.abstractmethod
     def state(self) -> Mapping[str, tf.Variable]:
         """The state by canonical name."""
+        return self.placement.state
 
-    @abc.abstractmethod
     def slots(self) -> Mapping[str, Mapping[str, tf.Variable]]:
         """The optimizer state by slot name and canonical name."""
+        return self.placement.slots
 
     @abc.abstractmethod
     def first_sums(self, batch: Batch):

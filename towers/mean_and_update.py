@@ -68,30 +68,13 @@ def mean_gradients(sums: TowerResult, options: StepOptions, loss_scale: tf.Tenso
 
 
 def finish_step(
-    sums: TowerResult,
-    rate: tf.Tensor,
-    *,
-    examples: tf.Tensor,
-    features,
-    placement: Placement,
-    device: str,
-    options: StepOptions,
-    counters: Counters,
+    sums: TowerResult, rate: tf.Tensor, *, examples: tf.Tensor, options: StepOptions, counters: Counters, **named
 ) -> StepOutcome:
     """Updates parameters and state from the sums of all towers, and counts the step.
 
     Arguments as for `updated`.
     """
-    result, mean = updated(
-        sums,
-        rate,
-        examples=examples,
-        features=features,
-        placement=placement,
-        device=device,
-        options=options,
-        counters=counters,
-    )
+    result, mean = updated(sums, rate, examples=examples, options=options, counters=counters, **named)
     with tf.device(HOST):
         count_step(examples, mean, options, counters)
         return result

@@ -3,7 +3,7 @@
 batch -> parts -> towers -> sums -> mean -> clip -> update      sums and update: where the parameters live
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import tensorflow as tf
 
@@ -35,15 +35,6 @@ class OneProcessEngine(Engine):
         self.placement = place(variables, rule) if place else CentralPlacement.of(variables, rule, device)
         parts = TowerParts.of_one_process(self.shares)
         self._passes = TowerPasses(self.tower, self.devices, parts, self.options)
-
-    def parameters(self) -> Mapping[str, tf.Variable]:
-        return self.placement.parameters
-
-    def state(self) -> Mapping[str, tf.Variable]:
-        return self.placement.state
-
-    def slots(self) -> Mapping[str, Mapping[str, tf.Variable]]:
-        return self.placement.slots
 
     def first_sums(self, batch):
         parameters, state = self.placement.read()

@@ -10,7 +10,6 @@ Each GPU is a replica with one tower. On CPUs a process is one replica with all 
 """
 
 import dataclasses
-from collections.abc import Mapping
 
 import tensorflow as tf
 
@@ -61,15 +60,6 @@ class ReplicatedEngine(Engine):
             for index, replica in enumerate(self._replicas)
         ]
         self.busy = BusyTime()
-
-    def parameters(self) -> Mapping[str, tf.Variable]:
-        return self.placement.parameters
-
-    def state(self) -> Mapping[str, tf.Variable]:
-        return self.placement.state
-
-    def slots(self) -> Mapping[str, Mapping[str, tf.Variable]]:
-        return self.placement.slots
 
     def train(self, batch, rate):
         self.busy.start()

@@ -9,8 +9,6 @@ r"""A step on one worker of a ring: its own towers, and the sums over all worker
 Parameters, state, slots and counters live on every worker. All workers make the same update from the same sums.
 """
 
-from collections.abc import Mapping
-
 import tensorflow as tf
 
 from strategies.busy_time import BusyTime
@@ -41,15 +39,6 @@ class RingEngine(Engine):
         self.placement = CentralPlacement.of(self.tower.variables, self.options.rule, self.devices.parameters)
         self._passes = TowerPasses(self.tower, self.devices, parts, self.options)
         self.busy = BusyTime()
-
-    def parameters(self) -> Mapping[str, tf.Variable]:
-        return self.placement.parameters
-
-    def state(self) -> Mapping[str, tf.Variable]:
-        return self.placement.state
-
-    def slots(self) -> Mapping[str, Mapping[str, tf.Variable]]:
-        return self.placement.slots
 
     def train(self, batch, rate):
         self.busy.start()
