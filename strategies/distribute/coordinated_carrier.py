@@ -31,6 +31,7 @@ _FAST_STEPS_PER_SECOND = 10
 _MOST_STEPS = 8
 _FIRST_PER_WORKER = 2
 _PATIENCE_SECONDS = 1.0
+_SHORTEST_POLL_SECONDS, _LONGEST_POLL_SECONDS = 0.005, 0.05
 _END_SECONDS = 10.0
 
 
@@ -119,11 +120,26 @@ class CoordinatedCarrier:
         low = min(wanted, self._done + max(1, (self._next - self._done) // 2))
         with lost_named(self._connection.servers):
             self._connection.coordinator.done()
-        reply = self._ask_first("wait", np.int64(low), np.float64(_PATIENCE_SECONDS))
+        reply = self._waited(low)
         self._done = reply["done"]
         self._measure()
         absent = () if self._done >= low else self._absent()
         return Progress(done=self._done, bad_step=reply["bad_step"], absent=absent, missing=())
+
+    def _waited(self, wanted: int) -> Mapping:
+        """Waits a short time for `wanted` steps to be counted; the state then.
+
+        It polls: a call that waits in the other process would hold Python's lock here, and the coordinator's
+        threads could not send the workers their steps.
+        """
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while True:
+            reply = self._ask_first("wait", np.int64(wanted), np.float64(0))
+            missing = wanted - reply["done"]
+            if missing <= 0 or reply["bad_step"] is not None or time.monotonic() > deadline:
+                return reply
+            expected = missing / self._rate if self._rate else 0.0
+            time.sleep(min(_LONGEST_POLL_SECONDS, max(_SHORTEST_POLL_SECONDS, expected / 2)))
 
     def _measure(self) -> None:
         """Steps a second since the last pause, without the first steps, which compile."""
@@ -154,7 +170,7 @@ class CoordinatedCarrier:
         return [worker.index for worker in self._connection.workers if not listens(worker.address)]
 
     def pause(self) -> Paused:
-        reply = self._ask_first("wait", np.int64(self._next), np.float64(_PATIENCE_SECONDS))
+        reply = self._waited(self._next)
         with lost_named(self._connection.servers):
             is_idle = self._connection.coordinator.done()
         self._done = reply["done"]
