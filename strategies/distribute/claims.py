@@ -7,7 +7,6 @@ its update and counted after it. A second claim of a number is refused: its upda
 """
 
 import threading
-import time
 from collections.abc import Mapping, Sequence
 
 from strategies.servers.tally import Tally
@@ -17,7 +16,7 @@ class Claims:
     """The table. Every method may be called from any thread; all but `begin` belong to the run that has begun."""
 
     def __init__(self):
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
         self._run = ""
         self._next = self._updates = self._pulls = self._pushes = 0
         self._claimed: set[int] = set()
@@ -36,7 +35,7 @@ class Claims:
           reported: names of the (total, weight) pairs that each step reports, 'loss' first.
           stops_if_bad: whether no step is applied after one that was not finite.
         """
-        with self._changed:
+        with self._lock:
             self._run, self._next, self._updates = run, first, updates
             self._claimed, self._counted, self._tally = set(), set(), Tally()
             self._pulls = self._pushes = 0
@@ -45,7 +44,7 @@ class Claims:
 
     def updates(self) -> int:
         """Number of updates at a step's pull; the difference of two is a staleness."""
-        with self._changed:
+        with self._lock:
             self._pulls += 1
             return self._updates
 
@@ -61,7 +60,7 @@ class Claims:
         Returns:
           Whether to apply it, its staleness, and the number of updates before it.
         """
-        with self._changed:
+        with self._lock:
             staleness, updates = self._updates - since, self._updates
             is_open = run == self._run and number >= self._next and self._bad_step is None
             if not is_open or number in self._claimed:
@@ -83,7 +82,7 @@ class Claims:
           figures: 'started' (the time when the worker did), 'examples', 'busy_seconds', 'input_seconds', 'norm',
             'finite', 'stop_asked' and 'sums' (numbers, two for each reported name).
         """
-        with self._changed:
+        with self._lock:
             self._stop_asked = self._stop_asked or figures["stop_asked"]
             if self._started.setdefault(worker, figures["started"]) != figures["started"]:
                 self._started[worker] = figures["started"]
@@ -100,29 +99,24 @@ class Claims:
             pairs = zip(figures["sums"][::2], figures["sums"][1::2], strict=True)
             sums = dict(zip(self._reported, pairs, strict=True))
             self._tally.add_step(sums, figures["norm"], finite=figures["finite"])
-            self._changed.notify_all()
 
     @property
     def done(self) -> int:
         """Number of steps counted, including those of the runs that this one resumes."""
         return self._next + len(self._counted)
 
-    def wait(self, wanted: int, seconds: float) -> dict:
-        """Waits until `wanted` steps are counted or a step was not finite, at most `seconds`; the state then."""
-        deadline = time.monotonic() + seconds
-        with self._changed:
-            self._changed.wait_for(
-                lambda: self.done >= wanted or self._bad_step is not None, deadline - time.monotonic()
-            )
+    def progress(self) -> dict:
+        """How many steps are counted, the step that ended the run (or None), and whether a worker is to stop."""
+        with self._lock:
             return {"done": self.done, "bad_step": self._bad_step, "stop_asked": self._stop_asked}
 
     def totals(self) -> dict:
-        with self._changed:
+        with self._lock:
             return {"done": self.done, "totals": self._tally.totals()}
 
     def report(self) -> dict:
         """The figures of the steps since the last report."""
-        with self._changed:
+        with self._lock:
             return {
                 "done": self.done,
                 "totals": self._tally.totals(),

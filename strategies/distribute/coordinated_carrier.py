@@ -8,7 +8,6 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 
-import numpy as np
 import tensorflow as tf
 
 from strategies.distribute import server_vectors
@@ -134,7 +133,7 @@ class CoordinatedCarrier:
         """
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while True:
-            reply = self._ask_first("wait", np.int64(wanted), np.float64(0))
+            reply = self._ask_first("progress")
             missing = wanted - reply["done"]
             if missing <= 0 or reply["bad_step"] is not None or time.monotonic() > deadline:
                 return reply

@@ -33,15 +33,12 @@ def functions(claims: Claims) -> dict[str, Callable]:
         claims.count(run.decode(), int(number), int(staleness) if applied else None, worker, named)
         return np.bool_(True)
 
-    def wait(wanted, seconds):
-        return json.dumps(claims.wait(int(wanted), float(seconds))).encode()
-
     return {
         "begin": begin,
         "updates": lambda: np.int64(claims.updates()),
         "claim": lambda *given: _as_arrays(claim(*given)),
         "count": count,
-        "wait": wait,
+        "progress": lambda: json.dumps(claims.progress()).encode(),
         "totals": lambda: json.dumps(claims.totals()).encode(),
         "report": lambda: json.dumps(claims.report()).encode(),
     }
