@@ -17,6 +17,8 @@ import tensorflow as tf
 from towers.errors import UserError
 from towers.exchange import TowerExchange
 from towers.layers.kernels import DEFAULT_KERNELS, LayerKernels
+from towers.layers.shadowing import shadowed
+from towers.layers.table_rows import TableRows, layers_of_tables, lookups_in_rows
 from towers.task import Batch, Task, WeightedValue
 from towers.traced_once import TracedOnce
 
@@ -84,8 +86,10 @@ class ModelVariables:
         )
 
     def mapping(self, parameters, state, seed):
-        """Pairs (variable, tensor) for a `keras.StatelessScope`."""
-        pairs = [*zip(self.parameters, parameters, strict=True), *zip(self.state, state, strict=True)]
+        """Pairs (variable, tensor) for a `keras.StatelessScope`; none for a table that is given as rows."""
+        described = zip(self.parameters, parameters, strict=True)
+        whole = [(variable, value) for variable, value in described if not isinstance(value, TableRows)]
+        pairs = [*whole, *zip(self.state, state, strict=True)]
         for index, variable in enumerate(self.seeds):
             folded = tf.random.experimental.stateless_fold_in(seed, index)
             pairs.append((variable, tf.cast(folded, variable.dtype)))
@@ -131,7 +135,8 @@ class TowerFunction:
         """One pass.
 
         Args:
-          parameters, state: one tensor for each variable, in the order of `self.variables`.
+          parameters, state: one tensor for each variable, in the order of `self.variables`. A parameter that
+            `towers.lookups.Lookups` found to be a table may be `TableRows`; its gradient is IndexedSlices.
           batch: the tower's part, at least one example.
           seed: int32 [2], for dropout and other random layers.
           gain: float32 scalar that multiplies the loss before differentiation: 1, a loss scale, or 0 for a tower
@@ -142,15 +147,15 @@ class TowerFunction:
     def _train(self, parameters, state, batch, seed, gain):
         self.num_traces += 1
         active = tf.sign(gain)
+        watched = [value.values if isinstance(value, TableRows) else value for value in parameters]
         with tf.GradientTape(watch_accessed_variables=False) as tape:
-            tape.watch(parameters)
+            tape.watch(watched)
             # Keras reads the watched tensors through the mapping.
             outputs, losses, new_state = self._forward(parameters, state, batch, seed, active)
             loss = self._task.loss(outputs, batch)
             loss_sum = total_loss(loss, losses)
             objective = loss_sum * gain
-        gradients = tape.gradient(objective, parameters)
-        self._check_gradients(gradients)
+        gradients = self._gradients(parameters, tape.gradient(objective, watched))
         metrics = {
             name: WeightedValue(value.total * active, value.weight * active)
             for name, value in self._task.metrics(outputs, batch).items()
@@ -159,17 +164,27 @@ class TowerFunction:
 
     def _forward(self, parameters, state, batch, seed, active):
         mapping = self.variables.mapping(parameters, state, seed)
-        return run_model(
-            self.model, mapping, self.variables.state, batch, True, self._kernels, self._exchange, active
-        )
+        layers = layers_of_tables(self.model)
+        described = zip(self.variables.parameters, parameters, strict=True)
+        rows = {layers[variable.path]: value for variable, value in described if isinstance(value, TableRows)}
+        with shadowed(lookups_in_rows(rows)):
+            return run_model(
+                self.model, mapping, self.variables.state, batch, True, self._kernels, self._exchange, active
+            )
 
-    def _check_gradients(self, gradients):
-        missing = [v.path for v, g in zip(self.variables.parameters, gradients, strict=True) if g is None]
+    def _gradients(self, parameters, found):
+        """The parameters' gradients, from those of their values."""
+        variables = self.variables.parameters
+        missing = [variable.path for variable, gradient in zip(variables, found, strict=True) if gradient is None]
         if missing:
             raise UserError(
                 f"no gradient for parameter {', '.join(missing)}: the loss does not depend on it; "
                 "use it in the outputs, or set trainable=False on its layer"
             )
+        return [
+            value.gradient(gradient, variable.shape[0]) if isinstance(value, TableRows) else gradient
+            for variable, value, gradient in zip(variables, parameters, found, strict=True)
+        ]
 
 
 class EvaluationFunction:

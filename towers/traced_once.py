@@ -13,6 +13,7 @@ from tensorflow.core.protobuf import config_pb2, device_properties_pb2, meta_gra
 from tensorflow.python.framework import meta_graph
 from tensorflow.python.grappler import cluster, tf_optimizer  # the one way to call the graph optimizer
 
+from towers.layers.table_rows import TableRows
 from towers.task import Batch
 
 
@@ -21,7 +22,7 @@ class TracedOnce:
 
     def __init__(self, function, *, xla: bool = False):
         """Args:
-        function: takes tensors, lists of them and one `Batch`; returns a structure of tensors.
+        function: takes tensors, lists of them, `Batch` and `TableRows`; returns a structure of tensors.
         xla: compile it with XLA.
         """
         self._function = tf.function(function, jit_compile=xla or None, autograph=False)
@@ -135,11 +136,10 @@ def _has_control_flow(graph_def) -> bool:
     return any(node.op.removeprefix("Stateless") in ("While", "If", "Case") for node in nodes)
 
 
-def _any_length(arguments):
-    """The arguments' specs. Dimension 0 of the batch is open, so that another batch length needs no new trace."""
-    *_, batch_index = (index for index, argument in enumerate(arguments) if isinstance(argument, Batch))
-    specs = list(tf.nest.map_structure(lambda tensor: tf.TensorSpec(tensor.shape, tensor.dtype), arguments))
-    specs[batch_index] = tf.nest.map_structure(
-        lambda tensor: tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype), arguments[batch_index]
-    )
-    return specs
+def _any_length(argument):
+    """The arguments' specs. Dimension 0 of a batch and of a table's rows is open: one trace serves all lengths."""
+    if isinstance(argument, Batch | TableRows):
+        return tf.nest.map_structure(lambda x: tf.TensorSpec([None, *x.shape[1:]], x.dtype), argument)
+    if isinstance(argument, list | tuple):
+        return [_any_length(one) for one in argument]
+    return tf.TensorSpec(argument.shape, argument.dtype)

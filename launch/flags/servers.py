@@ -16,6 +16,7 @@ from strategies.registry import cluster_kind
 from strategies.servers.membership import ServersMembership
 from strategies.servers.options import ServersOptions
 from towers.errors import UserError
+from towers.updates.sparse_updates import DENSE, SPARSE_UPDATES
 
 FLAGS = flags.FLAGS
 _SECRET_VARIABLE = "TOWERS_SECRET"
@@ -52,6 +53,14 @@ flags.DEFINE_integer(
     "For --strategy=ps with TensorFlow's engine: steps that a worker computes for each call from the chief. A "
     "call takes some milliseconds, so fast steps gain from more. 0 chooses by the time of a step.",
 )
+flags.DEFINE_enum(
+    "sparse_updates",
+    DENSE,
+    SPARSE_UPDATES,
+    "For --strategy=ps: how embedding tables are updated whose rows workers pull by the ids of their batches. "
+    "dense: exactly; with momentum, Adam or weight decay each update takes time for the whole table. lazy: only "
+    "the rows of the batch and their momenta; much faster for large tables, with other numbers.",
+)
 at_least_zero("backup_workers", "steps_per_closure")
 listed_in_help(__name__)
 
@@ -76,6 +85,7 @@ def servers_membership() -> ServersMembership | None:
         staleness_aware=FLAGS.staleness_aware,
         prefetch=FLAGS.prefetch_parameters,
         wire_precision=FLAGS.wire_precision,
+        sparse_updates=FLAGS.sparse_updates,
         timeout_seconds=FLAGS.collective_timeout_seconds,
     )
     if not secret or options.engine_choice().name == TENSORFLOW:

@@ -6,6 +6,7 @@ its update and counted after it. A second claim of a number is refused: its upda
     worker:  pull  ->  compute  ->  claim(number)  ->  update of all servers  ->  count(number)
 """
 
+import collections
 import threading
 from collections.abc import Mapping, Sequence
 
@@ -19,7 +20,9 @@ class Claims:
         self._lock = threading.Lock()
         self._run = ""
         self._next = self._updates = self._pulls = self._pushes = 0
-        self._claimed: set[int] = set()
+        self._row_elements: collections.Counter[int] = collections.Counter()
+        # The staleness of each claimed step's update, by its number; None if it was not finite.
+        self._claimed: dict[int, int | None] = {}
         self._counted: set[int] = set()
         self._tally = Tally()
         self._reported: Sequence[str] = ()
@@ -37,8 +40,9 @@ class Claims:
         """
         with self._lock:
             self._run, self._next, self._updates = run, first, updates
-            self._claimed, self._counted, self._tally = set(), set(), Tally()
+            self._claimed, self._counted, self._tally = {}, set(), Tally()
             self._pulls = self._pushes = 0
+            self._row_elements = collections.Counter()
             self._started: dict[str, float] = {}
             self._reported, self._stops_if_bad, self._bad_step = tuple(reported), stops_if_bad, None
 
@@ -48,7 +52,7 @@ class Claims:
             self._pulls += 1
             return self._updates
 
-    def claim(self, run: str, number: int, since: int, finite: bool) -> tuple[bool, int, int]:
+    def claim(self, run: str, number: int, since: int, finite: bool) -> tuple[bool, int]:
         """Whether to apply the update of step `number`: only on its first claim, and only if it is finite.
 
         Args:
@@ -58,29 +62,29 @@ class Claims:
           finite: whether its loss and gradients are finite.
 
         Returns:
-          Whether to apply it, its staleness, and the number of updates before it.
+          Whether to apply it, and the number of updates before it.
         """
         with self._lock:
             staleness, updates = self._updates - since, self._updates
             is_open = run == self._run and number >= self._next and self._bad_step is None
             if not is_open or number in self._claimed:
-                return False, staleness, updates
-            self._claimed.add(number)
+                return False, updates
+            self._claimed[number] = staleness if finite else None
             self._pushes += finite
             if not finite and self._stops_if_bad:
                 self._bad_step = number
             self._updates += finite
-            return finite, staleness, updates
+            return finite, updates
 
-    def count(self, run: str, number: int, staleness: int | None, worker: str, figures: Mapping) -> None:
+    def count(self, run: str, number: int, worker: str, figures: Mapping) -> None:
         """Counts step `number` after its update, once.
 
         Args:
           run, number: as for `claim`.
-          staleness: staleness of its update; None if no update was applied.
           worker: name of the worker.
           figures: 'started' (the time when the worker did), 'examples', 'busy_seconds', 'input_seconds', 'norm',
-            'finite', 'stop_asked' and 'sums' (numbers, two for each reported name).
+            'finite', 'stop_asked' and 'others': with tables, the elements of rows pulled from each server; then
+            two numbers for each reported name.
         """
         with self._lock:
             self._stop_asked = self._stop_asked or figures["stop_asked"]
@@ -91,12 +95,18 @@ class Claims:
             if not is_claimed or number in self._counted:
                 return
             self._counted.add(number)
+            # Of the update that was claimed: if that worker died, another one counts the step.
+            staleness = self._claimed[number]
             while self._next in self._counted:
-                self._claimed.discard(self._next)
+                del self._claimed[self._next]
                 self._counted.discard(self._next)
                 self._next += 1
             self._tally.add_part(worker, figures, staleness)
-            pairs = zip(figures["sums"][::2], figures["sums"][1::2], strict=True)
+            others = figures["others"]
+            split = len(others) - 2 * len(self._reported)
+            for server, elements in enumerate(others[:split]):
+                self._row_elements[server] += int(elements)
+            pairs = zip(others[split::2], others[split + 1 :: 2], strict=True)
             sums = dict(zip(self._reported, pairs, strict=True))
             self._tally.add_step(sums, figures["norm"], finite=figures["finite"])
 
@@ -124,5 +134,6 @@ class Claims:
                 "turned_away": 0,
                 "pulls": self._pulls,
                 "pushes": self._pushes,
+                "row_elements": sorted(self._row_elements.items()),
                 **self._tally.take(),
             }

@@ -6,12 +6,14 @@ worker       batch -> towers -> mean -> clip -> gradient, one part for each serv
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import tensorflow as tf
 
 from strategies.distribute import server_vectors
 from strategies.distribute.host_functions import call
+from strategies.distribute.server_tables import DealtRows, ServerTable, pulled_rows
 from strategies.servers.piece_update import update_piece
 from strategies.servers.worker_graph import Outputs, WorkerGraph
 from towers.task import Batch, batch_length
@@ -19,7 +21,7 @@ from towers.tower_parts import microbatch
 
 _CPU = "/device:CPU:0"
 _BOOL, _INT = tf.TensorSpec([], tf.bool), tf.TensorSpec([], tf.int64)
-# Position of each figure that `count` gets; the sums follow.
+# Position of each figure that `count` gets. With tables, the elements of rows from each server follow; then sums.
 FIGURES = ("worker", "started", "examples", "busy_seconds", "input_seconds", "norm", "finite", "stop_asked")
 
 
@@ -28,8 +30,9 @@ class RunVectors:
     """The variables of a run, in pieces by server.
 
     Attributes:
-      parameters, state: the vectors.
+      parameters, state: the vectors, the first without tables.
       slots: by name.
+      tables: the matrices of tables.
       decays: 1 where weight decay applies, in the parameters' dtype; None if the rule has none.
       num_parameters, num_state: lengths without padding.
     """
@@ -38,6 +41,7 @@ class RunVectors:
     state: list[tf.Variable]
     slots: Mapping[str, list[tf.Variable]]
     decays: list[tf.Variable] | None
+    tables: Sequence[ServerTable]
     num_parameters: int
     num_state: int
 
@@ -63,65 +67,107 @@ class StepClosure:
 
     def _steps(self, first: tf.Tensor, rates: tf.Tensor) -> tf.Tensor:
         """Steps first, first + 1, ... Not a loop in the graph: iterations over several machines are slow."""
-        counted = [self._step(first + index, rate) for index, rate in enumerate(tf.unstack(rates))]
-        return tf.stack(counted)
+        servers = [_At.of(piece.device, first, rates) for piece in self._vectors.parameters]
+        read, counted = (), ()
+        for index in range(self.num_steps):
+            number = first + index
+            with tf.control_dependencies(read):
+                batch, about = self._next_batch(number)
+            counted = [self._step(number, index, servers, batch, about, after=counted)]
+            # Steps take their batches in order.
+            read = [about]
+        return counted[0]
 
-    def _step(self, number: tf.Tensor, rate: tf.Tensor) -> tf.Tensor:
+    def _step(self, number, index, servers, batch, about, *, after) -> tf.Tensor:
+        """One step, whose pull begins when the step before it is counted."""
         vectors = self._vectors
-        batch, (worker, started, input_seconds, stop_asked) = self._next_batch(number)
-        began = tf.timestamp()
-        with tf.device(vectors.parameters[0].device):
-            (since,) = call("updates", [], [_INT])
+        wanted = self._graph.wanted(batch)
+        dealt = [DealtRows.of(rows, len(servers)) for rows in wanted]
+        with tf.device(servers[0].device), tf.control_dependencies(after):
+            (since,) = call("updates", [servers[0].first + index], [_INT])
         with tf.control_dependencies([since]):
             parameters = server_vectors.pulled(vectors.parameters, vectors.num_parameters)
             state = server_vectors.pulled(vectors.state, vectors.num_state)
-        found = self._computed(parameters, state, number, batch)
-        with tf.control_dependencies([found.dense, found.numbers]):
-            busy = tf.timestamp() - began
+            rows = [
+                pulled_rows(table.rows, ids, of_table)
+                for table, ids, of_table in zip(vectors.tables, wanted, dealt, strict=True)
+            ]
+        began = _clock(parameters[:1])
+        found = self._computed(parameters, rows, state, number, batch)
         _, norm, finite, *sums = tf.unstack(found.numbers)
+        worker, started, input_seconds, stop_asked = tf.unstack(about)
         examples = tf.cast(batch_length(batch), tf.float64)
-        figures = [worker, started, examples, busy, input_seconds, norm, finite, stop_asked, *sums]
-        return self._pushed(number, since, rate, found, finite, tf.stack(figures))
+        busy = _clock(norm) - began
+        named = [worker, started, examples, busy, input_seconds, norm, finite, stop_asked]
+        figures = tf.stack([*named, *self._row_elements(dealt), *sums])
+        return self._pushed(index, servers, since, found, figures)
+
+    def _row_elements(self, dealt) -> list[tf.Tensor]:
+        """Number of elements of tables' rows that a step pulls from each server."""
+        tables = self._vectors.tables
+        counts = [
+            [count * table.layout.width for count in rows.counts()]
+            for table, rows in zip(tables, dealt, strict=True)
+        ]
+        return [tf.add_n(of_server) for of_server in zip(*counts, strict=True)]
 
     def _next_batch(self, number):
         """This worker's next batch; its index, start time, seconds waited, and whether it was asked to stop."""
         specs = tf.nest.flatten(self._batch_spec)
         with tf.device(_CPU):
             *tensors, about = call("next_batch", [number], [*specs, tf.TensorSpec([4], tf.float64)])
-        return tf.nest.pack_sequence_as(self._batch_spec, tensors), tf.unstack(about)
+        return tf.nest.pack_sequence_as(self._batch_spec, tensors), about
 
-    def _computed(self, parameters, state, number, batch) -> Outputs:
+    def _computed(self, parameters, rows, state, number, batch) -> Outputs:
         count = self._graph.options.accumulation
         if count == 1:
-            return self._graph.whole(parameters, state, number, batch)
-        sums = self._graph.first_sums(parameters, state, number, microbatch(batch, 0, count))
+            return self._graph.whole(parameters, rows, state, number, batch)
+        sums = self._graph.first_sums(parameters, rows, state, number, microbatch(batch, 0, count))
         for index in range(1, count):
             micro = microbatch(batch, index, count)
 
             def more(sums=sums, micro=micro, index=index):
-                return self._graph.more_sums(parameters, number, micro, index, sums)
+                return self._graph.more_sums(parameters, rows, number, micro, index, sums)
 
             # A last batch with fewer examples than microbatches leaves some empty: kernels fail on empty tensors.
             sums = tf.cond(batch_length(micro) > 0, more, lambda sums=sums: sums)
         return self._graph.outputs(state, sums)
 
-    def _pushed(self, number, since, rate, found: Outputs, finite, figures) -> tf.Tensor:
-        """Claims the step, updates all servers if it may, and counts it after that."""
-        vectors, run = self._vectors, tf.constant(self._run)
+    def _pushed(self, index, servers, since, found: Outputs, figures) -> tf.Tensor:
+        """Claims the step, updates all servers if it may, and counts it after that.
+
+        The worker sends each server its gradient, and server 0 one tensor more: each tensor is a message.
+        """
+        vectors = self._vectors
         gradients = server_vectors.cut(found.dense, vectors.parameters)
         changes = server_vectors.cut(found.state_change, vectors.state)
-        server_0 = vectors.parameters[0].device
-        with tf.device(server_0), tf.control_dependencies([*gradients, *changes]):
-            allowed, staleness, update = call("claim", [run, number, since, finite], [_BOOL, _INT, _INT])
+        rows = self._rows_by_server(found.rows)
+        with tf.device(servers[0].device):
+            run, number = tf.constant(self._run), servers[0].first + index
+            # The figures contain the gradient's norm, so the gradient is computed when a step is claimed.
+            figures = tf.identity(figures)
+            allowed, update = call("claim", [run, number, since, figures], [_BOOL, _INT])
         updated = [
-            self._update(server, allowed, gradient, change, rate, update)
-            for server, (gradient, change) in enumerate(zip(gradients, changes, strict=True))
+            self._update(server, allowed, gradient, change, of_server, (at.rates[index], update))
+            for server, (at, gradient, change, of_server) in enumerate(
+                zip(servers, gradients, changes, rows, strict=True)
+            )
         ]
-        with tf.device(server_0), tf.control_dependencies(updated):
-            (counted,) = call("count", [run, number, allowed, staleness, figures], [_BOOL])
+        with tf.device(servers[0].device), tf.control_dependencies(updated):
+            (counted,) = call("count", [run, number, figures], [_BOOL])
             return counted
 
-    def _update(self, server, allowed, gradient, change, rate, update) -> tf.Tensor:
+    def _rows_by_server(self, found) -> list[list[tuple[tf.Tensor, tf.Tensor]]]:
+        """For each server the (ids, gradients) of its rows of each matrix of tables."""
+        count = len(self._vectors.parameters)
+        by_table = []
+        for ids, values in found:
+            dealt = DealtRows.of(ids, count)
+            parts = [tf.gather(values, positions) for positions in dealt.positions] if count > 1 else [values]
+            by_table.append(list(zip(dealt.ids, parts, strict=True)))
+        return [[of_table[server] for of_table in by_table] for server in range(count)]
+
+    def _update(self, server, allowed, gradient, change, rows, how) -> tf.Tensor:
         """Updates one server's pieces, on that server."""
         vectors = self._vectors
         value, state = vectors.parameters[server], vectors.state[server]
@@ -130,9 +176,32 @@ class StepClosure:
         def apply():
             decays = None if vectors.decays is None else vectors.decays[server].read_value()
             rule = self._graph.options.rule
-            update_piece(rule, value, slots, decays, tf.cast(gradient, value.dtype), rate, update)
-            state.assign_add(change)
+            for table, (ids, values) in zip(vectors.tables, rows, strict=True):
+                table.update(server, rule, ids, values, *how)
+            update_piece(rule, value, slots, decays, tf.cast(gradient, value.dtype), *how)
+            if vectors.num_state:
+                state.assign_add(change)
             return tf.constant(True)
 
         with tf.device(value.device):
             return tf.cond(allowed, apply, lambda: tf.constant(False))
+
+
+class _At(NamedTuple):
+    """The closure's arguments on a server, sent once."""
+
+    device: str
+    first: tf.Tensor
+    rates: tf.Tensor
+
+    @classmethod
+    def of(cls, device, first, rates):
+        with tf.device(device):
+            return cls(device, tf.identity(first), tf.identity(rates))
+
+
+def _clock(after: tf.Tensor) -> tf.Tensor:
+    """The worker's clock in seconds, float64, when `after` is computed."""
+    with tf.device(_CPU):
+        (seconds,) = call("clock", [after], [tf.TensorSpec([], tf.float64)])
+        return seconds

@@ -13,9 +13,11 @@ import tensorflow as tf
 from strategies.distribute import server_vectors
 from strategies.distribute.closure import RunVectors, StepClosure
 from strategies.distribute.coordinator_connection import BOOL, CoordinatorConnection, lost_named
+from strategies.distribute.server_tables import ServerTable
 from strategies.errors import PeerLost
 from strategies.servers.carrier import Paused, Progress, Start, Values
 from strategies.servers.report_section import ServerFigures
+from strategies.servers.tables import Stored
 from strategies.servers.worker_graph import WorkerGraph
 from strategies.waiting import listens
 from towers.task import Batch
@@ -46,6 +48,7 @@ class CoordinatedCarrier:
         schedule: Callable[[int], float],
         rule: UpdateRule,
         stops_if_bad: bool,
+        lazily: bool,
         steps_per_closure: int = 0,
     ):
         """Args:
@@ -55,10 +58,12 @@ class CoordinatedCarrier:
         schedule: learning rate by step.
         rule: the update rule.
         stops_if_bad: whether no step is applied after one that was not finite.
+        lazily: whether tables are updated lazily.
         steps_per_closure: steps that a worker computes for each call from the chief; 0 chooses by their time.
         """
         self._connection, self._graph, self._batch_spec = connection, graph, batch_spec
         self._schedule, self._rule, self._stops_if_bad = schedule, rule, stops_if_bad
+        self._lazily = lazily
         self._vectors: RunVectors | None = None
         self._next = self._done = 0
         # TensorFlow runs a collective at most once in a graph's run.
@@ -75,10 +80,12 @@ class CoordinatedCarrier:
             self._closure(1).function.get_concrete_function()
         else:
             values = begin.values
-            server_vectors.assign(self._vectors.parameters, values.parameters)
+            server_vectors.assign(self._vectors.parameters, values.parameters.vector)
             server_vectors.assign(self._vectors.state, values.state)
             for name, pieces in self._vectors.slots.items():
-                server_vectors.assign(pieces, values.slots[name])
+                server_vectors.assign(pieces, values.slots[name].vector)
+            for index, table in enumerate(self._vectors.tables):
+                table.assign(*_of_table(values, index))
         first = {
             "run": self._run,
             "first": begin.step,
@@ -100,13 +107,17 @@ class CoordinatedCarrier:
     def _new_vectors(self, begin: Start) -> RunVectors:
         vectors = server_vectors.ServerVectors(self._connection.strategy, len(self._connection.servers))
         values = begin.values
-        decays = begin.decays.astype(values.parameters.dtype)
+        decays = begin.decays.astype(values.parameters.vector.dtype)
         return RunVectors(
-            parameters=vectors.new(values.parameters, "parameters"),
+            parameters=vectors.new(values.parameters.vector, "parameters"),
             state=vectors.new(values.state, "state"),
-            slots={name: vectors.new(slot, name) for name, slot in values.slots.items()},
+            slots={name: vectors.new(slot.vector, name) for name, slot in values.slots.items()},
             decays=vectors.new(decays, "decays") if self._rule.weight_decay else None,
-            num_parameters=len(values.parameters),
+            tables=[
+                ServerTable(self._connection.strategy, layout, *_of_table(values, index), lazily=self._lazily)
+                for index, layout in enumerate(self._graph.layout.tables)
+            ],
+            num_parameters=len(values.parameters.vector),
             num_state=len(values.state),
         )
 
@@ -179,9 +190,15 @@ class CoordinatedCarrier:
         vectors = self._vectors
         with lost_named(self._connection.servers):
             return Values(
-                parameters=server_vectors.read(vectors.parameters, vectors.num_parameters),
+                parameters=Stored(
+                    server_vectors.read(vectors.parameters, vectors.num_parameters),
+                    [table.read() for table in vectors.tables],
+                ),
                 slots={
-                    name: server_vectors.read(pieces, vectors.num_parameters)
+                    name: Stored(
+                        server_vectors.read(pieces, vectors.num_parameters),
+                        [table.read_slot(name) for table in vectors.tables],
+                    )
                     for name, pieces in vectors.slots.items()
                 },
                 state=server_vectors.read(vectors.state, vectors.num_state),
@@ -194,20 +211,24 @@ class CoordinatedCarrier:
     def server_figures(self) -> Sequence[ServerFigures]:
         """Bytes are those of the values; what TensorFlow's messages add is not counted."""
         vectors, pulls, pushes = self._vectors, self._figures["pulls"], self._figures["pushes"]
+        row_elements = dict(self._figures["row_elements"])
         found = []
         for index, server in enumerate(self._connection.servers):
             value, state = vectors.parameters[index], vectors.state[index]
+            wire_bytes = self._graph.wire_dtype(value.dtype).size
             pulled = _bytes(value) + _bytes(state)
-            pushed = value.shape[0] * self._graph.wire_dtype(value.dtype).size + _bytes(state)
+            pushed = value.shape[0] * wire_bytes + _bytes(state)
             slots = sum(_bytes(pieces[index]) for pieces in vectors.slots.values())
+            tables = sum(table.kept_bytes(index) for table in vectors.tables)
+            in_rows = row_elements.get(index, 0)
             found.append(
                 ServerFigures(
                     name=server.name,
-                    kept_bytes=pulled + slots,
+                    kept_bytes=pulled + slots + tables,
                     pulls=pulls,
                     pushes=pushes,
-                    sent_bytes=pulls * pulled,
-                    received_bytes=pushes * pushed,
+                    sent_bytes=pulls * pulled + in_rows * value.dtype.size,
+                    received_bytes=pushes * pushed + in_rows * wire_bytes,
                 )
             )
         return found
@@ -223,6 +244,11 @@ class CoordinatedCarrier:
             asking = threading.Thread(target=end_one, args=[member], daemon=True)
             asking.start()
             asking.join(_END_SECONDS)
+
+
+def _of_table(values: Values, index: int) -> tuple:
+    """The rows of a matrix of tables, and its slots by name."""
+    return values.parameters.tables[index], {name: slot.tables[index] for name, slot in values.slots.items()}
 
 
 def _bytes(piece: tf.Variable) -> int:

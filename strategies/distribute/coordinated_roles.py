@@ -1,5 +1,6 @@
 """The chief, a server and a worker of ParameterServerStrategy, each from start to end."""
 
+import time
 from collections.abc import Callable, Mapping
 
 from strategies.cluster import CHIEF, Cluster
@@ -16,6 +17,7 @@ from towers.devices import Devices
 from towers.errors import UserError
 from towers.options import StepOptions
 from towers.task import Task
+from towers.updates.sparse_updates import LAZY
 
 
 def joined(cluster: Cluster, *, num_cpus: int, startup_timeout_seconds: float) -> object:
@@ -60,11 +62,12 @@ def coordinated_strategy(
             strategy.model,
             of_workers,
             options,
+            strategy.batch_spec,
             shares=shares,
+            num_servers=len(servers.servers),
             rank=0,
             num_sharing=1,
             sends_sums=False,
-            sends_rows=False,
             stand_in=None,
             wire_precision=servers.options.wire_precision,
         )
@@ -76,6 +79,7 @@ def coordinated_strategy(
             schedule=options.schedule,
             rule=options.rule,
             stops_if_bad=options.on_nan == "stop",
+            lazily=servers.options.sparse_updates == LAZY,
             steps_per_closure=servers.options.steps_per_closure,
         )
 
@@ -139,7 +143,9 @@ def run_coordinated_worker(
         "towers": list(devices.towers),
         "parameters": devices.parameters,
     }
-    return _helped(membership, {"next_batch": batches.next_batch}, description)
+    return _helped(
+        membership, {"next_batch": batches.next_batch, "clock": lambda after: time.perf_counter()}, description
+    )
 
 
 def _helped(membership: ServersMembership, offered, description) -> str:

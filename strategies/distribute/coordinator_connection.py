@@ -2,7 +2,6 @@
 
 import faulthandler
 import json
-import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from strategies.distribute import server_vectors
 from strategies.distribute.host_functions import call
 from strategies.engines import TENSORFLOW
 from strategies.errors import PeerLost
+from strategies.servers.graph_errors import user_error_in
 from strategies.waiting import listens, wait_for_all
 from towers.errors import UserError
 
@@ -124,9 +124,8 @@ def lost_named(members: Sequence[Member]) -> Iterator[None]:
     try:
         yield
     except tf.errors.OpError as error:
-        found = re.search(r"UserError: (.*)", str(error))
-        if found:
-            raise UserError(found.group(1)) from error
+        if (found := user_error_in(error)) is not None:
+            raise found from error
         if not isinstance(error, _LOST):
             raise
         lost = [member for member in members if not listens(member.address)] or members

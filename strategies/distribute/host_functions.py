@@ -31,12 +31,15 @@ class HostFunctions:
 def call(name: str, inputs: Sequence[tf.Tensor], outputs: Sequence[tf.TensorSpec]) -> list[tf.Tensor]:
     """Calls a function of the process whose device is the current one. In a graph or eagerly.
 
+    In a graph it is called as soon as its inputs and control inputs are there. A call without inputs, or two calls
+    with the same inputs, may be made once only.
+
     Args:
       name: name of the function in its process.
       inputs: its arguments.
       outputs: what it returns; the shapes are not checked.
     """
-    found = tf.raw_ops.PyFunc(input=inputs, token=_token(name), Tout=[output.dtype for output in outputs])
+    found = tf.raw_ops.PyFuncStateless(input=inputs, token=_token(name), Tout=[output.dtype for output in outputs])
     for tensor, output in zip(found, outputs, strict=True):
         if not tf.executing_eagerly():
             tensor.set_shape(output.shape)

@@ -45,7 +45,9 @@ def read(pieces: list[tf.Variable], length: int) -> np.ndarray:
 
 
 def pulled(pieces: list[tf.Variable], length: int) -> tf.Tensor:
-    """The vector in a worker's graph: each server sends its piece."""
+    """The vector in a worker's graph: each server sends its piece, unless there is nothing to send."""
+    if not length:
+        return tf.zeros([0], pieces[0].dtype)
     parts = []
     for piece in pieces:
         with tf.device(piece.device):

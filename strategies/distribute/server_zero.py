@@ -17,10 +17,10 @@ def functions(claims: Claims) -> dict[str, Callable]:
         claims.begin(**json.loads(text))
         return np.bool_(True)
 
-    def claim(run, number, since, finite):
-        return claims.claim(run.decode(), int(number), int(since), bool(finite))
+    def claim(run, number, since, figures):
+        return claims.claim(run.decode(), int(number), int(since), bool(figures[FIGURES.index("finite")]))
 
-    def count(run, number, applied, staleness, figures):
+    def count(run, number, figures):
         named = dict(zip(FIGURES, figures.tolist(), strict=False))
         worker = f"worker:{int(named.pop('worker'))}"
         named |= {
@@ -28,14 +28,14 @@ def functions(claims: Claims) -> dict[str, Callable]:
             "finite": bool(named["finite"]),
             "stop_asked": bool(named["stop_asked"]),
             "norm": named["norm"] if math.isfinite(named["norm"]) else math.nan,
-            "sums": figures[len(FIGURES) :].tolist(),
+            "others": figures[len(FIGURES) :].tolist(),
         }
-        claims.count(run.decode(), int(number), int(staleness) if applied else None, worker, named)
+        claims.count(run.decode(), int(number), worker, named)
         return np.bool_(True)
 
     return {
         "begin": begin,
-        "updates": lambda: np.int64(claims.updates()),
+        "updates": lambda number: np.int64(claims.updates()),
         "claim": lambda *given: _as_arrays(claim(*given)),
         "count": count,
         "progress": lambda: json.dumps(claims.progress()).encode(),
@@ -45,5 +45,5 @@ def functions(claims: Claims) -> dict[str, Callable]:
 
 
 def _as_arrays(found):
-    allowed, staleness, updates = found
-    return np.bool_(allowed), np.int64(staleness), np.int64(updates)
+    allowed, updates = found
+    return np.bool_(allowed), np.int64(updates)

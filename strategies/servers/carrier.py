@@ -7,6 +7,7 @@ from typing import Protocol
 import numpy as np
 
 from strategies.servers.report_section import ServerFigures
+from strategies.servers.tables import Stored
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -14,13 +15,13 @@ class Values:
     """The values of a run, as the servers hold them.
 
     Attributes:
-      parameters: all parameters as one vector.
-      slots: by name, vectors of the same length.
+      parameters: all parameters.
+      slots: by name, like the parameters.
       state: float64 [all state].
     """
 
-    parameters: np.ndarray
-    slots: Mapping[str, np.ndarray]
+    parameters: Stored
+    slots: Mapping[str, Stored]
     state: np.ndarray
 
 
@@ -30,7 +31,7 @@ class Start:
 
     Attributes:
       values: the values.
-      decays: bool, like the parameters: the elements that weight decay applies to.
+      decays: bool, like the parameters' vector: the elements that weight decay applies to.
       averaged: bool, like the state: the elements that are averaged over workers.
       step: number of steps done.
       updates: number of updates applied.

@@ -19,15 +19,18 @@ from strategies.servers.carrier import Carrier, Start, Values
 from strategies.servers.options import ServersOptions
 from strategies.servers.report_section import SECTION, ServersReport, WorkerFigures
 from strategies.servers.store import check_rule
+from strategies.servers.tables import Stored
 from strategies.servers.worker_graph import layout_of
 from strategies.synchronous import SynchronousStrategy, mean_of
 from towers.devices import Devices
 from towers.errors import UserError
 from towers.layers.batch_norm import batch_norm_layers
+from towers.lookups import Lookups
 from towers.one_process_engine import OneProcessEngine
 from towers.options import StepOptions
 from towers.task import Task
 from towers.tower_parts import open_length
+from towers.updates.sparse_updates import LAZY, only_rows
 
 
 def check_options(options: StepOptions, servers: ServersOptions, num_workers: int) -> None:
@@ -51,7 +54,7 @@ class ServersStrategy(SynchronousStrategy):
     """The chief's side.
 
     Attributes:
-      layout: where each parameter is in the vector of all parameters.
+      layout: where each parameter is on the servers.
       engine_choice: whose servers carry the run.
     """
 
@@ -87,7 +90,9 @@ class ServersStrategy(SynchronousStrategy):
         self._startup_timeout_seconds = startup_timeout_seconds
         self._workers_per_batch = num_workers if servers.is_sync else 1
         super().__init__("ps", task, options, make_engine, devices.num_towers * self._workers_per_batch)
-        self.layout = layout_of(self.engine.tower.variables.parameters, num_servers)
+        variables = self.engine.tower.variables
+        lookups = Lookups(self.model, self.batch_spec)
+        self.layout = layout_of(variables, lookups, options.rule, num_servers=num_servers)
         self._check_model()
         self._stop_asked = self._all_connected = self._finished = False
         self._absent: list[int] = []
@@ -129,10 +134,27 @@ class ServersStrategy(SynchronousStrategy):
     def notices(self) -> list[str]:
         own = self.engine_choice.name == OWN
         carrier = "parameter servers of this project" if own else "ParameterServerStrategy"
-        return [self.engine_choice.notice(carrier), *super().notices]
+        return [self.engine_choice.notice(carrier), *self._notices_of_tables(), *super().notices]
+
+    def _notices_of_tables(self) -> list[str]:
+        if not (tables := self.layout.tables):
+            return []
+        rows = sum(table.height for table in tables)
+        count = sum(len(table.heights) for table in tables)
+        named = "1 embedding table" if count == 1 else f"{count} embedding tables"
+        lazily = self._servers.sparse_updates == LAZY
+        if only_rows(self.options.rule):
+            how = "updates change only those rows"
+        elif lazily:
+            how = "lazy updates change only those rows (sparse_updates=dense gives the exact numbers)"
+        else:
+            how = "each update takes time for whole tables (sparse_updates=lazy: only for those rows, not exact)"
+        return [f"{named} with {rows:,} rows: workers pull and push the rows of their batches; {how}"]
 
     @property
     def is_exact(self) -> bool:
+        if self.layout.tables and self._servers.sparse_updates == LAZY and not only_rows(self.options.rule):
+            return False
         alone = self._num_workers == 1 and not self._servers.prefetch
         return alone or self._servers.is_serial or (self._servers.is_sync and not self._servers.backup_workers)
 
@@ -265,17 +287,10 @@ class ServersStrategy(SynchronousStrategy):
     def _give_all(self) -> None:
         """Sends this process's values to the servers; the workers begin at its step."""
         engine, rule = self.engine, self.options.rule
-        vector = self.layout.joined([value.numpy() for value in engine.parameters().values()])
-        slots = {
-            slot: self.layout.joined([value.numpy() for value in by_name.values()])
-            for slot, by_name in engine.slots().items()
-        }
-        decays = np.concatenate(
-            [
-                np.full(math.prod(shape), bool(rule.decays(name, tf.TensorShape(shape))))
-                for name, shape in self.layout.shapes.items()
-            ]
-        )
+        decays = [
+            np.full(math.prod(shape), bool(rule.decays(name, tf.TensorShape(shape))))
+            for name, shape in self.layout.vector.shapes.items()
+        ]
         self._given = {name: int(value) for name, value in engine.counters.variables().items()}
         self._until = self.step
         state = [np.ravel(value.numpy()).astype(np.float64) for value in engine.state().values()]
@@ -286,16 +301,19 @@ class ServersStrategy(SynchronousStrategy):
         self._carrier.start(
             Start(
                 values=Values(
-                    parameters=vector,
-                    slots=slots,
+                    parameters=self._stored(engine.parameters()),
+                    slots={slot: self._stored(by_name) for slot, by_name in engine.slots().items()},
                     state=np.concatenate(state) if state else np.zeros(0),
                 ),
-                decays=decays,
+                decays=np.concatenate(decays) if decays else np.zeros(0, bool),
                 averaged=np.concatenate(averaged) if averaged else np.zeros(0, bool),
                 step=self.step,
                 updates=self._given["updates"],
             )
         )
+
+    def _stored(self, variables: Mapping[str, tf.Variable]) -> Stored:
+        return self.layout.stored({name: variable.numpy() for name, variable in variables.items()})
 
     def collect(self) -> None:
         """Pauses the workers and copies the servers' values into this process's variables."""
@@ -304,16 +322,16 @@ class ServersStrategy(SynchronousStrategy):
         self._pause()
         values = self._carrier.values()
         self._assign(self.engine.parameters(), values.parameters)
-        for slot, vector in values.slots.items():
-            self._assign(self.engine.slots()[slot], vector)
+        for slot, stored in values.slots.items():
+            self._assign(self.engine.slots()[slot], stored)
         begin = 0
         for variable in self.engine.state().values():
             end = begin + variable.shape.num_elements()
             variable.assign(tf.cast(values.state[begin:end].reshape(variable.shape), variable.dtype))
             begin = end
 
-    def _assign(self, variables: Mapping[str, tf.Variable], vector: np.ndarray) -> None:
-        for name, value in self.layout.split(vector).items():
+    def _assign(self, variables: Mapping[str, tf.Variable], stored: Stored) -> None:
+        for name, value in self.layout.by_name(stored).items():
             variables[name].assign(value)
 
 

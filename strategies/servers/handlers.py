@@ -5,8 +5,9 @@ import threading
 import numpy as np
 
 from strategies.servers.held_gradients import HeldGradients
+from strategies.servers.piece_gradient import PieceGradient
 from strategies.servers.rows import SplitGradient
-from strategies.servers.store import Store
+from strategies.servers.store import Store, Vector
 from strategies.servers.wire import Content, Message
 from towers.updates.clipping import Clipping
 from towers.updates.rules import UpdateRule
@@ -18,7 +19,12 @@ _REMEMBERED_STEPS = 10_000
 class StoreHandlers:
     """One method for each request, by the request's name."""
 
-    def __init__(self, rule: UpdateRule, clipping: Clipping):
+    def __init__(self, rule: UpdateRule, clipping: Clipping, *, lazily: bool = False):
+        """Args:
+        rule, clipping: how gradients are applied.
+        lazily: whether tables are updated lazily (`towers.updates.sparse_updates`).
+        """
+        self._lazily = lazily
         self._store, self._held, self._clipping = Store(rule), HeldGradients(), clipping
         self._about: dict[str, object] = {}
         self._count_lock = threading.Lock()
@@ -31,6 +37,29 @@ class StoreHandlers:
         self._store.init(message["key"], value, *decays)
         self._about[message["key"]] = message.get("about")
         return {}, ()
+
+    def init_table(self, message: Message, arrays) -> Content:
+        """Adds this server's rows of a matrix of tables to a vector."""
+        (value,) = arrays
+        vector = self._store.vector(message["key"])
+        vector.add_table(message["table"], value, decays=message["decays"], lazily=self._lazily)
+        return {}, ()
+
+    def set_table(self, message: Message, arrays) -> Content:
+        value, *slots = arrays
+        named = dict(zip(message["names"], slots, strict=True))
+        self._store.vector(message["key"]).set_table(message["table"], value, named)
+        return {}, ()
+
+    def get_table(self, message: Message, arrays) -> Content:
+        """All rows of a matrix of tables, and its slots."""
+        value, slots = self._store.vector(message["key"]).table(message["table"])
+        return {"names": list(slots)}, [value, *slots.values()]
+
+    def pull_rows(self, message: Message, arrays) -> Content:
+        """Some rows of several matrices of tables, given their ids on this server."""
+        ids = dict(zip(message["tables"], arrays, strict=True))
+        return {}, self._store.vector(message["key"]).rows(ids)
 
     def keys(self, message: Message, arrays) -> Content:
         return {"about": dict(self._about)}, ()
@@ -52,9 +81,9 @@ class StoreHandlers:
                 return {"staleness": 0}, ()
             self.pushes += 1
         vector = self._store.vector(message["key"])
-        gradient = SplitGradient.unpacked(message["rows"], arrays).whole(vector.dtype)
+        gradient = _gradient(message, arrays, vector.dtype)
         since, aware = message.get("since"), message.get("aware", False)
-        return {"staleness": vector.apply(gradient, message["rate"], since=since, aware=aware)}, ()
+        return {"staleness": _applied(vector, gradient, message["rate"], since=since, aware=aware)}, ()
 
     def _is_new(self, step: int | None) -> bool:
         """Whether this server has not applied the step; remembers the step, and forgets much earlier ones."""
@@ -83,14 +112,13 @@ class StoreHandlers:
         with self._count_lock:
             self.pushes += 1
         vector = self._store.vector(message["key"])
-        gradient = SplitGradient.unpacked(message["rows"], arrays).whole(vector.dtype)
+        gradient = _gradient(message, arrays, vector.dtype)
         self._held.hold(message["step"], message["worker"], gradient)
         return {}, ()
 
     def square(self, message: Message, arrays) -> Content:
         """The squared norm of this server's piece of the sum of these workers' gradients."""
-        total = self._held.total(message["step"], message["workers"])
-        return {"square": float(np.dot(total, total)) if len(total) else 0.0}, ()
+        return {"square": self._held.total(message["step"], message["workers"]).square}, ()
 
     def apply(self, message: Message, arrays) -> Content:
         """One step's update from the held gradients: mean = SUM / weight, then clipping.
@@ -101,9 +129,21 @@ class StoreHandlers:
         if message["finite"]:
             vector = self._store.vector(message["key"])
             mean = self._held.mean(step, message["workers"], message["weight"])
-            mean *= vector.dtype(message["scale"])
-            if self._clipping.value is not None:
-                np.clip(mean, -self._clipping.value, self._clipping.value, out=mean)
-            vector.apply(mean, message["rate"])
+            scale, bound = vector.dtype(message["scale"]), self._clipping.value
+            mean = mean.map(lambda values: values * scale)
+            if bound is not None:
+                mean = mean.map(lambda values: np.clip(values, -bound, bound))
+            _applied(vector, mean, message["rate"])
         self._held.drop(step)
         return {}, ()
+
+
+def _gradient(message: Message, arrays, dtype) -> PieceGradient:
+    """The gradient of a push: that of the vector, which may hold rows of its own, and those of the tables."""
+    of_vector = 1 + 2 * len(message["rows"])
+    vector = SplitGradient.unpacked(message["rows"], arrays[:of_vector]).whole(dtype)
+    return PieceGradient.unpacked(vector, arrays[of_vector:])
+
+
+def _applied(vector: Vector, gradient: PieceGradient, rate: float, **named) -> int:
+    return vector.apply(gradient.vector, rate, rows=gradient.rows, **named)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from strategies.servers.piece_gradient import PieceGradient
 from strategies.servers.wire import Refused
 
 
@@ -13,14 +14,14 @@ class HeldGradients:
 
     def __init__(self):
         self._lock = threading.Lock()
-        self._held: dict[int, dict[int, np.ndarray]] = {}
+        self._held: dict[int, dict[int, PieceGradient]] = {}
 
-    def hold(self, step: int, worker: int, gradient: np.ndarray) -> None:
-        """Holds a worker's gradient SUM, [n]; it replaces an earlier one of the same step and worker."""
+    def hold(self, step: int, worker: int, gradient: PieceGradient) -> None:
+        """Holds a worker's gradient SUM; it replaces an earlier one of the same step and worker."""
         with self._lock:
             self._held.setdefault(step, {})[worker] = gradient
 
-    def total(self, step: int, workers: Sequence[int]) -> np.ndarray:
+    def total(self, step: int, workers: Sequence[int]) -> PieceGradient:
         """The sum of these workers' gradients, added in the given order: the bits do not depend on the arrival.
 
         Raises:
@@ -33,12 +34,10 @@ class HeldGradients:
                     f"step {step}: the sum needs the gradients of workers {list(workers)}; "
                     f"this server holds those of workers {sorted(of_step)}"
                 )
-            total = of_step[workers[0]].copy()
-            for worker in workers[1:]:
-                total += of_step[worker]
-            return total
+            found = [of_step[worker] for worker in workers]
+        return PieceGradient.total(found)
 
-    def mean(self, step: int, workers: Sequence[int], weight: float) -> np.ndarray:
+    def mean(self, step: int, workers: Sequence[int], weight: float) -> PieceGradient:
         """The sum of these workers' gradients, divided by `weight`; zeros for weight 0.
 
         The division is in the gradients' own dtype and by the weight itself: multiplying by 1 / weight would
@@ -47,8 +46,8 @@ class HeldGradients:
         Raises:
           Refused: as `total`.
         """
-        total = self.total(step, workers)
-        return total / total.dtype.type(weight) if weight else np.zeros_like(total)
+        mean = (lambda total: total / total.dtype.type(weight)) if weight else np.zeros_like
+        return self.total(step, workers).map(mean)
 
     def drop(self, step: int) -> None:
         """Drops the gradients of this step and of all earlier ones."""

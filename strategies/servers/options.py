@@ -5,6 +5,7 @@ import dataclasses
 from strategies.engines import EngineChoice, choose_engine
 from strategies.wire_precisions import WIRE_PRECISIONS
 from towers.errors import UserError
+from towers.updates.sparse_updates import DENSE, SPARSE_UPDATES
 
 ASYNC, SYNC = "async", "sync"
 
@@ -20,6 +21,7 @@ class ServersOptions:
     prefetch: whether a worker pulls the next step's parameters while it computes the current step. It then does
       not wait for the network, and every update is staler by one: the worker's own.
     wire_precision: precision in which gradients are pushed; parameters are pulled in their own.
+    sparse_updates: 'dense': exact updates of embedding tables; 'lazy': only of the rows that a batch names.
     steps_per_closure: with TensorFlow's engine, steps that a worker computes for each call from the chief; 0
       chooses by the time of a step.
     timeout_seconds: seconds that a process may be silent before it counts as lost.
@@ -31,6 +33,7 @@ class ServersOptions:
     staleness_aware: bool = False
     prefetch: bool = False
     wire_precision: str = "float32"
+    sparse_updates: str = DENSE
     steps_per_closure: int = 0
     timeout_seconds: float = 600.0
 
@@ -56,6 +59,9 @@ class ServersOptions:
         if self.wire_precision not in WIRE_PRECISIONS:
             known = ", ".join(WIRE_PRECISIONS)
             raise UserError(f"wire_precision={self.wire_precision!r} is unknown: use one of {known}")
+        if self.sparse_updates not in SPARSE_UPDATES:
+            known = ", ".join(SPARSE_UPDATES)
+            raise UserError(f"sparse_updates={self.sparse_updates!r} is unknown: use one of {known}")
         if not self.timeout_seconds > 0:
             raise UserError(f"collective_timeout_seconds={self.timeout_seconds:g}: it must be above 0")
 

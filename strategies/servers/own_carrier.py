@@ -7,31 +7,39 @@ import numpy as np
 from strategies.servers.carrier import Paused, Progress, Start, Values
 from strategies.servers.coordination import KEY
 from strategies.servers.group import Group
-from strategies.servers.layout import Layout
 from strategies.servers.report_section import ServerFigures
+from strategies.servers.tables import ParameterLayout, Stored, TableLayout
 
 
 class OwnCarrier:
     """Implements `strategies.servers.carrier.Carrier`."""
 
-    def __init__(self, group: Group, layout: Layout):
+    def __init__(self, group: Group, layout: ParameterLayout):
         """Args:
         group: connections to the servers.
-        layout: which piece of the parameters each server holds.
+        layout: where each parameter is on the servers.
         """
         self._group, self._layout = group, layout
         self._held_bytes: Sequence[int] = ()
 
     def start(self, begin: Start) -> None:
-        values, held = begin.values, []
+        values, slots = begin.values.parameters, list(begin.values.slots.values())
+        names, held = list(begin.values.slots), []
         for server in range(len(self._group.servers)):
-            piece = self._layout.piece(server)
-            self._group.ask(server, "init", [values.parameters[piece], begin.decays[piece]], key=KEY)
-            arrays = [values.parameters[piece], *(slot[piece] for slot in values.slots.values())]
-            self._group.ask(server, "set", arrays, key=KEY, names=list(values.slots), version=begin.updates)
+            piece = self._layout.vector.piece(server)
+            self._group.ask(server, "init", [values.vector[piece], begin.decays[piece]], key=KEY)
+            arrays = [values.vector[piece], *(slot.vector[piece] for slot in slots)]
+            self._group.ask(server, "set", arrays, key=KEY, names=names, version=begin.updates)
             held.append(sum(array.nbytes for array in arrays))
+            for index, table in enumerate(self._layout.tables):
+                part = table.part(server)
+                about = {"key": KEY, "table": table.name}
+                arrays = [values.tables[index][part], *(slot.tables[index][part] for slot in slots)]
+                self._group.ask(server, "init_table", arrays[:1], **about, decays=table.decays)
+                self._group.ask(server, "set_table", arrays, **about, names=names)
+                held[-1] += sum(array.nbytes for array in arrays)
         self._held_bytes = held
-        self._group.ask(0, "start", [values.state, begin.averaged], step=begin.step)
+        self._group.ask(0, "start", [begin.values.state, begin.averaged], step=begin.step)
 
     def advance(self, wanted: int, until: int) -> Progress:
         reply, _ = self._group.ask(0, "run_to", wanted=wanted, until=until)
@@ -48,15 +56,23 @@ class OwnCarrier:
     def values(self) -> Values:
         pulled = self._group.ask_all("pull", key=KEY)
         slots = self._group.ask_all("get_slots", key=KEY)
-        names = slots[0][0]["names"]
+        tables = [self._table(table) for table in self._layout.tables]
         _, (state,) = self._group.ask(0, "get_state")
         return Values(
-            parameters=np.concatenate([piece for _, (piece,) in pulled]),
+            parameters=Stored(np.concatenate([piece for _, (piece,) in pulled]), [found[0] for found in tables]),
             slots={
-                slot: np.concatenate([arrays[index] for _, arrays in slots]) for index, slot in enumerate(names)
+                slot: Stored(
+                    np.concatenate([arrays[index] for _, arrays in slots]), [found[index + 1] for found in tables]
+                )
+                for index, slot in enumerate(slots[0][0]["names"])
             },
             state=state,
         )
+
+    def _table(self, table: TableLayout) -> list[np.ndarray]:
+        """A matrix of tables, and its slots in order."""
+        replies = self._group.ask_all("get_table", key=KEY, table=table.name)
+        return [table.gathered(parts) for parts in zip(*(arrays for _, arrays in replies), strict=True)]
 
     def report(self) -> Mapping:
         return self._group.ask(0, "report")[0]

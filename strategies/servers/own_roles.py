@@ -15,13 +15,15 @@ from strategies.servers.own_carrier import OwnCarrier
 from strategies.servers.server import Server
 from strategies.servers.worker import Worker
 from strategies.servers.worker_engine import WorkerEngine
-from strategies.servers.worker_graph import layout_of
 from strategies.synchronous import as_batches
 from towers.devices import Devices
 from towers.layers.names import fresh_name_counts
+from towers.layers.table_rows import tables_without_values
 from towers.options import StepOptions
 from towers.precision import layer_precision
 from towers.task import Batch, InputShard, Task
+from towers.tower_parts import open_length
+from towers.updates.sparse_updates import LAZY
 
 
 def connected(membership: ServersMembership, servers: Sequence[Member], settings: dict[str, int]) -> Group:
@@ -72,7 +74,9 @@ def run_own_server(options: StepOptions, membership: ServersMembership) -> str:
       PeerLost: the chief did not connect in time, or was lost.
     """
     check_options(options, membership.options, membership.num_workers)
-    store, settings = StoreHandlers(options.rule, options.clipping), membership.settings(options)
+    lazily = membership.options.sparse_updates == LAZY
+    store = StoreHandlers(options.rule, options.clipping, lazily=lazily)
+    settings = membership.settings(options)
     coordination = None
     if membership.cluster.index == 0:
         others = membership.servers[1:]
@@ -122,7 +126,7 @@ def run_own_worker(
         task,
         engine,
         group,
-        layout_of(engine.tower.variables.parameters, len(group.servers)),
+        engine.layout,
         membership.options,
         rank=membership.cluster.index,
         num_workers=membership.num_workers,
@@ -138,7 +142,7 @@ def run_own_worker(
 def _worker_engine(task, devices, options, membership: ServersMembership, shares) -> WorkerEngine:
     workers_per_batch = membership.num_workers if membership.options.is_sync else 1
     keras.utils.set_random_seed(options.seed)
-    with layer_precision(options.precision), fresh_name_counts():
+    with layer_precision(options.precision), fresh_name_counts(), tables_without_values():
         model = task.build_model()
     dataset = as_batches(task.dataset("train", InputShard()))
     may_be_empty = workers_per_batch > 1 or options.accumulation > 1
@@ -147,7 +151,9 @@ def _worker_engine(task, devices, options, membership: ServersMembership, shares
         model,
         devices,
         options,
+        open_length(dataset.element_spec),
         shares=shares,
+        num_servers=len(membership.servers),
         rank=membership.cluster.index,
         num_sharing=workers_per_batch,
         sends_sums=membership.options.is_sync,

@@ -1,11 +1,12 @@
-"""An update of a piece of the vector of all parameters."""
+"""An update of a server's piece: of its part of the vector, and of its rows of the tables."""
 
 import dataclasses
 from collections.abc import Mapping
 
 import tensorflow as tf
 
-from towers.updates.rules import UpdateRule
+from towers.updates.rules import UpdateRule, everything
+from towers.updates.sparse_updates import apply_lazily
 
 
 def update_piece(
@@ -34,3 +35,31 @@ def update_piece(
         lost = tf.cast(rate, value.dtype) * tf.constant(rule.weight_decay, value.dtype)
         value.assign_sub(value * (lost if decays is None else decays * lost))
     dataclasses.replace(rule, weight_decay=0.0).apply("", value, slots, gradient, rate, update)
+
+
+def update_rows(
+    rule: UpdateRule,
+    table: tf.Variable,
+    slots: Mapping[str, tf.Variable],
+    gradient: tf.IndexedSlices,
+    rate: tf.Tensor,
+    update: tf.Tensor,
+    *,
+    lazily: bool,
+) -> None:
+    """Applies a rule to rows of a table.
+
+    Args:
+      rule: the rule; it must work element by element, and its weight decay applies to the whole table.
+      table: [rows, width].
+      slots: [rows, width], by name.
+      gradient: each row at most once, in the table's dtype.
+      rate: float32 scalar, learning rate.
+      update: int64 scalar, number of updates before this one.
+      lazily: whether rows without a gradient stay as they are, slots and weight decay included.
+    """
+    if lazily:
+        apply_lazily(rule, table, slots, gradient, rate, update)
+    else:
+        decays_all = dataclasses.replace(rule, decays=everything) if rule.weight_decay else rule
+        decays_all.apply("", table, slots, gradient, rate, update)

@@ -10,8 +10,9 @@ import tensorflow as tf
 
 from strategies.servers.coordination import KEY
 from strategies.servers.group import Group
-from strategies.servers.layout import Layout
 from strategies.servers.options import ServersOptions
+from strategies.servers.piece_gradient import Rows
+from strategies.servers.tables import ParameterLayout
 from strategies.servers.wire import Content
 from strategies.servers.worker_engine import Computed, WorkerEngine
 from strategies.synchronous import as_batches
@@ -27,15 +28,21 @@ class Pulled:
       step: index of the step.
       done: number of steps that were done when the step was handed out.
       versions: version of each server's piece, by the server's index.
-      parameters: the whole vector.
+      parameters: the whole vector of the parameters that are not tables.
+      rows: of each matrix of tables the rows that the batches name: ids, and values [n, width].
       state: the model's whole state, float64.
+      batches: what this worker computes, one batch for each microbatch.
+      input_seconds: seconds that it waited for the batches.
     """
 
     step: int
     done: int
     versions: Sequence[int]
     parameters: np.ndarray
+    rows: Sequence[Rows]
     state: np.ndarray
+    batches: tuple[Batch, ...]
+    input_seconds: float
 
 
 class Worker:
@@ -46,7 +53,7 @@ class Worker:
         task: Task,
         engine: WorkerEngine,
         group: Group,
-        layout: Layout,
+        layout: ParameterLayout,
         options: ServersOptions,
         *,
         rank: int,
@@ -58,7 +65,7 @@ class Worker:
         task: the task to train.
         engine: computes the gradients.
         group: connections to the servers.
-        layout: which piece of the parameters each server holds.
+        layout: where each parameter is on the servers.
         options: how the group works.
         rank: index of this worker.
         num_workers: number of workers in the cluster.
@@ -108,27 +115,60 @@ class Worker:
         state, piece = arrays
         others = {server: ({}, ()) for server in range(1, len(self._group.servers))}
         pulled = self._group.ask_each("pull", others, key=KEY)
+        asked = time.perf_counter()
+        batches = self._batch_of(reply["step"])
+        input_seconds = time.perf_counter() - asked
         return Pulled(
             step=reply["step"],
             done=reply["done"],
             versions=[reply["version"], *(found["version"] for found, _ in pulled)],
             parameters=np.concatenate([piece, *(other for _, (other,) in pulled)]) if others else piece,
+            rows=self._pull_rows(self._engine.wanted(batches)),
             state=state,
+            batches=batches,
+            input_seconds=input_seconds,
         )
+
+    def _pull_rows(self, wanted: Sequence[np.ndarray]) -> list[Rows]:
+        """The named rows of each matrix of tables, from all servers."""
+        if not wanted:
+            return []
+        tables = [table.name for table in self._layout.tables]
+        count = len(self._group.servers)
+        owners = [ids % count for ids in wanted]
+        asked = {
+            server: ({}, [ids[owner == server] // count for ids, owner in zip(wanted, owners, strict=True)])
+            for server in range(count)
+        }
+        found = [arrays for _, arrays in self._group.ask_each("pull_rows", asked, key=KEY, tables=tables)]
+        rows = []
+        for index, (ids, owner) in enumerate(zip(wanted, owners, strict=True)):
+            values = np.empty((len(ids), self._layout.tables[index].width), found[0][index].dtype)
+            for server in range(count):
+                values[owner == server] = found[server][index]
+            rows.append((ids, values))
+        return rows
+
+    def _gradient_of(self, server: int, computed: Computed) -> list[np.ndarray]:
+        """The arrays of a server's part of the gradient."""
+        count = len(self._group.servers)
+        arrays = [computed.gradient[self._layout.vector.piece(server)]]
+        for ids, values in computed.rows:
+            here = ids % count == server
+            arrays += [ids[here] // count, values[here]]
+        return arrays
 
     def _compute(self, pulled: Pulled) -> tuple[Computed, dict]:
         """A step's gradient, and its figures for the report."""
         self._before_step(pulled.step)
-        asked = time.perf_counter()
-        batches = self._batch_of(pulled.step)
         began = time.perf_counter()
-        computed = self._engine.compute(pulled.step, pulled.parameters, pulled.state, batches)
+        computed = self._engine.compute(pulled.step, pulled.parameters, pulled.rows, pulled.state, pulled.batches)
         return computed, {
             "examples": computed.examples,
             "sums": computed.sums,
             "norm": computed.norm,
             "busy_seconds": time.perf_counter() - began,
-            "input_seconds": began - asked,
+            "input_seconds": pulled.input_seconds,
         }
 
     def _push(self, pulled: Pulled, computed: Computed, figures: Mapping) -> list[Content]:
@@ -147,14 +187,13 @@ class Worker:
             "worker": self._rank,
             "rate": self._engine.options.schedule(step),
             "aware": self._options.staleness_aware,
+            "rows": [],
         }
-        pieces = [computed.gradient.within(self._layout.piece(server)) for server in range(len(pulled.versions))]
-        (rows, arrays), *others = [piece.packed() for piece in pieces]
         elsewhere = {}
         if self._options.is_sync or computed.finite:
             elsewhere = {
-                server: ({"rows": rows, "since": pulled.versions[server]}, arrays)
-                for server, (rows, arrays) in enumerate(others, start=1)
+                server: ({"since": pulled.versions[server]}, self._gradient_of(server, computed))
+                for server in range(1, len(pulled.versions))
             }
         # If server 0 has closed the connection, it has given the step to another worker.
         self._group.check(0)
@@ -162,7 +201,6 @@ class Worker:
         finish = {
             "ask": "finish",
             **shared,
-            "rows": rows,
             "since": pulled.versions[0],
             "done": pulled.done,
             "weight": computed.weight,
@@ -170,7 +208,7 @@ class Worker:
             "staleness_elsewhere": [reply.get("staleness", 0) for reply, _ in replies],
             "figures": figures,
         }
-        return [(finish, [computed.state_change, *arrays])]
+        return [(finish, [computed.state_change, *self._gradient_of(0, computed)])]
 
     def _batch_of(self, step: int) -> tuple[Batch, ...]:
         """What this worker computes in a step, one batch for each microbatch.

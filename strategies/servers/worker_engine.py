@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import tensorflow as tf
 
-from strategies.servers.rows import Rows, SplitGradient
+from strategies.servers.graph_errors import user_error_in
 from strategies.servers.worker_graph import Outputs, WorkerGraph
+from towers.layers.table_rows import TableRows
 from towers.task import Batch, batch_length
 
 
@@ -17,7 +18,8 @@ class Computed:
 
     Attributes:
       gradient: the mean, clipped; or the SUM, if servers average the gradients of several workers. In the wire's
-        precision.
+        precision. Of the vector of all parameters that are not tables.
+      rows: likewise, of each matrix of tables: ids of rows, each once, and gradients [n, width].
       state_change: float64 [all state], the change of the batch statistics; weighted like the gradient.
       weight: weight of the loss.
       sums: (total, weight) of 'loss' and of each metric.
@@ -26,7 +28,8 @@ class Computed:
       examples: number of examples in the batch.
     """
 
-    gradient: SplitGradient
+    gradient: np.ndarray
+    rows: Sequence[tuple[np.ndarray, np.ndarray]]
     state_change: np.ndarray
     weight: float
     sums: Mapping[str, tuple[float, float]]
@@ -47,29 +50,56 @@ class WorkerEngine:
         self.graph = WorkerGraph(*arguments, sends_sums=sends_sums, **named)
         self.options, self.tower, self.layout = self.graph.options, self.graph.tower, self.graph.layout
         self._sends_sums = sends_sums
-        self._whole_function = tf.function(self.graph.whole, autograph=False)
-        self._first_function = tf.function(self.graph.first_sums, autograph=False)
-        self._more_function = tf.function(self.graph.more_sums, autograph=False)
-        self._outputs_function = tf.function(self.graph.outputs, autograph=False)
+        # The number of a table's rows differs in each step: the second one makes it an open dimension.
+        has_tables = bool(self.layout.tables)
 
-    def compute(self, step: int, parameters: np.ndarray, state: np.ndarray, batches: Sequence[Batch]) -> Computed:
+        def graph_of(function):
+            return tf.function(function, autograph=False, reduce_retracing=has_tables)
+
+        self._wanted_function = graph_of(self.graph.wanted)
+        self._whole_function = graph_of(self.graph.whole)
+        self._first_function = graph_of(self.graph.first_sums)
+        self._more_function = graph_of(self.graph.more_sums)
+        self._outputs_function = graph_of(self.graph.outputs)
+
+    def wanted(self, batches: Sequence[Batch]) -> list[np.ndarray]:
+        """The rows of each matrix of tables that a step needs: int64 [n], ascending, each once.
+
+        Raises:
+          UserError: an id is outside its table.
+        """
+        if not self.layout.tables:
+            return []
+        try:
+            return [rows.numpy() for rows in self._wanted_function(*batches)]
+        except tf.errors.InvalidArgumentError as error:
+            raise user_error_in(error) or error from error
+
+    def compute(
+        self,
+        step: int,
+        parameters: np.ndarray,
+        rows: Sequence[tuple[np.ndarray, np.ndarray]],
+        state: np.ndarray,
+        batches: Sequence[Batch],
+    ) -> Computed:
         """One step.
 
         Args:
           step: index of the step, from which random numbers are derived.
-          parameters: all parameters as one vector.
+          parameters: all parameters that are not tables, as one vector.
+          rows: of each matrix of tables the rows that `wanted` names, and their values [n, width].
           state: float64, all state as one vector.
           batches: this worker's part of each microbatch.
         """
         vector, state, step = tf.constant(parameters), tf.constant(state), tf.constant(step, tf.int64)
-        out = (
-            self._whole_function(vector, state, step, *batches)
-            if len(batches) == 1
-            else self._microbatches(vector, state, step, *batches)
-        )
+        rows = [TableRows(tf.constant(ids), tf.constant(values)) for ids, values in rows]
+        run = self._whole_function if len(batches) == 1 else self._microbatches
+        out = run(vector, rows, state, step, *batches)
         weight, norm, finite, *sums = out.numbers.numpy().tolist()
         return Computed(
-            gradient=self._split(out),
+            gradient=out.dense.numpy(),
+            rows=[(ids.numpy(), values.numpy()) for ids, values in out.rows],
             state_change=out.state_change.numpy(),
             weight=weight,
             sums=dict(zip(self.graph.reported, zip(sums[::2], sums[1::2], strict=True), strict=True)),
@@ -78,19 +108,11 @@ class WorkerEngine:
             examples=sum(tf.nest.flatten(batch.features)[0].shape[0] for batch in batches),
         )
 
-    def _microbatches(self, vector, state, step, first, *others) -> Outputs:
-        sums = self._first_function(vector, state, step, first)
+    def _microbatches(self, vector, rows, state, step, first, *others) -> Outputs:
+        sums = self._first_function(vector, rows, state, step, first)
         for index, batch in enumerate(others, start=1):
             # Some microbatches of a short batch are empty. Workers that share batches take them all the same:
             # a microbatch that is empty here may not be empty elsewhere.
             if self._sends_sums or int(batch_length(batch)) > 0:
-                sums = self._more_function(vector, step, batch, tf.constant(index), sums)
+                sums = self._more_function(vector, rows, step, batch, tf.constant(index), sums)
         return self._outputs_function(state, sums)
-
-    def _split(self, out: Outputs) -> SplitGradient:
-        begins = dict(zip(self.layout.shapes, self.layout.offsets, strict=False))
-        rows = [
-            Rows(begins[name], *self.layout.shapes[name], indices.numpy(), values.numpy())
-            for name, (indices, values) in zip(self.graph.sparse, out.rows, strict=True)
-        ]
-        return SplitGradient(out.dense.numpy(), rows)

@@ -1,4 +1,4 @@
-"""The graph of a worker's step: all parameters in as one vector, one gradient vector out. It owns no variable."""
+"""The graph of a worker's step: a vector and rows of tables in, their gradients out. It owns no variable."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -7,11 +7,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from strategies.servers.layout import Layout, row_width
+from strategies.servers.tables import ParameterLayout
 from strategies.wire_precisions import WIRE_PRECISIONS
 from towers import batch_stats, gradients, split
 from towers.devices import Devices
 from towers.exchange import TowerExchange
+from towers.layers.table_rows import TableRows
+from towers.lookups import Lookups
 from towers.mean_and_update import mean_gradients
 from towers.options import StepOptions
 from towers.placement import canonical_names
@@ -20,6 +22,7 @@ from towers.task import Batch, Task
 from towers.tower import ModelVariables, TowerFunction, TowerResult
 from towers.tower_parts import TowerParts
 from towers.tower_passes import TowerPasses
+from towers.updates.rules import UpdateRule
 
 # Servers refuse float16, the only precision that scales the loss.
 _LOSS_SCALE = 1.0
@@ -29,15 +32,15 @@ class Outputs(NamedTuple):
     """What a step's graph returns.
 
     Attributes:
-      dense: the gradients that are not sparse, as one vector in the wire's precision.
-      rows: (indices, values) of each sparse gradient.
+      dense: the gradients of the parameters that are not tables, as one vector in the wire's precision.
+      rows: the gradients of each matrix of tables, each row once, in the wire's precision.
       state_change: float64 [all state].
       numbers: float64 vector: weight, norm of the mean gradient, whether all is finite, and a (total, weight) pair
         for each name in `WorkerGraph.reported`.
     """
 
     dense: tf.Tensor
-    rows: Sequence[tuple[tf.Tensor, tf.Tensor]]
+    rows: Sequence[TableRows]
     state_change: tf.Tensor
     numbers: tf.Tensor
 
@@ -48,9 +51,8 @@ class WorkerGraph:
     Attributes:
       options: options of the step.
       tower: the training pass.
-      layout: where each parameter is in the vector.
+      layout: where each parameter is on the servers: in the vector, or in a matrix of tables.
       has_collectives: whether its towers exchange statistics within a pass.
-      sparse: names of the parameters with sparse gradients; known when `outputs` was traced.
       reported: names of the reported sums; known when `outputs` was traced.
     """
 
@@ -60,12 +62,13 @@ class WorkerGraph:
         model: keras.Model,
         devices: Devices,
         options: StepOptions,
+        batch_spec: Batch,
         *,
         shares: Sequence[float] | None = None,
+        num_servers: int,
         rank: int,
         num_sharing: int,
         sends_sums: bool,
-        sends_rows: bool = True,
         stand_in: Batch | None,
         wire_precision: str,
     ):
@@ -74,11 +77,12 @@ class WorkerGraph:
         model: a built template.
         devices: devices of the towers.
         options: options of the step.
+        batch_spec: the spec of a batch, dimension 0 open.
         shares: relative sizes of the towers' parts; None for equal parts.
+        num_servers: number of servers that hold the parameters.
         rank: index of this worker.
         num_sharing: workers that divide each batch; 1 if each worker takes batches of its own.
         sends_sums: whether servers average the gradients of several workers, so that workers send SUMs.
-        sends_rows: whether sparse gradients are sent as rows.
         stand_in: a batch of one example, for a worker whose part of a batch is empty; None if none ever is.
         wire_precision: number format of the gradients that are sent, a key of WIRE_PRECISIONS.
 
@@ -87,7 +91,7 @@ class WorkerGraph:
         """
         self.options = options
         self._devices, self._rank = devices, rank
-        self._sends_sums, self._sends_rows = sends_sums, sends_rows
+        self._sends_sums = sends_sums
         shares = split.checked_shares(shares, devices.num_towers, "tower_shares")
         # Each worker has the same part of a batch, whatever the sum of its towers' shares.
         all_shares = tuple(share / sum(shares) for share in shares) * num_sharing
@@ -100,47 +104,60 @@ class WorkerGraph:
             kernels=options.kernels(devices),
             xla=options.xla,
         )
+        self._stand_in = (
+            None if stand_in is None else tf.nest.map_structure(lambda tensor: tensor.numpy(), stand_in)
+        )
         parts = TowerParts(
             shares=shares,
             first_tower=rank * len(shares) if num_sharing > 1 else 0,
             num_towers=len(all_shares),
-            stand_in=None if stand_in is None else tf.nest.map_structure(lambda tensor: tensor.numpy(), stand_in),
+            stand_in=self._stand_in,
         )
         self._passes = TowerPasses(self.tower, devices, parts, options)
         self._wire = WIRE_PRECISIONS[wire_precision]
+        self._lookups = Lookups(model, batch_spec)
+        self.layout = layout_of(self.tower.variables, self._lookups, options.rule, num_servers=num_servers)
         self._describe(self.tower.variables)
 
     def _describe(self, variables: ModelVariables) -> None:
-        self.layout = layout_of(variables.parameters, num_servers=1)
         self._state_shapes = [tuple(variable.shape) for variable in variables.state]
         self._state_dtypes = [tf.as_dtype(variable.dtype) for variable in variables.state]
-        # Names of the sparse gradients and of the reported sums; known when a graph was traced.
-        self.sparse: list[str] = []
+        # Names of the reported sums; known when a graph was traced.
         self.reported: list[str] = []
 
-    def whole(self, vector: tf.Tensor, state: tf.Tensor, step: tf.Tensor, batch: Batch) -> Outputs:
+    def wanted(self, *batches: Batch) -> list[tf.Tensor]:
+        """The rows of each matrix of tables that a step's microbatches need: int64 [n], ascending, each once."""
+        stand_in = [] if self._stand_in is None else [self._stand_in]
+        found = [self._lookups.ids(batch) for batch in (*batches, *stand_in)]
+        ids = {name: tf.concat([one[name] for one in found], 0) for name in self._lookups.heights}
+        return [table.wanted(ids) for table in self.layout.tables]
+
+    def whole(
+        self, vector: tf.Tensor, rows: Sequence[TableRows], state: tf.Tensor, step: tf.Tensor, batch: Batch
+    ) -> Outputs:
         """A step on one undivided batch.
 
         Args:
-          vector: all parameters.
+          vector: all parameters that are not tables.
+          rows: of each matrix of tables those that `wanted` names.
           state: float64, all state.
           step: int64 scalar, from which random numbers are derived.
           batch: what this worker computes.
         """
-        return self.outputs(state, self.first_sums(vector, state, step, batch))
+        return self.outputs(state, self.first_sums(vector, rows, state, step, batch))
 
-    def first_sums(self, vector, state, step, batch) -> TowerResult:
+    def first_sums(self, vector, rows, state, step, batch) -> TowerResult:
         """The sums over microbatch 0; arguments as for `whole`."""
-        return self._sums_of(batch, 0, vector, self._state_in(state), step)
+        return self._sums_of(batch, 0, self._parameters_in(vector, rows), self._state_in(state), step)
 
-    def more_sums(self, vector, step, batch, microbatch_index, sums) -> TowerResult:
+    def more_sums(self, vector, rows, step, batch, microbatch_index, sums) -> TowerResult:
         """`sums` plus those over another microbatch."""
-        own = self._sums_of(batch, microbatch_index, vector, sums.new_state, step)
+        parameters = self._parameters_in(vector, rows)
+        own = self._sums_of(batch, microbatch_index, parameters, sums.new_state, step)
         with tf.device(self._devices.parameters):
             return add_to(sums, own, gradients.add_each)
 
-    def _sums_of(self, batch, microbatch_index, vector, state, step) -> TowerResult:
-        parameters = self._parameters_in(vector)
+    def _sums_of(self, batch, microbatch_index, parameters, state, step) -> TowerResult:
         return self._passes.train(
             batch, microbatch_index, parameters, state, step=step, loss_scale=tf.constant(_LOSS_SCALE)
         )
@@ -174,19 +191,12 @@ class WorkerGraph:
             )
 
     def _divided(self, found):
-        """The dense gradients as one vector, and the rows of each sparse one."""
-        names, self.sparse = list(self.layout.shapes), []
-        dense, rows = [], []
-        for name, gradient in zip(names, found, strict=True):
-            shape = self.layout.shapes[name]
-            # A row can be sent alone only if the layout never cuts it.
-            is_sparse = self._sends_rows and isinstance(gradient, tf.IndexedSlices)
-            if is_sparse and len(shape) == 2 and row_width(shape) == shape[1]:
-                self.sparse.append(name)
-                rows.append((tf.cast(gradient.indices, tf.int64), self._on_wire(gradient.values)))
-            else:
-                dense.append(self._on_wire(tf.convert_to_tensor(gradient)))
-        return _joined(dense, self._wire or found[0].dtype), rows
+        """The gradients of the vector, and those of the matrices of tables."""
+        by_name = dict(zip(self.layout.names, found, strict=True))
+        dense = [self._on_wire(tf.convert_to_tensor(by_name[name])) for name in self.layout.vector.shapes]
+        rows = [table.of_matrix(by_name) for table in self.layout.tables]
+        wired = [TableRows(ids, self._on_wire(values)) for ids, values in rows]
+        return _joined(dense, self.wire_dtype(found[0].dtype)), wired
 
     def wire_dtype(self, dtype: tf.DType) -> tf.DType:
         """The dtype in which gradients of `dtype` are sent."""
@@ -195,11 +205,17 @@ class WorkerGraph:
     def _on_wire(self, values):
         return tf.cast(values, self.wire_dtype(values.dtype))
 
-    def _parameters_in(self, vector):
+    def _parameters_in(self, vector, rows):
+        """The parameters in the model's order, tables as their rows."""
+        layout = self.layout
         with tf.device(self._devices.parameters):
-            shapes = list(self.layout.shapes.values())
-            parts = tf.split(vector, [int(np.prod(shape)) for shape in shapes])
-            return [tf.reshape(part, shape) for part, shape in zip(parts, shapes, strict=True)]
+            shapes = layout.vector.shapes
+            parts = tf.split(vector, [int(np.prod(shape)) for shape in shapes.values()]) if shapes else []
+            named = zip(parts, shapes.items(), strict=True)
+            found = {name: tf.reshape(part, shape) for part, (name, shape) in named}
+            for table, of_matrix in zip(layout.tables, rows, strict=True):
+                found |= table.by_table(of_matrix)
+            return [found[name] for name in layout.names]
 
     def _state_in(self, state):
         if not self._state_shapes:
@@ -209,10 +225,17 @@ class WorkerGraph:
         return [tf.reshape(tf.cast(part, dtype), shape) for part, shape, dtype in described]
 
 
-def layout_of(parameters, num_servers: int) -> Layout:
-    """The layout of a model's parameters, in the model's order."""
-    shapes = [tuple(variable.shape) for variable in parameters]
-    return Layout(shapes=dict(zip(canonical_names(parameters), shapes, strict=True)), num_servers=num_servers)
+def layout_of(
+    variables: ModelVariables, lookups: Lookups, rule: UpdateRule, *, num_servers: int
+) -> ParameterLayout:
+    """The layout of a model's parameters."""
+    shapes = [tuple(variable.shape) for variable in variables.parameters]
+    return ParameterLayout.of(
+        dict(zip(canonical_names(variables.parameters), shapes, strict=True)),
+        lookups.heights,
+        decays=rule.decays,
+        num_servers=num_servers,
+    )
 
 
 def _joined(tensors, dtype):

@@ -49,6 +49,18 @@ class UpdateRule(Protocol):
           update: int64 scalar, number of updates before this one.
         """
 
+    def changed(self, value, slots: Mapping[str, tf.Tensor], gradient, rate, update) -> tuple:
+        """The update as arithmetic on tensors, without weight decay; for elementwise rules.
+
+        Args:
+          value, gradient: tensors of one shape and dtype.
+          slots: tensors like them, by name.
+          rate, update: as for `apply`.
+
+        Returns:
+          The new value and the new slots.
+        """
+
     def with_decay_divided(self, factor: float) -> "UpdateRule":
         """The same rule with its weight decay divided by `factor`."""
 
@@ -87,6 +99,9 @@ class SGD(_Decaying):
             return
         tf.raw_ops.ResourceApplyGradientDescent(var=variable.handle, alpha=rate, delta=gradient, use_locking=True)
 
+    def changed(self, value, slots, gradient, rate, update):
+        return value - tf.cast(rate, value.dtype) * gradient, {}
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Momentum(_Decaying):
@@ -117,6 +132,12 @@ class Momentum(_Decaying):
             use_locking=True,
             use_nesterov=self.nesterov,
         )
+
+    def changed(self, value, slots, gradient, rate, update):
+        step = tf.cast(rate, value.dtype) * gradient
+        momentum = tf.constant(self.momentum, value.dtype)
+        velocity = momentum * slots["momentum"] - step
+        return value + (momentum * velocity - step if self.nesterov else velocity), {"momentum": velocity}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -153,6 +174,17 @@ class Adam(_Decaying):
             use_locking=True,
             use_nesterov=False,
         )
+
+    def changed(self, value, slots, gradient, rate, update):
+        dtype = value.dtype
+        count = tf.cast(update + 1, dtype)
+        beta_1, beta_2 = tf.constant(self.beta_1, dtype), tf.constant(self.beta_2, dtype)
+        first, second = slots["first_moment"], slots["second_moment"]
+        first += (gradient - first) * (1 - beta_1)
+        second += (gradient * gradient - second) * (1 - beta_2)
+        corrected = tf.cast(rate, dtype) * tf.sqrt(1 - tf.pow(beta_2, count)) / (1 - tf.pow(beta_1, count))
+        moved = corrected * first / (tf.sqrt(second) + tf.constant(self.epsilon, dtype))
+        return value - moved, {"first_moment": first, "second_moment": second}
 
 
 def convolutions_only(path: str, shape: tf.TensorShape) -> bool:

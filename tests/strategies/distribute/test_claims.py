@@ -14,7 +14,7 @@ FIGURES = {
     "norm": 1.0,
     "finite": True,
     "stop_asked": False,
-    "sums": [8.0, 4.0],
+    "others": [8.0, 4.0],
 }
 
 
@@ -27,8 +27,8 @@ def begun(*, first=0, stops_if_bad=True) -> Claims:
 def step(claims: Claims, number: int, *, since: int, run="run", **figures) -> bool:
     """A whole step: claim and count; returns whether its update was to be applied."""
     figures = {**FIGURES, **figures}
-    applied, staleness, _ = claims.claim(run, number, since, figures["finite"])
-    claims.count(run, number, staleness if applied else None, "worker:0", figures)
+    applied, _ = claims.claim(run, number, since, figures["finite"])
+    claims.count(run, number, "worker:0", figures)
     return applied
 
 
@@ -44,18 +44,31 @@ def test_a_step_that_runs_twice_is_applied_and_counted_once():
 def test_a_step_whose_worker_died_between_claim_and_count_is_counted_by_the_next_try():
     """Nobody knows whether its update was applied, so it is not applied again."""
     claims = begun()
-    assert claims.claim("run", 0, 0, True)[0]
-    assert claims.done == 0
-    assert not step(claims, 0, since=0)
+    assert step(claims, 0, since=0)
+    assert claims.claim("run", 1, 0, True)[0]
     assert claims.done == 1
+    assert not step(claims, 1, since=1)
+    assert claims.done == 2
+    # The staleness is that of the update which was claimed.
+    assert dict(claims.report()["staleness"]) == {0: 1, 1: 1}
 
 
 def test_staleness_is_the_number_of_updates_between_pull_and_claim():
     claims = begun()
     since = claims.updates()
-    assert claims.claim("run", 0, since, True) == (True, 0, 0)
-    assert claims.claim("run", 1, since, True) == (True, 1, 1)
-    assert claims.claim("run", 2, since, True) == (True, 2, 2)
+    assert [claims.claim("run", number, since, True) for number in range(3)] == [(True, 0), (True, 1), (True, 2)]
+    for number in range(3):
+        claims.count("run", number, "worker:0", FIGURES)
+    assert dict(claims.report()["staleness"]) == {0: 1, 1: 1, 2: 1}
+
+
+def test_rows_of_tables_are_counted_by_server():
+    claims = begun()
+    for number in range(2):
+        step(claims, number, since=claims.updates(), others=[32.0, 48.0, 8.0, 4.0])
+    report = claims.report()
+    assert dict(report["row_elements"]) == {0: 64, 1: 96}
+    assert report["sums"] == {"loss": [16.0, 8.0]}
 
 
 def test_steps_are_counted_in_any_order():

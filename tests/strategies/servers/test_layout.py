@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from models.networks.alexnet import alexnet
 from models.networks.vgg import vgg16
 from strategies.servers.layout import Layout, row_width
-from strategies.servers.worker_graph import layout_of
 
 shapes = st.lists(st.lists(st.integers(0, 9), max_size=4).map(tuple), min_size=1, max_size=8)
 
@@ -31,7 +30,8 @@ def parameters():
 @pytest.mark.parametrize("num_servers", range(1, 9))
 @pytest.mark.parametrize("network", ["alexnet", "vgg16"])
 def test_the_fullest_server_of_a_network(parameters, network, num_servers):
-    found = layout_of(parameters[network], num_servers)
+    shapes = {variable.path: tuple(variable.shape) for variable in parameters[network]}
+    found = Layout(shapes=shapes, num_servers=num_servers)
     sizes = np.diff(found.cuts)
     assert len(sizes) == num_servers
     assert sizes.sum() == sum(math.prod(variable.shape) for variable in parameters[network])

@@ -13,7 +13,6 @@ from strategies.servers.options import ServersOptions
 from strategies.servers.server import Server
 from strategies.servers.worker import Worker
 from strategies.servers.worker_engine import WorkerEngine
-from strategies.servers.worker_graph import layout_of
 from strategies.synchronous import as_batches
 from tests.strategies.servers.at_once import Started
 from tests.strategies.small_task import SmallTask, small_task
@@ -34,6 +33,8 @@ def worker_engine(task: SmallTask, options: StepOptions) -> WorkerEngine:
         task.build_model(),
         cpus(1),
         options,
+        as_batches(task.dataset("train", InputShard())).element_spec,
+        num_servers=NUM_SERVERS,
         rank=0,
         num_sharing=1,
         sends_sums=False,
@@ -49,7 +50,8 @@ class AlmostAlone:
         self._servers, self.task = servers, small_task()
         self.options = StepOptions(rule=SGD(), schedule=Constant(RATE), seed=3)
         self.engine = worker_engine(self.task, self.options)
-        self.first = self.engine.layout.joined([value.numpy() for value in self.engine.tower.variables.parameters])
+        variables = self.engine.tower.variables.parameters
+        self.first = self.engine.layout.stored({value.path: value.numpy() for value in variables}).vector
         addresses = enumerate(free_addresses(NUM_SERVERS))
         self._members = [Member(SERVER, index, address) for index, address in addresses]
         listening = [self._server(index) for index in range(NUM_SERVERS)]
@@ -70,8 +72,8 @@ class AlmostAlone:
 
     def trained(self) -> tuple[np.ndarray, dict]:
         """All parameters after the steps, and the report of these steps."""
-        layout = layout_of(self.engine.tower.variables.parameters, NUM_SERVERS)
-        pieces = [self.first[layout.piece(index)] for index in range(NUM_SERVERS)]
+        layout = self.engine.layout
+        pieces = [self.first[layout.vector.piece(index)] for index in range(NUM_SERVERS)]
         for index, piece in enumerate(pieces):
             self.chief.ask(index, "init", [piece, np.zeros(len(piece), bool)], key=KEY)
         self.chief.ask(0, "start", [np.zeros(0), np.zeros(0, bool)], step=0)
@@ -96,7 +98,7 @@ class AlmostAlone:
         made = [self.first]
         for step in range(NUM_STEPS):
             seen = made[max(0, step - late)]
-            gradient = engine.compute(step, seen, np.zeros(0), [next(batches)]).gradient.dense
+            gradient = engine.compute(step, seen, [], np.zeros(0), [next(batches)]).gradient
             made.append(made[-1] - np.float32(RATE) * gradient)
         return made[-1]
 

@@ -7,7 +7,8 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
-from strategies.servers.worker_engine import WorkerEngine
+from strategies.servers.tables import Stored
+from strategies.servers.worker_engine import Computed, WorkerEngine
 from strategies.synchronous import as_batches
 from tests.towers.logical_cpus import cpus
 from tests.towers.tiny_tasks import NUM_CLASSES, TinyTask
@@ -43,14 +44,27 @@ def computed(num_towers: int = 1, *, wire: str = "float32", sends_sums: bool = F
         model,
         cpus(num_towers),
         StepOptions(**options),
+        data.element_spec,
+        num_servers=1,
         rank=0,
         num_sharing=1,
         sends_sums=sends_sums,
         stand_in=None,
         wire_precision=wire,
     )
-    vector = engine.layout.joined([variable.numpy() for variable in model.trainable_variables])
-    return engine, vector, engine.compute(0, vector, np.zeros(0), [next(iter(data))])
+    stored = engine.layout.stored({variable.path: variable.numpy() for variable in model.trainable_variables})
+    batches = [next(iter(data))]
+    rows = [(ids, table[ids]) for ids, table in zip(engine.wanted(batches), stored.tables, strict=True)]
+    return engine, engine.compute(0, stored.vector, rows, np.zeros(0), batches)
+
+
+def whole(engine: WorkerEngine, found: Computed) -> np.ndarray:
+    """The gradient of all parameters, in the model's order, in float32."""
+    [(ids, values)] = found.rows
+    table = np.zeros((WORDS, WIDTH), np.float32)
+    table[ids] = values
+    by_name = engine.layout.by_name(Stored(found.gradient.astype(np.float32), [table]))
+    return np.concatenate([np.ravel(gradient) for gradient in by_name.values()])
 
 
 def exact_gradient() -> np.ndarray:
@@ -67,35 +81,33 @@ def exact_gradient() -> np.ndarray:
 
 @pytest.mark.parametrize("num_towers", [1, 3])
 def test_the_gradient_is_that_of_the_mean_loss(num_towers):
-    _, _, found = computed(num_towers)
-    np.testing.assert_allclose(found.gradient.whole(np.float32), exact_gradient(), rtol=1e-5, atol=1e-7)
+    engine, found = computed(num_towers)
+    np.testing.assert_allclose(whole(engine, found), exact_gradient(), rtol=1e-5, atol=1e-7)
     assert found.examples == 6
     assert found.norm == pytest.approx(np.linalg.norm(exact_gradient()), rel=1e-5)
 
 
 @pytest.mark.parametrize("num_towers", [1, 3])
 def test_an_embedding_sends_only_the_rows_that_were_used(num_towers):
-    _, _, found = computed(num_towers)
-    [rows] = found.gradient.rows
-    assert sorted(rows.indices) == list(USED)
-    assert len(found.gradient.dense) == LENGTH * WIDTH * NUM_CLASSES + NUM_CLASSES
+    engine, found = computed(num_towers)
+    [(ids, values)] = found.rows
+    assert sorted(ids) == list(USED) and values.shape == (len(USED), WIDTH)
+    assert len(found.gradient) == LENGTH * WIDTH * NUM_CLASSES + NUM_CLASSES
 
 
 def test_synchronous_workers_send_sums():
-    _, _, found = computed(sends_sums=True)
-    np.testing.assert_allclose(found.gradient.whole(np.float32), 6 * exact_gradient(), rtol=1e-5, atol=1e-6)
+    engine, found = computed(sends_sums=True)
+    np.testing.assert_allclose(whole(engine, found), 6 * exact_gradient(), rtol=1e-5, atol=1e-6)
     assert found.weight == 6
 
 
 def test_gradients_are_sent_in_the_wire_precision():
-    _, _, found = computed(wire="bfloat16")
-    assert {array.dtype for array in (found.gradient.dense, found.gradient.rows[0].values)} == {
-        np.dtype(ml_dtypes.bfloat16)
-    }
-    np.testing.assert_allclose(found.gradient.whole(np.float32), exact_gradient(), rtol=2.0**-8, atol=1e-7)
+    engine, found = computed(wire="bfloat16")
+    assert {array.dtype for array in (found.gradient, found.rows[0][1])} == {np.dtype(ml_dtypes.bfloat16)}
+    np.testing.assert_allclose(whole(engine, found), exact_gradient(), rtol=2.0**-8, atol=1e-7)
 
 
 def test_the_gradient_is_clipped_before_it_is_sent():
-    _, _, found = computed(clipping=Clipping(global_norm=0.01))
-    assert np.linalg.norm(found.gradient.whole(np.float32)) == pytest.approx(0.01, rel=1e-5)
+    engine, found = computed(clipping=Clipping(global_norm=0.01))
+    assert np.linalg.norm(whole(engine, found)) == pytest.approx(0.01, rel=1e-5)
     assert found.norm > 0.01, "the reported norm is before clipping"

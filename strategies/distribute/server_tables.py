@@ -1,0 +1,116 @@
+"""Matrices of embedding tables whose rows are variables of ParameterServerStrategy on all servers."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from strategies.servers.piece_update import update_rows
+from strategies.servers.tables import TableLayout
+from towers.layers.table_rows import TableRows
+from towers.updates.rules import UpdateRule
+
+
+class ServerTable:
+    """A matrix of tables and its slots.
+
+    Attributes:
+      layout: which row is on which server.
+      rows: by server, [rows, width], some of them padding.
+      slots: by name, likewise.
+    """
+
+    def __init__(
+        self, strategy, layout: TableLayout, value: np.ndarray, slots: dict[str, np.ndarray], *, lazily: bool
+    ):
+        """Args:
+        strategy: a ParameterServerStrategy whose partitioner divides evenly over the servers.
+        layout: which row is on which server.
+        value: [rows, width], all rows.
+        slots: likewise, by name.
+        lazily: whether an update changes no row but those with a gradient.
+        """
+        self.layout, self._lazily = layout, lazily
+
+        def new(values, name):
+            with strategy.scope():
+                whole = tf.Variable(np.concatenate(layout.dealt(values)), name=name, trainable=False)
+            # With one server, TensorFlow makes a plain variable.
+            return list(getattr(whole, "variables", [whole]))
+
+        self.rows = new(value, layout.name)
+        self.slots = {name: new(values, f"{layout.name}_{name}") for name, values in slots.items()}
+        self._locks = []
+        for piece in self.rows:
+            with tf.device(piece.device):
+                self._locks.append(tf.CriticalSection(shared_name=f"{layout.name}_lock"))
+
+    def update(self, server: int, rule: UpdateRule, ids, values, rate, update) -> None:
+        """Updates rows of a server in a graph, on the current device; a server makes one such update at a time."""
+        table = self.rows[server]
+        slots = {name: pieces[server] for name, pieces in self.slots.items()}
+        rule = rule if self.layout.decays else dataclasses.replace(rule, weight_decay=0.0)
+        gradient = tf.IndexedSlices(
+            tf.cast(values, table.dtype), ids, tf.constant(table.shape.as_list(), tf.int64)
+        )
+
+        def apply():
+            update_rows(rule, table, slots, gradient, rate, update, lazily=self._lazily)
+            return tf.constant(True)
+
+        self._locks[server].execute(apply)
+
+    def assign(self, value: np.ndarray, slots: dict[str, np.ndarray]) -> None:
+        """Assigns all rows and slots, from the chief."""
+        for pieces, values in ((self.rows, value), *((self.slots[name], slot) for name, slot in slots.items())):
+            for piece, part in zip(pieces, self.layout.dealt(values), strict=True):
+                piece.assign(part)
+
+    def kept_bytes(self, server: int) -> int:
+        """Bytes of a server's rows and their slots."""
+        piece = self.rows[server]
+        return piece.shape.num_elements() * piece.dtype.size * (1 + len(self.slots))
+
+    def read(self) -> np.ndarray:
+        """All rows, at the chief."""
+        return self.layout.gathered([piece.numpy() for piece in self.rows])
+
+    def read_slot(self, name: str) -> np.ndarray:
+        """All rows of a slot, at the chief."""
+        return self.layout.gathered([piece.numpy() for piece in self.slots[name]])
+
+
+class DealtRows(NamedTuple):
+    """Rows of a matrix, divided by server.
+
+    Attributes:
+      ids: on the server, int64 [n], by server.
+      positions: of each server's rows in the undivided rows, int32 [n], by server.
+    """
+
+    ids: Sequence[tf.Tensor]
+    positions: Sequence[tf.Tensor]
+
+    @classmethod
+    def of(cls, rows: tf.Tensor, num_servers: int) -> "DealtRows":
+        if num_servers == 1:
+            return cls([rows], [tf.range(tf.size(rows))])
+        owners = tf.cast(rows % num_servers, tf.int32)
+        ids = tf.dynamic_partition(rows // num_servers, owners, num_servers)
+        return cls(ids, tf.dynamic_partition(tf.range(tf.size(rows)), owners, num_servers))
+
+    def counts(self) -> list[tf.Tensor]:
+        """float64, number of rows by server."""
+        return [tf.cast(tf.size(ids), tf.float64) for ids in self.ids]
+
+
+def pulled_rows(pieces: Sequence[tf.Variable], wanted: tf.Tensor, dealt: DealtRows) -> TableRows:
+    """The wanted rows of a matrix in a worker's graph: each server sends its own."""
+    found = []
+    for piece, ids in zip(pieces, dealt.ids, strict=True):
+        with tf.device(piece.device):
+            found.append(tf.gather(piece, ids))
+    values = found[0] if len(found) == 1 else tf.dynamic_stitch(dealt.positions, found)
+    return TableRows(wanted, tf.ensure_shape(values, [None, pieces[0].shape[1]]))

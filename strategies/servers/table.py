@@ -1,0 +1,71 @@
+"""A server's rows of a matrix of embedding tables, with their slots. The caller holds a lock."""
+
+import dataclasses
+from collections.abc import Mapping
+
+import numpy as np
+import tensorflow as tf
+
+from strategies.servers.piece_update import update_rows
+from strategies.servers.wire import Refused
+from towers.updates.rules import UpdateRule
+
+_HOST = "/device:CPU:0"
+
+
+class Table:
+    """Rows of a matrix."""
+
+    def __init__(self, value: np.ndarray, rule: UpdateRule, *, decays: bool, lazily: bool):
+        """Args:
+        value: [rows, width].
+        rule: update rule; it must work element by element.
+        decays: whether the rule's weight decay applies.
+        lazily: whether an update changes no row but those with a gradient.
+        """
+        self._rule = rule if decays else dataclasses.replace(rule, weight_decay=0.0)
+        self._lazily = lazily
+        with tf.device(_HOST):
+            self._value = tf.Variable(value, trainable=False)
+            self._slots = {
+                name: tf.Variable(tf.zeros_like(self._value), trainable=False) for name in rule.slot_names
+            }
+
+    def read(self, ids: np.ndarray) -> np.ndarray:
+        """Copies of some rows, [n, width]; raises Refused if one is not here."""
+        self._check(ids)
+        with tf.device(_HOST):
+            return tf.gather(self._value, ids).numpy()
+
+    def _check(self, ids):
+        height = self._value.shape[0]
+        if len(ids) and not (ids.min() >= 0 and ids.max() < height):
+            raise Refused(f"rows {ids.min()} to {ids.max()} of a table of {height} rows")
+
+    def values(self) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """Copies of all rows, and of the slots by name."""
+        return self._value.numpy(), {name: slot.numpy() for name, slot in self._slots.items()}
+
+    def set(self, value: np.ndarray, slots: Mapping[str, np.ndarray]) -> None:
+        """Assigns all rows and slots."""
+        self._value.assign(value)
+        for name, slot in self._slots.items():
+            slot.assign(slots[name])
+
+    def apply(self, ids: np.ndarray, values: np.ndarray, rate: float, update: int) -> None:
+        """Applies one update.
+
+        Args:
+          ids: [n], rows, each once.
+          values: [n, width], their gradients.
+          rate: learning rate.
+          update: number of updates before this one.
+
+        Raises:
+          Refused: a row is not here.
+        """
+        self._check(ids)
+        with tf.device(_HOST):
+            gradient = tf.IndexedSlices(values, ids, tf.constant(self._value.shape.as_list(), tf.int64))
+            rate, update = tf.constant(rate, tf.float32), tf.constant(update, tf.int64)
+            update_rows(self._rule, self._value, self._slots, gradient, rate, update, lazily=self._lazily)

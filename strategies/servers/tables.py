@@ -1,0 +1,188 @@
+"""Embedding tables on servers: tables of one width are a matrix, whose rows are dealt out to the servers in turn.
+
+    table "a"  rows 0 to 4     matrix rows 0 to 4     server 0:  rows 0, 2, 4, 6, 8
+    table "b"  rows 0 to 3     matrix rows 5 to 8     server 1:  rows 1, 3, 5, 7
+
+Ids are often sorted by how frequent they are. Dealt out in turn, each server is asked for about as many rows;
+contiguous parts of drawn clicks on two servers would send 84% of the reads to the first one.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from strategies.servers.layout import Layout
+from towers.layers.table_rows import TableRows
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TableLayout:
+    """Tables of one width.
+
+    Attributes:
+      heights: number of rows of each table, by canonical name, in the matrix's order.
+      width: number of elements of a row.
+      decays: whether weight decay applies to them.
+      num_servers: number of servers.
+    """
+
+    heights: Mapping[str, int]
+    width: int
+    decays: bool
+    num_servers: int
+
+    @property
+    def height(self) -> int:
+        """Number of rows of the matrix."""
+        return sum(self.heights.values())
+
+    @property
+    def name(self) -> str:
+        """A name for the matrix, different for each matrix of a run."""
+        return f"tables_of_width_{self.width}" + ("" if self.decays else "_without_decay")
+
+    @property
+    def begins(self) -> list[int]:
+        """The matrix row at which each table begins, and the matrix's height."""
+        return [0, *np.cumsum(list(self.heights.values()), dtype=np.int64).tolist()]
+
+    def joined(self, values: Mapping[str, np.ndarray]) -> np.ndarray:
+        """The matrix, from the values of all parameters."""
+        return np.concatenate([values[name] for name in self.heights])
+
+    def split(self, matrix: np.ndarray) -> dict[str, np.ndarray]:
+        """Views of the matrix as the tables, by name."""
+        begins = self.begins
+        return {
+            name: matrix[begin:end] for name, begin, end in zip(self.heights, begins, begins[1:], strict=False)
+        }
+
+    def part(self, server: int) -> slice:
+        """The matrix rows of a server."""
+        return slice(server, None, self.num_servers)
+
+    def dealt(self, matrix: np.ndarray) -> list[np.ndarray]:
+        """The rows of each server, padded with zeros to equal numbers."""
+        length = -(-self.height // self.num_servers)
+        parts = [matrix[self.part(server)] for server in range(self.num_servers)]
+        return [np.pad(part, [(0, length - len(part)), (0, 0)]) for part in parts]
+
+    def gathered(self, parts: Sequence[np.ndarray]) -> np.ndarray:
+        """The matrix, from the rows of each server, without their padding."""
+        matrix = np.empty((self.height, self.width), parts[0].dtype)
+        for server, part in enumerate(parts):
+            matrix[self.part(server)] = part[: len(matrix[self.part(server)])]
+        return matrix
+
+    def wanted(self, ids: Mapping[str, tf.Tensor]) -> tf.Tensor:
+        """The matrix rows that the ids of lookups name: int64 [n], ascending, each once. For graphs.
+
+        An id outside its table makes the graph fail with a text that begins with 'UserError: '.
+        """
+        rows = []
+        for begin, (name, height) in zip(self.begins, self.heights.items(), strict=False):
+            inside = tf.logical_and(ids[name] >= 0, ids[name] < height)
+            outside = tf.concat([[0], tf.where(inside, tf.constant(0, tf.int64), ids[name])], 0)
+            text = f"UserError: {name}: id {{}} is not in the table: it has {height} rows, ids 0 to {height - 1}"
+            worst = tf.gather(outside, tf.argmax(tf.abs(outside)))
+            check = tf.Assert(tf.reduce_all(inside), [tf.strings.format(text, worst)])
+            with tf.control_dependencies([check]):
+                rows.append(ids[name] + begin)
+        return tf.unique(tf.sort(tf.concat(rows, 0)))[0]
+
+    def by_table(self, rows: TableRows) -> dict[str, TableRows]:
+        """The rows of the matrix as rows of each table, by name. For graphs."""
+        begins = self.begins
+        cuts = tf.searchsorted(rows.ids, tf.constant(begins, tf.int64))
+        return {
+            name: TableRows(
+                rows.ids[cuts[index] : cuts[index + 1]] - begins[index], rows.values[cuts[index] : cuts[index + 1]]
+            )
+            for index, name in enumerate(self.heights)
+        }
+
+    def of_matrix(self, gradients: Mapping[str, tf.IndexedSlices]) -> TableRows:
+        """The rows of the matrix from rows of all tables, each at most once. For graphs."""
+        ids = [
+            tf.cast(gradients[name].indices, tf.int64) + begin
+            for begin, name in zip(self.begins, self.heights, strict=False)
+        ]
+        return TableRows(tf.concat(ids, 0), tf.concat([gradients[name].values for name in self.heights], 0))
+
+
+class Stored(NamedTuple):
+    """Values of all parameters, as servers hold them.
+
+    Attributes:
+      vector: [n], the parameters that are not tables.
+      tables: one matrix for each `TableLayout`.
+    """
+
+    vector: np.ndarray
+    tables: Sequence[np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ParameterLayout:
+    """Where each parameter is on the servers.
+
+    Attributes:
+      names: canonical names of all parameters, in the model's order.
+      vector: the parameters that are not tables.
+      tables: the matrices of tables.
+    """
+
+    names: Sequence[str]
+    vector: Layout
+    tables: Sequence[TableLayout]
+
+    @classmethod
+    def of(
+        cls,
+        shapes: Mapping[str, Sequence[int]],
+        tables: Mapping[str, int],
+        *,
+        decays: Callable[[str, tf.TensorShape], bool],
+        num_servers: int,
+    ) -> "ParameterLayout":
+        """Args:
+        shapes: of all parameters, by canonical name, in the model's order.
+        tables: the parameters that workers pull by rows, and their heights.
+        decays: whether weight decay applies to a parameter.
+        num_servers: number of servers.
+        """
+        kinds: dict[tuple[int, bool], dict[str, int]] = {}
+        for name, height in tables.items():
+            decayed = bool(decays(name, tf.TensorShape(shapes[name])))
+            kinds.setdefault((shapes[name][1], decayed), {})[name] = height
+        return cls(
+            names=list(shapes),
+            vector=Layout(
+                shapes={name: shape for name, shape in shapes.items() if name not in tables},
+                num_servers=num_servers,
+            ),
+            tables=[
+                TableLayout(heights=heights, width=width, decays=decayed, num_servers=num_servers)
+                for (width, decayed), heights in kinds.items()
+            ],
+        )
+
+    def stored(self, values: Mapping[str, np.ndarray]) -> Stored:
+        """The values as servers hold them, from values by name."""
+        found = [values[name] for name in self.vector.shapes]
+        vector = self.vector.joined(found) if found else np.zeros(0, values[self.names[0]].dtype)
+        return Stored(vector, [table.joined(values) for table in self.tables])
+
+    def by_name(self, stored: Stored) -> dict[str, np.ndarray]:
+        """The values by name, in the model's order."""
+        found = self.vector.split(stored.vector)
+        for table, matrix in zip(self.tables, stored.tables, strict=True):
+            found |= table.split(matrix)
+        return {name: found[name] for name in self.names}
+
+    @property
+    def num_tables(self) -> int:
+        return sum(len(table.heights) for table in self.tables)
