@@ -85,13 +85,12 @@ class StepClosure:
         dealt = [DealtRows.of(rows, len(servers)) for rows in wanted]
         with tf.device(servers[0].device), tf.control_dependencies(after):
             (since,) = call("updates", [servers[0].first + index], [_INT])
-        with tf.control_dependencies([since]):
-            parameters = server_vectors.pulled(vectors.parameters, vectors.num_parameters)
-            state = server_vectors.pulled(vectors.state, vectors.num_state)
-            rows = [
-                pulled_rows(table.rows, ids, of_table)
-                for table, ids, of_table in zip(vectors.tables, wanted, dealt, strict=True)
-            ]
+        parameters = server_vectors.pulled(vectors.parameters, vectors.num_parameters, after=since)
+        state = server_vectors.pulled(vectors.state, vectors.num_state, after=since)
+        rows = [
+            pulled_rows(table.rows, ids, of_table, after=since)
+            for table, ids, of_table in zip(vectors.tables, wanted, dealt, strict=True)
+        ]
         began = _clock(parameters[:1])
         found = self._computed(parameters, rows, state, number, batch)
         _, norm, finite, *sums = tf.unstack(found.numbers)
@@ -173,18 +172,29 @@ class StepClosure:
         value, state = vectors.parameters[server], vectors.state[server]
         slots = {name: pieces[server] for name, pieces in vectors.slots.items()}
 
+        # The branches take what is on the server already: a Switch is where its input is, so the worker would wait
+        # for `allowed` before it sends its gradient. Branches inherit no device.
+        with tf.device(value.device):
+            gradient, change = tf.identity(gradient), tf.identity(change) if vectors.num_state else None
+            rows = [(tf.identity(ids), tf.identity(values)) for ids, values in rows]
+
         def apply():
-            decays = None if vectors.decays is None else vectors.decays[server].read_value()
-            rule = self._graph.options.rule
-            for table, (ids, values) in zip(vectors.tables, rows, strict=True):
-                table.update(server, rule, ids, values, *how)
-            update_piece(rule, value, slots, decays, tf.cast(gradient, value.dtype), *how)
-            if vectors.num_state:
-                state.assign_add(change)
-            return tf.constant(True)
+            with tf.device(value.device):
+                decays = None if vectors.decays is None else vectors.decays[server].read_value()
+                rule = self._graph.options.rule
+                for table, (ids, values) in zip(vectors.tables, rows, strict=True):
+                    table.update(server, rule, ids, values, *how)
+                update_piece(rule, value, slots, decays, tf.cast(gradient, value.dtype), *how)
+                if vectors.num_state:
+                    state.assign_add(change)
+                return tf.constant(True)
+
+        def leave():
+            with tf.device(value.device):
+                return tf.constant(False)
 
         with tf.device(value.device):
-            return tf.cond(allowed, apply, lambda: tf.constant(False))
+            return tf.cond(allowed, apply, leave)
 
 
 class _At(NamedTuple):
@@ -192,12 +202,12 @@ class _At(NamedTuple):
 
     device: str
     first: tf.Tensor
-    rates: tf.Tensor
+    rates: Sequence[tf.Tensor]
 
     @classmethod
     def of(cls, device, first, rates):
         with tf.device(device):
-            return cls(device, tf.identity(first), tf.identity(rates))
+            return cls(device, tf.identity(first), tf.unstack(tf.identity(rates)))
 
 
 def _clock(after: tf.Tensor) -> tf.Tensor:

@@ -56,4 +56,4 @@ class OwnBatches:
                 )
             waited = time.perf_counter() - asked
         about = np.array([self._rank, self._started, waited, self._stop_asked()], np.float64)
-        return [*(tensor.numpy() for tensor in tf.nest.flatten(batch)), about]
+        return [*(np.asarray(tensor) for tensor in tf.nest.flatten(batch)), about]

@@ -106,11 +106,13 @@ class DealtRows(NamedTuple):
         return [tf.cast(tf.size(ids), tf.float64) for ids in self.ids]
 
 
-def pulled_rows(pieces: Sequence[tf.Variable], wanted: tf.Tensor, dealt: DealtRows) -> TableRows:
-    """The wanted rows of a matrix in a worker's graph: each server sends its own."""
+def pulled_rows(
+    pieces: Sequence[tf.Variable], wanted: tf.Tensor, dealt: DealtRows, *, after: tf.Tensor
+) -> TableRows:
+    """The wanted rows of a matrix in a worker's graph: each server sends its own, and reads them after `after`."""
     found = []
     for piece, ids in zip(pieces, dealt.ids, strict=True):
-        with tf.device(piece.device):
+        with tf.device(piece.device), tf.control_dependencies([after]):
             found.append(tf.gather(piece, ids))
     values = found[0] if len(found) == 1 else tf.dynamic_stitch(dealt.positions, found)
     return TableRows(wanted, tf.ensure_shape(values, [None, pieces[0].shape[1]]))

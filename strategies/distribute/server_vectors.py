@@ -44,13 +44,20 @@ def read(pieces: list[tf.Variable], length: int) -> np.ndarray:
     return np.concatenate([piece.numpy() for piece in pieces])[:length]
 
 
-def pulled(pieces: list[tf.Variable], length: int) -> tf.Tensor:
-    """The vector in a worker's graph: each server sends its piece, unless there is nothing to send."""
+def pulled(pieces: list[tf.Variable], length: int, *, after: tf.Tensor) -> tf.Tensor:
+    """The vector in a worker's graph: each server sends its piece, unless there is nothing to send.
+
+    Args:
+      pieces: by server.
+      length: of the vector.
+      after: the servers read their pieces after it.
+    """
     if not length:
         return tf.zeros([0], pieces[0].dtype)
     parts = []
     for piece in pieces:
-        with tf.device(piece.device):
+        # On the server alone: each operation of the worker that waited for `after` would be a message more.
+        with tf.device(piece.device), tf.control_dependencies([after]):
             # A copy, because an update may change the variable before it is sent.
             parts.append(piece.read_value())
     return tf.concat(parts, 0)[:length] if len(parts) > 1 else parts[0][:length]
