@@ -1,4 +1,6 @@
-"""The tasks of the rows: a network on 8x8x3 images, with and without batch norm; an epoch's last batch is short.
+"""The tasks of the rows: a network on 8x8x3 images and two tags, with and without batch norm.
+
+An epoch's last batch is short. The tags name rows of two embedding tables, so every mode sums sparse gradients.
 
 They compute in float64, so that a difference of 1e-5 is a fault and never the rounding of one CPU's kernels. One
 task computes in float32, with activations that have a continuous derivative, so that rounding errors stay small.
@@ -15,11 +17,12 @@ from tests.towers.tiny_tasks import without_autotune
 from towers.task import Batch, InputShard, WeightedLoss, WeightedValue, batch_length
 
 NUM_CLASSES = 10
+NUM_TAGS, NUM_KINDS = 23, 5
 
 
 @dataclasses.dataclass(frozen=True)
 class SmallImages:
-    """Implements `towers.task.Task` with random images, the same in every process.
+    """Implements `towers.task.Task` with random images and tags, the same in every process.
 
     Attributes:
       name: name of the task, in the names of tests.
@@ -43,11 +46,16 @@ class SmallImages:
 
     def build_model(self) -> keras.Model:
         """Every layer has a name, so that the variables' names are the same in every mode."""
-        inputs = layers.Input((8, 8, 3))
-        outputs = self._block(inputs, "1", filters=8, strides=1)
+        image, tags = layers.Input((8, 8, 3), name="image"), layers.Input((2,), dtype="int32", name="tags")
+        outputs = self._block(image, "1", filters=8, strides=1)
         outputs = self._block(outputs, "2", filters=12, strides=2)
-        outputs = layers.Flatten(name="flatten")(outputs)
-        return keras.Model(inputs, layers.Dense(NUM_CLASSES, name="logits")(outputs))
+        flat = [layers.Flatten(name="flatten")(outputs)]
+        # The ids of the second table are computed from the batch, and both tables have one width.
+        for name, rows, ids in (("tags", NUM_TAGS, tags), ("kinds", NUM_KINDS, tags % NUM_KINDS)):
+            found = layers.Embedding(rows, 3, name=f"table_of_{name}")(ids)
+            flat.append(layers.Flatten(name=f"flatten_{name}")(found))
+        outputs = layers.Dense(NUM_CLASSES, name="logits")(layers.Concatenate(name="all")(flat))
+        return keras.Model({"image": image, "tags": tags}, outputs)
 
     def _block(self, inputs, name, *, filters, strides):
         # No bias before a batch norm: it has no gradient, so the test would only compare its rounding errors.
@@ -71,7 +79,10 @@ class SmallImages:
         if self.nan_image is not None and split == "train":
             images[self.nan_image] = np.nan
         return Batch(
-            features=images,
+            features={
+                "image": images,
+                "tags": draw.integers(0, NUM_TAGS, (self.num_images, 2)).astype(np.int32),
+            },
             labels={
                 "number": np.arange(self.num_images, dtype=np.int32),
                 "class": draw.integers(0, NUM_CLASSES, self.num_images).astype(np.int32),

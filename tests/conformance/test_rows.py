@@ -34,7 +34,7 @@ def trained_by_keras(task: SmallImages) -> dict[str, np.ndarray]:
             loss = tf.reduce_sum(losses * weights) / tf.reduce_sum(weights)
         gradients = tape.gradient(loss, model.trainable_variables)
         for variable, gradient in zip(model.trainable_variables, gradients, strict=True):
-            momenta[variable.path] = 0.9 * momenta[variable.path] - RATE * gradient.numpy()
+            momenta[variable.path] = 0.9 * momenta[variable.path] - RATE * tf.convert_to_tensor(gradient).numpy()
             variable.assign_add(momenta[variable.path])
     kinds = {"parameters": model.trainable_variables, "state": model.non_trainable_variables}
     found = {f"{kind}/{v.path}": v.numpy() for kind, variables in kinds.items() for v in variables}
