@@ -4,6 +4,7 @@ Such a table need not be in a tower's process: the rows that a batch needs are k
 model is traced once, and its graph is searched: what uses a table, and what its ids depend on.
 """
 
+import math
 from collections.abc import Callable, Collection, Mapping
 
 import keras
@@ -26,10 +27,11 @@ class Lookups:
         (regularization), no ids that the model computes from its weights or draws at random.
     """
 
-    def __init__(self, model: keras.Model, batch_spec: Batch):
+    def __init__(self, model: keras.Model, batch_spec: Batch, *, at_least_bytes: int = 0):
         """Args:
         model: a built template.
         batch_spec: the spec of a batch, dimension 0 open.
+        at_least_bytes: size of the smallest table to consider.
         """
         variables = ModelVariables.of(model)
         names = canonical_names(variables.parameters)
@@ -37,7 +39,7 @@ class Lookups:
         candidates = {
             name: layers[variable.path]
             for name, variable in zip(names, variables.parameters, strict=True)
-            if variable.path in layers and name == variable.path
+            if variable.path in layers and name == variable.path and _bytes(variable) >= at_least_bytes
         }
         self.heights: dict[str, int] = {}
         if candidates:
@@ -115,6 +117,10 @@ class _TracedLookups:
             return dict(zip(names, found, strict=True))
 
         return ids
+
+
+def _bytes(variable: keras.Variable) -> int:
+    return math.prod(variable.shape) * tf.as_dtype(variable.dtype).size
 
 
 def _recorded(layer, stand_in, found: list):

@@ -8,7 +8,9 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from towers import gradients
+from towers.devices import HOST
 from towers.engine import Engine
+from towers.lookups import Lookups
 from towers.mean_and_update import finish_step
 from towers.placement import CentralPlacement, Placement
 from towers.sums import add_to
@@ -17,6 +19,9 @@ from towers.tower import ModelVariables, TowerResult
 from towers.tower_parts import TowerParts, microbatch
 from towers.tower_passes import TowerPasses
 from towers.updates.rules import UpdateRule
+
+# A step reads a smaller table as fast as its rows.
+_LARGE_TABLE_BYTES = 4 << 20
 
 
 class OneProcessEngine(Engine):
@@ -33,15 +38,31 @@ class OneProcessEngine(Engine):
         device, rule = self.devices.parameters, self.options.rule
         variables = self.tower.variables
         self.placement = place(variables, rule) if place else CentralPlacement.of(variables, rule, device)
+        self._lookups = self._lookups_of_large_tables()
         parts = TowerParts.of_one_process(self.shares)
         self._passes = TowerPasses(self.tower, self.devices, parts, self.options)
 
+    def _lookups_of_large_tables(self) -> Lookups | None:
+        """The tables of which towers get the rows of a batch; None if all are small."""
+        # XLA would compile the tower anew for each number of rows.
+        if self.options.xla or not isinstance(self.placement, CentralPlacement):
+            return None
+        return Lookups(self.tower.model, self._batch_spec, at_least_bytes=_LARGE_TABLE_BYTES)
+
+    def _read(self, batch):
+        """Parameters and state for a step on a batch; of large tables the rows that the batch names."""
+        if self._lookups is None or not self._lookups.heights:
+            return self.placement.read()
+        with tf.device(HOST):
+            ids = {name: tf.unique(tf.sort(found))[0] for name, found in self._lookups.ids(batch).items()}
+        return self.placement.read(ids)
+
     def first_sums(self, batch):
-        parameters, state = self.placement.read()
+        parameters, state = self._read(batch)
         return self._sums_of(batch, 0, parameters, state)
 
     def more_sums(self, batch, microbatch_index, sums):
-        parameters, _ = self.placement.read()
+        parameters, _ = self._read(batch)
         # The state after the microbatches before this one is in the sums, not yet in the variables.
         result = self._sums_of(batch, microbatch_index, parameters, sums.new_state)
         with tf.device(self.devices.parameters):

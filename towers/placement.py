@@ -13,6 +13,7 @@ import keras
 import tensorflow as tf
 
 from towers import gradients
+from towers.layers.table_rows import TableRows
 from towers.tower import ModelVariables
 from towers.updates.rules import UpdateRule
 
@@ -39,7 +40,7 @@ class Placement(Protocol):
     state: Mapping[str, tf.Variable]
     slots: Mapping[str, Mapping[str, tf.Variable]]
 
-    def read(self) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+    def read(self) -> tuple[list[tf.Tensor | TableRows], list[tf.Tensor]]:
         """Parameters and state as tensors, read once a step."""
 
     def update(
@@ -83,9 +84,19 @@ class CentralPlacement:
             slots = make_slots(rule, parameters)
         return cls(device, parameters, state, slots, constraints_of(variables))
 
-    def read(self):
+    def read(self, rows: Mapping[str, tf.Tensor] | None = None):
+        """As `Placement.read`.
+
+        Args:
+          rows: of some tables, by canonical name, the rows to read: int64 [n], ascending, each once. A whole table
+            that is read in a step is copied before its update.
+        """
+        rows = rows or {}
         with tf.device(self.device):
-            values = [variable.read_value() for variable in self.parameters.values()]
+            values = [
+                TableRows(rows[name], tf.gather(variable, rows[name])) if name in rows else variable.read_value()
+                for name, variable in self.parameters.items()
+            ]
             return values, [variable.read_value() for variable in self.state.values()]
 
     def update(self, is_allowed, means, new_state, *, rule, rate, update):

@@ -174,11 +174,11 @@ class WatchedSGD:
         SGD().apply(path, variable, slots, gradient, rate, update)
 
 
-def word_task() -> TinyTask:
+def word_task(rows: int = 20) -> TinyTask:
     """Examples with repeated words, within one tower's part and in several towers' parts."""
 
     def build():
-        embedding = layers.Embedding(20, 4, name="embedding")
+        embedding = layers.Embedding(rows, 16, name="embedding")
         return stacked((3,), embedding, layers.Flatten(), layers.Dense(NUM_CLASSES, name="logits"))
 
     words = np.array([[1, 2, 1], [2, 3, 9], [1, 1, 1], [9, 4, 2], [7, 7, 3], [1, 2, 3]], np.int32)
@@ -189,13 +189,16 @@ def word_task() -> TinyTask:
     "clipping", [Clipping(), Clipping(global_norm=0.1), Clipping(norm=0.05), Clipping(value=0.01)], ids=str
 )
 @pytest.mark.parametrize("num_towers, accumulation", first_quick([(2, 2), (1, 1), (3, 1)]))
-def test_sparse_gradients_stay_sparse_and_exact(num_towers, accumulation, clipping):
-    rule = WatchedSGD()
-    strategy = trainer_of(word_task(), num_towers, rule=rule, clipping=clipping, accumulation=accumulation)
+@pytest.mark.parametrize("rows", [20, 70_000], ids=["small table", "large table"])
+def test_sparse_gradients_stay_sparse_and_exact(num_towers, accumulation, clipping, rows):
+    """Of a large table, towers get only the rows that the batch names."""
+    rule, task = WatchedSGD(), word_task(rows)
+    strategy = trainer_of(task, num_towers, rule=rule, clipping=clipping, accumulation=accumulation)
+    assert bool(strategy.engine._lookups.heights) == (rows > 20)
     strategy.run_steps(3)
     assert issubclass(rule.seen["embedding/embeddings"], tf.IndexedSlices)
     assert not issubclass(rule.seen["logits/kernel"], tf.IndexedSlices)
-    assert_close(parameters_of(strategy), by_hand(word_task(), clipping, num_steps=3))
+    assert_close(parameters_of(strategy), by_hand(task, clipping, num_steps=3))
 
 
 def by_hand(task, clipping, num_steps, rate=0.1) -> dict[str, np.ndarray]:
