@@ -20,7 +20,7 @@ from towers.layers.names import fresh_name_counts
 from towers.options import StepOptions
 from towers.precision import layer_precision
 from towers.task import Batch, InputShard, Task, as_batch, steps_per_epoch
-from towers.tower import ModelVariables
+from towers.tower import EvaluationResult, ModelVariables
 from towers.tower_parts import open_length
 
 
@@ -152,14 +152,20 @@ class SynchronousStrategy:
     def evaluate(self, num_batches: int | None = None) -> dict[str, float]:
         sums: dict[str, np.ndarray] = {}
         dataset = self._dataset("eval")
+        with readable_errors(None):
+            evaluate = self._evaluator(open_length(dataset.element_spec))
         for batch in dataset if num_batches is None else dataset.take(num_batches):
             with readable_errors(None):
-                result = self.engine.evaluate(batch)
+                result = evaluate(batch)
             for name, value in {"loss": (result.loss_sum, result.weight), **result.metric_sums}.items():
                 sums[name] = sums.get(name, 0.0) + np.array([float(part) for part in value])
         if not sums:
             raise UserError("the 'eval' split is empty: it needs at least one example")
         return {name: mean_of(total, weight) for name, (total, weight) in self._over_all(sums).items()}
+
+    def _evaluator(self, batch_spec: Batch) -> Callable[[Batch], EvaluationResult]:
+        """A function from this process's part of an evaluation batch to its sums."""
+        return self.engine.evaluator(batch_spec)
 
     def _over_all(self, sums: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
         """The sums of an evaluation over all processes, from this process's sums."""

@@ -6,7 +6,7 @@ accumulation = n  first_sums on microbatch 0;  more_sums on 1 .. n - 1;  apply
 
 import abc
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import keras
 import tensorflow as tf
@@ -83,7 +83,7 @@ class Engine(abc.ABC):
         self._batch_spec = batch_spec
         self._step_spec = batch_spec if step_spec is None else step_spec
         self.train_function = _graph_of(self._train, batch_spec, _RATE)
-        self.evaluate_function = _graph_of(self.evaluate_towers, batch_spec)
+        self._evaluate_function = tf.function(self.evaluate_towers, autograph=False)
         self.first_function = _graph_of(self.first_sums, batch_spec)
 
     @functools.cached_property
@@ -123,9 +123,13 @@ class Engine(abc.ABC):
                 sums = self.more_function(batch, tf.constant(index), sums)
         return self.apply_function(batch, sums, rate)
 
-    def evaluate(self, batch: Batch) -> EvaluationResult:
-        """Undivided loss and metrics of a batch."""
-        return self.evaluate_function(batch)
+    def evaluator(self, batch_spec: Batch) -> Callable[[Batch], EvaluationResult]:
+        """A function from a batch to its undivided loss and metrics; traced once for each spec.
+
+        Args:
+          batch_spec: the spec of the evaluation batches, dimension 0 open; it may differ from that of training.
+        """
+        return self._evaluate_function.get_concrete_function(batch_spec)
 
     def graph(self) -> tf.Graph:
         """The graph of a training step, for TensorBoard."""
@@ -161,7 +165,7 @@ class Engine(abc.ABC):
 
     @abc.abstractmethod
     def evaluate_towers(self, batch: Batch) -> EvaluationResult:
-        """The sums of the towers' evaluations of their parts."""
+        """The sums of the towers' evaluations of their parts of a batch that is not empty."""
 
 
 def _graph_of(function, *signature):

@@ -68,13 +68,16 @@ class TowerParts:
 
     def part(self, batch: Batch, tower: int) -> tuple[Batch, tf.Tensor]:
         """The part of tower `tower`, and its activity as `towers.tower_parts.part` returns it."""
-        tower += self.begin
         if self.stand_in is None:
-            return part(batch, tower, self.shares)
+            return self.part_of_some(batch, tower)
         is_empty = tf.equal(batch_length(batch), 0)
         filled = tf.cond(is_empty, lambda: tf.nest.map_structure(tf.constant, self.stand_in), lambda: batch)
-        own, activity = part(filled, tower, self.shares)
+        own, activity = self.part_of_some(filled, tower)
         return own, tf.where(is_empty, 0.0, activity)
+
+    def part_of_some(self, batch: Batch, tower: int) -> tuple[Batch, tf.Tensor]:
+        """As `part`, for a batch that is not empty. It need not have the stand-in's structure and dtypes."""
+        return part(batch, tower + self.begin, self.shares)
 
     def pass_index(self, microbatch_index: int | tf.Tensor, tower: int) -> int | tf.Tensor:
         """Index of a tower's pass among all passes of a step; random seeds are derived from it."""

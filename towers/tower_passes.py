@@ -73,11 +73,11 @@ class TowerPasses:
         parameters: Sequence[tf.Tensor],
         state: Sequence[tf.Tensor],
     ) -> EvaluationResult:
-        """The sums of all towers' evaluation passes."""
+        """The sums of all towers' evaluation passes over a batch that is not empty."""
         results = []
         for tower, device in enumerate(self._devices.towers):
             with tf.device(HOST):
-                part, activity = self._parts.part(batch, tower)
+                part, activity = self._parts.part_of_some(batch, tower)
             with tf.device(device):
                 results.append(evaluation(parameters, state, part, activity))
         with tf.device(HOST):

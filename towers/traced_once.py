@@ -18,22 +18,29 @@ from towers.task import Batch
 
 
 class TracedOnce:
-    """A function that is called with tensors of the same shapes every time, except for the length of the batch."""
+    """A function that is traced once for each spec of its batch, whose dimension 0 is open."""
 
     def __init__(self, function, *, xla: bool = False):
         """Args:
-        function: takes tensors, lists of them, `Batch` and `TableRows`; returns a structure of tensors.
+        function: takes tensors, lists of them, `Batch` and `TableRows`; returns a structure of tensors. All arguments
+            but these two have the same shapes in every call.
         xla: compile it with XLA.
         """
         self._function = tf.function(function, jit_compile=xla or None, autograph=False)
         self._optimize = not xla
-        self._concrete = None
+        self._concrete = {}
 
     def __call__(self, *arguments):
-        if self._concrete is None:
-            concrete = self._function.get_concrete_function(*_any_length(arguments))
-            self._concrete = optimized(concrete) if self._optimize and _must_optimize(concrete) else concrete
-        return self._concrete(*arguments)
+        specs = _any_length(arguments)
+        # Tells structures apart too: weights that are () from weights in a tensor.
+        batch = repr([spec for spec in specs if isinstance(spec, Batch)])
+        if batch not in self._concrete:
+            self._concrete[batch] = self._traced(specs)
+        return self._concrete[batch](*arguments)
+
+    def _traced(self, specs):
+        concrete = self._function.get_concrete_function(*specs)
+        return optimized(concrete) if self._optimize and _must_optimize(concrete) else concrete
 
 
 def _must_optimize(concrete) -> bool:

@@ -6,9 +6,10 @@ This file is input, evaluation, agreement between the workers, and lost workers.
 
 import dataclasses
 import faulthandler
+import functools
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import numpy as np
@@ -33,7 +34,8 @@ from towers.errors import UserError
 from towers.exchange import TowerExchange
 from towers.options import StepOptions
 from towers.split import checked_shares
-from towers.task import Batch, InputShard, Task
+from towers.task import Batch, InputShard, Task, batch_length
+from towers.tower import EvaluationResult
 from towers.tower_parts import TowerParts
 
 # Errors of a collective if another worker is lost, hangs or has given up.
@@ -192,10 +194,10 @@ class RingStrategy(SynchronousStrategy):
         ]
         return parts[0] if count == 1 else tf.data.Dataset.zip(tuple(parts))
 
-    def _stand_in(self, task) -> Batch:
-        """The first training example, as a batch. It is in rank 0's part of its batch, whatever the shares."""
+    def _stand_in(self, task, split: str = "train") -> Batch:
+        """The first example of a split, as a batch. It is in rank 0's part of its batch, whatever the shares."""
         shard = InputShard(index=0, count=self.ring.num_workers, shares=self._worker_shares)
-        first = next(iter(as_batches(task.dataset("train", shard))))
+        first = next(iter(as_batches(task.dataset(split, shard))))
         return tf.nest.map_structure(lambda tensor: tensor[:1], first)
 
     def _check_alike(self) -> None:
@@ -277,6 +279,21 @@ class RingStrategy(SynchronousStrategy):
     def evaluate(self, num_batches: int | None = None) -> dict[str, float]:
         with self._watched():
             return super().evaluate(num_batches)
+
+    def _evaluator(self, batch_spec: Batch) -> Callable[[Batch], EvaluationResult]:
+        evaluate = super()._evaluator(batch_spec)
+
+        def evaluated(batch: Batch) -> EvaluationResult:
+            """Zeros for an empty part. It computes a stand-in, to know the names of the metrics."""
+            if int(batch_length(batch)) > 0:
+                return evaluate(batch)
+            return tf.nest.map_structure(tf.zeros_like, evaluate(self._evaluation_stand_in))
+
+        return evaluated
+
+    @functools.cached_property
+    def _evaluation_stand_in(self) -> Batch:
+        return self._stand_in(self.task, "eval")
 
     def _over_all(self, sums: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
         """Sums in rank order, so that all workers divide the same numbers."""

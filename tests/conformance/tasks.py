@@ -73,7 +73,10 @@ class SmallImages:
         return batches.repeat().skip(shard.first_batch).shard(shard.stride, 0) if split == "train" else batches
 
     def _examples(self, split: str) -> Batch:
-        """All examples as a batch. Weights are multiples of 1/2, so that their sums are exact in any order."""
+        """All examples as a batch. Weights are multiples of 1/2, so that their sums are exact in any order.
+
+        Evaluation has labels of another dtype than training, as a user's data may have.
+        """
         draw = np.random.default_rng({"train": 1, "eval": 2}[split])
         images = draw.normal(size=(self.num_images, 8, 8, 3)).astype(np.float32)
         if self.nan_image is not None and split == "train":
@@ -85,7 +88,9 @@ class SmallImages:
             },
             labels={
                 "number": np.arange(self.num_images, dtype=np.int32),
-                "class": draw.integers(0, NUM_CLASSES, self.num_images).astype(np.int32),
+                "class": draw.integers(0, NUM_CLASSES, self.num_images).astype(
+                    {"train": np.int32, "eval": np.int64}[split]
+                ),
             },
             weights=draw.choice([0.5, 1.0, 2.0], self.num_images).astype(np.float32),
         )
@@ -97,7 +102,7 @@ class SmallImages:
 
     def metrics(self, outputs, batch: Batch) -> dict[str, WeightedValue]:
         """'accuracy', and two metrics whose weights sum to 1 over a split, so that their means are totals."""
-        right = tf.cast(tf.equal(tf.argmax(outputs, -1, tf.int32), batch.labels["class"]), tf.float32)
+        right = tf.cast(tf.equal(tf.argmax(outputs, -1), tf.cast(batch.labels["class"], tf.int64)), tf.float32)
         once = tf.reduce_sum(tf.cast(tf.equal(batch.labels["number"], 0), tf.float32))
         return {
             "accuracy": WeightedValue(tf.reduce_sum(right), tf.cast(tf.size(right), tf.float32)),
