@@ -63,12 +63,34 @@ def _values(term: Term) -> tf.Tensor:
     """Unreduced values of the loss, float32 [N] or [N, ...]."""
     dtype = term.loss.dtype
     values = term.loss.call(tf.cast(term.labels, dtype), tf.cast(term.output, dtype))
-    if values.shape.rank == 0:
-        raise UserError(
-            f"loss {term.loss.name}: call() returns one number for the batch: must return one for each example; "
-            "remove its mean or sum over the examples"
-        )
+    check_by_example(values, term.output, f"loss {term.loss.name}: call()")
     return tf.cast(values, tf.float32)
+
+
+def check_by_example(values: tf.Tensor, output: Any, what: str) -> None:
+    """Checks that dimension 0 of `values` is the examples, as that of `output` is.
+
+    A mean over the examples of each part would be averaged over the parts, whatever their sizes.
+
+    Args:
+      values: what a loss or metric returned.
+      output: the model's output, or any structure of outputs.
+      what: which function returned them, for messages.
+
+    Raises:
+      UserError: `values` is one number, or has another dimension 0.
+    """
+    num_examples = tf.nest.flatten(output)[0].shape[:1]
+    if values.shape.rank == 0:
+        found = "one number for the batch"
+    elif values.shape.rank is not None and values.shape[0] is not None and values.shape[:1] != num_examples:
+        found = f"shape {list(values.shape)}"
+    else:
+        return
+    raise UserError(
+        f"{what} returns {found}: must return one value for each example, dimension 0; "
+        "remove its mean or sum over the examples"
+    )
 
 
 def _mask(output: Any) -> tf.Tensor | None:
@@ -143,13 +165,18 @@ def check_common_divisor(terms: Sequence[Term]) -> None:
         )
 
 
-def metric_sums(function: MetricFunction, labels: Any, output: Any, weights: Any) -> WeightedValue:
-    """(sum of weights * values of a metric, sum of the weights), float32."""
+def metric_sums(name: str, function: MetricFunction, labels: Any, output: Any, weights: Any) -> WeightedValue:
+    """(sum of weights * values of a metric, sum of the weights), float32.
+
+    Raises:
+      UserError: the metric does not return a value for each example.
+    """
     if isinstance(output, tf.Tensor) and output.dtype.is_floating:
         mask, output = _mask(output), tf.cast(output, tf.float32)
     else:
         mask = None
     values = tf.cast(function(labels, output), tf.float32)
+    check_by_example(values, output, f"metric {name!r}")
     counted = tf.ones_like(values) if mask is None else tf.ones_like(values) * _fitted(values, mask)
     if not is_empty(weights):
         counted = counted * _fitted(values, weights)

@@ -165,7 +165,7 @@ class OwnTask:
                 "pass mappings by output name, as {'output': {'metric': function}}"
             )
         return {
-            prefix + name: metric_sums(function, labels, output, weights)
+            prefix + name: metric_sums(prefix + name, function, labels, output, weights)
             for prefix, functions, output, labels, weights in by_output
             for name, function in functions.items()
         }

@@ -207,9 +207,27 @@ class WholeBatch(keras.losses.Loss):
 
 
 def test_a_loss_with_one_value_for_the_batch_is_refused():
-    task = own_task(losses=WholeBatch())
-    with pytest.raises(UserError, match="must return one for each example"):
-        ours(task, dense_model(), (X, KINDS))
+    message = refused_loss(own_task(losses=WholeBatch()), dense_model(), (X, KINDS))
+    assert "call() returns one number for the batch: must return one value for each example" in message
+
+
+@pytest.mark.parametrize(
+    "function, found",
+    [
+        (lambda labels, outputs: keras.ops.mean(outputs), "one number for the batch"),
+        (lambda labels, outputs: keras.ops.mean(outputs, axis=0), "shape [3]"),
+        (lambda labels, outputs: keras.ops.mean(outputs, keepdims=True), "shape [1, 1]"),
+    ],
+)
+def test_a_metric_without_a_value_for_each_example_is_refused(function, found):
+    """Its means over the parts would be averaged, whatever the sizes of the parts."""
+    task, model = own_task(metric_functions={"far": function}), dense_model()
+    spec = (tf.TensorSpec([None, 5]), tf.TensorSpec([None], tf.int64))
+    with pytest.raises(UserError) as error:
+        metrics = tf.function(lambda x, y: task.metrics(model(x), Batch(x, y)), autograph=False)
+        metrics.get_concrete_function(*spec)
+    assert f"metric 'far' returns {found}: must return one value for each example" in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 def refused_loss(task, model, data):
