@@ -65,7 +65,8 @@ class SynchronousStrategy:
 
     @property
     def notices(self) -> list[str]:
-        return self.options.kernels(self.engine.devices).notices(self.model)
+        exchanges = self.options.batch_stats == "synced" and len(self.part_shares) > 1
+        return self.options.kernels(self.engine.devices).notices(self.model, exchanges=exchanges)
 
     def agree(self, move: Move) -> Move:
         return move

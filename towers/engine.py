@@ -15,6 +15,7 @@ from towers import split
 from towers.counters import Counters
 from towers.devices import HOST, Devices
 from towers.exchange import TowerExchange
+from towers.layers.batch_norm import check_synchronized
 from towers.mean_and_update import StepOutcome
 from towers.options import StepOptions
 from towers.placement import Placement
@@ -60,13 +61,15 @@ class Engine(abc.ABC):
         step_spec: the spec of what `apply` gets as its batch; None for batch_spec.
 
         Raises:
-          UserError: shares that don't fit the towers, or a batch too small for all towers.
+          UserError: shares that don't fit the towers, a batch too small for all towers, or a batch norm that asks
+            for synchronized statistics without batch_stats='synced'.
         """
         self.options = options
         self.devices = devices
         self.shares = split.checked_shares(shares, devices.num_towers, "tower_shares")
         self.all_shares = self.shares if all_shares is None else tuple(all_shares)
         split.check_batch_size(task.batch_size, options.accumulation, self.all_shares)
+        check_synchronized(model, batch_stats=options.batch_stats, num_towers=len(self.all_shares))
         kernels = options.kernels(devices)
         if tower_exchange is None and len(self.all_shares) > 1:
             tower_exchange = TowerExchange(len(self.all_shares))

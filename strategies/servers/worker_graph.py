@@ -14,6 +14,7 @@ from towers.devices import Devices
 from towers.exchange import TowerExchange
 from towers.layers.table_rows import TableRows
 from towers.lookups import Lookups
+from towers.layers.batch_norm import check_synchronized
 from towers.mean_and_update import mean_gradients
 from towers.options import StepOptions
 from towers.placement import canonical_names
@@ -96,6 +97,7 @@ class WorkerGraph:
         # Each worker has the same part of a batch, whatever the sum of its towers' shares.
         all_shares = tuple(share / sum(shares) for share in shares) * num_sharing
         split.check_batch_size(task.batch_size, options.accumulation, all_shares)
+        check_synchronized(model, batch_stats=options.batch_stats, num_towers=len(all_shares))
         self.has_collectives = options.batch_stats == "synced" and len(all_shares) > 1
         self.tower = TowerFunction(
             task,

@@ -331,3 +331,28 @@ def test_weight_decay_of_a_rule():
     for name, value in parameters_of(strategy).items():
         decayed = 0.1 * 0.5 * start[name] if value.ndim > 1 else 0.0
         np.testing.assert_allclose(value, parameters_of(plain)[name] - decayed, rtol=1e-5, atol=1e-6)
+
+
+def synchronized_task() -> TinyTask:
+    """A batch norm that asks for the statistics of the whole batch."""
+
+    def build():
+        norm = layers.BatchNormalization(synchronized=True, name="norm")
+        return stacked((4,), norm, layers.Dense(NUM_CLASSES))
+
+    return TinyTask(build=build, examples=vectors(8))
+
+
+@pytest.mark.parametrize("batch_stats", ["average", "first"])
+def test_synchronized_batch_norm_needs_synced_statistics(batch_stats):
+    with refused("layer 'norm' has synchronized=True", f"batch_stats={batch_stats!r}", "batch_stats='synced'"):
+        trainer_of(synchronized_task(), 2, batch_stats=batch_stats)
+
+
+@pytest.mark.parametrize("num_towers, batch_stats", [(1, "average"), (2, "synced")])
+def test_synchronized_batch_norm(num_towers, batch_stats):
+    strategy = trainer_of(synchronized_task(), num_towers, batch_stats=batch_stats)
+    strategy.run_steps(1)
+    assert strategy.checkpointables()["state"]["norm/moving_mean"].numpy() == pytest.approx(
+        0.01 * vectors(8).features.mean(0), rel=1e-5
+    )

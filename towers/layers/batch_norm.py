@@ -26,8 +26,25 @@ def batch_norm_layers(model: keras.Model) -> list[keras.layers.BatchNormalizatio
 
 
 def num_fused(model: keras.Model) -> int:
-    """Number of the model's batch norms that run on the fused kernel inside a tower."""
-    return sum(_has_stock_call(layer) for layer in batch_norm_layers(model))
+    """Number of the model's batch norms that run on the fused kernel inside a tower without an exchange."""
+    return sum(_has_stock_call(layer) and _gets_fused(layer) for layer in batch_norm_layers(model))
+
+
+def check_synchronized(model: keras.Model, *, batch_stats: str, num_towers: int) -> None:
+    """Raises UserError if a layer asks for the statistics of the whole batch, and towers would use their parts'.
+
+    Args:
+      model: any model.
+      batch_stats: one of `towers.batch_stats.POLICIES`.
+      num_towers: number of towers that divide a batch, over all processes.
+    """
+    asking = [layer.name for layer in batch_norm_layers(model) if layer.synchronized]
+    if asking and batch_stats != "synced" and num_towers > 1:
+        raise UserError(
+            f"layer {asking[0]!r} has synchronized=True, but with batch_stats={batch_stats!r} each of "
+            f"{num_towers} towers uses the statistics of its own part; use batch_stats='synced', or "
+            "synchronized=False"
+        )
 
 
 def fused_calls(
@@ -58,6 +75,18 @@ def fused_calls(
 def _has_stock_call(layer) -> bool:
     stock = type(layer).call is keras.layers.BatchNormalization.call
     return stock and not layer.renorm and layer.epsilon >= _SMALLEST_FUSED_EPSILON and "call" not in layer.__dict__
+
+
+def _gets_fused(layer) -> bool:
+    """Whether the inputs that the layer was built with suit the fused kernel, as `_call` decides at each call."""
+    # A layer that the model does not call is not built.
+    if not layer.built or layer.compute_dtype == "float64":
+        return False
+    rank = layer.input_spec.ndim
+    if layer.axis % rank != rank - 1:
+        return False
+    inputs = [tensor for node in layer._inbound_nodes for tensor in node.input_tensors]
+    return not any(getattr(tensor, "_keras_mask", None) is not None for tensor in inputs)
 
 
 def _call(layer, exchange, weight, inputs, training=None, mask=None):

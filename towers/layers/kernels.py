@@ -45,10 +45,17 @@ class LayerKernels:
         with shadowed(replacements):
             yield
 
-    def notices(self, model: keras.Model) -> list[str]:
-        """One line for each kind of replacement that the model's layers get, for the user."""
+    def notices(self, model: keras.Model, *, exchanges: bool = False) -> list[str]:
+        """One line for each kind of replacement that the model's layers get, for the user.
+
+        Args:
+          model: the template.
+          exchanges: whether towers exchange batch statistics, for which batch norms leave the fused kernel.
+        """
         lines = []
-        if self.fused_batch_norm and (count := batch_norm.num_fused(model)):
+        if exchanges and (count := len(batch_norm.batch_norm_layers(model))):
+            lines.append(f"{_layers(count, 'BatchNormalization')} with the statistics of the whole batch")
+        elif self.fused_batch_norm and (count := batch_norm.num_fused(model)):
             layers = _layers(count, "BatchNormalization")
             lines.append(f"{layers} on TensorFlow's fused kernel (fused_batch_norm=False disables this)")
         if self.tuned_for_cpu and (count := len(compiled_activations.activations_to_compile(model))):

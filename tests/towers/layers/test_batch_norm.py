@@ -11,7 +11,7 @@ from keras import layers
 from tests.towers.tiny_tasks import stacked
 from tests.towers.user_errors import refused
 from towers.exchange import TowerExchange
-from towers.layers.batch_norm import batch_norm_layers
+from towers.layers.batch_norm import batch_norm_layers, num_fused
 from towers.layers.kernels import LayerKernels
 from towers.tower import run_model
 
@@ -216,6 +216,41 @@ def test_a_subclass_keeps_its_own_call():
     model = stacked((3,), OwnBatchNorm())
     with LayerKernels().in_place(model):
         assert "call" not in model.layers[-1].__dict__
+
+
+FELL_BACK = {
+    "axis": stacked((4, 4, 3), layers.BatchNormalization(axis=1)),
+    "float64": stacked((3,), layers.BatchNormalization(dtype="float64")),
+    "mask": stacked((4, 3), layers.Masking(), layers.BatchNormalization()),
+    "renorm": stacked((3,), layers.BatchNormalization(renorm=True)),
+    "small epsilon": stacked((3,), layers.BatchNormalization(epsilon=1e-6)),
+}
+
+
+@pytest.mark.parametrize("why", FELL_BACK)
+def test_layers_that_keep_keras_arithmetic_are_not_counted(why):
+    assert num_fused(FELL_BACK[why]) == 0
+    assert LayerKernels().notices(FELL_BACK[why]) == []
+
+
+def test_a_layer_that_is_never_called_is_not_counted():
+    model = stacked((3,), layers.BatchNormalization())
+    model.spare = layers.BatchNormalization()
+    assert len(batch_norm_layers(model)) == 2 and num_fused(model) == 1
+
+
+@pytest.mark.parametrize("options", [{}, {"axis": 3}, {"dtype": "mixed_bfloat16"}], ids=str)
+def test_fused_layers_are_counted(options):
+    model = stacked(
+        (4, 4, 3), layers.BatchNormalization(**options), stacked((4, 4, 3), layers.BatchNormalization())
+    )
+    assert num_fused(model) == 2
+    assert "2 BatchNormalization layers on TensorFlow's fused kernel" in LayerKernels().notices(model)[0]
+
+
+def test_exchanged_layers_are_not_counted_as_fused():
+    (notice,) = LayerKernels().notices(layer_model(IMAGE), exchanges=True)
+    assert notice == "1 BatchNormalization layer with the statistics of the whole batch"
 
 
 # --- statistics exchanged over the towers
