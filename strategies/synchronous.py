@@ -96,6 +96,7 @@ class SynchronousStrategy:
         return steps_per_epoch(self.task)
 
     def run_steps(self, num_steps: int) -> StepReport:
+        self._stop_if_bad_before()
         started = time.perf_counter()
         first = self.step
         input_seconds, outcomes = 0.0, []
@@ -129,6 +130,15 @@ class SynchronousStrategy:
         if step == 0:
             return self._input
         return self._dataset("train", step)
+
+    def _stop_if_bad_before(self) -> None:
+        """No update would be applied after a bad step."""
+        bad = int(self.engine.counters.bad_step)
+        if bad >= 0:
+            raise NonFiniteStep(
+                f"step {bad} was not finite and no later step is applied: restore a checkpoint before continuing",
+                step=bad,
+            )
 
     def _stop_if_bad(self, first, outcomes):
         bad = int(self.engine.counters.bad_step)
@@ -186,6 +196,7 @@ class SynchronousStrategy:
 
     def restored(self) -> None:
         self._batches = None
+        self.engine.counters.restart()
 
     def finish(self, completed: bool) -> None:
         """Nothing to do: no other process waits for this one."""

@@ -47,6 +47,10 @@ class Counters:
         del kept["bad_step"]
         return kept
 
+    def restart(self) -> None:
+        """Forgets the bad step: values of an earlier step were restored, and training continues from them."""
+        self.bad_step.assign(_NONE)
+
     def advance(self, examples, finite, loss_finite, scaling: LossScaling | None, stop: bool) -> None:
         """Counts one step, in a graph. Under `stop`, no step is counted after a bad one.
 

@@ -73,6 +73,23 @@ def test_stop_names_the_step_and_applies_nothing(num_towers, accumulation, nan_i
     assert counters_of(strategy)["updates"] == BAD_STEP
 
 
+def test_training_continues_from_values_restored_after_a_bad_step():
+    strategy, expected = trainer_of(task_with_nan(), 2), trainer_of(task_with_nan(), 2)
+    kept = tf.nest.map_structure(lambda variable: variable.numpy(), strategy.checkpointables())
+    for _ in range(2):
+        with pytest.raises(NonFiniteStep) as caught:
+            strategy.run_steps(BAD_STEP + 2)
+        assert caught.value.step == BAD_STEP and "\n" not in str(caught.value)
+    assert "restore a checkpoint" in str(caught.value)
+    tf.nest.map_structure(lambda variable, value: variable.assign(value), strategy.checkpointables(), kept)
+    strategy.restored()
+    assert strategy.run_steps(BAD_STEP).loss == expected.run_steps(BAD_STEP).loss
+    assert counters_of(strategy) == counters_of(expected) == {"step": BAD_STEP, "updates": BAD_STEP, "skipped": 0}
+    assert_close(all_numbers(strategy), all_numbers(expected), tolerance=0)
+    with pytest.raises(NonFiniteStep):
+        strategy.run_steps(1)
+
+
 @pytest.mark.parametrize("num_towers, accumulation, nan_index", NAN_CASES)
 def test_skip_omits_the_update_and_continues(num_towers, accumulation, nan_index):
     strategy = trainer_of(task_with_nan(nan_index), num_towers, accumulation=accumulation, on_nan="skip")
