@@ -1,6 +1,8 @@
 """The end of a step, the same in every synchronous mode.
 
 sums of all towers  ->  mean (the one division)  ->  check  ->  clip  ->  update  ->  count
+
+After the run's last step the rule may change the parameters once more (`finish_run`).
 """
 
 from collections.abc import Mapping
@@ -70,14 +72,15 @@ def mean_gradients(sums: TowerResult, options: StepOptions, loss_scale: tf.Tenso
 def finish_step(
     sums: TowerResult, rate: tf.Tensor, *, examples: tf.Tensor, options: StepOptions, counters: Counters, **named
 ) -> StepOutcome:
-    """Updates parameters and state from the sums of all towers, and counts the step.
+    """Updates parameters and state from the sums of all towers, counts the step, and ends a run that is over.
 
     Arguments as for `updated`.
     """
     result, mean = updated(sums, rate, examples=examples, options=options, counters=counters, **named)
     with tf.device(HOST):
         count_step(examples, mean, options, counters)
-        return result
+    finish_run(named["placement"], options, counters)
+    return result
 
 
 def updated(
@@ -144,3 +147,14 @@ def count_step(examples: tf.Tensor, mean: Mean, options: StepOptions, counters: 
     """Advances the counters. Call it after the update."""
     scaling = loss_scaling_for(options.precision)
     counters.advance(examples, mean.finite, mean.loss_finite, scaling, options.on_nan == "stop")
+
+
+def finish_run(placement: Placement, options: StepOptions, counters: Counters) -> None:
+    """What the rule does after the run's last step. Call it after `count_step`."""
+    if options.rule.num_steps is None:
+        return
+    with tf.device(HOST):
+        is_last = tf.equal(counters.step.read_value(), options.rule.num_steps)
+        is_last = tf.logical_and(is_last, counters.bad_step.read_value() < 0)
+        updates = counters.updates.read_value()
+    placement.finish(is_last, rule=options.rule, updates=updates)

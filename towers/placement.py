@@ -64,6 +64,15 @@ class Placement(Protocol):
           update: int64 scalar, number of updates before this one.
         """
 
+    def finish(self, is_last: tf.Tensor, *, rule: UpdateRule, updates: tf.Tensor) -> None:
+        """Finishes the rule's work on every parameter if `is_last`. Called after each step of such a rule.
+
+        Args:
+          is_last: bool scalar, whether it was the run's last step.
+          rule: has a `num_steps`.
+          updates: int64 scalar, number of updates of the run.
+        """
+
 
 @dataclasses.dataclass(frozen=True)
 class CentralPlacement:
@@ -109,6 +118,14 @@ class CentralPlacement:
 
         tf.cond(is_allowed, update_all, lambda: tf.constant(False))
 
+    def finish(self, is_last, *, rule, updates):
+        def finish_all():
+            with tf.device(self.device):
+                finish_rule(rule, self.parameters, self.slots, self.constraints, updates)
+            return tf.constant(True)
+
+        tf.cond(is_last, finish_all, lambda: tf.constant(False))
+
 
 def variables_like(templates: Sequence[keras.Variable]) -> dict[str, tf.Variable]:
     """New variables with the templates' values, by canonical name, on the current device."""
@@ -136,7 +153,21 @@ def constraints_of(variables: ModelVariables) -> dict[str, object]:
 def apply_rule(rule, parameters, slots, constraints, means, rate, update) -> None:
     """One update of all parameters. As in Keras, a constraint is applied after its parameter's update."""
     for (name, variable), mean in zip(parameters.items(), means, strict=True):
-        own = {slot: by_name[name] for slot, by_name in slots.items()}
-        rule.apply(name, variable, own, mean, rate, update)
-        if name in constraints:
-            variable.assign(constraints[name](variable.read_value()))
+        rule.apply(name, variable, _slots_of(name, slots), mean, rate, update)
+        _constrain(name, variable, constraints)
+
+
+def finish_rule(rule, parameters, slots, constraints, updates) -> None:
+    """The rule's `finish` for all parameters, and their constraints."""
+    for name, variable in parameters.items():
+        rule.finish(name, variable, _slots_of(name, slots), updates)
+        _constrain(name, variable, constraints)
+
+
+def _slots_of(name, slots):
+    return {slot: by_name[name] for slot, by_name in slots.items()}
+
+
+def _constrain(name, variable, constraints) -> None:
+    if name in constraints:
+        variable.assign(constraints[name](variable.read_value()))

@@ -19,7 +19,7 @@ from strategies.distribute.replicated_placement import ReplicatedPlacement
 from strategies.worker_sums import WorkerSums, added, summed_except_gradients
 from towers.devices import HOST
 from towers.engine import Engine
-from towers.mean_and_update import count_step, updated
+from towers.mean_and_update import count_step, finish_run, updated
 from towers.sums import add_evaluations
 from towers.task import Batch, batch_length
 from towers.tower_parts import TowerParts, microbatch
@@ -120,7 +120,8 @@ class ReplicatedEngine(Engine):
         found, mean = tf.nest.map_structure(self._of_first_replica, outcomes)
         with tf.device(HOST):
             count_step(found.examples, mean, self.options, self.counters)
-            return found
+        finish_run(self.placement, self.options, self.counters)
+        return found
 
     def _of_first_replica(self, value):
         return self._strategy.experimental_local_results(value)[0]

@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from towers.placement import apply_rule, constraints_of, make_slots, variables_like
+from towers.placement import apply_rule, constraints_of, finish_rule, make_slots, variables_like
 from towers.tower import ModelVariables
 from towers.updates.rules import UpdateRule
 
@@ -42,6 +42,23 @@ class ReplicatedPlacement:
         # The same on all replicas, because they computed it from the same sums.
         of_first = strategy.experimental_local_results(is_allowed)[0]
         tf.cond(of_first, update_all, lambda: tf.constant(False))
+
+    def finish(self, is_last, *, rule, updates):
+        """Called in the cross-replica context, outside `strategy.run`."""
+
+        def finish_all():
+            for name, variable in self.parameters.items():
+                slots = {slot: by_name[name] for slot, by_name in self.slots.items()}
+                arguments = (name, slots, rule, updates)
+                self._strategy.extended.update(variable, self._finish_one, args=arguments, group=False)
+            return tf.constant(True)
+
+        with self._strategy.scope():
+            tf.cond(is_last, finish_all, lambda: tf.constant(False))
+
+    def _finish_one(self, variable, name, slots, rule, updates):
+        by_slot = {slot: {name: own} for slot, own in slots.items()}
+        finish_rule(rule, {name: variable}, by_slot, self._constraints, updates)
 
     def _update_one(self, variable, name, slots, mean, rule, rate, update):
         by_slot = {slot: {name: own} for slot, own in slots.items()}

@@ -158,6 +158,7 @@ class WatchedSGD:
     """SGD that notes, while it is traced, the kind of each parameter's gradient."""
 
     slot_names = ()
+    num_steps = None
     seen: dict = dataclasses.field(default_factory=dict)
 
     def apply(self, path, variable, slots, gradient, rate, update):

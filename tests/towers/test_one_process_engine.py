@@ -9,7 +9,9 @@ import tensorflow as tf
 from keras import layers
 
 from strategies.errors import NonFiniteStep
+from strategies.registry import build_strategy
 from tests.tiers import first_quick
+from tests.towers.logical_cpus import cpus
 from tests.towers.tiny_tasks import (
     NUM_CLASSES,
     TinyTask,
@@ -27,7 +29,9 @@ from towers.options import StepOptions
 from towers.split import sizes
 from towers.task import Batch
 from towers.updates.clipping import Clipping
+from towers.updates.composed_rules import Lookahead
 from towers.updates.rules import SGD, Momentum
+from towers.updates.schedules import Constant
 
 # --- not finite
 
@@ -71,6 +75,20 @@ def test_stop_names_the_step_and_applies_nothing(num_towers, accumulation, nan_i
     assert "its batch holds NaN" in message and "on_nan='skip'" in message
     assert_close(all_numbers(strategy), all_numbers(expected), tolerance=0)
     assert counters_of(strategy)["updates"] == BAD_STEP
+
+
+@pytest.mark.parametrize("mode", ["towers", "mirrored", "ring"])
+@pytest.mark.parametrize("num_steps", [BAD_STEP + 3, BAD_STEP + 1], ids=["skipped before", "skipped last"])
+def test_lookahead_ends_with_the_average_if_a_step_is_skipped(mode, num_steps):
+    rule = Lookahead(rule=SGD(), num_updates=num_steps, every=2)
+    options = StepOptions(rule=rule, schedule=Constant(0.1), on_nan="skip")
+    strategy = build_strategy(mode, task_with_nan(), cpus(2), options)
+    assert strategy.run_steps(num_steps).skipped == 1
+    found, slow = parameters_of(strategy), strategy.checkpointables()["slots"]["slow"]
+    assert all(np.any(value.numpy() != 0) for value in slow.values())
+    assert_close(found, {name: value.numpy() for name, value in slow.items()}, tolerance=0)
+    strategy.run_steps(1)
+    assert any(np.any(value != found[name]) for name, value in parameters_of(strategy).items())
 
 
 def test_training_continues_from_values_restored_after_a_bad_step():
@@ -184,6 +202,7 @@ class WatchedSGD:
     """SGD that notes, while it is traced, the kind of each parameter's gradient."""
 
     slot_names = ()
+    num_steps = None
     seen: dict = dataclasses.field(default_factory=dict)
 
     def apply(self, path, variable, slots, gradient, rate, update):

@@ -46,6 +46,13 @@ class ScaledRates:
         rule = self.rule.with_decay_divided(self.factor)
         rule.apply(path, variable, slots, gradient, rate * self.factor, update)
 
+    @property
+    def num_steps(self) -> int | None:
+        return self.rule.num_steps
+
+    def finish(self, path, variable, slots, updates):
+        self.rule.finish(path, variable, slots, updates)
+
     def with_decay_divided(self, factor):
         return dataclasses.replace(self, rule=self.rule.with_decay_divided(factor))
 
@@ -56,11 +63,12 @@ class Lookahead:
 
     Every `every` updates: slow = decay * slow + (1 - decay) * w, then w = slow. The decay is
     last_decay * (progress of the run)^3 (Jordan 2024, "airbench"), so that mostly the last part of a run is
-    averaged. After the last update w is the average of the earlier ones.
+    averaged. After the last step, applied or skipped, w is the average of the earlier ones. In steps beyond the
+    planned ones the decay stays last_decay.
 
     Attributes:
       rule: the rule that is applied.
-      num_updates: number of updates of the whole run.
+      num_updates: number of steps of the whole run: of its updates, if none is skipped.
       every: number of updates from one reset to the next.
       last_decay: the decay at the end of the run.
     """
@@ -85,18 +93,26 @@ class Lookahead:
         own = {name: slots[name] for name in self.rule.slot_names}
         self.rule.apply(path, variable, own, gradient, rate, update)
         done = update + 1
-        is_due = tf.logical_or(done % self.every == 0, done == self.num_updates)
+        # The last average is without the last update's weights: `finish` takes it.
+        is_last = tf.logical_and(done == self.num_updates, done > self.every)
+        is_due = tf.logical_and(done % self.every == 0, tf.logical_not(is_last))
         tf.cond(is_due, lambda: self._reset_to_average(variable, slots["slow"], done), lambda: False)
+
+    @property
+    def num_steps(self) -> int:
+        return self.num_updates
+
+    def finish(self, path, variable, slots, updates):
+        # Before the first average the slots are zeros.
+        variable.assign(tf.where(updates >= self.every, slots["slow"], variable))
 
     def with_decay_divided(self, factor):
         return dataclasses.replace(self, rule=self.rule.with_decay_divided(factor))
 
     def _reset_to_average(self, variable, slow, done):
-        progress = tf.cast(done, tf.float64) / self.num_updates
+        progress = tf.minimum(tf.cast(done, tf.float64) / self.num_updates, 1.0)
         decay = tf.cast(self.last_decay * progress**3, variable.dtype)
         # The slots start at zero: the first time there is nothing to average.
         decay = tf.where(done <= self.every, tf.zeros_like(decay), decay)
-        is_last = done == self.num_updates
-        mean = tf.where(is_last & (done > self.every), slow, decay * slow + (1 - decay) * variable)
-        variable.assign(slow.assign(mean))
+        variable.assign(slow.assign(decay * slow + (1 - decay) * variable))
         return True

@@ -61,6 +61,18 @@ class UpdateRule(Protocol):
           The new value and the new slots.
         """
 
+    @property
+    def num_steps(self) -> int | None:
+        """Number of steps of the run after which `finish` is called, once; None if it is never called."""
+
+    def finish(self, path: str, variable: tf.Variable, slots: Slots, updates) -> None:
+        """Changes `variable` and `slots` in place after the last step, whether that was applied or skipped.
+
+        Args:
+          path, variable, slots: as for `apply`.
+          updates: int64 scalar, number of updates of the run.
+        """
+
     def with_decay_divided(self, factor: float) -> "UpdateRule":
         """The same rule with its weight decay divided by `factor`."""
 
@@ -72,6 +84,10 @@ class _Decaying:
     weight_decay: float = 0.0
     decays: Callable[[str, tf.TensorShape], bool] = matrices_only
     elementwise = True
+    num_steps = None
+
+    def finish(self, path, variable, slots, updates):
+        """Nothing to do."""
 
     def __post_init__(self):
         if not self.weight_decay >= 0:

@@ -19,8 +19,17 @@ def gradients() -> np.ndarray:
     return np.random.default_rng(1).normal(size=(NUM_UPDATES, 4))
 
 
-def stepped(rule, path: str = "norm/beta", given=None) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """The variable and its slots after all updates, computed in a graph, as in a step."""
+def stepped(
+    rule, path: str = "norm/beta", given=None, skipped: int = 0
+) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """The variable and its slots after all updates, computed in a graph, as in a step.
+
+    Args:
+      rule: the rule.
+      path: name of the variable.
+      given: gradients; None for `gradients()`.
+      skipped: number of steps that were skipped before.
+    """
     variable = tf.Variable(start(), dtype=tf.float64, trainable=False)
     slots = {name: tf.Variable(tf.zeros([4], tf.float64), trainable=False) for name in rule.slot_names}
 
@@ -28,8 +37,11 @@ def stepped(rule, path: str = "norm/beta", given=None) -> tuple[np.ndarray, dict
     def apply(gradient, update):
         rule.apply(path, variable, slots, gradient, tf.constant(RATE, tf.float32), update)
 
-    for update, gradient in enumerate(gradients() if given is None else given):
-        apply(tf.constant(gradient), tf.constant(update, tf.int64))
+    count = 0
+    for count, gradient in enumerate(gradients() if given is None else given, 1):
+        apply(tf.constant(gradient), tf.constant(count - 1, tf.int64))
+        if count + skipped == rule.num_steps:
+            rule.finish(path, variable, slots, tf.constant(count, tf.int64))
     return variable.numpy(), {name: slot.numpy() for name, slot in slots.items()}
 
 
@@ -82,6 +94,21 @@ def test_lookahead_resets_the_weights_to_their_average(every, last_decay):
     found, slots = stepped(rule)
     np.testing.assert_allclose(found, averaged_by_hand(every, last_decay), rtol=1e-6)
     assert list(slots) == ["momentum", "slow"]
+
+
+def test_lookahead_beyond_the_planned_steps_stays_an_average():
+    rule = Lookahead(rule=SGD(), num_updates=NUM_UPDATES)
+    found, slots = stepped(rule, given=np.zeros((40 * NUM_UPDATES, 4)))
+    np.testing.assert_allclose(found, start(), rtol=1e-6)
+    np.testing.assert_allclose(slots["slow"], start(), rtol=1e-6)
+
+
+@pytest.mark.parametrize("every", [1, 5, 7])
+def test_the_last_average_comes_if_a_step_was_skipped(every):
+    rule = Lookahead(rule=SGD(), num_updates=NUM_UPDATES, every=every)
+    found, slots = stepped(rule, given=gradients()[1:], skipped=1)
+    np.testing.assert_array_equal(found, slots["slow"])
+    assert np.any(found != 0)
 
 
 def test_a_run_too_short_to_average_keeps_its_weights():
