@@ -43,6 +43,8 @@ def run_server(options, membership: ServersMembership) -> str:
 def run_worker(task, devices, options, membership: ServersMembership, **named) -> str:
     """A worker's whole run; as `own_roles.run_own_worker` and `coordinated_roles.run_coordinated_worker`."""
     run = own_roles.run_own_worker if _is_own(membership) else coordinated_roles.run_coordinated_worker
+    if named.get("shares") is None:
+        devices = devices.for_examples(membership.own_examples(task.batch_size) // options.accumulation)
     return run(task, devices, options, membership, **named)
 
 

@@ -85,6 +85,10 @@ def build_strategy(
         )
     memberships = {"ring": ring, "servers": servers}
     joined = {mode.cluster_kind: memberships[mode.cluster_kind]} if mode.cluster_kind else {}
+    if shares is None:
+        membership = joined.get(mode.cluster_kind)
+        own = task.batch_size if membership is None else membership.own_examples(task.batch_size)
+        devices = devices.for_examples(own // options.accumulation)
     return mode.build(task, devices, options, shares=shares, **joined)
 
 

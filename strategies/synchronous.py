@@ -66,7 +66,8 @@ class SynchronousStrategy:
     @property
     def notices(self) -> list[str]:
         exchanges = self.options.batch_stats == "synced" and len(self.part_shares) > 1
-        return self.options.kernels(self.engine.devices).notices(self.model, exchanges=exchanges)
+        devices = self.engine.devices
+        return devices.notices + self.options.kernels(devices).notices(self.model, exchanges=exchanges)
 
     def agree(self, move: Move) -> Move:
         return move

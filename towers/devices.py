@@ -4,16 +4,19 @@ Only this file distinguishes CPUs and GPUs. All others use device names.
 """
 
 import dataclasses
-import os
 import re
 
 import tensorflow as tf
 
+from towers.cores import num_cores
 from towers.errors import UserError
 
 KINDS = ("auto", "cpu", "gpu")
 # Batches come from the host's memory: they are sliced there and each part is sent to its tower.
 HOST = "/device:CPU:0"
+# The default number of CPU towers leaves each at least this many examples of a batch. With fewer, batch statistics
+# are noisy, and a model with batch norm would depend on the number of cores more than it need.
+EXAMPLES_PER_TOWER = 32
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -24,11 +27,16 @@ class Devices:
       towers: the device of each tower; several towers may share one.
       parameters: the device of the parameters, the update and its slots.
       threads_per_tower: number of threads for one operation of a tower; 0 for TensorFlow's own choice.
+      default_of_cores: the number of cores, if nobody set the number of CPU towers; else 0. Small batches then get
+        fewer towers.
+      lowered_from: the number of towers before a small batch lowered it; 0 if it did not.
     """
 
     towers: tuple[str, ...]
     parameters: str
     threads_per_tower: int = 0
+    default_of_cores: int = 0
+    lowered_from: int = 0
 
     @property
     def num_towers(self) -> int:
@@ -39,10 +47,34 @@ class Devices:
         """Whether the towers run on CPUs."""
         return all("CPU" in tower for tower in self.towers)
 
+    def for_examples(self, num_examples: int) -> "Devices":
+        """The first towers only, if nobody set their number and a pass over `num_examples` needs fewer."""
+        count = default_towers(self.default_of_cores, num_examples)
+        if not self.default_of_cores or count >= self.num_towers:
+            return self
+        return dataclasses.replace(self, towers=self.towers[:count], lowered_from=self.num_towers)
 
-def num_cores() -> int:
-    """Number of cores that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    @property
+    def notices(self) -> list[str]:
+        """A line for the user if cores are idle because the batch was not known when the threads were set."""
+        if not self.lowered_from:
+            return []
+        count, threads = self.num_towers, self.default_of_cores // self.num_towers
+        plural = "" if count == 1 else "s"
+        return [
+            f"{count} tower{plural} instead of {self.lowered_from}, so that each computes at least "
+            f"{EXAMPLES_PER_TOWER} examples of a batch; num_towers={count} gives each {threads} threads"
+        ]
+
+
+def default_towers(cores: int, num_examples: int | None = None) -> int:
+    """Number of CPU towers if nobody set it.
+
+    Args:
+      cores: number of cores that this process may use.
+      num_examples: number of examples that the towers compute at once; None if it is not known yet.
+    """
+    return cores if num_examples is None else max(1, min(cores, num_examples // EXAMPLES_PER_TOWER))
 
 
 def threads_for(num_towers: int, cores: int) -> int:
@@ -57,19 +89,23 @@ def configure_devices(
     parameter_device: str = "cpu",
     threads_per_tower: int | None = None,
     num_processes: int = 1,
+    batch_size: int | None = None,
 ) -> Devices:
     """Configures the devices of this process. Call it before TensorFlow computes anything.
 
     Each visible GPU becomes a tower (with memory growth, so that other programs can use the card too). Without
-    GPUs, each core becomes a logical CPU device and a tower. CPU towers share the cores evenly: with one tower for
-    each core, each operation runs on one thread. That measured faster than one operation over all cores.
+    GPUs, each core becomes a logical CPU device and a tower, as long as each tower gets 32 examples of a batch.
+    CPU towers share the cores evenly: with one tower for each core, each operation runs on one thread. That
+    measured faster than one operation over all cores.
 
     Args:
-      num_towers: None for one tower for each GPU, or for each core.
+      num_towers: None for one tower for each GPU, or for each core but at most one for each 32 examples.
       kind: 'cpu', 'gpu', or 'auto' for GPUs if there are any.
       parameter_device: 'cpu', 'cpu:K' or 'gpu:K'.
       threads_per_tower: None for cores / towers.
       num_processes: number of processes that share this machine's cores, this one included.
+      batch_size: examples of a batch that this process computes at once; None if it is not known yet. It only
+        lowers the default number of towers.
 
     Raises:
       UserError: fewer GPUs than asked for, an unknown device, or TensorFlow already runs with other devices.
@@ -82,12 +118,15 @@ def configure_devices(
     on_gpu = kind == "gpu" or (kind == "auto" and bool(gpus))
     _check_gpus(len(gpus), on_gpu, num_towers)
     cores = max(1, num_cores() // num_processes)
-    count = num_towers or (len(gpus) if on_gpu else cores)
+    count = num_towers or (len(gpus) if on_gpu else default_towers(cores, batch_size))
     threads = 0 if on_gpu else threads_per_tower or threads_for(count, cores)
     parameters = _parameter_device(parameter_device, num_cpus=1 if on_gpu else count, num_gpus=len(gpus))
     _configure_runtime(gpus, num_cpus=1 if on_gpu else count, threads=threads)
     towers = tuple(f"/device:{'GPU' if on_gpu else 'CPU'}:{index}" for index in range(count))
-    return Devices(towers=towers, parameters=parameters, threads_per_tower=threads)
+    default_of_cores = 0 if on_gpu or num_towers is not None else cores
+    return Devices(
+        towers=towers, parameters=parameters, threads_per_tower=threads, default_of_cores=default_of_cores
+    )
 
 
 def _check_gpus(num_gpus, on_gpu, num_towers):

@@ -5,7 +5,9 @@ import os
 from absl import flags
 
 from launch.flags.checks import listed_in_help, positive
-from strategies.registry import strategy_names
+from launch.membership.this_process import cluster_of_this_process
+from strategies.cluster import WORKER
+from strategies.registry import cluster_kind, strategy_names
 from towers.devices import KINDS, Devices, configure_devices
 
 FLAGS = flags.FLAGS
@@ -21,7 +23,9 @@ flags.DEFINE_integer(
     "num_towers",
     None,
     "Number of towers in this process; each computes its part of a batch on its own device. Default: one per "
-    "visible GPU, or one per CPU core if there is no GPU.",
+    "visible GPU; without GPUs one per CPU core (affinity and container limits count), but at most one for each "
+    "32 examples that this process computes at once. With batch norm or dropout the numbers depend on it: see "
+    "--batch_stats.",
 )
 flags.DEFINE_enum(
     "tower_device", "auto", KINDS, "Device type of the towers. auto: GPUs if any is visible, otherwise CPUs."
@@ -54,4 +58,25 @@ def devices_from_flags() -> Devices:
         parameter_device=FLAGS.parameter_device,
         threads_per_tower=FLAGS.threads_per_tower,
         num_processes=int(os.environ.get("TOWERS_PROCESSES_HERE", "1")),
+        batch_size=_own_examples(),
     )
+
+
+def _own_examples() -> int | None:
+    """Examples that this process computes at once; None if the program's flags have no batch size.
+
+    `strategies.registry.build_strategy` computes it again, exactly, when the threads can no longer be set.
+    """
+    batch_size = FLAGS["batch_size"].value if "batch_size" in FLAGS else None
+    if not isinstance(batch_size, int) or FLAGS.tower_shares is not None:
+        return None
+    return batch_size // _num_sharing() // FLAGS.accumulation
+
+
+def _num_sharing() -> int:
+    """Number of workers that divide each batch."""
+    kind = cluster_kind(FLAGS.strategy)
+    cluster = cluster_of_this_process() if kind else None
+    if cluster is None or (kind == "servers" and FLAGS.staleness != "sync"):
+        return 1
+    return max(1, len(cluster.members(WORKER) if kind == "servers" else cluster.ring))

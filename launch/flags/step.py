@@ -112,9 +112,10 @@ flags.DEFINE_enum(
     "batch_stats",
     "average",
     POLICIES,
-    "Batch-norm statistics with several towers. average: each tower normalises with its own part of the batch; "
-    "moving statistics are averaged over the towers. first: moving statistics of the first tower only. synced: "
-    "towers normalise with the statistics of the whole batch.",
+    "Batch-norm statistics with several towers. average: each tower normalises with its own part of the batch, so "
+    "the numbers depend on the number of towers; moving statistics are averaged over the towers. first: moving "
+    "statistics of the first tower only. synced: towers normalise with the statistics of the whole batch, which "
+    "gives one device's numbers for any number of towers.",
 )
 flags.DEFINE_enum(
     "precision",

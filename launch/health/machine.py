@@ -1,6 +1,5 @@
 """CPUs, GPUs, memory and threads of this machine."""
 
-import math
 import os
 import pathlib
 from collections.abc import Mapping
@@ -9,7 +8,8 @@ import psutil
 import tensorflow as tf
 
 from launch.health.section import Section, gib
-from towers.devices import num_cores, threads_for
+from towers.cores import core_quota, num_cores
+from towers.devices import EXAMPLES_PER_TOWER
 
 # Where Linux keeps a container's limits (control groups, version 2).
 CONTROL_GROUP = pathlib.Path("/sys/fs/cgroup")
@@ -31,7 +31,7 @@ def devices(
 ) -> Section:
     """CPUs and GPUs that TensorFlow sees, the load, memory, and a container's limits."""
     gpus = tf.config.list_physical_devices("GPU")
-    cores, quota = num_cores(), _core_quota(control_group)
+    cores, quota = num_cores(), core_quota()
     memory = psutil.virtual_memory()
     load = ", ".join(f"{value:.2f}" for value in psutil.getloadavg())
     facts = {
@@ -42,7 +42,7 @@ def devices(
         "memory GiB": f"{gib(memory.available)} free of {gib(memory.total)}",
         "memory limit GiB": _memory_limit(control_group),
     }
-    problems = [*_quota_problem(quota, cores), *_gpu_problem(len(gpus), nvidia_device, environment)]
+    problems = _gpu_problem(len(gpus), nvidia_device, environment)
     return Section(facts=facts, problems=tuple(problems))
 
 
@@ -52,8 +52,8 @@ def threads(environment: Mapping[str, str]) -> Section:
     return Section(
         facts={
             **{name: environment.get(name, "not set") for name in THREAD_VARIABLES},
-            "default": f"on CPUs {cores} towers, threads per tower: {threads_for(cores, cores)}; "
-            "on GPUs one tower per GPU",
+            "default": f"on CPUs {cores} towers, or fewer so that each gets {EXAMPLES_PER_TOWER} examples of a "
+            "batch; on GPUs one tower per GPU",
         },
     )
 
@@ -62,19 +62,6 @@ def _details(gpu) -> str:
     found = tf.config.experimental.get_device_details(gpu)
     capability = ".".join(map(str, found.get("compute_capability") or ("unknown",)))
     return f"{found.get('device_name', 'unknown model')}, compute capability {capability}"
-
-
-def _quota_problem(quota: float | None, cores: int) -> list[str]:
-    """A problem if a run's default number of towers, one per visible core, exceeds the container's CPU quota.
-
-    The towers would then wait for each other.
-    """
-    if quota is None or math.ceil(quota) >= cores:
-        return []
-    return [
-        f"this container's CPU quota is {quota:g} cores, but a run would use a tower for each of the {cores} "
-        f"visible cores; train with --num_towers={math.ceil(quota)} --threads_per_tower=1"
-    ]
 
 
 def _gpu_problem(num_gpus: int, nvidia_device: pathlib.Path, environment: Mapping[str, str]) -> list[str]:
@@ -86,12 +73,6 @@ def _gpu_problem(num_gpus: int, nvidia_device: pathlib.Path, environment: Mappin
         f"{nvidia_device} exists, but TensorFlow sees no GPU; run pip install 'tensorflow[and-cuda]'; "
         "if it still sees none, TF_CPP_MIN_LOG_LEVEL=0 shows which library is missing"
     ]
-
-
-def _core_quota(control_group: pathlib.Path) -> float | None:
-    """CPU time per unit of wall time, in cores; None without a limit."""
-    quota, _, period = _read(control_group / "cpu.max").partition(" ")
-    return int(quota) / int(period) if quota.isdecimal() and period.isdecimal() else None
 
 
 def _memory_limit(control_group: pathlib.Path) -> str:

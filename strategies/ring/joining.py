@@ -74,6 +74,13 @@ class Ring:
     def num_workers(self) -> int:
         return len(self.members)
 
+    def own_examples(self, batch_size: int) -> int:
+        """About how many examples of a batch this worker computes, whatever the numbers of towers."""
+        shares = self.options.worker_shares
+        if shares is None or len(shares) != self.num_workers:
+            return batch_size // self.num_workers
+        return int(batch_size * shares[self.rank] / sum(shares))
+
     def next_channel(self) -> int:
         """A new number for an exchange; the same on all workers, if they call this in the same order."""
         return next(self._channels)

@@ -43,6 +43,10 @@ class ServersMembership:
     def num_workers(self) -> int:
         return len(self.cluster.members(WORKER))
 
+    def own_examples(self, batch_size: int) -> int:
+        """About how many examples of a batch a worker computes at once."""
+        return batch_size // self.num_workers if self.options.is_sync else batch_size
+
     @property
     def servers(self) -> tuple[Member, ...]:
         return self.cluster.members(SERVER)

@@ -1,5 +1,7 @@
 """Strategies by name."""
 
+import dataclasses
+
 import pytest
 
 from strategies.registry import build_strategy, cluster_kind, strategy_names
@@ -36,6 +38,24 @@ def test_an_unknown_name_is_refused_with_a_hint(name, hint):
 def test_parameter_servers_need_a_cluster():
     with refused("strategy 'ps' needs several processes", "a chief, workers and parameter servers"):
         build_strategy("ps", small_task(), cpus(1), StepOptions())
+
+
+@pytest.mark.parametrize("name", ALONE)
+@pytest.mark.parametrize("batch_size, accumulation, count", [(64, 1, 2), (130, 1, 4), (8, 1, 1), (128, 2, 2)])
+def test_default_towers_get_32_examples_each(name, batch_size, accumulation, count):
+    devices = dataclasses.replace(cpus(4), threads_per_tower=1, default_of_cores=4)
+    options = StepOptions(accumulation=accumulation)
+    strategy = build_strategy(name, small_task(batch_size=batch_size), devices, options)
+    assert strategy.num_towers == count
+    assert any(f"{count} tower" in notice and "instead of 4" in notice for notice in strategy.notices) == (
+        count < 4
+    )
+
+
+def test_shares_keep_the_default_towers():
+    devices = dataclasses.replace(cpus(4), threads_per_tower=1, default_of_cores=4)
+    strategy = build_strategy("towers", small_task(), devices, StepOptions(), shares=(1.0, 2.0, 1.0, 1.0))
+    assert strategy.num_towers == 4
 
 
 @pytest.mark.parametrize("name", ALONE)

@@ -1,5 +1,6 @@
 """Devices: which arguments are refused, and how a new process is configured."""
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -11,7 +12,8 @@ import tensorflow as tf
 
 from tests.towers.logical_cpus import cpus
 from tests.towers.user_errors import refused
-from towers.devices import configure_devices, num_cores, threads_for
+from towers.cores import num_cores
+from towers.devices import Devices, configure_devices, default_towers, threads_for
 
 without_gpu = pytest.mark.skipif(
     bool(tf.config.list_physical_devices("GPU")), reason="tests machines without a GPU"
@@ -66,6 +68,31 @@ def test_towers_share_the_cores(num_towers, cores, threads):
     assert threads_for(num_towers, cores) == threads
 
 
+@pytest.mark.parametrize(
+    "cores, num_examples, count",
+    [(64, 128, 4), (64, None, 64), (2, 128, 2), (8, 63, 1), (8, 64, 2), (8, 1, 1), (8, 0, 1), (8, 4096, 8)],
+)
+def test_default_towers_have_32_examples_each(cores, num_examples, count):
+    assert default_towers(cores, num_examples) == count
+
+
+def default_of(cores: int) -> Devices:
+    """As `configure_devices` returns it on CPUs, without a number of towers."""
+    return dataclasses.replace(cpus(cores), threads_per_tower=1, default_of_cores=cores)
+
+
+def test_a_small_batch_lowers_only_a_default_number_of_towers():
+    assert cpus(4).for_examples(32) == cpus(4)
+    assert default_of(4).for_examples(128) == default_of(4) and default_of(4).notices == []
+    lowered = default_of(4).for_examples(64)
+    assert lowered.towers == cpus(2).towers
+    (notice,) = lowered.notices
+    assert notice == (
+        "2 towers instead of 4, so that each computes at least 32 examples of a batch; num_towers=2 gives each 2 "
+        "threads"
+    )
+
+
 def in_new_process(arguments: str) -> dict:
     """Devices and threads of a new process that called `configure_devices(arguments)` and computed once."""
     script = f"""
@@ -101,6 +128,12 @@ def test_a_new_process_with_one_tower_for_each_core():
     found = in_new_process("")
     assert len(found["towers"]) == found["logical"] == num_cores()
     assert found["intra"] == 1
+
+
+@without_gpu
+def test_a_new_process_with_a_small_batch():
+    found = in_new_process("batch_size=63")
+    assert found["towers"] == list(cpus(1).towers) and found["intra"] == num_cores()
 
 
 @pytest.mark.full

@@ -1,6 +1,7 @@
 """The doctor's sections on versions, devices and threads, and the problems they report."""
 
 import importlib.metadata
+import os
 import platform
 
 import keras
@@ -75,24 +76,19 @@ def test_devices(no_gpu, eight_cores, tmp_path):
     assert found.facts["memory limit GiB"] == "none"
 
 
-@pytest.mark.parametrize("limit, num_towers", [("250000 100000", 3), ("50000 100000", 1)])
-def test_a_cpu_quota_below_the_visible_cores_is_a_problem(no_gpu, eight_cores, tmp_path, limit, num_towers):
-    (tmp_path / "cpu.max").write_text(limit + "\n")
+@pytest.mark.parametrize("quota, words", [(2.5, ", CPU quota of 2.5"), (None, "")])
+def test_limits_of_a_container(no_gpu, eight_cores, monkeypatch, tmp_path, quota, words):
+    monkeypatch.setattr(machine, "core_quota", lambda: quota)
     (tmp_path / "memory.max").write_text(f"{3 * 2**30}\n")
     found = machine.devices({}, control_group=tmp_path, nvidia_device=tmp_path / "none")
-    (problem,) = found.problems
-    assert f"train with --num_towers={num_towers} --threads_per_tower=1" in problem
-    assert "the 8 visible cores" in problem
-    assert ", CPU quota of " in found.facts["cores"]
+    assert found.problems == ()
+    assert found.facts["cores"].endswith(f"of {os.cpu_count()}{words}")
     assert found.facts["memory limit GiB"] == "3.0"
 
 
-@pytest.mark.parametrize("limit", ["max 100000", "800000 100000", "750000 100000", ""])
-def test_no_cpu_quota_below_the_visible_cores(no_gpu, eight_cores, tmp_path, limit):
-    (tmp_path / "cpu.max").write_text(limit)
+def test_no_limits(no_gpu, eight_cores, tmp_path):
     (tmp_path / "memory.max").write_text("max\n")
     found = machine.devices({}, control_group=tmp_path, nvidia_device=tmp_path / "none")
-    assert found.problems == ()
     assert found.facts["memory limit GiB"] == "none"
 
 
@@ -113,4 +109,6 @@ def test_threads(eight_cores):
     found = machine.threads({"OMP_NUM_THREADS": "3"}).facts
     assert found["OMP_NUM_THREADS"] == "3"
     assert found["TF_NUM_INTRAOP_THREADS"] == "not set"
-    assert found["default"] == "on CPUs 8 towers, threads per tower: 1; on GPUs one tower per GPU"
+    assert found["default"] == (
+        "on CPUs 8 towers, or fewer so that each gets 32 examples of a batch; on GPUs one tower per GPU"
+    )

@@ -2,7 +2,7 @@
 
 import pytest
 
-from strategies.cluster import Cluster
+from strategies.cluster import Cluster, Member
 from strategies.ring.collectives import WireOptions
 from strategies.ring.joining import Ring, RingOptions, join_ring
 from strategies.waiting import listens
@@ -25,6 +25,14 @@ class TestAlone:
     def test_a_ring_of_one_has_the_given_options(self):
         options = RingOptions(wire=WireOptions(bytes_per_pack=7))
         assert Ring.alone(options).options is options
+
+    @pytest.mark.parametrize(
+        "shares, examples", [(None, (50, 50, 50)), ((1.0, 3.0, 1.0), (30, 90, 30)), ((1.0, 2.0), (50, 50, 50))]
+    )
+    def test_own_examples(self, shares, examples):
+        members = [Member("worker", index) for index in range(3)]
+        rings = [Ring(members, rank, RingOptions(worker_shares=shares)) for rank in range(3)]
+        assert tuple(ring.own_examples(150) for ring in rings) == examples
 
     def test_channels_are_counted_by_ring(self):
         ring, other = Ring.alone(), Ring.alone()
