@@ -1,11 +1,13 @@
 """Flags of the built-in tasks and networks."""
 
+import math
+
 from absl import flags
 
 from launch.flags.checks import listed_in_help, positive
 from models.data.augment import FILLS, FLIPS
 from models.data.drawn_clicks import DrawnClicks
-from models.data.tfds_images import NotPrepared
+from models.data.tfds_images import NotPrepared, NotReadableByRecord
 from models.networks.registry import network_names
 from models.tasks import CLICKS, DLRM, build_task, default_network, task_names
 from towers.errors import UserError
@@ -93,6 +95,12 @@ def task_from_flags() -> Task:
             raise
         archive = f"--archive=cifar-10-binary.tar.gz --data_dir={error.data_dir or 'D'}"
         raise UserError(f"{error}, or type python -m launch.import_cifar {archive}") from error
+    except NotReadableByRecord as error:
+        enough = math.ceil(error.decoded_bytes / 2**30 * 10) / 10
+        raise UserError(
+            f"{error.what}, more than --cache_gib={FLAGS.cache_gib:g}: only tfrecord files can be read by record; "
+            f"use --cache_gib={enough:g}, or prepare the set with file_format='tfrecord'"
+        ) from error
 
 
 def _built_task() -> Task:

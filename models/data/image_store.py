@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -12,6 +13,8 @@ from towers.errors import UserError
 
 # Most examples that are read to estimate the mean and the standard deviation of a set.
 STATISTICS_EXAMPLES = 10_000
+# TensorFlow takes over arrays whose addresses are multiples of this.
+_ALIGNMENT = 64
 
 
 class Store(Protocol):
@@ -30,7 +33,7 @@ class ImageStore:
     """Decoded images in memory, on the host.
 
     Attributes:
-      images: uint8 [N, H, W, C], an array or a tensor; stored as a tensor.
+      images: uint8 [N, H, W, C], an array, which is copied, or a tensor in the host's memory; stored as a tensor.
       labels: whole numbers [N]; stored as an int64 tensor.
       num_classes: labels are 0 .. num_classes - 1.
       name: name of the set in messages.
@@ -50,7 +53,8 @@ class ImageStore:
         check_labels(self.name, labels, self.num_classes)
         # Eager tensors in the host's memory, also on a machine with a GPU and when called while a graph is traced.
         with tf.init_scope(), tf.device("CPU:0"):
-            object.__setattr__(self, "images", tf.constant(images))
+            if not isinstance(self.images, tf.Tensor):
+                object.__setattr__(self, "images", tf.constant(images))
             object.__setattr__(self, "labels", tf.constant(labels, tf.int64))
 
     @property
@@ -60,6 +64,22 @@ class ImageStore:
     def gather(self, indices: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """See `Store.gather`."""
         return tf.gather(self.images, indices), tf.gather(self.labels, indices)
+
+
+def empty_images(shape: tuple[int, ...]) -> np.ndarray:
+    """An array for images, uint8 of that shape with any contents, for `taken_over`."""
+    size = math.prod(shape)
+    memory = np.empty(size + _ALIGNMENT, np.uint8)
+    begin = -memory.ctypes.data % _ALIGNMENT
+    return memory[begin : begin + size].reshape(shape)
+
+
+def taken_over(images: np.ndarray) -> tf.Tensor:
+    """A tensor in the memory of an array of `empty_images`, which must not be changed afterwards.
+
+    tf.constant copies, and needs three times the images' memory for a while.
+    """
+    return tf.experimental.dlpack.from_dlpack(images.__dlpack__())
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

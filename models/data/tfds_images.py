@@ -6,6 +6,7 @@ files by index. Both keep the order of the files, so the stream of batches is th
 
 import dataclasses
 import functools
+import math
 import os
 import re
 
@@ -13,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_datasets as tfds
 
-from models.data.image_store import ImageSet, ImageStore, Store
+from models.data.image_store import ImageSet, ImageStore, Store, empty_images, taken_over
 from models.data.record_index import RecordRange, index_records
 from models.data.record_store import RecordStore
 from towers.errors import UserError
@@ -25,7 +26,9 @@ CIFAR10_STD = (63.0, 62.1, 66.7)
 # Side in pixels to which images of different sizes are resized when no image_size is given.
 DEFAULT_IMAGE_SIZE = 64
 
+# Size of the batches in which a split is decoded: this many images, or fewer if they are large.
 _DECODED_AT_ONCE = 256
+_DECODED_BYTES_AT_ONCE = 8 << 20
 # name or name/config, with or without :version. For other names TFDS would use the network.
 _NAME = re.compile(r"[A-Za-z]\w*(/[\w.+=-]+)?(:\d+\.\d+\.\d+)?")
 
@@ -41,6 +44,22 @@ class NotPrepared(UserError):
     def __init__(self, message: str, *, name: str, data_dir: str | None):
         super().__init__(message)
         self.name, self.data_dir = name, data_dir
+
+
+class NotReadableByRecord(UserError):
+    """A split exceeds the memory limit, and its files are of a format that can't be read by record.
+
+    Attributes:
+      what: the set, its format, and the size of the split.
+      decoded_bytes: size of the decoded split.
+    """
+
+    def __init__(self, what: str, *, decoded_bytes: int, cache_bytes: int):
+        super().__init__(
+            f"{what}, more than cache_bytes={cache_bytes}: only tfrecord files can be read by record; use "
+            f"cache_bytes={decoded_bytes}, or prepare the set with file_format='tfrecord'"
+        )
+        self.what, self.decoded_bytes = what, decoded_bytes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -84,11 +103,14 @@ def tfds_set(name: str, *, data_dir: str | None, cache_bytes: int, image_size: i
 
     Raises:
       NotPrepared: the set is not prepared in data_dir.
+      NotReadableByRecord: a split exceeds cache_bytes, and its files can't be read by record.
       UserError: invalid name, other features, or no split to train on.
     """
     builder = prepared_builder(name, data_dir)
     fields = _fields(f"tfds:{name}", builder.info.features, image_size)
     splits = _splits(f"tfds:{name}", builder)
+    for split in splits.values():
+        _check_readable(builder, split, fields, cache_bytes)
     return ImageSet(
         name=name,
         image_shape=fields.image_shape,
@@ -176,15 +198,27 @@ def _splits(name: str, builder: tfds.core.DatasetBuilder) -> dict[str, str]:
 
 
 def _open_store(builder: tfds.core.DatasetBuilder, split: str, fields: _Fields, cache_bytes: int) -> Store:
-    height, width, channels = fields.image_shape
-    decoded_bytes = builder.info.splits[split].num_examples * height * width * channels
-    if decoded_bytes > cache_bytes:
+    if _decoded_bytes(builder, split, fields) > cache_bytes:
         return _record_store(builder, split, fields)
     return _image_store(builder, split, fields)
 
 
+def _decoded_bytes(builder: tfds.core.DatasetBuilder, split: str, fields: _Fields) -> int:
+    return builder.info.splits[split].num_examples * math.prod(fields.image_shape)
+
+
+def _check_readable(builder: tfds.core.DatasetBuilder, split: str, fields: _Fields, cache_bytes: int) -> None:
+    """Raises NotReadableByRecord if the split fits neither the memory nor `_record_store`."""
+    decoded_bytes, file_format = _decoded_bytes(builder, split, fields), builder.info.file_format
+    if decoded_bytes > cache_bytes and file_format is not tfds.core.FileFormat.TFRECORD:
+        what = (
+            f"{builder.name} is stored as {file_format.value}, and its split {split} takes {decoded_bytes} bytes"
+        )
+        raise NotReadableByRecord(what, decoded_bytes=decoded_bytes, cache_bytes=cache_bytes)
+
+
 def _image_store(builder: tfds.core.DatasetBuilder, split: str, fields: _Fields) -> ImageStore:
-    """Decodes a split on all cores."""
+    """Decodes a split on all cores, into the memory in which it stays."""
     # Reads one file after the other, in the order of the record index.
     order = tfds.ReadConfig(interleave_cycle_length=1, try_autocache=False)
     examples = builder.as_dataset(
@@ -193,10 +227,15 @@ def _image_store(builder: tfds.core.DatasetBuilder, split: str, fields: _Fields)
         decoders=tfds.decode.PartialDecoding({fields.image: True, fields.label: True}),
     )
     examples = examples.map(functools.partial(_image_and_label, fields), num_parallel_calls=tf.data.AUTOTUNE)
-    batches = list(examples.batch(_DECODED_AT_ONCE).prefetch(2))
+    images = empty_images((builder.info.splits[split].num_examples, *fields.image_shape))
+    at_once = max(1, min(_DECODED_AT_ONCE, _DECODED_BYTES_AT_ONCE // math.prod(fields.image_shape)))
+    labels = []
+    for some_images, some_labels in examples.batch(at_once).prefetch(2):
+        images[len(labels) : len(labels) + len(some_labels)] = some_images
+        labels += some_labels.numpy().tolist()
     return ImageStore(
-        images=tf.concat([images for images, _ in batches], axis=0),
-        labels=tf.concat([labels for _, labels in batches], axis=0),
+        images=taken_over(images[: len(labels)]),
+        labels=np.array(labels, np.int64),
         num_classes=fields.num_classes,
         name=f"{builder.name} {split}",
     )
@@ -204,12 +243,6 @@ def _image_store(builder: tfds.core.DatasetBuilder, split: str, fields: _Fields)
 
 def _record_store(builder: tfds.core.DatasetBuilder, split: str, fields: _Fields) -> RecordStore:
     """Indexes the record files of a split."""
-    if builder.info.file_format is not tfds.core.FileFormat.TFRECORD:
-        raise UserError(
-            f"{builder.name} is stored as {builder.info.file_format.value} and takes more than cache_bytes: "
-            "only tfrecord files can be read by record; "
-            "prepare the set with file_format='tfrecord' or raise cache_bytes"
-        )
     ranges = [
         RecordRange(path=os.fspath(part.filename), skip=part.skip, take=part.take)
         for part in builder.info.splits[split].file_instructions

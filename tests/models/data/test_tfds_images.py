@@ -29,7 +29,7 @@ def example(number):
     return {"picture": picture(number), "kind": number % 4}
 
 
-def prepare(folder, name, features, splits, make=example, num_shards=1):
+def prepare(folder, name, features, splits, make=example, num_shards=1, file_format=None):
     """Lets TFDS write a set; `splits` has the numbers of the examples of each split."""
 
     def info(self):
@@ -48,7 +48,7 @@ def prepare(folder, name, features, splits, make=example, num_shards=1):
     # Not registered: TFDS finds the set by its files, like a folder that was copied here.
     bases, unregistered = (tfds.core.GeneratorBasedBuilder,), {"skip_registration": True}
     builder_class = types.new_class(name.title(), bases, unregistered, lambda space: space.update(body))
-    builder = builder_class(data_dir=os.fspath(folder))
+    builder = builder_class(data_dir=os.fspath(folder), file_format=file_format)
     # TFDS's download manager needs importlib_resources, which TFDS does not install; nothing is downloaded here.
     builder._make_download_manager = lambda **unused: types.SimpleNamespace(downloaded_size=0)
     builder.download_and_prepare(
@@ -214,6 +214,50 @@ def test_a_set_that_is_not_prepared_is_refused_with_two_fixes(tmp_path, given, m
     assert "\n" not in message and f"copy a prepared folder {name}/ into {shown}" in message
     assert f"tfds.builder('{name}', data_dir='{shown}').download_and_prepare()" in message
     assert not (tmp_path / "empty").exists()
+
+
+LARGE = (400, 400, 3)
+
+
+def uniform(number):
+    """A large picture in a small file."""
+    return {"picture": np.full(LARGE, number % 256, np.uint8), "kind": number % 4}
+
+
+def memory_bytes(what: str) -> int:
+    """'VmRSS', the memory that this process has, or 'VmHWM', the most that it had."""
+    (line,) = (
+        line for line in pathlib.Path("/proc/self/status").read_text().splitlines() if line.startswith(what)
+    )
+    return 1024 * int(line.split()[1])
+
+
+def test_reading_a_split_into_memory_takes_little_more_than_its_size(folder):
+    forget_maximum = pathlib.Path("/proc/self/clear_refs")
+    if not os.access(forget_maximum, os.W_OK):
+        pytest.skip("this system does not tell the most memory that a process had")
+    features = {**LABELLED, "picture": tfds.features.Image(shape=LARGE)}
+    data_dir = prepare(folder, "large", features, {"train": range(600), "test": range(1)}, make=uniform)
+    images = of("large", data_dir, cache_bytes=2**30)
+    forget_maximum.write_text("5")
+    before = memory_bytes("VmRSS")
+    store = images.train
+    grown = memory_bytes("VmHWM") - before
+    assert isinstance(store, ImageStore) and store.num_examples == 600
+    assert grown < 1.6 * 600 * np.prod(LARGE)
+    pictures, labels = (tensor.numpy() for tensor in store.gather(tf.range(0, 600, 100, dtype=tf.int64)))
+    assert len(set(pictures[:, 7, 7, 1].tolist())) > 1
+    np.testing.assert_array_equal(pictures, np.broadcast_to(pictures[:, :1, :1, :1], pictures.shape))
+    np.testing.assert_array_equal(pictures[:, 7, 7, 1] % 4, labels)
+
+
+def test_a_split_that_neither_memory_nor_its_files_allow_is_refused(folder):
+    data_dir = prepare(folder, "other_format", LABELLED, {"train": range(60)}, file_format="array_record")
+    with pytest.raises(UserError) as error:
+        of("other_format", data_dir, cache_bytes=500)
+    message = str(error.value)
+    assert "other_format is stored as array_record, and its split train[:90%] takes 4860 bytes" in message
+    assert "cache_bytes=500" in message and "use cache_bytes=4860" in message and "\n" not in message
 
 
 @pytest.mark.parametrize("name", ["huggingface:mnist", "", "a b", "../mnist", "mnist:latest"])

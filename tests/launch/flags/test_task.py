@@ -1,0 +1,24 @@
+"""Flags of the task: messages of data sets name flags that exist."""
+
+import pytest
+from absl import flags
+from absl.testing import flagsaver
+
+from launch import train  # noqa: F401, defines the flags
+from launch.flags import task
+from models.data.tfds_images import NotReadableByRecord
+from tests.towers.user_errors import refused
+
+
+@pytest.mark.parametrize("decoded_gib, flag", [(2.31, "--cache_gib=2.4"), (0.04, "--cache_gib=0.1")])
+def test_a_set_that_cannot_be_read_names_the_flag_for_memory(monkeypatch, decoded_gib, flag):
+    def build_task(*unused, cache_bytes, **also_unused):
+        size = int(decoded_gib * 2**30)
+        raise NotReadableByRecord(f"set takes {size} bytes", decoded_bytes=size, cache_bytes=cache_bytes)
+
+    monkeypatch.setattr(task, "build_task", build_task)
+    with flagsaver.flagsaver():
+        flags.FLAGS.mark_as_parsed()
+        flags.FLAGS.cache_gib = 0.03
+        with refused("set takes", "more than --cache_gib=0.03", f"use {flag}"):
+            task.task_from_flags()
