@@ -2,6 +2,9 @@
 
 TensorFlow composes them from small operations, and each reads and writes memory: in bfloat16 a GELU takes 17 ns an
 element on one thread, forward and backward; compiled it takes 2 ns. (A ReLU is one kernel already.)
+
+XLA compiles once for each number of elements. Where more dimensions than the batch's vary, as the length of
+sequences does, the elements are padded to one of a few numbers.
 """
 
 import math
@@ -10,6 +13,8 @@ from collections.abc import Callable
 import keras
 import tensorflow as tf
 from keras import layers
+
+SMALLEST_SIZE = 8192
 
 # All layers whose call ends in `self.activation`, except cells of recurrent layers, which are called in loops.
 _ELEMENTWISE = (
@@ -58,11 +63,13 @@ def _compiled(formula: Callable[[tf.Tensor], tf.Tensor], keras_function: Callabl
 
     @tf.custom_gradient
     def elementwise(x):
-        # XLA compiles once for each shape; flattened, only once for each number of elements.
-        flat, shape = tf.reshape(x, [-1]), tf.shape(x)
-        return tf.reshape(outputs(flat), shape), lambda upstream: tf.reshape(
-            gradient(flat, tf.reshape(upstream, [-1])), shape
-        )
+        is_padded = x.shape.rank is None or None in x.shape[1:]
+        shape, flat = tf.shape(x), _flat(x, is_padded)
+
+        def of_inputs(upstream):
+            return _unflat(gradient(flat, _flat(upstream, is_padded)), shape, is_padded)
+
+        return _unflat(outputs(flat), shape, is_padded), of_inputs
 
     def activation(x, *arguments, **options):
         if arguments or options or x.dtype == tf.float64 or not x.dtype.is_floating:
@@ -70,6 +77,31 @@ def _compiled(formula: Callable[[tf.Tensor], tf.Tensor], keras_function: Callabl
         return tf.ensure_shape(elementwise(x), x.shape)
 
     return activation
+
+
+def _flat(x: tf.Tensor, is_padded: bool) -> tf.Tensor:
+    """All elements as a vector: XLA compiles for each shape, and the same number of elements may have several."""
+    flat = tf.reshape(x, [-1])
+    if not is_padded:
+        return flat
+    count = tf.size(flat, tf.int64)
+    return tf.pad(flat, [[0, padded_size(count) - count]])
+
+
+def _unflat(flat: tf.Tensor, shape: tf.Tensor, is_padded: bool) -> tf.Tensor:
+    return tf.reshape(flat[: tf.reduce_prod(shape)] if is_padded else flat, shape)
+
+
+def padded_size(count: tf.Tensor) -> tf.Tensor:
+    """The next multiple of a quarter of the largest power of two up to `count`; int64 scalar.
+
+    So there are 4 sizes from any number to its double, and the padding is at most a quarter of `count`, except for
+    counts below SMALLEST_SIZE, which all get that size.
+    """
+    count = tf.maximum(count, SMALLEST_SIZE)
+    doublings = tf.math.floor(tf.math.log(tf.cast(count, tf.float64)) / math.log(2.0))
+    step = tf.cast(tf.math.pow(tf.constant(2.0, tf.float64), doublings), tf.int64) // 4
+    return -(-count // step) * step
 
 
 def _wide(x: tf.Tensor) -> tf.Tensor:

@@ -1,5 +1,10 @@
 """Compiled GELU and SiLU: they give Keras's numbers; which layers get them, and which keep Keras's functions."""
 
+import os
+import pathlib
+import subprocess
+import sys
+
 import keras
 import numpy as np
 import pytest
@@ -15,9 +20,10 @@ from tests.towers.tiny_tasks import (
     trainer_of,
     vectors,
 )
-from towers.layers.compiled_activations import activations_to_compile
+from towers.layers.compiled_activations import SMALLEST_SIZE, activations_to_compile, padded_size
 from towers.layers.kernels import LayerKernels
 
+ROOT = pathlib.Path(__file__).resolve().parents[3]
 TUNED = LayerKernels(tuned_for_cpu=True)
 ACTIVATIONS = {"gelu": keras.activations.gelu, "silu": keras.activations.silu}
 every_activation = pytest.mark.parametrize("name", ACTIVATIONS)
@@ -123,3 +129,78 @@ def test_a_run_has_the_same_numbers(precision, tolerance):
         compiled = [f for f in graph.library.function if f.attr["_XlaMustCompile"].b]
         assert bool(compiled) == tuned
     assert_close(*found, tolerance)
+
+
+# --- sequences of variable length
+
+
+@pytest.mark.parametrize("count", [1, 8191, 8192, 8193, 10_000, 65_535, 65_536, 65_537, 3_000_001, 2**33 - 1])
+def test_padded_sizes(count):
+    size = int(padded_size(tf.constant(count, tf.int64)))
+    assert max(count, SMALLEST_SIZE) <= size <= max(1.25 * count, SMALLEST_SIZE)
+
+
+def test_there_are_few_padded_sizes():
+    counts = tf.range(10_000, 80_000, 7, dtype=tf.int64)
+    assert len(set(tf.map_fn(padded_size, counts).numpy().tolist())) <= 3 * 4 + 1
+
+
+@every_activation
+@pytest.mark.parametrize("length", [1, 50, 1500])
+def test_sequences_of_any_length(name, length):
+    model = stacked((None, 4), layers.Activation(name))
+    inputs = tf.constant(np.random.default_rng(length).normal(size=(2, length, 4)), tf.float32)
+    spec = tf.TensorSpec([None, None, 4])
+
+    @tf.function(input_signature=[spec], autograph=False)
+    def both(inputs):
+        with tf.GradientTape() as tape, TUNED.in_place(model):
+            tape.watch(inputs)
+            outputs = model(inputs)
+        return outputs, tape.gradient(outputs, inputs, inputs)
+
+    with tf.GradientTape() as tape:
+        tape.watch(inputs)
+        expected = ACTIVATIONS[name](inputs)
+    outputs, gradient = both(inputs)
+    assert both.get_concrete_function().structured_outputs[0].shape.as_list() == [None, None, 4]
+    np.testing.assert_allclose(outputs, expected, rtol=2e-6, atol=2e-6)
+    np.testing.assert_allclose(gradient, tape.gradient(expected, inputs, inputs), rtol=1e-5, atol=1e-5)
+
+
+COUNTING = """
+import pathlib, sys
+import keras
+import numpy as np
+from towers.devices import configure_devices
+configure_devices(num_towers=1, kind="cpu")
+import tensorflow as tf
+from tests.towers.tiny_tasks import stacked
+from towers.layers.kernels import LayerKernels
+model = stacked((None, 64), keras.layers.Activation("gelu"))
+
+@tf.function(input_signature=[tf.TensorSpec([None, None, 64])], autograph=False)
+def gradient(inputs):
+    with tf.GradientTape() as tape, LayerKernels(tuned_for_cpu=True).in_place(model):
+        tape.watch(inputs)
+        outputs = model(inputs)
+    return tape.gradient(outputs, inputs)
+
+for length in range(20, 80):
+    gradient(tf.ones([8, length, 64]))
+print(len(list(pathlib.Path(sys.argv[1]).glob("*before_optimizations.txt"))))
+"""
+
+
+def test_variable_lengths_compile_few_programs(tmp_path):
+    """XLA writes a file for each program: 60 lengths, of 10,240 to 40,448 elements, have 9 sizes."""
+    environment = {**os.environ, "XLA_FLAGS": f"--xla_dump_to={tmp_path}", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", COUNTING, tmp_path],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert 2 <= int(done.stdout.split()[-1]) <= 2 * 9
