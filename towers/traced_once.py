@@ -22,8 +22,8 @@ class TracedOnce:
 
     def __init__(self, function, *, xla: bool = False):
         """Args:
-        function: takes tensors, lists of them, `Batch` and `TableRows`; returns a structure of tensors. All arguments
-            but these two have the same shapes in every call.
+        function: takes tensors, lists of them, `Batch` and `TableRows`; returns a structure of tensors. All
+          arguments but these two have the same shapes in every call.
         xla: compile it with XLA.
         """
         self._function = tf.function(function, jit_compile=xla or None, autograph=False)

@@ -12,9 +12,9 @@ from strategies.wire_precisions import WIRE_PRECISIONS
 from towers import batch_stats, gradients, split
 from towers.devices import Devices
 from towers.exchange import TowerExchange
+from towers.layers.batch_norm import check_synchronized
 from towers.layers.table_rows import TableRows
 from towers.lookups import Lookups
-from towers.layers.batch_norm import check_synchronized
 from towers.mean_and_update import mean_gradients
 from towers.options import StepOptions
 from towers.placement import canonical_names
