@@ -1,6 +1,5 @@
 """Runs a program in a fork of a process that has imported it, which saves the seconds of the imports."""
 
-import ctypes
 import os
 import signal
 import sys
@@ -8,7 +7,7 @@ import traceback
 from collections.abc import Callable
 from typing import NoReturn
 
-_CLONE_NEWNET = 0x40000000
+from launch.supervision.network_namespaces import enter
 
 
 def become(
@@ -38,7 +37,7 @@ def become(
             os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
         os.chdir(cwd)
         if network is not None:
-            _enter(network)
+            enter(network)
         program()
         code = 0
     except SystemExit as exit:
@@ -49,12 +48,3 @@ def become(
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
-
-
-def _enter(network: str) -> None:
-    """Moves this process to another network namespace, as `ip netns exec` does. (os.setns needs Python 3.12.)"""
-    descriptor = os.open(network, os.O_RDONLY)
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.setns(descriptor, _CLONE_NEWNET) != 0:
-        raise OSError(ctypes.get_errno(), f"could not enter {network}")
-    os.close(descriptor)

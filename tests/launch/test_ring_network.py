@@ -7,13 +7,15 @@ import time
 import pytest
 
 from launch.binary import PEER_LOST
-from tests.launch.network_namespaces import SLOW_MEGABITS, Network, hosts, namespaces, needs_network_namespaces
+from launch.supervision.network_namespaces import Network, hosts, namespaces
+from tests.launch.network_namespaces import needs_network_namespaces
 from tests.launch.programs import LAST_STEP, Ended, assert_same_end, checkpoint_values, errors, wait_for
 from tests.launch.workers import LONG, TRAIN, Workers
 
 pytestmark = [pytest.mark.timeout(280), needs_network_namespaces, pytest.mark.full]
 
 LIMIT_SECONDS = 200
+SLOW_MEGABITS = 20
 PORT = 2222
 TIMEOUT_SECONDS = 10
 # Limit from the loss of a wire to the last worker's exit: the collective's timeout and the time to end.
@@ -59,7 +61,7 @@ def test_two_hosts_give_the_same_bits_as_one_machine(tmp_path, undisturbed):
 
 def test_four_hosts_one_of_them_on_a_slow_wire(tmp_path):
     with hosts(4) as network:
-        network.slow(2)
+        network.limit(2, SLOW_MEGABITS)
         began = time.monotonic()
         with ring(network, tmp_path, f"--steps={SLOW_STEPS}") as workers:
             assert_all_done(workers)
