@@ -10,6 +10,10 @@
             --measured_steps=600
         measures asynchronous parameter servers, one to four workers and one or two servers, and tf.distribute's
 
+    python -m launch.benchmark --group=engines_ring --network=vgg16 --link=1gbit --peers=../shared/peers
+        measures rings of two and four processes on both engines and tf.distribute's; each process is on a host of
+        its own (a network namespace), with a link of 1 Gbit/s to the others; --group=engines_servers does the same
+
     python -m launch.benchmark --group=slow_worker --network=tiny --measured_batch=128 --measured_steps=150
         measures three workers under each kind of staleness, without and with one worker whose input is slow
 
@@ -25,12 +29,16 @@
 The folder --output gets benchmark.json (medians, extremes and standard errors, every round, the environment), the
 table in Markdown, and the plots. Compare only figures measured on the same machine at about the same time, such as
 those of one table.
+
+If it is interrupted (Ctrl-C, SIGTERM; exit code 75) or a row fails, it saves the complete rows, the table and the
+plots.
 """
 
 import json
 import os
 import pathlib
 import time
+from collections.abc import Callable, Sequence
 
 from absl import flags
 
@@ -38,17 +46,20 @@ from launch import binary
 from launch.flags.checks import positive
 from launch.health.machine import devices, threads
 from launch.health.versions import versions
-from launch.measuring.case import Case
-from launch.measuring.comparison import changes, only_in_one
+from launch.measuring.case import MEGABITS, NO_LINK, Case
+from launch.measuring.comparison import changes, only_in_one, other_work
 from launch.measuring.groups import GROUPS, cases
 from launch.measuring.measured_program import MEASUREMENTS, TINY
 from launch.measuring.plots import save_plots
 from launch.measuring.results import load, results, save
-from launch.measuring.running import run_case
+from launch.measuring.running import Interrupted, run_case
 from launch.measuring.tables import ratios, table
+from launch.supervision.network_namespaces import why_no_hosts
+from launch.supervision.signals import StopSignals
 from towers.errors import UserError
 
 FLAGS = flags.FLAGS
+RESULTS = "benchmark.json"
 flags.DEFINE_string(
     "peers", None, "Folder of peer programs (keras_step.py and others) to measure in the same rounds."
 )
@@ -82,21 +93,39 @@ flags.DEFINE_string("compare", None, "First of two benchmark.json files to compa
 flags.DEFINE_float(
     "worse_by", 0.05, "Relative difference, beyond the noise, from which --compare counts a figure as worse."
 )
-positive("rounds", "measured_steps", "measured_batch", "worse_by")
+flags.DEFINE_enum(
+    "link",
+    NO_LINK,
+    [NO_LINK, *MEGABITS],
+    "Rate at which each process of a row can send and receive. Each process then gets a network namespace of its "
+    "own, which needs root and the programs ip and tc. none: all use this machine's loopback.",
+)
+flags.DEFINE_list(
+    "processes", ["2", "4"], "Numbers of processes that compute, in the groups engines_ring and engines_servers."
+)
+flags.DEFINE_float(
+    "row_timeout_seconds",
+    1800.0,
+    "Seconds that a row may take in a round, start included. Raise it for large networks on slow CPUs.",
+)
+positive("rounds", "measured_steps", "measured_batch", "worse_by", "row_timeout_seconds")
 
 
-def measure(rows: list[Case], directory: pathlib.Path) -> dict:
-    """Measures all rounds; saves the results after each, so an interrupted benchmark loses only the last round."""
+def measure(rows: Sequence[Case], directory: pathlib.Path, is_interrupted: Callable[[], bool]) -> None:
+    """Measures all rounds; saves the results after each row.
+
+    Raises:
+      Interrupted: `is_interrupted()` became True.
+      PeerLost, UserError: a row failed.
+    """
     rounds: dict[str, list[dict]] = {row.name: [] for row in rows}
     environment = environment_now()
     for index in range(FLAGS.rounds):
-        for row in rows:
-            found = run_case(row)
+        for row in (row for row in rows if not row.left_out):
+            found = run_case(row, timeout_seconds=FLAGS.row_timeout_seconds, is_interrupted=is_interrupted)
             rounds[row.name].append(found)
             print(f"round {index + 1}: {row.name}: {in_words(found)}", flush=True)
-        whole = results(rows, rounds, environment)
-        save(whole, directory / "benchmark.json")
-    return whole
+            save(results(rows, rounds, environment), directory / RESULTS)
 
 
 def environment_now() -> dict:
@@ -122,7 +151,7 @@ def compare(first: str, second: str) -> int:
     """Prints the differences between two benchmark.json files; returns the exit code."""
     before, after = load(first), load(second)
     found = changes(before, after)
-    for line in [*found, *only_in_one(before, after)]:
+    for line in [*found, *other_work(before, after), *only_in_one(before, after)]:
         print(line)
     worse = [change for change in found if change.gain < -FLAGS.worse_by]
     print(f"{len(found)} differences beyond the noise, {len(worse)} worse by more than {FLAGS.worse_by:.0%}")
@@ -140,11 +169,51 @@ def output_directory() -> pathlib.Path:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"--output={path}: {error.strerror}; choose a writable folder") from None
-    if (path / "benchmark.json").exists():
-        raise UserError(
-            f"--output={path} already contains a benchmark.json; choose another folder or move it away"
-        )
+    if (path / RESULTS).exists():
+        raise UserError(f"--output={path} already contains a {RESULTS}; choose another folder or move it away")
     return path
+
+
+def check_link(rows: Sequence[Case]) -> None:
+    """Raises UserError if --link has no effect on these rows, or if this machine can't have such links."""
+    if FLAGS.link == NO_LINK:
+        return
+    if all(row.work.link == NO_LINK for row in rows):
+        raise UserError(
+            f"--link={FLAGS.link}: no row has several processes, so there is nothing to link; omit --link, or "
+            "measure rows of ring or ps"
+        )
+    reason = why_no_hosts()
+    if reason:
+        raise UserError(
+            f"--link={FLAGS.link} needs network namespaces and the programs ip and tc, but this machine refused: "
+            f"{reason}; run it as root on Linux with iproute2 installed, or omit --link"
+        )
+
+
+def measure_and_report(rows: Sequence[Case], directory: pathlib.Path) -> int:
+    """Measures the rows and reports what was measured, also if it is interrupted; returns the exit code."""
+    with StopSignals() as signals:
+        try:
+            measure(rows, directory, signals.requested)
+        except Interrupted:
+            binary.warn(f"interrupted by {signals.name}: the unfinished row is discarded")
+            return binary.INTERRUPTED
+        finally:
+            report(directory)
+    return binary.DONE
+
+
+def report(directory: pathlib.Path) -> None:
+    """Prints the table of the results in this folder and saves it there, with plots; without results, says so."""
+    if not (directory / RESULTS).exists():
+        print(f"no row was measured, so nothing is saved in {directory}")
+        return
+    found = load(str(directory / RESULTS))
+    lines = [*table(found), "", *ratios(found)]
+    (directory / "benchmark.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    save_plots(found, directory)
+    print("\n".join([*lines, "", f"saved in {directory}"]))
 
 
 def main(arguments: list[str]) -> int:
@@ -158,13 +227,8 @@ def main(arguments: list[str]) -> int:
             )
         return compare(FLAGS.compare, arguments[1])
     rows = cases()
-    directory = output_directory()
-    found = measure(rows, directory)
-    lines = [*table(found), "", *ratios(found)]
-    (directory / "benchmark.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    save_plots(found, directory)
-    print("\n".join([*lines, "", f"saved in {directory}"]))
-    return binary.DONE
+    check_link(rows)
+    return measure_and_report(rows, output_directory())
 
 
 def cli() -> None:

@@ -14,6 +14,17 @@ from towers.errors import UserError
 
 FLAGS = flags.FLAGS
 FLOAT32, BFLOAT16 = "float32", "bfloat16"
+NO_LINK = "none"
+# The rate of each kind of link between two processes, in million bits a second and direction.
+MEGABITS = {"1gbit": 1000, "100mbit": 100}
+# The networks that each of the peers' programs has.
+_PEER_NETWORKS = {
+    "keras_step.py": ("resnet20",),
+    "torch_step.py": ("resnet20",),
+    "ps_step.py": ("tiny", "resnet20"),
+}
+# Programs whose processes find each other by TF_CONFIG, which `peer_on_hosts.py` can change.
+_PEERS_BY_TF_CONFIG = ("keras_step.py", "ps_step.py")
 # The processes of each strategy, by role, for its `count`; {} is one process without a cluster.
 _PROCESSES = {
     "towers": lambda count: {},
@@ -34,6 +45,7 @@ class Work:
       batch: examples in a global batch; for asynchronous workers, examples in one update.
       precision: precision in which layers compute.
       engine: whose runtime carries a ring or parameter servers; '' where there is no choice.
+      link: the link of each process to the others, a key of MEGABITS; 'none': this machine's loopback.
     """
 
     strategy: str
@@ -42,6 +54,7 @@ class Work:
     batch: int
     precision: str = FLOAT32
     engine: str = ""
+    link: str = NO_LINK
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +69,8 @@ class Case:
         the first process's. {}: one process without TF_CONFIG.
       variables: added to the environment of these processes.
       is_peer: whether the command is another project's program.
+      num_processes: number of processes that a peer's program starts and that exchange data.
+      left_out: the reason why this row can't be measured; '' if it can.
     """
 
     name: str
@@ -64,6 +79,8 @@ class Case:
     processes: Mapping[str, int] = dataclasses.field(default_factory=dict)
     variables: Mapping[str, str] = dataclasses.field(default_factory=dict)
     is_peer: bool = False
+    num_processes: int = 1
+    left_out: str = ""
 
 
 def work_of_flags(strategy: str, count: int, precision: str = FLOAT32, engine: str = "") -> Work:
@@ -90,7 +107,16 @@ def own_case(name: str, work: Work, *more: str, measure: str = "step", **process
         *([f"--engine={work.engine}"] if work.engine else []),
         *more,
     )
-    return Case(name, work, command, processes or _PROCESSES[work.strategy](work.count), variables=variables)
+    processes = processes or _PROCESSES[work.strategy](work.count)
+    name, work = linked(name, work) if processes else (name, work)
+    return Case(name, work, command, processes, variables=variables)
+
+
+def linked(name: str, work: Work) -> tuple[str, Work]:
+    """The name and the work of a row of several processes, with the link of the flags."""
+    if FLAGS.link == NO_LINK:
+        return name, work
+    return f"{name}, {FLAGS.link}", dataclasses.replace(work, link=FLAGS.link)
 
 
 def devices_of(work: Work) -> tuple[str, ...]:
@@ -133,8 +159,18 @@ def _is_count(word: str) -> bool:
     return word.isdecimal() and int(word) > 0
 
 
-def peer_case(name: str, work: Work, program: str, *more: str, python: str = sys.executable) -> Case:
+def peer_case(
+    name: str, work: Work, program: str, *more: str, python: str = sys.executable, num_processes: int = 1
+) -> Case:
     """A row that measures the same work with a peer's program, from the folder --peers.
+
+    Args:
+      name: the row's name.
+      work: the work to measure.
+      program: the program's file name.
+      *more: further arguments.
+      python: the interpreter.
+      num_processes: number of processes that the program starts and that exchange data.
 
     Raises:
       UserError: the program is not in that folder.
@@ -143,4 +179,15 @@ def peer_case(name: str, work: Work, program: str, *more: str, python: str = sys
     if not path.exists():
         raise UserError(f"--peers={FLAGS.peers} does not contain {program}; give the folder of the peer programs")
     command = (python, str(path), f"--batch={work.batch}", f"--steps={FLAGS.measured_steps}", *more)
-    return Case(name, work, command, is_peer=True)
+    name, work = linked(name, work) if num_processes > 1 else (name, work)
+    left_out = why_left_out(work, program)
+    return Case(name, work, command, is_peer=True, num_processes=num_processes, left_out=left_out)
+
+
+def why_left_out(work: Work, program: str) -> str:
+    """The reason why a peer's program can't do this work; '' if it can."""
+    if work.network not in _PEER_NETWORKS[program]:
+        return f"{program} has no {work.network}, only {' and '.join(_PEER_NETWORKS[program])}"
+    if work.link != NO_LINK and program not in _PEERS_BY_TF_CONFIG:
+        return f"{program} connects its processes through 127.0.0.1 and can't be told other addresses"
+    return ""

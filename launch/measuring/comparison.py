@@ -4,6 +4,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 
+from launch.measuring.case import NO_LINK, Work
 from launch.measuring.results import FIRST_STEP, MEMORY, RATE
 
 # The noise is this number of standard errors of the difference: one difference in twenty exceeds it by chance.
@@ -39,15 +40,37 @@ class Change:
 
 
 def changes(before: Mapping, after: Mapping) -> list[Change]:
-    """The figures that differ by more than the noise, in the order of the rows."""
-    earlier = {one["name"]: one["figures"] for one in before["cases"]}
+    """The figures that differ by more than the noise, in the order of the rows. Only the same work is compared."""
     found = []
-    for one in after["cases"]:
-        for figure, sign in _COMPARED.items():
-            was, now = earlier.get(one["name"], {}).get(figure), one["figures"].get(figure)
-            if was is not None and now is not None:
-                found += _change(one["name"], figure, sign, was, now)
+    for earlier, later in _pairs(before, after):
+        if not _differing_work(earlier, later):
+            for figure, sign in _COMPARED.items():
+                was, now = earlier["figures"].get(figure), later["figures"].get(figure)
+                if was is not None and now is not None:
+                    found += _change(later["name"], figure, sign, was, now)
     return found
+
+
+def other_work(before: Mapping, after: Mapping) -> list[str]:
+    """A line of text for each row that measured other work in the second benchmark, and so is not compared."""
+    differing = {later["name"]: _differing_work(earlier, later) for earlier, later in _pairs(before, after)}
+    return [f"{name}: not compared, other work: {', '.join(parts)}" for name, parts in differing.items() if parts]
+
+
+def _pairs(before: Mapping, after: Mapping) -> list[tuple[Mapping, Mapping]]:
+    """The rows of both benchmarks that have the same name."""
+    # Versions before the links wrote none.
+    earlier = {one["name"]: {"link": NO_LINK, **one} for one in before["cases"]}
+    return [(earlier[one["name"]], one) for one in after["cases"] if one["name"] in earlier]
+
+
+def _differing_work(earlier: Mapping, later: Mapping) -> list[str]:
+    """What differs in the work of two rows: 'link none -> 1gbit'. Files of older versions don't hold all of it."""
+    return [
+        f"{part.name} {earlier[part.name]} -> {later[part.name]}"
+        for part in dataclasses.fields(Work)
+        if part.name in earlier and part.name in later and earlier[part.name] != later[part.name]
+    ]
 
 
 def _change(case: str, figure: str, sign: int, was: Mapping, now: Mapping) -> list[Change]:

@@ -5,9 +5,10 @@ from collections.abc import Callable, Mapping
 
 from absl import flags
 
-from launch.measuring.case import BFLOAT16, Case, Work, named_case, own_case, peer_case, work_of_flags
+from launch.measuring.case import BFLOAT16, FLOAT32, Case, Work, named_case, own_case, peer_case, work_of_flags
 from strategies.cluster import CHIEF, SERVER, WORKER
 from strategies.engines import OWN, TENSORFLOW
+from towers.errors import UserError
 
 FLAGS = flags.FLAGS
 _BOTH = (TENSORFLOW, OWN)
@@ -39,39 +40,88 @@ def towers_cases() -> list[Case]:
     return rows + torch_cases(1)
 
 
-def one_tower(precision: str = "float32") -> Case:
+def one_tower(precision: str = FLOAT32) -> Case:
     """One tower on all threads, the reference for efficiency."""
-    written = "" if precision == "float32" else f", {precision}"
-    return own_case(f"towers 1{written}", work_of_flags("towers", 1, precision))
+    return own_case(f"towers 1{_said(precision)}", work_of_flags("towers", 1, precision))
+
+
+def _said(precision: str) -> str:
+    """The precision as the end of a row's name."""
+    return "" if precision == FLOAT32 else f", {precision}"
 
 
 def ring_cases() -> list[Case]:
     """Rings of two processes of one thread each, on both engines."""
-    rows = [
-        *(own_case(f"ring 2, {engine}", work_of_flags("ring", 2, engine=engine)) for engine in _BOTH),
-        *(own_case(f"ring 2, {engine}, bfloat16", work_of_flags("ring", 2, BFLOAT16, engine)) for engine in _BOTH),
-        one_tower(),
-        one_tower(BFLOAT16),
-    ]
+    rows = [*rings(2), *rings(2, BFLOAT16), one_tower(), one_tower(BFLOAT16)]
     if FLAGS.peers:
-        rows += peer_cases("keras ring", work_of_flags("keras ring", 2), "keras_step.py", "--mode", "ring")
+        rows += [keras_ring(2), keras_ring(2, BFLOAT16)]
     return rows + torch_cases(2)
+
+
+def engines_ring_cases() -> list[Case]:
+    """For each number of --processes: a ring on each engine, and the peer's."""
+    return [row for count in processes() for row in [*rings(count), *([keras_ring(count)] if FLAGS.peers else [])]]
+
+
+def engines_servers_cases() -> list[Case]:
+    """For each number of --processes: so many workers and one server on each engine, and the peer's."""
+    rows = []
+    for count in processes():
+        rows += [
+            own_case(f"ps {count}, {engine}", work_of_flags("ps", count, engine=engine), measure="servers")
+            for engine in _BOTH
+        ]
+        rows += [keras_servers(f"keras ps {count}", count)] if FLAGS.peers else []
+    return rows
+
+
+def processes() -> list[int]:
+    """The numbers of --processes.
+
+    Raises:
+      UserError: one is no whole number from 2 on.
+    """
+    if not FLAGS.processes or not all(word.isdecimal() and int(word) > 1 for word in FLAGS.processes):
+        given = ",".join(FLAGS.processes)
+        raise UserError(f"--processes={given}: must be whole numbers of at least 2; give for example 2,4")
+    return [int(word) for word in FLAGS.processes]
+
+
+def rings(count: int, precision: str = FLOAT32) -> list[Case]:
+    """A ring on each engine."""
+    return [
+        own_case(f"ring {count}, {engine}{_said(precision)}", work_of_flags("ring", count, precision, engine))
+        for engine in _BOTH
+    ]
+
+
+def keras_ring(count: int, precision: str = FLOAT32) -> Case:
+    """The peer's ring, on MultiWorkerMirroredStrategy."""
+    more = ("--mode", "ring", "--workers", str(count), "--dtype", precision)
+    work = work_of_flags("keras ring", count, precision)
+    return peer_case(f"keras ring {count}{_said(precision)}", work, "keras_step.py", *more, num_processes=count)
+
+
+def keras_servers(name: str, workers: int) -> Case:
+    """The peer's asynchronous servers, on ParameterServerStrategy: with one server and a chief."""
+    more = ("--model", FLAGS.network, "--workers", str(workers))
+    work = work_of_flags("keras ps", workers)
+    return peer_case(name, work, "ps_step.py", *more, num_processes=workers + 2)
 
 
 def torch_cases(num_processes: int) -> list[Case]:
     """PyTorch in both precisions, if --torch and --peers are given; several processes use gloo."""
     if not (FLAGS.peers and FLAGS.torch):
         return []
-    name, work = f"torch, {num_processes} processes", work_of_flags("torch", num_processes)
-    return peer_cases(name, work, "torch_step.py", "--procs", str(num_processes), python=FLAGS.torch)
-
-
-def peer_cases(name: str, work: Work, program: str, *more: str, **python: str) -> list[Case]:
-    """A peer's program in both precisions."""
-    half = dataclasses.replace(work, precision=BFLOAT16)
     return [
-        peer_case(name, work, program, *more, **python),
-        peer_case(f"{name}, bfloat16", half, program, *more, "--dtype", BFLOAT16, **python),
+        peer_case(
+            f"torch, {num_processes} processes{_said(precision)}",
+            work_of_flags("torch", num_processes, precision),
+            *("torch_step.py", "--procs", str(num_processes), "--dtype", precision),
+            python=FLAGS.torch,
+            num_processes=num_processes,
+        )
+        for precision in (FLOAT32, BFLOAT16)
     ]
 
 
@@ -82,15 +132,7 @@ def servers_cases() -> list[Case]:
     )
     rows = [tensorflow, servers_case(2, 1), servers_case(2, 1, "--prefetch_parameters")]
     if FLAGS.peers:
-        rows.append(
-            peer_case(
-                "keras ps, 2 workers, 1 server",
-                work_of_flags("keras ps", 2),
-                "ps_step.py",
-                "--model",
-                FLAGS.network,
-            )
-        )
+        rows.append(keras_servers("keras ps, 2 workers, 1 server", 2))
     return rows + [servers_case(workers, servers) for workers, servers in ((1, 1), (4, 1), (1, 2), (2, 2), (4, 2))]
 
 
@@ -133,6 +175,8 @@ GROUPS: Mapping[str, Callable[[], list[Case]]] = {
     "towers": towers_cases,
     "ring": ring_cases,
     "servers": servers_cases,
+    "engines_ring": engines_ring_cases,
+    "engines_servers": engines_servers_cases,
     "slow_worker": slow_worker_cases,
     "input": input_cases,
 }

@@ -57,7 +57,8 @@ def results(cases: Sequence[Case], rounds: Mapping[str, Sequence[Mapping]], envi
     for one in found:
         alone = [other for other in found if is_one_tower(other) and _same_work(one, other)]
         one["efficiency"] = _rate(one) / _rate(alone[0]) if alone and RATE in one["figures"] else None
-    return {"version": VERSION, "environment": dict(environment), "cases": found}
+    left_out = {case.name: case.left_out for case in cases if case.left_out}
+    return {"version": VERSION, "environment": dict(environment), "cases": found, "left_out": left_out}
 
 
 def is_one_tower(one: Mapping) -> bool:

@@ -1,102 +1,131 @@
-"""Runs a case in fresh processes and samples their memory."""
+"""Runs a row: starts its processes, watches them, reads the measurement, and leaves none behind."""
 
+import contextlib
 import json
-import os
-import subprocess
-import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Sequence
 
-import psutil
-
+from launch import binary
 from launch.measuring.case import Case
-from launch.membership.free_ports import free_addresses
-from launch.membership.tf_config import tf_config_text
-from strategies.cluster import CHIEF, SERVER, WORKER, Cluster
+from launch.measuring.members import members_of
+from launch.measuring.memory_watch import MemoryWatch
+from launch.supervision.group_guard import GroupGuard
+from launch.supervision.line_relay import LineRelay
+from launch.supervision.outcome import Outcome, described
+from launch.supervision.processes import Process
+from strategies.errors import PeerLost
+from towers.errors import UserError
 
-_CASE_SECONDS = 300
-_SAMPLE_SECONDS = 0.2
+_TICK_SECONDS = 0.1
+# Time to read what ended processes left in their pipes.
+_LAST_OUTPUT_SECONDS = 1.0
+# After one process failed, the others have this time to fail too: the cause is then the one that lost no peer.
+_CAUSE_SECONDS = 1.0
+_ERROR = ": error: "
 
 
-def run_case(case: Case) -> dict:
+class Interrupted(Exception):
+    """A signal ended the measurement of a row."""
+
+
+def run_case(case: Case, *, timeout_seconds: float, is_interrupted: Callable[[], bool]) -> dict:
     """Runs a case; returns the JSON object that it prints last, with 'peak_memory_bytes' of all its processes.
 
+    No process and no network is left, whatever happens.
+
+    Args:
+      case: the case.
+      timeout_seconds: seconds after which the processes are killed.
+      is_interrupted: whether this process received a signal to end.
+
     Raises:
-      RuntimeError: a process failed; the message contains the last line of its stderr.
+      Interrupted: `is_interrupted()` became True.
+      PeerLost: a process failed, or the time is over. The message contains the last line of its stderr.
+      UserError: a process ended with the exit code of a user's mistake.
     """
-    processes = [
-        subprocess.Popen(
-            case.command,
-            env={**environment, **case.variables},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
+    lines = LastLines()
+    with contextlib.ExitStack() as stack:
+        members = stack.enter_context(members_of(case))
+        guard = stack.enter_context(GroupGuard())
+        processes = [
+            stack.enter_context(contextlib.closing(Process(one.name, one.command, one.environment, guard)))
+            for one in members
+        ]
+        relay = LineRelay(lines)
+        for process in processes:
+            relay.add(process.name, *process.outputs)
+        with MemoryWatch([process.pid for process in processes]) as memory:
+            _wait(processes, relay, time.monotonic() + timeout_seconds, is_interrupted)
+    _check(case, processes, lines, timeout_seconds)
+    return measurement(case, lines.last(processes[0].name)) | {"peak_memory_bytes": memory.peak_bytes}
+
+
+def measurement(case: Case, line: str) -> dict:
+    """The JSON object in the last line of output.
+
+    Raises:
+      PeerLost: it is none.
+    """
+    try:
+        return dict(json.loads(line))
+    except (ValueError, TypeError):
+        raise PeerLost(f"{case.name}: its last line is no measurement but {line!r}") from None
+
+
+def _wait(
+    processes: Sequence[Process], relay: LineRelay, deadline: float, is_interrupted: Callable[[], bool]
+) -> None:
+    """Returns when all processes have ended, one has failed, or the time is over."""
+    while time.monotonic() < deadline and any(process.exit is None for process in processes):
+        relay.pass_on(_TICK_SECONDS)
+        if is_interrupted():
+            raise Interrupted
+        for process in processes:
+            process.poll()
+        if any(process.exit is not None and process.exit.code for process in processes):
+            deadline = min(deadline, time.monotonic() + _CAUSE_SECONDS)
+    until = time.monotonic() + _LAST_OUTPUT_SECONDS
+    while relay.reads and time.monotonic() < until:
+        relay.pass_on(_TICK_SECONDS)
+    relay.close()
+
+
+def _check(case: Case, processes: Sequence[Process], lines: "LastLines", timeout_seconds: float) -> None:
+    """Raises an error if a process did not end by itself and successfully."""
+    cause = Outcome(exits=tuple(process.exit for process in processes), interrupted=False).cause
+    if cause is None:
+        return
+    if cause.sent is not None:
+        raise PeerLost(
+            f"{case.name}: {cause.name} did not end within --row_timeout_seconds={timeout_seconds:g}; raise it, "
+            "or lower --measured_steps or --measured_batch"
         )
-        for environment in environments(case.processes)
-    ]
-    with MemoryWatch([process.pid for process in processes]) as memory:
-        try:
-            # The few lines of each process fit into its pipes, so the processes can be read one after another.
-            written = [process.communicate(timeout=_CASE_SECONDS) for process in processes]
-        finally:
-            for process in processes:
-                process.kill()
-    for process, (_, complaints) in zip(processes, written, strict=True):
-        if process.returncode != 0:
-            raise RuntimeError(f"{case.name} failed: {(complaints.strip().splitlines() or ['no message'])[-1]}")
-    found = json.loads(written[0][0].strip().splitlines()[-1])
-    return found | {"peak_memory_bytes": memory.peak_bytes}
+    kind = UserError if cause.code == binary.USER_ERROR else PeerLost
+    raise kind(f"{case.name}: {cause.name} failed, {described(cause)}: {lines.complaint(cause.name)}")
 
 
-def environments(processes: Mapping[str, int]) -> list[dict[str, str]]:
-    """The environment of each process of a case; the chief's, or else worker 0's, is the first."""
-    shared = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"}
-    shared.pop("TF_CONFIG", None)
-    if not processes:
-        return [shared]
-    addresses = {role: tuple(free_addresses(count)) for role, count in processes.items()}
-    clusters = [
-        Cluster(addresses=addresses, role=role, index=index)
-        for role in (CHIEF, WORKER, SERVER)
-        for index in range(processes.get(role, 0))
-    ]
-    return [{**shared, "TF_CONFIG": tf_config_text(cluster)} for cluster in clusters]
+class LastLines:
+    """A screen that shows nothing and keeps the last lines of each process."""
 
+    def __init__(self):
+        self._out: dict[str, str] = {}
+        self._complaints: dict[str, str] = {}
+        self._errors: dict[str, str] = {}
 
-class MemoryWatch:
-    """Context manager: while active, samples the resident memory of processes and their descendants.
+    def line(self, name: str, line: bytes, *, is_error: bool) -> None:
+        text = line.decode(errors="replace").strip()
+        if text:
+            (self._complaints if is_error else self._out)[name] = text
+            if is_error and _ERROR in text:
+                self._errors[name] = text.partition(_ERROR)[2]
 
-    Attributes:
-      peak_bytes: the largest sum so far; a page that several processes share counts once for each.
-    """
+    def close(self) -> None:
+        pass
 
-    def __init__(self, pids: Sequence[int]):
-        self._pids, self.peak_bytes = pids, 0
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
+    def last(self, name: str) -> str:
+        """The last line of a process's standard output."""
+        return self._out.get(name, "")
 
-    def __enter__(self) -> "MemoryWatch":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        while not self._over.wait(_SAMPLE_SECONDS):
-            self.peak_bytes = max(self.peak_bytes, sum(map(_tree_bytes, self._pids)))
-
-
-def _tree_bytes(pid: int) -> int:
-    try:
-        process = psutil.Process(pid)
-        return sum(_own_bytes(each) for each in [process, *process.children(recursive=True)])
-    except psutil.Error:
-        return 0
-
-
-def _own_bytes(process: psutil.Process) -> int:
-    try:
-        return process.memory_info().rss
-    except psutil.Error:
-        return 0
+    def complaint(self, name: str) -> str:
+        """The last line of a process's standard error that reports an error, else the last line."""
+        return self._errors.get(name) or self._complaints.get(name) or "no message"

@@ -2,10 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 
+from launch.measuring.case import NO_LINK
 from launch.measuring.results import FIRST_STEP, JITTER, MEMORY, PARTS, RATE, is_one_tower
 
 _MIB = 2**20
-_HEAD = ("case", "images/s", "min - max", "± error", "jitter", "first step s", "memory MiB", "efficiency", *PARTS)
+_RATE_HEAD = ("images/s", "min - max", "± error", "jitter")
+_HEAD = ("case", "work", *_RATE_HEAD, "first step s", "memory MiB", "efficiency", *PARTS)
 
 
 def table(found: Mapping) -> list[str]:
@@ -17,6 +19,7 @@ def table(found: Mapping) -> list[str]:
             _row(
                 [
                     one["name"],
+                    _work(one),
                     f"{rate['median']:.0f}",
                     f"{rate['min']:.0f} - {rate['max']:.0f}",
                     _written(rate["standard_error"], ".1f"),
@@ -28,7 +31,13 @@ def table(found: Mapping) -> list[str]:
                 ]
             )
         )
-    return lines
+    left_out = [f"{name}: not measured, {reason}" for name, reason in found.get("left_out", {}).items()]
+    return [*lines, *(["", *left_out] if left_out else [])]
+
+
+def _work(one: Mapping) -> str:
+    """The work in short; 'none' is not named: 'resnet20, 256, 1gbit'."""
+    return ", ".join(str(part) for part in (one["network"], one["batch"], one["link"]) if part != NO_LINK)
 
 
 def _row(cells: Sequence[str]) -> str:
@@ -45,12 +54,10 @@ def _median(one: Mapping, name: str, form: str, *, divisor: float = 1.0) -> str:
 
 
 def ratios(found: Mapping) -> list[str]:
-    """Lines with the ratios for which the project has targets: first row of each precision / each peer's row."""
+    """Lines with the ratios for which the project has targets: our rows / each peer's row on the same work."""
     own = [one for one in found["cases"] if not one["is_peer"]]
-    lines = []
-    for peer in (one for one in found["cases"] if one["is_peer"]):
-        ours = [one for one in own if one["precision"] == peer["precision"] and one["network"] == peer["network"]]
-        lines += [_ratio(ours[0], peer, RATE)] if ours else []
+    peers = [one for one in found["cases"] if one["is_peer"]]
+    lines = [_ratio(ours, peer, RATE) for peer in peers for ours in _beside(peer, own)]
     lines += [
         f"{one['name']}, loop time / step time: {one['figures']['loop_over_step']['median']:.4f}"
         for one in own
@@ -61,6 +68,12 @@ def ratios(found: Mapping) -> list[str]:
     if alone and most is not alone[0] and FIRST_STEP in most["figures"]:
         lines.append(_ratio(most, alone[0], FIRST_STEP, "time to first step, "))
     return lines
+
+
+def _beside(peer: Mapping, own: Sequence[Mapping]) -> Sequence[Mapping]:
+    """Our rows to compare with a peer's: those of several processes with its count, else the first one."""
+    ours = [one for one in own if all(one[field] == peer[field] for field in ("precision", "network", "link"))]
+    return [one for one in ours if one["engine"] and one["count"] == peer["count"]] or ours[:1]
 
 
 def _ratio(one: Mapping, other: Mapping, figure: str, what: str = "") -> str:

@@ -4,6 +4,7 @@ import dataclasses
 import os
 import selectors
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import IO
 
 from launch.supervision.rank_log import RankLog
@@ -40,10 +41,10 @@ class _Source:
 class LineRelay:
     """Reads whichever streams have output. Needs no thread."""
 
-    def __init__(self, screen: Screen, logs: Mapping[str, RankLog]):
+    def __init__(self, screen: Screen, logs: Mapping[str, RankLog] = MappingProxyType({})):
         """Args:
         screen: gets every line.
-        logs: by the name of each process, the log that gets its lines.
+        logs: by the name of a process, the log that gets its lines.
         """
         self._screen, self._logs = screen, logs
         self._streams = selectors.DefaultSelector()
@@ -76,5 +77,6 @@ class LineRelay:
 
     def _write(self, source: _Source, chunk: bytes) -> None:
         for line in source.lines(chunk):
-            self._logs[source.name].write(line)
+            if source.name in self._logs:
+                self._logs[source.name].write(line)
             self._screen.line(source.name, line, is_error=source.is_error)

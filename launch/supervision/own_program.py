@@ -19,7 +19,12 @@ def own_program(module: str, *arguments: str) -> tuple[tuple[str, ...], dict[str
       module: a module of this project, as 'launch.train'.
       *arguments: the program's arguments.
     """
-    return (sys.executable, "-P", "-m", module, *arguments), {"PYTHONPATH": os.pathsep.join(_python_path())}
+    return (sys.executable, "-P", "-m", module, *arguments), own_variables()
+
+
+def own_variables() -> dict[str, str]:
+    """The variables with which another process of Python imports our packages."""
+    return {"PYTHONPATH": os.pathsep.join(_python_path())}
 
 
 def _python_path() -> list[str]:

@@ -70,6 +70,11 @@ class Process:
         guard.watch(self._popen.pid)
 
     @property
+    def pid(self) -> int:
+        """The process's id."""
+        return self._popen.pid
+
+    @property
     def outputs(self):
         """The pipes to read its standard output and its standard error from."""
         return self._popen.stdout, self._popen.stderr

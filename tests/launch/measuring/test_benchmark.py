@@ -10,6 +10,7 @@ from launch import benchmark
 from launch.measuring.case import Case, Work
 from tests.launch.nursery import run_forked
 from tests.launch.programs import ended, started
+from tests.towers.user_errors import refused
 
 FLAGS = flags.FLAGS
 
@@ -79,7 +80,7 @@ def test_each_round_measures_every_row_and_is_saved(tmp_path, monkeypatch):
     def saved_rounds() -> list[int]:
         return [len(one["rounds"]) for one in json.loads(path.read_text())["cases"]] if path.exists() else []
 
-    def run_case(row: Case) -> dict:
+    def run_case(row: Case, **_) -> dict:
         found.append((row.name, saved_rounds()))
         return {"images_per_second": float(len(found))}
 
@@ -88,11 +89,35 @@ def test_each_round_measures_every_row_and_is_saved(tmp_path, monkeypatch):
     if not FLAGS.is_parsed():
         FLAGS.mark_as_parsed()
     with flagsaver.flagsaver(rounds=2):
-        whole = benchmark.measure([Case(name, Work("towers", 2, "tiny", 8), ()) for name in "ab"], tmp_path)
-    assert found == [("a", []), ("b", []), ("a", [1, 1]), ("b", [1, 1])]
-    assert json.loads(path.read_text()) == whole
+        rows = [Case(name, Work("towers", 2, "tiny", 8), ()) for name in "ab"]
+        left_out = Case("c", Work("towers", 2, "tiny", 8), (), left_out="it can't")
+        benchmark.measure([*rows, left_out], tmp_path, lambda: False)
+    assert found == [("a", []), ("b", [1]), ("a", [1, 1]), ("b", [2, 1])]
+    whole = json.loads(path.read_text())
+    assert whole["left_out"] == {"c": "it can't"}
     rates = [[one["images_per_second"] for one in case["rounds"]] for case in whole["cases"]]
     assert rates == [[1.0, 3.0], [2.0, 4.0]]
+
+
+class TestLink:
+    RING = Case("ring", Work("ring", 2, "tiny", 8, link="1gbit"), ())
+    ALONE = Case("alone", Work("towers", 2, "tiny", 8), ())
+
+    @pytest.mark.parametrize(
+        "rows, reason, words",
+        [
+            ([RING, ALONE], "tc not installed (apt-get install iproute2)", "refused: tc not installed"),
+            ([RING], "ip netns add x: Operation not permitted", "run it as root on Linux"),
+            ([ALONE], "", "no row has several processes"),
+        ],
+    )
+    def test_without_namespaces_or_links_it_is_refused(self, monkeypatch, rows, reason, words):
+        monkeypatch.setattr(benchmark, "why_no_hosts", lambda: reason)
+        if not FLAGS.is_parsed():
+            FLAGS.mark_as_parsed()
+        benchmark.check_link(rows)
+        with flagsaver.flagsaver(link="1gbit"), refused("--link=1gbit", words, "omit --link"):
+            benchmark.check_link(rows)
 
 
 @pytest.mark.full

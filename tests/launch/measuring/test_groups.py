@@ -6,6 +6,7 @@ from absl.testing import flagsaver
 
 import launch.benchmark  # noqa: F401 (defines the flags)
 from launch.measuring.groups import GROUPS
+from tests.towers.user_errors import refused
 
 FLAGS = flags.FLAGS
 
@@ -31,14 +32,50 @@ def test_names_are_unique_and_this_projects_row_is_first(peers, group):
 def test_the_peers_of_a_ring_have_both_precisions(peers):
     found = {row.name: (row.work.precision, row.command) for row in GROUPS["ring"]() if row.is_peer}
     assert list(found) == [
-        "keras ring",
-        "keras ring, bfloat16",
+        "keras ring 2",
+        "keras ring 2, bfloat16",
         "torch, 2 processes",
         "torch, 2 processes, bfloat16",
     ]
     shared = (str(peers / "torch_step.py"), "--batch=256", "--steps=20", "--procs", "2")
-    assert found["torch, 2 processes"] == ("float32", ("python-of-torch", *shared))
-    assert found["torch, 2 processes, bfloat16"] == (
-        "bfloat16",
-        ("python-of-torch", *shared, "--dtype", "bfloat16"),
-    )
+    for name, precision in (("torch, 2 processes", "float32"), ("torch, 2 processes, bfloat16", "bfloat16")):
+        assert found[name] == (precision, ("python-of-torch", *shared, "--dtype", precision))
+
+
+def test_both_engines_stand_beside_the_peer_for_each_number_of_processes(peers):
+    with flagsaver.flagsaver(processes=["2", "3"]):
+        names = {group: [row.name for row in GROUPS[group]()] for group in ("engines_ring", "engines_servers")}
+        counts = [(row.processes, row.num_processes) for row in GROUPS["engines_servers"]()]
+    assert names["engines_ring"] == [
+        *("ring 2, tensorflow", "ring 2, own", "keras ring 2"),
+        *("ring 3, tensorflow", "ring 3, own", "keras ring 3"),
+    ]
+    assert names["engines_servers"][:3] == ["ps 2, tensorflow", "ps 2, own", "keras ps 2"]
+    assert counts[3:] == [({"chief": 1, "worker": 3, "ps": 1}, 1)] * 2 + [({}, 5)]
+
+
+def test_a_link_is_part_of_the_work_and_of_the_name_of_rows_of_several_processes(peers):
+    with flagsaver.flagsaver(link="100mbit"):
+        rows = {row.name: row for row in GROUPS["ring"]()}
+    links = {name: row.work.link for name, row in rows.items()}
+    assert links["ring 2, own, 100mbit"] == links["keras ring 2, 100mbit"] == "100mbit"
+    assert links["towers 1"] == "none"
+    assert [name for name, row in rows.items() if row.left_out] == [
+        "torch, 2 processes, 100mbit",
+        "torch, 2 processes, bfloat16, 100mbit",
+    ]
+    assert "127.0.0.1" in rows["torch, 2 processes, 100mbit"].left_out
+
+
+@pytest.mark.parametrize("group, num_peers", [("engines_ring", 2), ("engines_servers", 2), ("towers", 4)])
+def test_a_peer_without_the_network_is_left_out(peers, group, num_peers):
+    with flagsaver.flagsaver(network="vgg16"):
+        reasons = [row.left_out for row in GROUPS[group]() if row.is_peer]
+    assert len(reasons) == num_peers
+    assert all("has no vgg16, only" in reason for reason in reasons)
+
+
+@pytest.mark.parametrize("given", [["1"], ["two"], []])
+def test_processes_must_be_numbers_from_two_on(peers, given):
+    with flagsaver.flagsaver(processes=given), refused("--processes=", "at least 2", "give for example 2,4"):
+        GROUPS["engines_ring"]()

@@ -1,11 +1,12 @@
 """The figures of a benchmark's rounds, and the comparison of two benchmarks."""
 
+import dataclasses
 import json
 
 import pytest
 
 from launch.measuring.case import Case, Work
-from launch.measuring.comparison import changes, only_in_one
+from launch.measuring.comparison import changes, only_in_one, other_work
 from launch.measuring.plots import save_plots
 from launch.measuring.results import FIRST_STEP, MEMORY, RATE, figure, load, results, save
 from launch.measuring.tables import ratios, table
@@ -14,8 +15,8 @@ from tests.towers.user_errors import refused
 SPLIT = {"input": 0.1, "compute": 0.7, "communication": 0.2}
 
 
-def case(name: str, strategy="towers", count=2, *, precision="float32", is_peer=False) -> Case:
-    return Case(name, Work(strategy, count, "tiny", 64, precision), ("true",), is_peer=is_peer)
+def case(name: str, strategy="towers", count=2, *, precision="float32", is_peer=False, **work) -> Case:
+    return Case(name, Work(strategy, count, "tiny", 64, precision, **work), ("true",), is_peer=is_peer)
 
 
 def measured(rate: float, **more) -> dict:
@@ -78,9 +79,34 @@ def test_a_file_that_is_not_a_benchmark_is_refused(tmp_path, text, words):
 
 def test_the_table_and_the_ratios():
     whole = found(two=[300.0, 340.0, 310.0], one=[200.0] * 3, peer=[155.0] * 3)
-    assert table(whole)[2] == ("| two | 310 | 300 - 340 | 12.0 |  | 2.00 | 1024 | 1.55 | 10.0% | 70.0% | 20.0% |")
-    assert table(whole)[4] == "| peer | 155 | 155 - 155 | 0.0 |  |  |  | 0.78 |  |  |  |"
+    assert table(whole)[2] == (
+        "| two | tiny, 64 | 310 | 300 - 340 | 12.0 |  | 2.00 | 1024 | 1.55 | 10.0% | 70.0% | 20.0% |"
+    )
+    assert table(whole)[4] == "| peer | tiny, 64 | 155 | 155 - 155 | 0.0 |  |  |  | 0.78 |  |  |  |"
     assert ratios(whole) == ["two / peer: 2.00", "time to first step, two / one: 1.00"]
+
+
+def test_both_engines_stand_beside_the_peer_of_as_many_processes():
+    cases = [case("one", count=1)]
+    for count in (2, 4):
+        cases += [case(f"{engine} {count}", "ring", count, engine=engine) for engine in ("tensorflow", "own")]
+        cases.append(case(f"keras {count}", "keras ring", count, is_peer=True))
+    rates = dict(zip([each.name for each in cases], (1, 300, 200, 100, 60, 40, 20), strict=True))
+    found = ratios(results(cases, {name: [{RATE: rate}] for name, rate in rates.items()}, {}))
+    assert found == [
+        "tensorflow 2 / keras 2: 3.00",
+        "own 2 / keras 2: 2.00",
+        "tensorflow 4 / keras 4: 3.00",
+        "own 4 / keras 4: 2.00",
+    ]
+
+
+def test_the_table_names_the_link_and_the_rows_that_were_left_out():
+    left_out = dataclasses.replace(case("peer", is_peer=True), left_out="it has no tiny")
+    whole = results([case("two", link="1gbit"), left_out], {"two": [measured(3.0)], "peer": []}, {})
+    assert whole["cases"][0]["link"] == "1gbit"
+    assert table(whole)[2].startswith("| two | tiny, 64, 1gbit | 3 |")
+    assert table(whole)[3:] == ["", "peer: not measured, it has no tiny"]
 
 
 def test_a_plot_without_data_is_not_drawn(tmp_path):
@@ -125,6 +151,30 @@ class TestComparison:
         (change,) = changes(before, after)
         assert change.noise is None
         assert "noise unknown" in str(change)
+
+    @pytest.mark.parametrize(
+        "other, words",
+        [
+            ({"link": "100mbit"}, "link none -> 100mbit"),
+            ({"engine": "own"}, "engine  -> own"),
+            ({"precision": "bfloat16"}, "precision float32 -> bfloat16"),
+        ],
+    )
+    def test_other_work_is_not_compared(self, other, words):
+        before, after = (
+            results([case("two", **work)], {"two": [measured(rate)] * 2}, {})
+            for work, rate in (({}, 100.0), (other, 50.0))
+        )
+        assert changes(before, after) == []
+        assert other_work(before, after) == [f"two: not compared, other work: {words}"]
+        assert other_work(before, before) == []
+
+    def test_a_file_without_links_was_measured_without_links(self):
+        earlier, later = (
+            results([case("two", **work)], {"two": [measured(1.0)]}, {}) for work in ({}, {"link": "1gbit"})
+        )
+        del earlier["cases"][0]["link"]
+        assert other_work(earlier, later) == ["two: not compared, other work: link none -> 1gbit"]
 
     def test_rows_of_only_one_benchmark_are_reported(self):
         after = json.loads(json.dumps(self.BEFORE).replace('"two"', '"three"'))

@@ -1,0 +1,173 @@
+"""A row's processes: their ends, the errors, the hosts, and that nothing is left of them."""
+
+import json
+import os
+import sys
+import time
+
+import psutil
+import pytest
+
+from launch.measuring.case import Case, Work
+from launch.measuring.peer_on_hosts import on_hosts
+from launch.measuring.running import Interrupted, run_case
+from launch.supervision.network_namespaces import namespaces
+from strategies.errors import PeerLost
+from tests.launch.network_namespaces import needs_network_namespaces
+from tests.launch.programs import started
+
+pytestmark = pytest.mark.timeout(100)
+LIMIT_SECONDS = 30
+
+# Worker 0 receives what worker 1 sends, and prints the rate of its link in megabits a second. Started without
+# TF_CONFIG, it starts two processes and sets TF_CONFIG itself, as the peers' programs do.
+TRANSFER = """
+import json, os, socket, subprocess, sys, time
+MEGABYTES = 6
+if "--rank" in sys.argv:
+    workers = [f"127.0.0.1:{23000 + rank}" for rank in range(2)]
+    task = {"type": "worker", "index": int(sys.argv[-1])}
+    os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": workers}, "task": task})
+elif "TF_CONFIG" not in os.environ:
+    ranks = [subprocess.Popen([sys.executable, *sys.argv, "--rank", str(rank)]) for rank in range(2)]
+    sys.exit(max(rank.wait() for rank in ranks))
+told = json.loads(os.environ["TF_CONFIG"])
+host, port = told["cluster"]["worker"][0].split(":")
+if told["task"]["index"] == 0:
+    peer, _ = socket.create_server((host, int(port))).accept()
+    began, received = time.monotonic(), 0
+    while chunk := peer.recv(1 << 20):
+        received += len(chunk)
+    assert received == MEGABYTES * 1_000_000
+    rate = 8 * MEGABYTES / (time.monotonic() - began)
+    print(json.dumps({"images_per_second": rate, "address": host}))
+else:
+    for attempt in range(200):
+        try:
+            server = socket.create_connection((host, int(port)))
+            break
+        except OSError:
+            time.sleep(0.05)
+    server.sendall(bytes(MEGABYTES * 1_000_000))
+"""
+
+
+def case(program: str, *arguments: str, link="none", count=0, name="row", **more) -> Case:
+    """A row whose processes run this text as their program."""
+    processes = {"worker": count} if count else {}
+    command = (sys.executable, "-c", program, *arguments)
+    return Case(name, Work("ring", count or 2, "tiny", 8, link=link), command, processes, **more)
+
+
+def run(row: Case, timeout_seconds: float = LIMIT_SECONDS, is_interrupted=lambda: False) -> dict:
+    return run_case(row, timeout_seconds=timeout_seconds, is_interrupted=is_interrupted)
+
+
+def all_end(pids: list[int]) -> bool:
+    """Whether all these processes end within some seconds."""
+    deadline = time.monotonic() + LIMIT_SECONDS
+    while any(map(_runs, pids)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return not any(map(_runs, pids))
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_the_measurement_is_the_last_line_of_the_first_process():
+    program = "import json, os; print('x'); print(json.dumps(json.loads(os.environ['TF_CONFIG'])['task']))"
+    found = run(case(program, count=2))
+    assert (found["type"], found["index"]) == ("worker", 0)
+    assert "peak_memory_bytes" in found
+
+
+def test_a_program_that_prints_no_measurement_is_an_error():
+    with pytest.raises(PeerLost, match="row: its last line is no measurement but 'done'"):
+        run(case("print('done')"))
+
+
+class TestEachProcessIsOnItsHost:
+    def test_a_peer_is_told_the_addresses_of_the_hosts(self):
+        cluster = {"chief": ["127.0.0.1:70"], "ps": ["127.0.0.1:71"], "worker": ["127.0.0.1:72", "127.0.0.1:73"]}
+        places = [(f"/run/netns/{host}", f"10.0.0.{host}") for host in range(4)]
+        text, namespace = on_hosts(
+            json.dumps({"cluster": cluster, "task": {"type": "worker", "index": 1}}), places
+        )
+        assert namespace == "/run/netns/3"
+        assert json.loads(text) == {
+            "cluster": {
+                "chief": ["10.0.0.0:70"],
+                "ps": ["10.0.0.1:71"],
+                "worker": ["10.0.0.2:72", "10.0.0.3:73"],
+            },
+            "task": {"type": "worker", "index": 1},
+        }
+
+    @pytest.mark.full
+    @needs_network_namespaces
+    @pytest.mark.parametrize("is_peer", [False, True])
+    def test_a_link_has_its_rate(self, tmp_path, is_peer):
+        program = tmp_path / "transfer.py"
+        program.write_text(TRANSFER)
+        row = Case(
+            "transfer",
+            Work("ring", 2, "tiny", 8, link="100mbit"),
+            (sys.executable, str(program)),
+            {} if is_peer else {"worker": 2},
+            is_peer=is_peer,
+            num_processes=2 if is_peer else 1,
+        )
+        found = run(row)
+        assert found["address"] == "10.77.0.1"
+        assert 70 < found["images_per_second"] < 130
+        assert namespaces() == []
+
+
+@needs_network_namespaces
+class TestNoHostIsLeft:
+    def test_after_a_failure(self):
+        with pytest.raises(PeerLost):
+            run(case("raise SystemExit(7)", count=2, link="1gbit"))
+        assert namespaces() == []
+
+    def test_after_an_interruption(self):
+        made = []
+
+        def is_interrupted() -> bool:
+            made.append(len(namespaces()))
+            return len(made) > 1
+
+        with pytest.raises(Interrupted):
+            run(case("import time; time.sleep(60)", link="1gbit", count=2), is_interrupted=is_interrupted)
+        # Two hosts and the switch.
+        assert made == [3, 3]
+        assert namespaces() == []
+
+    @pytest.mark.full
+    def test_after_sigterm_to_the_benchmark(self, tmp_path):
+        order = ("-m", "launch.benchmark", "--row=ring/own,2,tiny,8", "--link=1gbit", "--output=found")
+        with started(*order, cwd=tmp_path) as benchmark:
+            children = _children_in_hosts(benchmark.pid)
+            benchmark.terminate()
+            out, err = benchmark.communicate(timeout=LIMIT_SECONDS)
+        assert benchmark.returncode == 75, err
+        assert "interrupted by SIGTERM" in err
+        assert "Traceback" not in err
+        assert "no row was measured" in out
+        assert all_end(children)
+        assert not [name for name in os.listdir("/run/netns") if f"-{benchmark.pid}-" in name]
+
+
+def _children_in_hosts(pid: int) -> list[int]:
+    """The processes of a benchmark's first row, which has two workers; waits until they run."""
+    deadline = time.monotonic() + LIMIT_SECONDS
+    while True:
+        found = psutil.Process(pid).children(recursive=True)
+        if len([one for one in found if "--measure=step" in " ".join(one.cmdline())]) == 2:
+            return [one.pid for one in found]
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
