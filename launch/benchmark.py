@@ -46,10 +46,10 @@ from launch import binary
 from launch.flags.checks import positive
 from launch.health.machine import devices, threads
 from launch.health.versions import versions
-from launch.measuring.case import MEGABITS, NO_LINK, Case
+from launch.measuring.case import MEGABITS, NO_LINK, TINY, Case, network_choices
 from launch.measuring.comparison import changes, only_in_one, other_work
 from launch.measuring.groups import GROUPS, cases
-from launch.measuring.measured_program import MEASUREMENTS, TINY
+from launch.measuring.measured_program import MEASUREMENTS
 from launch.measuring.plots import save_plots
 from launch.measuring.results import load, results, save
 from launch.measuring.running import Interrupted, run_case
@@ -81,7 +81,9 @@ flags.DEFINE_float(
     0.0,
     "Seconds by which the first worker's input delays each of its batches, to measure the effect of a straggler.",
 )
-flags.DEFINE_string("network", "resnet20", f"Network to measure: a name as for launch.train's --model, or {TINY}.")
+flags.DEFINE_enum(
+    "network", "resnet20", list(network_choices()), f"Network to measure, as launch.train's --model, or {TINY}."
+)
 flags.DEFINE_enum(
     "measure",
     None,

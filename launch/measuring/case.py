@@ -1,18 +1,22 @@
 """One row of the benchmark's table: the work and the command that measures it."""
 
 import dataclasses
+import difflib
 import pathlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from absl import flags
 
 from launch.supervision.own_program import own_program
+from models.networks.registry import network_names
 from strategies.cluster import CHIEF, SERVER, WORKER
 from strategies.engines import ENGINES, TENSORFLOW
 from towers.errors import UserError
+from towers.precision import PRECISIONS
 
 FLAGS = flags.FLAGS
+TINY = "tiny"
 FLOAT32, BFLOAT16 = "float32", "bfloat16"
 NO_LINK = "none"
 # The rate of each kind of link between two processes, in million bits a second and direction.
@@ -146,13 +150,28 @@ def named_case(row: str) -> Case:
     work = Work(
         strategy,
         int(count),
-        network or FLAGS.network,
+        _one_of(row, "network", network or FLAGS.network, network_choices()),
         int(batch or FLAGS.measured_batch),
-        precision or FLOAT32,
+        _one_of(row, "precision", precision or FLOAT32, PRECISIONS),
         engine or (TENSORFLOW if has_engine else ""),
     )
     name = f"{words[0]} {count}, {work.network}, {work.batch}, {work.precision}"
     return own_case(name, work, measure="servers" if strategy == "ps" else "step")
+
+
+def network_choices() -> tuple[str, ...]:
+    """The networks that can be measured."""
+    return (TINY, *network_names())
+
+
+def _one_of(row: str, what: str, value: str, known: Collection[str]) -> str:
+    """The value; raises UserError if it is unknown."""
+    if value not in known:
+        nearest = difflib.get_close_matches(value, known, n=1, cutoff=0.0)[0]
+        raise UserError(
+            f"--row={row}: {what} {value!r} must be one of {', '.join(known)}; did you mean {nearest!r}?"
+        )
+    return value
 
 
 def _is_count(word: str) -> bool:

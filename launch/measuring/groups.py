@@ -18,8 +18,19 @@ _SLOW_SECONDS = 0.03
 
 
 def cases() -> list[Case]:
-    """The rows that the flags select: those of --row, or of --group."""
-    return [named_case(row) for row in FLAGS.row] if FLAGS.row else GROUPS[FLAGS.group]()
+    """The rows that the flags select: those of --row, or of --group.
+
+    Raises:
+      UserError: a flag is wrong, or a row is given twice.
+    """
+    rows = [named_case(row) for row in FLAGS.row] if FLAGS.row else GROUPS[FLAGS.group]()
+    names = [row.name for row in rows]
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise UserError(
+            f"--row: the row {twice[0]!r} is given twice; give each once, and more --rounds to repeat it"
+        )
+    return rows
 
 
 def towers_cases() -> list[Case]:

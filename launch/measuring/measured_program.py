@@ -12,6 +12,7 @@ from absl import flags
 from keras import layers
 
 from launch import training
+from launch.measuring.case import TINY
 from launch.membership.this_process import cluster_of_this_process
 from models.data.image_store import ImageSet, ImageStore
 from models.image_task import ImageTask
@@ -26,7 +27,6 @@ from strategies.training.trainer_options import TrainerOptions
 from towers.task import InputShard
 
 FLAGS = flags.FLAGS
-TINY = "tiny"
 # Steps of parameter servers are so short that the warm-up needs many.
 _SERVERS_WARM_UP_STEPS = 20
 # Batches to measure per --measured_steps: a batch takes much less time than a step.

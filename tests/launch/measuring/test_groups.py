@@ -5,7 +5,7 @@ from absl import flags
 from absl.testing import flagsaver
 
 import launch.benchmark  # noqa: F401 (defines the flags)
-from launch.measuring.groups import GROUPS
+from launch.measuring.groups import GROUPS, cases
 from tests.towers.user_errors import refused
 
 FLAGS = flags.FLAGS
@@ -73,6 +73,19 @@ def test_a_peer_without_the_network_is_left_out(peers, group, num_peers):
         reasons = [row.left_out for row in GROUPS[group]() if row.is_peer]
     assert len(reasons) == num_peers
     assert all("has no vgg16, only" in reason for reason in reasons)
+
+
+@pytest.mark.parametrize(
+    "rows, words",
+    [
+        (["towers,2,resnet21"], "network 'resnet21' must be one of tiny, classic_cnn,"),
+        (["towers,2,tiny,8,float8"], "precision 'float8' must be one of float32,"),
+        (["towers,2", "towers,2,resnet20,256"], "the row 'towers 2, resnet20, 256, float32' is given twice"),
+    ],
+)
+def test_a_mistake_in_a_row_is_reported_before_anything_is_measured(peers, rows, words):
+    with flagsaver.flagsaver(row=rows), refused("--row", words):
+        cases()
 
 
 @pytest.mark.parametrize("given", [["1"], ["two"], []])
