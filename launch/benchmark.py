@@ -24,7 +24,8 @@
         measures rows of your own: STRATEGY,COUNT[,NETWORK[,BATCH[,PRECISION]]]
 
     python -m launch.benchmark --compare BEFORE/benchmark.json AFTER/benchmark.json
-        prints differences larger than the noise; exit code 3 if a figure is worse by more than --worse_by
+        prints the differences of means that exceed the noise (Welch's test, 95%); exit code 3 if a figure is worse
+        by more than --worse_by
 
 The folder --output gets benchmark.json (medians, extremes and standard errors, every round, the environment), the
 table in Markdown, and the plots. Compare only figures measured on the same machine at about the same time, such as

@@ -1,14 +1,15 @@
 """Compares two benchmarks: which figures differ by more than the noise, and which became worse."""
 
 import dataclasses
-import math
-from collections.abc import Mapping
+import statistics
+from collections.abc import Mapping, Sequence
 
 from launch.measuring.case import NO_LINK, Work
-from launch.measuring.results import FIRST_STEP, MEMORY, RATE
+from launch.measuring.results import FIRST_STEP, MEMORY, RATE, figure
+from launch.measuring.student_t import noise_of_means
 
-# The noise is this number of standard errors of the difference: one difference in twenty exceeds it by chance.
-_NOISE_ERRORS = 2.0
+# One difference in twenty exceeds the noise by chance.
+_CONFIDENCE = 0.95
 # 1: more is better; -1: less is better.
 _COMPARED = {RATE: +1, FIRST_STEP: -1, MEMORY: -1}
 
@@ -20,7 +21,7 @@ class Change:
     Attributes:
       case: the row's name.
       figure: the figure's name.
-      before, after: medians.
+      before, after: means of the rounds.
       noise: largest difference that is likely by chance; None if a benchmark has only one round.
       gain: relative improvement; below 0 the figure became worse.
     """
@@ -44,10 +45,9 @@ def changes(before: Mapping, after: Mapping) -> list[Change]:
     found = []
     for earlier, later in _pairs(before, after):
         if not _differing_work(earlier, later):
-            for figure, sign in _COMPARED.items():
-                was, now = earlier["figures"].get(figure), later["figures"].get(figure)
-                if was is not None and now is not None:
-                    found += _change(later["name"], figure, sign, was, now)
+            for name in _COMPARED:
+                was, now = _values(earlier, name), _values(later, name)
+                found += _change(later["name"], name, was, now) if was and now else []
     return found
 
 
@@ -73,14 +73,19 @@ def _differing_work(earlier: Mapping, later: Mapping) -> list[str]:
     ]
 
 
-def _change(case: str, figure: str, sign: int, was: Mapping, now: Mapping) -> list[Change]:
-    difference = now["median"] - was["median"]
-    errors = [one["standard_error"] for one in (was, now)]
-    noise = None if None in errors else _NOISE_ERRORS * math.hypot(*errors)
-    if not difference or abs(difference) <= (noise or 0.0):
+def _values(one: Mapping, name: str) -> list[float]:
+    """A figure's values in all rounds of a row; none if a round did not measure it."""
+    return [each[name] for each in one["rounds"]] if name in one["figures"] else []
+
+
+def _change(case: str, name: str, was: Sequence[float], now: Sequence[float]) -> list[Change]:
+    before, after = statistics.fmean(was), statistics.fmean(now)
+    errors = tuple(figure(values)["standard_error"] for values in (was, now))
+    noise = None if None in errors else noise_of_means(errors, (len(was), len(now)), _CONFIDENCE)
+    if before == after or abs(after - before) <= (noise or 0.0):
         return []
-    gain = sign * difference / was["median"]
-    return [Change(case=case, figure=figure, before=was["median"], after=now["median"], noise=noise, gain=gain)]
+    gain = _COMPARED[name] * (after - before) / before
+    return [Change(case=case, figure=name, before=before, after=after, noise=noise, gain=gain)]
 
 
 def only_in_one(before: Mapping, after: Mapping) -> list[str]:

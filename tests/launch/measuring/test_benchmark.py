@@ -8,6 +8,7 @@ from absl.testing import flagsaver
 
 from launch import benchmark
 from launch.measuring.case import Case, Work
+from launch.measuring.results import figure
 from tests.launch.nursery import run_forked
 from tests.launch.programs import ended, started
 from tests.towers.user_errors import refused
@@ -61,15 +62,14 @@ def test_the_table_and_the_plots_are_saved_too(measured):
 def test_compare_ends_with_exit_code_3_if_a_figure_is_worse(measured):
     folder, _ = measured
     whole = json.loads((folder / "found" / "benchmark.json").read_text())
-    rate = whole["cases"][0]["figures"]["images_per_second"]
-    rate |= {"median": 1000.0, "standard_error": 5.0}
-    (folder / "fast.json").write_text(json.dumps(whole))
-    rate["median"] = 900.0
-    (folder / "slow.json").write_text(json.dumps(whole))
+    for name, rates in (("fast.json", (1010.0, 990.0)), ("slow.json", (905.0, 895.0))):
+        whole["cases"][0]["rounds"] = [{"images_per_second": rate} for rate in rates]
+        whole["cases"][0]["figures"] = {"images_per_second": figure(rates)}
+        (folder / name).write_text(json.dumps(whole))
     fast, slow = (str(folder / name) for name in ("fast.json", "slow.json"))
     orders = (["--compare", fast, slow], ["--compare", fast, slow, "--worse_by=0.2"], ["--compare", slow, fast])
     worse, tolerated, better = (run_forked("-m", "launch.benchmark", *order, cwd=folder) for order in orders)
-    found = "towers 1, tiny, 8, float32: images_per_second 1000 -> 900, 10.0% worse (noise ±14.1)"
+    found = "towers 1, tiny, 8, float32: images_per_second 1000 -> 900, 10.0% worse (noise ±69.1)"
     assert worse.out.splitlines() == [found, "1 differences beyond the noise, 1 worse by more than 5%"]
     assert [done.code for done in (worse, tolerated, better)] == [3, 0, 0]
 

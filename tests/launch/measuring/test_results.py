@@ -133,9 +133,9 @@ class TestComparison:
         assert (worse.case, worse.figure, worse.before, worse.after) == ("two", RATE, 100.0, 80.0)
         assert worse.gain == pytest.approx(-0.2)
         assert better.gain == pytest.approx(0.2)
-        # Each median's error is 2 / sqrt(3).
-        assert worse.noise == pytest.approx(2 * (2 * 4 / 3) ** 0.5)
-        assert str(worse) == "two: images_per_second 100 -> 80, 20.0% worse (noise ±3.27)"
+        # Each mean's error is 2 / sqrt(3); Student's t for 4 degrees of freedom is 2.776.
+        assert worse.noise == pytest.approx(2.7764 * (2 * 4 / 3) ** 0.5, rel=1e-4)
+        assert str(worse) == "two: images_per_second 100 -> 80, 20.0% worse (noise ±4.53)"
 
     def test_more_time_and_memory_are_worse(self):
         cases, rounds = [case("two")], [measured(100.0), measured(100.0)]
