@@ -48,7 +48,7 @@ from launch.flags.checks import positive
 from launch.health.machine import devices, threads
 from launch.health.versions import versions
 from launch.measuring.case import MEGABITS, NO_LINK, TINY, Case, network_choices
-from launch.measuring.comparison import changes, only_in_one, other_work
+from launch.measuring.comparison import changes, not_compared, only_in_one
 from launch.measuring.groups import GROUPS, cases
 from launch.measuring.measured_program import MEASUREMENTS
 from launch.measuring.plots import save_plots
@@ -154,7 +154,7 @@ def compare(first: str, second: str) -> int:
     """Prints the differences between two benchmark.json files; returns the exit code."""
     before, after = load(first), load(second)
     found = changes(before, after)
-    for line in [*found, *other_work(before, after), *only_in_one(before, after)]:
+    for line in [*found, *not_compared(before, after), *only_in_one(before, after)]:
         print(line)
     worse = [change for change in found if change.gain < -FLAGS.worse_by]
     print(f"{len(found)} differences beyond the noise, {len(worse)} worse by more than {FLAGS.worse_by:.0%}")

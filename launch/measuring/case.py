@@ -50,6 +50,7 @@ class Work:
       precision: precision in which layers compute.
       engine: whose runtime carries a ring or parameter servers; '' where there is no choice.
       link: the link of each process to the others, a key of MEGABITS; 'none': this machine's loopback.
+      steps: number of measured steps in each round.
     """
 
     strategy: str
@@ -59,6 +60,7 @@ class Work:
     precision: str = FLOAT32
     engine: str = ""
     link: str = NO_LINK
+    steps: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +91,9 @@ class Case:
 
 def work_of_flags(strategy: str, count: int, precision: str = FLOAT32, engine: str = "") -> Work:
     """Work with the network and the batch of the flags."""
-    return Work(strategy, count, FLAGS.network, FLAGS.measured_batch, precision, engine)
+    return Work(
+        strategy, count, FLAGS.network, FLAGS.measured_batch, precision, engine, steps=FLAGS.measured_steps
+    )
 
 
 def own_case(name: str, work: Work, *more: str, measure: str = "step", **processes: int) -> Case:
@@ -154,6 +158,7 @@ def named_case(row: str) -> Case:
         int(batch or FLAGS.measured_batch),
         _one_of(row, "precision", precision or FLOAT32, PRECISIONS),
         engine or (TENSORFLOW if has_engine else ""),
+        steps=FLAGS.measured_steps,
     )
     name = f"{words[0]} {count}, {work.network}, {work.batch}, {work.precision}"
     return own_case(name, work, measure="servers" if strategy == "ps" else "step")

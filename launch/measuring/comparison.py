@@ -10,6 +10,9 @@ from launch.measuring.student_t import noise_of_means
 
 # One difference in twenty exceeds the noise by chance.
 _CONFIDENCE = 0.95
+# Smaller relative differences are none, even if the noise is smaller still.
+_SMALLEST = 0.001
+_ROUNDS_NEEDED = 2
 # 1: more is better; -1: less is better.
 _COMPARED = {RATE: +1, FIRST_STEP: -1, MEMORY: -1}
 
@@ -22,7 +25,7 @@ class Change:
       case: the row's name.
       figure: the figure's name.
       before, after: means of the rounds.
-      noise: largest difference that is likely by chance; None if a benchmark has only one round.
+      noise: largest difference that is likely by chance.
       gain: relative improvement; below 0 the figure became worse.
     """
 
@@ -30,31 +33,40 @@ class Change:
     figure: str
     before: float
     after: float
-    noise: float | None
+    noise: float
     gain: float
 
     def __str__(self) -> str:
-        noise = "noise unknown, one round" if self.noise is None else f"noise ±{self.noise:.3g}"
         word = "better" if self.gain > 0 else "worse"
         change = f"{self.before:.4g} -> {self.after:.4g}, {abs(self.gain):.1%} {word}"
-        return f"{self.case}: {self.figure} {change} ({noise})"
+        return f"{self.case}: {self.figure} {change} (noise ±{self.noise:.3g})"
 
 
 def changes(before: Mapping, after: Mapping) -> list[Change]:
-    """The figures that differ by more than the noise, in the order of the rows. Only the same work is compared."""
+    """The figures that differ by more than the noise, in the order of the rows."""
     found = []
     for earlier, later in _pairs(before, after):
-        if not _differing_work(earlier, later):
+        if not _why_not(earlier, later):
             for name in _COMPARED:
                 was, now = _values(earlier, name), _values(later, name)
                 found += _change(later["name"], name, was, now) if was and now else []
     return found
 
 
-def other_work(before: Mapping, after: Mapping) -> list[str]:
-    """A line of text for each row that measured other work in the second benchmark, and so is not compared."""
-    differing = {later["name"]: _differing_work(earlier, later) for earlier, later in _pairs(before, after)}
-    return [f"{name}: not compared, other work: {', '.join(parts)}" for name, parts in differing.items() if parts]
+def not_compared(before: Mapping, after: Mapping) -> list[str]:
+    """A line of text for each row of both benchmarks that `changes` does not compare, with the reason."""
+    reasons = {later["name"]: _why_not(earlier, later) for earlier, later in _pairs(before, after)}
+    return [f"{name}: not compared, {reason}" for name, reason in reasons.items() if reason]
+
+
+def _why_not(earlier: Mapping, later: Mapping) -> str:
+    """The reason why two rows can't be compared; '' if they can."""
+    differing = _differing_work(earlier, later)
+    if differing:
+        return f"other work: {', '.join(differing)}"
+    if min(len(earlier["rounds"]), len(later["rounds"])) < _ROUNDS_NEEDED:
+        return f"the noise of a single round is unknown: measure --rounds={_ROUNDS_NEEDED} or more, both times"
+    return ""
 
 
 def _pairs(before: Mapping, after: Mapping) -> list[tuple[Mapping, Mapping]]:
@@ -81,8 +93,8 @@ def _values(one: Mapping, name: str) -> list[float]:
 def _change(case: str, name: str, was: Sequence[float], now: Sequence[float]) -> list[Change]:
     before, after = statistics.fmean(was), statistics.fmean(now)
     errors = tuple(figure(values)["standard_error"] for values in (was, now))
-    noise = None if None in errors else noise_of_means(errors, (len(was), len(now)), _CONFIDENCE)
-    if before == after or abs(after - before) <= (noise or 0.0):
+    noise = noise_of_means(errors, (len(was), len(now)), _CONFIDENCE)
+    if abs(after - before) <= max(noise, _SMALLEST * before):
         return []
     gain = _COMPARED[name] * (after - before) / before
     return [Change(case=case, figure=name, before=before, after=after, noise=noise, gain=gain)]

@@ -174,7 +174,7 @@ def slow_worker_cases() -> list[Case]:
 def input_cases() -> list[Case]:
     """The input stream alone, and the training that reads it."""
     batch = FLAGS.measured_batch
-    stream = Work("input", 1, "crops and flips of 50,000 images", batch)
+    stream = Work("input", 1, "crops and flips of 50,000 images", batch, steps=FLAGS.measured_steps)
     return [
         dataclasses.replace(own_case("input alone", work_of_flags("towers", 2), measure="input"), work=stream),
         own_case("towers 2", work_of_flags("towers", 2)),

@@ -8,7 +8,7 @@ from absl.testing import flagsaver
 
 from launch import benchmark
 from launch.measuring.case import Case, Work
-from launch.measuring.results import figure
+from launch.measuring.results import results, save
 from tests.launch.nursery import run_forked
 from tests.launch.programs import ended, started
 from tests.towers.user_errors import refused
@@ -59,17 +59,14 @@ def test_the_table_and_the_plots_are_saved_too(measured):
 
 
 @pytest.mark.full
-def test_compare_ends_with_exit_code_3_if_a_figure_is_worse(measured):
-    folder, _ = measured
-    whole = json.loads((folder / "found" / "benchmark.json").read_text())
+def test_compare_ends_with_exit_code_3_if_a_figure_is_worse(tmp_path):
     for name, rates in (("fast.json", (1010.0, 990.0)), ("slow.json", (905.0, 895.0))):
-        whole["cases"][0]["rounds"] = [{"images_per_second": rate} for rate in rates]
-        whole["cases"][0]["figures"] = {"images_per_second": figure(rates)}
-        (folder / name).write_text(json.dumps(whole))
-    fast, slow = (str(folder / name) for name in ("fast.json", "slow.json"))
+        row = Case("towers 1", Work("towers", 1, "tiny", 8), ())
+        save(results([row], {row.name: [{"images_per_second": rate} for rate in rates]}, {}), tmp_path / name)
+    fast, slow = (str(tmp_path / name) for name in ("fast.json", "slow.json"))
     orders = (["--compare", fast, slow], ["--compare", fast, slow, "--worse_by=0.2"], ["--compare", slow, fast])
-    worse, tolerated, better = (run_forked("-m", "launch.benchmark", *order, cwd=folder) for order in orders)
-    found = "towers 1, tiny, 8, float32: images_per_second 1000 -> 900, 10.0% worse (noise ±69.1)"
+    worse, tolerated, better = (run_forked("-m", "launch.benchmark", *order, cwd=tmp_path) for order in orders)
+    found = "towers 1: images_per_second 1000 -> 900, 10.0% worse (noise ±69.1)"
     assert worse.out.splitlines() == [found, "1 differences beyond the noise, 1 worse by more than 5%"]
     assert [done.code for done in (worse, tolerated, better)] == [3, 0, 0]
 

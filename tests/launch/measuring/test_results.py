@@ -6,7 +6,7 @@ import json
 import pytest
 
 from launch.measuring.case import Case, Work
-from launch.measuring.comparison import changes, only_in_one, other_work
+from launch.measuring.comparison import changes, not_compared, only_in_one
 from launch.measuring.plots import save_plots
 from launch.measuring.results import FIRST_STEP, MEMORY, RATE, figure, load, results, save
 from launch.measuring.tables import ratios, table
@@ -146,11 +146,22 @@ class TestComparison:
             (MEMORY, -1.0),
         ]
 
-    def test_with_one_round_every_difference_is_reported(self):
-        before, after = (found(two=[rate], one=[50.0], peer=[10.0]) for rate in (100.0, 99.0))
-        (change,) = changes(before, after)
-        assert change.noise is None
-        assert "noise unknown" in str(change)
+    @pytest.mark.parametrize("rounds", [(1, 1), (1, 3), (3, 1)])
+    def test_a_single_round_is_not_compared(self, rounds):
+        before, after = (
+            results([case("two")], {"two": [measured(rate)] * count}, {})
+            for rate, count in zip((100.0, 50.0), rounds, strict=True)
+        )
+        assert changes(before, after) == []
+        (line,) = not_compared(before, after)
+        assert line == (
+            "two: not compared, the noise of a single round is unknown: measure --rounds=2 or more, both times"
+        )
+
+    def test_a_difference_below_a_thousandth_is_none(self):
+        before, after = (found(two=[rate] * 3, one=[50.0] * 3, peer=[10.0] * 3) for rate in (100.0, 99.95))
+        assert changes(before, after) == []
+        assert changes(before, found(two=[99.8] * 3, one=[50.0] * 3, peer=[10.0] * 3)) != []
 
     @pytest.mark.parametrize(
         "other, words",
@@ -158,6 +169,7 @@ class TestComparison:
             ({"link": "100mbit"}, "link none -> 100mbit"),
             ({"engine": "own"}, "engine  -> own"),
             ({"precision": "bfloat16"}, "precision float32 -> bfloat16"),
+            ({"steps": 40}, "steps 0 -> 40"),
         ],
     )
     def test_other_work_is_not_compared(self, other, words):
@@ -166,15 +178,15 @@ class TestComparison:
             for work, rate in (({}, 100.0), (other, 50.0))
         )
         assert changes(before, after) == []
-        assert other_work(before, after) == [f"two: not compared, other work: {words}"]
-        assert other_work(before, before) == []
+        assert not_compared(before, after) == [f"two: not compared, other work: {words}"]
+        assert not_compared(before, before) == []
 
     def test_a_file_without_links_was_measured_without_links(self):
         earlier, later = (
             results([case("two", **work)], {"two": [measured(1.0)]}, {}) for work in ({}, {"link": "1gbit"})
         )
         del earlier["cases"][0]["link"]
-        assert other_work(earlier, later) == ["two: not compared, other work: link none -> 1gbit"]
+        assert not_compared(earlier, later) == ["two: not compared, other work: link none -> 1gbit"]
 
     def test_rows_of_only_one_benchmark_are_reported(self):
         after = json.loads(json.dumps(self.BEFORE).replace('"two"', '"three"'))
