@@ -9,6 +9,8 @@ from absl.testing import flagsaver
 from launch import benchmark
 from launch.measuring.case import Case, Work
 from launch.measuring.results import results, save
+from launch.measuring.running import Interrupted
+from strategies.errors import PeerLost
 from tests.launch.nursery import run_forked
 from tests.launch.programs import ended, started
 from tests.towers.user_errors import refused
@@ -94,6 +96,52 @@ def test_each_round_measures_every_row_and_is_saved(tmp_path, monkeypatch):
     assert whole["left_out"] == {"c": "it can't"}
     rates = [[one["images_per_second"] for one in case["rounds"]] for case in whole["cases"]]
     assert rates == [[1.0, 3.0], [2.0, 4.0]]
+
+
+class TestEndedEarly:
+    """A benchmark of two rows that ends in the third measurement, which is the first row's second round."""
+
+    def ended(self, monkeypatch, folder, error: Exception, num_measured: int = 2) -> int:
+        measured = []
+
+        def run_case(row: Case, **_) -> dict:
+            if len(measured) == num_measured:
+                raise error
+            measured.append(row.name)
+            return {"images_per_second": float(len(measured))}
+
+        monkeypatch.setattr(benchmark, "run_case", run_case)
+        monkeypatch.setattr(benchmark, "environment_now", dict)
+        if not FLAGS.is_parsed():
+            FLAGS.mark_as_parsed()
+        rows = [Case(name, Work("towers", 2, "tiny", 8), ()) for name in "ab"]
+        return benchmark.measure_and_report(rows, folder)
+
+    def test_an_interruption_keeps_the_complete_rows_and_their_table(self, monkeypatch, tmp_path, capsys):
+        assert self.ended(monkeypatch, tmp_path, Interrupted()) == 75
+        assert sorted(path.name for path in tmp_path.iterdir()) == [
+            "benchmark.json",
+            "benchmark.md",
+            "throughput.png",
+        ]
+        assert [len(one["rounds"]) for one in json.loads((tmp_path / "benchmark.json").read_text())["cases"]] == [
+            1,
+            1,
+        ]
+        said = capsys.readouterr()
+        assert "saved in" in said.out
+        assert said.err.count("\n") == 1
+
+    def test_a_row_that_fails_does_too(self, monkeypatch, tmp_path, capsys):
+        with pytest.raises(PeerLost):
+            self.ended(monkeypatch, tmp_path, PeerLost("a: worker:1 failed"))
+        assert (tmp_path / "benchmark.md").exists()
+        assert "saved in" in capsys.readouterr().out
+
+    def test_before_the_first_row_there_is_nothing_to_keep(self, monkeypatch, tmp_path, capsys):
+        assert self.ended(monkeypatch, tmp_path, Interrupted(), num_measured=0) == 75
+        assert not list(tmp_path.iterdir())
+        assert "no row was measured" in capsys.readouterr().out
 
 
 class TestLink:

@@ -1,5 +1,6 @@
 """A row's processes: their ends, the errors, the hosts, and that nothing is left of them."""
 
+import contextlib
 import json
 import os
 import sys
@@ -15,6 +16,7 @@ from launch.supervision.network_namespaces import namespaces
 from strategies.errors import PeerLost
 from tests.launch.network_namespaces import needs_network_namespaces
 from tests.launch.programs import started
+from tests.towers.user_errors import refused
 
 pytestmark = pytest.mark.timeout(100)
 LIMIT_SECONDS = 30
@@ -49,6 +51,25 @@ else:
         except OSError:
             time.sleep(0.05)
     server.sendall(bytes(MEGABYTES * 1_000_000))
+"""
+
+# Starts a process that runs on, writes its id into a file, and ends as asked: with an exit code, or never.
+STAYS = """
+import pathlib, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+pathlib.Path(sys.argv[1]).write_text(str(child.pid))
+if sys.argv[2] == "never":
+    time.sleep(60)
+print("{}", flush=True)
+sys.exit(int(sys.argv[2]))
+"""
+# Each worker ends as its word says: after so many seconds, with an exit code and a last line.
+ENDS = """
+import json, os, sys, time
+seconds, code, line = sys.argv[1 + json.loads(os.environ["TF_CONFIG"])["task"]["index"]].split(",")
+time.sleep(float(seconds))
+print(line, file=sys.stderr, flush=True)
+os._exit(int(code))
 """
 
 
@@ -88,6 +109,48 @@ def test_the_measurement_is_the_last_line_of_the_first_process():
 def test_a_program_that_prints_no_measurement_is_an_error():
     with pytest.raises(PeerLost, match="row: its last line is no measurement but 'done'"):
         run(case("print('done')"))
+
+
+class TestAFailureIsOneLineAtOnce:
+    def fails(self, *ends: str) -> str:
+        """How the row fails if its workers end so."""
+        began = time.monotonic()
+        with pytest.raises(PeerLost) as caught:
+            run(case(ENDS, *ends, count=len(ends)), timeout_seconds=50)
+        assert time.monotonic() - began < LIMIT_SECONDS
+        return str(caught.value)
+
+    def test_a_crash_names_the_process_and_its_last_line(self):
+        assert self.fails("60,0,x", "0.2,1,boom") == "row: worker:1 failed, exit code 1: boom"
+
+    def test_a_process_that_lost_its_peer_is_not_the_cause(self):
+        assert self.fails("0,5,lost worker:1", "0.3,7,out of memory") == (
+            "row: worker:1 failed, exit code 7: out of memory"
+        )
+
+    def test_a_users_mistake_stays_one(self):
+        with refused("row: worker:0 failed, exit code 2 (a user error): batch_size=0 is too small"):
+            run(case(ENDS, "0,2,benchmark: error: batch_size=0 is too small", "60,0,x", count=2))
+
+    def test_a_row_that_takes_too_long(self):
+        with pytest.raises(PeerLost, match="row: worker:1 did not end within --row_timeout_seconds=1; raise it"):
+            run(case(ENDS, "0,0,x", "60,0,x", count=2), timeout_seconds=1)
+
+
+class TestNoProcessIsLeft:
+    @pytest.mark.parametrize(
+        "end, error", [("0", None), ("1", PeerLost), ("never", PeerLost)], ids=["done", "failed", "too long"]
+    )
+    def test_of_those_that_a_program_started(self, tmp_path, end, error):
+        with contextlib.nullcontext() if error is None else pytest.raises(error):
+            run(case(STAYS, str(tmp_path / "id"), end), timeout_seconds=2)
+        assert all_end([int((tmp_path / "id").read_text())])
+
+    def test_after_an_interruption(self, tmp_path):
+        path = tmp_path / "id"
+        with pytest.raises(Interrupted):
+            run(case(STAYS, str(path), "never"), is_interrupted=lambda: path.exists() and bool(path.read_text()))
+        assert all_end([int(path.read_text())])
 
 
 class TestEachProcessIsOnItsHost:
