@@ -2,6 +2,8 @@
 
 import os
 import pathlib
+import platform
+import re
 from collections.abc import Mapping
 
 import psutil
@@ -14,7 +16,12 @@ from towers.devices import EXAMPLES_PER_TOWER
 # Where Linux keeps a container's limits (control groups, version 2).
 CONTROL_GROUP = pathlib.Path("/sys/fs/cgroup")
 NVIDIA_DEVICE = pathlib.Path("/dev/nvidia0")
-THREAD_VARIABLES = (
+CPU_INFO = pathlib.Path("/proc/cpuinfo")
+# What the CPU may have that makes kernels faster.
+_INSTRUCTIONS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
+SPEED_VARIABLES = (
+    "TF_ENABLE_ONEDNN_OPTS",
+    "ONEDNN_MAX_CPU_ISA",
     "TF_NUM_INTRAOP_THREADS",
     "TF_NUM_INTEROP_THREADS",
     "OMP_NUM_THREADS",
@@ -35,6 +42,7 @@ def devices(
     memory = psutil.virtual_memory()
     load = ", ".join(f"{value:.2f}" for value in psutil.getloadavg())
     facts = {
+        "CPU model": cpu_model(),
         "CPUs": [device.name for device in tf.config.list_physical_devices("CPU")],
         "GPUs": [f"{gpu.name} {_details(gpu)}" for gpu in gpus] or "none",
         "cores": f"{cores} usable of {os.cpu_count()}" + (f", CPU quota of {quota:g}" if quota else ""),
@@ -46,12 +54,19 @@ def devices(
     return Section(facts=facts, problems=tuple(problems))
 
 
+def cpu_model(info: pathlib.Path = CPU_INFO) -> str:
+    """The CPU's name and those of `_INSTRUCTIONS` that it has: 'AMD EPYC (avx2)'."""
+    fields = dict(re.findall(r"^(model name|flags)\s*: (.*)$", _read(info), re.MULTILINE))
+    has = [name for name in _INSTRUCTIONS if name in fields.get("flags", "").split()]
+    return f"{fields.get('model name', 'unknown')} ({', '.join(has) or platform.machine()})"
+
+
 def threads(environment: Mapping[str, str]) -> Section:
-    """Environment variables that set threads, and the default number of towers and threads of a run."""
+    """Environment variables that set threads and kernels; the default number of towers and threads of a run."""
     cores = num_cores()
     return Section(
         facts={
-            **{name: environment.get(name, "not set") for name in THREAD_VARIABLES},
+            **{name: environment.get(name, "not set") for name in SPEED_VARIABLES},
             "default": f"on CPUs {cores} towers, or fewer so that each gets {EXAMPLES_PER_TOWER} examples of a "
             "batch; on GPUs one tower per GPU",
         },

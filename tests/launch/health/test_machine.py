@@ -105,6 +105,14 @@ def test_a_gpu_that_tensorflow_does_not_see(no_gpu, tmp_path):
     assert problems(CUDA_VISIBLE_DEVICES="-1") == problems(CUDA_VISIBLE_DEVICES="") == (), "the user disabled it"
 
 
+def test_the_cpu_is_named_with_what_makes_it_fast(tmp_path):
+    info = tmp_path / "cpuinfo"
+    core = "model name\t: Some CPU @ 2 GHz\nflags\t\t: fpu avx2 avx512f avx512_bf16x\n\n"
+    info.write_text(core + core)
+    assert machine.cpu_model(info) == "Some CPU @ 2 GHz (avx2, avx512f)"
+    assert machine.cpu_model(tmp_path / "none").startswith("unknown (")
+
+
 def test_threads(eight_cores):
     found = machine.threads({"OMP_NUM_THREADS": "3"}).facts
     assert found["OMP_NUM_THREADS"] == "3"
