@@ -54,7 +54,7 @@ from launch.measuring.measured_program import MEASUREMENTS
 from launch.measuring.plots import save_plots
 from launch.measuring.results import load, results, save
 from launch.measuring.running import Interrupted, run_case
-from launch.measuring.tables import ratios, table
+from launch.measuring.tables import rate_text, ratios, table
 from launch.supervision.network_namespaces import why_no_hosts
 from launch.supervision.signals import StopSignals
 from towers.errors import UserError
@@ -147,7 +147,7 @@ def in_words(found: dict) -> str:
     steps = f", {found['steps_per_second']:.1f} steps/s" if "steps_per_second" in found else ""
     counted = f", {found['counted_steps']} steps counted" if "counted_steps" in found else ""
     workers = f", by worker {list(found['worker_steps'].values())}" if "worker_steps" in found else ""
-    return f"{found['images_per_second']:.0f} images/s{steps}{counted}{workers}"
+    return f"{rate_text(found['images_per_second'])} images/s{steps}{counted}{workers}"
 
 
 def compare(first: str, second: str) -> int:

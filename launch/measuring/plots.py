@@ -1,10 +1,11 @@
 """Draws the results as plots."""
 
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from launch.measuring.results import PARTS, RATE
+from launch.measuring.tables import rate_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,10 +36,12 @@ def save_plots(found: Mapping, directory: pathlib.Path) -> list[pathlib.Path]:
     return saved
 
 
-def _bars(axes: "Axes", cases: Sequence[Mapping], lengths: Sequence[float], form: str, spread=None) -> None:
+def _bars(
+    axes: "Axes", cases: Sequence[Mapping], lengths: Sequence[float], text: Callable[[float], str], spread=None
+) -> None:
     colours = [_PEERS if one["is_peer"] else _OURS for one in cases]
     bars = axes.barh([one["name"] for one in cases], lengths, color=colours, xerr=spread, capsize=3)
-    axes.bar_label(bars, [format(length, form) for length in lengths], padding=4)
+    axes.bar_label(bars, [text(length) for length in lengths], padding=4)
     axes.margins(x=0.15)
     # The table's first row is at the top.
     axes.invert_yaxis()
@@ -49,12 +52,12 @@ def _draw_throughput(axes: "Axes", cases: Sequence[Mapping]) -> None:
     medians = [rate["median"] for rate in rates]
     below = [rate["median"] - rate["min"] for rate in rates]
     above = [rate["max"] - rate["median"] for rate in rates]
-    _bars(axes, cases, medians, ",.0f", spread=[below, above])
+    _bars(axes, cases, medians, rate_text, spread=[below, above])
     axes.set_xlabel("images per second: median, smallest and largest of the rounds (grey: peers)")
 
 
 def _draw_efficiency(axes: "Axes", cases: Sequence[Mapping]) -> None:
-    _bars(axes, cases, [one["efficiency"] for one in cases], ".2f")
+    _bars(axes, cases, [one["efficiency"] for one in cases], "{:.2f}".format)
     axes.axvline(1.0, color="black", linestyle="--", linewidth=1)
     axes.set_xlabel("rate / rate of one tower with all threads (dashed: ideal on the same cores)")
 

@@ -6,6 +6,7 @@ from launch.measuring.case import NO_LINK
 from launch.measuring.results import FIRST_STEP, JITTER, MEMORY, PARTS, RATE, is_one_tower
 
 _MIB = 2**20
+_LARGE_RATE = 100
 _RATE_HEAD = ("images/s", "min - max", "± error", "jitter")
 _HEAD = ("case", "work", *_RATE_HEAD, "first step s", "memory MiB", "efficiency", *PARTS)
 
@@ -20,9 +21,9 @@ def table(found: Mapping) -> list[str]:
                 [
                     one["name"],
                     _work(one),
-                    f"{rate['median']:.0f}",
-                    f"{rate['min']:.0f} - {rate['max']:.0f}",
-                    _written(rate["standard_error"], ".1f"),
+                    rate_text(rate["median"]),
+                    f"{rate_text(rate['min'])} - {rate_text(rate['max'])}",
+                    _written(rate["standard_error"], ".1f" if rate["median"] >= _LARGE_RATE else ".2g"),
                     _median(one, JITTER, ".1%"),
                     _median(one, FIRST_STEP, ".2f"),
                     _median(one, MEMORY, ".0f", divisor=_MIB),
@@ -33,6 +34,11 @@ def table(found: Mapping) -> list[str]:
         )
     left_out = [f"{name}: not measured, {reason}" for name, reason in found.get("left_out", {}).items()]
     return [*lines, *(["", *left_out] if left_out else [])]
+
+
+def rate_text(rate: float) -> str:
+    """Images per second with at least three digits: '367', '3.04'."""
+    return format(rate, ".0f" if rate >= _LARGE_RATE else ".3g")
 
 
 def _work(one: Mapping) -> str:

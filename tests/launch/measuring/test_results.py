@@ -86,6 +86,11 @@ def test_the_table_and_the_ratios():
     assert ratios(whole) == ["two / peer: 2.00", "time to first step, two / one: 1.00"]
 
 
+def test_a_slow_rate_keeps_its_digits():
+    whole = results([case("slow")], {"slow": [measured(3.04), measured(3.06)]}, {})
+    assert table(whole)[2].startswith("| slow | tiny, 64 | 3.05 | 3.04 - 3.06 | 0.01 |")
+
+
 def test_both_engines_stand_beside_the_peer_of_as_many_processes():
     cases = [case("one", count=1)]
     for count in (2, 4):
