@@ -93,7 +93,9 @@ class OwnTask:
         object.__setattr__(self, "eval_batch_size", self.eval_batch_size or batch_size)
 
     def num_examples(self, split: str) -> int | None:
-        """Number of examples in 'train' or 'eval'; None for a tf.data dataset."""
+        """Number of examples in 'train' or 'eval'; None for a tf.data dataset; 0 for eval_data=None."""
+        if checked_split(split) == "eval" and self.eval_data is None:
+            return 0
         data = self._data(split)
         return None if isinstance(data, tf.data.Dataset) else count_examples(as_batch(data))
 

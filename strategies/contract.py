@@ -138,6 +138,10 @@ class Strategy(Protocol):
         """Number of batches in one pass over the training examples; None if it is not known in advance."""
 
     @property
+    def evaluates(self) -> bool:
+        """Whether the task has evaluation data; if not, `evaluate` must not be called."""
+
+    @property
     def num_towers(self) -> int:
         """Number of towers of all workers."""
 

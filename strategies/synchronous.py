@@ -96,6 +96,10 @@ class SynchronousStrategy:
     def steps_per_epoch(self) -> int | None:
         return steps_per_epoch(self.task)
 
+    @property
+    def evaluates(self) -> bool:
+        return self.task.num_examples("eval") != 0
+
     def run_steps(self, num_steps: int) -> StepReport:
         self._stop_if_bad_before()
         started = time.perf_counter()

@@ -101,7 +101,10 @@ class Task(Protocol):
         """Number of examples in a full global batch, over all towers and workers."""
 
     def num_examples(self, split: str) -> int | None:
-        """Number of examples in 'train' or 'eval'; None if it is not known in advance."""
+        """Number of examples in 'train' or 'eval'; None if it is not known in advance.
+
+        0 for 'eval' says that there is no evaluation data: nothing is evaluated.
+        """
 
     def build_model(self) -> keras.Model:
         """A new, built model under Keras's current dtype policy. Called several times."""

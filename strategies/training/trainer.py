@@ -11,7 +11,7 @@ import keras
 
 from strategies.callbacks import Callback, Run
 from strategies.contract import Move, StepReport, Strategy
-from strategies.errors import NonFiniteStep
+from strategies.errors import NonFiniteStep, PeerLost
 from strategies.reports.metrics_log import MetricsLog
 from strategies.reports.summary import RunFigures, summarize, write_summary
 from strategies.reports.tensorboard_log import TensorBoardLog
@@ -32,7 +32,8 @@ class FitResult:
       completed: False if training was stopped before the last step.
       step: number of steps done, including those of earlier runs.
       loss: loss of the last report; None if no step was left to do.
-      evaluation: metrics of the last evaluation; None if training was stopped before one.
+      evaluation: metrics of the last evaluation; None if there was none: training was stopped before, or the task
+        has no evaluation data.
       summary: as in summary.json.
       tables: lines for a person, the totals of what only this mode reports.
       files: paths of the saved files, by kind: 'checkpoint', 'model', 'metrics', 'summary', 'tensorboard'.
@@ -84,12 +85,13 @@ class Trainer:
             own += [MetricsLog(), TensorBoardLog()]
         self._callbacks = [*own, *callbacks]
         self._last_step = 2 if options.dry_run else options.num_steps(strategy.steps_per_epoch)
-        self._evaluated_at = -1
         self._prepared, self._resumed_from = False, None
         self._notices: list[str] = []
 
     def fit(self) -> FitResult:
-        """Trains to the last step, evaluates, and writes the checkpoint, the model and the summary.
+        """Trains to the last step, writes the checkpoint and the model, evaluates, and writes the summary.
+
+        If an evaluation fails, all that was trained is saved.
 
         Raises:
           NonFiniteStep: a step was not finite under on_nan='stop'; the last checkpoint is of an earlier step.
@@ -212,6 +214,8 @@ class Trainer:
 
     def _send_notices(self) -> None:
         self._notices += self.strategy.notices
+        if not self.strategy.evaluates:
+            self._notices.append("the task has no evaluation data: nothing is evaluated")
         if self._resumed_from is not None:
             self._notices.append(f"resumed at step {self._resumed_from} of {self._last_step}")
         for notice in self._notices:
@@ -230,18 +234,18 @@ class Trainer:
                 return False
             report = self._run_steps(move.num_steps)
             steps_a_call = self._next_call_length(report)
-            if due(report.step, self.options.evaluate_every_steps, self._evaluation_epoch_steps()):
-                self._evaluate()
             if due(report.step, self.options.checkpoint_every_steps):
                 self._save()
-        if self._agreed_move(0).stop:
-            self._save()
-            return False
-        if self._evaluated_at != self.strategy.step:
-            self._evaluate()
+            # The last evaluation comes after the last save and the export.
+            if report.step < self._last_step and self._evaluation_is_due(report.step):
+                self._evaluate()
+        # What was trained is saved before anything else can fail.
         self._save()
+        if self._agreed_move(0).stop:
+            return False
         if self.directory is not None:
             self.export(self.directory / "model.keras")
+        self._evaluate()
         # No process ends while another may still need it.
         self._agreed_move(0)
         return True
@@ -293,14 +297,24 @@ class Trainer:
             return None
         return max(1, round(every * self.strategy.steps_per_epoch))
 
+    def _evaluation_is_due(self, step: int) -> bool:
+        return due(step, self.options.evaluate_every_steps, self._evaluation_epoch_steps())
+
     def _is_late_to_save(self) -> bool:
         seconds = self.options.checkpoint_every_seconds
         late = seconds is not None and time.monotonic() - self._saved_time >= seconds
         return late and self._checkpoints is not None
 
     def _evaluate(self) -> None:
-        metrics = self.strategy.evaluate()
-        self._evaluated_at = self.strategy.step
+        if not self.strategy.evaluates:
+            return
+        try:
+            metrics = self.strategy.evaluate()
+        except PeerLost:
+            raise  # saving may need the lost process
+        except Exception:
+            self._save()
+            raise
         for callback in self._callbacks:
             callback.evaluation(self.strategy.step, metrics)
 

@@ -362,6 +362,7 @@ def test_a_datasets_element_spec_has_the_batch_size():
 
 
 def test_evaluation_without_data_is_refused():
+    assert own_task().num_examples("eval") == 0
     with pytest.raises(UserError, match="eval_data=None"):
         own_task().dataset("eval", InputShard())
 

@@ -419,6 +419,53 @@ class TestResume:
         assert_same_bits(values_of(strategy), values_of(kept_run.strategy))
 
 
+class _NoEvaluation:
+    """A task whose evaluation data is `examples` long: 0 for none, or a failure to read it."""
+
+    def __init__(self, task, *, num_examples=None):
+        self._task, self._num_examples = task, num_examples
+
+    def num_examples(self, split):
+        return self._num_examples if split == "eval" else self._task.num_examples(split)
+
+    def dataset(self, split, shard):
+        if split == "eval":
+            raise _Failure("evaluation")
+        return self._task.dataset(split, shard)
+
+    def __getattr__(self, name):
+        return getattr(self._task, name)
+
+
+class TestEvaluationData:
+    def test_a_last_evaluation_that_fails_loses_nothing(self, tmp_path):
+        strategy = small_strategy(_NoEvaluation(random_task()))
+        with pytest.raises(_Failure):
+            fitted(strategy, steps=STEPS_AN_EPOCH, directory=tmp_path)
+        assert strategy.step == STEPS_AN_EPOCH
+        assert (tmp_path / "model.keras").exists()
+        assert strict_json((tmp_path / "summary.json").read_text())["outcome"] == "failed"
+        mended = small_strategy(random_task())
+        result, recorder = fitted(mended, steps=STEPS_AN_EPOCH, directory=tmp_path)
+        assert (recorder.calls, list(recorder.evaluations)) == ([], [STEPS_AN_EPOCH])
+        assert result.evaluation["accuracy"] >= 0
+        assert_same_bits(values_of(mended), values_of(strategy))
+
+    def test_an_evaluation_that_fails_on_the_way_loses_nothing(self, tmp_path):
+        strategy = small_strategy(_NoEvaluation(small_task()))
+        with pytest.raises(_Failure):
+            fitted(strategy, steps=9, directory=tmp_path, evaluate_every_steps=3)
+        _, recorder = fitted(small_strategy(), steps=9, directory=tmp_path)
+        assert recorder.calls[0][0] == 3
+
+    def test_without_evaluation_data_nothing_is_evaluated(self, tmp_path):
+        strategy = small_strategy(_NoEvaluation(small_task(), num_examples=0))
+        result, recorder = fitted(strategy, steps=7, directory=tmp_path, evaluate_every_steps=2)
+        assert (result.completed, result.evaluation, recorder.evaluations) == (True, None, {})
+        assert strict_json((tmp_path / "summary.json").read_text())["evaluation"] is None
+        assert any("no evaluation data" in message for message in recorder.messages)
+
+
 class TestMetrics:
     def test_lines(self, kept_run):
         lines = json_lines(kept_run.directory)
