@@ -154,6 +154,10 @@ class Strategy(Protocol):
         """Whose runtime carries a mode of several processes, and why; None for the modes of one process."""
 
     @property
+    def settings(self) -> Mapping[str, object]:
+        """What decides the numbers, by name: values and dataclasses, see `training.run_settings`."""
+
+    @property
     def notices(self) -> list[str]:
         """Lines for the user about how the model is computed."""
 

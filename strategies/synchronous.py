@@ -3,6 +3,7 @@
 The engine decides where towers run and how their gradients are summed.
 """
 
+import dataclasses
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -99,6 +100,28 @@ class SynchronousStrategy:
     @property
     def evaluates(self) -> bool:
         return self.task.num_examples("eval") != 0
+
+    @property
+    def settings(self) -> dict[str, object]:
+        options = _fields(self.options)
+        even = len(set(self.part_shares)) == 1
+        found = {
+            "strategy": self.name,
+            "num_towers": self.num_towers,
+            "tower_shares": None if even else self.part_shares,
+            "batch_size": self.batch_size,
+            "learning_rate": options.pop("schedule"),
+            "optimizer": options.pop("rule"),
+            **options,
+            **self.mode_settings(),
+        }
+        of_task = _fields(self.task) if dataclasses.is_dataclass(self.task) else {}
+        of_task.pop("batch_size", None)
+        return found | {f"task.{name}" if name in found else name: value for name, value in of_task.items()}
+
+    def mode_settings(self) -> dict[str, object]:
+        """The options of this mode alone, by name."""
+        return {}
 
     def run_steps(self, num_steps: int) -> StepReport:
         self._stop_if_bad_before()
@@ -221,6 +244,10 @@ class SynchronousStrategy:
 
     def graph(self) -> tf.Graph:
         return self.engine.graph()
+
+
+def _fields(value) -> dict[str, object]:
+    return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
 
 
 def as_batches(dataset: tf.data.Dataset) -> tf.data.Dataset:

@@ -169,6 +169,9 @@ class RingStrategy(SynchronousStrategy):
         carrier = f"{self.ring.num_workers} workers over TCP" if self._tcp else self.carrier_name
         return [self.engine_choice.notice(carrier), *super().notices]
 
+    def mode_settings(self) -> dict[str, object]:
+        return {"ring": self.ring.options}
+
     @property
     def keeps_files(self) -> bool:
         return self.ring.rank == 0

@@ -151,6 +151,9 @@ class ServersStrategy(SynchronousStrategy):
             how = "each update takes time for whole tables (sparse_updates=lazy: only for those rows, not exact)"
         return [f"{named} with {rows:,} rows: workers pull and push the rows of their batches; {how}"]
 
+    def mode_settings(self) -> dict[str, object]:
+        return {"num_workers": self._num_workers, "servers": self._servers}
+
     @property
     def is_exact(self) -> bool:
         if self.layout.tables and self._servers.sparse_updates == LAZY and not only_rows(self.options.rule):

@@ -16,6 +16,8 @@ from strategies.contract import Strategy
 from towers.errors import UserError
 
 _LAYOUT = "layout"
+# A key beside the layout's kinds.
+_SETTINGS = "settings"
 _PREFIX = "step"
 # The file that tf.train.latest_checkpoint reads.
 _STATE = "checkpoint"
@@ -26,15 +28,27 @@ log = logging.getLogger(__name__)
 
 
 class Checkpoints:
-    """The newest checkpoints of a run, `step-N.*` in one directory."""
+    """The newest checkpoints of a run, `step-N.*` in one directory.
 
-    def __init__(self, directory: str | pathlib.Path, strategy: Strategy, *, keep: int = 3):
+    Attributes:
+      restored_settings: the settings in the checkpoint that was restored; empty if none was, or if it has none.
+    """
+
+    def __init__(
+        self,
+        directory: str | pathlib.Path,
+        strategy: Strategy,
+        *,
+        keep: int = 3,
+        settings: Mapping[str, object] | None = None,
+    ):
         """Writes nothing: `prepare` and `save` do.
 
         Args:
           directory: folder of the checkpoints.
           strategy: the strategy whose variables are saved and restored.
           keep: number of newest checkpoints that `save` does not delete.
+          settings: JSON values by name, saved in each checkpoint.
 
         Raises:
           UserError: keep is below 1.
@@ -45,10 +59,12 @@ class Checkpoints:
         self._strategy = strategy
         self._contents = strategy.checkpointables()
         self._layout = layout_of(self._contents)
+        self._described = json.dumps(self._layout | {_SETTINGS: dict(settings or {})})
         with tf.device("/device:CPU:0"):
-            written = tf.Variable(json.dumps(self._layout), dtype=tf.string, trainable=False)
-        self._checkpoint = tf.train.Checkpoint(**self._contents, **{_LAYOUT: written})
+            self._written = tf.Variable(self._described, dtype=tf.string, trainable=False)
+        self._checkpoint = tf.train.Checkpoint(**self._contents, **{_LAYOUT: self._written})
         self._keep = keep
+        self.restored_settings: Mapping[str, object] = {}
 
     def size_bytes(self) -> int:
         """Approximate size of one checkpoint."""
@@ -130,6 +146,7 @@ class Checkpoints:
         if path.is_dir():
             found = Checkpoints(path, self._strategy)
             step = found.restore_latest() if found.saved() else None
+            self.restored_settings = found.restored_settings
             if step is None:
                 raise UserError(
                     f"resume={path}: this directory has no checkpoint; give another directory or a prefix"
@@ -200,6 +217,9 @@ class Checkpoints:
         stored = json.loads(reader.get_tensor(f"{_LAYOUT}/.ATTRIBUTES/VARIABLE_VALUE"))
         check_layout(prefix, stored, self._layout)
         self._checkpoint.read(prefix).assert_existing_objects_matched()
+        # The next checkpoint has this run's settings.
+        self._written.assign(self._described)
+        self.restored_settings = stored.get(_SETTINGS, {})
         self._strategy.restored()
         return self._strategy.step
 

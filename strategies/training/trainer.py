@@ -18,6 +18,7 @@ from strategies.reports.tensorboard_log import TensorBoardLog
 from strategies.training.cadence import Cadence, due, steps_of_a_call
 from strategies.training.checkpoints import Checkpoints, check_writable
 from strategies.training.export import save_model
+from strategies.training.run_settings import changes, plain_settings
 from strategies.training.trainer_options import TrainerOptions
 from towers.errors import UserError
 
@@ -76,15 +77,21 @@ class Trainer:
         self._figures = RunFigures()
         keeps = options.directory is not None and not options.dry_run and strategy.keeps_files
         self.directory = pathlib.Path(options.directory).absolute() if keeps else None
-        self._checkpoints = None
+        self._last_step = 2 if options.dry_run else options.num_steps(strategy.steps_per_epoch)
+        self._checkpoints, self._run_settings, self._saved_settings = None, {}, {}
         own: list[Callback] = [self._figures]
         if self.directory is not None:
+            self._run_settings = plain_settings(
+                {"epochs": options.epochs, "steps": self._last_step, **strategy.settings}
+            )
             self._checkpoints = Checkpoints(
-                self.directory / "checkpoints", strategy, keep=options.keep_checkpoints
+                self.directory / "checkpoints",
+                strategy,
+                keep=options.keep_checkpoints,
+                settings=self._run_settings,
             )
             own += [MetricsLog(), TensorBoardLog()]
         self._callbacks = [*own, *callbacks]
-        self._last_step = 2 if options.dry_run else options.num_steps(strategy.steps_per_epoch)
         self._prepared, self._resumed_from = False, None
         self._notices: list[str] = []
 
@@ -180,11 +187,17 @@ class Trainer:
         return self.strategy.share_restored(self._restore_here() if self.strategy.keeps_files else None)
 
     def _restore_here(self) -> int | None:
-        if self.options.resume not in ("auto", "never"):
-            return Checkpoints(self.options.resume, self.strategy).restore_from(self.options.resume)
-        if self.options.resume == "never" or self._checkpoints is None:
+        if self.options.resume == "never":
             return None
-        return self._checkpoints.restore_latest()
+        if self.options.resume != "auto":
+            found = Checkpoints(self.options.resume, self.strategy)
+            step = found.restore_from(self.options.resume)
+        elif (found := self._checkpoints) is not None:
+            step = found.restore_latest()
+        else:
+            return None
+        self._saved_settings = found.restored_settings
+        return step
 
     def prepare(self) -> int | None:
         """Restores the checkpoint to resume from, checks the options, and makes the directory.
@@ -217,10 +230,32 @@ class Trainer:
         if not self.strategy.evaluates:
             self._notices.append("the task has no evaluation data: nothing is evaluated")
         if self._resumed_from is not None:
-            self._notices.append(f"resumed at step {self._resumed_from} of {self._last_step}")
+            self._notices.append(self._resumption())
         for notice in self._notices:
             for callback in self._callbacks:
                 callback.message(notice)
+
+    def _resumption(self) -> str:
+        """Where this run resumes; for a run that was complete, that nothing is left and what to type instead."""
+        step, last = self._resumed_from, self._last_step
+        changed = changes(self._saved_settings, self._run_settings)
+        since = f"; changed since it was saved: {', '.join(changed)}" if changed else ""
+        if step < last:
+            notice = f"resumed at step {step} of {last}{since}"
+        else:
+            steps = self.strategy.steps_per_epoch
+            longer = f"steps={step}" if self.options.epochs is None else f"epochs={step / steps:g}"
+            notice = (
+                f"complete at step {step}, nothing to do{since}; to train longer, use more than {longer}; "
+                "to train anew, use resume='never' or another directory"
+            )
+        if (changed or step >= last) and self.strategy.keeps_files and not self._shows_messages():
+            log.warning(notice)
+        return notice
+
+    def _shows_messages(self) -> bool:
+        """Whether a callback shows messages; a program of a user's own may have none."""
+        return any(type(callback).message is not Callback.message for callback in self._callbacks)
 
     def _run_to_end(self) -> bool:
         """Trains, and returns whether the last step was reached; False if training was stopped before."""

@@ -31,6 +31,10 @@ class KerasSchedule:
     def __call__(self, step: int) -> float:
         return float(self._schedule(step))
 
+    def get_config(self) -> dict:
+        """The configuration of the Keras schedule, which describes this one."""
+        return {"schedule": type(self._schedule).__name__, **self._schedule.get_config()}
+
 
 def translate(optimizer: keras.optimizers.Optimizer) -> OptimizerParts:
     """The parts that compute what a new Keras optimizer would.

@@ -34,7 +34,8 @@ from tests.strategies.small_task import (
 from tests.tiers import first_quick
 from tests.towers.user_errors import refused
 from towers.task import InputShard
-from towers.updates.schedules import Constant
+from towers.updates.rules import Momentum
+from towers.updates.schedules import Constant, Cosine
 
 HUGE = 1e38
 
@@ -417,6 +418,49 @@ class TestResume:
         assert listing(directory / "checkpoints") == checkpoints
         assert json_lines(directory) == json_lines(kept_run.directory), "each evaluation once"
         assert_same_bits(values_of(strategy), values_of(kept_run.strategy))
+
+
+class TestCompleteRun:
+    """A second run in the directory of a complete one."""
+
+    @pytest.fixture(scope="class")
+    def complete(self, tmp_path_factory):
+        directory = tmp_path_factory.mktemp("complete")
+        fitted(small_strategy(), steps=5, directory=directory)
+        return directory
+
+    @pytest.mark.parametrize(
+        "options, task, run, parts",
+        [
+            ({}, {}, {"steps": 5}, ("complete at step 5, nothing to do; to train longer, use more than steps=5",)),
+            ({}, {}, {"epochs": 1}, ("steps was 5, is 5", "more than epochs=1")),
+            ({}, {}, {"steps": 4}, ("; changed since it was saved: steps was 5, is 4; to train longer",)),
+            ({"schedule": Constant(0.3)}, {}, {"steps": 5}, ("learning_rate was Cosine, is 0.3",)),
+            ({"schedule": Cosine(0.2, 40)}, {}, {"steps": 5}, ("learning_rate.peak was 0.05, is 0.2",)),
+            ({"rule": Momentum(momentum=0.5)}, {}, {"steps": 5}, ("optimizer.momentum was 0.9, is 0.5",)),
+            ({"num_towers": 2}, {}, {"steps": 5}, ("saved: num_towers was 1, is 2; to",)),
+            ({}, {"batch_size": 4, "seed": 6}, {"steps": 5}, ("batch_size was 8, is 4", "task.seed was 5, is 6")),
+        ],
+    )
+    def test_it_says_so_and_names_what_changed(self, complete, options, task, run, parts):
+        _, recorder = fitted(small_strategy(small_task(**task), **options), directory=complete, **run)
+        [message] = [message for message in recorder.messages if message.startswith("complete")]
+        assert recorder.calls == []
+        for part in ("complete at step 5, nothing to do", "resume='never' or another directory", *parts):
+            assert (part in message) is (part != "steps was 5, is 5"), (part, message)
+
+    def test_without_a_display_it_is_a_warning(self, complete, caplog):
+        Trainer(small_strategy(), TrainerOptions(steps=5, directory=complete)).fit()
+        [line] = [line for line in caplog.messages if "complete at step 5, nothing to do" in line]
+        assert "\n" not in line
+
+    def test_a_run_resumed_with_other_settings_names_them(self, tmp_path):
+        fitted(small_strategy(), steps=2, directory=tmp_path)
+        _, recorder = fitted(small_strategy(on_nan="skip"), steps=4, directory=tmp_path)
+        changed = "steps was 2, is 4, on_nan was stop, is skip"
+        assert recorder.messages == [f"resumed at step 2 of 4; changed since it was saved: {changed}"]
+        _, recorder = fitted(small_strategy(on_nan="skip"), steps=4, directory=tmp_path)
+        assert "changed" not in recorder.messages[0], "the newest checkpoint has the newest settings"
 
 
 class _NoEvaluation:

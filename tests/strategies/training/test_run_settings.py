@@ -1,0 +1,73 @@
+"""What a run computes, as plain values: every kind of setting, and which changes are seen."""
+
+import json
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from models.own_task import OwnTask
+from strategies.training.run_settings import changes, plain_settings
+from towers.options import StepOptions
+from towers.updates.schedules import Constant, WarmUp
+
+X = np.random.default_rng(0).normal(size=(50, 3)).astype(np.float32)
+Y = (X[:, 0] > 0).astype(np.int64)
+
+
+def task(**fields):
+    plain = {
+        "model": lambda: None,
+        "train_data": (X, Y),
+        "losses": keras.losses.MeanSquaredError(),
+        "batch_size": 5,
+    }
+    return OwnTask(**plain | fields)
+
+
+def seen(before, now):
+    """The changes from one value to another, after a way through JSON as in a checkpoint."""
+    found = json.loads(json.dumps(plain_settings({"it": before}), allow_nan=False))
+    return changes(found, plain_settings({"it": now}))
+
+
+@pytest.mark.parametrize(
+    "before, now, change",
+    [
+        (1, 2, "it was 1, is 2"),
+        (float("nan"), 1.0, "it was nan, is 1.0"),
+        (np.float64(0.5), 0.25, "it was 0.5, is 0.25"),
+        (Constant(0.1), Constant(0.2), "it was 0.1, is 0.2"),
+        (WarmUp(Constant(0.1), 5), WarmUp(Constant(0.1), 6), "it.steps was 5, is 6"),
+        (keras.losses.Huber(0.5), keras.losses.Huber(0.25), "'delta': 0.25"),
+        ((X, Y), (X, 1 - Y), "it.1 was int64 [50] with checksum"),
+        (task(), task(train_data=(X + 1, Y)), "it.train_data.0 was float32 [50, 3] with checksum"),
+        (task(), task(eval_data=(X, Y)), "it.eval_data was None, is 2 values"),
+        (tf.data.Dataset.range(5).batch(2), tf.data.Dataset.range(9).batch(2), "a dataset of 5 batches"),
+    ],
+)
+def test_changes_are_seen(before, now, change):
+    assert seen(before, before) == []
+    found = seen(before, now)
+    assert any(change in line for line in found), found
+
+
+def test_settings_of_keras_are_seen():
+    def options(optimizer):
+        return StepOptions.of_keras(optimizer)
+
+    decay = keras.optimizers.schedules.ExponentialDecay
+    slow, fast = (options(keras.optimizers.SGD(decay(0.1, 10, rate))) for rate in (0.9, 0.5))
+    assert seen(slow, slow) == []
+    assert "'decay_rate': 0.5" in seen(slow, fast)[0]
+    assert seen(options(keras.optimizers.SGD(0.1)), options(keras.optimizers.Adam(0.1))) == [
+        "it.rule was SGD, is Adam"
+    ]
+
+
+def test_a_large_array_is_described_fast():
+    large = np.zeros((200_000, 1_000), np.uint8)
+    assert seen((large,), (large[:-1],)) == [
+        f"it.0 was {plain_settings({'it': large})['it']}, is {plain_settings({'it': large[:-1]})['it']}"
+    ]
