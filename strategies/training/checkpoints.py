@@ -113,12 +113,14 @@ class Checkpoints:
     def restore_latest(self) -> int | None:
         """Restores the newest readable checkpoint and returns its step; None if the directory has no checkpoint.
 
-        A checkpoint that can't be read is reported in the log, and the next older one is used.
+        A checkpoint that can't be read or has no index is reported in the log, and the next older one is used.
 
         Raises:
-          UserError: the checkpoint is of another model or update rule, or none of the checkpoints can be read.
+          UserError: the checkpoint is of another model or update rule, or there are checkpoints or remains of
+            checkpoints, none of which can be read.
         """
         candidates = self.saved()
+        self._report_missing_indices(newer_than=_step_of(candidates[0]) if candidates else -1)
         for path in candidates:
             try:
                 return self._restore(path)
@@ -126,12 +128,39 @@ class Checkpoints:
                 raise
             except _UNREADABLE as error:
                 log.warning("checkpoint %s can't be read (%s): trying the one before it", path, _first_line(error))
+        instead = "start at step 0 with resume='never' or in another directory"
         if candidates:
+            raise UserError(f"{self.directory}: none of its {len(candidates)} checkpoints can be read; {instead}")
+        if remains := self._without_index():
+            steps = ", ".join(map(str, remains))
             raise UserError(
-                f"{self.directory}: none of its {len(candidates)} checkpoints can be read; "
-                "start at step 0 with resume='never' or in another directory"
+                f"{self.directory}: remains of checkpoints at steps {steps}: without their index files none can "
+                f"be read; put these back, or {instead}"
             )
         return None
+
+    def _report_missing_indices(self, *, newer_than: int) -> None:
+        if newer_than >= 0:
+            for step in self._without_index():
+                if step > newer_than:
+                    log.warning("checkpoint %s has no index: trying the one before it", self.prefix(step))
+
+    def _without_index(self) -> list[int]:
+        """Steps of checkpoints whose index is gone, newest first.
+
+        They have data, or the file for tf.train.latest_checkpoint names them. A save that was killed while it
+        moved its files leaves its temporary folder too: that was no checkpoint yet.
+        """
+        steps = {_step_of(path) for path in self.directory.glob(f"{_PREFIX}-*.data-*")}
+        state = self.directory / _STATE
+        named = re.match(rf'model_checkpoint_path: "{_PREFIX}-(\d+)"', _text_of(state))
+        if named:
+            steps.add(int(named.group(1)))
+        return sorted((step for step in steps if not self._is_saved_or_unfinished(step)), reverse=True)
+
+    def _is_saved_or_unfinished(self, step: int) -> bool:
+        # In this order: a save moves the index before it removes its folder.
+        return step < 0 or _unfinished(self.prefix(step)).exists() or _index(self.prefix(step)).exists()
 
     def restore_from(self, path: str | pathlib.Path) -> int:
         """Restores one checkpoint and returns its step.
@@ -145,7 +174,7 @@ class Checkpoints:
         path = pathlib.Path(path)
         if path.is_dir():
             found = Checkpoints(path, self._strategy)
-            step = found.restore_latest() if found.saved() else None
+            step = found.restore_latest()
             self.restored_settings = found.restored_settings
             if step is None:
                 raise UserError(
@@ -178,8 +207,11 @@ class Checkpoints:
         return self.directory / f"{_PREFIX}-{step}"
 
     def set_aside(self) -> pathlib.Path | None:
-        """Moves an earlier run's checkpoints to a new folder `*.before-N`, which is returned; None without any."""
-        if not self.saved():
+        """Moves an earlier run's checkpoints and their remains to a new folder `*.before-N`, which is returned.
+
+        None if there are none.
+        """
+        if not self.saved() and not self._without_index():
             return None
         number = 1
         while (aside := self.directory.with_name(f"{self.directory.name}.before-{number}")).exists():
@@ -188,7 +220,7 @@ class Checkpoints:
         return aside
 
     def _write(self, prefix: pathlib.Path) -> None:
-        aside = prefix.with_name(prefix.name + UNFINISHED)
+        aside = _unfinished(prefix)
         aside.mkdir(parents=True, exist_ok=True)
         self._checkpoint.write(str(aside / prefix.name))
         # No file of an unreadable checkpoint of the same step may be taken for a part of this one.
@@ -203,10 +235,14 @@ class Checkpoints:
         """Deletes all but the newest checkpoints, and names the newest for tf.train.latest_checkpoint.
 
         Checkpoints of later steps than `newest` were unreadable when this run started: they are neither counted
-        nor deleted.
+        nor deleted. Data without an index is deleted only if it is older than all checkpoints that are kept.
         """
         found = self.saved()
-        removed = found[found.index(str(newest)) :][self._keep :]
+        known = found[found.index(str(newest)) :]
+        removed = known[self._keep :]
+        if len(known) >= self._keep:
+            oldest_kept = _step_of(known[self._keep - 1])
+            removed += [str(self.prefix(step)) for step in self._without_index() if step < oldest_kept]
         write_atomically(self.directory / _STATE, f'model_checkpoint_path: "{newest.name}"\n')
         for old in removed:
             for file in reversed(_files(pathlib.Path(old))):
@@ -224,15 +260,34 @@ class Checkpoints:
         return self._strategy.step
 
     def _remove_unfinished(self) -> None:
-        """Removes the files of a save that was killed or found the disk full."""
-        patterns = (f"{_PREFIX}-*{UNFINISHED}", _STATE + UNFINISHED)
-        found = [left for pattern in patterns for left in self.directory.glob(pattern)]
-        # The index is written last: data without an index is an incomplete checkpoint.
-        data = self.directory.glob(f"{_PREFIX}-*.data-*")
-        found += [left for left in data if not left.with_suffix(".index").exists()]
+        """Removes the files of a save that was killed or found the disk full.
+
+        Data without an index is of such a save only if the save's temporary folder is there too.
+        """
+        found = [*self.directory.glob(_STATE + UNFINISHED)]
+        for aside in self.directory.glob(f"{_PREFIX}-*{UNFINISHED}"):
+            prefix = aside.with_name(aside.name.removesuffix(UNFINISHED))
+            if not _index(prefix).exists():
+                found += self.directory.glob(f"{prefix.name}.data-*")
+            found.append(aside)
         for left in found:
             with contextlib.suppress(OSError):
                 shutil.rmtree(left) if left.is_dir() else left.unlink()
+
+
+def _step_of(path: str | pathlib.Path) -> int:
+    """The step of a checkpoint's prefix or file; -1 for a file of another name."""
+    match = re.match(rf"{_PREFIX}-(\d+)(\.|$)", pathlib.Path(path).name)
+    return int(match.group(1)) if match else -1
+
+
+def _text_of(path: pathlib.Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+
+
+def _unfinished(prefix: pathlib.Path) -> pathlib.Path:
+    """The temporary folder in which a save writes a checkpoint."""
+    return prefix.with_name(prefix.name + UNFINISHED)
 
 
 def _index(prefix: pathlib.Path) -> pathlib.Path:

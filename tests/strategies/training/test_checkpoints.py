@@ -143,6 +143,44 @@ def test_no_readable_checkpoint_is_an_error(copied):
         Checkpoints(copied, fresh_strategy()).restore_latest()
 
 
+def test_only_data_without_an_index_is_an_error_and_stays(copied, tmp_path):
+    for step in STEPS:
+        index_file(copied, step).unlink()
+    names = sorted(path.name for path in copied.iterdir())
+    strategy = fresh_strategy()
+    with refused(str(copied), "remains of checkpoints at steps 6, 4, 2", "none can be read", "resume='never'"):
+        Trainer(strategy, TrainerOptions(steps=1, directory=tmp_path)).fit()
+    assert strategy.step == 0
+    assert sorted(path.name for path in copied.iterdir()) == names
+    Trainer(strategy, TrainerOptions(steps=1, directory=tmp_path, resume="never")).fit()
+    assert sorted(path.name for path in (tmp_path / "checkpoints.before-1").iterdir()) == names
+
+
+def test_if_only_tensorflows_file_remains_it_is_an_error(copied):
+    for path in copied.glob("step-*"):
+        path.unlink()
+    with refused(str(copied), "remains of checkpoints at steps 6:", "none can be read"):
+        Checkpoints(copied, fresh_strategy()).restore_latest()
+
+
+@pytest.mark.parametrize("with_data", [True, False])
+def test_if_the_newest_index_is_missing_that_is_reported_and_its_data_stays(copied, with_data, caplog):
+    index_file(copied, 6).unlink()
+    if not with_data:
+        data_file(copied, 6).unlink()
+    strategy = fresh_strategy()
+    checkpoints = Checkpoints(copied, strategy, keep=1)
+    assert checkpoints.restore_latest() == 4
+    [report] = caplog.messages
+    assert f"checkpoint {copied / 'step-6'} has no index" in report
+    assert "trying the one before it" in report
+    checkpoints.prepare()
+    strategy.run_steps(1)
+    checkpoints.save()
+    assert data_file(copied, 6).exists() is with_data
+    assert {path.stem for path in copied.glob("*.index")} == {"step-5"}
+
+
 def test_an_empty_directory_restores_nothing(tmp_path):
     assert Checkpoints(tmp_path / "nowhere", fresh_strategy()).restore_latest() is None
     assert not (tmp_path / "nowhere").exists()
@@ -391,7 +429,7 @@ def test_files_of_an_unfinished_save_are_removed_at_start(copied):
     (copied / "step-8.new" / "step-8_temp" / "part-00000-of-00001.data-00000-of-00001").write_bytes(b"half")
     (copied / "step-8.new" / "step-8.index").write_bytes(b"")
     (copied / "checkpoint.new").write_bytes(b"half")
-    (copied / "step-8.data-00000-of-00001").write_bytes(b"without an index")
+    (copied / "step-8.data-00000-of-00001").write_bytes(b"moved before the index")
     (copied / "notes.txt").write_text("somebody's own")
     checkpoints = Checkpoints(copied, fresh_strategy())
     checkpoints.prepare()
