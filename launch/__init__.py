@@ -1,7 +1,9 @@
 """Programs and flags: the only package that reads flags and the environment and that starts processes."""
 
-from launch.at_import.own_packages import check_own_packages
+from launch.at_import.ending_signals import end_at_early_signals
+from launch.at_import.own_packages import check_own_packages, running_program
 from launch.at_import.quiet_tensorflow import keep_tensorflow_quiet
 
+end_at_early_signals(running_program())
 check_own_packages()
 keep_tensorflow_quiet()

@@ -6,7 +6,7 @@
 3   --verify found a difference above the tolerance, or launch.benchmark --compare a regression
 4   a loss or gradient was not finite, with --on_nan=stop
 5   another process of the run was lost, did not answer or never connected
-75  interrupted by SIGTERM or SIGINT, everything is saved: the same command resumes
+75  interrupted by SIGTERM or SIGINT: the same command resumes from what was saved
 """
 
 import functools
@@ -17,6 +17,7 @@ from collections.abc import Callable
 
 from absl import app, flags
 
+from launch.at_import.ending_signals import EndingSignals
 from strategies.errors import NonFiniteStep, PeerLost
 from towers.errors import UserError
 
@@ -31,11 +32,15 @@ def run(
 ) -> None:
     """Runs `main` by absl's app.run. An error of `EXPECTED` becomes one line on stderr and its exit code.
 
+    So does SIGTERM or Ctrl-C before training begins; from then on the Trainer saves first.
+
     Args:
       main: called with the program's name, followed by the operand or by the command's words, if there are any.
       takes_command: whether a command may follow a lone --.
       takes_operand: whether one argument without dashes is allowed.
     """
+
+    signals = EndingSignals()
 
     def guarded(arguments):
         # TFDS and Keras log warnings through absl about mistakes that our own errors report in one line.
@@ -45,10 +50,19 @@ def run(
         except EXPECTED as error:
             return fail(error)
 
-    app.run(
-        guarded,
-        flags_parser=functools.partial(parse_flags, takes_command=takes_command, takes_operand=takes_operand),
-    )
+    parser = functools.partial(parse_flags, takes_command=takes_command, takes_operand=takes_operand)
+    try:
+        app.run(guarded, flags_parser=parser)
+    except SystemExit as exit:
+        signals.end(exit.code if isinstance(exit.code, int) else int(exit.code is not None))
+        raise
+    except (Exception, KeyboardInterrupt) as error:
+        # An interruption may come back as another error, for example through a callback of TensorFlow.
+        if signals.name is None and not isinstance(error, KeyboardInterrupt):
+            raise
+        by = f" by {signals.name}" if signals.name else ""
+        _print_line(f"interrupted{by}", "the same command starts again, from the last checkpoint if there is one")
+        sys.exit(signals.end(INTERRUPTED))
 
 
 def parse_flags(arguments: list[str], *, takes_command: bool = False, takes_operand: bool = False) -> list[str]:

@@ -1,15 +1,17 @@
 """Defines all flags of training and builds a strategy and a Trainer from them. Your own program imports only this:
 
-from absl import app
-from launch import training
+from launch import binary, training
 
 def main(_):
     strategy = training.build_strategy(my_task)
     training.build_trainer(strategy).fit()
 
-app.run(main)
+binary.run(main)
+
+`launch.train` is these lines with a built-in task.
 """
 
+import dataclasses
 import sys
 from collections.abc import Callable
 
@@ -21,12 +23,14 @@ from launch.flags.devices import devices_from_flags
 from launch.flags.recipes import apply_recipe
 from launch.flags.ring import joined_ring
 from launch.flags.run import callbacks_from_flags, run_directory, trainer_options_from_flags
-from launch.flags.saved_flags import flag_settings
+from launch.flags.saved_flags import SavedFlags, flag_settings
 from launch.flags.servers import servers_membership
 from launch.flags.step import options_from_flags
 from launch.membership.this_process import is_evaluator
 from launch.supervision.fault_injection import faults_from_environment
 from launch.supervision.role_programs import follow_run, serve, work
+from launch.supervision.run_end import reported_end
+from launch.supervision.verify_run import verify
 from strategies import registry
 from strategies.cluster import SERVER, WORKER
 from strategies.contract import Strategy
@@ -55,7 +59,8 @@ def build_strategy(task: Task, options: StepOptions | None = None) -> Strategy:
     """The strategy of --strategy on this process's devices.
 
     Does not return in a parameter server, in a worker of parameter servers or in an evaluator: such a process does
-    its work here and exits, because the rest of the program is for the processes that drive training.
+    its work here and exits, because the rest of the program is for the processes that drive training. With
+    --verify it compares the strategy with one device and exits.
 
     Args:
       task: what to train.
@@ -63,6 +68,8 @@ def build_strategy(task: Task, options: StepOptions | None = None) -> Strategy:
     """
     devices, membership = devices_from_flags(), servers_membership()
     options = options or options_from_flags(run_length(task))
+    if FLAGS.verify:
+        options = dataclasses.replace(options, precision=FLAGS.verify_precision)
     shares = numbers_from("tower_shares")
     if membership is not None and membership.role == SERVER:
         sys.exit(serve(options, membership))
@@ -70,33 +77,41 @@ def build_strategy(task: Task, options: StepOptions | None = None) -> Strategy:
         sys.exit(work(task, devices, options, membership, shares=shares))
     if is_evaluator():
         sys.exit(follow_run(task, devices, options, run_directory(), shares=shares))
-    return registry.build_strategy(
+    strategy = registry.build_strategy(
         FLAGS.strategy, task, devices, options, shares=shares, ring=joined_ring(), servers=membership
     )
+    if FLAGS.verify:
+        sys.exit(verify(task, strategy))
+    return strategy
 
 
 def serve_if_server() -> None:
     """In a parameter server, serves until training ends and exits; in other processes, returns at once.
 
-    `build_strategy` does the same, but needs a task: call this first so that servers need no data.
+    `build_strategy` does the same, but needs a task: call this first so that servers need no data. (With --verify
+    their options depend on the task.)
     """
     membership = servers_membership()
-    if membership is not None and membership.role == SERVER:
+    if membership is not None and membership.role == SERVER and not FLAGS.verify:
         sys.exit(serve(options_from_flags(1), membership))
 
 
-def build_trainer(strategy: Strategy, *, stop_requested: Callable[[], bool] = lambda: False) -> Trainer:
+def build_trainer(strategy: Strategy, *, stop_requested: Callable[[], bool] | None = None) -> Trainer:
     """A Trainer, with a progress display, for the run that the flags describe.
+
+    Its `fit` prints the results. SIGTERM and Ctrl-C save, and end the program with exit code 75.
 
     Args:
       strategy: from `build_strategy`.
-      stop_requested: called between steps; training saves and ends once it returns True.
+      stop_requested: called between steps; training saves and `fit` returns once it returns True. None: see above.
     """
+    files = (*callbacks_from_flags(), SavedFlags()) if strategy.keeps_files else ()
     return Trainer(
         strategy,
         trainer_options_from_flags(str(run_directory())),
-        callbacks=[*(callbacks_from_flags() if strategy.keeps_files else ()), *faults_from_environment()],
+        callbacks=[*files, *faults_from_environment()],
         stop_requested=stop_requested,
+        ended=reported_end(run_directory(), keeps_files=strategy.keeps_files),
         settings=flag_settings(),
     )
 

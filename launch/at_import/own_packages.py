@@ -21,7 +21,7 @@ def check_own_packages() -> None:
     for name in _PACKAGES:
         problem = _problem(name)
         if problem is not None:
-            program = _program()
+            program = running_program()
             if program is None:
                 raise ImportError(problem, name=name)
             print(f"{program}: error: {problem}", file=sys.stderr)
@@ -60,7 +60,7 @@ def _own_root() -> str:
     return os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
-def _program() -> str | None:
+def running_program() -> str | None:
     """Name of the running program of launch/, as its messages begin; None in a program of a user's own."""
     # While Python looks for the module of `python -m launch.train --steps=5`, argv is ['-m', '--steps=5'].
     if sys.argv[0] == "-m":

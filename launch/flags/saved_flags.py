@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from absl import flags
 
 from strategies.atomic_write import write_atomically
+from strategies.callbacks import Callback, Run
 from towers.errors import UserError
 
 FLAGS = flags.FLAGS
@@ -41,6 +42,16 @@ def save_flags(directory: pathlib.Path) -> None:
             text = ",".join(map(str, value)) if isinstance(value, list) else value
             lines.append(f"--{name}={text}\n")
     write_atomically(directory / FLAG_FILE, "".join(lines))
+
+
+class SavedFlags(Callback):
+    """Saves the flags of a run at its start; those of a complete run remain."""
+
+    def begin(self, run: Run) -> None:
+        if run.directory is not None and (
+            run.first_step < run.last_step or not (run.directory / FLAG_FILE).exists()
+        ):
+            save_flags(run.directory)
 
 
 def load_flags(directory: str | None) -> None:

@@ -4,7 +4,6 @@ import pathlib
 
 from launch import binary
 from launch.supervision.fault_injection import faults_from_environment
-from launch.supervision.signals import StopSignals
 from strategies.parameter_servers import run_server, run_worker
 from strategies.reports.metrics_log import MetricsLog
 from strategies.reports.progress_display import ProgressDisplay
@@ -12,6 +11,7 @@ from strategies.reports.tensorboard_log import TensorBoardLog
 from strategies.servers.membership import ServersMembership
 from strategies.towers import towers_strategy
 from strategies.training.checkpoint_evaluator import follow
+from strategies.training.stop_signals import StopSignals
 from towers.devices import Devices
 from towers.errors import UserError
 from towers.options import StepOptions

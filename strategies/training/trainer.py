@@ -19,6 +19,7 @@ from strategies.training.cadence import Cadence, due, steps_of_a_call
 from strategies.training.checkpoints import Checkpoints, check_writable
 from strategies.training.export import save_model
 from strategies.training.run_settings import changes, plain_settings
+from strategies.training.stop_signals import StopSignals
 from strategies.training.trainer_options import TrainerOptions
 from towers.errors import UserError
 
@@ -58,21 +59,24 @@ class Trainer:
         options: TrainerOptions,
         *,
         callbacks: Sequence[Callback] = (),
-        stop_requested: Callable[[], bool] = lambda: False,
+        stop_requested: Callable[[], bool] | None = None,
+        ended: Callable[[FitResult, StopSignals], None] | None = None,
         settings: Mapping | None = None,
     ):
         """Args:
         strategy: a strategy at step 0.
         options: length of the run, its files, and how often it evaluates, saves and reports.
         callbacks: called in addition to those that write the directory's files.
-        stop_requested: called between calls of `run_steps`; True saves a checkpoint and ends the run early.
+        stop_requested: called between calls of `run_steps`; True saves a checkpoint and ends the run early. None
+          asks for a stop at SIGTERM and SIGINT, which take their usual effect when everything is saved.
+        ended: called at the end of `fit` with its result and the signals, if stop_requested is None; it may exit.
         settings: written into summary.json as 'flags'.
 
         Raises:
           UserError: epochs are given, and the number of training examples is unknown.
         """
         self.strategy, self.options = strategy, options
-        self._stop_requested = stop_requested
+        self._stop_requested, self._ended = stop_requested, ended
         self._settings = dict(settings or {})
         self._figures = RunFigures()
         keeps = options.directory is not None and not options.dry_run and strategy.keeps_files
@@ -98,12 +102,24 @@ class Trainer:
     def fit(self) -> FitResult:
         """Trains to the last step, writes the checkpoint and the model, evaluates, and writes the summary.
 
-        If an evaluation fails, all that was trained is saved.
+        If an evaluation fails, all that was trained is saved. SIGTERM and SIGINT save before they take effect.
 
         Raises:
           NonFiniteStep: a step was not finite under on_nan='stop'; the last checkpoint is of an earlier step.
           UserError: the directory can't be used, or the checkpoint is of another model.
         """
+        if self._stop_requested is not None:
+            return self._fit(self._stop_requested)
+        with StopSignals() as signals:
+            result = self._fit(signals.requested)
+            if self._ended is not None:
+                self._ended(result, signals)
+        if not result.completed:
+            signals.take_effect()
+        return result
+
+    def _fit(self, stop_requested: Callable[[], bool]) -> FitResult:
+        self._stop_requested = stop_requested
         self.prepare()
         run = self._run()
         outcome, started = "failed", time.monotonic()

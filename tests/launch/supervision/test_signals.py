@@ -5,7 +5,8 @@ import signal
 
 import pytest
 
-from launch.supervision.signals import ForwardedSignals, StopSignals
+from launch.supervision.signals import ForwardedSignals
+from strategies.training.stop_signals import StopSignals
 
 EITHER = pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
 

@@ -1,0 +1,89 @@
+"""SIGTERM and Ctrl-C where nothing must be saved first: one line and exit code 75, never a traceback.
+
+`end_at_early_signals` is for the imports, `EndingSignals` for what follows.
+"""
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+
+_EXIT_CODE = 75  # `launch.binary.INTERRUPTED`; launch.binary is imported later.
+
+
+def end_at_early_signals(program: str | None) -> None:
+    """Until another handler is set, SIGTERM and SIGINT end this process with one line.
+
+    Does nothing where `launch` is imported by another module than a script that is run, by an interactive
+    session, or in a thread.
+
+    Args:
+      program: name of the running program of launch/; None in a program of a user's own.
+    """
+    if threading.current_thread() is not threading.main_thread() or not (program or _is_script()):
+        return
+    try:
+        # Stderr itself goes elsewhere while TensorFlow is imported.
+        stderr = os.dup(2)
+    except OSError:
+        stderr = 2  # closed
+    name = program or os.path.splitext(os.path.basename(sys.argv[0]))[0]
+
+    def end(number, frame) -> None:
+        text = f"interrupted by {signal.Signals(number).name} during start-up: the same command starts again"
+        # The signal may come in the middle of a print, and stderr may be closed.
+        with contextlib.suppress(OSError, RuntimeError):
+            os.write(stderr, f"{name}: {text}\n".encode())
+            sys.stdout.flush()
+        os._exit(_EXIT_CODE)
+
+    for number, usual in ((signal.SIGTERM, signal.SIG_DFL), (signal.SIGINT, signal.default_int_handler)):
+        if signal.getsignal(number) is usual:
+            signal.signal(number, end)
+
+
+class Interrupted(KeyboardInterrupt):
+    """SIGTERM or SIGINT, outside the work that saves something first."""
+
+    def __init__(self, number: int):
+        super().__init__(signal.Signals(number).name)
+
+
+class EndingSignals:
+    """From now on the first SIGTERM or SIGINT raises `Interrupted`, except where another handler is active.
+
+    Attributes:
+      name: the signal that was received, 'SIGTERM' or 'SIGINT'; None if there was none.
+    """
+
+    def __init__(self):
+        self.name: str | None = None
+        self._code: int | None = None
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, self._receive)
+
+    def end(self, code: int) -> int:
+        """Returns `code`, which no later signal changes."""
+        self._code = code
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        return code
+
+    def _receive(self, number, frame) -> None:
+        if self._code is not None:
+            os._exit(self._code)  # a Ctrl-C while Python shuts down
+        if self.name is None or number == signal.SIGINT:
+            self.name = self.name or signal.Signals(number).name
+            raise Interrupted(number)
+
+
+def _is_script() -> bool:
+    """Whether the script that Python runs has imported `launch` itself."""
+    if hasattr(sys, "ps1") or not hasattr(sys.modules.get("__main__"), "__file__"):
+        return False
+    frame = sys._getframe()
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("launch", "importlib"):
+        frame = frame.f_back
+    return frame is not None and frame.f_globals.get("__name__") == "__main__"

@@ -1,0 +1,58 @@
+"""The end of a training program: what it prints for a person, and its exit code."""
+
+import pathlib
+import sys
+from collections.abc import Callable
+
+from launch import binary
+from strategies.training.stop_signals import StopSignals
+from strategies.training.trainer import FitResult
+
+
+def reported_end(directory: pathlib.Path, *, keeps_files: bool) -> Callable[[FitResult, StopSignals], None]:
+    """What a Trainer calls at the end: prints the results, and exits if the run was stopped before its last step.
+
+    Args:
+      directory: the run's directory.
+      keeps_files: whether this process writes the run's files; the others print nothing.
+    """
+
+    def end(result: FitResult, signals: StopSignals) -> None:
+        if keeps_files:
+            print_results(result)
+        if result.completed:
+            return
+        if keeps_files:
+            print(f"{signals.name}: stopped at step {result.step}" + how_to_resume(result, directory))
+        sys.stdout.flush()
+        signals.ignore_sigterm_afterwards()
+        sys.exit(binary.INTERRUPTED)
+
+    return end
+
+
+def print_results(result: FitResult) -> None:
+    """Prints the results of the run for a person."""
+    if result.evaluation is not None:
+        written = ", ".join(f"{name} {value:.4f}" for name, value in result.evaluation.items())
+        print(f"step {result.step}: evaluation {written}")
+    if result.summary["images_per_second"]:
+        print(f"speed: {result.summary['images_per_second']:,.0f} examples/s, steady median")
+    straggler = result.summary["straggler"]
+    if straggler is not None:
+        times = straggler["times_the_others"]
+        print(
+            f"straggler: {straggler['name']} takes {times:.1f} times as long as the other workers, which wait "
+            "for it"
+        )
+    for line in result.tables:
+        print(line)
+    for what, path in result.files.items():
+        print(f"{what}: {path}")
+
+
+def how_to_resume(result: FitResult, directory: pathlib.Path) -> str:
+    """What to type to resume; empty for a dry run, which saves nothing."""
+    if not result.files:
+        return ""
+    return f"; to resume, run the same command with --directory={directory.absolute()} --resume=auto"
