@@ -65,6 +65,9 @@ class ImageTask:
     label_smoothing: float = 0.0
     num_input_threads: int = 2
 
+    # Its examples are checked where they are read, and its network fits them.
+    data_is_checked = True
+
     def __post_init__(self):
         if self.eval_batch_size is None:
             object.__setattr__(self, "eval_batch_size", self.batch_size)

@@ -13,6 +13,23 @@ from towers.task import WeightedValue
 _DIVIDED_BY_VALUES = ("sum_over_batch_size", "mean")
 _DIVIDED_BY_WEIGHTS = "mean_with_sample_weight"
 
+_SPARSE = "SparseCategoricalCrossentropy"
+_OF_EQUAL_SHAPES = (
+    "MeanSquaredError",
+    "MeanAbsoluteError",
+    "MeanAbsolutePercentageError",
+    "MeanSquaredLogarithmicError",
+    "Huber",
+    "LogCosh",
+    "CategoricalCrossentropy",
+    "CategoricalFocalCrossentropy",
+    "BinaryCrossentropy",
+    "BinaryFocalCrossentropy",
+    "KLDivergence",
+    "Poisson",
+    "CosineSimilarity",
+)
+
 MetricFunction = Callable[[Any, Any], Any]
 
 
@@ -35,7 +52,7 @@ def checked_loss(loss: Any) -> keras.losses.Loss | None:
     if loss is None:
         return None
     if isinstance(loss, str):
-        loss = keras.losses.get(loss)
+        loss = _named_loss(loss)
     if not isinstance(loss, keras.losses.Loss):
         raise UserError(
             f"loss {getattr(loss, '__name__', loss)!r}: must be an instance of a Keras loss; "
@@ -47,6 +64,15 @@ def checked_loss(loss: Any) -> keras.losses.Loss | None:
             "use reduction='sum_over_batch_size' or 'mean_with_sample_weight'"
         )
     return loss
+
+
+def _named_loss(name: str) -> Any:
+    try:
+        return keras.losses.get(name)
+    except ValueError as error:
+        raise UserError(
+            f"loss {name!r} is unknown to Keras: pass an instance, for example keras.losses.MeanSquaredError()"
+        ) from error
 
 
 def check_metric(function: Any) -> None:
@@ -61,6 +87,7 @@ def check_metric(function: Any) -> None:
 
 def _values(term: Term) -> tf.Tensor:
     """Unreduced values of the loss, float32 [N] or [N, ...]."""
+    _check_labels(term)
     dtype = term.loss.dtype
     values = term.loss.call(tf.cast(term.labels, dtype), tf.cast(term.output, dtype))
     check_by_example(values, term.output, f"loss {term.loss.name}: call()")
@@ -93,6 +120,37 @@ def check_by_example(values: tf.Tensor, output: Any, what: str) -> None:
     )
 
 
+def _check_labels(term: Term) -> None:
+    """Raises UserError for labels that Keras would compare with the output by broadcasting, or not at all."""
+    labels, output = tf.convert_to_tensor(term.labels), tf.convert_to_tensor(term.output)
+    name = type(term.loss).__name__
+    came = f"loss {name}: labels {_shape(labels)} for outputs {_shape(output)}"
+    if None in (labels.shape.rank, output.shape.rank):
+        return
+    if name == _SPARSE:
+        if labels.shape.rank == output.shape.rank and labels.shape[-1] not in (1, None):
+            raise UserError(
+                f"{came}: it takes class numbers {_shape(output[..., 0])}; pass argmax of one-hot labels, or use "
+                "CategoricalCrossentropy"
+            )
+        if labels.dtype.is_floating and tf.executing_eagerly() and bool(tf.reduce_any(labels != tf.round(labels))):
+            raise UserError(f"{came}: it takes class numbers, and these labels are fractions; use another loss")
+    if name in _OF_EQUAL_SHAPES and _significant(labels) != _significant(output):
+        raise UserError(f"{came}: it compares equal shapes; change the labels' shape or the model's last layer")
+
+
+def _significant(tensor: tf.Tensor) -> list[int | None]:
+    """The dimensions after the examples, without ones at the end."""
+    found = list(tensor.shape[1:])
+    while found and found[-1] == 1:
+        found.pop()
+    return found
+
+
+def _shape(tensor: tf.Tensor) -> str:
+    return f"[{', '.join(['N', *map(str, tensor.shape[1:])])}]"
+
+
 def _mask(output: Any) -> tf.Tensor | None:
     """float32 mask that a Masking or Embedding layer attached to the output tensor; None if there is none."""
     mask = getattr(output, "_keras_mask", None)
@@ -104,6 +162,11 @@ def _fitted(values: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
     weights = tf.cast(weights, tf.float32)
     while weights.shape.rank > values.shape.rank and weights.shape[-1] == 1:
         weights = tf.squeeze(weights, axis=-1)
+    if weights.shape.rank is not None and weights.shape.rank > values.shape.rank:
+        raise UserError(
+            f"weights {_shape(weights)} for values {_shape(values)} of a loss or metric: "
+            "give one weight for each example, or for each value"
+        )
     while weights.shape.rank < values.shape.rank:
         weights = tf.expand_dims(weights, axis=-1)
     return weights

@@ -30,6 +30,13 @@ def map_leaves(function: Callable[[Any], Any], structure: Any) -> Any:
     return function(structure)
 
 
+def flat_leaves(structure: Any) -> list[Any]:
+    """The leaves of mappings, lists and tuples within each other."""
+    if isinstance(structure, (Mapping, list, tuple)):
+        return [leaf for value in flat(structure) for leaf in flat_leaves(value)]
+    return [structure]
+
+
 def given_by_output(what: str, given: Any, outputs: Any, names: Callable[[], tuple[str, ...]]) -> list[Any]:
     """A list with one entry for each output, in the outputs' order.
 

@@ -22,7 +22,7 @@ import keras
 import tensorflow as tf
 
 from models.data.batch_stream import BatchSlice, eval_stream, train_stream
-from models.data.own_data import checked_batch_size, count_examples, dataset_stream, host_tensors
+from models.data.own_data import check_data, checked_batch_size, count_examples, dataset_stream, host_tensors
 from models.data.splits import checked_split
 from models.keras_losses import (
     Term,
@@ -34,7 +34,7 @@ from models.keras_losses import (
     loss_sums_by_example,
     metric_sums,
 )
-from models.model_outputs import flat, given_by_output, map_leaves, output_names_of
+from models.model_outputs import flat, flat_leaves, given_by_output, map_leaves, output_names_of
 from towers.errors import UserError
 from towers.task import Batch, InputShard, WeightedLoss, WeightedValue, as_batch
 
@@ -85,9 +85,13 @@ class OwnTask:
     def __post_init__(self):
         object.__setattr__(self, "losses", map_leaves(checked_loss, self.losses))
         map_leaves(check_metric, self.metric_functions)
-        for data in (self.train_data, self.eval_data):
-            if data is not None and not isinstance(data, tf.data.Dataset):
-                count_examples(as_batch(data))
+        if not any(loss is not None for loss in flat_leaves(self.losses)):
+            raise UserError(
+                f"losses={self.losses}: training needs a loss; pass for example keras.losses.MeanSquaredError()"
+            )
+        for what, data in (("train_data", self.train_data), ("eval_data", self.eval_data)):
+            if data is not None or what == "train_data":
+                check_data(what, data)
         batch_size = checked_batch_size(self.train_data, self.batch_size)
         object.__setattr__(self, "batch_size", batch_size)
         object.__setattr__(self, "eval_batch_size", self.eval_batch_size or batch_size)
@@ -110,6 +114,11 @@ class OwnTask:
             raise UserError(
                 f"model returns {type(model).__name__}: "
                 "must return a built keras.Model; call model.build(input_shape) before returning it"
+            )
+        if not model.variables:
+            raise UserError(
+                f"model {model.name!r} has no variables: build() did not build its layers; "
+                "call the model once on a batch before returning it, as model(features[:1])"
             )
         # Cached, so that finding losses by output name does not build another model.
         self.__dict__.setdefault("_output_names", output_names_of(model))

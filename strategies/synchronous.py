@@ -15,6 +15,7 @@ import tensorflow as tf
 from strategies.contract import Move, StepReport
 from strategies.engines import EngineChoice
 from strategies.errors import NonFiniteStep
+from strategies.first_batches import check_first_batches
 from towers.engine import Engine
 from towers.errors import UserError
 from towers.layers.names import fresh_name_counts
@@ -46,6 +47,7 @@ class SynchronousStrategy:
         self.name, self.num_towers = name, num_towers
         self.task, self.options = task, options
         self.model = self._build_template()
+        check_first_batches(task, self.model)
         # The template is never trained, so only the spec of the input is needed here.
         self._input = self._dataset("train")
         self.engine = make_engine(self.model, open_length(self._input.element_spec))

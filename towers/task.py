@@ -94,7 +94,11 @@ class InputShard:
 
 @runtime_checkable
 class Task(Protocol):
-    """What a strategy needs to know of the work. `models` has ready tasks; any object with these methods works."""
+    """What a strategy needs to know of the work. `models` has ready tasks; any object with these methods works.
+
+    Before training the first batch of each split is computed, as a check; a task with a true attribute
+    `data_is_checked` is trusted instead.
+    """
 
     @property
     def batch_size(self) -> int:

@@ -1,6 +1,6 @@
 """A user's own arrays or tf.data dataset as batches of a task."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -9,6 +9,48 @@ import tensorflow as tf
 
 from towers.errors import UserError
 from towers.task import Batch, InputShard, as_batch, batch_length
+
+
+def check_data(what: str, data: Any) -> None:
+    """Checks that data are arrays or a tf.data dataset of batches.
+
+    Args:
+      what: name of the data in messages.
+      data: arrays (features, labels, weights), or a dataset of these.
+
+    Raises:
+      UserError: something else, a dataset of single examples, or arrays of objects.
+    """
+    if isinstance(data, tf.data.Dataset):
+        _check_batches(what, tf.nest.flatten(data.element_spec))
+        return
+    if isinstance(data, keras.utils.PyDataset) or callable(data) or isinstance(data, Iterator):
+        raise UserError(
+            f"{what} is a {type(data).__name__}: must be arrays or a tf.data dataset of batches; "
+            "make one with tf.data.Dataset.from_generator(function, output_signature=...)"
+        )
+    for array in tf.nest.flatten(as_batch(data)):
+        if getattr(getattr(array, "dtype", None), "hasobject", False):
+            raise UserError(
+                f"{what} has an array of Python objects, shape {list(array.shape)}: must be numbers of one type; "
+                "convert it, for example with numpy.array(list, 'float32')"
+            )
+    count_examples(as_batch(data))
+    weights = as_batch(data).weights
+    for array in () if weights is None else tf.nest.flatten(weights):
+        if array is not None and not np.isfinite(np.asarray(array, np.float64)).all():
+            raise UserError(f"{what} has weights that are NaN or infinite: clean the data")
+
+
+def _check_batches(what: str, specs: Sequence[tf.TypeSpec]) -> None:
+    """Raises UserError if a dataset of these components yields single examples."""
+    scalars = [spec.dtype.name for spec in specs if spec.shape.rank == 0]
+    lengths = {spec.shape[0] for spec in specs if spec.shape.rank} - {None}
+    if scalars or len(lengths) > 1:
+        yields = (
+            f"{scalars[0]} scalars" if scalars else f"tensors of {', '.join(map(str, sorted(lengths)))} examples"
+        )
+        raise UserError(f"{what} yields {yields}: must yield batches; add .batch(batch_size)")
 
 
 def count_examples(batch: Batch) -> int:
@@ -60,8 +102,6 @@ def checked_batch_size(data: Any, given: int | None) -> int:
             raise UserError("batch_size=None: arrays need a batch size; pass for example batch_size=32")
         return given
     spec = tf.nest.flatten(data.element_spec)[0]
-    if spec.shape.rank == 0:
-        raise UserError(f"train_data yields {spec.dtype.name} scalars: must yield batches; add .batch(batch_size)")
     known = spec.shape[0] if spec.shape.rank else None
     if known is None and given is None:
         raise UserError(

@@ -1,0 +1,160 @@
+"""Checks the first batch of each split against the model before training: a mistake of data becomes one line.
+
+The model computes some examples of the batch, and the task their loss and metrics: on the host, without training.
+"""
+
+import os
+import re
+import sysconfig
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from towers.errors import UserError
+from towers.layers.names import fresh_name_counts
+from towers.task import Batch, InputShard, Task, as_batch
+
+_NUM_EXAMPLES = 8
+_LIBRARIES = (sysconfig.get_paths()["purelib"], sysconfig.get_paths()["stdlib"])
+_OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+def check_first_batches(task: Task, model: keras.Model) -> None:
+    """Checks the batch size, and the first batch of each split unless the task has checked its data itself.
+
+    Args:
+      task: what to train. `task.data_is_checked`, if it has this attribute, says that no batch need be read.
+      model: the task's model, which is not changed.
+
+    Raises:
+      UserError: the message says what came, what was expected and how to mend it.
+    """
+    num_examples = task.num_examples("train")
+    if num_examples is not None and num_examples < task.batch_size:
+        raise UserError(
+            f"batch_size={task.batch_size}: there are {num_examples} training examples; "
+            f"use at most batch_size={num_examples}"
+        )
+    if getattr(task, "data_is_checked", False):
+        return
+    for split in ("train", "eval"):
+        if split == "train" or task.num_examples(split) != 0:
+            _check_first_batch(task, model, split)
+
+
+def check_task(task: Task) -> None:
+    """As `check_first_batches`, in a process that builds no strategy."""
+    if not getattr(task, "data_is_checked", False):
+        with tf.device("/device:CPU:0"), fresh_name_counts():
+            check_first_batches(task, task.build_model())
+
+
+def not_finite_parts(batch: Batch) -> list[str]:
+    """Which of 'features', 'labels' and 'weights' hold NaN or infinity."""
+
+    def is_finite(tensor) -> bool:
+        array = np.asarray(tensor)
+        return array.dtype.kind in "OSUbiu" or bool(np.isfinite(array.astype(np.float64)).all())
+
+    parts = zip(("features", "labels", "weights"), batch, strict=True)
+    return [name for name, part in parts if not all(map(is_finite, tf.nest.flatten(part)))]
+
+
+def _check_first_batch(task: Task, model: keras.Model, split: str) -> None:
+    with tf.device("/device:CPU:0"):
+        batch = _first_batch(task, split)
+        if split == "train":
+            _check_length(task, _length(batch))
+        if "weights" in not_finite_parts(Batch((), (), batch.weights)):
+            raise UserError(f"weights of the first batch of {split!r} hold NaN or infinity: clean the data")
+        few = tf.nest.map_structure(lambda tensor: tensor[:_NUM_EXAMPLES], batch)
+        outputs = _computed(
+            lambda: _outputs(model, few.features),
+            f"the first batch of {split!r} has features {_described(few.features)}{_expected(model)}: "
+            "give features of the model's inputs",
+        )
+        came = (
+            f"the first batch of {split!r} has labels {_described(few.labels)}{_weights_of(few)}, and the model "
+        )
+        came += f"returns {_described(outputs)}"
+        _computed(lambda: task.loss(outputs, few), f"{came}: give labels and weights that fit outputs and loss")
+        _computed(lambda: task.metrics(outputs, few), f"{came}: give metrics that fit labels and outputs")
+
+
+def _first_batch(task: Task, split: str) -> Batch:
+    for element in task.dataset(split, InputShard()).take(1):
+        return as_batch(element)
+    raise UserError(f"the {split!r} split is empty: it needs at least one example")
+
+
+def _check_length(task: Task, length: int) -> None:
+    if length != task.batch_size:
+        raise UserError(
+            f"batch_size={task.batch_size}: the first batch of 'train' has {length} examples; "
+            f"pass batch_size={length}, or make batches of {task.batch_size}"
+        )
+
+
+def _length(batch: Batch) -> int:
+    return int(tf.nest.flatten(batch.features)[0].shape[0])
+
+
+def _outputs(model: keras.Model, features: Any) -> Any:
+    with keras.StatelessScope():
+        return model(features, training=False)
+
+
+def _computed(function: Callable[[], Any], problem: str) -> Any:
+    """What `function` returns.
+
+    None for a label out of range, which training reports by its step.
+
+    Raises:
+      UserError: Keras or TensorFlow refuse the data. An error in a user's own code is raised as it is.
+    """
+    try:
+        return function()
+    except UserError:
+        raise
+    except (ValueError, TypeError, LookupError, AttributeError, tf.errors.OpError) as error:
+        if "label value" in str(error):
+            return None
+        if not _is_refused_by_library(error):
+            raise
+        raise UserError(f"{problem} ({_reason(error)})") from error
+
+
+def _is_refused_by_library(error: Exception) -> bool:
+    innermost = traceback.extract_tb(error.__traceback__)[-1].filename
+    return innermost.startswith(_LIBRARIES) or innermost.startswith(_OWN)
+
+
+def _reason(error: Exception) -> str:
+    """The sentence of an error of Keras or TensorFlow that says what is wrong."""
+    text = re.sub(r"\x1b\[[0-9;]*m|\{\{.*?\}\}\s*|\s*\[Op:\w+\].*", "", str(error))
+    lines = [line.strip() for line in text.splitlines()]
+    telling = [line for line in lines if line and not line.startswith(("Exception encountered", "Arguments rec"))]
+    return (telling or [type(error).__name__])[0][:200].rstrip(".: ")
+
+
+def _expected(model: keras.Model) -> str:
+    inputs = getattr(model, "inputs", None)  # None for a subclassed model
+    return f", and the model takes {_described(inputs[0] if len(inputs) == 1 else inputs)}" if inputs else ""
+
+
+def _weights_of(batch: Batch) -> str:
+    return f" and weights {_described(batch.weights)}" if tf.nest.flatten(batch.weights) else ""
+
+
+def _described(structure: Any) -> str:
+    """Types and shapes, as 'float32 [N, 20]' or {'a': 'int32 [N]'}."""
+    if isinstance(structure, dict):
+        return "{" + ", ".join(f"{name!r}: {_described(part)}" for name, part in structure.items()) + "}"
+    if isinstance(structure, list | tuple):
+        return "(" + ", ".join(map(_described, structure)) + ")" if structure else "none"
+    dtype = getattr(structure.dtype, "name", structure.dtype)
+    return f"{dtype} [{', '.join(['N', *map(str, structure.shape[1:])])}]"

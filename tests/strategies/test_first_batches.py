@@ -1,0 +1,196 @@
+"""Mistakes of data are found before training; one line says what came, what was expected and what to do."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from models.own_task import OwnTask
+from strategies.registry import build_strategy
+from tests.strategies.small_task import small_strategy, small_task
+from tests.towers.logical_cpus import cpus
+from tests.towers.user_errors import refused
+from towers.options import StepOptions
+
+N = 60
+X = np.random.default_rng(0).normal(size=(N, 5)).astype(np.float32)
+Y = (X[:, 0] > 0).astype(np.int64)
+ONE_HOT = np.eye(2, dtype=np.float32)[Y]
+SPARSE = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+SQUARES = keras.losses.MeanSquaredError()
+WITH_NAN = np.where(np.arange(N) == 3, np.nan, 1).astype(np.float32)
+
+
+def build():
+    return keras.Sequential([keras.Input((5,)), keras.layers.Dense(2)])
+
+
+class Subclassed(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(2)
+
+    def call(self, inputs):
+        return self.dense(inputs)
+
+
+class BuildsNothing(Subclassed):
+    def build(self, input_shape):
+        self.built = True
+
+
+def with_build(kind):
+    def make():
+        model = kind()
+        model.build((None, 5))
+        return model
+
+    return make
+
+
+def called():
+    model = Subclassed()
+    model(X[:1])
+    return model
+
+
+def dataset(*arrays):
+    return tf.data.Dataset.from_tensor_slices(arrays)
+
+
+def generator():
+    yield X, Y
+
+
+class Sequence(keras.utils.PyDataset):
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, index):
+        return X, Y
+
+
+def both(*data):
+    return {"train_data": data, "eval_data": data}
+
+
+def strategy_of(**fields):
+    plain = {"model": build, "train_data": (X, Y), "eval_data": (X, Y), "losses": SPARSE, "batch_size": 20}
+    return build_strategy("towers", OwnTask(**plain | fields), cpus(1), StepOptions())
+
+
+MISTAKES = {
+    "width": (both(X[:, :4], Y), ("'train' has features float32 [N, 4]", "the model takes float32 [N, 5]")),
+    "width of the evaluation": ({"eval_data": (X[:, :4], Y)}, ("'eval' has features float32 [N, 4]",)),
+    "rank": (both(X[:, 0], Y), ("features float32 [N]", "takes float32 [N, 5]")),
+    "strings": (both(X.astype(str), Y), ("features string [N, 5]", "takes float32 [N, 5]")),
+    "labels that are strings": (both(X, Y.astype(str)), ("labels string [N]", "returns float32 [N, 2]")),
+    "objects": (both(X.astype(object), Y), ("train_data has an array of Python objects", "convert it")),
+    "a dict for an array": (both({"a": X}, Y), ("{'a': float32 [N, 5]}", "takes float32 [N, 5]")),
+    "one-hot labels": (both(X, ONE_HOT), ("labels [N, 2] for outputs [N, 2]", "class numbers [N]", "argmax")),
+    "fractions as classes": (both(X, X[:, 0]), ("class numbers", "fractions")),
+    "outputs of another shape": (
+        both(X, X[:, :3]) | {"losses": SQUARES},
+        ("MeanSquaredError: labels [N, 3] for outputs [N, 2]", "the model's last layer"),
+    ),
+    "labels to broadcast": (both(X, X[:, :1]) | {"losses": SQUARES}, ("labels [N, 1] for outputs [N, 2]",)),
+    "weights to broadcast": (
+        both(X, Y, X[:, :2]),
+        ("weights [N, 2] for values [N]", "one weight for each example"),
+    ),
+    "no loss": ({"losses": None}, ("losses=None", "keras.losses.MeanSquaredError()")),
+    "no loss for any output": ({"losses": {"a": None}}, ("training needs a loss",)),
+    "an unknown loss": ({"losses": "nonsense"}, ("loss 'nonsense' is unknown", "MeanSquaredError()")),
+    "single examples": ({"train_data": lambda: dataset(X, Y)}, ("train_data yields int64 scalars", ".batch(")),
+    "single held-out examples": ({"eval_data": lambda: dataset(X, Y)}, ("eval_data yields int64", ".batch(")),
+    "single one-hot examples": (
+        {"train_data": lambda: dataset(X, ONE_HOT)},
+        ("train_data yields tensors of 2, 5 examples", "add .batch("),
+    ),
+    "a generator": ({"train_data": generator()}, ("train_data is a generator", "from_generator")),
+    "a function": ({"eval_data": generator}, ("eval_data is a function", "from_generator")),
+    "a PyDataset": ({"train_data": lambda: Sequence()}, ("train_data is a Sequence", "from_generator")),
+    "build() of a subclass": ({"model": with_build(Subclassed)}, ("has no variables", "model(features[:1])")),
+    "a build() of its own": ({"model": with_build(BuildsNothing)}, ("has no variables", "model(features[:1])")),
+    "weights that are NaN": (both(X, Y, WITH_NAN), ("train_data has weights that are NaN", "clean the data")),
+    "weights that are NaN in a dataset": (
+        {"train_data": lambda: dataset(X, Y, WITH_NAN).batch(20)},
+        ("weights of the first batch of 'train' hold NaN",),
+    ),
+    "another batch size": (
+        {"train_data": lambda: dataset(X, Y).batch(30), "batch_size": 60},
+        ("batch_size=60", "has 30 examples", "pass batch_size=30"),
+    ),
+    "a batch of more than all": ({"batch_size": 100_000}, ("batch_size=100000", "60 training examples")),
+    "no examples": (
+        {"train_data": lambda: dataset(X, Y).batch(20).take(0)},
+        ("the 'train' split is empty",),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_one_line(name):
+    fields, parts = MISTAKES[name]
+    # TensorFlow and Keras objects are made here, not while the tests are collected.
+    made = {
+        key: value() if key.endswith("data") and getattr(value, "__name__", "") == "<lambda>" else value
+        for key, value in fields.items()
+    }
+    with refused(*parts):
+        strategy_of(**made)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        both(X, Y[:, None]),
+        both(X, Y.astype(np.float32)),
+        both(X.astype(np.float64), Y),
+        both(X, Y, np.ones((N, 1))),
+        both(X[:, :, None], Y),
+        {"model": called},
+        {"losses": SQUARES} | both(X, ONE_HOT),
+        {"eval_data": None},
+    ],
+)
+def test_data_that_keras_accepts_are_accepted(fields):
+    assert strategy_of(**fields).step == 0
+
+
+def test_an_error_in_a_users_own_code_keeps_its_traceback():
+    class Wrong(keras.layers.Layer):
+        def call(self, inputs):
+            if keras.config.floatx() and not isinstance(inputs, keras.KerasTensor):
+                raise LookupError("a bug")
+            return inputs
+
+    def model():
+        return keras.Sequential([keras.Input((5,)), Wrong(), keras.layers.Dense(2)])
+
+    with pytest.raises(LookupError, match="a bug"):
+        strategy_of(model=model)
+
+
+def test_the_check_changes_nothing():
+    """A model with batch norm and dropout has the same values and random states with the check and without."""
+
+    def model():
+        hidden = [keras.layers.BatchNormalization(), keras.layers.Dropout(0.5)]
+        return keras.Sequential([keras.Input((5,)), *hidden, keras.layers.Dense(2)])
+
+    checked = strategy_of(model=model)
+
+    class Trusted(OwnTask):
+        data_is_checked = True
+
+    trusted = Trusted(model=model, train_data=(X, Y), eval_data=(X, Y), losses=SPARSE, batch_size=20)
+    other = build_strategy("towers", trusted, cpus(1), StepOptions())
+    for mine, others in zip(checked.model.variables, other.model.variables, strict=True):
+        np.testing.assert_array_equal(mine, others)
+
+
+def test_a_batch_of_a_built_in_task_must_not_be_larger_than_its_data():
+    with refused("batch_size=38: there are 37 training examples", "at most batch_size=37"):
+        small_strategy(small_task(batch_size=38))
