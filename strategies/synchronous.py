@@ -4,6 +4,7 @@ The engine decides where towers run and how their gradients are summed.
 """
 
 import dataclasses
+import math
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -15,7 +16,7 @@ import tensorflow as tf
 from strategies.contract import Move, StepReport
 from strategies.engines import EngineChoice
 from strategies.errors import NonFiniteStep
-from strategies.first_batches import check_first_batches
+from strategies.first_batches import check_first_batches, not_finite_parts
 from towers.engine import Engine
 from towers.errors import UserError
 from towers.layers.names import fresh_name_counts
@@ -176,15 +177,24 @@ class SynchronousStrategy:
             return
         found = outcomes[bad - first]
         what = f"loss {float(found.loss_sum / found.weight):g}, gradient norm {float(found.gradient_norm):g}"
-        cause = (
-            "lower the learning rate or clip the gradients"
-            if self._all_true(bool(found.inputs_finite))
-            else "its batch holds NaN or infinite features: clean the data"
-        )
+        # The engine looks at features only.
+        parts = self._unclean_parts(bad) or ([] if found.inputs_finite else ["features"])
+        if not self._all_true(not parts):
+            named = " and ".join(parts or ["numbers"])
+            cause = f"its batch holds NaN or infinite {named}: clean the data"
+        else:
+            cause = "lower the learning rate or clip the gradients"
         raise NonFiniteStep(
             f"step {bad} is not finite ({what}) and was not applied: {cause}, or use on_nan='skip'",
             step=bad,
         )
+
+    def _unclean_parts(self, step: int) -> list[str]:
+        """Which of 'features', 'labels' and 'weights' of a step's batch are not finite; it is read once more."""
+        batch = next(iter(self._input_from(step)))
+        microbatches = [batch] if isinstance(batch, Batch) else batch
+        found = {name for part in microbatches for name in not_finite_parts(part)}
+        return sorted(found)
 
     def _all_true(self, here: bool) -> bool:
         """Whether `here` is true in every process."""
@@ -202,7 +212,20 @@ class SynchronousStrategy:
                 sums[name] = sums.get(name, 0.0) + np.array([float(part) for part in value])
         if not sums:
             raise UserError("the 'eval' split is empty: it needs at least one example")
-        return {name: mean_of(total, weight) for name, (total, weight) in self._over_all(sums).items()}
+        means = {name: mean_of(total, weight) for name, (total, weight) in self._over_all(sums).items()}
+        if not math.isfinite(means["loss"]):
+            self._check_evaluation_data()
+        return means
+
+    def _check_evaluation_data(self) -> None:
+        """Raises UserError if the evaluation data are not finite, in any process."""
+        found = ((index, not_finite_parts(batch)) for index, batch in enumerate(self._dataset("eval")))
+        index, parts = next(((index, parts) for index, parts in found if parts), (None, []))
+        if self._all_true(not parts):
+            return
+        where = "another worker's part of it" if index is None else f"batch {index} of it"
+        named = " and ".join(parts or ["numbers"])
+        raise UserError(f"the evaluation data hold NaN or infinite {named}, in {where}: clean the data")
 
     def _evaluator(self, batch_spec: Batch) -> Callable[[Batch], EvaluationResult]:
         """A function from this process's part of an evaluation batch to its sums."""

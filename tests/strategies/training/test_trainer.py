@@ -13,8 +13,10 @@ import pytest
 import tensorflow as tf
 
 import towers
+from models.own_task import OwnTask
 from strategies.callbacks import Callback
 from strategies.errors import NonFiniteStep
+from strategies.registry import build_strategy
 from strategies.reports.profiler import Profiler
 from strategies.reports.tensorboard_log import TensorBoardLog
 from strategies.training.checkpoints import Checkpoints
@@ -32,7 +34,9 @@ from tests.strategies.small_task import (
     values_of,
 )
 from tests.tiers import first_quick
+from tests.towers.logical_cpus import cpus
 from tests.towers.user_errors import refused
+from towers.options import StepOptions
 from towers.task import InputShard
 from towers.updates.rules import Momentum
 from towers.updates.schedules import Constant, Cosine
@@ -418,6 +422,54 @@ class TestResume:
         assert listing(directory / "checkpoints") == checkpoints
         assert json_lines(directory) == json_lines(kept_run.directory), "each evaluation once"
         assert_same_bits(values_of(strategy), values_of(kept_run.strategy))
+
+
+class TestDataThatAreNotFinite:
+    """NaN in one example of the fifth batch of 8, which the check of the first batch does not see."""
+
+    X = np.random.default_rng(0).normal(size=(48, 3)).astype(np.float32)
+    Y = X[:, :1].copy()
+    BAD = np.where(np.arange(48) == 35, np.nan, 1).astype(np.float32)
+
+    def strategy(self, name="towers", **data):
+        def build():
+            return keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+
+        def batches(part):
+            return tf.data.Dataset.from_tensor_slices(part).batch(8)
+
+        plain = {"train_data": batches((self.X, self.Y)), "eval_data": (self.X, self.Y)}
+        fields = plain | {key: batches(part) for key, part in data.items()}
+        task = OwnTask(model=build, losses=keras.losses.MeanSquaredError(), batch_size=8, **fields)
+        return build_strategy(name, task, cpus(2), StepOptions(schedule=Constant(0.01)))
+
+    def parts(self):
+        return {
+            "features": (self.X * self.BAD[:, None], self.Y),
+            "labels": (self.X, self.Y * self.BAD[:, None]),
+            "weights": (self.X, self.Y, self.BAD),
+        }
+
+    @pytest.mark.parametrize("part", ["weights", "labels", "features"])
+    def test_training_names_the_part(self, part):
+        strategy = self.strategy(train_data=self.parts()[part])
+        with pytest.raises(
+            NonFiniteStep, match=f"step 4 .* its batch holds NaN or infinite {part}: clean the data"
+        ):
+            fitted(strategy, steps=6, evaluate_every_epochs=None)
+
+    @pytest.mark.parametrize("part", ["features", "labels"])
+    def test_evaluation_names_the_part_after_all_is_saved(self, part, tmp_path):
+        strategy = self.strategy(eval_data=self.parts()[part])
+        with refused(f"the evaluation data hold NaN or infinite {part}, in batch 4 of it", "clean the data"):
+            fitted(strategy, steps=6, evaluate_every_epochs=None, directory=tmp_path)
+        assert (tmp_path / "checkpoints" / "step-6.index").exists()
+
+    def test_a_loss_that_is_not_finite_on_clean_data_is_reported_as_it_is(self):
+        strategy = self.strategy()
+        for variable in strategy.engine.parameters().values():
+            variable.assign(tf.fill(variable.shape, HUGE))
+        assert not math.isfinite(strategy.evaluate()["loss"])
 
 
 class TestCompleteRun:
