@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from towers.cores import num_cores
 from towers.errors import UserError
+from towers.quiet_stderr import stderr_aside
 
 KINDS = ("auto", "cpu", "gpu")
 # Batches come from the host's memory: they are sliced there and each part is sent to its tower.
@@ -110,7 +111,8 @@ def configure_devices(
     Raises:
       UserError: fewer GPUs than asked for, an unknown device, or TensorFlow already runs with other devices.
     """
-    gpus = tf.config.list_physical_devices("GPU")
+    with stderr_aside():  # CUDA complains where there is no GPU
+        gpus = tf.config.list_physical_devices("GPU")
     if kind not in KINDS:
         raise UserError(f"tower device {kind!r} is unknown: use one of {', '.join(KINDS)}")
     if num_towers is not None and num_towers < 1:

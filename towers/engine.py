@@ -171,5 +171,27 @@ class Engine(abc.ABC):
         """The sums of the towers' evaluations of their parts of a batch that is not empty."""
 
 
+class _Graph:
+    """A function of one signature as a graph.
+
+    It is traced before its first call. TensorFlow counts traces during calls, over all engines of a process, and
+    warns of retracing at the fifth.
+    """
+
+    def __init__(self, function, signature):
+        self._function = tf.function(function, input_signature=signature, autograph=False)
+
+    def __call__(self, *arguments):
+        self.get_concrete_function()
+        return self._function(*arguments)
+
+    def get_concrete_function(self):
+        return self._concrete
+
+    @functools.cached_property
+    def _concrete(self):
+        return self._function.get_concrete_function()
+
+
 def _graph_of(function, *signature):
-    return tf.function(function, input_signature=signature, autograph=False)
+    return _Graph(function, signature)

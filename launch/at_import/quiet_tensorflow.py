@@ -2,9 +2,9 @@
 
 import importlib.abc
 import importlib.machinery
+import logging
 import os
 import sys
-import tempfile
 import types
 
 _LEVEL = "TF_CPP_MIN_LOG_LEVEL"
@@ -16,7 +16,11 @@ def keep_tensorflow_quiet() -> None:
     Does not import TensorFlow: a launcher that only starts other programs needs little memory.
     Does nothing if TF_CPP_MIN_LOG_LEVEL is 0 or 1, which asks for the notices.
     """
-    if os.environ.setdefault(_LEVEL, "2") not in ("0", "1") and "tensorflow" not in sys.modules:
+    if os.environ.setdefault(_LEVEL, "2") in ("0", "1"):
+        return
+    # absl's app.run lets TensorFlow's notices from Python through, such as "Reduce to ..." of MirroredStrategy.
+    logging.getLogger("tensorflow").setLevel(logging.WARNING)
+    if "tensorflow" not in sys.modules:
         sys.meta_path.insert(0, _QuietFinder())
 
 
@@ -46,18 +50,10 @@ class _QuietLoader(importlib.abc.Loader):
         return self._loader.create_module(spec)
 
     def exec_module(self, module: types.ModuleType) -> None:
-        sys.stderr.flush()
-        saved = os.dup(2)
-        with tempfile.TemporaryFile() as aside:
-            os.dup2(aside.fileno(), 2)
-            try:
-                self._loader.exec_module(module)
-                # TensorFlow 2.21 prints some notices before it reads its log level, others when it looks for GPUs.
-                module.config.list_physical_devices()
-            except BaseException:
-                aside.seek(0)
-                os.write(saved, aside.read())
-                raise
-            finally:
-                os.dup2(saved, 2)
-                os.close(saved)
+        # Importing `launch` imports no other package of this project.
+        from towers.quiet_stderr import stderr_aside
+
+        with stderr_aside():
+            self._loader.exec_module(module)
+            # TensorFlow 2.21 prints some notices before it reads its log level, others when it looks for GPUs.
+            module.config.list_physical_devices()

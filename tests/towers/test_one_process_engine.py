@@ -392,3 +392,10 @@ def test_synchronized_batch_norm(num_towers, batch_stats):
     assert strategy.checkpointables()["state"]["norm/moving_mean"].numpy() == pytest.approx(
         0.01 * vectors(8).features.mean(0), rel=1e-5
     )
+
+
+def test_six_engines_in_a_process_bring_no_warning_of_retracing(caplog):
+    for _ in range(6):
+        strategy = trainer_of(dense_task(), num_towers=1)
+        strategy.run_steps(2)
+    assert not [line for line in caplog.messages if "retracing" in line]

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.launch.nursery import run_forked
 from tests.launch.programs import run
 
 
@@ -26,3 +27,27 @@ def test_notices_are_printed_if_the_import_fails(tmp_path):
     assert done.code == 1
     assert done.err.startswith("no such library\n")
     assert done.err.endswith("ImportError: broken\n")
+
+
+MIRRORED = """
+from launch import binary, training
+from tests.launch.spoilt_task import spoilt_task
+
+binary.run(lambda _: training.build_trainer(training.build_strategy(spoilt_task(None))).fit() and 0)
+"""
+
+
+def test_mirrored_strategy_is_quiet(tmp_path):
+    (tmp_path / "own.py").write_text(MIRRORED)
+    flags = ("--strategy=mirrored", "--num_towers=2", "--steps=2", "--directory=run")
+    done = run_forked("own.py", *flags, cwd=tmp_path)
+    assert (done.code, done.err) == (0, "")
+
+
+def test_a_program_that_imports_tensorflow_first_hears_nothing_of_cuda(tmp_path):
+    """What TensorFlow prints while it is imported is out of reach then; the look for GPUs is not."""
+    program = "import os, sys, tensorflow\nos.write(2, b'imported\\n')\nfrom towers import configure_devices\n"
+    program += "configure_devices(num_towers=1)\n"
+    done = run("-c", program, cwd=tmp_path)
+    assert done.code == 0
+    assert done.err.partition("imported\n")[2] == ""
