@@ -5,6 +5,7 @@ import importlib.machinery
 import logging
 import os
 import sys
+import tempfile
 import types
 
 _LEVEL = "TF_CPP_MIN_LOG_LEVEL"
@@ -50,10 +51,19 @@ class _QuietLoader(importlib.abc.Loader):
         return self._loader.create_module(spec)
 
     def exec_module(self, module: types.ModuleType) -> None:
-        # Importing `launch` imports no other package of this project.
-        from towers.quiet_stderr import stderr_aside
-
-        with stderr_aside():
-            self._loader.exec_module(module)
-            # TensorFlow 2.21 prints some notices before it reads its log level, others when it looks for GPUs.
-            module.config.list_physical_devices()
+        # As `towers.quiet_stderr`; but importing `launch` imports no other package of this project.
+        sys.stderr.flush()
+        saved = os.dup(2)
+        with tempfile.TemporaryFile() as aside:
+            os.dup2(aside.fileno(), 2)
+            try:
+                self._loader.exec_module(module)
+                # TensorFlow 2.21 prints some notices before it reads its log level, others when it looks for GPUs.
+                module.config.list_physical_devices()
+            except BaseException:
+                aside.seek(0)
+                os.write(saved, aside.read())
+                raise
+            finally:
+                os.dup2(saved, 2)
+                os.close(saved)

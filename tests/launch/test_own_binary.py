@@ -20,6 +20,7 @@ from launch import binary, training
 
 import keras
 import numpy as np
+import tensorflow as tf
 from absl import flags
 from models.own_task import OwnTask
 
@@ -40,7 +41,8 @@ def build():
 
 
 def loss(labels, outputs):
-    reached("tracing")
+    if not tf.executing_eagerly():
+        reached("tracing")
     return keras.losses.mean_absolute_error(labels, outputs)
 
 
