@@ -9,7 +9,7 @@ import time
 
 import numpy as np
 
-from launch import binary, train, training
+from launch import binary, training
 from tests.launch.spoilt_task import spoilt_task
 
 _SECONDS = float(os.environ.get("SECONDS_PER_BATCH", 0.04))
@@ -23,7 +23,7 @@ def slow_input(batch_index):
 
 def main(_):
     training.serve_if_server()
-    return train.train(spoilt_task(slow_input))
+    training.build_trainer(training.build_strategy(spoilt_task(slow_input))).fit()
 
 
 if __name__ == "__main__":
