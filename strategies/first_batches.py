@@ -15,7 +15,6 @@ import numpy as np
 import tensorflow as tf
 
 from towers.errors import UserError
-from towers.layers.names import fresh_name_counts
 from towers.task import Batch, InputShard, Task, as_batch
 
 _NUM_EXAMPLES = 8
@@ -44,13 +43,6 @@ def check_first_batches(task: Task, model: keras.Model) -> None:
     for split in ("train", "eval"):
         if split == "train" or task.num_examples(split) != 0:
             _check_first_batch(task, model, split)
-
-
-def check_task(task: Task) -> None:
-    """As `check_first_batches`, in a process that builds no strategy."""
-    if not getattr(task, "data_is_checked", False):
-        with tf.device("/device:CPU:0"), fresh_name_counts():
-            check_first_batches(task, task.build_model())
 
 
 def not_finite_parts(batch: Batch) -> list[str]:

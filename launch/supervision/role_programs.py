@@ -4,7 +4,6 @@ import pathlib
 
 from launch import binary
 from launch.supervision.fault_injection import faults_from_environment
-from strategies.first_batches import check_task
 from strategies.parameter_servers import run_server, run_worker
 from strategies.reports.metrics_log import MetricsLog
 from strategies.reports.progress_display import ProgressDisplay
@@ -38,10 +37,6 @@ def work(task: Task, devices: Devices, options: StepOptions, membership: Servers
         for fault in faults:
             fault.before_steps(step)
 
-    try:
-        check_task(task)
-    except UserError as error:
-        return binary.fail(error)
     with StopSignals() as signals:
         code = _code_of(
             lambda: run_worker(
