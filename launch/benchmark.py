@@ -56,7 +56,7 @@ from launch.measuring.results import load, results, save
 from launch.measuring.running import Interrupted, run_case
 from launch.measuring.tables import rate_text, ratios, table
 from launch.supervision.network_namespaces import why_no_hosts
-from launch.supervision.signals import StopSignals
+from strategies.training.stop_signals import StopSignals
 from towers.errors import UserError
 
 FLAGS = flags.FLAGS

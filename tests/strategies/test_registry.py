@@ -7,6 +7,7 @@ import pytest
 from strategies.registry import build_strategy, cluster_kind, strategy_names
 from tests.strategies.small_task import small_strategy, small_task
 from tests.towers.logical_cpus import cpus
+from tests.towers.tiny_tasks import TinyTask, dense_network, vectors
 from tests.towers.user_errors import refused
 from towers.options import StepOptions
 
@@ -45,7 +46,8 @@ def test_parameter_servers_need_a_cluster():
 def test_default_towers_get_32_examples_each(name, batch_size, accumulation, count):
     devices = dataclasses.replace(cpus(4), threads_per_tower=1, default_of_cores=4)
     options = StepOptions(accumulation=accumulation)
-    strategy = build_strategy(name, small_task(batch_size=batch_size), devices, options)
+    task = TinyTask(build=dense_network, examples=vectors(batch_size), batch_size=batch_size)
+    strategy = build_strategy(name, task, devices, options)
     assert strategy.num_towers == count
     assert any(f"{count} tower" in notice and "instead of 4" in notice for notice in strategy.notices) == (
         count < 4
