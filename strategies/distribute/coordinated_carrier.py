@@ -47,6 +47,7 @@ class CoordinatedCarrier:
         *,
         schedule: Callable[[int], float],
         rule: UpdateRule,
+        free_bytes: Mapping[str, int],
         stops_if_bad: bool,
         lazily: bool,
         steps_per_closure: int = 0,
@@ -57,13 +58,14 @@ class CoordinatedCarrier:
         batch_spec: the spec of a worker's batch, dimension 0 open.
         schedule: learning rate by step.
         rule: the update rule.
+        free_bytes: memory that each server can still get, by its name.
         stops_if_bad: whether no step is applied after one that was not finite.
         lazily: whether tables are updated lazily.
         steps_per_closure: steps that a worker computes for each call from the chief; 0 chooses by their time.
         """
         self._connection, self._graph, self._batch_spec = connection, graph, batch_spec
         self._schedule, self._rule, self._stops_if_bad = schedule, rule, stops_if_bad
-        self._lazily = lazily
+        self._lazily, self._free_bytes = lazily, free_bytes
         self._vectors: RunVectors | None = None
         self._next = self._done = 0
         # TensorFlow runs a collective at most once in a graph's run.
@@ -71,6 +73,9 @@ class CoordinatedCarrier:
         self._began: tuple[float, int] | None = None
         self._figures: Mapping = {}
         self._rate = 0.0
+
+    def free_bytes(self) -> Mapping[str, int]:
+        return self._free_bytes
 
     def start(self, begin: Start) -> None:
         if self._vectors is None:

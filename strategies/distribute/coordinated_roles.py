@@ -12,6 +12,7 @@ from strategies.distribute.own_batches import OwnBatches
 from strategies.distribute.server_zero import functions
 from strategies.servers.chief import ServersStrategy, check_options
 from strategies.servers.membership import ServersMembership
+from strategies.servers.server_memory import free_bytes
 from strategies.servers.worker_graph import WorkerGraph
 from towers.devices import Devices
 from towers.errors import UserError
@@ -78,6 +79,7 @@ def coordinated_strategy(
             strategy.batch_spec,
             schedule=options.schedule,
             rule=options.rule,
+            free_bytes={name: one["free_bytes"] for name, one in described.items() if "free_bytes" in one},
             stops_if_bad=options.on_nan == "stop",
             lazily=servers.options.sparse_updates == LAZY,
             steps_per_closure=servers.options.steps_per_closure,
@@ -105,7 +107,8 @@ def run_coordinated_server(options: StepOptions, membership: ServersMembership) 
     """
     check_options(options, membership.options, membership.num_workers)
     offered = functions(Claims()) if membership.cluster.index == 0 else {}
-    return _helped(membership, offered, {"settings": membership.settings(options)})
+    description = {"settings": membership.settings(options), "free_bytes": free_bytes()}
+    return _helped(membership, offered, description)
 
 
 def run_coordinated_worker(

@@ -79,6 +79,9 @@ class Paused:
 class Carrier(Protocol):
     """The servers and workers, as the chief uses them. Every method may raise PeerLost."""
 
+    def free_bytes(self) -> Mapping[str, int]:
+        """Memory that each server can still get, by its name."""
+
     def start(self, begin: Start) -> None:
         """Gives all servers their values; workers may begin steps from begin.step on."""
 

@@ -18,6 +18,7 @@ from strategies.errors import NonFiniteStep, PeerLost
 from strategies.servers.carrier import Carrier, Start, Values
 from strategies.servers.options import ServersOptions
 from strategies.servers.report_section import SECTION, ServersReport, WorkerFigures
+from strategies.servers.server_memory import check_memory
 from strategies.servers.store import check_rule
 from strategies.servers.tables import Stored
 from strategies.servers.worker_graph import layout_of
@@ -99,6 +100,9 @@ class ServersStrategy(SynchronousStrategy):
         self._workers: Mapping[str, Mapping] = {}
         self._reported_at: float | None = None
         self._carrier = make_carrier(self)
+        copies = 1 + len(options.rule.slot_names)
+        parameters = sum(_bytes(variable) for variable in self.engine.parameters().values())
+        check_memory(copies * parameters // num_servers, self._carrier.free_bytes())
         self._give_all()
 
     def _check_model(self) -> None:
@@ -336,6 +340,10 @@ class ServersStrategy(SynchronousStrategy):
     def _assign(self, variables: Mapping[str, tf.Variable], stored: Stored) -> None:
         for name, value in self.layout.by_name(stored).items():
             variables[name].assign(value)
+
+
+def _bytes(variable: tf.Variable) -> int:
+    return variable.shape.num_elements() * variable.dtype.size
 
 
 def _named(workers) -> str:

@@ -7,6 +7,7 @@ import numpy as np
 from strategies.servers.held_gradients import HeldGradients
 from strategies.servers.piece_gradient import PieceGradient
 from strategies.servers.rows import SplitGradient
+from strategies.servers.server_memory import free_bytes
 from strategies.servers.store import Store, Vector
 from strategies.servers.wire import Content, Message
 from towers.updates.clipping import Clipping
@@ -30,6 +31,9 @@ class StoreHandlers:
         self._count_lock = threading.Lock()
         self._applied: set[int] = set()
         self.pulls = self.pushes = 0
+
+    def memory(self, message: Message, arrays) -> Content:
+        return {"free_bytes": free_bytes()}, ()
 
     def init(self, message: Message, arrays) -> Content:
         """Makes a vector; "about" is the clients' description of it, returned by `keys`."""

@@ -22,6 +22,13 @@ class OwnCarrier:
         self._group, self._layout = group, layout
         self._held_bytes: Sequence[int] = ()
 
+    def free_bytes(self) -> Mapping[str, int]:
+        replies = self._group.ask_all("memory")
+        return {
+            server.name: reply["free_bytes"]
+            for server, (reply, _) in zip(self._group.servers, replies, strict=True)
+        }
+
     def start(self, begin: Start) -> None:
         values, slots = begin.values.parameters, list(begin.values.slots.values())
         names, held = list(begin.values.slots), []

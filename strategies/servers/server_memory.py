@@ -1,0 +1,43 @@
+"""Whether a server has the memory for its piece of a run. Checked before values are sent: Linux would kill the server."""
+
+import pathlib
+from collections.abc import Mapping
+
+import psutil
+
+from towers.errors import UserError
+
+_GROUP_LIMIT, _GROUP_USED = "sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory.current"
+
+
+def free_bytes(root: pathlib.Path = pathlib.Path("/")) -> int:
+    """Memory that this process can still get, by the machine and by its container's limit.
+
+    Args:
+      root: the folder that holds sys/.
+    """
+    free = psutil.virtual_memory().available
+    try:
+        limit, used = ((root / name).read_text(encoding="ascii").strip() for name in (_GROUP_LIMIT, _GROUP_USED))
+    except OSError:
+        return free
+    return min(free, int(limit) - int(used)) if limit.isdecimal() else free
+
+
+def check_memory(needed_bytes: int, free: Mapping[str, int]) -> None:
+    """Raises UserError if a server has less memory than its piece needs.
+
+    Args:
+      needed_bytes: bytes of the parameters and slots of one server.
+      free: bytes that each server can still get, by its name.
+    """
+    for name, available in free.items():
+        if available < needed_bytes:
+            raise UserError(
+                f"{name} can get {_gib(available)} more memory, and its part of parameters and slots takes "
+                f"{_gib(needed_bytes)}: start more servers, or use an optimizer with fewer slots"
+            )
+
+
+def _gib(count: int) -> str:
+    return f"{count / 2**30:.3g} GiB"

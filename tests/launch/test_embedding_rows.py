@@ -1,0 +1,79 @@
+"""Embedding tables on parameter servers of both engines: no worker holds a table, and a bad id is one line."""
+
+import json
+
+import numpy as np
+import pytest
+
+from launch.binary import DONE, USER_ERROR
+from tests.launch.programs import ROOT, checkpoint_values, errors
+from tests.launch.server_groups import ServerGroup
+from tests.launch.server_runs import outputs
+
+pytestmark = [pytest.mark.timeout(200), pytest.mark.full]
+
+PROGRAM = (
+    str(ROOT / "tests" / "launch" / "lookups_program.py"),
+    "--strategy=ps",
+    "--num_towers=1",
+    "--steps=12",
+    "--evaluate_every_epochs=100",
+    "--learning_rate=0.5",
+    "--directory=run",
+)
+LIMIT_SECONDS = 100
+ROWS = 4_000_000
+TABLE_MIB = ROWS * 16 * 4 // 2**20
+
+both = pytest.mark.parametrize("engine", ["tensorflow", "own"])
+
+
+def group(cwd, *flags: str, workers: int = 1, **variables: str) -> ServerGroup:
+    names = ["chief:0", "ps:0", "ps:1", *(f"worker:{index}" for index in range(workers))]
+    return ServerGroup(
+        (*PROGRAM, *flags), workers=workers, servers=2, cwd=cwd, variables=dict.fromkeys(names, variables)
+    )
+
+
+def peak_mib(out: str) -> int:
+    return int(out.partition("peak MiB:")[2].split()[0])
+
+
+@both
+def test_no_worker_holds_the_table(tmp_path, engine):
+    with group(tmp_path, f"--engine={engine}", "--optimizer=sgd", ROWS=str(ROWS)) as processes:
+        ends = processes.ends(LIMIT_SECONDS)
+    assert {ended.code for ended in ends.values()} == {DONE}, outputs(ends)
+    assert "4,000,000 rows: workers pull and push the rows of their batches" in ends["chief:0"].out
+    # The chief has the table once at least; everything else is the same in both.
+    assert peak_mib(ends["worker:0"].out) < peak_mib(ends["chief:0"].out) - 0.8 * TABLE_MIB
+    servers = json.loads((tmp_path / "run" / "summary.json").read_text())["parameter_servers"]["servers"]
+    for server in servers.values():
+        assert server["kept_bytes"] == pytest.approx(TABLE_MIB * 2**20 / 2, rel=0.001)
+        # 12 steps of at most 48 rows of 64 bytes and the small vector, and the first values.
+        assert server["sent_bytes"] < TABLE_MIB * 2**20 * 0.6
+
+
+@both
+def test_lazy_updates_change_only_named_rows(tmp_path, engine):
+    flags = ("--optimizer=adam", "--sparse_updates=lazy", "--checkpoint_every_steps=4")
+    with group(tmp_path, f"--engine={engine}", *flags) as processes:
+        ends = processes.ends(LIMIT_SECONDS)
+    assert {ended.code for ended in ends.values()} == {DONE}, outputs(ends)
+    assert "lazy updates change only those rows" in ends["chief:0"].out
+    saved = checkpoint_values(tmp_path / "run", 12)
+    (moment,) = (value for name, value in saved.items() if "second_moment" in name and "words" in name)
+    named = np.unique(np.random.default_rng(0).integers(0, 1000, (96, 2)))
+    np.testing.assert_array_equal(np.flatnonzero(moment.any(axis=1)), named)
+
+
+@both
+def test_an_id_outside_its_table_is_one_line(tmp_path, engine):
+    with group(tmp_path, f"--engine={engine}", BAD_FROM="2") as processes:
+        ends = processes.ends(LIMIT_SECONDS)
+    where = {"own": "worker:0", "tensorflow": "chief:0"}[engine]
+    assert ends[where].code == USER_ERROR, outputs(ends)
+    (line,) = errors(ends[where])
+    assert "words/embeddings: id 1" in line and "it has 1000 rows, ids 0 to 999" in line
+    for name, ended in ends.items():
+        assert "Traceback" not in ended.err, name
