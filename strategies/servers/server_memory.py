@@ -1,4 +1,4 @@
-"""Whether a server has the memory for its piece of a run. Checked before values are sent: Linux would kill the server."""
+"""Whether a server has the memory for its piece of a run, checked before values are sent: Linux would kill it."""
 
 import pathlib
 from collections.abc import Mapping
