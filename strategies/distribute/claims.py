@@ -49,7 +49,6 @@ class Claims:
     def updates(self) -> int:
         """Number of updates at a step's pull; the difference of two is a staleness."""
         with self._lock:
-            self._pulls += 1
             return self._updates
 
     def claim(self, run: str, number: int, since: int, finite: bool) -> tuple[bool, int]:
@@ -65,6 +64,7 @@ class Claims:
           Whether to apply it, and the number of updates before it.
         """
         with self._lock:
+            self._pulls += 1
             staleness, updates = self._updates - since, self._updates
             is_open = run == self._run and number >= self._next and self._bad_step is None
             if not is_open or number in self._claimed:
@@ -76,8 +76,8 @@ class Claims:
             self._updates += finite
             return finite, updates
 
-    def count(self, run: str, number: int, worker: str, figures: Mapping) -> None:
-        """Counts step `number` after its update, once.
+    def count(self, run: str, number: int, worker: str, figures: Mapping) -> int:
+        """Counts step `number` after its update, once; returns the number of updates.
 
         Args:
           run, number: as for `claim`.
@@ -93,7 +93,7 @@ class Claims:
                 self._tally.add_failure(worker)
             is_claimed = run == self._run and number in self._claimed
             if not is_claimed or number in self._counted:
-                return
+                return self._updates
             self._counted.add(number)
             # Of the update that was claimed: if that worker died, another one counts the step.
             staleness = self._claimed[number]
@@ -109,6 +109,7 @@ class Claims:
             pairs = zip(others[split::2], others[split + 1 :: 2], strict=True)
             sums = dict(zip(self._reported, pairs, strict=True))
             self._tally.add_step(sums, figures["norm"], finite=figures["finite"])
+            return self._updates
 
     @property
     def done(self) -> int:

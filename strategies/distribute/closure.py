@@ -68,30 +68,30 @@ class StepClosure:
     def _steps(self, first: tf.Tensor, rates: tf.Tensor) -> tf.Tensor:
         """Steps first, first + 1, ... Not a loop in the graph: iterations over several machines are slow."""
         servers = [_At.of(piece.device, first, rates) for piece in self._vectors.parameters]
-        read, counted = (), ()
+        with tf.device(servers[0].device):
+            (updates,) = call("updates", [servers[0].first], [_INT])
+        read = ()
         for index in range(self.num_steps):
             number = first + index
             with tf.control_dependencies(read):
                 batch, about = self._next_batch(number)
-            counted = [self._step(number, index, servers, batch, about, after=counted)]
+            updates = self._step(number, index, servers, batch, about, since=updates)
             # Steps take their batches in order.
             read = [about]
-        return counted[0]
+        return updates
 
-    def _step(self, number, index, servers, batch, about, *, after) -> tf.Tensor:
-        """One step, whose pull begins when the step before it is counted."""
+    def _step(self, number, index, servers, batch, about, *, since) -> tf.Tensor:
+        """One step, which pulls after `since` updates; the number of updates when it is counted."""
         vectors = self._vectors
         wanted = self._graph.wanted(batch)
         dealt = [DealtRows.of(rows, len(servers)) for rows in wanted]
-        with tf.device(servers[0].device), tf.control_dependencies(after):
-            (since,) = call("updates", [servers[0].first + index], [_INT])
         parameters = server_vectors.pulled(vectors.parameters, vectors.num_parameters, after=since)
         state = server_vectors.pulled(vectors.state, vectors.num_state, after=since)
         rows = [
             pulled_rows(table.rows, ids, of_table, after=since)
             for table, ids, of_table in zip(vectors.tables, wanted, dealt, strict=True)
         ]
-        began = _clock(parameters[:1])
+        began = _clock(parameters)
         found = self._computed(parameters, rows, state, number, batch)
         _, norm, finite, *sums = tf.unstack(found.numbers)
         worker, started, input_seconds, stop_asked = tf.unstack(about)
@@ -153,8 +153,8 @@ class StepClosure:
             )
         ]
         with tf.device(servers[0].device), tf.control_dependencies(updated):
-            (counted,) = call("count", [run, number, figures], [_BOOL])
-            return counted
+            (updates,) = call("count", [run, number, figures], [_INT])
+            return updates
 
     def _rows_by_server(self, found) -> list[list[tuple[tf.Tensor, tf.Tensor]]]:
         """For each server the (ids, gradients) of its rows of each matrix of tables."""
@@ -212,6 +212,5 @@ class _At(NamedTuple):
 
 def _clock(after: tf.Tensor) -> tf.Tensor:
     """The worker's clock in seconds, float64, when `after` is computed."""
-    with tf.device(_CPU):
-        (seconds,) = call("clock", [after], [tf.TensorSpec([], tf.float64)])
-        return seconds
+    with tf.device(_CPU), tf.control_dependencies([after]):
+        return tf.timestamp()

@@ -1,6 +1,5 @@
 """The chief, a server and a worker of ParameterServerStrategy, each from start to end."""
 
-import time
 from collections.abc import Callable, Mapping
 
 from strategies.cluster import CHIEF, Cluster
@@ -146,9 +145,7 @@ def run_coordinated_worker(
         "towers": list(devices.towers),
         "parameters": devices.parameters,
     }
-    return _helped(
-        membership, {"next_batch": batches.next_batch, "clock": lambda after: time.perf_counter()}, description
-    )
+    return _helped(membership, {"next_batch": batches.next_batch}, description)
 
 
 def _helped(membership: ServersMembership, offered, description) -> str:
