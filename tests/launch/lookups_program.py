@@ -1,12 +1,9 @@
-"""A user's own program with a table of ROWS rows, of which each batch names few; it prints its peak memory in MiB.
+"""A user's own program with a table of ROWS rows, of which each batch names few.
 
 BAD_FROM   the batch with this index and all later ones name a row that the table does not have
 """
 
-import atexit
 import os
-import resource
-import sys
 
 import keras
 import numpy as np
@@ -40,19 +37,14 @@ class LookupTask(OwnTask):
         return batches.enumerate(shard.first_batch).map(spoilt)
 
 
-def print_peak() -> None:
-    print("peak MiB:", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
-
-
 def main(_):
-    atexit.register(print_peak)
     training.serve_if_server()
     draw = np.random.default_rng(0)
     data = draw.integers(0, _ROWS, (96, 2)).astype(np.int32), draw.integers(0, 3, 96)
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    task = LookupTask(build=build, train_data=data, eval_data=data, loss=loss, batch_size=24)
+    losses = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    task = LookupTask(model=build, train_data=data, eval_data=data, losses=losses, batch_size=24)
     training.build_trainer(training.build_strategy(task)).fit()
 
 
 if __name__ == "__main__":
-    sys.exit(binary.run(main))
+    binary.run(main)
