@@ -86,6 +86,14 @@ class WorkerExchange:
                 found[index] = part
         return found
 
+    @property
+    def sends_any_number_of_rows(self) -> bool:
+        """Whether sparse gradients may have other numbers of rows in other steps.
+
+        TensorFlow's collectives keep the shape of their first call.
+        """
+        return self._tcp is not None or self.num_workers == 1
+
     def sum_gradients(self, own: Sequence[gradients.Gradient]) -> list[gradients.Gradient]:
         """The gradients' sums over the workers: dense ones packed, sparse ones gathered row by row. In a graph."""
         found = list(own)

@@ -71,6 +71,11 @@ class RingEngine(Engine):
         own = sums.towers.gradients
         self.busy.stop(own)
         with tf.device(self.devices.parameters):
+            if not self._exchange.sends_any_number_of_rows:
+                own = [
+                    tf.ensure_shape(tf.convert_to_tensor(gradient), variable.shape)
+                    for gradient, variable in zip(own, self.placement.parameters.values(), strict=True)
+                ]
             summed = sums.towers._replace(gradients=self._exchange.sum_gradients(own))
         microbatches = (batch,) if isinstance(batch, Batch) else batch
         return finish_step(
