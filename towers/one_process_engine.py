@@ -3,6 +3,7 @@
 batch -> parts -> towers -> sums -> mean -> clip -> update      sums and update: where the parameters live
 """
 
+import functools
 from collections.abc import Callable
 
 import tensorflow as tf
@@ -38,12 +39,15 @@ class OneProcessEngine(Engine):
         device, rule = self.devices.parameters, self.options.rule
         variables = self.tower.variables
         self.placement = place(variables, rule) if place else CentralPlacement.of(variables, rule, device)
-        self._lookups = self._lookups_of_large_tables()
         parts = TowerParts.of_one_process(self.shares)
         self._passes = TowerPasses(self.tower, self.devices, parts, self.options)
 
-    def _lookups_of_large_tables(self) -> Lookups | None:
-        """The tables of which towers get the rows of a batch; None if all are small."""
+    @functools.cached_property
+    def _lookups(self) -> Lookups | None:
+        """The large tables, of which towers get the rows of a batch; None if they get whole tables.
+
+        A chief of parameter servers never trains, so it never asks.
+        """
         # XLA would compile the tower anew for each number of rows.
         if self.options.xla or not isinstance(self.placement, CentralPlacement):
             return None

@@ -1,11 +1,11 @@
 """Hides TensorFlow's start-up notices, so that a program prints only its own lines."""
 
+import importlib
 import importlib.abc
 import importlib.machinery
 import logging
 import os
 import sys
-import tempfile
 import types
 
 _LEVEL = "TF_CPP_MIN_LOG_LEVEL"
@@ -51,19 +51,9 @@ class _QuietLoader(importlib.abc.Loader):
         return self._loader.create_module(spec)
 
     def exec_module(self, module: types.ModuleType) -> None:
-        # As `towers.quiet_stderr`; but importing `launch` imports no other package of this project.
-        sys.stderr.flush()
-        saved = os.dup(2)
-        with tempfile.TemporaryFile() as aside:
-            os.dup2(aside.fileno(), 2)
-            try:
-                self._loader.exec_module(module)
-                # TensorFlow 2.21 prints some notices before it reads its log level, others when it looks for GPUs.
-                module.config.list_physical_devices()
-            except BaseException:
-                aside.seek(0)
-                os.write(saved, aside.read())
-                raise
-            finally:
-                os.dup2(saved, 2)
-                os.close(saved)
+        # Imported here: importing `launch` imports no other package of this project.
+        quiet_stderr = importlib.import_module("towers.quiet_stderr")
+        with quiet_stderr.stderr_aside():
+            self._loader.exec_module(module)
+            # TensorFlow 2.21 prints some notices before it reads its log level, others when it looks for GPUs.
+            module.config.list_physical_devices()

@@ -162,8 +162,7 @@ class StepClosure:
         by_table = []
         for ids, values in found:
             dealt = DealtRows.of(ids, count)
-            parts = [tf.gather(values, positions) for positions in dealt.positions] if count > 1 else [values]
-            by_table.append(list(zip(dealt.ids, parts, strict=True)))
+            by_table.append(list(zip(dealt.ids, dealt.divided(values), strict=True)))
         return [[of_table[server] for of_table in by_table] for server in range(count)]
 
     def _update(self, server, allowed, gradient, change, rows, how) -> tf.Tensor:

@@ -17,6 +17,7 @@ from strategies.distribute.server_tables import ServerTable
 from strategies.errors import PeerLost
 from strategies.servers.carrier import Paused, Progress, Start, Values
 from strategies.servers.report_section import ServerFigures
+from strategies.servers.server_memory import variable_bytes
 from strategies.servers.tables import Stored
 from strategies.servers.worker_graph import WorkerGraph
 from strategies.waiting import listens
@@ -221,9 +222,9 @@ class CoordinatedCarrier:
         for index, server in enumerate(self._connection.servers):
             value, state = vectors.parameters[index], vectors.state[index]
             wire_bytes = self._graph.wire_dtype(value.dtype).size
-            pulled = _bytes(value) + _bytes(state)
-            pushed = value.shape[0] * wire_bytes + _bytes(state)
-            slots = sum(_bytes(pieces[index]) for pieces in vectors.slots.values())
+            pulled = variable_bytes(value) + variable_bytes(state)
+            pushed = value.shape[0] * wire_bytes + variable_bytes(state)
+            slots = sum(variable_bytes(pieces[index]) for pieces in vectors.slots.values())
             tables = sum(table.kept_bytes(index) for table in vectors.tables)
             in_rows = row_elements.get(index, 0)
             found.append(
@@ -254,7 +255,3 @@ class CoordinatedCarrier:
 def _of_table(values: Values, index: int) -> tuple:
     """The rows of a matrix of tables, and its slots by name."""
     return values.parameters.tables[index], {name: slot.tables[index] for name, slot in values.slots.items()}
-
-
-def _bytes(piece: tf.Variable) -> int:
-    return piece.shape.num_elements() * piece.dtype.size

@@ -62,7 +62,7 @@ def coordinated_strategy(
             strategy.model,
             of_workers,
             options,
-            strategy.batch_spec,
+            strategy.lookups,
             shares=shares,
             num_servers=len(servers.servers),
             rank=0,

@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from strategies.servers.piece_update import update_rows
+from strategies.servers.server_memory import variable_bytes
 from strategies.servers.tables import TableLayout
 from towers.layers.table_rows import TableRows
 from towers.updates.rules import UpdateRule
@@ -70,8 +71,7 @@ class ServerTable:
 
     def kept_bytes(self, server: int) -> int:
         """Bytes of a server's rows and their slots."""
-        piece = self.rows[server]
-        return piece.shape.num_elements() * piece.dtype.size * (1 + len(self.slots))
+        return variable_bytes(self.rows[server]) * (1 + len(self.slots))
 
     def read(self) -> np.ndarray:
         """All rows, at the chief."""
@@ -100,6 +100,10 @@ class DealtRows(NamedTuple):
         owners = tf.cast(rows % num_servers, tf.int32)
         ids = tf.dynamic_partition(rows // num_servers, owners, num_servers)
         return cls(ids, tf.dynamic_partition(tf.range(tf.size(rows)), owners, num_servers))
+
+    def divided(self, values: tf.Tensor) -> Sequence[tf.Tensor]:
+        """Values [n, width] of the undivided rows, by server."""
+        return [tf.gather(values, positions) for positions in self.positions] if len(self.ids) > 1 else [values]
 
     def counts(self) -> list[tf.Tensor]:
         """float64, number of rows by server."""

@@ -18,7 +18,7 @@ from strategies.errors import NonFiniteStep, PeerLost
 from strategies.servers.carrier import Carrier, Start, Values
 from strategies.servers.options import ServersOptions
 from strategies.servers.report_section import SECTION, ServersReport, WorkerFigures
-from strategies.servers.server_memory import check_memory
+from strategies.servers.server_memory import check_memory, variable_bytes
 from strategies.servers.store import check_rule
 from strategies.servers.tables import Stored
 from strategies.servers.worker_graph import layout_of
@@ -55,6 +55,7 @@ class ServersStrategy(SynchronousStrategy):
     """The chief's side.
 
     Attributes:
+      lookups: the tables that workers pull by rows.
       layout: where each parameter is on the servers.
       engine_choice: whose servers carry the run.
     """
@@ -91,9 +92,9 @@ class ServersStrategy(SynchronousStrategy):
         self._startup_timeout_seconds = startup_timeout_seconds
         self._workers_per_batch = num_workers if servers.is_sync else 1
         super().__init__("ps", task, options, make_engine, devices.num_towers * self._workers_per_batch)
+        self.lookups = Lookups(self.model, self.batch_spec)
         variables = self.engine.tower.variables
-        lookups = Lookups(self.model, self.batch_spec)
-        self.layout = layout_of(variables, lookups, options.rule, num_servers=num_servers)
+        self.layout = layout_of(variables, self.lookups, options.rule, num_servers=num_servers)
         self._check_model()
         self._stop_asked = self._all_connected = self._finished = False
         self._absent: list[int] = []
@@ -101,7 +102,7 @@ class ServersStrategy(SynchronousStrategy):
         self._reported_at: float | None = None
         self._carrier = make_carrier(self)
         copies = 1 + len(options.rule.slot_names)
-        parameters = sum(_bytes(variable) for variable in self.engine.parameters().values())
+        parameters = sum(variable_bytes(variable) for variable in self.engine.parameters().values())
         check_memory(copies * parameters // num_servers, self._carrier.free_bytes())
         self._give_all()
 
@@ -144,7 +145,7 @@ class ServersStrategy(SynchronousStrategy):
         if not (tables := self.layout.tables):
             return []
         rows = sum(table.height for table in tables)
-        count = sum(len(table.heights) for table in tables)
+        count = self.layout.num_tables
         named = "1 embedding table" if count == 1 else f"{count} embedding tables"
         lazily = self._servers.sparse_updates == LAZY
         if only_rows(self.options.rule):
@@ -340,10 +341,6 @@ class ServersStrategy(SynchronousStrategy):
     def _assign(self, variables: Mapping[str, tf.Variable], stored: Stored) -> None:
         for name, value in self.layout.by_name(stored).items():
             variables[name].assign(value)
-
-
-def _bytes(variable: tf.Variable) -> int:
-    return variable.shape.num_elements() * variable.dtype.size
 
 
 def _named(workers) -> str:

@@ -19,6 +19,7 @@ from strategies.synchronous import as_batches
 from towers.devices import Devices
 from towers.layers.names import fresh_name_counts
 from towers.layers.table_rows import tables_without_values
+from towers.lookups import Lookups
 from towers.options import StepOptions
 from towers.precision import layer_precision
 from towers.task import Batch, InputShard, Task
@@ -151,7 +152,7 @@ def _worker_engine(task, devices, options, membership: ServersMembership, shares
         model,
         devices,
         options,
-        open_length(dataset.element_spec),
+        Lookups(model, open_length(dataset.element_spec)),
         shares=shares,
         num_servers=len(membership.servers),
         rank=membership.cluster.index,

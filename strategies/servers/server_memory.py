@@ -4,6 +4,7 @@ import pathlib
 from collections.abc import Mapping
 
 import psutil
+import tensorflow as tf
 
 from towers.errors import UserError
 
@@ -22,6 +23,11 @@ def free_bytes(root: pathlib.Path = pathlib.Path("/")) -> int:
     except OSError:
         return free
     return min(free, int(limit) - int(used)) if limit.isdecimal() else free
+
+
+def variable_bytes(variable: tf.Variable) -> int:
+    """Bytes of a variable's value."""
+    return variable.shape.num_elements() * variable.dtype.size
 
 
 def check_memory(needed_bytes: int, free: Mapping[str, int]) -> None:

@@ -113,6 +113,12 @@ class TableLayout:
         return TableRows(tf.concat(ids, 0), tf.concat([gradients[name].values for name in self.heights], 0))
 
 
+def of_server(rows: np.ndarray, server: int, num_servers: int) -> tuple[np.ndarray, np.ndarray]:
+    """Which of some matrix rows are on a server, bool [n], and their ids there, int64."""
+    here = rows % num_servers == server
+    return here, rows[here] // num_servers
+
+
 class Stored(NamedTuple):
     """Values of all parameters, as servers hold them.
 

@@ -12,7 +12,7 @@ from strategies.servers.coordination import KEY
 from strategies.servers.group import Group
 from strategies.servers.options import ServersOptions
 from strategies.servers.piece_gradient import Rows
-from strategies.servers.tables import ParameterLayout
+from strategies.servers.tables import ParameterLayout, of_server
 from strategies.servers.wire import Content
 from strategies.servers.worker_engine import Computed, WorkerEngine
 from strategies.synchronous import as_batches
@@ -135,17 +135,15 @@ class Worker:
             return []
         tables = [table.name for table in self._layout.tables]
         count = len(self._group.servers)
-        owners = [ids % count for ids in wanted]
-        asked = {
-            server: ({}, [ids[owner == server] // count for ids, owner in zip(wanted, owners, strict=True)])
-            for server in range(count)
-        }
+        dealt = [[of_server(ids, server, count) for ids in wanted] for server in range(count)]
+        asked = {server: ({}, [ids for _, ids in parts]) for server, parts in enumerate(dealt)}
         found = [arrays for _, arrays in self._group.ask_each("pull_rows", asked, key=KEY, tables=tables)]
         rows = []
-        for index, (ids, owner) in enumerate(zip(wanted, owners, strict=True)):
+        for index, ids in enumerate(wanted):
             values = np.empty((len(ids), self._layout.tables[index].width), found[0][index].dtype)
-            for server in range(count):
-                values[owner == server] = found[server][index]
+            for parts, arrays in zip(dealt, found, strict=True):
+                here, _ = parts[index]
+                values[here] = arrays[index]
             rows.append((ids, values))
         return rows
 
@@ -154,8 +152,8 @@ class Worker:
         count = len(self._group.servers)
         arrays = [computed.gradient[self._layout.vector.piece(server)]]
         for ids, values in computed.rows:
-            here = ids % count == server
-            arrays += [ids[here] // count, values[here]]
+            here, own_ids = of_server(ids, server, count)
+            arrays += [own_ids, values[here]]
         return arrays
 
     def _compute(self, pulled: Pulled) -> tuple[Computed, dict]:

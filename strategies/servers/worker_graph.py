@@ -63,7 +63,7 @@ class WorkerGraph:
         model: keras.Model,
         devices: Devices,
         options: StepOptions,
-        batch_spec: Batch,
+        lookups: Lookups,
         *,
         shares: Sequence[float] | None = None,
         num_servers: int,
@@ -78,7 +78,7 @@ class WorkerGraph:
         model: a built template.
         devices: devices of the towers.
         options: options of the step.
-        batch_spec: the spec of a batch, dimension 0 open.
+        lookups: the tables of the model that are pulled by rows.
         shares: relative sizes of the towers' parts; None for equal parts.
         num_servers: number of servers that hold the parameters.
         rank: index of this worker.
@@ -117,8 +117,8 @@ class WorkerGraph:
         )
         self._passes = TowerPasses(self.tower, devices, parts, options)
         self._wire = WIRE_PRECISIONS[wire_precision]
-        self._lookups = Lookups(model, batch_spec)
-        self.layout = layout_of(self.tower.variables, self._lookups, options.rule, num_servers=num_servers)
+        self._lookups = lookups
+        self.layout = layout_of(self.tower.variables, lookups, options.rule, num_servers=num_servers)
         self._describe(self.tower.variables)
 
     def _describe(self, variables: ModelVariables) -> None:

@@ -17,6 +17,7 @@ from strategies.synchronous import as_batches
 from tests.strategies.servers.at_once import Started
 from tests.strategies.small_task import SmallTask, small_task
 from tests.towers.logical_cpus import cpus
+from towers.lookups import Lookups
 from towers.options import StepOptions
 from towers.task import InputShard
 from towers.updates.clipping import Clipping
@@ -28,12 +29,13 @@ NUM_STEPS, NUM_SERVERS, RATE = 7, 2, 0.25
 
 def worker_engine(task: SmallTask, options: StepOptions) -> WorkerEngine:
     keras.utils.set_random_seed(1)
+    model = task.build_model()
     return WorkerEngine(
         task,
-        task.build_model(),
+        model,
         cpus(1),
         options,
-        as_batches(task.dataset("train", InputShard())).element_spec,
+        Lookups(model, as_batches(task.dataset("train", InputShard())).element_spec),
         num_servers=NUM_SERVERS,
         rank=0,
         num_sharing=1,

@@ -12,6 +12,7 @@ from strategies.servers.worker_engine import Computed, WorkerEngine
 from strategies.synchronous import as_batches
 from tests.towers.logical_cpus import cpus
 from tests.towers.tiny_tasks import NUM_CLASSES, TinyTask
+from towers.lookups import Lookups
 from towers.options import StepOptions
 from towers.task import Batch, InputShard
 from towers.updates.clipping import Clipping
@@ -44,7 +45,7 @@ def computed(num_towers: int = 1, *, wire: str = "float32", sends_sums: bool = F
         model,
         cpus(num_towers),
         StepOptions(**options),
-        data.element_spec,
+        Lookups(model, data.element_spec),
         num_servers=1,
         rank=0,
         num_sharing=1,
