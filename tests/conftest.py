@@ -5,6 +5,7 @@ pytest --full    all tests: those marked `full` too
 """
 
 import os
+import signal
 
 from tests import tiers
 
@@ -18,6 +19,9 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     tiers.runs_full = config.getoption("--full")
+    # A shell starts a command in the background with Ctrl-C ignored, and programs inherit that.
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if _runs_tests(config):
         make_devices()
 

@@ -10,11 +10,10 @@ import psutil
 import tensorflow as tf
 
 from launch.health.section import Section, gib
-from towers.cores import core_quota, num_cores
+from towers.control_groups import ROOT, core_quota, memory_limit
+from towers.cores import num_cores
 from towers.devices import EXAMPLES_PER_TOWER
 
-# Where Linux keeps a container's limits (control groups, version 2).
-CONTROL_GROUP = pathlib.Path("/sys/fs/cgroup")
 NVIDIA_DEVICE = pathlib.Path("/dev/nvidia0")
 CPU_INFO = pathlib.Path("/proc/cpuinfo")
 # What the CPU may have that makes kernels faster.
@@ -33,12 +32,18 @@ SPEED_VARIABLES = (
 def devices(
     environment: Mapping[str, str],
     *,
-    control_group: pathlib.Path = CONTROL_GROUP,
+    root: pathlib.Path = ROOT,
     nvidia_device: pathlib.Path = NVIDIA_DEVICE,
 ) -> Section:
-    """CPUs and GPUs that TensorFlow sees, the load, memory, and a container's limits."""
+    """CPUs and GPUs that TensorFlow sees, the load, memory, and a container's limits.
+
+    Args:
+      environment: of this process.
+      root: the folder that holds proc/ and sys/.
+      nvidia_device: exists where a GPU is.
+    """
     gpus = tf.config.list_physical_devices("GPU")
-    cores, quota = num_cores(), core_quota()
+    cores, quota, limit = num_cores(root), core_quota(root), memory_limit(root)
     memory = psutil.virtual_memory()
     load = ", ".join(f"{value:.2f}" for value in psutil.getloadavg())
     facts = {
@@ -48,7 +53,7 @@ def devices(
         "cores": f"{cores} usable of {os.cpu_count()}" + (f", CPU quota of {quota:g}" if quota else ""),
         "load": f"{load} over 1, 5 and 15 minutes",
         "memory GiB": f"{gib(memory.available)} free of {gib(memory.total)}",
-        "memory limit GiB": _memory_limit(control_group),
+        "memory limit GiB": "none" if limit is None else gib(limit),
     }
     problems = _gpu_problem(len(gpus), nvidia_device, environment)
     return Section(facts=facts, problems=tuple(problems))
@@ -88,11 +93,6 @@ def _gpu_problem(num_gpus: int, nvidia_device: pathlib.Path, environment: Mappin
         f"{nvidia_device} exists, but TensorFlow sees no GPU; run pip install 'tensorflow[and-cuda]'; "
         "if it still sees none, TF_CPP_MIN_LOG_LEVEL=0 shows which library is missing"
     ]
-
-
-def _memory_limit(control_group: pathlib.Path) -> str:
-    limit = _read(control_group / "memory.max")
-    return gib(int(limit)) if limit.isdecimal() else "none"
 
 
 def _read(path: pathlib.Path) -> str:

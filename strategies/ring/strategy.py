@@ -10,7 +10,7 @@ import functools
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import numpy as np
 import tensorflow as tf
@@ -222,6 +222,9 @@ class RingStrategy(SynchronousStrategy):
     def _check_same(self, what: str, found: np.ndarray) -> None:
         """Raises UserError if the number of a rank differs from that of rank 0."""
         for rank in np.flatnonzero(np.ravel(found) != found[0])[:1]:
+            # All workers come here. One that ended at once would break the connections by which others hear of it.
+            with suppress(tf.errors.OpError, OSError, PeerLost):
+                self._host.gather("refusal", [0.0])
             raise UserError(
                 f"{self.ring.members[rank].name} was started with another {what} than "
                 f"{self.ring.members[0].name}: start all workers with the same settings"

@@ -1,28 +1,18 @@
 """Whether a server has the memory for its piece of a run, checked before values are sent: Linux would kill it."""
 
-import pathlib
 from collections.abc import Mapping
 
 import psutil
 import tensorflow as tf
 
+from towers.control_groups import memory_left
 from towers.errors import UserError
 
-_GROUP_LIMIT, _GROUP_USED = "sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory.current"
 
-
-def free_bytes(root: pathlib.Path = pathlib.Path("/")) -> int:
-    """Memory that this process can still get, by the machine and by its container's limit.
-
-    Args:
-      root: the folder that holds sys/.
-    """
-    free = psutil.virtual_memory().available
-    try:
-        limit, used = ((root / name).read_text(encoding="ascii").strip() for name in (_GROUP_LIMIT, _GROUP_USED))
-    except OSError:
-        return free
-    return min(free, int(limit) - int(used)) if limit.isdecimal() else free
+def free_bytes() -> int:
+    """Memory that this process can still get, by the machine and by the limits of its control groups."""
+    free, left = psutil.virtual_memory().available, memory_left()
+    return free if left is None else min(free, left)
 
 
 def variable_bytes(variable: tf.Variable) -> int:

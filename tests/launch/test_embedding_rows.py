@@ -10,6 +10,7 @@ from launch.measuring.memory_watch import MemoryWatch
 from tests.launch.programs import ROOT, checkpoint_values, errors
 from tests.launch.server_groups import ServerGroup
 from tests.launch.server_runs import outputs
+from tests.towers.control_group_files import real_memory_group
 
 pytestmark = [pytest.mark.timeout(200), pytest.mark.full]
 
@@ -76,3 +77,20 @@ def test_an_id_outside_its_table_is_one_line(tmp_path, engine):
     (line,) = errors(ended)
     assert "words/embeddings: id 1" in line and "it has 1000 rows, ids 0 to 999" in line
     assert "Traceback" not in ended.err
+
+
+@both
+def test_a_server_without_the_memory_for_its_part_is_named(tmp_path, engine):
+    # Two copies of a table of 488 MiB (momentum) on two servers: each keeps a whole one's size.
+    rows = 8_000_000
+    with (
+        real_memory_group(400 * 2**20) as small,
+        group(tmp_path, f"--engine={engine}", "--optimizer=momentum", ROWS=str(rows)) as processes,
+    ):
+        (small / "cgroup.procs").write_text(str(processes.processes["ps:1"].pid))
+        ended = processes.end("chief:0", LIMIT_SECONDS)
+        processes.ends(LIMIT_SECONDS)
+    assert ended.code == USER_ERROR, outputs({"chief:0": ended})
+    (line,) = errors(ended)
+    assert "ps:1 can get" in line and "its part of parameters and slots takes 0.477 GiB" in line
+    assert "start more servers" in line

@@ -109,12 +109,18 @@ class TestWords:
     def both_wait(words) -> list[Exception | None]:
         """What two processes that wait for each other raise, each with its own word."""
         members = [Member("ps", index, free()) for index in (0, 1)]
+        ended = [threading.Event(), threading.Event()]
 
         def wait(rank):
             try:
                 wait_for_all(members[rank], [members[1 - rank]], WAIT_SECONDS, word=words[rank])
             except (PeerLost, UserError) as error:
                 return error
+            finally:
+                ended[rank].set()
+            # The other one may not have looked yet: TensorFlow's server listens next, and begins with this byte.
+            with listening(members[rank]) as listener, waiting._Doorkeeper(listener, "\0"):
+                ended[1 - rank].wait(WAIT_SECONDS)
             return None
 
         with concurrent.futures.ThreadPoolExecutor(2) as pool:

@@ -1,27 +1,17 @@
 """Cores that a process may use: affinity, and limits of control groups, in folders that look like Linux's."""
 
 import os
-import pathlib
 
 import pytest
 
-from towers.cores import core_quota, num_cores
+from tests.towers.control_group_files import linux
+from towers.control_groups import core_quota
+from towers.cores import num_cores
 
 
 @pytest.fixture
 def eight_cores(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
-
-
-def linux(folder: pathlib.Path, groups: str, **files: str) -> pathlib.Path:
-    """A root with /proc/self/cgroup and files below /sys/fs/cgroup."""
-    (folder / "proc/self").mkdir(parents=True)
-    (folder / "proc/self/cgroup").write_text(groups)
-    for name, text in files.items():
-        path = folder / "sys/fs/cgroup" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return folder
 
 
 VERSION_2 = "0::/job/step\n"

@@ -10,11 +10,12 @@ import tensorflow as tf
 
 import towers
 from launch.health import machine, versions
+from tests.towers.control_group_files import linux
 
 
 @pytest.fixture
 def eight_cores(monkeypatch):
-    monkeypatch.setattr(machine, "num_cores", lambda: 8)
+    monkeypatch.setattr(machine, "num_cores", lambda *_: 8)
 
 
 @pytest.fixture
@@ -67,7 +68,7 @@ def test_what_tensorflow_was_built_for(monkeypatch, build, fact):
 
 
 def test_devices(no_gpu, eight_cores, tmp_path):
-    found = machine.devices({}, control_group=tmp_path / "none", nvidia_device=tmp_path / "none")
+    found = machine.devices({}, root=tmp_path, nvidia_device=tmp_path / "none")
     assert found.problems == ()
     assert found.facts["CPUs"] == ["/physical_device:CPU:0"]
     assert found.facts["GPUs"] == "none"
@@ -76,27 +77,19 @@ def test_devices(no_gpu, eight_cores, tmp_path):
     assert found.facts["memory limit GiB"] == "none"
 
 
-@pytest.mark.parametrize("quota, words", [(2.5, ", CPU quota of 2.5"), (None, "")])
-def test_limits_of_a_container(no_gpu, eight_cores, monkeypatch, tmp_path, quota, words):
-    monkeypatch.setattr(machine, "core_quota", lambda: quota)
-    (tmp_path / "memory.max").write_text(f"{3 * 2**30}\n")
-    found = machine.devices({}, control_group=tmp_path, nvidia_device=tmp_path / "none")
+def test_limits_of_a_container(no_gpu, eight_cores, tmp_path):
+    root = linux(tmp_path, "0::/\n", **{"cpu.max": "250000 100000\n", "memory.max": f"{3 * 2**30}\n"})
+    found = machine.devices({}, root=root, nvidia_device=tmp_path / "none")
     assert found.problems == ()
-    assert found.facts["cores"].endswith(f"of {os.cpu_count()}{words}")
+    assert found.facts["cores"].endswith(f"of {os.cpu_count()}, CPU quota of 2.5")
     assert found.facts["memory limit GiB"] == "3.0"
-
-
-def test_no_limits(no_gpu, eight_cores, tmp_path):
-    (tmp_path / "memory.max").write_text("max\n")
-    found = machine.devices({}, control_group=tmp_path, nvidia_device=tmp_path / "none")
-    assert found.facts["memory limit GiB"] == "none"
 
 
 def test_a_gpu_that_tensorflow_does_not_see(no_gpu, tmp_path):
     (tmp_path / "nvidia0").touch()
 
     def problems(**environment):
-        return machine.devices(environment, control_group=tmp_path, nvidia_device=tmp_path / "nvidia0").problems
+        return machine.devices(environment, root=tmp_path, nvidia_device=tmp_path / "nvidia0").problems
 
     (problem,) = problems()
     assert "TensorFlow sees no GPU" in problem

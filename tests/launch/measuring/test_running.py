@@ -230,7 +230,9 @@ def _children_in_hosts(pid: int) -> list[int]:
     deadline = time.monotonic() + LIMIT_SECONDS
     while True:
         found = psutil.Process(pid).children(recursive=True)
-        if len([one for one in found if "--measure=step" in " ".join(one.cmdline())]) == 2:
-            return [one.pid for one in found]
+        # One may end between the two lines.
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if len([one for one in found if "--measure=step" in " ".join(one.cmdline())]) == 2:
+                return [one.pid for one in found]
         assert time.monotonic() < deadline
         time.sleep(0.05)
