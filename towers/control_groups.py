@@ -1,7 +1,7 @@
-"""Limits on CPU time and memory that Linux's control groups (a container, a Slurm job, systemd) set for this process.
+"""Limits that Linux's control groups (of a container, a Slurm job, a service) set on CPU time and memory.
 
-Files: https://docs.kernel.org/admin-guide/cgroup-v2.html and .../cgroup-v1/. A group's limit includes the groups inside
-it, so the smallest one on the path from this process's group to the outermost counts.
+Files: https://docs.kernel.org/admin-guide/cgroup-v2.html and .../cgroup-v1/. A group's limit includes the groups
+inside it, so the smallest one on the path from this process's group to the outermost counts.
 """
 
 import pathlib

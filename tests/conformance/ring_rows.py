@@ -44,7 +44,7 @@ def main() -> None:
     ring = join_ring(cluster, row.ring, startup_timeout_seconds=60)
     found = {
         trial: outcomes_of(row.make_strategy, trial, row.accumulation, ring=ring)
-        for trial in trials_of(row.batch_stats, bool(int(only_quick)), row.has_all_trials)
+        for trial in trials_of(row, bool(int(only_quick)))
     }
     with open(file, "wb") as stream:
         pickle.dump(found, stream)

@@ -10,9 +10,8 @@ from tests import tiers
 from tests.conformance.ring_rows import outcomes_by_rank
 from tests.conformance.rows import Row, one_device, one_device_in_parts
 from tests.conformance.server_rows import outcomes_at_the_chief
-from tests.conformance.tasks import TASKS, SmallImages
+from tests.conformance.tasks import SmallImages
 from tests.conformance.trials import (
-    FLOAT32_TASK,
     NOT_SYNCED,
     NUM_STEPS,
     QUICK_TASK,
@@ -22,6 +21,7 @@ from tests.conformance.trials import (
     not_finite,
     not_synced,
     outcomes_of,
+    tasks_of,
     twenty_steps,
 )
 
@@ -68,9 +68,9 @@ def row_checks(rows: Sequence[Row]) -> type:
     cases = [
         _case(row, task, is_quick=row.in_quick and task == QUICK_TASK, name=f"{row.name}-{task.name}")
         for row in rows
-        for task in (TASKS if row.has_all_trials else (QUICK_TASK, FLOAT32_TASK))
+        for task in tasks_of(row)
     ]
-    divided_rows = [row for row in rows if len(row.shares) > 1 and row.has_all_trials]
+    divided_rows = [row for row in rows if len(row.shares) > 1 and row.in_quick]
 
     class RowChecks:
         @pytest.mark.parametrize("row, task", cases)

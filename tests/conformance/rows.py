@@ -70,12 +70,9 @@ class Row:
     in_quick: bool = False
 
     @property
-    def has_all_trials(self) -> bool:
-        """Whether the full tests try all tasks: rows of one process, and one row of each kind of cluster.
-
-        The other rows of several processes take long: they try the task that has everything at once, and float32.
-        """
-        return self.in_quick or (self.ring is None and self.servers is None)
+    def has_all_tasks(self) -> bool:
+        """Whether the full tests try all tasks; others: the one that has everything at once, and float32."""
+        return self.in_quick and self.ring is None and self.servers is None
 
 
 def _towers(devices: Devices, shares: tuple[float, ...] | None = None):

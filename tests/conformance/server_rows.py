@@ -41,7 +41,7 @@ def main() -> None:
     cluster = cluster_from(os.environ["TF_CONFIG"])
     membership = ServersMembership(cluster=cluster, options=row.servers, startup_timeout_seconds=100)
     membership = joined_servers(membership, num_cpus=len(row.devices.towers) + 1)
-    trials = trials_of(row.batch_stats, bool(int(only_quick)), row.has_all_trials)
+    trials = trials_of(row, bool(int(only_quick)))
     found = {trial: _take_part(row, trial, membership) for trial in trials}
     if membership.role == CHIEF:
         with open(file, "wb") as stream:

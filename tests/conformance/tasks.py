@@ -14,7 +14,7 @@ import tensorflow as tf
 from keras import layers
 
 from tests.towers.tiny_tasks import without_autotune
-from towers.task import Batch, InputShard, WeightedLoss, WeightedValue, batch_length
+from towers.task import Batch, InputShard, WeightedLoss, WeightedValue
 
 NUM_CLASSES = 10
 NUM_TAGS, NUM_KINDS = 23, 5
@@ -68,9 +68,23 @@ class SmallImages:
         return layers.Activation(self.activation, name=f"activation{name}")(outputs)
 
     def dataset(self, split: str, shard: InputShard) -> tf.data.Dataset:
-        batches = tf.data.Dataset.from_tensor_slices(self._examples(split)).batch(self.batch_size)
-        batches = without_autotune(batches.map(lambda batch: _part_of(batch, shard)))
+        batches = without_autotune(self._parts(split, shard))
         return batches.repeat().skip(shard.first_batch).shard(shard.stride, 0) if split == "train" else batches
+
+    def _parts(self, split: str, shard: InputShard) -> tf.data.Dataset:
+        """The shard's part of each batch; cut beforehand, because a function in a data set is traced each time."""
+        examples = self._examples(split)
+
+        def parts(begin: int, end: int, size: int) -> tf.data.Dataset:
+            first, last = shard.bounds(size)
+
+            def cut(leaf):
+                return leaf[begin:end].reshape(-1, size, *leaf.shape[1:])[:, first:last]
+
+            return tf.data.Dataset.from_tensor_slices(tf.nest.map_structure(cut, examples))
+
+        whole = self.num_images - self.num_images % self.batch_size
+        return parts(0, whole, self.batch_size).concatenate(parts(whole, self.num_images, self.num_images - whole))
 
     def _examples(self, split: str) -> Batch:
         """All examples as a batch. Weights are multiples of 1/2, so that their sums are exact in any order.
@@ -112,11 +126,6 @@ class SmallImages:
 
     def total_weight(self, split: str) -> float:
         return float(np.sum(self._examples(split).weights))
-
-
-def _part_of(batch: Batch, shard: InputShard) -> Batch:
-    begin, end = shard.bounds(batch_length(batch))
-    return tf.nest.map_structure(lambda leaf: leaf[begin:end], batch)
 
 
 # An epoch of 70 images ends with a batch of 10. An epoch of 61 ends with a batch of 1: most towers are idle in it.

@@ -1,11 +1,12 @@
 """The trials of every row and their outcomes: plain data, so that other processes can do the work."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from strategies.contract import StepReport, Strategy
+from tests.conformance.rows import Row
 from tests.conformance.tasks import BATCH_NORM_LAST_1, NAN_IN_BATCH_1, TASKS, SmallImages
 from towers.options import StepOptions
 from towers.updates.rules import Momentum
@@ -55,15 +56,20 @@ def not_finite(batch_stats: str) -> Trial:
     return Trial(NAN_IN_BATCH_1, (1, 1, 1), on_nan="skip", batch_stats=batch_stats)
 
 
-def trials_of(batch_stats: str, only_quick: bool, has_all_trials: bool) -> list[Trial]:
-    """The trials of a row with these statistics: all, few, or those of the quick tests."""
-    quick = [twenty_steps(QUICK_TASK, batch_stats), not_finite(batch_stats)]
+def tasks_of(row: Row) -> Sequence[SmallImages]:
+    """The tasks that the full tests try with a row."""
+    return TASKS if row.has_all_tasks else (QUICK_TASK, FLOAT32_TASK)
+
+
+def trials_of(row: Row, only_quick: bool) -> list[Trial]:
+    """The trials of a row: all, or those of the quick tests."""
+    quick = [twenty_steps(QUICK_TASK, row.batch_stats), not_finite(row.batch_stats)]
     if only_quick:
         return quick
-    if not has_all_trials:
-        return [*quick, twenty_steps(FLOAT32_TASK, batch_stats)]
-    all_trials = [*(twenty_steps(task, batch_stats) for task in TASKS), *(not_synced(name) for name in NOT_SYNCED)]
-    return quick + [trial for trial in all_trials if trial not in quick]
+    found = [twenty_steps(task, row.batch_stats) for task in tasks_of(row)]
+    if row.in_quick:
+        found += [not_synced(name) for name in NOT_SYNCED]
+    return quick + [trial for trial in found if trial not in quick]
 
 
 NOT_SYNCED = ("average", "first")
