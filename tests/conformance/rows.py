@@ -52,7 +52,8 @@ class Row:
       batch_stats: 'average' if the mode cannot sync statistics over the batch; the reference then computes the
         same parts.
       devices, tower_shares: devices and shares of each worker of parameter servers.
-      in_quick: whether the quick tests run this row.
+      in_quick: whether the quick tests run this row. The full tests then try several tasks with it, with other rows
+        the one that has everything at once.
     """
 
     name: str
@@ -70,9 +71,8 @@ class Row:
     in_quick: bool = False
 
     @property
-    def has_all_tasks(self) -> bool:
-        """Whether the full tests try all tasks; others: the one that has everything at once, and float32."""
-        return self.in_quick and self.ring is None and self.servers is None
+    def is_one_process(self) -> bool:
+        return self.ring is None and self.servers is None
 
 
 def _towers(devices: Devices, shares: tuple[float, ...] | None = None):
