@@ -102,14 +102,15 @@ class Move:
     Attributes:
       stop: whether to save and end early.
       save: whether to save now.
-      num_steps: number of steps to run after that.
+      target: step at which the next call of `run_steps` ends: absolute, because workers may go on while the run is
+        saved.
       last_step: step at which training ends.
       until: first step that must not begin, because something is due before it.
     """
 
     stop: bool
     save: bool
-    num_steps: int
+    target: int
     last_step: int
     until: int
 
@@ -182,7 +183,8 @@ class Strategy(Protocol):
     def run_steps(self, num_steps: int) -> StepReport:
         """Runs that many training steps and returns when their report is known.
 
-        Asynchronous workers may have run more steps by then, up to the agreed move's `until`.
+        Asynchronous workers may have run more steps by then, up to the agreed move's `until`. 0 reports the steps
+        that they have run since the last report.
 
         Raises:
           NonFiniteStep: a step was not finite, under on_nan=stop.

@@ -311,7 +311,7 @@ class RingStrategy(SynchronousStrategy):
         """Rank 0 decides when to save, the shortest call counts, and all stop if any was asked to stop."""
         with self._watched():
             wishes = self._host.gather("move", dataclasses.astuple(move), np.int64)
-        stop, save, num_steps, last_step, until = wishes.T
+        stop, save, target, last_step, until = wishes.T
         for rank in np.flatnonzero(last_step != last_step[0]):
             raise UserError(
                 f"{self.ring.members[rank].name} trains to step {last_step[rank]}, and "
@@ -320,7 +320,7 @@ class RingStrategy(SynchronousStrategy):
         return Move(
             stop=bool(stop.any()),
             save=bool(save[0]),
-            num_steps=int(num_steps.min()),
+            target=int(target.min()),
             last_step=move.last_step,
             until=int(until.min()),
         )

@@ -100,6 +100,7 @@ class ServersStrategy(SynchronousStrategy):
         self._absent: list[int] = []
         self._workers: Mapping[str, Mapping] = {}
         self._reported_at: float | None = None
+        self._seconds_before_pause = 0.0
         self._carrier = make_carrier(self)
         copies = 1 + len(options.rule.slot_names)
         parameters = sum(variable_bytes(variable) for variable in self.engine.parameters().values())
@@ -183,7 +184,8 @@ class ServersStrategy(SynchronousStrategy):
         self._reported_at = time.perf_counter()
         self._stop_asked = figures["stop_asked"]
         self._count(figures["done"], figures["totals"])
-        report = self._report(figures, self._reported_at - began)
+        report = self._report(figures, self._reported_at - began + self._seconds_before_pause)
+        self._seconds_before_pause = 0.0
         if bad_step is not None:
             raise NonFiniteStep(
                 f"step {bad_step} is not finite and was not applied: lower the learning rate, clip the gradients, "
@@ -264,12 +266,14 @@ class ServersStrategy(SynchronousStrategy):
 
     def _pause(self) -> None:
         """Waits until no worker computes: all servers then hold the values after the same steps."""
-        self._reported_at = None
         since = time.monotonic()
         while not (paused := self._carrier.pause()).idle:
             if time.monotonic() - since > self._patience_seconds:
                 missing = _named(paused.missing)
                 raise PeerLost(f"{missing} did not answer within {self._patience_seconds:g} seconds: restart it")
+        if self._reported_at is not None:
+            self._seconds_before_pause += time.perf_counter() - self._reported_at
+        self._reported_at = None
         self._count(paused.done, paused.totals)
 
     def evaluate(self, num_batches: int | None = None) -> dict[str, float]:

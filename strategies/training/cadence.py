@@ -36,6 +36,6 @@ def steps_of_a_call(seconds_a_step: float) -> int:
     return int(min(max(1.0, CALL_SECONDS / max(seconds_a_step, 1e-9)), MOST_STEPS_A_CALL))
 
 
-def due(step: int, *periods: int | None) -> bool:
-    """Whether `step` is a multiple of one of the periods; a period of None is never due."""
-    return any(period is not None and step % period == 0 for period in periods)
+def due(before: int, step: int, *periods: int | None) -> bool:
+    """Whether a multiple of one of the periods is in before + 1 .. step; a period of None is never due."""
+    return any(period is not None and step // period > before // period for period in periods)

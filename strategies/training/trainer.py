@@ -277,18 +277,18 @@ class Trainer:
         """Trains, and returns whether the last step was reached; False if training was stopped before."""
         self._saved_at, self._saved_time = self.strategy.step, time.monotonic()
         cadence, steps_a_call = self._cadence(), 1
-        while self.strategy.step < self._last_step:
-            move = self._agreed_move(cadence.call_length(self.strategy.step, steps_a_call), cadence)
+        while (before := self.strategy.step) < self._last_step:
+            move = self._agreed_move(cadence.call_length(before, steps_a_call), cadence)
             if move.save or move.stop:
                 self._save()
             if move.stop:
                 return False
-            report = self._run_steps(move.num_steps)
+            report = self._run_to(move.target)
             steps_a_call = self._next_call_length(report)
-            if due(report.step, self.options.checkpoint_every_steps):
+            if due(before, report.step, self.options.checkpoint_every_steps):
                 self._save()
             # The last evaluation comes after the last save and the export.
-            if report.step < self._last_step and self._evaluation_is_due(report.step):
+            if report.step < self._last_step and self._evaluation_is_due(before, report.step):
                 self._evaluate()
         # What was trained is saved before anything else can fail.
         self._save()
@@ -308,14 +308,16 @@ class Trainer:
             Move(
                 stop=self._stop_requested(),
                 save=self._is_late_to_save(),
-                num_steps=num_steps,
+                target=step + num_steps,
                 last_step=self._last_step,
                 until=step if cadence is None else step + cadence.call_length(step, self._last_step),
             )
         )
 
-    def _run_steps(self, count: int) -> StepReport:
-        for callback in self._callbacks:
+    def _run_to(self, target: int) -> StepReport:
+        # Asynchronous workers may have gone on while the run was saved, even to the target.
+        count = max(0, target - self.strategy.step)
+        for callback in self._callbacks if count else ():
             callback.before_steps(self.strategy.step)
         report = self.strategy.run_steps(count)
         for callback in self._callbacks:
@@ -348,8 +350,8 @@ class Trainer:
             return None
         return max(1, round(every * self.strategy.steps_per_epoch))
 
-    def _evaluation_is_due(self, step: int) -> bool:
-        return due(step, self.options.evaluate_every_steps, self._evaluation_epoch_steps())
+    def _evaluation_is_due(self, before: int, step: int) -> bool:
+        return due(before, step, self.options.evaluate_every_steps, self._evaluation_epoch_steps())
 
     def _is_late_to_save(self) -> bool:
         seconds = self.options.checkpoint_every_seconds

@@ -32,7 +32,7 @@ def test_no_call_passes_a_step_at_which_something_is_due(cadence, first, data):
     assert not calls or (calls[0][0], calls[-1][1]) == (first, cadence.last_step)
     for begin, end in calls:
         for passed in range(begin + 1, end):
-            assert not due(passed, *cadence.periods)
+            assert not due(begin, passed, *cadence.periods)
             assert passed not in cadence.boundaries
 
 
@@ -56,8 +56,14 @@ def test_a_call_takes_at_most_call_seconds(seconds):
 
 
 def test_due_at_multiples_of_a_period():
-    assert due(6, 4, 3)
-    assert not due(7, 4, 3)
-    assert due(6, None, 3)
-    assert not due(6, None)
-    assert not due(6)
+    assert due(5, 6, 4, 3)
+    assert not due(6, 7, 4, 3)
+    assert due(5, 6, None, 3)
+    assert not due(5, 6, None)
+    assert not due(5, 6)
+
+
+def test_due_where_a_multiple_was_passed():
+    assert due(5, 7, 4, 3)
+    assert due(0, 100, 7)
+    assert not due(6, 8, 3)
