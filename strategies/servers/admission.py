@@ -79,8 +79,13 @@ class Admission:
             ticket = self._open[step] = Ticket(step, worker, self.done, time.monotonic())
             return ticket
 
+    def is_open(self, ticket: Ticket) -> bool:
+        """Whether the ticket's update may be applied; `use` counts it after that."""
+        with self._changed:
+            return self._open.get(ticket.step) == ticket
+
     def use(self, ticket: Ticket) -> bool:
-        """Uses a ticket; False if it is no longer open, and its update must not be applied."""
+        """Counts a ticket's update; False if the ticket is no longer open."""
         with self._changed:
             if self._open.get(ticket.step) != ticket:
                 return False

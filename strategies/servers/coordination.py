@@ -145,7 +145,8 @@ class Coordination:
         self._present.discard(worker)
         if self._end is None and self._admission is not None:
             self._tally.add_failure(f"worker:{worker}")
-            self._admission.lost(worker)
+            with self._state_lock:
+                self._admission.lost(worker)
 
     def overdue(self) -> set[int]:
         """Workers that have held a step for more than the timeout; other workers are to compute these steps."""
@@ -167,10 +168,11 @@ class Coordination:
 
     def _finish_alone(self, message, change, gradient) -> None:
         step, finite, figures = message["step"], message["finite"], message["figures"]
+        ticket = Ticket(step, message["worker"], message["done"])
         # All under one lock: a worker that this step admits reads the state, and then the parameters, only after
-        # the update; and a report that counts this step has its figures.
+        # the update; a report that counts this step has its figures; and no other worker gets the step meanwhile.
         with self._state_lock:
-            if not self._admission.use(Ticket(step, message["worker"], message["done"])):
+            if not self._admission.is_open(ticket):
                 return
             largest = None
             if finite:
@@ -180,6 +182,8 @@ class Coordination:
             self._note_bad(step, finite)
             self._tally.add_part(f"worker:{message['worker']}", figures, largest)
             self._tally.add_step(figures["sums"], figures["norm"], finite=finite)
+            # Last: a step whose update failed is not done, and another worker gets it.
+            self._admission.use(ticket)
 
     def _finish_part(self, message, change, gradient) -> None:
         worker, step = message["worker"], message["step"]

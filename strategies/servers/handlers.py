@@ -1,5 +1,6 @@
 """The requests that every server answers: its keys and values, and its piece of a synchronous step."""
 
+import contextlib
 import threading
 
 import numpy as np
@@ -28,7 +29,7 @@ class StoreHandlers:
         self._lazily = lazily
         self._store, self._held, self._clipping = Store(rule), HeldGradients(), clipping
         self._about: dict[str, object] = {}
-        self._count_lock = threading.Lock()
+        self._count_lock, self._step_lock = threading.Lock(), threading.Lock()
         self._applied: set[int] = set()
         self.pulls = self.pushes = 0
 
@@ -69,9 +70,9 @@ class StoreHandlers:
         return {"about": dict(self._about)}, ()
 
     def pull(self, message: Message, arrays) -> Content:
+        value, version = self._store.vector(message["key"]).read()
         with self._count_lock:
             self.pulls += 1
-        value, version = self._store.vector(message["key"]).read()
         return {"version": version}, [value]
 
     def push(self, message: Message, arrays) -> Content:
@@ -80,25 +81,26 @@ class StoreHandlers:
         A step that was applied before is not applied again. A step comes twice if a worker dies after it pushed
         here and before server 0 counted the step: another worker then computes the step again.
         """
-        with self._count_lock:
-            if not self._is_new(message.get("step")):
+        step = message.get("step")
+        with contextlib.nullcontext() if step is None else self._step_lock:
+            if step in self._applied:
                 return {"staleness": 0}, ()
+            vector = self._store.vector(message["key"])
+            gradient = _gradient(message, arrays, vector.dtype)
+            since, aware = message.get("since"), message.get("aware", False)
+            staleness = _applied(vector, gradient, message["rate"], since=since, aware=aware)
+            # After the update: one that was refused or failed must be possible again.
+            self._remember(step)
+        with self._count_lock:
             self.pushes += 1
-        vector = self._store.vector(message["key"])
-        gradient = _gradient(message, arrays, vector.dtype)
-        since, aware = message.get("since"), message.get("aware", False)
-        return {"staleness": _applied(vector, gradient, message["rate"], since=since, aware=aware)}, ()
+        return {"staleness": staleness}, ()
 
-    def _is_new(self, step: int | None) -> bool:
-        """Whether this server has not applied the step; remembers the step, and forgets much earlier ones."""
-        if step is None:
-            return True
-        if step in self._applied:
-            return False
-        self._applied.add(step)
+    def _remember(self, step: int | None) -> None:
+        """Remembers that the step is applied, and forgets much earlier ones."""
+        if step is not None:
+            self._applied.add(step)
         if len(self._applied) > 2 * _REMEMBERED_STEPS:
             self._applied = set(sorted(self._applied)[_REMEMBERED_STEPS:])
-        return True
 
     def get_slots(self, message: Message, arrays) -> Content:
         slots = self._store.vector(message["key"]).slots()
@@ -113,11 +115,11 @@ class StoreHandlers:
 
     def hold(self, message: Message, arrays) -> Content:
         """Holds a gradient SUM until `apply` averages it with those of other workers."""
-        with self._count_lock:
-            self.pushes += 1
         vector = self._store.vector(message["key"])
         gradient = _gradient(message, arrays, vector.dtype)
         self._held.hold(message["step"], message["worker"], gradient)
+        with self._count_lock:
+            self.pushes += 1
         return {}, ()
 
     def square(self, message: Message, arrays) -> Content:

@@ -120,13 +120,10 @@ class Vector:
           The staleness: the number of other updates applied since version `since`.
 
         Raises:
-          Refused: the gradient has another length than the value, or is of other tables.
+          Refused: the gradient has another length than the value, or is of other tables or rows; nothing changed.
         """
-        if gradient.shape != self._value.shape:
-            raise Refused(f"a gradient of {gradient.size} numbers for a piece of {self._value.shape[0]} numbers")
-        if len(rows) != len(self._tables):
-            raise Refused(f"a gradient of {len(rows)} tables for {len(self._tables)} tables")
         with self._lock:
+            self._check(gradient, rows)
             staleness = 0 if since is None else self.version - since
             rate = rate / max(1, staleness) if aware else rate
             for table, (ids, values) in zip(self._tables.values(), rows, strict=True):
@@ -139,6 +136,15 @@ class Vector:
                 )
             self.version += 1
             return staleness
+
+    def _check(self, gradient: np.ndarray, rows: Sequence[Rows]) -> None:
+        """Raises Refused for a gradient of another length than the value, of other tables, or of other rows."""
+        if gradient.shape != self._value.shape:
+            raise Refused(f"a gradient of {gradient.size} numbers for a piece of {self._value.shape[0]} numbers")
+        if len(rows) != len(self._tables):
+            raise Refused(f"a gradient of {len(rows)} tables for {len(self._tables)} tables")
+        for table, (ids, values) in zip(self._tables.values(), rows, strict=True):
+            table.check(ids, values)
 
 
 class Store:

@@ -33,12 +33,15 @@ class Table:
 
     def read(self, ids: np.ndarray) -> np.ndarray:
         """Copies of some rows, [n, width]; raises Refused if one is not here."""
-        self._check(ids)
+        self.check(ids)
         with tf.device(_HOST):
             return tf.gather(self._value, ids).numpy()
 
-    def _check(self, ids):
-        height = self._value.shape[0]
+    def check(self, ids: np.ndarray, values: np.ndarray | None = None) -> None:
+        """Raises Refused if a row is not here, or if `values` are not one row for each id."""
+        height, width = self._value.shape
+        if values is not None and values.shape != (len(ids), width):
+            raise Refused(f"rows of shape {list(values.shape)} for {len(ids)} ids of a table of width {width}")
         if len(ids) and not (ids.min() >= 0 and ids.max() < height):
             raise Refused(f"rows {ids.min()} to {ids.max()} of a table of {height} rows")
 
@@ -62,9 +65,9 @@ class Table:
           update: number of updates before this one.
 
         Raises:
-          Refused: a row is not here.
+          Refused: as `check`.
         """
-        self._check(ids)
+        self.check(ids, values)
         with tf.device(_HOST):
             gradient = tf.IndexedSlices(values, ids, tf.constant(self._value.shape.as_list(), tf.int64))
             rate, update = tf.constant(rate, tf.float32), tf.constant(update, tf.int64)

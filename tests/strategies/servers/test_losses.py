@@ -14,6 +14,7 @@ from strategies.servers.group import Group
 from strategies.servers.handlers import StoreHandlers
 from strategies.servers.options import ServersOptions
 from strategies.servers.server import Server
+from strategies.servers.wire import Refused
 from towers.updates.clipping import Clipping
 from towers.updates.rules import SGD
 
@@ -67,7 +68,7 @@ def connected():
     assert not thread.is_alive()
 
 
-def finish(worker: Group, index: int, granted) -> None:
+def finish(worker: Group, index: int, granted, *, length: int = 4, rate=0.5) -> None:
     figures = {"examples": 8, "busy_seconds": 0.0, "input_seconds": 0.0, "sums": {}, "norm": 1.0}
     described = {
         "step": granted["step"],
@@ -75,13 +76,13 @@ def finish(worker: Group, index: int, granted) -> None:
         "worker": index,
         "since": granted["version"],
     }
-    gradient = np.ones(4, np.float32)
+    gradient = np.ones(length, np.float32)
     worker.ask(
         0,
         "finish",
         [np.zeros(0), gradient],
         **described,
-        **{"key": KEY, "rate": 0.5, "rows": [], "finite": True, "weight": 8.0, "staleness_elsewhere": []},
+        **{"key": KEY, "rate": rate, "rows": [], "finite": True, "weight": 8.0, "staleness_elsewhere": []},
         figures=figures,
     )
 
@@ -110,6 +111,28 @@ def test_another_worker_computes_the_step_of_a_silent_one(connected):
     np.testing.assert_array_equal(value, np.full(4, -0.5, np.float32))
     for worker in (silent, other):
         worker.close()
+
+
+@pytest.mark.parametrize("wrong, raised", [({"length": 3}, Refused), ({"rate": "fast"}, PeerLost)])
+def test_a_step_whose_update_was_refused_or_failed_is_not_counted(connected, wrong, raised):
+    chief, connect = connected
+    first, other = connect(WORKER, 0), connect(WORKER, 1)
+    chief.ask(0, "init", [np.zeros(4, np.float32), np.zeros(4, bool)], key=KEY)
+    chief.ask(0, "start", [np.zeros(0), np.zeros(0, bool)], step=0)
+    chief.ask(0, "run_to", wanted=0, until=1)
+    granted, _ = first.ask(0, "begin", worker=0, stop_asked=False)
+    with pytest.raises(raised):
+        finish(first, 0, granted, **wrong)
+    assert chief.ask(0, "report")[0]["done"] == 0
+    first.close()
+    granted, _ = other.ask(0, "begin", worker=1, stop_asked=False)
+    assert granted["step"] == 0, "the only step"
+    finish(other, 1, granted)
+    report, _ = chief.ask(0, "report")
+    assert (report["done"], report["totals"]["examples"]) == (1, 8)
+    _, (value,) = chief.ask(0, "pull", key=KEY)
+    np.testing.assert_array_equal(value, np.full(4, -0.5, np.float32))
+    other.close()
 
 
 def test_a_server_passes_on_the_name_of_a_lost_server(connected):
@@ -143,6 +166,8 @@ def test_a_step_is_applied_once_by_a_server():
     store = StoreHandlers(SGD(), Clipping())
     store.init({"key": KEY}, [np.zeros(2, np.float32)])
     push = {"key": KEY, "rows": [], "rate": 1.0, "step": 7, "since": 0}
+    with pytest.raises(Refused):
+        store.push(push, [np.zeros(3, np.float32)])
     for gradient in ([1.0, 2.0], [5.0, 5.0]):
         store.push(push, [np.array(gradient, np.float32)])
     reply, (value,) = store.pull({"key": KEY}, ())
