@@ -23,12 +23,14 @@ class Ticket:
       step: index of the step over the whole run; it decides the learning rate and the random numbers.
       worker: index of the worker that may use it.
       done: number of steps that were done when it was issued.
+      lease: number of the ticket among all of server 0: a step that is issued again has another one.
       time: monotonic time of its issue, in seconds; two tickets that differ only in it are equal.
     """
 
     step: int
     worker: int
     done: int
+    lease: int
     time: float = dataclasses.field(default=0.0, compare=False)
 
 
@@ -37,16 +39,18 @@ class Admission:
 
     Attributes:
       done: number of tickets used, including those of the runs that this one resumes.
+      next_lease: lease of the next ticket.
     """
 
-    def __init__(self, first: int, *, bound: int | None, num_workers: int):
+    def __init__(self, first: int, *, bound: int | None, num_workers: int, first_lease: int = 0):
         """Args:
         first: step of the first ticket.
         bound: largest staleness; None for no bound. With 0 the workers take turns: step n belongs to worker
           n % num_workers.
         num_workers: number of workers.
+        first_lease: lease of the first ticket.
         """
-        self.done = first
+        self.done, self.next_lease = first, first_lease
         self._bound, self._num_workers = bound, num_workers
         self._next = self._target = first
         self._returned: list[int] = []
@@ -76,8 +80,14 @@ class Admission:
                 return None
             step = heapq.heappop(self._returned) if self._returned else self._next
             self._next = max(self._next, step + 1)
-            ticket = self._open[step] = Ticket(step, worker, self.done, time.monotonic())
+            ticket = self._open[step] = Ticket(step, worker, self.done, self.next_lease, time.monotonic())
+            self.next_lease += 1
             return ticket
+
+    def open_from(self) -> int:
+        """The lowest lease of an open ticket or of a later one: no earlier ticket can be used any more."""
+        with self._changed:
+            return min((ticket.lease for ticket in self._open.values()), default=self.next_lease)
 
     def is_open(self, ticket: Ticket) -> bool:
         """Whether the ticket's update may be applied; `use` counts it after that."""

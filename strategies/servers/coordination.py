@@ -1,5 +1,6 @@
 """The requests that server 0 alone answers: which worker computes what, the steps' results, the end of the run."""
 
+import dataclasses
 import math
 import threading
 from collections.abc import Callable, Sequence
@@ -7,6 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from strategies.servers.admission import Admission, Ticket
+from strategies.servers.decisions import DecisionLog
 from strategies.servers.group import Group
 from strategies.servers.handlers import StoreHandlers
 from strategies.servers.options import ServersOptions
@@ -55,7 +57,7 @@ class Coordination:
         self._ready = threading.Event()
         self._parts: dict[int, tuple[Message, np.ndarray]] = {}
         self._present: set[int] = set()
-        self._tally = Tally()
+        self._tally, self._log = Tally(), DecisionLog()
         self._bad_step: int | None = None
         self._stop_asked = False
         self._end: str | None = None
@@ -69,7 +71,11 @@ class Coordination:
             if not self._others.connections:
                 self._others = self._connect_others()
         else:
-            self._admission = Admission(first, bound=options.bound, num_workers=self._num_workers)
+            first_lease = 0 if self._admission is None else self._admission.next_lease
+            self._admission = Admission(
+                first, bound=options.bound, num_workers=self._num_workers, first_lease=first_lease
+            )
+            self._log.restart()
         self._bad_step, self._tally = None, Tally()
         self._ready.set()
         return {}, ()
@@ -97,13 +103,20 @@ class Coordination:
 
     def _so_far(self) -> dict:
         with self._state_lock:
-            return {"done": self._admission.done, "totals": self._tally.totals()}
+            return {"done": self._admission.done, "totals": self._tally.totals(), "decided": self._decided()}
+
+    def _decided(self) -> dict | None:
+        """The decisions that other servers must know before they are read; None if there are none to know."""
+        if self._options.is_sync:
+            return None
+        return dataclasses.asdict(self._log.decisions(self._admission.open_from()))
 
     def report(self, message: Message, arrays) -> Content:
         """The figures of the steps since the last report."""
         turned_away = self._admission.turned_away if self._options.is_sync else 0
         with self._state_lock:
-            figures = {"done": self._admission.done, "totals": self._tally.totals(), **self._tally.take()}
+            so_far = {"done": self._admission.done, "totals": self._tally.totals(), "decided": self._decided()}
+            figures = {**so_far, **self._tally.take()}
         return {**figures, "turned_away": turned_away, "stop_asked": self._stop_asked}, ()
 
     def get_state(self, message: Message, arrays) -> Content:
@@ -121,8 +134,9 @@ class Coordination:
     def begin(self, message: Message, arrays) -> Content:
         """A worker asks for its next step.
 
-        The reply holds the step, the state and this server's piece of the parameters; or how the run ended; or
-        "again": the worker is to repeat the request.
+        The reply holds the step, the state, this server's piece of the parameters and, for asynchronous steps, the
+        decisions that the other servers must know before the worker pulls; or how the run ended; or "again": the
+        worker is to repeat the request. "settled" is the end of the decisions that the worker has passed on.
         """
         worker = message["worker"]
         self._present.add(worker)
@@ -134,11 +148,15 @@ class Coordination:
         admitted = self._admission.begin(worker, PATIENCE_SECONDS)
         if admitted is None:
             return ({"end": self._end} if self._end is not None else {"again": True}), ()
-        step, done = (admitted, admitted) if self._options.is_sync else (admitted.step, admitted.done)
+        ticket = {"step": admitted, "done": admitted, "lease": admitted}
+        if not self._options.is_sync:
+            ticket = {"step": admitted.step, "done": admitted.done, "lease": admitted.lease}
+        # All under one lock: the other servers' pieces are then at least as new as this one.
         with self._state_lock:
-            state = self._state.copy()
-        pulled, (piece,) = self._store.pull({"key": KEY}, ())
-        return {"step": step, "done": done, **pulled}, [state, piece]
+            self._log.settled(message["settled"])
+            state, decided = self._state.copy(), self._decided()
+            pulled, (piece,) = self._store.pull({"key": KEY}, ())
+        return {**ticket, "decided": decided, **pulled}, [state, piece]
 
     def lost(self, worker: int) -> None:
         """Counts a worker whose connection broke as lost."""
@@ -158,7 +176,7 @@ class Coordination:
         return {"wanted": self._admission.admit(message["worker"], message["step"])}, ()
 
     def finish(self, message: Message, arrays) -> Content:
-        """A worker sends server 0's piece of its gradient; the other servers hold theirs."""
+        """A worker sends server 0's piece of its gradient; the other servers hold or have staged theirs."""
         change, *gradient = arrays
         if self._options.is_sync:
             self._finish_part(message, change, gradient)
@@ -168,19 +186,21 @@ class Coordination:
 
     def _finish_alone(self, message, change, gradient) -> None:
         step, finite, figures = message["step"], message["finite"], message["figures"]
-        ticket = Ticket(step, message["worker"], message["done"])
+        ticket = Ticket(step, message["worker"], message["done"], message["lease"])
         # All under one lock: a worker that this step admits reads the state, and then the parameters, only after
         # the update; a report that counts this step has its figures; and no other worker gets the step meanwhile.
         with self._state_lock:
             if not self._admission.is_open(ticket):
                 return
-            largest = None
+            staleness = None
             if finite:
+                # No other server's is larger: all apply the same updates in the same order, and a worker's pull
+                # of server 0 is its first.
                 staleness = self._store.push(message, gradient)[0]["staleness"]
-                largest = max(staleness, *message["staleness_elsewhere"], 0)
+                self._log.add(ticket.lease)
                 self._state += change
             self._note_bad(step, finite)
-            self._tally.add_part(f"worker:{message['worker']}", figures, largest)
+            self._tally.add_part(f"worker:{message['worker']}", figures, staleness)
             self._tally.add_step(figures["sums"], figures["norm"], finite=finite)
             # Last: a step whose update failed is not done, and another worker gets it.
             self._admission.use(ticket)

@@ -1,21 +1,19 @@
 """The requests that every server answers: its keys and values, and its piece of a synchronous step."""
 
-import contextlib
 import threading
 
 import numpy as np
 
+from strategies.servers.decisions import Decisions
 from strategies.servers.held_gradients import HeldGradients
 from strategies.servers.piece_gradient import PieceGradient
 from strategies.servers.rows import SplitGradient
 from strategies.servers.server_memory import free_bytes
+from strategies.servers.staged_updates import StagedUpdate, StagedUpdates
 from strategies.servers.store import Store, Vector
 from strategies.servers.wire import Content, Message
 from towers.updates.clipping import Clipping
 from towers.updates.rules import UpdateRule
-
-# Larger than the distance between the steps of any two workers.
-_REMEMBERED_STEPS = 10_000
 
 
 class StoreHandlers:
@@ -29,8 +27,7 @@ class StoreHandlers:
         self._lazily = lazily
         self._store, self._held, self._clipping = Store(rule), HeldGradients(), clipping
         self._about: dict[str, object] = {}
-        self._count_lock, self._step_lock = threading.Lock(), threading.Lock()
-        self._applied: set[int] = set()
+        self._count_lock, self._staged = threading.Lock(), StagedUpdates()
         self.pulls = self.pushes = 0
 
     def memory(self, message: Message, arrays) -> Content:
@@ -70,44 +67,55 @@ class StoreHandlers:
         return {"about": dict(self._about)}, ()
 
     def pull(self, message: Message, arrays) -> Content:
+        """This server's piece of a vector; after the updates that "decided", if given, names."""
+        if message.get("decided") is not None:
+            self.settle(message, ())
         value, version = self._store.vector(message["key"]).read()
         with self._count_lock:
             self.pulls += 1
         return {"version": version}, [value]
 
     def push(self, message: Message, arrays) -> Content:
-        """Applies one update at once.
-
-        A step that was applied before is not applied again. A step comes twice if a worker dies after it pushed
-        here and before server 0 counted the step: another worker then computes the step again.
-        """
-        step = message.get("step")
-        with contextlib.nullcontext() if step is None else self._step_lock:
-            if step in self._applied:
-                return {"staleness": 0}, ()
-            vector = self._store.vector(message["key"])
-            gradient = _gradient(message, arrays, vector.dtype)
-            since, aware = message.get("since"), message.get("aware", False)
-            staleness = _applied(vector, gradient, message["rate"], since=since, aware=aware)
-            # After the update: one that was refused or failed must be possible again.
-            self._remember(step)
-        with self._count_lock:
-            self.pushes += 1
+        """Applies one update at once."""
+        vector = self._store.vector(message["key"])
+        gradient = _gradient(message, arrays, vector.dtype)
+        since, aware = message.get("since"), message.get("aware", False)
+        staleness = _applied(vector, gradient, message["rate"], since=since, aware=aware)
+        self._count_push()
         return {"staleness": staleness}, ()
 
-    def _remember(self, step: int | None) -> None:
-        """Remembers that the step is applied, and forgets much earlier ones."""
-        if step is not None:
-            self._applied.add(step)
-        if len(self._applied) > 2 * _REMEMBERED_STEPS:
-            self._applied = set(sorted(self._applied)[_REMEMBERED_STEPS:])
+    def stage(self, message: Message, arrays) -> Content:
+        """Holds an asynchronous update until server 0 has decided on its lease: see `decisions`."""
+        vector = self._store.vector(message["key"])
+        gradient = _gradient(message, arrays, vector.dtype)
+        vector.check(gradient.vector, gradient.rows)
+        update = StagedUpdate(
+            gradient=gradient, rate=message["rate"], since=message["since"], aware=message["aware"]
+        )
+        self._staged.stage(message["lease"], update)
+        self._count_push()
+        return {}, ()
+
+    def settle(self, message: Message, arrays) -> Content:
+        """Applies the updates that server 0 has decided on."""
+        vector = self._store.vector(message["key"])
+
+        def apply(update: StagedUpdate) -> None:
+            _applied(vector, update.gradient, update.rate, since=update.since, aware=update.aware)
+
+        self._staged.settle(Decisions(**message["decided"]), apply)
+        return {}, ()
+
+    def _count_push(self) -> None:
+        with self._count_lock:
+            self.pushes += 1
 
     def get_slots(self, message: Message, arrays) -> Content:
         slots = self._store.vector(message["key"]).slots()
         return {"names": list(slots)}, list(slots.values())
 
     def set(self, message: Message, arrays) -> Content:
-        self._applied.clear()
+        self._staged = StagedUpdates()
         value, *slots = arrays
         named = dict(zip(message["names"], slots, strict=True))
         self._store.vector(message["key"]).set(value, named, message["version"])
@@ -118,8 +126,7 @@ class StoreHandlers:
         vector = self._store.vector(message["key"])
         gradient = _gradient(message, arrays, vector.dtype)
         self._held.hold(message["step"], message["worker"], gradient)
-        with self._count_lock:
-            self.pushes += 1
+        self._count_push()
         return {}, ()
 
     def square(self, message: Message, arrays) -> Content:

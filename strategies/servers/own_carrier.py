@@ -58,7 +58,14 @@ class OwnCarrier:
 
     def pause(self) -> Paused:
         reply, _ = self._group.ask(0, "pause")
+        self._settle(reply["decided"])
         return Paused(**{name: reply[name] for name in ("idle", "missing", "done", "totals")})
+
+    def _settle(self, decided: Mapping | None) -> None:
+        """Lets the other servers apply the updates that server 0 has counted."""
+        if decided is not None:
+            others = {server: ({}, ()) for server in range(1, len(self._group.servers))}
+            self._group.ask_each("settle", others, key=KEY, decided=decided)
 
     def values(self) -> Values:
         pulled = self._group.ask_all("pull", key=KEY)
@@ -82,7 +89,9 @@ class OwnCarrier:
         return [table.gathered(parts) for parts in zip(*(arrays for _, arrays in replies), strict=True)]
 
     def report(self) -> Mapping:
-        return self._group.ask(0, "report")[0]
+        reply, _ = self._group.ask(0, "report")
+        self._settle(reply.pop("decided"))
+        return reply
 
     def server_figures(self) -> Sequence[ServerFigures]:
         replies = self._group.ask_all("figures")

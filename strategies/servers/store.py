@@ -137,8 +137,12 @@ class Vector:
             self.version += 1
             return staleness
 
-    def _check(self, gradient: np.ndarray, rows: Sequence[Rows]) -> None:
+    def check(self, gradient: np.ndarray, rows: Sequence[Rows]) -> None:
         """Raises Refused for a gradient of another length than the value, of other tables, or of other rows."""
+        with self._lock:
+            self._check(gradient, rows)
+
+    def _check(self, gradient, rows):
         if gradient.shape != self._value.shape:
             raise Refused(f"a gradient of {gradient.size} numbers for a piece of {self._value.shape[0]} numbers")
         if len(rows) != len(self._tables):

@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from strategies.servers.coordination import KEY
+from strategies.servers.decisions import Decisions
 from strategies.servers.group import Group
 from strategies.servers.options import ServersOptions
 from strategies.servers.piece_gradient import Rows
@@ -27,6 +28,7 @@ class Pulled:
     Attributes:
       step: index of the step.
       done: number of steps that were done when the step was handed out.
+      lease: number of the step's ticket.
       versions: version of each server's piece, by the server's index.
       parameters: the whole vector of the parameters that are not tables.
       rows: of each matrix of tables the rows that the batches name: ids, and values [n, width].
@@ -37,6 +39,7 @@ class Pulled:
 
     step: int
     done: int
+    lease: int
     versions: Sequence[int]
     parameters: np.ndarray
     rows: Sequence[Rows]
@@ -77,6 +80,8 @@ class Worker:
         self._stop_asked, self._before_step = stop_asked, before_step
         self._batches: Iterator[tuple[Batch, ...]] | None = None
         self._next_batch = -1
+        # Number of server 0's decisions that this worker has passed on to all other servers.
+        self._settled = 0
 
     def run(self) -> str:
         """Works until the chief ends the run; returns how it ended: 'done' or 'interrupted'.
@@ -106,7 +111,12 @@ class Worker:
         Args:
           finished: the `finish` request of an earlier step, or nothing; it is sent in one go with the `begin`.
         """
-        begin = {"ask": "begin", "worker": self._rank, "stop_asked": self._stop_asked()}
+        begin = {
+            "ask": "begin",
+            "worker": self._rank,
+            "stop_asked": self._stop_asked(),
+            "settled": self._settled,
+        }
         *_, (reply, arrays) = self._group.ask_in_turn(0, *finished, (begin, ()))
         if "end" in reply:
             return reply["end"]
@@ -114,13 +124,16 @@ class Worker:
             return None
         state, piece = arrays
         others = {server: ({}, ()) for server in range(1, len(self._group.servers))}
-        pulled = self._group.ask_each("pull", others, key=KEY)
+        pulled = self._group.ask_each("pull", others, key=KEY, decided=reply["decided"])
+        if reply["decided"] is not None:
+            self._settled = Decisions(**reply["decided"]).end
         asked = time.perf_counter()
         batches = self._batch_of(reply["step"])
         input_seconds = time.perf_counter() - asked
         return Pulled(
             step=reply["step"],
             done=reply["done"],
+            lease=reply["lease"],
             versions=[reply["version"], *(found["version"] for found, _ in pulled)],
             parameters=np.concatenate([piece, *(other for _, (other,) in pulled)]) if others else piece,
             rows=self._pull_rows(self._engine.wanted(batches)),
@@ -172,7 +185,7 @@ class Worker:
     def _push(self, pulled: Pulled, computed: Computed, figures: Mapping) -> list[Content]:
         """Sends the gradient to all servers but server 0, and returns the request that server 0 is to get.
 
-        Server 0 counts the step, so it gets its piece when the other servers have theirs.
+        Server 0 decides, so it gets its piece when the other servers have theirs.
         """
         step = pulled.step
         if self._options.backup_workers:
@@ -183,6 +196,7 @@ class Worker:
             "key": KEY,
             "step": step,
             "worker": self._rank,
+            "lease": pulled.lease,
             "rate": self._engine.options.schedule(step),
             "aware": self._options.staleness_aware,
             "rows": [],
@@ -195,7 +209,7 @@ class Worker:
             }
         # If server 0 has closed the connection, it has given the step to another worker.
         self._group.check(0)
-        replies = self._group.ask_each("hold" if self._options.is_sync else "push", elsewhere, **shared)
+        self._group.ask_each("hold" if self._options.is_sync else "stage", elsewhere, **shared)
         finish = {
             "ask": "finish",
             **shared,
@@ -203,7 +217,6 @@ class Worker:
             "done": pulled.done,
             "weight": computed.weight,
             "finite": computed.finite,
-            "staleness_elsewhere": [reply.get("staleness", 0) for reply, _ in replies],
             "figures": figures,
         }
         return [(finish, [computed.state_change, *self._gradient_of(0, computed)])]

@@ -31,7 +31,7 @@ class TestSteps:
     def test_they_continue_those_of_the_resumed_run(self):
         found = admission(first=7)
         assert found.done == 7
-        assert found.begin(1, 0) == Ticket(7, 1, 7)
+        assert found.begin(1, 0) == Ticket(7, 1, 7, 0)
 
     def test_a_ticket_holds_the_number_of_done_steps(self):
         found = admission()
@@ -57,7 +57,7 @@ class TestSteps:
         assert found.done == 1
 
     def test_a_ticket_of_an_earlier_run_is_refused(self):
-        assert not admission(first=5).use(Ticket(5, 0, 5))
+        assert not admission(first=5).use(Ticket(5, 0, 5, 0))
 
 
 class TestBounds:
@@ -107,6 +107,25 @@ class TestLost:
         assert [found.use(ticket) for ticket in tickets] == [False, True, False, True]
         assert steps(found, 0, 2, 2) == [0, 2, 4]
         assert [found.use(ticket) for ticket in tickets] == [False] * 4
+
+    def test_a_step_that_is_issued_again_has_another_lease(self):
+        """Also for the same worker, which may have started again: its earlier process may still compute."""
+        found = admission()
+        before = found.begin(0, 0)
+        found.lost(0)
+        again = found.begin(0, 0)
+        assert (again.step, again.done) == (before.step, before.done)
+        assert not found.is_open(before) and found.is_open(again)
+
+    def test_no_lease_below_open_from_can_be_used(self):
+        found = admission()
+        tickets = [found.begin(worker, 0) for worker in (0, 1, 2)]
+        assert found.open_from() == tickets[0].lease
+        found.use(tickets[1])
+        found.lost(0)
+        assert found.open_from() == tickets[2].lease
+        found.use(tickets[2])
+        assert found.open_from() == found.begin(0, 0).lease
 
     def test_the_updates_of_a_lost_worker_count(self):
         found = admission()

@@ -73,6 +73,7 @@ def finish(worker: Group, index: int, granted, *, length: int = 4, rate=0.5) -> 
     described = {
         "step": granted["step"],
         "done": granted["done"],
+        "lease": granted["lease"],
         "worker": index,
         "since": granted["version"],
     }
@@ -82,7 +83,7 @@ def finish(worker: Group, index: int, granted, *, length: int = 4, rate=0.5) -> 
         "finish",
         [np.zeros(0), gradient],
         **described,
-        **{"key": KEY, "rate": rate, "rows": [], "finite": True, "weight": 8.0, "staleness_elsewhere": []},
+        **{"key": KEY, "rate": rate, "rows": [], "finite": True, "weight": 8.0, "aware": False},
         figures=figures,
     )
 
@@ -93,8 +94,8 @@ def test_another_worker_computes_the_step_of_a_silent_one(connected):
     chief.ask(0, "init", [np.zeros(4, np.float32), np.zeros(4, bool)], key=KEY)
     chief.ask(0, "start", [np.zeros(0), np.zeros(0, bool)], step=0)
     chief.ask(0, "run_to", wanted=0, until=1)
-    lost, _ = silent.ask(0, "begin", worker=0, stop_asked=False)
-    granted, _ = other.ask(0, "begin", worker=1, stop_asked=False)
+    lost, _ = silent.ask(0, "begin", worker=0, stop_asked=False, settled=0)
+    granted, _ = other.ask(0, "begin", worker=1, stop_asked=False, settled=0)
     assert granted["step"] == lost["step"] == 0
     with pytest.raises(PeerLost, match="ps:0"):
         silent.check(0)
@@ -120,12 +121,12 @@ def test_a_step_whose_update_was_refused_or_failed_is_not_counted(connected, wro
     chief.ask(0, "init", [np.zeros(4, np.float32), np.zeros(4, bool)], key=KEY)
     chief.ask(0, "start", [np.zeros(0), np.zeros(0, bool)], step=0)
     chief.ask(0, "run_to", wanted=0, until=1)
-    granted, _ = first.ask(0, "begin", worker=0, stop_asked=False)
+    granted, _ = first.ask(0, "begin", worker=0, stop_asked=False, settled=0)
     with pytest.raises(raised):
         finish(first, 0, granted, **wrong)
     assert chief.ask(0, "report")[0]["done"] == 0
     first.close()
-    granted, _ = other.ask(0, "begin", worker=1, stop_asked=False)
+    granted, _ = other.ask(0, "begin", worker=1, stop_asked=False, settled=0)
     assert granted["step"] == 0, "the only step"
     finish(other, 1, granted)
     report, _ = chief.ask(0, "report")
@@ -150,7 +151,7 @@ def test_a_worker_that_connects_again_gets_its_step_again(connected):
     chief.ask(0, "init", [np.zeros(2, np.float32), np.zeros(2, bool)], key=KEY)
     chief.ask(0, "start", [np.zeros(0), np.zeros(0, bool)], step=0)
     chief.ask(0, "run_to", wanted=0, until=1)
-    begin = {"worker": 0, "stop_asked": False}
+    begin = {"worker": 0, "stop_asked": False, "settled": 0}
     assert before.ask(0, "begin", **begin)[0]["step"] == 0
     again = connect(WORKER, 0)
     assert again.ask(0, "begin", **begin)[0]["step"] == 0, "the only step"
@@ -159,17 +160,3 @@ def test_a_worker_that_connects_again_gets_its_step_again(connected):
     assert chief.ask(0, "report")[0]["workers"]["worker:0"]["failures"] == 1
     for worker in (before, again):
         worker.close()
-
-
-def test_a_step_is_applied_once_by_a_server():
-    """The first worker died after it pushed to this server and before server 0 counted the step."""
-    store = StoreHandlers(SGD(), Clipping())
-    store.init({"key": KEY}, [np.zeros(2, np.float32)])
-    push = {"key": KEY, "rows": [], "rate": 1.0, "step": 7, "since": 0}
-    with pytest.raises(Refused):
-        store.push(push, [np.zeros(3, np.float32)])
-    for gradient in ([1.0, 2.0], [5.0, 5.0]):
-        store.push(push, [np.array(gradient, np.float32)])
-    reply, (value,) = store.pull({"key": KEY}, ())
-    np.testing.assert_array_equal(value, [-1.0, -2.0])
-    assert (reply["version"], store.pushes) == (1, 1)

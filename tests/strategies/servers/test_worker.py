@@ -85,6 +85,7 @@ class AlmostAlone:
         while not self.chief.ask(0, "run_to", wanted=NUM_STEPS, until=NUM_STEPS)[0]["reached"]:
             pass
         report, _ = self.chief.ask(0, "report")
+        self.chief.ask_each("settle", {1: ({}, ())}, key=KEY, decided=report["decided"])
         found = np.concatenate([piece for _, (piece,) in self.chief.ask_all("pull", key=KEY)])
         self.chief.ask_all("end", how="done")
         assert self._running[-1].result() == "done"

@@ -1,0 +1,173 @@
+"""A step is on all servers or on none, whenever its worker dies: real workers and two real servers."""
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from launch.membership.free_ports import free_addresses
+from strategies.cluster import CHIEF, SERVER, WORKER, Member
+from strategies.errors import PeerLost
+from strategies.servers.carrier import Start, Values
+from strategies.servers.coordination import Coordination
+from strategies.servers.group import Group
+from strategies.servers.handlers import StoreHandlers
+from strategies.servers.options import ServersOptions
+from strategies.servers.own_carrier import OwnCarrier
+from strategies.servers.server import Server
+from strategies.servers.worker import Worker
+from tests.strategies.servers.at_once import LIMIT_SECONDS, Started
+from tests.strategies.servers.test_worker import NUM_SERVERS, RATE, worker_engine
+from tests.strategies.small_task import small_task
+from towers.options import StepOptions
+from towers.updates.clipping import Clipping
+from towers.updates.rules import SGD
+from towers.updates.schedules import Constant
+
+NUM_WORKERS = 2
+OPTIONS = StepOptions(rule=SGD(), schedule=Constant(RATE), seed=3)
+
+
+class DiesBeforeFinish(Group):
+    """The connections of a worker that dies when the other servers have its gradient and server 0 has not."""
+
+    def ask_in_turn(self, server, *requests):
+        if len(requests) > 1:
+            self.close()
+            raise PeerLost("this worker dies")
+        return super().ask_in_turn(server, *requests)
+
+
+class Cluster:
+    """Two servers in threads. The test is their chief, and starts workers."""
+
+    def __init__(self, servers: ServersOptions, stops_if_bad: bool):
+        self._servers, self._stops_if_bad = servers, stops_if_bad
+        self._members = [
+            Member(SERVER, index, address) for index, address in enumerate(free_addresses(NUM_SERVERS))
+        ]
+        listening = [self._server(member) for member in self._members]
+        self.running = [Started(lambda server=server: server.serve(LIMIT_SECONDS)) for server in listening]
+        self._workers: list[tuple[Group, Started]] = []
+        self.engine = worker_engine(small_task(), OPTIONS)
+        self.layout = self.engine.layout
+        self._group = self._connected(Group, Member(CHIEF, 0))
+        self.chief = OwnCarrier(self._group, self.layout)
+        variables = self.engine.tower.variables.parameters
+        self.first = self.layout.stored({value.path: value.numpy() for value in variables})
+        self.chief.start(
+            Start(
+                values=Values(parameters=self.first, slots={}, state=np.zeros(0)),
+                decays=np.zeros(len(self.first.vector), bool),
+                averaged=np.zeros(0, bool),
+                step=0,
+                updates=0,
+            )
+        )
+
+    def _server(self, member: Member) -> Server:
+        store, coordination = StoreHandlers(SGD(), Clipping()), None
+        if member.index == 0:
+            coordination = Coordination(
+                self._servers,
+                Clipping(),
+                store,
+                num_workers=NUM_WORKERS,
+                stops_if_bad=self._stops_if_bad,
+                connect_others=None,
+            )
+        return Server(member, store, settings={}, secret="", coordination=coordination)
+
+    def _connected(self, kind: type[Group], this: Member) -> Group:
+        seconds = {"startup_timeout_seconds": LIMIT_SECONDS, "timeout_seconds": LIMIT_SECONDS}
+        return kind.connected(self._members, this, settings={}, secret="", **seconds)
+
+    def dying_worker(self, rank: int) -> Started:
+        """A worker in a thread, which dies when server 1 has its gradient and server 0 has not."""
+        return self._started(self._connected(DiesBeforeFinish, Member(WORKER, rank)), rank, self.engine)
+
+    def start_worker(self, rank: int, *, kind: type[Group] = Group, engine=None) -> Group:
+        """Starts a worker in a thread; its connections."""
+        group = self._connected(kind, Member(WORKER, rank))
+        self._workers.append((group, self._started(group, rank, engine or self.engine)))
+        return group
+
+    def _started(self, group: Group, rank: int, engine) -> Started:
+        parts = (small_task(), engine, group, self.layout, self._servers)
+        return Started(Worker(*parts, rank=rank, num_workers=NUM_WORKERS).run)
+
+    def run_to(self, step: int) -> None:
+        while self.chief.advance(step, step).done < step:
+            pass
+
+    def values(self) -> np.ndarray:
+        """All parameters, as a checkpoint gets them."""
+        while not self.chief.pause().idle:
+            pass
+        return self.chief.values().parameters.vector
+
+    def pieces(self, vector: np.ndarray) -> list[np.ndarray]:
+        return [vector[self.layout.vector.piece(server)] for server in range(NUM_SERVERS)]
+
+    def versions(self) -> list[int]:
+        return [reply["version"] for reply, _ in self._group.ask_all("pull", key="parameters")]
+
+    def end(self) -> None:
+        self.chief.end("done")
+        for group, worker in self._workers:
+            assert worker.result() == "done"
+            group.close()
+        assert [server.result() for server in self.running] == ["done"] * NUM_SERVERS
+
+
+@contextlib.contextmanager
+def cluster(*, stops_if_bad: bool = True, **options) -> Iterator[Cluster]:
+    found = Cluster(ServersOptions(engine="own", **options), stops_if_bad)
+    yield found
+    found.end()
+
+
+def dies(found: Cluster) -> None:
+    """A worker computes step 0 and dies when server 1 has its gradient and server 0 has not."""
+    died = found.dying_worker(0)
+    found.chief.advance(0, 1)
+    with pytest.raises(PeerLost, match="this worker dies"):
+        died.result()
+
+
+class NotFinite:
+    """An engine whose results are not finite."""
+
+    def __init__(self, engine):
+        self._engine = engine
+
+    def compute(self, *arguments):
+        return dataclasses.replace(self._engine.compute(*arguments), finite=False)
+
+    def __getattr__(self, name):
+        return getattr(self._engine, name)
+
+
+def test_a_worker_dies_in_the_middle_of_a_push_and_the_run_is_saved():
+    with cluster() as found:
+        dies(found)
+        for piece, first in zip(found.pieces(found.values()), found.pieces(found.first.vector), strict=True):
+            np.testing.assert_array_equal(piece, first)
+        found.start_worker(1)
+        found.run_to(1)
+        changed = [
+            np.any(piece != first)
+            for piece, first in zip(found.pieces(found.values()), found.pieces(found.first.vector), strict=True)
+        ]
+        assert (changed, found.versions()) == ([True, True], [1, 1])
+
+
+def test_the_step_of_a_dead_worker_is_on_no_server_if_it_is_not_finite_when_computed_again():
+    with cluster(stops_if_bad=False) as found:
+        dies(found)
+        found.start_worker(1, engine=NotFinite(found.engine))
+        found.run_to(1)
+        np.testing.assert_array_equal(found.values(), found.first.vector)
+        assert found.versions() == [0, 0]
