@@ -10,7 +10,9 @@ import collections
 import threading
 from collections.abc import Mapping, Sequence
 
+from strategies.servers.one_chief import refusal_of_second
 from strategies.servers.tally import Tally
+from towers.errors import UserError
 
 
 class Claims:
@@ -18,7 +20,7 @@ class Claims:
 
     def __init__(self):
         self._lock = threading.Lock()
-        self._run = ""
+        self._run = self._chief = ""
         self._next = self._updates = self._pulls = self._pushes = 0
         self._row_elements: collections.Counter[int] = collections.Counter()
         # The staleness of each claimed step's update, by its number; None if it was not finite.
@@ -28,17 +30,26 @@ class Claims:
         self._reported: Sequence[str] = ()
         self._stops_if_bad, self._bad_step, self._stop_asked = False, None, False
 
-    def begin(self, run: str, first: int, updates: int, reported: Sequence[str], stops_if_bad: bool) -> None:
-        """Begins at step `first`; the claims of other runs are refused from now on.
+    def begin(
+        self, run: str, chief: str, first: int, updates: int, reported: Sequence[str], stops_if_bad: bool
+    ) -> None:
+        """Begins at step `first`; the claims of other runs are refused.
 
         Args:
           run: the run's epoch, different for each start of a chief.
+          chief: which process the chief is.
           first: number of the first step.
           updates: number of updates before it.
           reported: names of the (total, weight) pairs that each step reports, 'loss' first.
           stops_if_bad: whether no step is applied after one that was not finite.
+
+        Raises:
+          UserError: another run has begun.
         """
         with self._lock:
+            if self._run not in ("", run):
+                raise UserError(refusal_of_second("ps:0", self._chief))
+            self._chief = chief
             self._run, self._next, self._updates = run, first, updates
             self._claimed, self._counted, self._tally = {}, set(), Tally()
             self._pulls = self._pushes = 0

@@ -16,6 +16,7 @@ from strategies.distribute.coordinator_connection import BOOL, CoordinatorConnec
 from strategies.distribute.server_tables import ServerTable
 from strategies.errors import PeerLost
 from strategies.servers.carrier import Paused, Progress, Start, Values
+from strategies.servers.one_chief import process_name
 from strategies.servers.report_section import ServerFigures
 from strategies.servers.server_memory import variable_bytes
 from strategies.servers.tables import Stored
@@ -94,6 +95,7 @@ class CoordinatedCarrier:
                 table.assign(*_of_table(values, index))
         first = {
             "run": self._run,
+            "chief": process_name(),
             "first": begin.step,
             "updates": begin.updates,
             "reported": self._graph.reported,

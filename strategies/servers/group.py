@@ -9,6 +9,7 @@ import numpy as np
 
 from strategies.cluster import Member
 from strategies.errors import PeerLost
+from strategies.servers.one_chief import process_name
 from strategies.servers.wire import Connection, Content, Message, Refused
 from towers.errors import UserError
 
@@ -50,10 +51,17 @@ class Group:
 
         Raises:
           PeerLost: a server did not listen in time; the message names it.
-          UserError: this process was started with other settings or another secret than a server.
+          UserError: this process was started with other settings or another secret than a server, or is a second
+            chief.
         """
         deadline = time.monotonic() + startup_timeout_seconds
-        hello = {"role": this.role, "index": this.index, "settings": dict(settings), "secret": secret}
+        hello = {
+            "role": this.role,
+            "index": this.index,
+            "process": process_name(),
+            "settings": dict(settings),
+            "secret": secret,
+        }
         connections = []
         with contextlib.ExitStack() as to_close:
             for server in servers:

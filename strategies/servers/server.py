@@ -12,6 +12,7 @@ from strategies.cluster import CHIEF, WORKER, Member
 from strategies.errors import PeerLost
 from strategies.servers.coordination import Coordination
 from strategies.servers.handlers import StoreHandlers
+from strategies.servers.one_chief import refusal_of_second
 from strategies.servers.wire import Connection, Content, Message, Refused
 from towers.errors import UserError
 
@@ -53,7 +54,9 @@ class Server:
         self._workers: dict[int, Connection] = {}
         self._closed_sent = self._closed_received = 0
         self._end: str | None = None
-        self._chief_has_connected = self._chief_is_lost = False
+        # Which process the chief is; None until it connects. There is no other one until this server ends.
+        self._chief: str | None = None
+        self._chief_is_lost = False
 
     def serve(self, startup_timeout_seconds: float) -> str:
         """Answers all processes; returns how the run ended: 'done' or 'interrupted'.
@@ -73,7 +76,7 @@ class Server:
                     raise PeerLost(
                         "the chief was lost: restart all processes; they resume from the last checkpoint"
                     )
-                if not self._chief_has_connected and time.monotonic() > deadline:
+                if self._chief is None and time.monotonic() > deadline:
                     raise PeerLost(
                         f"the chief did not connect within {startup_timeout_seconds:g} seconds: start it, or "
                         "raise startup_timeout_seconds"
@@ -165,9 +168,21 @@ class Server:
                 text = f"{peer.name} and {self.member.name} were started with different {what}"
                 connection.send({"user_error": f"{text}: start all processes with the same settings"})
                 return None
-        self._chief_has_connected = self._chief_has_connected or peer.role == CHIEF
+        if peer.role == CHIEF and (refusal := self._refusal_of_chief(str(message.get("process")))):
+            connection.send({"user_error": refusal})
+            return None
         connection.send({})
         return peer
+
+    def _refusal_of_chief(self, process: str) -> str | None:
+        """Why this process may not be the chief; None if it is the chief from now on."""
+        with self._lock:
+            if self._chief_is_lost:
+                raise ConnectionError("this server ends, because it has lost its chief")
+            if self._chief is not None:
+                return refusal_of_second(self.member.name, self._chief)
+            self._chief = process
+            return None
 
     def _answer_all(self, connection: Connection, peer: Member) -> None:
         replies: list[Content] = []

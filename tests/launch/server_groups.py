@@ -42,11 +42,11 @@ class ServerGroup(ClusterProcesses):
             if name not in self._missing:
                 self.start(name, **self._variables.get(name, {}))
 
-    def start(self, name: str, **variables: str) -> None:
-        """Starts or restarts a process."""
+    def start(self, name: str, *, as_name: str = "", **variables: str) -> None:
+        """Starts or restarts a process; under another name if one is given."""
         role, index = name.split(":")
         words = [*self._command, *self._more_flags.get(name, ())]
-        self.run(name, words, role=role, index=int(index), variables=variables)
+        self.run(as_name or name, words, role=role, index=int(index), variables=variables)
 
     def ends(self, limit_seconds: float) -> dict[str, Ended]:
         """Waits until all started processes have ended; by name."""

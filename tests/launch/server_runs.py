@@ -5,6 +5,7 @@ import pathlib
 import time
 
 from launch.binary import DONE
+from launch.membership.free_ports import free_addresses
 from tests.launch.programs import ROOT, Ended, checkpoint_values
 from tests.launch.server_groups import ServerGroup
 
@@ -40,6 +41,13 @@ def signalled(group: ServerGroup, cwd: pathlib.Path, number: int, *names: str, s
     wait_for_step(group, cwd, step)
     for name in names:
         group.processes[name].send_signal(number)
+
+
+def start_second_chief(group: ServerGroup) -> None:
+    """Starts another chief of the same servers and workers, as from another machine."""
+    (address,) = free_addresses(1)
+    task = {"cluster": group.cluster | {"chief": [address]}, "task": {"type": "chief", "index": 0}}
+    group.start("chief:0", as_name="second chief", TF_CONFIG=json.dumps(task))
 
 
 def all_end(group: ServerGroup, code: int = DONE, limit_seconds: float = LIMIT_SECONDS) -> dict[str, Ended]:

@@ -23,6 +23,7 @@ from tests.launch.server_runs import (
     outputs,
     resumed_to_the_end,
     signalled,
+    start_second_chief,
     summary,
     wait_for_step,
 )
@@ -141,6 +142,21 @@ def test_async_workers_train_without_a_missing_one_and_report_it(own, tmp_path):
     assert set(check_counts(tmp_path)["workers"]) == {"worker:0"}
     assert "worker:1 is absent" in chief.out
     assert "worker:0 is absent" not in chief.out
+
+
+@pytest.mark.full
+def test_a_second_chief_is_refused_by_name(own, tmp_path):
+    with own() as group:
+        wait_for_step(group, tmp_path, 10)
+        start_second_chief(group)
+        refused = group.end("second chief", LIMIT_SECONDS)
+        first = group.processes["chief:0"].pid
+        assert refused.code == USER_ERROR, refused.err
+        (line,) = errors(refused)
+        assert f"ps:0 serves another chief already (process {first} on " in line
+        del group.processes["second chief"]
+        all_end(group)
+    check_counts(tmp_path)
 
 
 @pytest.mark.parametrize("receiver", ["worker:1", pytest.param("chief:0", marks=pytest.mark.full)])

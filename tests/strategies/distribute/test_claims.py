@@ -5,6 +5,7 @@ import concurrent.futures
 import pytest
 
 from strategies.distribute.claims import Claims
+from tests.towers.user_errors import refused
 
 FIGURES = {
     "started": 1.0,
@@ -20,7 +21,7 @@ FIGURES = {
 
 def begun(*, first=0, stops_if_bad=True) -> Claims:
     claims = Claims()
-    claims.begin("run", first=first, updates=first, reported=["loss"], stops_if_bad=stops_if_bad)
+    claims.begin("run", "process 1 on a", first=first, updates=first, reported=["loss"], stops_if_bad=stops_if_bad)
     return claims
 
 
@@ -80,13 +81,21 @@ def test_steps_are_counted_in_any_order():
 
 
 def test_steps_of_another_run_are_refused():
-    """A chief that was replaced may still have steps under way."""
+    """Another chief may have steps under way."""
     claims = begun()
     assert not step(claims, 0, since=0, run="earlier run")
     assert claims.done == 0
-    claims.begin("later run", first=0, updates=0, reported=["loss"], stops_if_bad=True)
-    assert not step(claims, 0, since=0)
-    assert claims.done == 0
+
+
+def test_a_second_chief_is_refused_by_name_and_changes_nothing():
+    claims = begun()
+    assert step(claims, 0, since=0)
+    with refused("ps:0 serves another chief already (process 1 on a)", "servers of its own"):
+        claims.begin("other run", "process 2 on b", first=0, updates=0, reported=[], stops_if_bad=True)
+    assert step(claims, 1, since=1)
+    assert claims.done == 2
+    claims.begin("run", "process 1 on a", first=1, updates=1, reported=["loss"], stops_if_bad=True)
+    assert claims.done == 1, "the same chief restores a checkpoint"
 
 
 def test_a_step_that_is_not_finite_ends_the_run_unapplied():

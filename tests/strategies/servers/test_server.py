@@ -1,6 +1,7 @@
 """A server and the processes that connect to it: admission, requests, losses and the end."""
 
 import contextlib
+import os
 import queue
 import socket
 import time
@@ -245,6 +246,19 @@ class TestAdmission:
             group(member, this=WORKER) as worker,
         ):
             worker.ask(0, "keys")
+
+
+class TestSecondChief:
+    def test_it_is_refused_by_name_and_changes_nothing(self):
+        with serving() as (member, started), group(member) as chief:
+            chief.ask(0, "init", [np.ones(2)], key="a")
+            named = f"process {os.getpid()} on {socket.gethostname()}"
+            with refused(f"ps:0 serves another chief already ({named})", "servers of its own"), group(member):
+                pass
+            with group(member, this=WORKER) as worker:
+                assert worker.ask(0, "pull", key="a")[1][0].tolist() == [1, 1]
+            assert started.is_running
+            chief.ask(0, "end", how="done")
 
 
 class TestListening:
