@@ -18,7 +18,7 @@ from absl import flags
 from launch import binary
 from launch.manifests.kinds import KINDS, documents
 from launch.manifests.pod_template import SECONDS_TO_SAVE
-from launch.manifests.ring_pods import RingPods
+from launch.manifests.pods import Pods
 from launch.manifests.yaml_text import yaml_text
 from towers.errors import UserError
 
@@ -50,21 +50,21 @@ _NO_VOLUME = (
 )
 
 
-def comment(kind: str, ring: RingPods) -> str:
+def comment(kind: str, pods: Pods) -> str:
     """The comment at the top of the file, for the person who applies it."""
     return _COMMENT.format(
         kind=kind,
-        workers=ring.workers,
-        namespace=f" -n {ring.namespace}" if ring.namespace else "",
-        selector=",".join(f"{name}={value}" for name, value in ring.labels.items()),
+        workers=pods.workers,
+        namespace=f" -n {pods.namespace}" if pods.namespace else "",
+        selector=",".join(f"{name}={value}" for name, value in pods.labels.items()),
         seconds=SECONDS_TO_SAVE,
-        restarts=KINDS[kind].restarts.format(max_restarts=ring.max_restarts),
-        volume=_VOLUME.format(claim=ring.volume_claim) if ring.volume_claim else _NO_VOLUME,
-        port=ring.port,
+        restarts=KINDS[kind].restarts.format(max_restarts=pods.max_restarts),
+        volume=_VOLUME.format(claim=pods.volume_claim) if pods.volume_claim else _NO_VOLUME,
+        port=pods.port,
     )
 
 
-def ring_from_flags(command: list[str]) -> RingPods:
+def pods_from_flags(command: list[str]) -> Pods:
     """The pods that the flags describe.
 
     Raises:
@@ -72,7 +72,7 @@ def ring_from_flags(command: list[str]) -> RingPods:
     """
     names = ("name", "image", "workers", "gpus_per_worker", "cpus", "memory", "namespace", "volume_claim")
     more = ("mount", "max_restarts", "port")
-    return RingPods(command=tuple(command), **{name: FLAGS[name].value for name in (*names, *more)})
+    return Pods(command=tuple(command), **{name: FLAGS[name].value for name in (*names, *more)})
 
 
 def write(text: str, output: str | None) -> None:
@@ -118,11 +118,11 @@ def _define_flags() -> None:
 
 def main(arguments: list[str]) -> int:
     """Writes the manifests for the flags and the command."""
-    ring = ring_from_flags(arguments[1:])
-    write(yaml_text(documents(FLAGS.kind, ring), comment=comment(FLAGS.kind, ring)), FLAGS.output)
-    if ring.volume_claim is None and ring.max_restarts:
+    pods = pods_from_flags(arguments[1:])
+    write(yaml_text(documents(FLAGS.kind, pods), comment=comment(FLAGS.kind, pods)), FLAGS.output)
+    if pods.volume_claim is None and pods.max_restarts:
         print(
-            f"kubernetes: note: --directory={ring.directory} is inside the pods and is lost when they restart; "
+            f"kubernetes: note: --directory={pods.directory} is inside the pods and is lost when they restart; "
             "mount a volume with --volume_claim",
             file=sys.stderr,
         )

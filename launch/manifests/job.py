@@ -3,7 +3,7 @@
 from launch import binary
 from launch.manifests.network import headless_service, network_policy
 from launch.manifests.pod_template import pod_template, tf_config_environment
-from launch.manifests.ring_pods import RingPods
+from launch.manifests.pods import Pods
 
 # Exit codes of failures that a restart would only repeat.
 HOPELESS_CODES = (binary.USER_ERROR, binary.DIFFERS, binary.NOT_FINITE)
@@ -24,18 +24,18 @@ def host(name: str, index: int) -> str:
     return f"{name}-{index}"
 
 
-def documents(ring: RingPods) -> list[dict[str, object]]:
+def documents(pods: Pods) -> list[dict[str, object]]:
     """Service, NetworkPolicy and Job."""
-    job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": ring.metadata, "spec": _spec(ring)}
-    return [headless_service(ring), network_policy(ring), job]
+    job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": pods.metadata, "spec": _spec(pods)}
+    return [headless_service(pods), network_policy(pods), job]
 
 
-def indexed(ring: RingPods) -> dict[str, object]:
+def indexed(pods: Pods) -> dict[str, object]:
     """The part of a JobSpec that gives each pod an index."""
-    return {"completionMode": "Indexed", "completions": ring.workers, "parallelism": ring.workers}
+    return {"completionMode": "Indexed", "completions": pods.workers, "parallelism": pods.workers}
 
 
-def _spec(ring: RingPods) -> dict[str, object]:
+def _spec(pods: Pods) -> dict[str, object]:
     """A JobSpec that counts failures per worker.
 
     When one worker is lost, every worker of the ring fails. If failures were counted per Job, the limit would have
@@ -43,17 +43,17 @@ def _spec(ring: RingPods) -> dict[str, object]:
     would wait ten minutes after its first lost worker. Counted per worker, the limit is max_restarts and the first
     delay ten seconds.
     """
-    hosts = [f"{host(ring.name, index)}.{ring.name}" for index in range(ring.workers)]
+    hosts = [f"{host(pods.name, index)}.{pods.name}" for index in range(pods.workers)]
     return {
-        **indexed(ring),
-        "backoffLimitPerIndex": ring.max_restarts,
+        **indexed(pods),
+        "backoffLimitPerIndex": pods.max_restarts,
         # If one worker exceeds its limit the Job fails: a ring can't continue without it.
         "maxFailedIndexes": 0,
         "podFailurePolicy": {"rules": [FAIL_AT_ONCE, IGNORE_DISRUPTION]},
         "template": pod_template(
-            ring,
-            environment=tf_config_environment(hosts, ring.port),
+            pods,
+            environment=tf_config_environment(hosts, pods.port),
             restartPolicy="Never",  # podFailurePolicy requires it: a failed pod is replaced, not restarted.
-            subdomain=ring.name,
+            subdomain=pods.name,
         ),
     }

@@ -3,7 +3,7 @@
 from launch.manifests.job import FAIL_AT_ONCE, indexed
 from launch.manifests.network import network_policy
 from launch.manifests.pod_template import pod_template, tf_config_environment
-from launch.manifests.ring_pods import RingPods
+from launch.manifests.pods import Pods
 
 RESTARTS = """\
 When a worker ends with an error or its node is lost, the controller replaces all workers, at most {max_restarts}
@@ -18,29 +18,29 @@ def host(name: str, index: int) -> str:
     return f"{name}-{_JOB}-0-{index}"
 
 
-def documents(ring: RingPods) -> list[dict[str, object]]:
+def documents(pods: Pods) -> list[dict[str, object]]:
     """NetworkPolicy and JobSet; the controller makes the Service."""
     # 'PodFailurePolicy' is the failure reason of a Job that FAIL_AT_ONCE ended.
     give_up = {"action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}
     job_set = {
         "apiVersion": "jobset.x-k8s.io/v1alpha2",
         "kind": "JobSet",
-        "metadata": ring.metadata,
+        "metadata": pods.metadata,
         "spec": {
-            "network": {"enableDNSHostnames": True, "subdomain": ring.name, "publishNotReadyAddresses": True},
-            "failurePolicy": {"maxRestarts": ring.max_restarts, "rules": [give_up]},
-            "replicatedJobs": [{"name": _JOB, "replicas": 1, "template": {"spec": _job_spec(ring)}}],
+            "network": {"enableDNSHostnames": True, "subdomain": pods.name, "publishNotReadyAddresses": True},
+            "failurePolicy": {"maxRestarts": pods.max_restarts, "rules": [give_up]},
+            "replicatedJobs": [{"name": _JOB, "replicas": 1, "template": {"spec": _job_spec(pods)}}],
         },
     }
-    return [network_policy(ring), job_set]
+    return [network_policy(pods), job_set]
 
 
-def _job_spec(ring: RingPods) -> dict[str, object]:
-    hosts = [f"{host(ring.name, index)}.{ring.name}" for index in range(ring.workers)]
+def _job_spec(pods: Pods) -> dict[str, object]:
+    hosts = [f"{host(pods.name, index)}.{pods.name}" for index in range(pods.workers)]
     return {
-        **indexed(ring),
+        **indexed(pods),
         # The first failure fails the Job, and the JobSet then restarts all workers.
         "backoffLimit": 0,
         "podFailurePolicy": {"rules": [FAIL_AT_ONCE]},
-        "template": pod_template(ring, environment=tf_config_environment(hosts, ring.port), restartPolicy="Never"),
+        "template": pod_template(pods, environment=tf_config_environment(hosts, pods.port), restartPolicy="Never"),
     }

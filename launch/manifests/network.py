@@ -1,31 +1,31 @@
 """The Service and the NetworkPolicy of a ring's pods."""
 
 from launch.manifests.pod_template import PORT_NAME
-from launch.manifests.ring_pods import RingPods
+from launch.manifests.pods import Pods
 
 
-def headless_service(ring: RingPods) -> dict[str, object]:
+def headless_service(pods: Pods) -> dict[str, object]:
     """Gives each pod the DNS name HOST.NAME, where NAME is the pods' subdomain."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": ring.metadata,
+        "metadata": pods.metadata,
         "spec": {
             "clusterIP": "None",
             # Workers look up each other's names before any of them is ready.
             "publishNotReadyAddresses": True,
-            "selector": ring.labels,
-            "ports": [{"name": PORT_NAME, "port": ring.port}],
+            "selector": pods.labels,
+            "ports": [{"name": PORT_NAME, "port": pods.port}],
         },
     }
 
 
-def network_policy(ring: RingPods) -> dict[str, object]:
+def network_policy(pods: Pods) -> dict[str, object]:
     """Admits only connections between pods of this ring, on every port, because NCCL chooses its own ports."""
-    own_pods = {"podSelector": {"matchLabels": ring.labels}}
+    own_pods = {"podSelector": {"matchLabels": pods.labels}}
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
-        "metadata": ring.metadata,
+        "metadata": pods.metadata,
         "spec": {**own_pods, "policyTypes": ["Ingress"], "ingress": [{"from": [own_pods]}]},
     }

@@ -1,9 +1,9 @@
-"""The template from which Kubernetes creates the pods of a ring."""
+"""The template from which Kubernetes creates the pods."""
 
 import json
 from collections.abc import Mapping, Sequence
 
-from launch.manifests.ring_pods import RingPods
+from launch.manifests.pods import Pods
 
 # Kubeflow's operator requires these names of the container and the port.
 CONTAINER, PORT_NAME = "tensorflow", "tfjob-port"
@@ -13,7 +13,7 @@ _INDEX = "JOB_COMPLETION_INDEX"
 
 
 def pod_template(
-    ring: RingPods,
+    pods: Pods,
     *,
     environment: Sequence[Mapping[str, object]] = (),
     annotations: Mapping[str, str] | None = None,
@@ -22,23 +22,23 @@ def pod_template(
     """A PodTemplateSpec.
 
     Args:
-      ring: the ring that the pods form.
+      pods: the pods.
       environment: the container's EnvVars.
       annotations: the pods' annotations.
       **of_pod: further fields of the PodSpec, e.g. restartPolicy.
     """
-    volumes = _volumes(ring)
+    volumes = _volumes(pods)
     spec = {
         **of_pod,
         "terminationGracePeriodSeconds": SECONDS_TO_SAVE,
         # Anyone who can connect to TensorFlow's server can read the pod's files, so they must not contain a token
         # for the cluster.
         "automountServiceAccountToken": False,
-        "containers": [_container(ring, environment, mounts=[mount for _, mount in volumes])],
+        "containers": [_container(pods, environment, mounts=[mount for _, mount in volumes])],
     }
     if volumes:
         spec["volumes"] = [volume for volume, _ in volumes]
-    about = {"labels": ring.labels} | ({"annotations": dict(annotations)} if annotations else {})
+    about = {"labels": pods.labels} | ({"annotations": dict(annotations)} if annotations else {})
     return {"metadata": about, "spec": spec}
 
 
@@ -58,14 +58,14 @@ def tf_config_environment(hosts: Sequence[str], port: int) -> list[dict[str, obj
     ]
 
 
-def _container(ring: RingPods, environment, *, mounts) -> dict[str, object]:
+def _container(pods: Pods, environment, *, mounts) -> dict[str, object]:
     container = {
         "name": CONTAINER,
-        "image": ring.image,
+        "image": pods.image,
         # Kubernetes replaces $(NAME) and reads $$ as $; doubling each $ preserves the command as it was typed.
-        "command": [word.replace("$", "$$") for word in ring.command],
-        "ports": [{"name": PORT_NAME, "containerPort": ring.port}],
-        "resources": _resources(ring),
+        "command": [word.replace("$", "$$") for word in pods.command],
+        "ports": [{"name": PORT_NAME, "containerPort": pods.port}],
+        "resources": _resources(pods),
     }
     if environment:
         container["env"] = list(environment)
@@ -74,21 +74,21 @@ def _container(ring: RingPods, environment, *, mounts) -> dict[str, object]:
     return container
 
 
-def _resources(ring: RingPods) -> dict[str, object]:
+def _resources(pods: Pods) -> dict[str, object]:
     """Requests and limits. A CPU limit would stall TensorFlow, which has a thread per core of the node."""
-    limits = {"memory": ring.memory}
-    if ring.gpus_per_worker:
-        limits["nvidia.com/gpu"] = ring.gpus_per_worker
-    return {"requests": {"cpu": ring.cpus, "memory": ring.memory}, "limits": limits}
+    limits = {"memory": pods.memory}
+    if pods.gpus_per_worker:
+        limits["nvidia.com/gpu"] = pods.gpus_per_worker
+    return {"requests": {"cpu": pods.cpus, "memory": pods.memory}, "limits": limits}
 
 
-def _volumes(ring: RingPods) -> list[tuple[dict[str, object], dict[str, object]]]:
+def _volumes(pods: Pods) -> list[tuple[dict[str, object], dict[str, object]]]:
     """(volume of the pod, its VolumeMount) for each volume."""
     volumes = []
-    if ring.volume_claim is not None:
-        claim = {"name": "run", "persistentVolumeClaim": {"claimName": ring.volume_claim}}
-        volumes.append((claim, {"name": "run", "mountPath": ring.mount}))
-    if ring.gpus_per_worker > 1:
+    if pods.volume_claim is not None:
+        claim = {"name": "run", "persistentVolumeClaim": {"claimName": pods.volume_claim}}
+        volumes.append((claim, {"name": "run", "mountPath": pods.mount}))
+    if pods.gpus_per_worker > 1:
         # NCCL connects the GPUs of a pod through shared memory, of which a pod has only 64 MiB by default.
         shared = {"name": "shared-memory", "emptyDir": {"medium": "Memory"}}
         volumes.append((shared, {"name": "shared-memory", "mountPath": "/dev/shm"}))

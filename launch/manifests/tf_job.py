@@ -2,7 +2,7 @@
 
 from launch.manifests.network import network_policy
 from launch.manifests.pod_template import pod_template
-from launch.manifests.ring_pods import RingPods
+from launch.manifests.pods import Pods
 
 RESTARTS = """\
 A worker that ends with an error restarts in its pod, at most {max_restarts} times. The other workers then also
@@ -16,22 +16,22 @@ def host(name: str, index: int) -> str:
     return f"{name}-worker-{index}"
 
 
-def documents(ring: RingPods) -> list[dict[str, object]]:
+def documents(pods: Pods) -> list[dict[str, object]]:
     """NetworkPolicy and TFJob."""
     worker = {
-        "replicas": ring.workers,
+        "replicas": pods.workers,
         # Not ExitCode: it treats every code below 128 as final, also 75 (saved, resume) and 5 (a peer was lost).
         "restartPolicy": "OnFailure",
         # Kubeflow's documentation advises this: Istio's proxy in the pod keeps the workers from connecting.
-        "template": pod_template(ring, annotations={"sidecar.istio.io/inject": "false"}),
+        "template": pod_template(pods, annotations={"sidecar.istio.io/inject": "false"}),
     }
     spec = {
         # The operator sums the restarts of all pods and fails the TFJob when the sum reaches the limit. Each
         # restart of the ring is one restart of every worker.
-        "runPolicy": {"backoffLimit": ring.workers * ring.max_restarts + 1},
+        "runPolicy": {"backoffLimit": pods.workers * pods.max_restarts + 1},
         # By default the operator ends all workers when worker 0 ends, even if the others have not completed.
         "successPolicy": "AllWorkers",
         "tfReplicaSpecs": {"Worker": worker},
     }
-    job = {"apiVersion": "kubeflow.org/v1", "kind": "TFJob", "metadata": ring.metadata, "spec": spec}
-    return [network_policy(ring), job]
+    job = {"apiVersion": "kubeflow.org/v1", "kind": "TFJob", "metadata": pods.metadata, "spec": spec}
+    return [network_policy(pods), job]

@@ -5,7 +5,7 @@ import yaml
 
 from launch import kubernetes
 from launch.manifests.kinds import KINDS, documents
-from tests.launch.manifests.rings import COMMAND, ring
+from tests.launch.manifests.clusters import COMMAND, ring
 from tests.launch.programs import listing, run_many
 
 FLAGS = ("--name=resnet", "--image=registry.example/towers:1", "--workers=3", "--volume_claim=runs")

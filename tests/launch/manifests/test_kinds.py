@@ -8,7 +8,7 @@ import pytest
 from launch import binary
 from launch.manifests.kinds import KINDS, documents
 from launch.manifests.pod_template import SECONDS_TO_SAVE
-from tests.launch.manifests.rings import environment_of, expanded, of_kind, pod_template, ring
+from tests.launch.manifests.clusters import environment_of, expanded, of_kind, pod_template, ring
 from towers.errors import UserError
 
 every_kind = pytest.mark.parametrize("kind", KINDS)

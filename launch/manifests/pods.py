@@ -22,7 +22,7 @@ _MEMORY = re.compile(r"[0-9]+(\.[0-9]+)?[MGT]i?")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RingPods:
+class Pods:
     """The workers of one ring, each in its own pod.
 
     Attributes:
@@ -36,7 +36,7 @@ class RingPods:
       namespace: Kubernetes namespace; None for kubectl's current one.
       volume_claim: PersistentVolumeClaim that every pod mounts at `mount`; None for no volume.
       mount: path of the volume in a pod.
-      max_restarts: maximum restarts of each worker, and so of the ring.
+      max_restarts: maximum restarts of each worker, and so of the pods.
       port: port that TensorFlow's server listens on.
 
     Raises:

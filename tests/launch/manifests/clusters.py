@@ -3,25 +3,25 @@
 import re
 
 from launch.manifests.kinds import documents
-from launch.manifests.ring_pods import RingPods
+from launch.manifests.pods import Pods
 
 COMMAND = ("python", "-m", "launch.train", "--strategy=ring", "--directory=/data/run")
 
 
-def ring(**changed) -> RingPods:
+def ring(**changed) -> Pods:
     """A ring of three workers, with the arguments `changed` replaced."""
     given = {"name": "resnet", "image": "registry.example/towers:1", "workers": 3, "command": COMMAND}
-    return RingPods(**given | {"volume_claim": "runs"} | changed)
+    return Pods(**given | {"volume_claim": "runs"} | changed)
 
 
-def of_kind(kind: str, pods: RingPods) -> dict[str, dict]:
+def of_kind(kind: str, pods: Pods) -> dict[str, dict]:
     """The ring's documents by their Kubernetes kind; there is at most one of each."""
     found = {document["kind"]: document for document in documents(kind, pods)}
     assert len(found) == len(documents(kind, pods))
     return found
 
 
-def pod_template(kind: str, pods: RingPods) -> dict:
+def pod_template(kind: str, pods: Pods) -> dict:
     """The pod template within the documents."""
     *_, last = documents(kind, pods)
     spec = last["spec"]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.launch.manifests.rings import COMMAND, ring
+from tests.launch.manifests.clusters import COMMAND, ring
 from towers.errors import UserError
 
 REFUSED = {
