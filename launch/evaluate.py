@@ -3,7 +3,8 @@
     python -m launch.evaluate --directory=runs/NAME
         evaluation of step 395: loss 0.0412, accuracy 0.9880
 
-The program uses the flags of the run. Flags on the command line override them.
+The program uses the flags of the run. Flags on the command line override them. It needs no cluster, also for a run
+that several processes trained.
 """
 
 import json
@@ -13,11 +14,18 @@ from absl import flags
 from launch import binary, training
 from launch.flags.saved_flags import load_flags
 from launch.flags.task import task_from_flags
+from strategies.registry import cluster_kind, strategy_names
 from strategies.training.trainer import Trainer
 from towers.errors import UserError
 
 FLAGS = flags.FLAGS
 flags.DEFINE_bool("json", False, "Print the step and the metrics as one JSON object.")
+_OF_SERVERS = [name for name in strategy_names() if cluster_kind(name) == "servers"]
+flags.register_validator(
+    "strategy",
+    lambda name: name not in _OF_SERVERS,
+    message="no parameter servers are needed to read a checkpoint: omit --strategy",
+)
 
 
 def restored_trainer() -> Trainer:

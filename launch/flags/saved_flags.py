@@ -7,6 +7,7 @@ from absl import flags
 
 from strategies.atomic_write import write_atomically
 from strategies.callbacks import Callback, Run
+from strategies.registry import cluster_kind
 from towers.errors import UserError
 
 FLAGS = flags.FLAGS
@@ -57,6 +58,8 @@ class SavedFlags(Callback):
 def load_flags(directory: str | None) -> None:
     """Sets this program's flags to those of the run in `directory`. Flags on the command line override them.
 
+    A run of several processes becomes one of --strategy=towers, because its checkpoint needs no cluster.
+
     Raises:
       UserError: `directory` is None or holds no run.
     """
@@ -71,5 +74,7 @@ def load_flags(directory: str | None) -> None:
     given = {name for name in FLAGS if FLAGS[name].present}
     for line in path.read_text(encoding="utf-8").splitlines():
         name, _, value = line.removeprefix("--").partition("=")
+        if name == "strategy" and cluster_kind(value):
+            continue
         if name in FLAGS and name not in given:
             FLAGS[name].parse(value)

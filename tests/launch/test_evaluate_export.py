@@ -29,8 +29,26 @@ def damaged(finished_run, tmp_path_factory):
     return directory
 
 
+CLUSTERS = {
+    "of servers": ("--strategy=ps", "--engine=tensorflow"),
+    "of our own servers": ("--strategy=ps", "--engine=own", "--staleness=sync", "--backup_workers=1"),
+    "of a ring": ("--strategy=ring", "--worker_shares=2,1"),
+}
+
+
 @pytest.fixture(scope="module")
-def runs(copied, damaged, tmp_path_factory):
+def of_clusters(copied, tmp_path_factory):
+    """Directories of runs that several processes trained, by name. All modes write the same checkpoints."""
+    found = {}
+    for name, flags in CLUSTERS.items():
+        found[name] = shutil.copytree(copied, tmp_path_factory.mktemp("cluster") / "run")
+        with (found[name] / "flags.txt").open("a") as file:
+            file.writelines(f"{flag}\n" for flag in flags)
+    return found
+
+
+@pytest.fixture(scope="module")
+def runs(copied, damaged, of_clusters, tmp_path_factory):
     """How each call ended, by name."""
     folder = tmp_path_factory.mktemp("evaluations")
     without = folder / "without"
@@ -48,6 +66,8 @@ def runs(copied, damaged, tmp_path_factory):
             [f"--directory={copied}", "--json", f"--resume={copied}/checkpoints/step-{LAST_STEP - 5}"],
         ),
         "damaged": (EVALUATE, [f"--directory={damaged}", "--json"]),
+        **{name: (EVALUATE, [f"--directory={path}", "--json"]) for name, path in of_clusters.items()},
+        "by servers": (EVALUATE, [f"--directory={of_clusters['of servers']}", "--strategy=ps"]),
         "no flag": (EVALUATE, []),
         "no run": (EVALUATE, ["--directory=elsewhere"]),
         "no checkpoint": (EVALUATE, [f"--directory={without}"]),
@@ -102,6 +122,15 @@ def test_an_earlier_checkpoint(runs, copied):
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("name", CLUSTERS)
+def test_a_run_of_several_processes_is_evaluated_by_one(runs, copied, name):
+    ended, _ = runs[name]
+    assert ended.code == 0, ended.err
+    assert ended.err == ""
+    assert json.loads(ended.out) == {"step": LAST_STEP, **summary_of(copied)["evaluation"]}
+
+
+@pytest.mark.full
 def test_a_damaged_checkpoint_is_reported(runs, damaged):
     ended, _ = runs["damaged"]
     assert json.loads(ended.out)["step"] == LAST_STEP - 5
@@ -114,6 +143,7 @@ def test_a_damaged_checkpoint_is_reported(runs, damaged):
 @pytest.mark.parametrize(
     "name, parts",
     [
+        ("by servers", ("evaluate: error: ", "--strategy=ps", "no parameter servers", "omit --strategy")),
         ("no flag", ("evaluate: error: --directory is missing",)),
         ("no run", ("evaluate: error: --directory=elsewhere", "holds no run")),
         ("no checkpoint", ("evaluate: error: --directory=", "no checkpoint yet", "train first")),
