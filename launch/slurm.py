@@ -4,8 +4,12 @@ r"""Writes a Slurm batch script that trains on several nodes and continues after
         python -m launch.train --strategy=ring --directory=runs/big
             train.sbatch: submit it with sbatch train.sbatch
 
-    python -m launch.slurm script --nodes=4 -- python -m launch.train ... | sbatch
+    python -m launch.slurm script --nodes=4 -- python -m launch.train --strategy=ring --directory=runs/big | sbatch
         submits the script without a file
+
+    python -m launch.slurm script --nodes=2 --tasks_per_node=3 --ps=2 -- \
+        python -m launch.train --strategy=ps --directory=runs/servers
+        starts a chief, two parameter servers and three workers: the servers are the last tasks of the nodes
 
 Slurm sends SIGTERM --grace_seconds before the time limit. Training then saves a checkpoint and exits with code 75;
 the job requeues itself and resumes from the checkpoint. A job that fails or is cancelled is not requeued.
@@ -22,22 +26,24 @@ from absl import flags
 
 from launch import binary
 from launch.flags.checks import positive
+from launch.manifests.servers_of_command import HELP
 from launch.manifests.slurm_script import Job, batch_script
 from towers.errors import UserError
 
 FLAGS = flags.FLAGS
 _ACTION = "script"
-_USAGE = "python -m launch.slurm script --nodes=2 -- python -m launch.train --directory=runs/big"
+_USAGE = "python -m launch.slurm script --nodes=2 -- python -m launch.train --strategy=ring --directory=runs/big"
 
 
 def _define_flags() -> None:
     flags.DEFINE_integer("nodes", 1, "Number of nodes.")
-    flags.DEFINE_integer("tasks_per_node", 1, "Workers per node; each is one Slurm task.")
-    flags.DEFINE_integer("cpus_per_task", None, "CPU cores per worker. Default: Slurm's default, usually 1.")
+    flags.DEFINE_integer("tasks_per_node", 1, "Processes per node; each is one Slurm task.")
+    flags.DEFINE_integer("ps", None, f"{HELP} They and a chief are taken from the tasks; the others are workers.")
+    flags.DEFINE_integer("cpus_per_task", None, "CPU cores per task. Default: Slurm's default, usually 1.")
     flags.DEFINE_string(
         "gpus_per_node",
         None,
-        "GPUs per node, as 4 or a100:4, divided evenly among the node's workers: a multiple of --tasks_per_node. "
+        "GPUs per node, as 4 or a100:4, divided evenly among the node's tasks: a multiple of --tasks_per_node. "
         "Default: none are requested.",
     )
     flags.DEFINE_string(

@@ -8,6 +8,7 @@ from absl import flags
 from launch.flags.checks import at_least_zero, listed_in_help
 from launch.flags.devices import devices_from_flags
 from launch.flags.ring import warn_of_public
+from launch.membership.slurm_step import SERVERS_VARIABLE
 from launch.membership.this_process import cluster_of_this_process, is_evaluator
 from strategies.cluster import CHIEF, SERVER, WORKER, Cluster
 from strategies.engines import TENSORFLOW
@@ -113,6 +114,6 @@ def _check_roles(cluster: Cluster | None) -> None:
     if missing:
         raise UserError(
             f"--strategy={FLAGS.strategy}: the cluster has no process of role {missing[0]!r}, but parameter "
-            f"servers need roles {CHIEF!r}, {WORKER!r} and {SERVER!r}: add it to TF_CONFIG, or start all with "
-            f"{_START_ALL}"
+            f"servers need roles {CHIEF!r}, {WORKER!r} and {SERVER!r}: add it to TF_CONFIG, set "
+            f"{SERVERS_VARIABLE}=1 under Slurm, or start all with {_START_ALL}"
         )

@@ -1,4 +1,4 @@
-"""The Service and the NetworkPolicy of a ring's pods."""
+"""The Service and the NetworkPolicy of the pods."""
 
 from launch.manifests.pod_template import PORT_NAME
 from launch.manifests.pods import Pods
@@ -12,7 +12,7 @@ def headless_service(pods: Pods) -> dict[str, object]:
         "metadata": pods.metadata,
         "spec": {
             "clusterIP": "None",
-            # Workers look up each other's names before any of them is ready.
+            # Processes look up each other's names before any of them is ready.
             "publishNotReadyAddresses": True,
             "selector": pods.labels,
             "ports": [{"name": PORT_NAME, "port": pods.port}],
@@ -21,7 +21,7 @@ def headless_service(pods: Pods) -> dict[str, object]:
 
 
 def network_policy(pods: Pods) -> dict[str, object]:
-    """Admits only connections between pods of this ring, on every port, because NCCL chooses its own ports."""
+    """Admits only connections between these pods, on every port, because NCCL chooses its own ports."""
     own_pods = {"podSelector": {"matchLabels": pods.labels}}
     return {
         "apiVersion": "networking.k8s.io/v1",

@@ -1,9 +1,10 @@
 """The template from which Kubernetes creates the pods."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from launch.manifests.pods import Pods
+from strategies.cluster import SERVER
 
 # Kubeflow's operator requires these names of the container and the port.
 CONTAINER, PORT_NAME = "tensorflow", "tfjob-port"
@@ -14,27 +15,30 @@ _INDEX = "JOB_COMPLETION_INDEX"
 
 def pod_template(
     pods: Pods,
+    role: str,
     *,
     environment: Sequence[Mapping[str, object]] = (),
     annotations: Mapping[str, str] | None = None,
     **of_pod: object,
 ) -> dict[str, object]:
-    """A PodTemplateSpec.
+    """A PodTemplateSpec for the pods of one role.
 
     Args:
-      pods: the pods.
+      pods: all pods.
+      role: 'chief', 'worker' or 'ps'.
       environment: the container's EnvVars.
       annotations: the pods' annotations.
       **of_pod: further fields of the PodSpec, e.g. restartPolicy.
     """
-    volumes = _volumes(pods)
+    num_gpus = 0 if role == SERVER else pods.gpus_per_worker
+    volumes = _volumes(pods, num_gpus)
     spec = {
         **of_pod,
         "terminationGracePeriodSeconds": SECONDS_TO_SAVE,
         # Anyone who can connect to TensorFlow's server can read the pod's files, so they must not contain a token
         # for the cluster.
         "automountServiceAccountToken": False,
-        "containers": [_container(pods, environment, mounts=[mount for _, mount in volumes])],
+        "containers": [_container(pods, num_gpus, environment, mounts=[mount for _, mount in volumes])],
     }
     if volumes:
         spec["volumes"] = [volume for volume, _ in volumes]
@@ -42,15 +46,23 @@ def pod_template(
     return {"metadata": about, "spec": spec}
 
 
-def tf_config_environment(hosts: Sequence[str], port: int) -> list[dict[str, object]]:
-    """TF_CONFIG for the pods of an Indexed Job; the text is the same for all pods.
+def tf_config_environment(pods: Pods, role: str, host: Callable[[Pods, str, int], str]) -> list[dict[str, object]]:
+    """TF_CONFIG for the pods of an Indexed Job, all of one role; the text is the same for all of them.
 
     Kubernetes replaces $(NAME) by the value of a variable that is earlier in the list. The Job would add the index
     at the end, so it is declared first here. TF_CONFIG contains it as a string, because JSON has no $(...) outside
     strings.
+
+    Args:
+      pods: all pods.
+      role: of the Job's pods.
+      host: function of the pods, a role and an index that returns the pod's host name.
     """
-    task = {"type": "worker", "index": f"$({_INDEX})"}
-    cluster = {"worker": [f"{host}:{port}" for host in hosts]}
+    task = {"type": role, "index": f"$({_INDEX})"}
+    cluster = {
+        of_role: [f"{host(pods, of_role, index)}.{pods.name}:{pods.port}" for index in range(count)]
+        for of_role, count in pods.counts.items()
+    }
     annotation = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
     return [
         {"name": _INDEX, "valueFrom": {"fieldRef": {"fieldPath": annotation}}},
@@ -58,14 +70,14 @@ def tf_config_environment(hosts: Sequence[str], port: int) -> list[dict[str, obj
     ]
 
 
-def _container(pods: Pods, environment, *, mounts) -> dict[str, object]:
+def _container(pods: Pods, num_gpus: int, environment, *, mounts) -> dict[str, object]:
     container = {
         "name": CONTAINER,
         "image": pods.image,
         # Kubernetes replaces $(NAME) and reads $$ as $; doubling each $ preserves the command as it was typed.
         "command": [word.replace("$", "$$") for word in pods.command],
         "ports": [{"name": PORT_NAME, "containerPort": pods.port}],
-        "resources": _resources(pods),
+        "resources": _resources(pods, num_gpus),
     }
     if environment:
         container["env"] = list(environment)
@@ -74,21 +86,21 @@ def _container(pods: Pods, environment, *, mounts) -> dict[str, object]:
     return container
 
 
-def _resources(pods: Pods) -> dict[str, object]:
+def _resources(pods: Pods, num_gpus: int) -> dict[str, object]:
     """Requests and limits. A CPU limit would stall TensorFlow, which has a thread per core of the node."""
     limits = {"memory": pods.memory}
-    if pods.gpus_per_worker:
-        limits["nvidia.com/gpu"] = pods.gpus_per_worker
+    if num_gpus:
+        limits["nvidia.com/gpu"] = num_gpus
     return {"requests": {"cpu": pods.cpus, "memory": pods.memory}, "limits": limits}
 
 
-def _volumes(pods: Pods) -> list[tuple[dict[str, object], dict[str, object]]]:
+def _volumes(pods: Pods, num_gpus: int) -> list[tuple[dict[str, object], dict[str, object]]]:
     """(volume of the pod, its VolumeMount) for each volume."""
     volumes = []
     if pods.volume_claim is not None:
         claim = {"name": "run", "persistentVolumeClaim": {"claimName": pods.volume_claim}}
         volumes.append((claim, {"name": "run", "mountPath": pods.mount}))
-    if pods.gpus_per_worker > 1:
+    if num_gpus > 1:
         # NCCL connects the GPUs of a pod through shared memory, of which a pod has only 64 MiB by default.
         shared = {"name": "shared-memory", "emptyDir": {"medium": "Memory"}}
         volumes.append((shared, {"name": "shared-memory", "mountPath": "/dev/shm"}))

@@ -1,15 +1,18 @@
-"""Describes the pods of a ring: their number, image, resources, volume and command."""
+"""Describes the pods of a cluster: their roles and number, image, resources, volume and command."""
 
 import dataclasses
 import pathlib
 import posixpath
 import re
+from collections.abc import Mapping
 
 from launch.flags.flag_in_command import flag_value
+from launch.manifests.servers_of_command import num_servers
+from strategies.cluster import CHIEF, SERVER, WORKER
 from towers.errors import UserError
 
-# Linux limits an environment variable to 128 KiB, and TF_CONFIG names every worker.
-MAX_WORKERS = 1000
+# Linux limits an environment variable to 128 KiB, and TF_CONFIG names every pod.
+MAX_WORKERS = MAX_SERVERS = 1000
 MAX_RESTARTS = 1000
 
 # A label of RFC 1123 has at most 63 letters; some names are several labels joined by dots.
@@ -23,20 +26,21 @@ _MEMORY = re.compile(r"[0-9]+(\.[0-9]+)?[MGT]i?")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Pods:
-    """The workers of one ring, each in its own pod.
+    """The processes of one cluster, each in its own pod: the workers of a ring, or chief, servers and workers.
 
     Attributes:
       name: name of the job; the pods' names begin with it.
       image: container image in which this project is installed.
-      workers: number of pods.
+      workers: number of workers.
       command: words of the command that each pod runs.
-      gpus_per_worker: NVIDIA GPUs per pod; may be 0.
+      ps: number of parameter servers; with any, there is a chief too. None: what the command needs.
+      gpus_per_worker: NVIDIA GPUs of each worker and of the chief; may be 0.
       cpus: cores requested per pod, e.g. '4', '2.5' or '500m'.
       memory: memory requested per pod and its limit, e.g. '8Gi'.
       namespace: Kubernetes namespace; None for kubectl's current one.
       volume_claim: PersistentVolumeClaim that every pod mounts at `mount`; None for no volume.
       mount: path of the volume in a pod.
-      max_restarts: maximum restarts of each worker, and so of the pods.
+      max_restarts: maximum restarts of each pod, and so of the cluster.
       port: port that TensorFlow's server listens on.
 
     Raises:
@@ -47,6 +51,7 @@ class Pods:
     image: str
     workers: int
     command: tuple[str, ...]
+    ps: int | None = None
     gpus_per_worker: int = 1
     cpus: str = "4"
     memory: str = "8Gi"
@@ -65,8 +70,27 @@ class Pods:
 
     @property
     def labels(self) -> dict[str, str]:
-        """Labels that only the pods of this ring have."""
+        """Labels that only these pods have."""
         return {"app.kubernetes.io/name": "towers", "app.kubernetes.io/instance": self.name}
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """Number of pods of each role that the cluster has."""
+        servers = num_servers(self.command, self.ps)
+        return {CHIEF: 1, WORKER: self.workers, SERVER: servers} if servers else {WORKER: self.workers}
+
+    @property
+    def has_servers(self) -> bool:
+        return SERVER in self.counts
+
+    @property
+    def described(self) -> str:
+        """The processes in words."""
+        workers = "1 worker" if self.workers == 1 else f"{self.workers} workers"
+        servers = self.counts.get(SERVER, 0)
+        if not servers:
+            return f"a ring of {workers}"
+        return f"a chief, {servers} parameter server{'' if servers == 1 else 's'} and {workers}"
 
     @property
     def metadata(self) -> dict[str, object]:
@@ -105,6 +129,7 @@ class Pods:
     def _check_numbers(self):
         allowed = (
             ("workers", self.workers, 1, MAX_WORKERS),
+            ("ps", self.counts.get(SERVER, 0), 0, MAX_SERVERS),
             ("gpus_per_worker", self.gpus_per_worker, 0, 64),
             ("max_restarts", self.max_restarts, 0, MAX_RESTARTS),
             ("port", self.port, 1, 65535),
@@ -129,7 +154,8 @@ class Pods:
     def _check_command(self):
         if not self.command:
             raise UserError(
-                "no command for the pods; add it after --, e.g. -- python -m launch.train --directory=/data/run"
+                "no command for the pods; add it after --, e.g. -- python -m launch.train --strategy=ring "
+                "--directory=/data/run"
             )
         for word in self.command:
             if any("\ud800" <= letter <= "\udfff" for letter in word):

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 from launch import binary
 from launch.flags.flag_in_command import flag_value
+from launch.manifests.servers_of_command import num_servers
+from launch.membership.slurm_step import SERVERS_VARIABLE
 from towers.errors import UserError
 
 _GPUS = re.compile(r"(?:[\w.-]+:)?0*([1-9][0-9]*)", re.ASCII)
@@ -25,7 +27,7 @@ _SCRIPT = """\
 interrupted={directory}/interrupted-$SLURM_JOB_ID
 rm -f "$interrupted"
 export interrupted
-
+{variables}
 # One task. Exit code {code} means: stopped by a signal, everything is saved. That is no failure.
 task='trap : TERM; "$@"; code=$?; [ $code -eq {code} ] || exit $code; touch "$interrupted"'
 
@@ -49,8 +51,10 @@ class Job:
 
     Attributes:
       nodes: number of nodes.
-      tasks_per_node: workers per node; a task is a worker.
-      cpus_per_task: CPU cores per worker; None for Slurm's default, which is 1.
+      tasks_per_node: processes per node; each is one task.
+      ps: how many of the tasks are parameter servers; with any, rank 0 is the chief. The others are workers. None:
+        what the command needs.
+      cpus_per_task: CPU cores per task; None for Slurm's default, which is 1.
       gpus_per_node: a number, or a type and a number as 'a100:4', divided evenly among the node's tasks.
       time: time limit in Slurm's form, '90' (minutes), '8:00:00' or '2-12:00:00'; None for the partition's limit.
       partition: None for Slurm's default partition.
@@ -60,6 +64,7 @@ class Job:
 
     nodes: int = 1
     tasks_per_node: int = 1
+    ps: int | None = None
     cpus_per_task: int | None = None
     gpus_per_node: str | None = None
     time: str | None = None
@@ -72,14 +77,17 @@ def batch_script(job: Job, command: Sequence[str]) -> str:
     """The script to submit with sbatch; every task of its one srun runs `command`.
 
     Raises:
-      UserError: the command could not resume after an interruption, or Slurm could not read an option.
+      UserError: the command could not resume after an interruption, there are too few tasks for its servers, or
+        Slurm could not read an option.
     """
     directory = _directory(command)
+    servers = _servers(job, command)
     _check_texts(job)
     return _SCRIPT.format(
         options="\n".join(f"#SBATCH {option}" for option in _job_options(job)),
         step_options="".join(f" {option}" for option in _step_options(job)),
         directory=shlex.quote(directory),
+        variables=f"export {SERVERS_VARIABLE}={servers}\n" if servers else "",
         command=shlex.join(command),
         code=binary.INTERRUPTED,
     )
@@ -122,6 +130,21 @@ def _step_options(job: Job) -> list[str]:
         # Without this option each task would use all GPUs of its node.
         options.append(f"--gpu-bind=per_task:{num_gpus // job.tasks_per_node}")
     return options
+
+
+def _servers(job: Job, command: Sequence[str]) -> int:
+    """Number of parameter servers among the tasks.
+
+    Raises:
+      UserError: not enough tasks for them, a chief and a worker.
+    """
+    servers, tasks = num_servers(command, job.ps), job.nodes * job.tasks_per_node
+    if servers and tasks < servers + 2:
+        raise UserError(
+            f"--nodes={job.nodes} --tasks_per_node={job.tasks_per_node}: {tasks} tasks, but a chief, {servers} "
+            f"parameter servers and a worker are {servers + 2}; raise --tasks_per_node"
+        )
+    return servers
 
 
 def _directory(command: Sequence[str]) -> str:

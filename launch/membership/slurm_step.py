@@ -1,4 +1,10 @@
-"""The ring that one `srun` starts: each task of the Slurm step is a worker, and its rank is Slurm's.
+"""The cluster that one `srun` starts. Without servers each task of the Slurm step is a worker with Slurm's rank.
+
+With TOWERS_SERVERS=2, which the script of launch.slurm sets, rank 0 is the chief, the last tasks of two nodes are
+parameter servers, and the others are workers:
+
+    node 0:  chief:0   worker:0   ps:0
+    node 1:  worker:1  worker:2   ps:1
 
 Each task computes the cluster from its own environment. All tasks get the same ports without communication:
 
@@ -8,13 +14,15 @@ These are ports 20000 to 32735, below Linux's range for outgoing connections (fr
 consecutive jobs share no port, and neither do the first ten steps of 19 consecutive jobs.
 """
 
+import collections
 import re
 from collections.abc import Callable, Mapping, Sequence
 
 from launch.membership.hostlist import expand_counts, expand_hosts
-from strategies.cluster import WORKER, Cluster
+from strategies.cluster import CHIEF, SERVER, WORKER, Cluster
 from towers.errors import UserError
 
+SERVERS_VARIABLE = "TOWERS_SERVERS"
 FIRST_PORT = 20000
 TASKS_OF_A_NODE = 64
 _NUM_BLOCKS = 199
@@ -30,7 +38,7 @@ _FIX = "start it with srun and leave Slurm's variables unchanged, or set TF_CONF
 
 
 def cluster_from_slurm(environ: Mapping[str, str]) -> Cluster | None:
-    """The ring of this process's Slurm step; None outside of a step and in a step of one task.
+    """The cluster of this process's Slurm step; None outside of a step and in a step of one task.
 
     A batch script has its job's variables, including the number of tasks, but is not a task itself.
 
@@ -49,8 +57,13 @@ def cluster_from_slurm(environ: Mapping[str, str]) -> Cluster | None:
     rank = _number(environ, "SLURM_PROCID")
     _check_position(environ, rank, positions)
     port = first_port(_number(environ, "SLURM_JOB_ID", "SLURM_JOBID"), _step(environ))
-    addresses = tuple(f"{hosts[node]}:{port + local}" for node, local in positions)
-    return Cluster(addresses={WORKER: addresses}, role=WORKER, index=rank)
+    ranks = ranks_by_role(positions, _num_servers(environ, num_tasks))
+    addresses = {
+        role: tuple(f"{hosts[positions[of][0]]}:{port + positions[of][1]}" for of in of_role)
+        for role, of_role in ranks.items()
+    }
+    role = next(role for role, of_role in ranks.items() if rank in of_role)
+    return Cluster(addresses=addresses, role=role, index=ranks[role].index(rank))
 
 
 def first_port(job: int, step: int) -> int:
@@ -75,6 +88,37 @@ def positions_of_ranks(counts: Sequence[int], ranks_per_turn: int | None) -> lis
         for local in range(first, min(first + ranks_per_turn, count))
     )
     return list(positions)
+
+
+def ranks_by_role(positions: Sequence[tuple[int, int]], num_servers: int) -> Mapping[str, list[int]]:
+    """The ranks of each role, by index; only workers if there are no servers.
+
+    Args:
+      positions: as of `positions_of_ranks`.
+      num_servers: number of parameter servers.
+    """
+    ranks = range(len(positions))
+    if not num_servers:
+        return {WORKER: list(ranks)}
+    tasks = collections.Counter(node for node, _ in positions)
+
+    def turn(rank: int) -> tuple[int, int]:
+        """How many tasks come after this one on its node, and the node: servers share a node only if they must."""
+        node, local = positions[rank]
+        return tasks[node] - local, node
+
+    servers = sorted(ranks[1:], key=turn)[:num_servers]
+    return {CHIEF: [0], WORKER: [rank for rank in ranks[1:] if rank not in servers], SERVER: servers}
+
+
+def _num_servers(environ: Mapping[str, str], num_tasks: int) -> int:
+    found = _number(environ, SERVERS_VARIABLE) if environ.get(SERVERS_VARIABLE) else 0
+    if found and num_tasks < found + 2:
+        raise UserError(
+            f"{SERVERS_VARIABLE}={found}: the step has {num_tasks} tasks, but a chief, {found} servers and a "
+            f"worker need {found + 2}; start them with srun --ntasks={found + 2}, or set TF_CONFIG"
+        )
+    return found
 
 
 def _in_step(environ: Mapping[str, str]) -> bool:

@@ -5,7 +5,7 @@ import yaml
 
 from launch import kubernetes
 from launch.manifests.kinds import KINDS, documents
-from tests.launch.manifests.clusters import COMMAND, ring
+from tests.launch.manifests.clusters import COMMAND, COMMAND_OF_SERVERS, ring, with_servers
 from tests.launch.programs import listing, run_many
 
 FLAGS = ("--name=resnet", "--image=registry.example/towers:1", "--workers=3", "--volume_claim=runs")
@@ -19,6 +19,7 @@ REFUSED = {
     "a file that can't be written": ([*FLAGS, "--output=/proc/a.yaml", "--", *COMMAND], "--output=/proc/a.yaml"),
 }
 WRITTEN = {kind: [*FLAGS, f"--kind={kind}", "--", *COMMAND] for kind in KINDS}
+WRITTEN["with servers"] = [*FLAGS, "--ps=2", "--", *COMMAND_OF_SERVERS]
 WRITTEN["to a file"] = [*FLAGS, "--output=ring.yaml", "--", *COMMAND]
 WRITTEN["without a volume"] = [*FLAGS[:3], "--namespace=ml", "--", *COMMAND]
 
@@ -47,6 +48,14 @@ def test_stdout_contains_the_documents(kind, endings):
     assert list(yaml.safe_load_all(ended.out)) == documents(kind, ring())
 
 
+def test_servers(endings):
+    ended, _ = endings["with servers"]
+    assert (ended.code, ended.err) == (0, "")
+    assert list(yaml.safe_load_all(ended.out)) == documents("job", with_servers())
+    assert ended.out.startswith("# A chief, 2 parameter servers and 3 workers as job, written by")
+    assert "--max-log-requests=6" in ended.out
+
+
 def test_a_file_is_written(endings):
     ended, cwd = endings["to a file"]
     assert (ended.code, ended.out, ended.err) == (0, "", "")
@@ -66,7 +75,12 @@ def test_a_missing_volume_is_reported(endings):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_comment_has_the_commands_and_the_warnings(kind):
-    text = " ".join(kubernetes.comment(kind, ring(workers=9, namespace="ml", max_restarts=7)).split())
+    described = {"namespace": "ml", "max_restarts": 7}
+    for pods in (with_servers(workers=6, **described), ring(workers=9, **described)):
+        check_comment(" ".join(kubernetes.comment(kind, pods).split()))
+
+
+def check_comment(text):
     assert "kubectl apply -f FILE" in text
     assert "kubectl -n ml logs -f --prefix --max-log-requests=9" in text
     assert "no authentication" in text

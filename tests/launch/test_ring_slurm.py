@@ -1,10 +1,12 @@
-"""A ring that `srun` of a real Slurm starts."""
+"""A ring, and parameter servers, that `srun` of a real Slurm starts."""
 
 import sys
 
 import pytest
 
+from launch.manifests.slurm_script import Job, batch_script
 from tests.launch.programs import LAST_STEP, assert_same_end
+from tests.launch.server_runs import PROGRAM, check_counts
 from tests.launch.slurm_node import needs_slurm, slurm_nodes
 from tests.launch.workers import TRAIN
 
@@ -22,3 +24,19 @@ def test_srun_starts_a_ring_without_tf_config(tmp_path, undisturbed, monkeypatch
     assert f"step {LAST_STEP}/{LAST_STEP}" in ended.out
     assert ended.out.count("checkpoint: ") == 1
     assert_same_end(tmp_path / "run", undisturbed.directory)
+
+
+@needs_slurm
+@pytest.mark.timeout(280)
+@pytest.mark.parametrize("engine", ["own", "tensorflow"])
+def test_a_batch_script_starts_parameter_servers(engine, tmp_path, monkeypatch):
+    """Of four tasks, one is the chief, one a server and two are workers."""
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    monkeypatch.setenv("SECONDS_PER_BATCH", "0")
+    command = [sys.executable, *PROGRAM, f"--engine={engine}"]
+    (tmp_path / "run").mkdir()
+    (tmp_path / "job").write_text(batch_script(Job(tasks_per_node=4), command))
+    with slurm_nodes() as slurm:
+        ended = slurm.run("sbatch", "--wait", "--output=out", "job", cwd=tmp_path)
+    assert ended.code == 0, ended.err + (tmp_path / "out").read_text()
+    assert list(check_counts(tmp_path)["workers"]) == ["worker:0", "worker:1"]

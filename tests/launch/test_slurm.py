@@ -7,10 +7,12 @@ from tests.launch.programs import run_many
 from tests.launch.test_bad_input import assert_refused
 
 TRAIN = ("python", "-m", "launch.train", "--strategy=ring", "--directory=runs/big")
+TRAIN_ON_SERVERS = ("python", "-m", "launch.train", "--strategy=ps", "--directory=runs/big")
 BEHIND = ("--", *TRAIN, "--nodes=x")
 CALLS = {
     "to standard output": ["script", "--nodes=4", "--tasks_per_node=2", *BEHIND],
     "to a file": ["script", "--output=train.sbatch", *BEHIND],
+    "servers": ["script", "--tasks_per_node=4", "--ps=2", "--", *TRAIN_ON_SERVERS],
     "flags before the action": ["--nodes=4", "script", *BEHIND],
     "nothing": [],
     "another action": ["submit", *BEHIND],
@@ -53,6 +55,13 @@ def test_to_a_file(calls):
     ended, folder = calls["to a file"]
     assert (ended.code, ended.out) == (0, "train.sbatch: submit it with sbatch train.sbatch\n")
     assert (folder / "train.sbatch").read_text() == batch_script(Job(), [*TRAIN, "--nodes=x"])
+
+
+def test_servers(calls):
+    ended, _ = calls["servers"]
+    assert (ended.code, ended.err) == (0, "")
+    assert ended.out == batch_script(Job(tasks_per_node=4, ps=2), TRAIN_ON_SERVERS)
+    assert "TOWERS_SERVERS=2" in ended.out
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -1,4 +1,4 @@
-"""Rings for the tests of manifests, and how Kubernetes reads the documents."""
+"""Clusters for the tests of manifests, and how Kubernetes reads the documents."""
 
 import re
 
@@ -6,12 +6,18 @@ from launch.manifests.kinds import documents
 from launch.manifests.pods import Pods
 
 COMMAND = ("python", "-m", "launch.train", "--strategy=ring", "--directory=/data/run")
+COMMAND_OF_SERVERS = ("python", "-m", "launch.train", "--strategy=ps", "--directory=/data/run")
 
 
 def ring(**changed) -> Pods:
     """A ring of three workers, with the arguments `changed` replaced."""
     given = {"name": "resnet", "image": "registry.example/towers:1", "workers": 3, "command": COMMAND}
     return Pods(**given | {"volume_claim": "runs"} | changed)
+
+
+def with_servers(**changed) -> Pods:
+    """A chief, two servers and three workers, with the arguments `changed` replaced."""
+    return ring(**{"command": COMMAND_OF_SERVERS, "ps": 2} | changed)
 
 
 def of_kind(kind: str, pods: Pods) -> dict[str, dict]:
@@ -28,6 +34,18 @@ def pod_template(kind: str, pods: Pods) -> dict:
     if kind == "jobset":
         spec = spec["replicatedJobs"][0]["template"]["spec"]
     return spec["tfReplicaSpecs"]["Worker"]["template"] if kind == "tfjob" else spec["template"]
+
+
+def pod_templates(kind: str, pods: Pods) -> dict[str, dict]:
+    """The pod templates within the documents of a cluster with servers, by role."""
+    found = documents(kind, pods)
+    if kind == "job":
+        jobs = [document for document in found if document["kind"] == "Job"]
+        return {job["metadata"]["name"].rpartition("-")[2]: job["spec"]["template"] for job in jobs}
+    spec = found[-1]["spec"]
+    if kind == "jobset":
+        return {job["name"]: job["template"]["spec"]["template"] for job in spec["replicatedJobs"]}
+    return {name.lower(): replicas["template"] for name, replicas in spec["tfReplicaSpecs"].items()}
 
 
 def expanded(text: str, variables: dict[str, str]) -> str:

@@ -8,7 +8,16 @@ import pytest
 from launch import binary
 from launch.manifests.kinds import KINDS, documents
 from launch.manifests.pod_template import SECONDS_TO_SAVE
-from tests.launch.manifests.clusters import environment_of, expanded, of_kind, pod_template, ring
+from launch.membership.tf_config import cluster_from
+from tests.launch.manifests.clusters import (
+    environment_of,
+    expanded,
+    of_kind,
+    pod_template,
+    pod_templates,
+    ring,
+    with_servers,
+)
 from towers.errors import UserError
 
 every_kind = pytest.mark.parametrize("kind", KINDS)
@@ -88,6 +97,75 @@ def test_the_service_defines_the_host_names_that_the_job_uses():
 def test_the_job_set_defines_the_host_names_that_its_pods_use():
     network = of_kind("jobset", ring())["JobSet"]["spec"]["network"]
     assert network == {"enableDNSHostnames": True, "subdomain": "resnet", "publishNotReadyAddresses": True}
+
+
+SERVERS_OF_KINDS = {
+    "job": ("resnet-chief-0", "resnet-ps-1"),
+    "jobset": ("resnet-chief-0-0", "resnet-ps-0-1"),
+    "tfjob": ("resnet-chief-0", "resnet-ps-1"),
+}
+
+
+@every_kind
+def test_a_cluster_with_servers_has_all_roles(kind):
+    """One chief, the servers and the workers; each valid, and admitted by the policy that admits the others."""
+    templates = pod_templates(kind, with_servers())
+    assert list(templates) == ["chief", "worker", "ps"]
+    pod_template_head = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "x"}}
+    (policy,) = (of for of in documents(kind, with_servers()) if of["kind"] == "NetworkPolicy")
+    for template in templates.values():
+        validate(pod_template_head | {"template": template})
+        assert template["metadata"]["labels"] == policy["spec"]["podSelector"]["matchLabels"]
+    for document in documents(kind, with_servers()):
+        if document["kind"] in OF_KUBERNETES_ITSELF:
+            validate(document)
+    limits = {role: of["spec"]["containers"][0]["resources"]["limits"] for role, of in templates.items()}
+    assert {role: of.get("nvidia.com/gpu", 0) for role, of in limits.items()} == {"chief": 1, "worker": 1, "ps": 0}
+
+
+@indexed_kind
+def test_the_roles_have_one_cluster(kind):
+    """The cluster of TF_CONFIG that our programs read has all pods, and each pod knows which it is."""
+    templates = pod_templates(kind, with_servers(port=3333))
+    found = {
+        (role, index): cluster_from(environment_of(templates[role], index)["TF_CONFIG"])
+        for role, index in (("chief", 0), ("worker", 2), ("ps", 1))
+    }
+    assert [(of.role, of.index) for of in found.values()] == list(found)
+    (addresses,) = {tuple(of.addresses.items()) for of in found.values()}
+    assert {role: len(of_role) for role, of_role in addresses} == {"chief": 1, "worker": 3, "ps": 2}
+    assert [found["chief", 0].this.host, found["ps", 1].this.host] == [
+        f"{host}.resnet" for host in SERVERS_OF_KINDS[kind]
+    ]
+
+
+def test_the_jobs_of_roles_are_as_large_as_the_roles():
+    jobs = [of for of in documents("job", with_servers(max_restarts=7)) if of["kind"] == "Job"]
+    assert {of["metadata"]["name"]: of["spec"]["completions"] for of in jobs} == {
+        "resnet-chief": 1,
+        "resnet-worker": 3,
+        "resnet-ps": 2,
+    }
+    assert {of["spec"]["backoffLimitPerIndex"] for of in jobs} == {7}
+    assert {of["spec"]["template"]["spec"]["subdomain"] for of in jobs} == {"resnet"}
+
+
+def test_a_job_set_ends_with_its_chief_and_replaces_a_worker_alone():
+    spec = of_kind("jobset", with_servers(max_restarts=7))["JobSet"]["spec"]
+    assert spec["successPolicy"] == {"operator": "All", "targetReplicatedJobs": ["chief"]}
+    jobs = {job["name"]: job["template"]["spec"] for job in spec["replicatedJobs"]}
+    assert {role: job["completions"] for role, job in jobs.items()} == {"chief": 1, "worker": 3, "ps": 2}
+    assert {role: job.get("backoffLimit") for role, job in jobs.items()} == {"chief": 0, "worker": None, "ps": 0}
+    assert jobs["worker"]["backoffLimitPerIndex"] == 7
+    validate({"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "x"}, "spec": jobs["worker"]})
+
+
+def test_the_operator_ends_with_the_chief():
+    spec = of_kind("tfjob", with_servers(max_restarts=7))["TFJob"]["spec"]
+    counts = {role: of["replicas"] for role, of in spec["tfReplicaSpecs"].items()}
+    assert counts == {"Chief": 1, "Worker": 3, "PS": 2}
+    assert "successPolicy" not in spec
+    assert spec["runPolicy"]["backoffLimit"] == 43
 
 
 @every_kind

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.launch.manifests.clusters import COMMAND, ring
+from tests.launch.manifests.clusters import COMMAND, COMMAND_OF_SERVERS, ring
 from towers.errors import UserError
 
 REFUSED = {
@@ -19,6 +19,10 @@ REFUSED = {
     "a claim in capitals": ({"volume_claim": "Runs"}, ("--volume_claim=Runs", "kubectl get pvc")),
     "no worker": ({"workers": 0}, ("--workers=0", "from 1 to 1000")),
     "too many workers": ({"workers": 1001}, ("--workers=1001", "from 1 to 1000")),
+    "servers of a ring": ({"ps": 1}, ("--ps=1", "--strategy=ring", "omit --ps", "use --strategy=ps")),
+    "no servers": ({"ps": 0, "command": COMMAND_OF_SERVERS}, ("--ps=0", "--strategy=ps", "omit --ps")),
+    "a negative number of servers": ({"ps": -1}, ("--ps=-1", "out of range")),
+    "too many servers": ({"ps": 1001, "command": COMMAND_OF_SERVERS}, ("--ps=1001", "to 1000")),
     "a negative number of GPUs": ({"gpus_per_worker": -1}, ("--gpus_per_worker=-1", "from 0 to 64")),
     "a negative number of restarts": ({"max_restarts": -1}, ("--max_restarts=-1", "from 0 to 1000")),
     "port 0": ({"port": 0}, ("--port=0", "from 1 to 65535")),
@@ -70,6 +74,8 @@ def test_the_error_names_the_value_and_the_fix(name):
         {"cpus": "0.5", "memory": "512Mi"},
         {"mount": "/data/"},
         {"command": ("run", "--directory", "/data/run")},
+        {"command": ("a script", "--directory=/data/run"), "ps": 2},
+        {"command": COMMAND_OF_SERVERS},
         {"command": ("run", "--directory=/elsewhere", "-directory=/data")},
         {"volume_claim": None, "command": ("run", "--directory=run")},
     ],

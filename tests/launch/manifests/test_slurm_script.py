@@ -12,6 +12,7 @@ from tests.launch.slurm_node import KILL_WAIT_SECONDS, needs_slurm, slurm_nodes,
 from tests.towers.user_errors import refused
 
 TRAIN = ("python", "-m", "launch.train", "--strategy=ring", "--directory=runs/big")
+TRAIN_ON_SERVERS = ("python", "-m", "launch.train", "--strategy=ps", "--directory=runs/big")
 ALL = {
     "nodes": 4,
     "tasks_per_node": 2,
@@ -43,7 +44,7 @@ STAND_INS = {
 }
 
 
-def executed(command, folder):
+def executed(command, folder, job=None):
     """The script, run by bash with stand-ins for Slurm's programs."""
     programs = folder / "bin"
     programs.mkdir(exist_ok=True)
@@ -53,7 +54,7 @@ def executed(command, folder):
     environment = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
     return subprocess.run(
         ["bash"],
-        input=batch_script(Job(), command),
+        input=batch_script(job or Job(), command),
         cwd=folder,
         env=environment,
         capture_output=True,
@@ -106,6 +107,23 @@ def test_the_command_is_quoted(tmp_path):
     printing = "import sys; print(sys.argv[1:])"
     done = executed([sys.executable, "-c", printing, *arguments, "--directory=a folder/it's $HOME"], tmp_path)
     assert done.stdout == f"{[*arguments, '''--directory=a folder/it's $HOME''']}\n"
+
+
+@pytest.mark.parametrize("asked, expected", [(None, "1"), (2, "2")])
+def test_the_tasks_of_servers_know_how_many_there_are(asked, expected, tmp_path):
+    printing = "import os; print(os.environ.get('TOWERS_SERVERS'))"
+    command = [sys.executable, "-c", printing, "--strategy=ps", "--directory=run"]
+    done = executed(command, tmp_path, Job(nodes=2, tasks_per_node=2, ps=asked))
+    assert (done.stdout, done.stderr) == (f"{expected}\n", "")
+    command[3] = "--strategy=ring"
+    assert executed(command, tmp_path).stdout == "None\n"
+
+
+def test_servers_need_tasks():
+    with refused("--nodes=1 --tasks_per_node=3: 3 tasks", "2 parameter servers and a worker are 4"):
+        batch_script(Job(tasks_per_node=3, ps=2), TRAIN_ON_SERVERS)
+    with refused("--ps=2", "--strategy=ring", "omit --ps"):
+        batch_script(Job(tasks_per_node=4, ps=2), TRAIN)
 
 
 @pytest.mark.parametrize("given", [[], ["--directory="], ["--directory"], ["--data_dir=a"], ["directory=a"]])

@@ -14,8 +14,9 @@ from launch.membership.slurm_step import (
     cluster_from_slurm,
     first_port,
     positions_of_ranks,
+    ranks_by_role,
 )
-from strategies.cluster import WORKER
+from strategies.cluster import CHIEF, SERVER, WORKER
 from tests.launch.membership.test_hostlist import HOSTS, WITH_ENDS
 from tests.launch.slurm_node import HOST, needs_slurm, slurm_nodes
 from tests.towers.user_errors import refused
@@ -126,6 +127,29 @@ def test_variables_of_the_job_are_used_if_the_step_has_none():
     assert cluster_from_slurm(environ) == cluster_from_slurm(ENVIRON)
 
 
+def test_servers_are_the_last_tasks_of_nodes():
+    cluster = cluster_from_slurm(changed(TOWERS_SERVERS="2"))
+    assert cluster.addresses == {
+        "chief": (f"node2:{PORT}",),
+        "worker": (f"node10:{PORT}", f"node11:{PORT}", f"node11:{PORT + 1}", f"node12:{PORT}"),
+        "ps": (f"node2:{PORT + 1}", f"node10:{PORT + 1}"),
+    }
+    assert cluster.this.name == "ps:1"
+
+
+@given(drawn.lists(drawn.integers(1, 9), min_size=1, max_size=9), drawn.integers(1, 9))
+def test_every_rank_has_one_role(counts, num_servers):
+    positions = positions_of_ranks(counts, None)
+    if len(positions) < num_servers + 2:
+        return
+    ranks = ranks_by_role(positions, num_servers)
+    assert sorted(sum(ranks.values(), [])) == list(range(len(positions)))
+    assert (ranks[CHIEF], len(ranks[SERVER])) == ([0], num_servers)
+    # No two servers are on one node while another node, besides the chief's, has none.
+    nodes = [positions[rank][0] for rank in ranks[SERVER]]
+    assert len(set(nodes)) >= min(num_servers, len(counts) - (counts[0] == 1))
+
+
 @pytest.mark.parametrize(
     "environ",
     [
@@ -168,6 +192,11 @@ CASES = {
     "another index on its node": ({"SLURM_LOCALID": "0"}, ("SLURM_LOCALID=0", "rank 3 should have 1 with")),
     "a hostfile's order": ({"SLURM_DISTRIBUTION": "arbitrary"}, ("=arbitrary", "--distribution=block")),
     "planes without a size": ({"SLURM_DISTRIBUTION": "plane"}, ("SLURM_DIST_PLANESIZE is not set",)),
+    "too few tasks for the servers": (
+        {"TOWERS_SERVERS": "6"},
+        ("TOWERS_SERVERS=6: the step has 7 tasks", "srun --ntasks=8"),
+    ),
+    "servers of nonsense": ({"TOWERS_SERVERS": "two"}, ("TOWERS_SERVERS=two", "whole number")),
     "too many on a node": (
         {"SLURM_STEP_NODELIST": "n1", "SLURM_STEP_TASKS_PER_NODE": "65", "SLURM_STEP_NUM_TASKS": "65"},
         ("=65: a node has 65 tasks", "fewer tasks per node"),
