@@ -70,6 +70,7 @@ class LocalRun:
                 self._restarts += 1
                 self._report_restart(outcome.cause)
                 outcome = self._run_once()
+        self._report_losses(outcome)
         if outcome.cause is not None:
             self._report_failure(outcome)
         elif outcome.code == binary.DONE:
@@ -106,6 +107,7 @@ class LocalRun:
                 self._signals,
                 awaited=plan.roles.awaited(),
                 replacement=replacement,
+                replaceable=plan.roles.replaceable,
                 grace_seconds=plan.grace_seconds,
             ).run()
         if self._start == 1:
@@ -142,6 +144,14 @@ class LocalRun:
             f"restart {self._restarts} of {self._plan.max_restarts}: {cause.name} failed: {described(cause)}; "
             f"its log: {self._logs[cause.name].path}"
         )
+
+    def _report_losses(self, outcome: Outcome) -> None:
+        for lost in outcome.lost:
+            print_line(
+                f"warning: {lost.name} was lost: {described(lost)}; everything was done without it; its log: "
+                f"{self._logs[lost.name].path}",
+                is_error=True,
+            )
 
     def _report_failure(self, outcome: Outcome) -> None:
         tails = {name: log.tail for name, log in self._logs.items()}

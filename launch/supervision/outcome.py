@@ -32,23 +32,42 @@ class Outcome:
       exits: the exits of all its processes, the earliest first.
       interrupted: the launcher received a signal and forwarded it.
       replaced: the exits of processes that were replaced while the rest of the cluster went on.
+      awaited: by the name of each process that serves, the processes that it serves.
     """
 
     exits: tuple[Exit, ...]
     interrupted: bool
     replaced: tuple[Exit, ...] = ()
+    awaited: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
 
     @property
     def cause(self) -> Exit | None:
         """The exit of the process that caused the failure; None if no process failed."""
+        needed = [each for each in self._failed if not self._is_outlived(each)]
+        return needed[0] if needed else None
+
+    @property
+    def lost(self) -> list[Exit]:
+        """The exits of processes that failed, although everything that they served was done or saved."""
+        return [each for each in self._failed if self._is_outlived(each)] if self.cause is None else []
+
+    @property
+    def _failed(self) -> list[Exit]:
+        """The exits of processes that did not end well, the likeliest cause first, each once."""
         by_itself = [each for each in self.exits if each.sent is None and each.code not in _GOOD]
-        candidates = [
+        found = [
             *(each for each in by_itself if each.code != binary.PEER_LOST),
             *(each for each in self.exits if each.was_stopped),
             *by_itself,
             *(each for each in self.exits if each.sent is not None and not each.was_asked),
         ]
-        return candidates[0] if candidates else None
+        return list(dict.fromkeys(found))
+
+    def _is_outlived(self, failed: Exit) -> bool:
+        """Whether all that this process served ended well by themselves, as when a worker of servers was lost."""
+        served = self.awaited.get(failed.name, ())
+        well = {each.name for each in self.exits if each.sent is None and each.code in _GOOD}
+        return bool(served) and well.issuperset(served)
 
     @property
     def code(self) -> int:

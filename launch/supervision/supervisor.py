@@ -3,12 +3,14 @@
 the launcher gets a signal   sends it to all processes except those that serve; SIGKILL after the grace period
 a process fails              replaces it if possible; otherwise gives the others the grace period to end by
                              themselves, then sends SIGTERM, and SIGKILL after another grace period
+a worker of servers is lost  nothing, while another worker runs: training continues
 nobody is left to serve      SIGTERM to those that serve, SIGKILL after the grace period
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
+from launch import binary
 from launch.supervision.line_relay import LineRelay
 from launch.supervision.outcome import Outcome
 from launch.supervision.processes import Exit, Process
@@ -31,6 +33,7 @@ class Supervisor:
         *,
         awaited: Mapping[str, Sequence[str]],
         replacement: Callable[[Exit], Process | None],
+        replaceable: Collection[str],
         grace_seconds: float,
     ):
         """Args:
@@ -39,9 +42,10 @@ class Supervisor:
         signals: the signals that the launcher receives.
         awaited: by the name of each process that serves, the processes that it serves until they have ended.
         replacement: gets the exit of a failed process; starts a process that replaces it, or returns None.
+        replaceable: names of the processes of which the others need only one.
         grace_seconds: seconds that processes have to end, before SIGTERM and before SIGKILL.
         """
-        self._replacement = replacement
+        self._replacement, self._replaceable = replacement, replaceable
         self._running, self._relay, self._signals = list(processes), relay, signals
         self._awaited, self._grace_seconds = awaited, grace_seconds
         self._exits: list[Exit] = []
@@ -62,7 +66,10 @@ class Supervisor:
             self._kill_overdue()
         self._pass_on_last_output()
         return Outcome(
-            exits=tuple(self._exits), replaced=tuple(self._replaced), interrupted=self._interrupted_at is not None
+            exits=tuple(self._exits),
+            replaced=tuple(self._replaced),
+            interrupted=self._interrupted_at is not None,
+            awaited=self._awaited,
         )
 
     def _collect_exits(self) -> None:
@@ -74,8 +81,14 @@ class Supervisor:
             failed = found_exit.code != 0 and found_exit.sent is None
             if not (failed and self._replace(found_exit)):
                 self._exits.append(found_exit)
-                if failed and self._failed_at is None:
+                if failed and self._failed_at is None and not self._goes_on_without(found_exit):
                     self._failed_at = time.monotonic()
+
+    def _goes_on_without(self, failed: Exit) -> bool:
+        """Whether a process was lost that the others can do without: killed, or cut off. An error is no loss."""
+        is_lost = failed.code < 0 or failed.code == binary.PEER_LOST
+        others = any(process.name in self._replaceable for process in self._running)
+        return is_lost and failed.name in self._replaceable and others
 
     def _replace(self, failed: Exit) -> bool:
         """Starts a replacement for a failed process if possible; returns whether it did."""

@@ -52,6 +52,31 @@ def test_no_more_replacements_than_max_restarts(tmp_path):
     assert "worker:1 failed: exit code 1" in done.err
 
 
+SURVIVED = """
+if name == "worker:1":
+    mark("started")
+    os.kill(os.getpid(), signal.SIGKILL)
+until_marked("started")
+time.sleep(2)
+"""
+
+
+def test_the_others_go_on_without_a_lost_worker_of_servers(tmp_path):
+    """The launcher does not end them, and its exit code is that of a completed run, with a warning."""
+    flags = ("--workers=2", "--ps=1", "--chief", "--grace_seconds=0.5")
+    done = run_cluster(tmp_path, SURVIVED, *flags)
+    assert done.code == 0, done.err
+    [line] = done.err.splitlines()
+    assert line.startswith(
+        "warning: worker:1 was lost: killed by SIGKILL; everything was done without it; its log"
+    )
+
+
+@pytest.mark.full
+def test_without_servers_a_lost_worker_ends_the_cluster(tmp_path):
+    assert run_cluster(tmp_path, SURVIVED, "--workers=2", "--grace_seconds=0.5").code == 137
+
+
 @pytest.mark.full
 def test_no_replacement_after_a_user_error(tmp_path):
     done = run(

@@ -54,6 +54,37 @@ def test_outcome(exits, interrupted, cause, code, restart):
     assert outcome.may_be_restarted == restart
 
 
+CHIEF, SERVER = Exit(name="chief:0", code=0), Exit(name="ps:0", code=-15, sent=TERM, was_asked=True)
+STOPPED = exited(-9, sent=KILL, was_asked=True, was_stopped=True)
+AWAITED = {
+    "ps:0": ("chief:0", "worker:0", "worker:1"),
+    **dict.fromkeys(("worker:0", "worker:1"), ("chief:0",)),
+}
+# Of a cluster with servers: the exits in order; the cause; the losses; the exit code.
+WITH_SERVERS = {
+    "a killed worker": ([exited(-9), CHIEF, FIRST, SERVER], None, ["worker:1"], 0),
+    "a stopped worker": ([CHIEF, FIRST, STOPPED, SERVER], None, ["worker:1"], 0),
+    "a worker's error": ([exited(1), CHIEF, FIRST, SERVER], None, ["worker:1"], 0),
+    "an interrupted run": ([exited(-9), Exit(name="chief:0", code=75), FIRST, SERVER], None, ["worker:1"], 75),
+    "a chief that gave up": ([exited(-9), Exit(name="chief:0", code=5), SERVER], "worker:1", [], 137),
+    "a chief that was ended": (
+        [exited(-9), Exit(name="chief:0", code=0, sent=TERM, was_asked=True)],
+        "worker:1",
+        [],
+        137,
+    ),
+    "a killed chief": ([Exit(name="chief:0", code=-9), exited(5), LOST], "chief:0", [], 137),
+}
+
+
+@pytest.mark.parametrize("exits, cause, lost, code", WITH_SERVERS.values(), ids=WITH_SERVERS)
+def test_a_worker_of_servers_may_be_lost(exits, cause, lost, code):
+    outcome = Outcome(exits=tuple(exits), interrupted=False, awaited=AWAITED)
+    assert (outcome.cause.name if outcome.cause else None) == cause
+    assert [each.name for each in outcome.lost] == lost
+    assert outcome.code == code
+
+
 @pytest.mark.parametrize(
     "found, text",
     [
