@@ -61,6 +61,31 @@ def test_the_owner_of_new_files_stays_the_same(tmp_path):
     assert (tmp_path / "worker:0").stat().st_uid == tmp_path.stat().st_uid
 
 
+REFUSED_LATE = """
+import os
+from launch.supervision import private_network
+
+def refused():
+    raise PermissionError(1, "Operation not permitted")
+
+private_network._raise_loopback = refused
+before = os.readlink("/proc/self/ns/net")
+try:
+    private_network.enter_private_network()
+except OSError as error:
+    print(error.strerror, before == os.readlink("/proc/self/ns/net"))
+"""
+
+
+@needs_namespaces
+def test_a_system_that_refuses_a_later_step_leaves_the_process_in_its_network():
+    """As where a namespace may be made but its loopback interface may not be raised."""
+    done = subprocess.run(
+        [sys.executable, "-c", REFUSED_LATE], env=environment(), capture_output=True, text=True, timeout=60
+    )
+    assert (done.stdout, done.stderr) == ("Operation not permitted True\n", "")
+
+
 def test_without_permission_the_cluster_runs_with_a_warning(tmp_path):
     program = """
 import sys
