@@ -7,7 +7,8 @@ import os
 import re
 import sysconfig
 import traceback
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -22,12 +23,16 @@ _LIBRARIES = (sysconfig.get_paths()["purelib"], sysconfig.get_paths()["stdlib"])
 _OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
-def check_first_batches(task: Task, model: keras.Model) -> None:
+def check_first_batches(task: Task, model: keras.Model, *, num_compared: int = 1) -> Mapping[str, Sequence[int]]:
     """Checks the batch size, and the first batch of each split unless the task has checked its data itself.
 
     Args:
       task: what to train. `task.data_is_checked`, if it has this attribute, says that no batch need be read.
       model: the task's model, which is not changed.
+      num_compared: how many batches of each split are read.
+
+    Returns:
+      By split, a checksum of each batch that was read. It tells which examples are in it: see `_checksum`.
 
     Raises:
       UserError: the message says what came, what was expected and how to mend it.
@@ -39,10 +44,15 @@ def check_first_batches(task: Task, model: keras.Model) -> None:
             f"use at most batch_size={num_examples}"
         )
     if getattr(task, "data_is_checked", False):
-        return
+        return {}
+    found = {}
     for split in ("train", "eval"):
         if split == "train" or task.num_examples(split) != 0:
-            _check_first_batch(task, model, split)
+            with tf.device("/device:CPU:0"):
+                batches = _first_batches(task, split, num_compared)
+                found[split] = [_checksum(batch) for batch in batches]
+                _check_first_batch(task, model, split, batches[0])
+    return found
 
 
 def not_finite_parts(batch: Batch) -> list[str]:
@@ -56,31 +66,40 @@ def not_finite_parts(batch: Batch) -> list[str]:
     return [name for name, part in parts if not all(map(is_finite, tf.nest.flatten(part)))]
 
 
-def _check_first_batch(task: Task, model: keras.Model, split: str) -> None:
-    with tf.device("/device:CPU:0"):
-        batch = _first_batch(task, split)
-        if split == "train":
-            _check_length(task, _length(batch))
-        if "weights" in not_finite_parts(Batch((), (), batch.weights)):
-            raise UserError(f"weights of the first batch of {split!r} hold NaN or infinity: clean the data")
-        few = tf.nest.map_structure(lambda tensor: tensor[:_NUM_EXAMPLES], batch)
-        outputs = _computed(
-            lambda: _outputs(model, few.features),
-            f"the first batch of {split!r} has features {_described(few.features)}{_expected(model)}: "
-            "give features of the model's inputs",
-        )
-        came = (
-            f"the first batch of {split!r} has labels {_described(few.labels)}{_weights_of(few)}, and the model "
-        )
-        came += f"returns {_described(outputs)}"
-        _computed(lambda: task.loss(outputs, few), f"{came}: give labels and weights that fit outputs and loss")
-        _computed(lambda: task.metrics(outputs, few), f"{came}: give metrics that fit labels and outputs")
+def _check_first_batch(task: Task, model: keras.Model, split: str, batch: Batch) -> None:
+    if split == "train":
+        _check_length(task, _length(batch))
+    if "weights" in not_finite_parts(Batch((), (), batch.weights)):
+        raise UserError(f"weights of the first batch of {split!r} hold NaN or infinity: clean the data")
+    few = tf.nest.map_structure(lambda tensor: tensor[:_NUM_EXAMPLES], batch)
+    outputs = _computed(
+        lambda: _outputs(model, few.features),
+        f"the first batch of {split!r} has features {_described(few.features)}{_expected(model)}: "
+        "give features of the model's inputs",
+    )
+    came = f"the first batch of {split!r} has labels {_described(few.labels)}{_weights_of(few)}, and the model "
+    came += f"returns {_described(outputs)}"
+    _computed(lambda: task.loss(outputs, few), f"{came}: give labels and weights that fit outputs and loss")
+    _computed(lambda: task.metrics(outputs, few), f"{came}: give metrics that fit labels and outputs")
 
 
-def _first_batch(task: Task, split: str) -> Batch:
-    for element in task.dataset(split, InputShard()).take(1):
-        return as_batch(element)
-    raise UserError(f"the {split!r} split is empty: it needs at least one example")
+def _first_batches(task: Task, split: str, count: int) -> list[Batch]:
+    found = [as_batch(element) for element in task.dataset(split, InputShard()).take(count)]
+    if not found:
+        raise UserError(f"the {split!r} split is empty: it needs at least one example")
+    return found
+
+
+def _checksum(batch: Batch) -> int:
+    """CRC-32 of the labels; of the features if there are none. Random augmentation seldom changes labels."""
+    tensors = tf.nest.flatten(batch.labels, expand_composites=True)
+    crc = 0
+    for tensor in tensors or tf.nest.flatten(batch.features, expand_composites=True):
+        array = np.asarray(tensor)
+        # An array of strings holds their addresses.
+        content = b"\0".join(np.ravel(array)) if array.dtype.hasobject else array.tobytes()
+        crc = zlib.crc32(content, crc)
+    return crc
 
 
 def _check_length(task: Task, length: int) -> None:

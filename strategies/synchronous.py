@@ -48,11 +48,15 @@ class SynchronousStrategy:
         self.name, self.num_towers = name, num_towers
         self.task, self.options = task, options
         self.model = self._build_template()
-        check_first_batches(task, self.model)
+        self._check_data()
         # The template is never trained, so only the spec of the input is needed here.
         self._input = self._dataset("train")
         self.engine = make_engine(self.model, open_length(self._input.element_spec))
         self._batches: Iterator[Batch] | None = None
+
+    def _check_data(self) -> None:
+        """Raises UserError if the task's data don't fit its model."""
+        check_first_batches(self.task, self.model)
 
     def _dataset(self, split: str, first_batch: int = 0) -> tf.data.Dataset:
         """This process's part of `split`, as batches."""

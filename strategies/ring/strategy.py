@@ -21,6 +21,7 @@ from strategies.distribute.mirrored import mirrored, num_gpus
 from strategies.distribute.replicated_engine import ReplicatedEngine
 from strategies.engines import ENGINES, OWN, EngineChoice, choose_engine
 from strategies.errors import PeerLost
+from strategies.first_batches import check_first_batches
 from strategies.ring.collectives import HostExchange, WorkerExchange
 from strategies.ring.divergence import checksums, what_drifted
 from strategies.ring.engine import RingEngine
@@ -50,6 +51,8 @@ _LOST = (
 _FIRST_TOWERS_GROUP_KEY = 3_000_000
 # A worker that hangs ends itself this many seconds after the timeout of the workers that wait for it.
 _HANG_EXTRA_SECONDS = 2.0
+# First batches of each split that are compared over the workers.
+_NUM_COMPARED = 4
 
 
 def ring_strategy(
@@ -218,6 +221,28 @@ class RingStrategy(SynchronousStrategy):
         found = self._host.gather("settings", checksums(text.encode() for text in written))
         for index, what in enumerate(settings):
             self._check_same(what, found[:, index])
+
+    def _check_data(self) -> None:
+        """Also raises UserError if the workers read other batches: each computes its part of what it reads."""
+        num_compared = _NUM_COMPARED if self.ring.num_workers > 1 else 1
+        found = check_first_batches(self.task, self.model, num_compared=num_compared)
+        own = np.zeros((2, num_compared))
+        for index, split in enumerate(("train", "eval")):
+            of_split = found.get(split, ())
+            own[index, : len(of_split)] = of_split
+        with self._watched():
+            of_all = self._host.gather("first batches", np.ravel(own)).reshape(-1, 2, num_compared)
+        for index, split in enumerate(("train", "eval")):
+            self._check_same_batches(split, of_all[:, index])
+
+    def _check_same_batches(self, split: str, found: np.ndarray) -> None:
+        """Raises UserError if the checksums of a rank differ from those of rank 0."""
+        for rank in np.flatnonzero((found != found[0]).any(axis=1))[:1]:
+            raise UserError(
+                f"{self.ring.members[rank].name} and {self.ring.members[0].name} read different batches of "
+                f"{split!r}: each computes its part of a batch, so some examples would count twice and others not "
+                "at all; if the data are shuffled, use shuffle(..., seed=1)"
+            )
 
     def _check_same(self, what: str, found: np.ndarray) -> None:
         """Raises UserError if the number of a rank differs from that of rank 0."""

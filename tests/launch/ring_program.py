@@ -5,13 +5,16 @@ MISCHIEF=slow      its input takes 0.2 seconds a batch
 MISCHIEF=hang      its input hangs from batch 4 on
 MISCHIEF=leave     it exits with code 0 after 4 steps
 MISCHIEF=drift     one of its parameters changes by 1e-7 after 4 steps
+MISCHIEF=shuffle   its data are a tf.data dataset that is shuffled with SEED, or without a seed if there is none
 """
 
+import dataclasses
 import os
 import sys
 import time
 
 import numpy as np
+import tensorflow as tf
 
 from launch import binary, training
 from strategies.callbacks import Callback
@@ -28,6 +31,13 @@ def spoil(batch_index):
     if MISCHIEF == "hang" and batch_index >= FROM_BATCH:
         time.sleep(1000)
     return np.float32("nan" if MISCHIEF == "nan" and batch_index >= FROM_BATCH else 1)
+
+
+def shuffled(task):
+    seed = os.environ.get("SEED")
+    rows = tf.data.Dataset.from_tensor_slices(task.train_data)
+    rows = rows.shuffle(96, seed=None if seed is None else int(seed), reshuffle_each_iteration=False)
+    return dataclasses.replace(task, train_data=rows.batch(task.batch_size, drop_remainder=True))
 
 
 class Mischief(Callback):
@@ -48,6 +58,8 @@ class Mischief(Callback):
 
 def main(_):
     task = spoilt_task(spoil if MISCHIEF in ("nan", "slow", "hang") else None)
+    if MISCHIEF == "shuffle":
+        task = shuffled(task)
     try:
         trainer = training.build_trainer(training.build_strategy(task))
         trainer._callbacks.append(Mischief())

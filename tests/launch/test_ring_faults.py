@@ -88,6 +88,29 @@ def test_a_killed_worker_ends_the_ring_which_can_resume(tmp_path, undisturbed):
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("engine", ["tensorflow", "own"])
+def test_data_that_each_worker_shuffles_in_its_own_order_are_refused(tmp_path, engine):
+    """Each worker would compute its part of other batches than the others."""
+    environments = dict.fromkeys((0, 1), {"MISCHIEF": "shuffle"})
+    with ring((*OWN, f"--engine={engine}"), cwd=tmp_path, environments=environments) as workers:
+        ends = workers.ends(LIMIT_SECONDS)
+    assert [ended.code for ended in ends] == [USER_ERROR] * 2, ends[0].err + ends[1].err
+    for ended in ends:
+        (line,) = errors(ended)
+        assert "worker:1 and worker:0 read different batches of 'train'" in line
+        assert "use shuffle(..., seed=1)" in line
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+@pytest.mark.full
+def test_data_that_all_workers_shuffle_alike_are_trained_on(tmp_path):
+    environments = dict.fromkeys((0, 1), {"MISCHIEF": "shuffle", "SEED": "1"})
+    with ring(OWN, cwd=tmp_path, environments=environments) as workers:
+        ends = workers.ends(LIMIT_SECONDS)
+    assert [ended.code for ended in ends] == [0, 0], ends[0].err + ends[1].err
+
+
+@pytest.mark.full
 @one_of_both("victim")
 def test_a_stopped_worker_ends_the_ring(tmp_path, victim):
     with ring(LONG, cwd=tmp_path) as workers:
