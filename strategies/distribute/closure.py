@@ -59,10 +59,12 @@ class StepClosure:
         """
         self._graph, self._vectors, self._batch_spec, self._run = graph, vectors, batch_spec, run
         self.num_steps = num_steps
-        self.function = tf.function(
+        # As a tf.function, its result on the worker would wait for each read and update: two messages more a step.
+        # Without automatic control dependencies the order is what is written here.
+        self.function = tf.compat.v1.wrap_function(
             self._steps,
-            input_signature=[tf.TensorSpec([], tf.int64), tf.TensorSpec([num_steps], tf.float32)],
-            autograph=False,
+            signature=[tf.TensorSpec([], tf.int64), tf.TensorSpec([num_steps], tf.float32)],
+            name="steps",
         )
 
     def _steps(self, first: tf.Tensor, rates: tf.Tensor) -> tf.Tensor:
@@ -177,7 +179,8 @@ class StepClosure:
             gradient, change = tf.identity(gradient), tf.identity(change) if vectors.num_state else None
             rows = [(tf.identity(ids), tf.identity(values)) for ids, values in rows]
 
-        def apply():
+        @tf.function(autograph=False)
+        def applied():
             with tf.device(value.device):
                 decays = None if vectors.decays is None else vectors.decays[server].read_value()
                 rule = self._graph.options.rule
@@ -187,6 +190,10 @@ class StepClosure:
                 if vectors.num_state:
                     state.assign_add(change)
                 return tf.constant(True)
+
+        def apply():
+            with tf.device(value.device):
+                return applied()
 
         def leave():
             with tf.device(value.device):

@@ -84,7 +84,7 @@ class CoordinatedCarrier:
             self._vectors = self._new_vectors(begin)
             self._run = uuid.uuid4().hex
             # Tracing tells which sums a step reports.
-            self._closure(1).function.get_concrete_function()
+            self._closure(1)
         else:
             values = begin.values
             server_vectors.assign(self._vectors.parameters, values.parameters.vector)

@@ -33,14 +33,19 @@ def test_a_ring_sums_by_collectives_of_its_strategy():
         }
 
 
-def partitions(folder: pathlib.Path) -> dict[str, collections.Counter]:
-    """Number of operations of each type in a step's partition of each device, from TensorFlow's own files."""
+def partitions(folder: pathlib.Path) -> dict[str, list]:
+    """The operations of a step on each device, from TensorFlow's own files."""
     found = {}
-    for path in folder.glob("*__steps_*_partition__*.after_partition_passes.pbtxt"):
+    for path in folder.glob("*_steps_*_partition__*.after_partition_passes.pbtxt"):
         graph = text_format.Parse(path.read_text(), tf.compat.v1.GraphDef())
-        device = path.name.partition("partition__job:")[2].partition(".")[0]
-        found[device] = collections.Counter(node.op for node in graph.node)
+        found[path.name.partition("partition__job:")[2].partition(".")[0]] = list(graph.node)
     return found
+
+
+def messages(nodes, job: str) -> collections.Counter:
+    """Number of tensors and control edges that a device sends to each device of a job."""
+    to = (node.attr["recv_device"].s.decode() for node in nodes if node.op == "_Send")
+    return collections.Counter(device for device in to if device.startswith(f"/job:{job}"))
 
 
 @pytest.mark.full
@@ -49,9 +54,16 @@ def test_servers_hold_the_variables_and_update_them(tmp_path):
     with ServerGroup((*PROGRAM, "ps"), workers=1, servers=2, variables={"worker:0": dump}) as group:
         for name, ended in group.ends(LIMIT_SECONDS).items():
             assert ended.code == DONE, (name, ended.err)
-    found = partitions(tmp_path)
+    graphs = partitions(tmp_path)
+    found = {device: {node.op for node in nodes} for device, nodes in graphs.items()}
     servers = {device for device, ops in found.items() if any("ResourceApply" in op for op in ops)}
     readers = {device for device, ops in found.items() if "ReadVariableOp" in ops}
     assert servers == readers == {f"ps_replica:0_task:{index}_device:CPU:0" for index in (0, 1)}
     towers = {device for device, ops in found.items() if any("MatMul" in op for op in ops)}
     assert towers == {f"worker_replica:0_task:0_device:CPU:{index}" for index in (0, 1)}, found
+    first, second = (f"/job:ps/replica:0/task:{index}/device:CPU:0" for index in (0, 1))
+    worker = graphs["worker_replica:0_task:0_device:CPU:0"]
+    # The closure's two arguments and the gradients; server 0 gets the figures, and tells the other the decision.
+    assert messages(worker, "ps") == {first: 4, second: 3}
+    assert messages(graphs["ps_replica:0_task:0_device:CPU:0"], "worker").total() == 1
+    assert messages(graphs["ps_replica:0_task:1_device:CPU:0"], "worker").total() == 1
