@@ -162,11 +162,15 @@ def _introduced(
         # The deadline holds also for a server that accepts the connection and then is silent.
         left = max(deadline - time.monotonic(), _RETRY_SECONDS)
         try:
-            connected = socket.create_connection((server.host, server.port), timeout=min(left, _CONNECT_SECONDS))
-            connection = Connection(connected, min(left, timeout_seconds))
-            connection.ask(hello)
-            connected.settimeout(timeout_seconds)
-            return connection
+            with contextlib.ExitStack() as on_error:
+                address = (server.host, server.port)
+                connected = socket.create_connection(address, timeout=min(left, _CONNECT_SECONDS))
+                connection = Connection(connected, min(left, timeout_seconds))
+                on_error.callback(connection.close)
+                connection.ask(hello)
+                connection.let_in(timeout_seconds)
+                on_error.pop_all()
+                return connection
         except Refused as error:
             raise UserError(f"{server.name} ({server.address}) refused this process: {error}") from error
         except OSError as error:

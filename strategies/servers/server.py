@@ -13,6 +13,7 @@ from strategies.errors import PeerLost
 from strategies.servers.coordination import Coordination
 from strategies.servers.handlers import StoreHandlers
 from strategies.servers.one_chief import refusal_of_second
+from strategies.servers.strangers import Strangers
 from strategies.servers.wire import Connection, Content, Message, Refused
 from towers.errors import UserError
 
@@ -20,6 +21,8 @@ log = logging.getLogger(__name__)
 
 # The longest wait, after the run's end, for workers to learn of it.
 _LAST_SECONDS = 10.0
+# A process that connects has so long to be let in.
+_INTRODUCTION_SECONDS = 10.0
 _TICK_SECONDS = 0.2
 
 
@@ -51,6 +54,7 @@ class Server:
         self._listener = _listening(member)
         self._lock = threading.Lock()
         self._connections: dict[Connection, Member | None] = {}
+        self._strangers = Strangers()
         self._workers: dict[int, Connection] = {}
         self._closed_sent = self._closed_received = 0
         self._end: str | None = None
@@ -128,7 +132,8 @@ class Server:
                 # The client has closed the connection already, or too many connections are open for now.
                 time.sleep(_TICK_SECONDS)
                 continue
-            connection = Connection(accepted, None)
+            connection = Connection(accepted, _INTRODUCTION_SECONDS)
+            self._strangers.add(connection)
             with self._lock:
                 self._connections[connection] = None
             threading.Thread(target=self._serve_one, args=(connection,), daemon=True).start()
@@ -138,6 +143,8 @@ class Server:
         try:
             peer = self._introduced(connection)
             if peer is not None:
+                connection.let_in(None)
+                self._strangers.remove(connection)
                 with self._lock:
                     self._connections[connection] = peer
                 self._replace_worker(connection, peer)
@@ -148,6 +155,7 @@ class Server:
             # No thread waits for this one, so the error is logged; closing the connection ends the client's wait.
             log.exception("a request of %s could not be answered", peer and peer.name)
         finally:
+            self._strangers.remove(connection)
             with self._lock:
                 del self._connections[connection]
                 self._closed_sent += connection.sent_bytes
@@ -158,6 +166,8 @@ class Server:
     def _introduced(self, connection: Connection) -> Member | None:
         """The member at the other end; None if it is refused."""
         message, _ = connection.receive()
+        if not {"secret", "role", "index", "settings"} <= message.keys():
+            raise ConnectionError("the other side did not introduce itself")
         if not hmac.compare_digest(_bytes(str(message.get("secret"))), _bytes(self._secret)):
             connection.send({"refused": "its secret differs: start all processes of a run with the same secret"})
             return None

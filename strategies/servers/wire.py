@@ -2,15 +2,18 @@
 
     4 bytes magic, 4 bytes length | JSON, whose '' entry holds the arrays' dtypes and shapes | the arrays' bytes
 
-A message is only numbers and names: nothing that arrives is executed.
+A message is only numbers and names: nothing that arrives is executed. Until the other side is let in it is a
+stranger, which may send little and has little time.
 """
 
 import contextlib
 import json
+import math
 import select
 import socket
 import struct
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence
 
 import ml_dtypes
 import numpy as np
@@ -24,7 +27,9 @@ Content = tuple[Mapping[str, object], Sequence[np.ndarray]]
 
 _PREFIX = struct.Struct("<4sI")
 _MAGIC = b"TOW1"
-_LONGEST_TEXT = 64 * 2**20
+# The longest JSON text of a stranger, which may send no array, and of a process that was let in.
+_STRANGERS_TEXT, _LONGEST_TEXT = 4096, 4 * 2**20
+_DEEPEST_TEXT = 32
 _ARRAYS = ""
 _BUFFER_BYTES = 64 * 1024
 # Up to this size, copying into one buffer is cheaper than another system call.
@@ -33,6 +38,8 @@ _DTYPES = {
     **{name: np.dtype(name) for name in ("float16", "float32", "float64", "int32", "int64", "uint64", "bool")},
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
 }
+# A socket's timeout of 0 means not to wait at all.
+_LEAST_SECONDS = 0.001
 # A silent machine is detected after about 30 seconds (10 + 4 * 5), even if nothing is sent to it.
 _KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}
 
@@ -42,20 +49,21 @@ class Refused(RuntimeError):
 
 
 class Connection:
-    """One end of a connection; used by one thread at a time.
+    """One end of a connection; used by one thread at a time. The other side is a stranger until `let_in`.
 
     Attributes:
       sent_bytes: bytes sent so far.
       received_bytes: bytes received so far.
     """
 
-    def __init__(self, connected: socket.socket, timeout_seconds: float | None):
+    def __init__(self, connected: socket.socket, introduction_seconds: float):
         """Args:
         connected: a connected socket; this object closes it.
-        timeout_seconds: seconds that the other side may be silent in the middle of an exchange; None for no limit.
+        introduction_seconds: seconds until the other side must be let in.
         """
         self._socket = connected
-        self._socket.settimeout(timeout_seconds)
+        self._socket.settimeout(introduction_seconds)
+        self._deadline: float | None = time.monotonic() + introduction_seconds
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in _KEEPALIVE.items():
@@ -65,6 +73,15 @@ class Connection:
         # Bytes that were read ahead: most messages then need one system call.
         self._buffer = memoryview(bytearray(_BUFFER_BYTES))
         self._read = self._filled = 0
+
+    def let_in(self, timeout_seconds: float | None) -> None:
+        """The other side is no stranger any more.
+
+        Args:
+          timeout_seconds: seconds that it may be silent in the middle of an exchange; None for no limit.
+        """
+        self._deadline = None
+        self._socket.settimeout(timeout_seconds)
 
     def send(self, message: Mapping[str, object], arrays: Sequence[np.ndarray] = ()) -> None:
         """Sends one message.
@@ -91,16 +108,19 @@ class Connection:
         Raises:
           OSError: the connection is broken or closed, or what arrived is not a message of this format.
         """
+        is_stranger = self._deadline is not None
         magic, length = _PREFIX.unpack(self._bytes(_PREFIX.size))
-        if magic != _MAGIC or length > _LONGEST_TEXT:
-            raise ConnectionError("the other side sent something that is not a message of this program")
+        if magic != _MAGIC or length > (_STRANGERS_TEXT if is_stranger else _LONGEST_TEXT):
+            raise _foreign()
+        text = self._bytes(length)
         try:
-            message = json.loads(self._bytes(length))
-            arrays = [np.empty(shape, _DTYPES[name]) for name, shape in message.pop(_ARRAYS)]
-        except (ValueError, TypeError, KeyError, AttributeError, MemoryError) as error:
-            raise ConnectionError(
-                f"the other side sent something that is not a message of this program ({error})"
-            ) from error
+            message = _parsed(text)
+            described = [(tuple(shape), _DTYPES[name]) for name, shape in message.pop(_ARRAYS)]
+            if is_stranger and any(math.prod(shape) for shape, _ in described):
+                raise ValueError("arrays of a process that is not let in")
+            arrays = [np.empty(shape, dtype) for shape, dtype in described]
+        except (ValueError, TypeError, KeyError, AttributeError, MemoryError, RecursionError) as error:
+            raise _foreign(error) from error
         for array in arrays:
             if array.size:
                 self._fill(memoryview(array.reshape(-1).view(np.uint8)))
@@ -166,10 +186,39 @@ class Connection:
             view = view[count:]
 
     def _received_into(self, view: memoryview) -> int:
+        if self._deadline is not None:
+            # For all that a stranger sends together: one byte now and then must not prolong it.
+            self._socket.settimeout(max(_LEAST_SECONDS, self._deadline - time.monotonic()))
         count = self._socket.recv_into(view)
         if count == 0:
             raise ConnectionError("the connection was closed")
         return count
+
+
+def _foreign(why: Exception | None = None) -> ConnectionError:
+    because = "" if why is None else f" ({why})"
+    return ConnectionError(f"the other side sent something that is not a message of this program{because}")
+
+
+def _parsed(text: bytes) -> Message:
+    """The JSON of a message.
+
+    Raises:
+      ValueError, RecursionError: it is no JSON, or is nested deeper than any message of this program.
+    """
+    message = json.loads(text)
+    # Few brackets are never deep.
+    level, depth = [message] if text.count(b"[") + text.count(b"{") > _DEEPEST_TEXT else [], 0
+    while level:
+        depth += 1
+        if depth > _DEEPEST_TEXT:
+            raise ValueError(f"JSON that is nested deeper than {_DEEPEST_TEXT}")
+        level = [child for parent in level if isinstance(parent, (dict, list)) for child in _children(parent)]
+    return message
+
+
+def _children(parent: dict | list) -> Iterable:
+    return parent.values() if isinstance(parent, dict) else parent
 
 
 def _parts(message: Mapping[str, object], arrays: Sequence[np.ndarray]) -> list[bytes | memoryview]:

@@ -55,6 +55,13 @@ def loopback() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 @contextlib.contextmanager
 def connections(timeout_seconds: float = LIMIT_SECONDS) -> Iterator[tuple[Connection, Connection]]:
-    """The two ends of a connection for messages."""
+    """The two ends of a connection for messages; both sides are let in."""
     with loopback() as ends:
-        yield tuple(Connection(end, timeout_seconds) for end in ends)
+        yield tuple(let_in(end, timeout_seconds) for end in ends)
+
+
+def let_in(end: socket.socket, timeout_seconds: float = LIMIT_SECONDS) -> Connection:
+    """A connection whose other side is let in."""
+    connection = Connection(end, timeout_seconds)
+    connection.let_in(timeout_seconds)
+    return connection

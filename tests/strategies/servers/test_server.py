@@ -4,6 +4,8 @@ import contextlib
 import os
 import queue
 import socket
+import struct
+import threading
 import time
 from collections.abc import Iterator
 
@@ -14,13 +16,14 @@ from launch.membership.free_ports import free_addresses
 from strategies.cluster import Member
 from strategies.errors import PeerLost
 from strategies.servers import server as server_module
+from strategies.servers import strangers
 from strategies.servers.group import Group
 from strategies.servers.handlers import StoreHandlers
 from strategies.servers.rows import Rows, SplitGradient
 from strategies.servers.server import Server
-from strategies.servers.wire import Connection, Refused
+from strategies.servers.wire import Refused
 from strategies.waiting import listens
-from tests.strategies.servers.at_once import LIMIT_SECONDS, Started, at_once, loopback
+from tests.strategies.servers.at_once import LIMIT_SECONDS, Started, at_once, let_in, loopback
 from tests.towers.user_errors import refused
 from towers.updates.clipping import Clipping
 from towers.updates.rules import Momentum
@@ -261,6 +264,38 @@ class TestSecondChief:
             chief.ask(0, "end", how="done")
 
 
+class TestStrangers:
+    """Whoever can connect can keep neither threads nor memory, and keeps no member out."""
+
+    @staticmethod
+    def stranger(member: Member) -> socket.socket:
+        return socket.create_connection((member.host, member.port), timeout=LIMIT_SECONDS)
+
+    def test_a_crowd_of_silent_ones(self, monkeypatch):
+        monkeypatch.setattr(strangers, "_MOST", 8)
+        with serving() as (member, _), contextlib.ExitStack() as crowd:
+            before = threading.active_count()
+            for _ in range(64):
+                crowd.enter_context(self.stranger(member))
+            with group(member, this=WORKER) as worker:
+                worker.ask(0, "keys")
+                assert threading.active_count() - before < 20
+
+    def test_a_silent_one_is_closed_after_its_time(self, monkeypatch):
+        monkeypatch.setattr(server_module, "_INTRODUCTION_SECONDS", 0.1)
+        with serving() as (member, _), group(member, this=WORKER) as worker, self.stranger(member) as silent:
+            assert silent.recv(1) == b""
+            assert worker.ask(0, "keys")[0] == {"about": {}}
+
+    @pytest.mark.parametrize("text", [b"[" * 4000, b'{"": []}', b'{"": [["float32", [2000000000]]]}'])
+    def test_no_traceback(self, text, caplog):
+        with serving() as (member, _), self.stranger(member) as other:
+            other.sendall(struct.pack("<4sI", b"TOW1", len(text)) + text)
+            with contextlib.suppress(ConnectionError):
+                assert other.recv(1) == b""
+        assert caplog.text == ""
+
+
 class TestListening:
     def test_a_taken_port(self):
         with socket.create_server(("127.0.0.1", 0)) as other:
@@ -417,14 +452,14 @@ class TestGroup:
 
     def test_a_server_that_is_lost(self):
         with loopback() as (here, there):
-            found = Group([Member("ps", 1, "b:1")], [Connection(here, LIMIT_SECONDS)])
+            found = Group([Member("ps", 1, "b:1")], [let_in(here)])
             there.close()
             with pytest.raises(PeerLost, match=r"ps:1 \(b:1\) was lost: restart all processes"):
                 found.ask(0, "keys")
 
     def test_a_server_that_falls_silent(self):
         with loopback() as (here, _):
-            found = Group([Member("ps", 0, "a:1")], [Connection(here, 0.2)])
+            found = Group([Member("ps", 0, "a:1")], [let_in(here, 0.2)])
             with pytest.raises(PeerLost, match=r"ps:0 \(a:1\) was silent for too long"):
                 found.ask(0, "keys")
 

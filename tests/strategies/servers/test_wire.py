@@ -1,14 +1,18 @@
 """Messages on real connections arrive as they were sent, and each failure raises an error that names it."""
 
+import contextlib
+import json
 import math
 import struct
+import time
+import tracemalloc
 
 import ml_dtypes
 import numpy as np
 import pytest
 
 from strategies.servers.wire import Connection, Refused
-from tests.strategies.servers.at_once import at_once, connections, loopback
+from tests.strategies.servers.at_once import Started, at_once, connections, let_in, loopback
 from tests.towers.user_errors import refused
 
 DTYPES = ["float16", "float32", "float64", "int32", "int64", "uint64", "bool", ml_dtypes.bfloat16]
@@ -133,6 +137,8 @@ FOREIGN = {
     "a negative shape": message_of(b'{"": [["float32", [-2]]]}'),
     "a shape without end": message_of(b'{"": [["float32", [1000000000, 1000000000, 1000000000]]]}'),
     "more than there is": message_of(b'{"": [["float32", [1000000000000000]]]}'),
+    "too deep": message_of(b'{"a": ' + b"[" * 100 + b"]" * 100 + b', "": []}'),
+    "deeper than Python": message_of(b"[" * 100_000),
 }
 
 
@@ -141,7 +147,7 @@ class TestBroken:
     def test_foreign_bytes(self, bytes_sent):
         with loopback() as (here, there), pytest.raises(ConnectionError, match="not a message of this program"):
             here.sendall(bytes_sent)
-            Connection(there, 5.0).receive()
+            let_in(there, 5.0).receive()
 
     def test_the_other_end_is_closed(self):
         with connections() as (here, there):
@@ -158,7 +164,7 @@ class TestBroken:
         with loopback() as (here, there), pytest.raises(ConnectionError, match="closed"):
             here.sendall(whole[:count])
             here.close()
-            Connection(there, 5.0).receive()
+            let_in(there, 5.0).receive()
 
     def test_this_end_is_closed_while_a_thread_waits(self):
         def wait():
@@ -180,8 +186,51 @@ class TestBroken:
     def test_silence_in_the_middle_of_a_message(self):
         with loopback() as (here, there), pytest.raises(TimeoutError):
             here.sendall(message_of(b'{"": [["float64", [10]]]}') + bytes(79))
-            Connection(there, 0.2).receive()
+            let_in(there, 0.2).receive()
 
     def test_the_other_side_does_not_read(self):
         with connections(0.2) as (here, _), pytest.raises(TimeoutError):
             here.send({}, [np.zeros(10**7)])
+
+
+class TestStrangers:
+    """Until the other side is let in it may send little, and has little time."""
+
+    @pytest.mark.parametrize("described", [["float32", [2**31]], ["float32", [1]]])
+    def test_no_array_is_received(self, described):
+        with loopback() as (here, there):
+            here.sendall(message_of(json.dumps({"": [described]}).encode()))
+            tracemalloc.start()
+            with pytest.raises(ConnectionError, match="not let in"):
+                Connection(there, 5.0).receive()
+            assert tracemalloc.get_traced_memory()[1] < 2**20
+            tracemalloc.stop()
+
+    def test_a_long_text(self):
+        text = json.dumps({"name": "a" * 5000, "": []}).encode()
+        with loopback() as (here, there), pytest.raises(ConnectionError, match="not a message of this program"):
+            here.sendall(message_of(text))
+            Connection(there, 5.0).receive()
+        with loopback() as (here, there):
+            here.sendall(message_of(text))
+            assert let_in(there).receive()[0] == {"name": "a" * 5000}
+
+    def test_one_byte_now_and_then_does_not_prolong_it(self):
+        def drip():
+            for byte in message_of(b'{"": []}'):
+                with contextlib.suppress(OSError):
+                    here.sendall(bytes([byte]))
+                time.sleep(0.05)
+
+        with loopback() as (here, there):
+            stranger = Connection(there, 0.2)
+            dripping = Started(drip)
+            with pytest.raises(TimeoutError):
+                stranger.receive()
+            assert dripping.is_running
+
+    def test_brackets_within_texts_are_not_deep(self):
+        sent = {"key": "[" * 1000, "list": [[]] * 1000}
+        with connections() as (here, there):
+            here.send(sent)
+            assert there.receive()[0] == sent
