@@ -132,11 +132,24 @@ class Server:
                 # The client has closed the connection already, or too many connections are open for now.
                 time.sleep(_TICK_SECONDS)
                 continue
-            connection = Connection(accepted, _INTRODUCTION_SECONDS)
-            self._strangers.add(connection)
-            with self._lock:
-                self._connections[connection] = None
+            try:
+                self._start_serving(accepted)
+            except (RuntimeError, MemoryError, OSError):
+                # No thread or memory for it now; the client tries again.
+                accepted.close()
+                time.sleep(_TICK_SECONDS)
+
+    def _start_serving(self, accepted: socket.socket) -> None:
+        """Serves a connection in a thread of its own; nothing of it is left if that fails."""
+        connection = Connection(accepted, _INTRODUCTION_SECONDS)
+        self._strangers.add(connection)
+        with self._lock:
+            self._connections[connection] = None
+        try:
             threading.Thread(target=self._serve_one, args=(connection,), daemon=True).start()
+        except BaseException:
+            self._forget(connection)
+            raise
 
     def _serve_one(self, connection: Connection) -> None:
         peer = None
@@ -155,13 +168,16 @@ class Server:
             # No thread waits for this one, so the error is logged; closing the connection ends the client's wait.
             log.exception("a request of %s could not be answered", peer and peer.name)
         finally:
-            self._strangers.remove(connection)
-            with self._lock:
-                del self._connections[connection]
-                self._closed_sent += connection.sent_bytes
-                self._closed_received += connection.received_bytes
+            self._forget(connection)
             connection.close()
             self._note_loss(peer, connection)
+
+    def _forget(self, connection: Connection) -> None:
+        self._strangers.remove(connection)
+        with self._lock:
+            del self._connections[connection]
+            self._closed_sent += connection.sent_bytes
+            self._closed_received += connection.received_bytes
 
     def _introduced(self, connection: Connection) -> Member | None:
         """The member at the other end; None if it is refused."""

@@ -287,6 +287,21 @@ class TestStrangers:
             assert silent.recv(1) == b""
             assert worker.ask(0, "keys")[0] == {"about": {}}
 
+    def test_a_thread_that_can_not_be_started(self, monkeypatch):
+        """The server accepts the next connection."""
+        started, failures = threading.Thread.start, []
+
+        def start(thread):
+            if thread._target.__name__ == "_serve_one" and len(failures) < 2:
+                failures.append(thread)
+                raise RuntimeError("can't start new thread")
+            started(thread)
+
+        monkeypatch.setattr(threading.Thread, "start", start)
+        with serving() as (member, _), group(member, this=WORKER) as worker:
+            assert len(failures) == 2
+            assert worker.ask(0, "keys")[0] == {"about": {}}
+
     @pytest.mark.parametrize("text", [b"[" * 4000, b'{"": []}', b'{"": [["float32", [2000000000]]]}'])
     def test_no_traceback(self, text, caplog):
         with serving() as (member, _), self.stranger(member) as other:
