@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from strategies.servers.handlers import StoreHandlers
 from strategies.servers.options import ServersOptions
 from strategies.servers.rounds import Rounds
 from strategies.servers.tally import Tally
-from strategies.servers.wire import Content, Message
+from strategies.servers.wire import Content, Handler, Message
 from towers.updates.clipping import Clipping
 
 # The longest time that a request waits here for its reply; the client then repeats it, and notices lost servers.
@@ -24,9 +24,12 @@ KEY = "parameters"
 
 
 class Coordination:
-    """One method for each request, by the request's name.
+    """One method for each request.
 
     The model's state (batch statistics) is small: server 0 holds all of it.
+
+    Attributes:
+      requests: the method that answers a request, by the request's name.
     """
 
     def __init__(
@@ -61,6 +64,17 @@ class Coordination:
         self._bad_step: int | None = None
         self._stop_asked = False
         self._end: str | None = None
+        self.requests: Mapping[str, Handler] = {
+            "start": self.start,
+            "run_to": self.run_to,
+            "pause": self.pause,
+            "report": self.report,
+            "get_state": self.get_state,
+            "end": self.end,
+            "begin": self.begin,
+            "admit": self.admit,
+            "finish": self.finish,
+        }
 
     def start(self, message: Message, arrays) -> Content:
         """The chief has set all vectors: workers may begin steps from message["step"] on."""
@@ -246,7 +260,7 @@ class Coordination:
     def _ask_all(self, what: str, request: dict) -> list[Message]:
         """Every server's reply, this server's first."""
         replies_of_others = self._others.start_asking_all(what, **request)
-        own = getattr(self._store, what)(request, ())[0]
+        own = self._store.requests[what](request, ())[0]
         return [own, *(reply for reply, _ in replies_of_others())]
 
     def _note_bad(self, step: int, finite: bool) -> None:

@@ -1,6 +1,7 @@
 """The requests that every server answers: its keys and values, and its piece of a synchronous step."""
 
 import threading
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -11,13 +12,17 @@ from strategies.servers.rows import SplitGradient
 from strategies.servers.server_memory import free_bytes
 from strategies.servers.staged_updates import StagedUpdate, StagedUpdates
 from strategies.servers.store import Store, Vector
-from strategies.servers.wire import Content, Message
+from strategies.servers.wire import Content, Handler, Message
 from towers.updates.clipping import Clipping
 from towers.updates.rules import UpdateRule
 
 
 class StoreHandlers:
-    """One method for each request, by the request's name."""
+    """One method for each request.
+
+    Attributes:
+      requests: the method that answers a request, by the request's name.
+    """
 
     def __init__(self, rule: UpdateRule, clipping: Clipping, *, lazily: bool = False):
         """Args:
@@ -29,6 +34,24 @@ class StoreHandlers:
         self._about: dict[str, object] = {}
         self._count_lock, self._staged = threading.Lock(), StagedUpdates()
         self.pulls = self.pushes = 0
+        self.requests: Mapping[str, Handler] = {
+            "memory": self.memory,
+            "init": self.init,
+            "init_table": self.init_table,
+            "set_table": self.set_table,
+            "get_table": self.get_table,
+            "pull_rows": self.pull_rows,
+            "keys": self.keys,
+            "pull": self.pull,
+            "push": self.push,
+            "stage": self.stage,
+            "settle": self.settle,
+            "get_slots": self.get_slots,
+            "set": self.set,
+            "hold": self.hold,
+            "square": self.square,
+            "apply": self.apply,
+        }
 
     def memory(self, message: Message, arrays) -> Content:
         return {"free_bytes": free_bytes()}, ()

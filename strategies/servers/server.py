@@ -14,7 +14,7 @@ from strategies.servers.coordination import Coordination
 from strategies.servers.handlers import StoreHandlers
 from strategies.servers.one_chief import refusal_of_second
 from strategies.servers.strangers import Strangers
-from strategies.servers.wire import Connection, Content, Message, Refused
+from strategies.servers.wire import Connection, Content, Handler, Message, Refused
 from towers.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -53,6 +53,13 @@ class Server:
         self._settings, self._secret = dict(settings), secret
         self._listener = _listening(member)
         self._lock = threading.Lock()
+        self._requests: Mapping[str, Handler] = {
+            "figures": self._figures,
+            # `_answer_all` acts on it.
+            "end": lambda message, arrays: ({}, ()),
+            **store.requests,
+            **({} if coordination is None else coordination.requests),
+        }
         self._connections: dict[Connection, Member | None] = {}
         self._strangers = Strangers()
         self._workers: dict[int, Connection] = {}
@@ -232,16 +239,11 @@ class Server:
                 connection.send_all(replies)
                 replies.clear()
 
-    def _handler(self, message: Message):
+    def _handler(self, message: Message) -> Handler:
         name = message["ask"]
-        if name == "figures":
-            return self._figures
-        for handlers in (self._coordination, self._store):
-            if handlers is not None and not name.startswith("_") and hasattr(handlers, name):
-                return getattr(handlers, name)
-        if name == "end":
-            return lambda message, arrays: ({}, ())
-        raise Refused(f"there is no request {name!r}")
+        if name not in self._requests:
+            raise Refused(f"there is no request {name!r}")
+        return self._requests[name]
 
     def _figures(self, message, arrays):
         with self._lock:

@@ -13,7 +13,7 @@ import select
 import socket
 import struct
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import ml_dtypes
 import numpy as np
@@ -24,6 +24,8 @@ from towers.errors import UserError
 Message = dict[str, object]
 # The fields and the arrays of a request or a reply.
 Content = tuple[Mapping[str, object], Sequence[np.ndarray]]
+# Function of a request's fields and arrays that returns the reply.
+Handler = Callable[[Message, Sequence[np.ndarray]], Content]
 
 _PREFIX = struct.Struct("<4sI")
 _MAGIC = b"TOW1"

@@ -173,12 +173,18 @@ class TestRequests:
 
 
 class TestRefusedRequests:
-    @pytest.mark.parametrize("name", ["nonsense", "_store", "__init__"])
+    @pytest.mark.parametrize("name", ["nonsense", "_store", "__init__", "pulls", "requests"])
     def test_an_unknown_request(self, name):
         with serving() as (member, _), group(member, this=WORKER) as worker:
             with pytest.raises(Refused, match=name):
                 worker.ask(0, name)
             assert worker.ask(0, "keys")[0] == {"about": {}}
+
+    def test_what_server_0_does_itself_is_no_request(self):
+        with serving(coordination=Losses()) as (member, _), group(member, this=WORKER) as worker:
+            for name in ("lost", "overdue", "close"):
+                with pytest.raises(Refused, match=name):
+                    worker.ask(0, name)
 
     def test_a_user_error(self):
         with serving() as (member, _), group(member, this=WORKER) as worker:
@@ -338,6 +344,8 @@ class TestListening:
 class Losses:
     """Server 0's coordination in these tests: it records the lost workers."""
 
+    requests = {}
+
     def overdue(self) -> set[int]:
         return set()
 
@@ -353,6 +361,10 @@ class Losses:
 
 
 class Slow(Losses):
+    @property
+    def requests(self):
+        return {"think": self.think}
+
     def think(self, message, arrays):
         time.sleep(1.2)
         return {"thought": True}, ()
