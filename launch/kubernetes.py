@@ -42,6 +42,8 @@ Change:  stop, then start the new file: the pods of a running job can't be chang
 
 {volume}
 
+This file holds the run's secret, which parameter servers ask of a process that connects: keep it private.
+
 TensorFlow's server has no authentication: anyone who can connect to port {port} can run code in the pod. The
 NetworkPolicy admits only the pods of this file, but only if the cluster's network enforces such policies: ask the
 cluster's administrators."""
@@ -91,7 +93,10 @@ def write(text: str, output: str | None) -> None:
         sys.stdout.write(text)
         return
     try:
-        pathlib.Path(output).write_text(text, encoding="utf-8")
+        path = pathlib.Path(output)
+        # It holds a secret.
+        path.touch(mode=0o600)
+        path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise UserError(f"--output={output}: {error.strerror}; choose a file in a writable folder") from error
 

@@ -1,6 +1,7 @@
 """The members of a cluster by role and rank, and the membership of this process."""
 
 import dataclasses
+import ipaddress
 import socket
 from collections.abc import Mapping
 
@@ -32,6 +33,15 @@ class Member:
     def host(self) -> str:
         """Host of the address; an IPv6 address without its brackets."""
         return self.address.rpartition(":")[0].strip("[]")
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only processes of this machine can connect to the address."""
+        try:
+            found = socket.getaddrinfo(self.host, None, type=socket.SOCK_STREAM)
+        except OSError:
+            return False
+        return all(ipaddress.ip_address(ip.partition("%")[0]).is_loopback for *_, (ip, *_) in found)
 
     @property
     def port(self) -> int:

@@ -62,6 +62,12 @@ flags.DEFINE_enum(
     "dense: exactly; with momentum, Adam or weight decay each update takes time for the whole table. lazy: only "
     "the rows of the batch and their momenta; much faster for large tables, with other numbers.",
 )
+flags.DEFINE_bool(
+    "admit_anyone",
+    False,
+    "For --strategy=ps --engine=own: start servers on addresses that other machines can reach although "
+    "TOWERS_SECRET is not set. Anyone who connects can then change the parameters.",
+)
 at_least_zero("backup_workers", "steps_per_closure")
 listed_in_help(__name__)
 
@@ -95,6 +101,7 @@ def servers_membership() -> ServersMembership | None:
         cluster=cluster,
         options=options,
         secret=secret,
+        admit_anyone=FLAGS.admit_anyone,
         startup_timeout_seconds=FLAGS.startup_timeout_seconds,
     )
     if is_evaluator():

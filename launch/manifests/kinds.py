@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 
 from launch.manifests import job, job_set, tf_job
+from launch.manifests.pod_template import secret_document
 from launch.manifests.pods import Pods
 from towers.errors import UserError
 
@@ -62,4 +63,4 @@ def documents(kind: str, pods: Pods) -> list[dict[str, object]]:
             f"--name={pods.name}: the host name of a pod, {longest_host}, would be too long by {excess}; "
             f"choose a name of at most {longest} letters for {pods.described} as {kind}"
         )
-    return chosen.documents(pods)
+    return [secret_document(pods), *chosen.documents(pods)]

@@ -11,6 +11,7 @@ CONTAINER, PORT_NAME = "tensorflow", "tfjob-port"
 # Seconds from SIGTERM to SIGKILL: enough to finish a step and write a checkpoint.
 SECONDS_TO_SAVE = 120
 _INDEX = "JOB_COMPLETION_INDEX"
+_SECRET, _SECRET_KEY = "TOWERS_SECRET", "secret"
 
 
 def pod_template(
@@ -70,6 +71,20 @@ def tf_config_environment(pods: Pods, role: str, host: Callable[[Pods, str, int]
     ]
 
 
+def secret_document(pods: Pods) -> dict[str, object]:
+    """The Secret that all pods of the run have in their environment."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": pods.metadata,
+        "stringData": {_SECRET_KEY: pods.secret},
+    }
+
+
+def _secret_environment(pods: Pods) -> dict[str, object]:
+    return {"name": _SECRET, "valueFrom": {"secretKeyRef": {"name": pods.name, "key": _SECRET_KEY}}}
+
+
 def _container(pods: Pods, num_gpus: int, environment, *, mounts) -> dict[str, object]:
     container = {
         "name": CONTAINER,
@@ -78,9 +93,8 @@ def _container(pods: Pods, num_gpus: int, environment, *, mounts) -> dict[str, o
         "command": [word.replace("$", "$$") for word in pods.command],
         "ports": [{"name": PORT_NAME, "containerPort": pods.port}],
         "resources": _resources(pods, num_gpus),
+        "env": [_secret_environment(pods), *environment],
     }
-    if environment:
-        container["env"] = list(environment)
     if mounts:
         container["volumeMounts"] = mounts
     return container

@@ -4,6 +4,7 @@ import dataclasses
 import pathlib
 import posixpath
 import re
+import secrets
 from collections.abc import Mapping
 
 from launch.flags.flag_in_command import flag_value
@@ -42,6 +43,7 @@ class Pods:
       mount: path of the volume in a pod.
       max_restarts: maximum restarts of each pod, and so of the cluster.
       port: port that TensorFlow's server listens on.
+      secret: what a process must know to connect to parameter servers; drawn anew for each object.
 
     Raises:
       UserError: Kubernetes would refuse a value, or a restarted run could not resume.
@@ -60,6 +62,7 @@ class Pods:
     mount: str = "/data"
     max_restarts: int = 10
     port: int = 2222
+    secret: str = dataclasses.field(default_factory=lambda: secrets.token_hex(16), repr=False)
 
     def __post_init__(self):
         self._check_names()

@@ -27,6 +27,9 @@ _SCRIPT = """\
 interrupted={directory}/interrupted-$SLURM_JOB_ID
 rm -f "$interrupted"
 export interrupted
+
+# Parameter servers let in only processes with this job's secret. srun gives it to all tasks.
+export TOWERS_SECRET="${{TOWERS_SECRET:-$(od -An -N16 -tx1 /dev/urandom | tr -d ' \\n')}}"
 {variables}
 # One task. Exit code {code} means: stopped by a signal, everything is saved. That is no failure.
 task='trap : TERM; "$@"; code=$?; [ $code -eq {code} ] || exit $code; touch "$interrupted"'

@@ -9,7 +9,7 @@ import numpy as np
 
 from strategies.cluster import Member
 from strategies.errors import PeerLost
-from strategies.servers.one_chief import process_name
+from strategies.servers.entrance import check_secret, introduce
 from strategies.servers.wire import Connection, Content, Message, Refused
 from towers.errors import UserError
 
@@ -36,6 +36,7 @@ class Group:
         *,
         settings: Mapping[str, int],
         secret: str,
+        admit_anyone: bool = False,
         startup_timeout_seconds: float,
         timeout_seconds: float,
     ) -> "Group":
@@ -46,26 +47,25 @@ class Group:
           this: this process.
           settings: checksums of the settings that must be the same in all processes, by name; {} checks nothing.
           secret: the servers' secret.
+          admit_anyone: whether there may be no secret although other machines can reach a server.
           startup_timeout_seconds: seconds to wait for the servers to listen.
           timeout_seconds: seconds that a connected server may be silent before it counts as lost.
 
         Raises:
           PeerLost: a server did not listen in time; the message names it.
-          UserError: this process was started with other settings or another secret than a server, or is a second
-            chief.
+          UserError: this process was started with other settings or another secret than a server, or without a
+            secret where one is needed, or is a second chief.
         """
+        check_secret(servers, secret, admit_anyone=admit_anyone)
         deadline = time.monotonic() + startup_timeout_seconds
-        hello = {
-            "role": this.role,
-            "index": this.index,
-            "process": process_name(),
-            "settings": dict(settings),
-            "secret": secret,
-        }
+
+        def introduced(connection: Connection, server: Member) -> None:
+            introduce(connection, this, server, settings=settings, secret=secret)
+
         connections = []
         with contextlib.ExitStack() as to_close:
             for server in servers:
-                found = _introduced(server, hello, deadline, startup_timeout_seconds, timeout_seconds)
+                found = _introduced(server, introduced, deadline, startup_timeout_seconds, timeout_seconds)
                 connections.append(to_close.enter_context(contextlib.closing(found)))
             to_close.pop_all()
         return cls(servers, connections)
@@ -156,7 +156,11 @@ class Group:
 
 
 def _introduced(
-    server: Member, hello: Message, deadline: float, waited: float, timeout_seconds: float
+    server: Member,
+    introduced: Callable[[Connection, Member], None],
+    deadline: float,
+    waited: float,
+    timeout_seconds: float,
 ) -> Connection:
     while True:
         # The deadline holds also for a server that accepts the connection and then is silent.
@@ -167,7 +171,7 @@ def _introduced(
                 connected = socket.create_connection(address, timeout=min(left, _CONNECT_SECONDS))
                 connection = Connection(connected, min(left, timeout_seconds))
                 on_error.callback(connection.close)
-                connection.ask(hello)
+                introduced(connection, server)
                 connection.let_in(timeout_seconds)
                 on_error.pop_all()
                 return connection

@@ -88,13 +88,13 @@ class KeyValueStore:
     A server, in its own process:
 
         store = StoreHandlers(Momentum(), Clipping())
-        Server(Member("ps", 0, "host:2222"), store, settings={}, secret="").serve(startup_timeout_seconds=60)
+        Server(Member("ps", 0, "host:2222"), store, settings={}, secret="drawn").serve(startup_timeout_seconds=60)
 
     A client. One client must be a chief: the servers wait for it, and end if they lose it.
 
         servers = [Member("ps", 0, "host:2222"), Member("ps", 1, "host:2223")]
         times = {"startup_timeout_seconds": 60, "timeout_seconds": 60}
-        group = Group.connected(servers, Member("chief", 0), settings={}, secret="", **times)
+        group = Group.connected(servers, Member("chief", 0), settings={}, secret="drawn", **times)
         values = KeyValueStore(group)
         values.init("kernel", np.zeros([1000, 64], np.float32))
         values.push("kernel", gradient, rate=0.1)

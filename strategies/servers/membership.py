@@ -15,7 +15,8 @@ class ServersMembership:
     """Attributes:
     cluster: chief, workers and servers, and which of them this process is.
     options: how the group works.
-    secret: the secret that a process must send to connect; '' admits processes that have none.
+    secret: the secret that a process must know to connect; '' lets in processes that have none.
+    admit_anyone: whether there may be no secret although other machines can reach the servers.
     startup_timeout_seconds: seconds to wait for the other processes.
     joined: this process's part in TensorFlow's engine; None for our own engine.
     """
@@ -23,6 +24,7 @@ class ServersMembership:
     cluster: Cluster
     options: ServersOptions = dataclasses.field(default_factory=ServersOptions)
     secret: str = ""
+    admit_anyone: bool = False
     startup_timeout_seconds: float = 600.0
     joined: object = None
 

@@ -34,6 +34,7 @@ def connected(membership: ServersMembership, servers: Sequence[Member], settings
         membership.cluster.this,
         settings=settings,
         secret=membership.secret,
+        admit_anyone=membership.admit_anyone,
         startup_timeout_seconds=membership.startup_timeout_seconds,
         timeout_seconds=membership.options.timeout_seconds,
     )
@@ -94,7 +95,12 @@ def run_own_server(options: StepOptions, membership: ServersMembership) -> str:
             connect_others=connect_others,
         )
     server = Server(
-        membership.cluster.this, store, settings=settings, secret=membership.secret, coordination=coordination
+        membership.cluster.this,
+        store,
+        settings=settings,
+        secret=membership.secret,
+        admit_anyone=membership.admit_anyone,
+        coordination=coordination,
     )
     return server.serve(membership.startup_timeout_seconds)
 

@@ -1,7 +1,6 @@
 """The process of a parameter server: its connections, lost members, and the end of the run."""
 
 import contextlib
-import hmac
 import logging
 import socket
 import threading
@@ -11,6 +10,7 @@ from collections.abc import Mapping
 from strategies.cluster import CHIEF, WORKER, Member
 from strategies.errors import PeerLost
 from strategies.servers.coordination import Coordination
+from strategies.servers.entrance import Entrance, check_secret
 from strategies.servers.handlers import StoreHandlers
 from strategies.servers.one_chief import refusal_of_second
 from strategies.servers.strangers import Strangers
@@ -36,21 +36,26 @@ class Server:
         *,
         settings: Mapping[str, int],
         secret: str,
+        admit_anyone: bool = False,
         coordination: Coordination | None = None,
     ):
         """Args:
         member: this process.
         store: its keys and values.
         settings: checksums of the settings that must be the same in all processes, by name.
-        secret: the secret that a process must send to connect.
+        secret: the secret that a process must know to connect; '' lets in processes that have none.
+        admit_anyone: whether it may have no secret although other machines can reach it.
         coordination: answers the requests that server 0 alone answers; None on other servers.
 
         Raises:
-          UserError: the port is taken, or this process may not listen on it.
+          UserError: the port is taken, this process may not listen on it, or whoever connects would be let in.
         """
+        check_secret([member], secret, admit_anyone=admit_anyone)
         self.member = member
         self._store, self._coordination = store, coordination
-        self._settings, self._secret = dict(settings), secret
+        self._entrance = Entrance(
+            member, settings=settings, secret=secret, refusal_of_chief=self._refusal_of_chief
+        )
         self._listener = _listening(member)
         self._lock = threading.Lock()
         self._requests: Mapping[str, Handler] = {
@@ -161,7 +166,7 @@ class Server:
     def _serve_one(self, connection: Connection) -> None:
         peer = None
         try:
-            peer = self._introduced(connection)
+            peer = self._entrance.let_in(connection)
             if peer is not None:
                 connection.let_in(None)
                 self._strangers.remove(connection)
@@ -185,27 +190,6 @@ class Server:
             del self._connections[connection]
             self._closed_sent += connection.sent_bytes
             self._closed_received += connection.received_bytes
-
-    def _introduced(self, connection: Connection) -> Member | None:
-        """The member at the other end; None if it is refused."""
-        message, _ = connection.receive()
-        if not {"secret", "role", "index", "settings"} <= message.keys():
-            raise ConnectionError("the other side did not introduce itself")
-        if not hmac.compare_digest(_bytes(str(message.get("secret"))), _bytes(self._secret)):
-            connection.send({"refused": "its secret differs: start all processes of a run with the same secret"})
-            return None
-        peer = Member(message["role"], message["index"])
-        theirs = message["settings"]
-        for what, checksum in self._settings.items() if theirs else ():
-            if theirs.get(what) != checksum:
-                text = f"{peer.name} and {self.member.name} were started with different {what}"
-                connection.send({"user_error": f"{text}: start all processes with the same settings"})
-                return None
-        if peer.role == CHIEF and (refusal := self._refusal_of_chief(str(message.get("process")))):
-            connection.send({"user_error": refusal})
-            return None
-        connection.send({})
-        return peer
 
     def _refusal_of_chief(self, process: str) -> str | None:
         """Why this process may not be the chief; None if it is the chief from now on."""
@@ -277,11 +261,6 @@ class Server:
                     del self._workers[peer.index]
             if is_current:
                 self._coordination.lost(peer.index)
-
-
-def _bytes(text: str) -> bytes:
-    """The bytes of any text, including that of an environment variable that is not valid UTF-8."""
-    return text.encode(errors="surrogatepass")
 
 
 def _listening(member: Member) -> socket.socket:

@@ -64,7 +64,9 @@ def environment_of(template: dict, index: int) -> dict[str, str]:
     fields = {"metadata.annotations['batch.kubernetes.io/job-completion-index']": str(index)}
     found = {}
     for variable in template["spec"]["containers"][0].get("env", []):
-        if "valueFrom" in variable:
+        if "secretKeyRef" in variable.get("valueFrom", {}):
+            found[variable["name"]] = "{key} of {name}".format(**variable["valueFrom"]["secretKeyRef"])
+        elif "valueFrom" in variable:
             found[variable["name"]] = fields[variable["valueFrom"]["fieldRef"]["fieldPath"]]
         else:
             found[variable["name"]] = expanded(variable["value"], found)

@@ -24,7 +24,7 @@ every_kind = pytest.mark.parametrize("kind", KINDS)
 indexed_kind = pytest.mark.parametrize("kind", ["job", "jobset"])
 # The oldest version with backoffLimitPerIndex, and the newest version of the schemas.
 VERSIONS = ("1.29", kubernetes_validate.latest_version())
-OF_KUBERNETES_ITSELF = ("Service", "NetworkPolicy", "Job")
+OF_KUBERNETES_ITSELF = ("Secret", "Service", "NetworkPolicy", "Job")
 RINGS = (
     ring(),
     ring(workers=1, gpus_per_worker=0, volume_claim=None),
@@ -60,15 +60,24 @@ def test_the_schemas_refuse_a_misspelt_field():
 
 
 def test_each_kind_has_its_documents():
-    assert [of["kind"] for of in documents("job", ring())] == ["Service", "NetworkPolicy", "Job"]
-    assert [of["kind"] for of in documents("jobset", ring())] == ["NetworkPolicy", "JobSet"]
-    assert [of["kind"] for of in documents("tfjob", ring())] == ["NetworkPolicy", "TFJob"]
+    assert [of["kind"] for of in documents("job", ring())] == ["Secret", "Service", "NetworkPolicy", "Job"]
+    assert [of["kind"] for of in documents("jobset", ring())] == ["Secret", "NetworkPolicy", "JobSet"]
+    assert [of["kind"] for of in documents("tfjob", ring())] == ["Secret", "NetworkPolicy", "TFJob"]
 
 
 @every_kind
 def test_every_document_names_the_namespace(kind):
     assert {of["metadata"].get("namespace") for of in documents(kind, ring())} == {None}
     assert {of["metadata"].get("namespace") for of in documents(kind, ring(namespace="ml"))} == {"ml"}
+
+
+@every_kind
+def test_all_pods_get_the_secret_of_their_run(kind):
+    secret = of_kind(kind, ring())["Secret"]
+    assert environment_of(pod_template(kind, ring()), 1)["TOWERS_SECRET"] == "secret of resnet"
+    assert secret["metadata"]["name"] == "resnet"
+    assert len(secret["stringData"]["secret"]) == 32
+    assert secret != of_kind(kind, ring())["Secret"]
 
 
 @indexed_kind
@@ -246,7 +255,8 @@ def test_the_operator_restarts_a_failed_worker():
     # The operator gives up when the restarts reach the limit: seven restarts of three workers must stay below it.
     assert job["spec"]["runPolicy"]["backoffLimit"] == 22
     # The operator sets both itself.
-    assert "env" not in worker["template"]["spec"]["containers"][0]
+    (variable,) = worker["template"]["spec"]["containers"][0]["env"]
+    assert variable["name"] == "TOWERS_SECRET"
     assert "restartPolicy" not in worker["template"]["spec"]
     assert worker["template"]["metadata"]["annotations"] == {"sidecar.istio.io/inject": "false"}
 

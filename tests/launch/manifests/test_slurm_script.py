@@ -1,6 +1,7 @@
 """The batch script: its text, what it does after each exit code, and how it runs in a real Slurm."""
 
 import os
+import re
 import subprocess
 import sys
 
@@ -93,6 +94,16 @@ def test_only_exit_code_75_requeues_the_job(code, tmp_path):
     calls = tmp_path / "scontrol.calls"
     assert (calls.read_text() if calls.exists() else "") == ("requeue 7\n" if code == 75 else "")
     assert list((tmp_path / "run").iterdir()) == []
+
+
+def test_all_tasks_get_a_secret_that_is_drawn_for_the_job(tmp_path, monkeypatch):
+    monkeypatch.delenv("TOWERS_SECRET", raising=False)
+    command = ["bash", "-c", "echo $TOWERS_SECRET", "command", "--directory=run"]
+    drawn = [executed(command, tmp_path).stdout for _ in range(2)]
+    assert all(re.fullmatch("[0-9a-f]{32}\n", text) for text in drawn)
+    assert drawn[0] != drawn[1]
+    monkeypatch.setenv("TOWERS_SECRET", "a user's own")
+    assert executed(command, tmp_path).stdout == "a user's own\n"
 
 
 def test_the_interrupted_file_of_an_earlier_run_is_ignored(tmp_path):

@@ -17,11 +17,12 @@ from strategies.cluster import Member
 from strategies.errors import PeerLost
 from strategies.servers import server as server_module
 from strategies.servers import strangers
+from strategies.servers.entrance import introduce
 from strategies.servers.group import Group
 from strategies.servers.handlers import StoreHandlers
 from strategies.servers.rows import Rows, SplitGradient
 from strategies.servers.server import Server
-from strategies.servers.wire import Refused
+from strategies.servers.wire import Connection, Refused
 from strategies.waiting import listens
 from tests.strategies.servers.at_once import LIMIT_SECONDS, Started, at_once, let_in, loopback
 from tests.towers.user_errors import refused
@@ -315,6 +316,71 @@ class TestStrangers:
             with contextlib.suppress(ConnectionError):
                 assert other.recv(1) == b""
         assert caplog.text == ""
+
+
+class TestSecret:
+    def test_it_is_never_sent(self):
+        def record() -> bytes:
+            with listener.accept()[0] as other:
+                other.settimeout(0.2)
+                with contextlib.suppress(TimeoutError):
+                    return other.recv(4096)
+
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            server = Member("ps", 0, f"127.0.0.1:{listener.getsockname()[1]}")
+            recorded = Started(record)
+            with pytest.raises(PeerLost), group(server, this=WORKER, secret="swordfish", startup=0.1):
+                pass
+            assert b"swordfish" not in recorded.result()
+
+    @pytest.mark.parametrize("proof", [{}, {"proof": 0}, {"proof": "0" * 64}])
+    def test_a_server_that_does_not_know_it_is_refused(self, proof):
+        def answer():
+            with listener.accept()[0] as accepted:
+                connection = Connection(accepted, LIMIT_SECONDS)
+                hello, _ = connection.receive()
+                # A server that sends the client's own words back knows no more than before.
+                connection.send(hello)
+                connection.receive()
+                connection.send(proof)
+
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            server = Member("ps", 0, f"127.0.0.1:{listener.getsockname()[1]}")
+            answered = Started(answer)
+            with refused("ps:0", server.address, "does not know this run's secret"), group(server, this=WORKER):
+                pass
+            answered.result()
+
+    def test_what_was_heard_once_lets_nobody_in(self):
+        """A client that repeats a proof which another client gave."""
+        with serving() as (member, _):
+            heard = []
+            with socket.create_connection((member.host, member.port)) as connected:
+                connection = Connection(connected, LIMIT_SECONDS)
+
+                def send(message, arrays=()):
+                    heard.append(message)
+                    Connection.send(connection, message, arrays)
+
+                connection.send = send
+                introduce(connection, WORKER, member, settings={}, secret=SECRET)
+            with socket.create_connection((member.host, member.port)) as connected:
+                again = Connection(connected, LIMIT_SECONDS)
+                again.ask(heard[0])
+                with pytest.raises(Refused, match="secret differs"):
+                    again.ask(heard[1])
+
+    def test_an_address_of_other_machines_needs_one(self):
+        member = Member("ps", 0, f"192.0.2.1:{new_member().port}")
+        store = StoreHandlers(Momentum(), Clipping())
+        needed = f"ps:0 ({member.address}) can be reached from other machines", "TOWERS_SECRET", "admit_anyone"
+        with refused(*needed):
+            Server(member, store, settings={}, secret="")
+        with refused(*needed), group(member, secret=""):
+            pass
+        Server(member, store, settings={}, secret="", admit_anyone=True)._close()
+        for host, is_needed in (("localhost", False), ("[::1]", False), ("0.0.0.0", True)):
+            assert Member("ps", 0, f"{host}:1").is_loopback is not is_needed
 
 
 class TestListening:

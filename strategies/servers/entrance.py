@@ -1,0 +1,131 @@
+"""How a server and a client introduce themselves. Each proves that it knows the run's secret, which is never sent.
+
+    client                                               server
+      a number drawn for this connection           ->
+                                                   <-      another one
+      role, index, process, settings,
+      HMAC(secret: 'client', both numbers, these)  ->      lets it in, or refuses it
+                                                   <-      HMAC(secret: 'server', both numbers)
+
+What follows is not encrypted: somebody who can change what is on the wire can change what is trained.
+"""
+
+import hmac
+import json
+import secrets
+from collections.abc import Callable, Iterable, Mapping
+
+from strategies.cluster import CHIEF, Member
+from strategies.servers.one_chief import process_name
+from strategies.servers.wire import Connection
+from towers.errors import UserError
+
+_NONCE_BYTES = 16
+_CLIENT, _SERVER = "client", "server"
+
+
+def check_secret(servers: Iterable[Member], secret: str, *, admit_anyone: bool) -> None:
+    """Raises UserError for a server that other machines may reach and that would let in any of them."""
+    if secret or admit_anyone:
+        return
+    for server in servers:
+        if not server.is_loopback:
+            raise UserError(
+                f"{server.name} ({server.address}) can be reached from other machines, and there is no secret: "
+                "whoever connects could change the parameters; set the same TOWERS_SECRET for all processes, or "
+                "admit_anyone in a network that you trust"
+            )
+
+
+def introduce(
+    connection: Connection, this: Member, server: Member, *, settings: Mapping[str, int], secret: str
+) -> None:
+    """Introduces this process to a server, and checks that the server knows the secret.
+
+    Args:
+      connection: to the server.
+      this, server: the two processes.
+      settings: checksums of the settings that must be the same in all processes, by name; {} checks nothing.
+      secret: the run's secret.
+
+    Raises:
+      Refused: the server does not let this process in.
+      UserError: the server was started with other settings, or does not know the secret.
+      OSError: as `Connection.ask`.
+    """
+    own = secrets.token_hex(_NONCE_BYTES)
+    reply, _ = connection.ask({"nonce": own})
+    nonces = own, _nonce(reply)
+    about = {"role": this.role, "index": this.index, "process": process_name(), "settings": dict(settings)}
+    reply, _ = connection.ask({**about, "proof": _proof(secret, _CLIENT, nonces, about)})
+    if not _is_same(reply.get("proof"), _proof(secret, _SERVER, nonces)):
+        raise UserError(
+            f"{server.name} ({server.address}) does not know this run's secret: another program listens there; "
+            "end it, or give the server another port"
+        )
+
+
+class Entrance:
+    """A server's side."""
+
+    def __init__(
+        self,
+        server: Member,
+        *,
+        settings: Mapping[str, int],
+        secret: str,
+        refusal_of_chief: Callable[[str], str | None] = lambda process: None,
+    ):
+        """Args:
+        server: this process.
+        settings: checksums of the settings that must be the same in all processes, by name.
+        secret: the run's secret.
+        refusal_of_chief: why a process, named so, may not be the chief; None if it is the chief from now on.
+        """
+        self._refusal_of_chief = refusal_of_chief
+        self._server, self._settings, self._secret = server, dict(settings), secret
+
+    def let_in(self, connection: Connection) -> Member | None:
+        """The member at the other end; None if it is refused.
+
+        Raises:
+          OSError: the connection is lost, or the other side is no process of this program.
+        """
+        hello, _ = connection.receive()
+        nonces = _nonce(hello), secrets.token_hex(_NONCE_BYTES)
+        connection.send({"nonce": nonces[1]})
+        claim, _ = connection.receive()
+        about = {name: claim.get(name) for name in ("role", "index", "process", "settings")}
+        if not _is_same(claim.get("proof"), _proof(self._secret, _CLIENT, nonces, about)):
+            connection.send({"refused": "its secret differs: start all processes of a run with the same secret"})
+            return None
+        peer = Member(about["role"], about["index"])
+        theirs = about["settings"]
+        for what, checksum in self._settings.items() if theirs else ():
+            if theirs.get(what) != checksum:
+                text = f"{peer.name} and {self._server.name} were started with different {what}"
+                connection.send({"user_error": f"{text}: start all processes with the same settings"})
+                return None
+        if peer.role == CHIEF and (refusal := self._refusal_of_chief(str(about["process"]))):
+            connection.send({"user_error": refusal})
+            return None
+        connection.send({"proof": _proof(self._secret, _SERVER, nonces)})
+        return peer
+
+
+def _nonce(message: Mapping[str, object]) -> str:
+    """The number that the other side drew; raises ConnectionError if there is none."""
+    nonce = message.get("nonce")
+    if not isinstance(nonce, str) or len(nonce) != 2 * _NONCE_BYTES:
+        raise ConnectionError("the other side did not introduce itself")
+    return nonce
+
+
+def _proof(secret: str, side: str, nonces: tuple[str, str], about: Mapping[str, object] | None = None) -> str:
+    said = json.dumps([side, *nonces, about], sort_keys=True)
+    # A secret may be any text, including that of an environment variable that is not valid UTF-8.
+    return hmac.new(secret.encode(errors="surrogatepass"), said.encode(), "sha256").hexdigest()
+
+
+def _is_same(given: object, proof: str) -> bool:
+    return isinstance(given, str) and hmac.compare_digest(given.encode(errors="replace"), proof.encode())
