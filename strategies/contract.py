@@ -156,7 +156,7 @@ class Strategy(Protocol):
 
     @property
     def settings(self) -> Mapping[str, object]:
-        """What decides the numbers, by name: values and dataclasses, see `training.run_settings`."""
+        """What decides the numbers, by name: values and dataclasses, see `strategies.run_settings`."""
 
     @property
     def notices(self) -> list[str]:

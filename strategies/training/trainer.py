@@ -15,10 +15,10 @@ from strategies.errors import NonFiniteStep, PeerLost
 from strategies.reports.metrics_log import MetricsLog
 from strategies.reports.summary import RunFigures, summarize, write_summary
 from strategies.reports.tensorboard_log import TensorBoardLog
+from strategies.run_settings import changes, plain_settings
 from strategies.training.cadence import Cadence, due, steps_of_a_call
 from strategies.training.checkpoints import Checkpoints, check_writable
 from strategies.training.export import save_model
-from strategies.training.run_settings import changes, plain_settings
 from strategies.training.stop_signals import StopSignals
 from strategies.training.trainer_options import TrainerOptions
 from towers.errors import UserError

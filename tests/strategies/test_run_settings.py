@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from models.own_task import OwnTask
-from strategies.training.run_settings import changes, plain_settings
+from strategies.run_settings import changes, plain_settings
 from towers.options import StepOptions
 from towers.updates.schedules import Constant, WarmUp
 
