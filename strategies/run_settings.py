@@ -1,20 +1,30 @@
-"""What a run computes, as plain values by name. A checkpoint holds them: a later run can tell what changed."""
+"""What a run computes, as plain values by name.
+
+A checkpoint holds them, so a later run can tell what changed. The processes of a run compare them at the start.
+"""
 
 import dataclasses
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from towers.errors import UserError
+from towers.options import StepOptions
+from towers.task import Task
+
 # Rows of an array that its checksum covers, evenly spaced.
 _CHECKED_ROWS = 10_000
 _CHECKED_BYTES = 1 << 24
 # A longer list is described as an array.
 _LONGEST_LIST = 16
+# Parts of the names of settings that may differ between the processes of a run.
+_OF_ONE_PROCESS = {"num_input_threads", "paths"}
+_SHOWN_CHARACTERS = 80
 
 Plain = bool | int | float | str | None
 
@@ -30,6 +40,70 @@ def plain_settings(settings: Mapping[str, Any]) -> dict[str, Plain]:
     for name, value in settings.items():
         _describe(name, value, found)
     return found
+
+
+def common_settings(
+    task: Task,
+    options: StepOptions,
+    *,
+    evaluates: bool,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    **of_mode: Any,
+) -> dict[str, Plain]:
+    """The settings that must be the same in all processes that train together, as `plain_settings`.
+
+    Args:
+      task, options: what is trained and how.
+      evaluates: whether all these processes evaluate.
+      shapes: shapes of the model's parameters by name; None if this process has no model.
+      **of_mode: further settings, which the mode adds.
+    """
+    found = {
+        "task": type(task).__name__,
+        "batch_size": task.batch_size,
+        "num_examples": task.num_examples("train"),
+        **step_settings(options),
+        **of_mode,
+        "parameters": {name: str(tuple(shape)) for name, shape in (shapes or {}).items()},
+    }
+    of_task = {name: value for name, value in fields_of(task).items() if name not in found}
+    if not evaluates:
+        of_task = {name: value for name, value in of_task.items() if not name.startswith("eval_")}
+    plain = plain_settings(found | of_task)
+    return {name: value for name, value in plain.items() if not _OF_ONE_PROCESS & set(name.split("."))}
+
+
+def step_settings(options: StepOptions) -> dict[str, Any]:
+    """How a step computes, by the names of flags and arguments."""
+    found = fields_of(options)
+    return {"learning_rate": found.pop("schedule"), "optimizer": found.pop("rule"), **found}
+
+
+def fields_of(value: Any) -> dict[str, Any]:
+    """The fields of a dataclass; of anything else none."""
+    fields = dataclasses.fields(value) if dataclasses.is_dataclass(value) else ()
+    return {field.name: getattr(value, field.name) for field in fields}
+
+
+def check_same(found: Mapping[str, Mapping[str, Plain]]) -> None:
+    """Raises UserError if a process has another value of a setting than the first one; the message names it.
+
+    Args:
+      found: the settings of each process, by the process's name.
+    """
+    (first, wanted), *others = found.items()
+    for name, settings in others:
+        for what in dict.fromkeys([*wanted, *settings]):
+            if settings.get(what) != wanted.get(what):
+                raise UserError(
+                    f"{name} was started with {what}={_shown(settings.get(what))}, and {first} with "
+                    f"{what}={_shown(wanted.get(what))}: start all processes with the same settings"
+                )
+
+
+def _shown(value: Plain) -> str:
+    text = str(value)
+    return text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "..."
 
 
 def changes(before: Mapping[str, Plain], now: Mapping[str, Plain]) -> list[str]:

@@ -3,7 +3,6 @@
 The engine decides where towers run and how their gradients are summed.
 """
 
-import dataclasses
 import math
 import re
 import time
@@ -17,6 +16,7 @@ from strategies.contract import Move, StepReport
 from strategies.engines import EngineChoice
 from strategies.errors import NonFiniteStep
 from strategies.first_batches import check_first_batches, not_finite_parts
+from strategies.run_settings import fields_of, step_settings
 from towers.engine import Engine
 from towers.errors import UserError
 from towers.layers.names import fresh_name_counts
@@ -110,19 +110,16 @@ class SynchronousStrategy:
 
     @property
     def settings(self) -> dict[str, object]:
-        options = _fields(self.options)
         even = len(set(self.part_shares)) == 1
         found = {
             "strategy": self.name,
             "num_towers": self.num_towers,
             "tower_shares": None if even else self.part_shares,
             "batch_size": self.batch_size,
-            "learning_rate": options.pop("schedule"),
-            "optimizer": options.pop("rule"),
-            **options,
+            **step_settings(self.options),
             **self.mode_settings(),
         }
-        of_task = _fields(self.task) if dataclasses.is_dataclass(self.task) else {}
+        of_task = fields_of(self.task)
         of_task.pop("batch_size", None)
         return found | {f"task.{name}" if name in found else name: value for name, value in of_task.items()}
 
@@ -273,10 +270,6 @@ class SynchronousStrategy:
 
     def graph(self) -> tf.Graph:
         return self.engine.graph()
-
-
-def _fields(value) -> dict[str, object]:
-    return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
 
 
 def as_batches(dataset: tf.data.Dataset) -> tf.data.Dataset:

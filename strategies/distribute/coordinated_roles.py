@@ -9,6 +9,7 @@ from strategies.distribute.coordinator_connection import CoordinatorConnection
 from strategies.distribute.helping_process import HelpingProcess
 from strategies.distribute.own_batches import OwnBatches
 from strategies.distribute.server_zero import functions
+from strategies.run_settings import check_same
 from strategies.servers.chief import ServersStrategy, check_options
 from strategies.servers.membership import ServersMembership
 from strategies.servers.server_memory import free_bytes
@@ -53,7 +54,7 @@ def coordinated_strategy(
     check_options(options, servers.options, servers.num_workers)
     connection = servers.joined
     described = connection.descriptions(servers.startup_timeout_seconds)
-    _check_alike(described, _settings(servers, options, task), servers.settings(options))
+    _check_alike(described, servers.settings_with(task, options), servers.settings(options))
     of_workers = _devices_of_workers(described)
 
     def make_carrier(strategy: ServersStrategy) -> CoordinatedCarrier:
@@ -141,7 +142,7 @@ def run_coordinated_worker(
         before_step=before_step,
     )
     description = {
-        "settings": _settings(membership, options, task),
+        "settings": membership.settings_with(task, options),
         "towers": list(devices.towers),
         "parameters": devices.parameters,
     }
@@ -152,21 +153,15 @@ def _helped(membership: ServersMembership, offered, description) -> str:
     return membership.joined.run(offered, description, timeout_seconds=membership.options.timeout_seconds)
 
 
-def _settings(membership: ServersMembership, options: StepOptions, task: Task) -> dict:
-    """What must be the same in the chief and in all workers."""
-    return {
-        **membership.settings(options),
-        "batch size": task.batch_size,
-        "examples": task.num_examples("train"),
-    }
-
-
 def _check_alike(described: Mapping[str, Mapping], of_worker: Mapping, of_server: Mapping) -> None:
     """Raises UserError if a process was started with other settings than the chief."""
+    check_same(
+        {"chief:0": of_worker}
+        | {name: found["settings"] for name, found in described.items() if name.startswith("worker")}
+    )
     for name, found in described.items():
-        wanted = of_worker if name.startswith("worker") else of_server
-        for what, value in wanted.items():
-            if found["settings"][what] != value:
+        for what, checksum in () if name.startswith("worker") else of_server.items():
+            if found["settings"].get(what) != checksum:
                 raise UserError(
                     f"{name} was started with another {what} than the chief: start all processes with the same "
                     "settings"

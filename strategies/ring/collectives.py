@@ -207,6 +207,13 @@ class HostExchange:
             )
         return gathered.numpy().reshape(self.num_workers, -1)
 
+    def gather_texts(self, purpose: str, text: str) -> list[str]:
+        """Every worker's text, of any length, by rank; arguments as for `gather`, once for each purpose."""
+        own = np.frombuffer(text.encode(), np.uint8).astype(np.float64)
+        lengths = self.gather(f"lengths of {purpose}", [len(own)], np.int64)[:, 0]
+        padded = self.gather(purpose, np.pad(own, (0, max(lengths) - len(own))))
+        return [bytes(row[:length].astype(np.uint8)).decode() for row, length in zip(padded, lengths, strict=True)]
+
     def broadcast(self, variables: Sequence[tf.Variable]) -> None:
         """Sets every worker's variables to those of rank 0, bit by bit."""
         for variable in variables if self.num_workers > 1 else ():

@@ -7,6 +7,7 @@ This file is input, evaluation, agreement between the workers, and lost workers.
 import dataclasses
 import faulthandler
 import functools
+import json
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -28,6 +29,7 @@ from strategies.ring.engine import RingEngine
 from strategies.ring.joining import Ring
 from strategies.ring.tcp_connect import connected_tcp_ring
 from strategies.ring.tcp_ring import TcpRing
+from strategies.run_settings import check_same, common_settings
 from strategies.synchronous import SynchronousStrategy, as_batches
 from towers.devices import Devices
 from towers.engine import Engine
@@ -208,19 +210,12 @@ class RingStrategy(SynchronousStrategy):
 
     def _check_alike(self) -> None:
         """Raises UserError if the workers were not all started with the same settings."""
-        layout = [(name, tuple(value.shape)) for name, value in self.engine.parameters().items()]
-        settings = {
-            "batch size": self.task.batch_size,
-            "examples": self.task.num_examples("train"),
-            "network": layout,
-            "step options": self.options,
-            "ring options": self.ring.options,
-        }
-        # The text of a function contains its address, which differs between processes.
-        written = [re.sub(r" at 0x[0-9a-f]+", "", repr(setting)) for setting in settings.values()]
-        found = self._host.gather("settings", checksums(text.encode() for text in written))
-        for index, what in enumerate(settings):
-            self._check_same(what, found[:, index])
+        shapes = {name: value.shape for name, value in self.engine.parameters().items()}
+        own = common_settings(self.task, self.options, evaluates=True, shapes=shapes, ring=self.ring.options)
+        texts = self._host.gather_texts("settings", json.dumps(own))
+        names = [member.name for member in self.ring.members]
+        with self._refusal():
+            check_same(dict(zip(names, map(json.loads, texts), strict=True)))
 
     def _check_data(self) -> None:
         """Also raises UserError if the workers read other batches: each computes its part of what it reads."""
@@ -247,13 +242,24 @@ class RingStrategy(SynchronousStrategy):
     def _check_same(self, what: str, found: np.ndarray) -> None:
         """Raises UserError if the number of a rank differs from that of rank 0."""
         for rank in np.flatnonzero(np.ravel(found) != found[0])[:1]:
-            # All workers come here. One that ended at once would break the connections by which others hear of it.
+            with self._refusal():
+                raise UserError(
+                    f"{self.ring.members[rank].name} was started with another {what} than "
+                    f"{self.ring.members[0].name}: start all workers with the same settings"
+                )
+
+    @contextmanager
+    def _refusal(self) -> Iterator[None]:
+        """Context manager for an error that all workers raise: each first waits until all have come to it.
+
+        One that ended at once would break the connections by which others hear of it.
+        """
+        try:
+            yield
+        except UserError:
             with suppress(tf.errors.OpError, OSError, PeerLost):
                 self._host.gather("refusal", [0.0])
-            raise UserError(
-                f"{self.ring.members[rank].name} was started with another {what} than "
-                f"{self.ring.members[0].name}: start all workers with the same settings"
-            )
+            raise
 
     def run_steps(self, num_steps: int) -> StepReport:
         first = self.step

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from strategies.run_settings import Plain, check_same
 from strategies.servers.admission import Admission, Ticket
 from strategies.servers.decisions import DecisionLog
 from strategies.servers.group import Group
@@ -15,12 +16,15 @@ from strategies.servers.options import ServersOptions
 from strategies.servers.rounds import Rounds
 from strategies.servers.tally import Tally
 from strategies.servers.wire import Content, Handler, Message
+from towers.errors import UserError
 from towers.updates.clipping import Clipping
 
 # The longest time that a request waits here for its reply; the client then repeats it, and notices lost servers.
 PATIENCE_SECONDS = 2.0
 # The key of the vector of all parameters.
 KEY = "parameters"
+# How a run ends if a process was started with other settings.
+REFUSED = "refused"
 
 
 class Coordination:
@@ -64,6 +68,9 @@ class Coordination:
         self._bad_step: int | None = None
         self._stop_asked = False
         self._end: str | None = None
+        self._settings: Mapping[str, Plain] = {}
+        self._joined: set[int] = set()
+        self._refusal: UserError | None = None
         self.requests: Mapping[str, Handler] = {
             "start": self.start,
             "run_to": self.run_to,
@@ -71,6 +78,7 @@ class Coordination:
             "report": self.report,
             "get_state": self.get_state,
             "end": self.end,
+            "join": self.join,
             "begin": self.begin,
             "admit": self.admit,
             "finish": self.finish,
@@ -80,6 +88,7 @@ class Coordination:
         """The chief has set all vectors: workers may begin steps from message["step"] on."""
         first, options = message["step"], self._options
         self._state, self._averaged = arrays
+        self._settings = message.get("settings", {})
         if options.is_sync:
             self._admission = Rounds(first, needed=self._num_workers - options.backup_workers)
             if not self._others.connections:
@@ -95,10 +104,16 @@ class Coordination:
         return {}, ()
 
     def run_to(self, message: Message, arrays) -> Content:
-        """The chief allows steps below "until" and waits for "wanted" steps to be done; it repeats the request."""
+        """The chief allows steps below "until" and waits for "wanted" steps to be done; it repeats the request.
+
+        Raises:
+          UserError: a worker was started with other settings than the chief.
+        """
+        self._raise_refusal()
         if self._bad_step is None:
             self._admission.run_to(message["until"])
         reached = self._admission.wait(message["wanted"], PATIENCE_SECONDS)
+        self._raise_refusal()
         workers = range(self._num_workers)
         reply = {
             "reached": reached,
@@ -145,6 +160,34 @@ class Coordination:
         self._ready.set()
         return {}, ()
 
+    def join(self, message: Message, arrays) -> Content:
+        """A worker says what it was started with, before its first step; "again": it is to repeat the request.
+
+        One that was started with other settings than the chief ends the run; but not one that was restarted during
+        it: the others go on.
+
+        Raises:
+          UserError: this worker, or another one, was started with other settings.
+        """
+        worker = message["worker"]
+        if not self._ready.wait(PATIENCE_SECONDS):
+            return {"again": True}, ()
+        self._raise_refusal()
+        # There are none if the run ended before its start.
+        if self._settings:
+            try:
+                check_same({"chief:0": self._settings, f"worker:{worker}": message["settings"]})
+            except UserError as error:
+                if worker not in self._joined:
+                    self._refusal = error
+                raise
+        self._joined.add(worker)
+        return {}, ()
+
+    def _raise_refusal(self) -> None:
+        if self._refusal is not None:
+            raise self._refusal
+
     def begin(self, message: Message, arrays) -> Content:
         """A worker asks for its next step.
 
@@ -157,6 +200,7 @@ class Coordination:
         self._stop_asked = self._stop_asked or message["stop_asked"]
         if not self._ready.wait(PATIENCE_SECONDS):
             return {"again": True}, ()
+        self._raise_refusal()
         if self._end is not None:
             return {"end": self._end}, ()
         admitted = self._admission.begin(worker, PATIENCE_SECONDS)

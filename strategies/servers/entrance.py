@@ -89,6 +89,7 @@ class Entrance:
         """The member at the other end; None if it is refused.
 
         Raises:
+          UserError: the chief was started with other settings than this server.
           OSError: the connection is lost, or the other side is no process of this program.
         """
         hello, _ = connection.receive()
@@ -104,7 +105,10 @@ class Entrance:
         for what, checksum in self._settings.items() if theirs else ():
             if theirs.get(what) != checksum:
                 text = f"{peer.name} and {self._server.name} were started with different {what}"
-                connection.send({"user_error": f"{text}: start all processes with the same settings"})
+                error = UserError(f"{text}: start all processes with the same settings")
+                connection.send({"user_error": str(error)})
+                if peer.role == CHIEF:
+                    raise error
                 return None
         if peer.role == CHIEF and (refusal := self._refusal_of_chief(str(about["process"]))):
             connection.send({"user_error": refusal})

@@ -1,13 +1,15 @@
 """Which process of a parameter-server cluster this one is."""
 
 import dataclasses
-import re
 import zlib
+from collections.abc import Mapping, Sequence
 
 from strategies.cluster import CHIEF, SERVER, WORKER, Cluster, Member
+from strategies.run_settings import Plain, common_settings, plain_settings, step_settings
 from strategies.servers.options import ServersOptions
 from towers.errors import UserError
 from towers.options import StepOptions
+from towers.task import Task
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,10 +57,14 @@ class ServersMembership:
 
     def settings(self, options: StepOptions) -> dict[str, int]:
         """Checksums of the settings that must be the same in all processes, by name."""
-        # Without the schedule: its length may depend on the data, which a server need not have.
-        written = {
-            "step options": repr(dataclasses.replace(options, schedule=None)),
-            "servers options": repr(self.options),
-        }
-        # The text of a function holds its address, which differs between processes.
-        return {what: zlib.crc32(re.sub(r" at 0x[0-9a-f]+", "", text).encode()) for what, text in written.items()}
+        found = step_settings(options)
+        # Its length may depend on the data, which a server need not have.
+        del found["learning_rate"]
+        plain = plain_settings({**found, "servers": self.options})
+        return {name: zlib.crc32(repr(value).encode()) for name, value in plain.items()}
+
+    def settings_with(
+        self, task: Task, options: StepOptions, shapes: Mapping[str, Sequence[int]] | None = None
+    ) -> dict[str, Plain]:
+        """What the chief and the workers must have been started with; arguments as for `common_settings`."""
+        return common_settings(task, options, evaluates=False, shapes=shapes, servers=self.options)

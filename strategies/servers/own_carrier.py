@@ -4,22 +4,25 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from strategies.run_settings import Plain
 from strategies.servers.carrier import Paused, Progress, Start, Values
-from strategies.servers.coordination import KEY
+from strategies.servers.coordination import KEY, REFUSED
 from strategies.servers.group import Group
 from strategies.servers.report_section import ServerFigures
 from strategies.servers.tables import ParameterLayout, Stored, TableLayout
+from towers.errors import UserError
 
 
 class OwnCarrier:
     """Implements `strategies.servers.carrier.Carrier`."""
 
-    def __init__(self, group: Group, layout: ParameterLayout):
+    def __init__(self, group: Group, layout: ParameterLayout, settings: Mapping[str, Plain] | None = None):
         """Args:
         group: connections to the servers.
         layout: where each parameter is on the servers.
+        settings: what the workers must have been started with; None for anything.
         """
-        self._group, self._layout = group, layout
+        self._group, self._layout, self._settings = group, layout, dict(settings or {})
         self._held_bytes: Sequence[int] = ()
 
     def free_bytes(self) -> Mapping[str, int]:
@@ -46,10 +49,16 @@ class OwnCarrier:
                 self._group.ask(server, "set_table", arrays, **about, names=names)
                 held[-1] += sum(array.nbytes for array in arrays)
         self._held_bytes = held
-        self._group.ask(0, "start", [begin.values.state, begin.averaged], step=begin.step)
+        arrays = [begin.values.state, begin.averaged]
+        self._group.ask(0, "start", arrays, step=begin.step, settings=self._settings)
 
     def advance(self, wanted: int, until: int) -> Progress:
-        reply, _ = self._group.ask(0, "run_to", wanted=wanted, until=until)
+        try:
+            reply, _ = self._group.ask(0, "run_to", wanted=wanted, until=until)
+        except UserError as error:
+            # A worker was started with other settings: all processes end with the message that names it.
+            self._end_all(how=REFUSED, why=str(error))
+            raise
         if not reply["reached"] and reply["bad_step"] is None:
             # Workers end when another server is lost. This request finds that out, so the chief does not wait for
             # the workers in vain.
@@ -101,7 +110,10 @@ class OwnCarrier:
         ]
 
     def end(self, how: str) -> None:
+        self._end_all(how=how)
+
+    def _end_all(self, **how: str) -> None:
         # Server 0 is last: workers learn of the end from it, and then the other servers know already.
         for server in reversed(range(len(self._group.servers))):
-            self._group.ask(server, "end", how=how)
+            self._group.ask(server, "end", **how)
         self._group.close()

@@ -60,7 +60,11 @@ def own_servers_strategy(
         devices,
         options,
         shares,
-        make_carrier=lambda strategy: OwnCarrier(group, strategy.layout),
+        make_carrier=lambda strategy: OwnCarrier(
+            group,
+            strategy.layout,
+            servers.settings_with(task, options, strategy.layout.shapes),
+        ),
         servers=servers.options,
         num_workers=servers.num_workers,
         num_servers=len(servers.servers),
@@ -127,8 +131,10 @@ def run_own_worker(
       PeerLost: a server could not be reached, or was lost.
     """
     check_options(options, membership.options, membership.num_workers)
-    group = connected(membership, membership.servers, membership.settings(options))
+    # What it was started with is compared with the chief's settings, in `join`.
+    group = connected(membership, membership.servers, {})
     engine = _worker_engine(task, devices, options, membership, shares)
+    settings = membership.settings_with(task, options, engine.layout.shapes)
     worker = Worker(
         task,
         engine,
@@ -141,6 +147,7 @@ def run_own_worker(
         before_step=before_step,
     )
     try:
+        worker.join(settings)
         return worker.run()
     finally:
         group.close()

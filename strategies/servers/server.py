@@ -73,6 +73,8 @@ class Server:
         # Which process the chief is; None until it connects. There is no other one until this server ends.
         self._chief: str | None = None
         self._chief_is_lost = False
+        self._refusal: str | None = None
+        self._startup_error: UserError | None = None
 
     def serve(self, startup_timeout_seconds: float) -> str:
         """Answers all processes; returns how the run ended: 'done' or 'interrupted'.
@@ -82,12 +84,15 @@ class Server:
 
         Raises:
           PeerLost: the chief did not connect in time, or was lost before the end.
+          UserError: a process was started with other settings.
         """
         threading.Thread(target=self._accept_all, daemon=True).start()
         deadline = time.monotonic() + startup_timeout_seconds
         try:
             while self._end is None:
                 time.sleep(_TICK_SECONDS)
+                if self._startup_error is not None:
+                    raise self._startup_error
                 if self._chief_is_lost:
                     raise PeerLost(
                         "the chief was lost: restart all processes; they resume from the last checkpoint"
@@ -101,6 +106,8 @@ class Server:
             self._wait_for_the_others()
         finally:
             self._close()
+        if self._refusal is not None:
+            raise UserError(self._refusal)
         return self._end
 
     def _drop_overdue(self) -> None:
@@ -176,6 +183,10 @@ class Server:
                 self._answer_all(connection, peer)
         except OSError:
             pass  # the connection is lost; `_note_loss` below deals with it
+        except UserError as error:
+            # Without its chief it waits in vain. During a run it is a second one, of which the run knows nothing.
+            if self._chief is None:
+                self._startup_error = error
         except Exception:
             # No thread waits for this one, so the error is logged; closing the connection ends the client's wait.
             log.exception("a request of %s could not be answered", peer and peer.name)
@@ -208,6 +219,7 @@ class Server:
             if message["ask"] == "end":
                 # A process that connects from now on belongs to the next run.
                 self._close_listener()
+                self._refusal = message.get("why")
                 self._end = message["how"]
             try:
                 reply = self._handler(message)(message, arrays)

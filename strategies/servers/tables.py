@@ -190,5 +190,14 @@ class ParameterLayout:
         return {name: found[name] for name in self.names}
 
     @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of all parameters by name, in the model's order."""
+        of_tables = {
+            name: (height, table.width) for table in self.tables for name, height in table.heights.items()
+        }
+        found = {**self.vector.shapes, **of_tables}
+        return {name: tuple(found[name]) for name in self.names}
+
+    @property
     def num_tables(self) -> int:
         return sum(len(table.heights) for table in self.tables)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 import tensorflow as tf
 
+from strategies.run_settings import Plain
 from strategies.servers.coordination import KEY
 from strategies.servers.decisions import Decisions
 from strategies.servers.group import Group
@@ -82,6 +83,18 @@ class Worker:
         self._next_batch = -1
         # Number of server 0's decisions that this worker has passed on to all other servers.
         self._settled = 0
+
+    def join(self, settings: Mapping[str, Plain]) -> None:
+        """Says what this worker was started with; waits until the chief has started the run.
+
+        Raises:
+          UserError: a worker was started with other settings than the chief.
+          PeerLost: a server was lost.
+        """
+        again = True
+        while again:
+            reply, _ = self._group.ask(0, "join", worker=self._rank, settings=settings)
+            again = reply.get("again", False)
 
     def run(self) -> str:
         """Works until the chief ends the run; returns how it ended: 'done' or 'interrupted'.

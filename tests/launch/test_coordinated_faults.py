@@ -174,7 +174,7 @@ def test_a_process_with_different_flags_is_refused(group_of):
         refused = group.end("chief:0", LIMIT_SECONDS)
     assert refused.code == USER_ERROR
     (line,) = errors(refused)
-    assert "worker:1 was started with another step options than the chief" in line
+    assert "worker:1 was started with optimizer.momentum=0.5, and chief:0 with optimizer.momentum=0.9" in line
 
 
 @pytest.mark.full

@@ -217,12 +217,26 @@ def test_nan_is_skipped(own, tmp_path):
     assert found["skipped_steps"] == STEPS - 4
 
 
-def test_a_worker_with_different_flags_is_refused(own):
-    with own(more_flags={"worker:1": ["--momentum=0.5"]}) as group:
-        refused = group.end("worker:1", LIMIT_SECONDS)
-    assert refused.code == USER_ERROR
-    (line,) = errors(refused)
-    assert "worker:1 and ps:0 were started with different step options" in line
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "flag, what", [("--learning_rate=0.2", "learning_rate=0.2"), ("--momentum=0.5", "optimizer.momentum=0.5")]
+)
+def test_a_worker_with_different_flags_ends_all_with_one_line(own, flag, what):
+    with own("--schedule=constant", more_flags={"worker:1": [flag]}) as group:
+        ends = all_end(group, USER_ERROR)
+    for ended in ends.values():
+        (line,) = errors(ended)
+        assert f"worker:1 was started with {what}, and chief:0 with" in line
+
+
+@pytest.mark.full
+def test_a_server_with_different_flags_is_refused(own):
+    with own(more_flags={"ps:0": ["--momentum=0.5"]}) as group:
+        ends = {name: group.end(name, END_SECONDS) for name in ("chief:0", "ps:0")}
+    for ended in ends.values():
+        assert ended.code == USER_ERROR, outputs(ends)
+        (line,) = errors(ended)
+        assert "chief:0 and ps:0 were started with different optimizer.momentum" in line
 
 
 @pytest.mark.full

@@ -1,5 +1,6 @@
 """What a run computes, as plain values: every kind of setting, and which changes are seen."""
 
+import dataclasses
 import json
 
 import keras
@@ -8,7 +9,8 @@ import pytest
 import tensorflow as tf
 
 from models.own_task import OwnTask
-from strategies.run_settings import changes, plain_settings
+from strategies.run_settings import changes, check_same, common_settings, plain_settings
+from tests.towers.user_errors import refused
 from towers.options import StepOptions
 from towers.updates.schedules import Constant, WarmUp
 
@@ -71,3 +73,38 @@ def test_a_large_array_is_described_fast():
     assert seen((large,), (large[:-1],)) == [
         f"it.0 was {plain_settings({'it': large})['it']}, is {plain_settings({'it': large[:-1]})['it']}"
     ]
+
+
+class TestTheSameInAllProcesses:
+    def test_the_first_difference_is_named(self):
+        same = {"batch_size": 8, "optimizer.momentum": 0.9}
+        check_same({"worker:0": same, "worker:1": dict(same)})
+        message = "worker:2 was started with optimizer.momentum=0.5, and worker:0 with optimizer.momentum=0.9"
+        with refused(message, "start all processes with the same settings"):
+            check_same({"worker:0": same, "worker:1": same, "worker:2": same | {"optimizer.momentum": 0.5}})
+
+    def test_a_setting_that_one_process_lacks(self):
+        with refused("worker:1 was started with width=3, and worker:0 with width=None"):
+            check_same({"worker:0": {}, "worker:1": {"width": 3}})
+
+    def test_paths_and_threads_are_no_settings_of_the_run(self):
+        @dataclasses.dataclass
+        class Index:
+            paths: tuple
+            records: int = 5
+
+        @dataclasses.dataclass
+        class Task:
+            index: Index
+            width: int = 3
+            batch_size: int = 8
+            num_input_threads: int = 2
+
+            def num_examples(self, split):
+                return 100
+
+        here, there = Task(Index(("/a/x",))), Task(Index(("/b/x",)), num_input_threads=9)
+        options = StepOptions()
+        found = common_settings(here, options, evaluates=True)
+        assert found == common_settings(there, options, evaluates=True)
+        assert (found["width"], found["batch_size"], found["learning_rate"]) == (3, 8, 0.1)

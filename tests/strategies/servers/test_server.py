@@ -235,6 +235,15 @@ class TestAdmission:
         ):
             pass
 
+    def test_a_chief_with_other_settings_ends_the_server_that_waits_for_it(self):
+        server = new_server(member := new_member())
+        started = Started(lambda: server.serve(LIMIT_SECONDS))
+        message = "chief:0 and ps:0 were started with different rule"
+        with refused(message), group(member, settings={**SETTINGS, "rule": 3}):
+            pass
+        with refused(message):
+            started.result()
+
     def test_a_process_without_settings(self):
         with serving() as (member, _), group(member, this=WORKER, settings={}) as visitor:
             assert visitor.ask(0, "keys")[0] == {"about": {}}

@@ -1,0 +1,120 @@
+"""What workers were started with is compared with the chief's settings, before their first step."""
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from launch.membership.free_ports import free_addresses
+from strategies.cluster import CHIEF, SERVER, WORKER, Cluster, Member
+from strategies.servers.carrier import Start, Values
+from strategies.servers.coordination import Coordination
+from strategies.servers.group import Group
+from strategies.servers.handlers import StoreHandlers
+from strategies.servers.membership import ServersMembership
+from strategies.servers.options import ServersOptions
+from strategies.servers.own_carrier import OwnCarrier
+from strategies.servers.server import Server
+from strategies.servers.tables import ParameterLayout, Stored
+from tests.strategies.servers.at_once import LIMIT_SECONDS, Started
+from tests.strategies.small_task import small_task
+from tests.towers.user_errors import refused
+from towers.options import StepOptions
+from towers.updates.clipping import Clipping
+from towers.updates.rules import SGD
+from towers.updates.schedules import Constant
+
+LAYOUT = ParameterLayout.of({"kernel": (4, 3)}, {}, decays=lambda name, shape: False, num_servers=2)
+TASK = small_task()
+OTHER_IMAGES = dataclasses.replace(TASK.images, name="other")
+
+
+class Run:
+    """Two servers that serve, and their chief, which has started the run."""
+
+    def __init__(self):
+        self.members = [Member(SERVER, index, address) for index, address in enumerate(free_addresses(2))]
+        servers = [self._server(index) for index in (0, 1)]
+        self.servers = [Started(functools.partial(server.serve, LIMIT_SECONDS)) for server in servers]
+        self.carrier = OwnCarrier(self.group(CHIEF, 0), LAYOUT, settings())
+        self.carrier.start(
+            Start(
+                values=Values(parameters=Stored(np.zeros(12), []), slots={}, state=np.zeros(0)),
+                decays=np.zeros(12, bool),
+                averaged=np.zeros(0, bool),
+                step=0,
+                updates=0,
+            )
+        )
+
+    def _server(self, index: int) -> Server:
+        store = StoreHandlers(SGD(), Clipping())
+        coordination = Coordination(
+            ServersOptions(), Clipping(), store, num_workers=2, stops_if_bad=True, connect_others=None
+        )
+        coordination = None if index else coordination
+        return Server(self.members[index], store, settings={}, secret="", coordination=coordination)
+
+    def group(self, role: str, index: int) -> Group:
+        seconds = {"startup_timeout_seconds": LIMIT_SECONDS, "timeout_seconds": LIMIT_SECONDS}
+        return Group.connected(self.members, Member(role, index), settings={}, secret="", **seconds)
+
+    @contextlib.contextmanager
+    def joined(self, worker: int, found=None) -> Iterator[Group]:
+        with contextlib.closing(self.group(WORKER, worker)) as group:
+            group.ask(0, "join", worker=worker, settings=found or settings())
+            yield group
+
+
+def settings(task=TASK, rate: float = 0.1, shape: tuple[int, ...] = (4, 3)):
+    cluster = Cluster(addresses={"chief": ("a:1",), "worker": ("b:1",), "ps": ("c:1",)}, role="worker", index=0)
+    options = StepOptions(schedule=Constant(rate))
+    return ServersMembership(cluster=cluster).settings_with(task, options, {"kernel": shape})
+
+
+OTHERS = {
+    "batch_size=4": settings(small_task(batch_size=4)),
+    "augment=True": settings(small_task(augment=True)),
+    "learning_rate=0.2": settings(rate=0.2),
+    "images.name=other": settings(
+        dataclasses.replace(TASK, images=dataclasses.replace(TASK.images, name="other"))
+    ),
+    "parameters.kernel=(4, 5)": settings(shape=(4, 5)),
+}
+
+
+@pytest.mark.parametrize("what", OTHERS)
+def test_other_settings_end_every_process_with_the_same_line(what):
+    run = Run()
+    line = f"worker:1 was started with {what}, and chief:0 with {what.split('=')[0]}="
+    with run.joined(0) as first:
+        with refused(line), run.joined(1, OTHERS[what]):
+            pass
+        with refused(line):
+            run.carrier.advance(1, 1)
+        with refused(line):
+            first.ask(0, "begin", worker=0, stop_asked=False)
+    for server in run.servers:
+        with refused(line):
+            server.result()
+
+
+def test_a_worker_that_restarts_with_other_settings_does_not_end_the_run():
+    run = Run()
+    with run.joined(1):
+        pass
+    with refused("worker:1 was started with batch_size=4"), run.joined(1, OTHERS["batch_size=4"]):
+        pass
+    assert run.carrier.advance(0, 0).done == 0
+    with run.joined(1):
+        pass
+    run.carrier.end("done")
+    assert [server.result() for server in run.servers] == ["done", "done"]
+
+
+def test_what_may_differ():
+    """Threads, and what only the chief reads."""
+    assert settings(small_task(num_input_threads=7, eval_batch_size=3)) == settings()
