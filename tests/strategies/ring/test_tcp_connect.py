@@ -1,0 +1,65 @@
+"""The connection from the previous rank: found among strangers, none of which is waited for."""
+
+import contextlib
+import socket
+import struct
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from strategies.ring import tcp_connect
+
+TOKEN = b"0123456789abcdef"
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield listening
+
+
+def connect(listener: socket.socket, sent: bytes = b"") -> socket.socket:
+    connection = socket.create_connection(listener.getsockname())
+    connection.sendall(sent)
+    return connection
+
+
+def reset(listener: socket.socket) -> None:
+    """A connection that is closed with an error, before it is accepted."""
+    connection = connect(listener, b"0123")
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.close()
+
+
+def accepted(listener: socket.socket, seconds: float = 5.0) -> socket.socket:
+    return tcp_connect._accepted(listener, TOKEN, time.monotonic() + seconds)
+
+
+def test_strangers_neither_fail_it_nor_keep_it_waiting(listener):
+    with contextlib.ExitStack() as opened:
+        for sent in (b"", b"0123", b"x" * 16, b"GET / HTTP/1.1\r\n\r\n"):
+            opened.enter_context(connect(listener, sent))
+        connect(listener).close()
+        reset(listener)
+        member = opened.enter_context(connect(listener, TOKEN + b"and more"))
+        began = time.monotonic()
+        found = opened.enter_context(accepted(listener))
+        assert time.monotonic() - began < 2
+        assert found.getpeername() == member.getsockname()
+        found.settimeout(5.0)
+        assert found.recv(100) == b"and more"
+
+
+def test_a_crowd_does_not_keep_a_member_out(listener, monkeypatch):
+    monkeypatch.setattr(tcp_connect, "_MOST_STRANGERS", 4)
+    with contextlib.ExitStack() as opened:
+        for _ in range(20):
+            opened.enter_context(connect(listener))
+        member = opened.enter_context(connect(listener, TOKEN))
+        assert opened.enter_context(accepted(listener)).getpeername() == member.getsockname()
+
+
+def test_a_member_that_never_connects(listener):
+    with connect(listener), pytest.raises(TimeoutError, match="the previous worker did not connect"):
+        accepted(listener, 0.2)
