@@ -71,6 +71,7 @@ class WorkerExchange:
         self._tcp = tcp
         self.num_workers, self.rank, self.options, self.channel = num_workers, rank, options, channel
         self._group_key = _FIRST_GROUP_KEY + channel
+        self._purpose = f"of channel {channel}"
         self._keys = itertools.count(1)
 
     def sum(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -129,13 +130,16 @@ class WorkerExchange:
         """A stateful call: TensorFlow runs these in the order of their creation, the same on every worker."""
 
         def all_reduce(own):
-            return self._tcp.all_reduce(own, wire.as_numpy_dtype)
+            return self._tcp.all_reduce(own, wire.as_numpy_dtype, purpose=self._purpose)
 
         summed = tf.numpy_function(all_reduce, [vector], vector.dtype)
         return tf.ensure_shape(summed, vector.shape)
 
     def _gathered_by_tcp(self, value: tf.Tensor) -> tf.Tensor:
-        gathered = tf.numpy_function(self._tcp.all_gather, [tf.reshape(value, [-1])], value.dtype)
+        def all_gather(own):
+            return self._tcp.all_gather(own, purpose=self._purpose)
+
+        gathered = tf.numpy_function(all_gather, [tf.reshape(value, [-1])], value.dtype)
         return tf.reshape(gathered, tf.concat([[-1], tf.shape(value)[1:]], 0))
 
     def _gathered_rows(self, gradient: tf.IndexedSlices) -> tf.IndexedSlices:
@@ -195,7 +199,7 @@ class HostExchange:
         if self.num_workers == 1:
             return own[np.newaxis]
         if self._tcp is not None:
-            return self._tcp.all_gather(own)
+            return self._tcp.all_gather(own, purpose=purpose)
         # TensorFlow never forgets a key, so each purpose reuses its own.
         if purpose not in self._key_of:
             self._key_of[purpose] = next(self._keys)
@@ -216,9 +220,9 @@ class HostExchange:
 
     def broadcast(self, variables: Sequence[tf.Variable]) -> None:
         """Sets every worker's variables to those of rank 0, bit by bit."""
-        for variable in variables if self.num_workers > 1 else ():
+        for index, variable in enumerate(variables if self.num_workers > 1 else ()):
             if self._tcp is not None:
-                value = self._tcp.broadcast(np.ravel(variable.numpy()))
+                value = self._tcp.broadcast(np.ravel(variable.numpy()), purpose=f"of variable {index}")
                 variable.assign(value.reshape(variable.shape))
             else:
                 self._broadcast_by_tensorflow(variable)

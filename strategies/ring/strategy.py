@@ -28,7 +28,7 @@ from strategies.ring.divergence import checksums, what_drifted
 from strategies.ring.engine import RingEngine
 from strategies.ring.joining import Ring
 from strategies.ring.tcp_connect import connected_tcp_ring
-from strategies.ring.tcp_ring import TcpRing
+from strategies.ring.tcp_ring import OutOfStep, TcpRing
 from strategies.run_settings import check_same, common_settings
 from strategies.synchronous import SynchronousStrategy, as_batches
 from towers.devices import Devices
@@ -396,6 +396,11 @@ class RingStrategy(SynchronousStrategy):
     def _what_was_lost(self, error: Exception) -> str:
         lost = self._lost_members(error)
         at = f"step {self.step}" if hasattr(self, "engine") else "the start"
+        if isinstance(error, OutOfStep):
+            return (
+                f"{lost[0].name} ({lost[0].address}) and {self.ring.members[self.ring.rank].name} are out of step "
+                f"at {at}: {error}: restart all workers, they resume from the last checkpoint"
+            )
         if not lost:
             seconds = self.ring.options.wire.timeout_seconds
             return (

@@ -12,18 +12,25 @@ rank sends:
 
 One rank computes the sum of a chunk and the others copy it, so all have the same bits.
 
+Each chunk is a frame, whose head says what it is of. So ranks that do not make the same calls are an error:
+
+    8 bytes number of the call, 4 checksum of its purpose, 4 checksum of its dtype, 8 length | the chunk's bytes
+
 It has its own deadlines and errors, because TensorFlow 2.21 may crash when one of its collectives times out.
 """
 
 import contextlib
 import queue
 import socket
+import struct
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from strategies.keepalive import keep_alive
 from towers.split import boundaries, even_shares
 
 # Sums are computed while more bytes arrive, in pieces that stay in the cache.
@@ -33,15 +40,21 @@ _PART_BYTES = 4 * 2**20
 _SOCKET_BYTES = 4 * 2**20
 # After this time without a byte, a worker checks whether the others are alive.
 PATIENCE_SECONDS = 5.0
+_HEAD = struct.Struct("<QIIQ")
 # Added to the time that is left, because a socket's timeout of 0 means not to wait at all.
 _LATE_SECONDS = 0.01
+
+
+class OutOfStep(ConnectionError):
+    """The previous worker makes another call than this one."""
 
 
 class TcpRing:
     """The two connections of one worker: to the next rank and from the previous one.
 
     All ranks must make the same calls in the same order, with vectors of the same length and dtype. A call raises
-    TimeoutError if the others do not send, and ConnectionError if one of them is lost.
+    TimeoutError if the others do not send or do not read, ConnectionError if one of them is lost, and OutOfStep if
+    the previous rank makes another call. A `purpose` says what a call is for; it is the same on all ranks.
 
     Attributes:
       failure: error of the last call that failed; None if none has.
@@ -68,40 +81,43 @@ class TcpRing:
         self._next, self._previous = to_next, from_previous
         self._timeout_seconds, self._check_others = timeout_seconds, check_others
         self.failure: OSError | None = None
+        self._num_calls, self._purpose = 0, ""
         for connection in (to_next, from_previous):
             prepare(connection)
         self._to_send: queue.SimpleQueue = queue.SimpleQueue()
         self._sent: queue.SimpleQueue = queue.SimpleQueue()
         threading.Thread(target=self._send_all, daemon=True).start()
 
-    def all_reduce(self, own: np.ndarray, wire: np.dtype) -> np.ndarray:
+    def all_reduce(self, own: np.ndarray, wire: np.dtype, *, purpose: str = "") -> np.ndarray:
         """The sum of all ranks' `own` [n].
 
         Args:
           own: vector of numbers.
           wire: number format that is sent; sums are computed in own's dtype and rounded to it before each hop.
+          purpose: what the call is for.
         """
         total = np.empty_like(own)
-        with self._failures():
+        with self._call(f"sum {purpose}"):
             for part in _parts(own):
                 self._reduce_part(own[part], total[part], wire)
         return total
 
-    def all_gather(self, own: np.ndarray) -> np.ndarray:
+    def all_gather(self, own: np.ndarray, *, purpose: str = "") -> np.ndarray:
         """Every rank's `own` [n], as [ranks, n]."""
         gathered = np.empty((self._num_workers, len(own)), own.dtype)
         gathered[self._rank] = sent = own
-        with self._failures():
+        with self._call(f"gather {purpose}"):
             for hop in range(1, self._num_workers):
                 sent = self._forward(sent, gathered[(self._rank - hop) % self._num_workers])
         return gathered
 
-    def broadcast(self, own: np.ndarray) -> np.ndarray:
+    def broadcast(self, own: np.ndarray, *, purpose: str = "") -> np.ndarray:
         """Rank 0's `own` [n], bit by bit."""
         value = own if self._rank == 0 else np.empty_like(own)
-        with self._failures():
+        with self._call(f"broadcast {purpose}"):
             for part in _parts(own):
                 if self._rank > 0:
+                    self._expect(value[part])
                     self._receive(_bytes_of(value[part]))
                 if self._rank < self._num_workers - 1:
                     self._send(value[part])
@@ -109,8 +125,13 @@ class TcpRing:
         return value
 
     @contextlib.contextmanager
-    def _failures(self) -> Iterator[None]:
-        """Context manager: remembers an error. TensorFlow, whose graph calls us, replaces it by one of its own."""
+    def _call(self, purpose: str) -> Iterator[None]:
+        """Context manager: one call, whose frames have a number and a purpose.
+
+        Remembers an error: TensorFlow, whose graph calls us, replaces it by one of its own.
+        """
+        self._num_calls += 1
+        self._purpose = purpose
         try:
             yield
         except OSError as error:
@@ -138,6 +159,7 @@ class TcpRing:
     def _forward(self, sent: np.ndarray, received: np.ndarray, add: np.ndarray | None = None) -> np.ndarray:
         """Sends to the next rank while it receives from the previous one; returns `received` plus `add`."""
         self._send(sent)
+        self._expect(received)
         view, item = _bytes_of(received), received.itemsize
         for start in range(0, len(received), _PIECE_BYTES // item):
             piece = slice(start, min(len(received), start + _PIECE_BYTES // item))
@@ -153,35 +175,73 @@ class TcpRing:
         self._wait_until_sent()
         return received
 
+    def _head(self, vector: np.ndarray) -> bytes:
+        """The head of the frame of a vector in the current call."""
+        checksums = (zlib.crc32(text.encode()) for text in (self._purpose, vector.dtype.name))
+        return _HEAD.pack(self._num_calls, *checksums, vector.nbytes)
+
     def _send(self, vector: np.ndarray) -> None:
-        self._to_send.put(_bytes_of(vector))
+        self._to_send.put((self._head(vector), _bytes_of(vector)))
+
+    def _expect(self, vector: np.ndarray) -> None:
+        """Receives the head of the frame of a vector.
+
+        Raises:
+          OutOfStep: it is of another call, or of a vector of another length or dtype.
+        """
+        head = bytearray(_HEAD.size)
+        self._receive(memoryview(head))
+        if head != self._head(vector):
+            number, purpose, dtype, length = _HEAD.unpack(head)
+            own_number, own_purpose, own_dtype, own_length = _HEAD.unpack(self._head(vector))
+            is_same = (purpose, dtype) == (own_purpose, own_dtype)
+            what = "the same" if is_same else "another purpose or dtype"
+            raise OutOfStep(
+                f"its exchange {number} has {length} bytes and {what}, this worker's exchange {own_number} "
+                f"({self._purpose}) {own_length} bytes"
+            )
 
     def _wait_until_sent(self) -> None:
-        problem = self._sent.get()
-        if problem is not None:
-            raise problem
+        deadline = time.monotonic() + self._timeout_seconds
+        while True:
+            try:
+                problem = self._sent.get(timeout=self._patience(deadline))
+            except queue.Empty:
+                self._check_after_silence(deadline, "the next worker did not read")
+                continue
+            if problem is not None:
+                raise problem
+            return
 
     def _receive(self, view: memoryview) -> None:
         deadline = time.monotonic() + self._timeout_seconds
         while view:
-            left = max(0.0, deadline - time.monotonic())
             try:
-                self._previous.settimeout(min(PATIENCE_SECONDS, left + _LATE_SECONDS))
+                self._previous.settimeout(self._patience(deadline))
                 count = self._previous.recv_into(view)
             except TimeoutError:
-                self._check_others()
-                if time.monotonic() > deadline:
-                    raise TimeoutError(f"no data for {self._timeout_seconds:g} seconds") from None
+                self._check_after_silence(deadline, "no data")
                 continue
             if count == 0:
                 raise ConnectionError("the previous worker closed the connection")
             view = view[count:]
 
+    def _patience(self, deadline: float) -> float:
+        """Seconds to wait until the others are checked."""
+        return min(PATIENCE_SECONDS, max(0.0, deadline - time.monotonic()) + _LATE_SECONDS)
+
+    def _check_after_silence(self, deadline: float, what: str) -> None:
+        """Raises ConnectionError if another worker is lost, TimeoutError after the deadline."""
+        self._check_others()
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{what} for {self._timeout_seconds:g} seconds")
+
     def _send_all(self) -> None:
         """Body of the sending thread. Sending must not wait for receiving, or all workers would wait forever."""
         while True:
             try:
-                _send(self._next, self._to_send.get())
+                for view in self._to_send.get():
+                    _send(self._next, view, until=lambda: self.failure is not None)
                 self._sent.put(None)
             except OSError as error:
                 self._sent.put(error)
@@ -189,20 +249,22 @@ class TcpRing:
 
 
 def prepare(connection: socket.socket) -> None:
-    """Sets what both ends of a connection need: no delay, large buffers, and a timeout."""
+    """Sets what both ends of a connection need: no delay, keepalive, large buffers, and a timeout."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    keep_alive(connection)
     for buffer in (socket.SO_SNDBUF, socket.SO_RCVBUF):
         connection.setsockopt(socket.SOL_SOCKET, buffer, _SOCKET_BYTES)
     connection.settimeout(PATIENCE_SECONDS)
 
 
-def _send(connection: socket.socket, view: memoryview) -> None:
-    """Sends all bytes, without a deadline: the receiving side has one."""
+def _send(connection: socket.socket, view: bytes | memoryview, *, until: Callable[[], bool]) -> None:
+    """Sends all bytes. The thread that waits for it has the deadline; `until` says that it waits no more."""
     while view:
         try:
             view = view[connection.send(view) :]
         except TimeoutError:
-            continue
+            if until():
+                raise
 
 
 def _parts(vector: np.ndarray) -> Iterator[slice]:

@@ -19,6 +19,7 @@ import ml_dtypes
 import numpy as np
 
 from strategies.errors import PeerLost
+from strategies.keepalive import keep_alive
 from towers.errors import UserError
 
 Message = dict[str, object]
@@ -42,8 +43,6 @@ _DTYPES = {
 }
 # A socket's timeout of 0 means not to wait at all.
 _LEAST_SECONDS = 0.001
-# A silent machine is detected after about 30 seconds (10 + 4 * 5), even if nothing is sent to it.
-_KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}
 
 
 class Refused(RuntimeError):
@@ -67,10 +66,7 @@ class Connection:
         self._socket.settimeout(introduction_seconds)
         self._deadline: float | None = time.monotonic() + introduction_seconds
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for name, value in _KEEPALIVE.items():
-            if hasattr(socket, name):
-                connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+        keep_alive(connected)
         self.sent_bytes = self.received_bytes = 0
         # Bytes that were read ahead: most messages then need one system call.
         self._buffer = memoryview(bytearray(_BUFFER_BYTES))

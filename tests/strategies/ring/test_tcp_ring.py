@@ -112,6 +112,65 @@ def test_a_worker_that_waits_too_long_raises(short_patience):
         assert isinstance(made[0].failure, TimeoutError)
 
 
+def together(*acts: Callable[[], object]) -> list[Exception | None]:
+    """What each call raised; all run at the same time, and end."""
+    raised: list = [None] * len(acts)
+
+    def run(index: int) -> None:
+        try:
+            acts[index]()
+        except OSError as error:
+            raised[index] = error
+
+    threads = [threading.Thread(target=run, args=(index,), daemon=True) for index in range(len(acts))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(5)
+        assert not thread.is_alive(), "a call has not ended"
+    return raised
+
+
+def test_a_worker_that_does_not_read_ends_a_broadcast(short_patience):
+    with rings(2, timeout_seconds=0.5) as (made, _):
+        (raised,) = together(lambda: made[0].broadcast(np.zeros(20_000_000, np.float32)))
+        assert isinstance(raised, TimeoutError)
+        assert "the next worker did not read for 0.5 seconds" in str(raised)
+        assert made[0].failure is raised
+
+
+OUT_OF_STEP = {
+    "another length": lambda ring: ring.all_reduce(np.zeros(5, np.float32), np.dtype(np.float32), purpose="a"),
+    "another dtype": lambda ring: ring.all_reduce(np.zeros(2), np.dtype(np.float64), purpose="a"),
+    "another purpose": lambda ring: ring.all_reduce(np.zeros(4, np.float32), np.dtype(np.float32), purpose="b"),
+    "another collective": lambda ring: ring.all_gather(np.zeros(2, np.float32), purpose="a"),
+}
+
+
+@pytest.mark.parametrize("other", OUT_OF_STEP.values(), ids=OUT_OF_STEP.keys())
+def test_ranks_that_make_different_calls_are_an_error(short_patience, other):
+    """Before, they summed each other's bytes."""
+
+    def usual():
+        made[0].all_reduce(np.zeros(4, np.float32), np.dtype(np.float32), purpose="a")
+
+    with rings(2, timeout_seconds=1.0) as (made, _):
+        raised = together(usual, lambda: other(made[1]))
+    assert any(isinstance(error, tcp_ring.OutOfStep) for error in raised), raised
+    assert all(error is not None for error in raised)
+
+
+def test_a_rank_that_makes_one_call_more_is_an_error(short_patience):
+    def reduce(rank: int, times: int) -> None:
+        for _ in range(times):
+            made[rank].all_gather(np.zeros(1), purpose="move")
+        made[rank].all_gather(np.zeros(1), purpose="step")
+
+    with rings(2, timeout_seconds=1.0) as (made, _):
+        raised = together(lambda: reduce(0, 1), lambda: reduce(1, 2))
+    assert any(isinstance(error, tcp_ring.OutOfStep) for error in raised), raised
+
+
 def test_a_waiting_worker_checks_whether_the_others_are_alive(short_patience):
     def gone() -> None:
         raise ConnectionError("worker:1 does not answer")
