@@ -40,25 +40,23 @@ def connected_tcp_ring(
         to_next = socket.create_connection(address, timeout=timeout_seconds)
         to_next.sendall(token)
         from_previous = _accepted(listener, token, time.monotonic() + timeout_seconds)
-    others = [member for index, member in enumerate(members) if index != rank]
     return TcpRing(
         rank,
         len(members),
         to_next,
         from_previous,
         timeout_seconds=timeout_seconds,
-        check_others=lambda: check_alive(others),
+        check=lambda other: check_alive(members[other]),
     )
 
 
-def check_alive(others: Sequence[Member]) -> None:
+def check_alive(member: Member) -> None:
     """Raises ConnectionError with TensorFlow's name of a member, if that member's server does not answer."""
-    for member in others:
-        task = f"/job:{member.role}/replica:0/task:{member.index}"
-        try:
-            context.context().check_collective_ops_peer_health(task, _HEALTH_MILLISECONDS)
-        except tf.errors.OpError as error:
-            raise ConnectionError(f"{task} does not answer ({type(error).__name__})") from error
+    task = f"/job:{member.role}/replica:0/task:{member.index}"
+    try:
+        context.context().check_collective_ops_peer_health(task, _HEALTH_MILLISECONDS)
+    except tf.errors.OpError as error:
+        raise ConnectionError(f"{task} does not answer ({type(error).__name__})") from error
 
 
 def _listener(member: Member) -> socket.socket:

@@ -12,6 +12,10 @@ rank sends:
 
 One rank computes the sum of a chunk and the others copy it, so all have the same bits.
 
+A long vector goes around in parts, whose chunks have the same size for any number of workers: shorter chunks would
+take as long as their latency. Each piece of a chunk is sent on as soon as it is summed, so that no hop waits for a
+whole chunk.
+
 Each chunk is a frame, whose head says what it is of. So ranks that do not make the same calls are an error:
 
     8 bytes number of the call, 4 checksum of its purpose, 4 checksum of its dtype, 8 length | the chunk's bytes
@@ -35,11 +39,12 @@ from towers.split import boundaries, even_shares
 
 # Sums are computed while more bytes arrive, in pieces that stay in the cache.
 _PIECE_BYTES = 256 * 1024
-# A long vector goes around in parts, so that received bytes are still in the cache when they are forwarded.
-_PART_BYTES = 4 * 2**20
+_CHUNK_BYTES = 2 * 2**20
 _SOCKET_BYTES = 4 * 2**20
 # After this time without a byte, a worker checks whether the others are alive.
 PATIENCE_SECONDS = 5.0
+# Up to this size, copying behind the head is cheaper than another system call.
+_JOINED_BYTES = 64 * 1024
 _HEAD = struct.Struct("<QIIQ")
 # Added to the time that is left, because a socket's timeout of 0 means not to wait at all.
 _LATE_SECONDS = 0.01
@@ -68,20 +73,20 @@ class TcpRing:
         from_previous: socket.socket,
         *,
         timeout_seconds: float,
-        check_others: Callable[[], None],
+        check: Callable[[int], None],
     ):
         """Args:
         rank: index of this worker.
         num_workers: number of workers.
         to_next, from_previous: connected sockets; they may be the same one.
         timeout_seconds: seconds to wait for the others.
-        check_others: called after some seconds without a byte; raises ConnectionError if another worker is lost.
+        check: called with a rank after some seconds without a byte; raises ConnectionError if that rank is lost.
         """
         self._rank, self._num_workers = rank, num_workers
         self._next, self._previous = to_next, from_previous
-        self._timeout_seconds, self._check_others = timeout_seconds, check_others
+        self._timeout_seconds, self._check, self._num_silences = timeout_seconds, check, 0
         self.failure: OSError | None = None
-        self._num_calls, self._purpose = 0, ""
+        self._num_calls, self._purpose, self._num_unsent = 0, "", 0
         for connection in (to_next, from_previous):
             prepare(connection)
         self._to_send: queue.SimpleQueue = queue.SimpleQueue()
@@ -98,30 +103,32 @@ class TcpRing:
         """
         total = np.empty_like(own)
         with self._call(f"sum {purpose}"):
-            for part in _parts(own):
+            for part in _parts(own, self._num_workers * _CHUNK_BYTES):
                 self._reduce_part(own[part], total[part], wire)
+            self._wait_until_sent()
         return total
 
     def all_gather(self, own: np.ndarray, *, purpose: str = "") -> np.ndarray:
         """Every rank's `own` [n], as [ranks, n]."""
         gathered = np.empty((self._num_workers, len(own)), own.dtype)
-        gathered[self._rank] = sent = own
+        gathered[self._rank] = own
         with self._call(f"gather {purpose}"):
+            self._send(own)
             for hop in range(1, self._num_workers):
-                sent = self._forward(sent, gathered[(self._rank - hop) % self._num_workers])
+                rank = (self._rank - hop) % self._num_workers
+                self._relay(gathered[rank], passes_on=hop < self._num_workers - 1)
+            self._wait_until_sent()
         return gathered
 
     def broadcast(self, own: np.ndarray, *, purpose: str = "") -> np.ndarray:
         """Rank 0's `own` [n], bit by bit."""
         value = own if self._rank == 0 else np.empty_like(own)
         with self._call(f"broadcast {purpose}"):
-            for part in _parts(own):
-                if self._rank > 0:
-                    self._expect(value[part])
-                    self._receive(_bytes_of(value[part]))
-                if self._rank < self._num_workers - 1:
-                    self._send(value[part])
-                    self._wait_until_sent()
+            if self._rank == 0:
+                self._send(value)
+            else:
+                self._relay(value, passes_on=self._rank < self._num_workers - 1)
+            self._wait_until_sent()
         return value
 
     @contextlib.contextmanager
@@ -147,23 +154,25 @@ class TcpRing:
 
         # In the wire's own dtype, bytes are received directly into the result; else into a buffer.
         received = total if wire == own.dtype else np.empty(len(own), wire)
-        sent = own[chunk(0)].astype(wire, copy=False)
+        self._send(own[chunk(0)].astype(wire, copy=False))
         for hop in range(1, self._num_workers):
-            here = chunk(hop)
-            sent = self._forward(sent, received[here], add=own[here])
+            self._relay(received[chunk(hop)], add=own[chunk(hop)])
+        # What was sent of a chunk is overwritten by its sum, which cannot arrive before it was sent.
         for hop in range(self._num_workers - 1):
-            sent = self._forward(sent, received[chunk(hop)])
+            self._relay(received[chunk(hop)], passes_on=hop < self._num_workers - 2)
         if received is not total:
             total[:] = received
 
-    def _forward(self, sent: np.ndarray, received: np.ndarray, add: np.ndarray | None = None) -> np.ndarray:
-        """Sends to the next rank while it receives from the previous one; returns `received` plus `add`."""
-        self._send(sent)
+    def _relay(self, received: np.ndarray, *, add: np.ndarray | None = None, passes_on: bool = True) -> None:
+        """Receives a frame from the previous rank, adds `add`, and sends each piece of it to the next rank."""
         self._expect(received)
-        view, item = _bytes_of(received), received.itemsize
-        for start in range(0, len(received), _PIECE_BYTES // item):
-            piece = slice(start, min(len(received), start + _PIECE_BYTES // item))
-            self._receive(view[piece.start * item : piece.stop * item])
+        head = self._head(received)
+        view, length = _bytes_of(received), _PIECE_BYTES // received.itemsize
+        # An empty frame has one empty piece.
+        for start in range(0, max(1, len(received)), length):
+            piece = slice(start, min(len(received), start + length))
+            bytes_of_piece = view[piece.start * received.itemsize : piece.stop * received.itemsize]
+            self._receive(bytes_of_piece)
             if add is not None:
                 # Summed in add's dtype, then rounded to the wire's.
                 np.add(
@@ -172,8 +181,8 @@ class TcpRing:
                     out=received[piece],
                     casting="unsafe",
                 )
-        self._wait_until_sent()
-        return received
+            if passes_on:
+                self._send_bytes(bytes_of_piece, head if start == 0 else b"")
 
     def _head(self, vector: np.ndarray) -> bytes:
         """The head of the frame of a vector in the current call."""
@@ -181,7 +190,37 @@ class TcpRing:
         return _HEAD.pack(self._num_calls, *checksums, vector.nbytes)
 
     def _send(self, vector: np.ndarray) -> None:
-        self._to_send.put((self._head(vector), _bytes_of(vector)))
+        self._send_bytes(_bytes_of(vector), self._head(vector))
+
+    def _send_bytes(self, view: memoryview, head: bytes) -> None:
+        if len(view) > _JOINED_BYTES:
+            if head:
+                self._give(head)
+            self._give(view)
+            return
+        left = head + view
+        if self._is_all_sent():
+            # The socket's buffer has room for it, and no other thread needs to wake up.
+            with contextlib.suppress(TimeoutError):
+                left = left[self._next.send(left) :]
+        if left:
+            self._give(left)
+
+    def _give(self, view: bytes | memoryview) -> None:
+        """Gives bytes to the sending thread."""
+        self._num_unsent += 1
+        self._to_send.put(view)
+
+    def _is_all_sent(self) -> bool:
+        """Whether the sending thread has nothing to do."""
+        while self._num_unsent and not self._sent.empty():
+            self._note_sent(self._sent.get())
+        return not self._num_unsent
+
+    def _note_sent(self, problem: OSError | None) -> None:
+        self._num_unsent -= 1
+        if problem is not None:
+            raise problem
 
     def _expect(self, vector: np.ndarray) -> None:
         """Receives the head of the frame of a vector.
@@ -203,15 +242,11 @@ class TcpRing:
 
     def _wait_until_sent(self) -> None:
         deadline = time.monotonic() + self._timeout_seconds
-        while True:
+        while self._num_unsent:
             try:
-                problem = self._sent.get(timeout=self._patience(deadline))
+                self._note_sent(self._sent.get(timeout=self._patience(deadline)))
             except queue.Empty:
-                self._check_after_silence(deadline, "the next worker did not read")
-                continue
-            if problem is not None:
-                raise problem
-            return
+                self._check_after_silence(deadline, self._rank + 1, "the next worker did not read")
 
     def _receive(self, view: memoryview) -> None:
         deadline = time.monotonic() + self._timeout_seconds
@@ -220,7 +255,7 @@ class TcpRing:
                 self._previous.settimeout(self._patience(deadline))
                 count = self._previous.recv_into(view)
             except TimeoutError:
-                self._check_after_silence(deadline, "no data")
+                self._check_after_silence(deadline, self._rank - 1, "no data")
                 continue
             if count == 0:
                 raise ConnectionError("the previous worker closed the connection")
@@ -230,9 +265,16 @@ class TcpRing:
         """Seconds to wait until the others are checked."""
         return min(PATIENCE_SECONDS, max(0.0, deadline - time.monotonic()) + _LATE_SECONDS)
 
-    def _check_after_silence(self, deadline: float, what: str) -> None:
-        """Raises ConnectionError if another worker is lost, TimeoutError after the deadline."""
-        self._check_others()
+    def _check_after_silence(self, deadline: float, neighbour: int, what: str) -> None:
+        """Raises ConnectionError if another worker is lost, TimeoutError after the deadline.
+
+        Checks the neighbour that it waits for and one other worker, each time the next: if all checked all, the
+        checks would grow with the square of the workers.
+        """
+        self._num_silences += 1
+        for rank in dict.fromkeys((neighbour % self._num_workers, self._num_silences % self._num_workers)):
+            if rank != self._rank:
+                self._check(rank)
         if time.monotonic() > deadline:
             raise TimeoutError(f"{what} for {self._timeout_seconds:g} seconds")
 
@@ -240,8 +282,7 @@ class TcpRing:
         """Body of the sending thread. Sending must not wait for receiving, or all workers would wait forever."""
         while True:
             try:
-                for view in self._to_send.get():
-                    _send(self._next, view, until=lambda: self.failure is not None)
+                _send(self._next, self._to_send.get(), until=lambda: self.failure is not None)
                 self._sent.put(None)
             except OSError as error:
                 self._sent.put(error)
@@ -267,9 +308,9 @@ def _send(connection: socket.socket, view: bytes | memoryview, *, until: Callabl
                 raise
 
 
-def _parts(vector: np.ndarray) -> Iterator[slice]:
-    """Slices of at most _PART_BYTES each."""
-    length = max(1, _PART_BYTES // vector.itemsize)
+def _parts(vector: np.ndarray, part_bytes: int) -> Iterator[slice]:
+    """Slices of at most so many bytes each."""
+    length = max(1, part_bytes // vector.itemsize)
     return (slice(start, start + length) for start in range(0, len(vector), length))
 
 

@@ -18,7 +18,7 @@ LIMIT_SECONDS = 30
 
 
 @contextlib.contextmanager
-def rings(num_workers: int, check_others: Callable[[], None] = lambda: None, timeout_seconds: float = 20.0):
+def rings(num_workers: int, check: Callable[[int], None] = lambda rank: None, timeout_seconds: float = 20.0):
     """Context manager: yields one ring for each rank, and the connections from each rank to the next."""
     connections = [_connection() for _ in range(num_workers)]
     made = [
@@ -28,7 +28,7 @@ def rings(num_workers: int, check_others: Callable[[], None] = lambda: None, tim
             connections[rank][0],
             connections[rank - 1][1],
             timeout_seconds=timeout_seconds,
-            check_others=check_others,
+            check=check,
         )
         for rank in range(num_workers)
     ]
@@ -132,10 +132,10 @@ def together(*acts: Callable[[], object]) -> list[Exception | None]:
 
 
 def test_a_worker_that_does_not_read_ends_a_broadcast(short_patience):
-    with rings(2, timeout_seconds=0.5) as (made, _):
+    with rings(2, timeout_seconds=0.2) as (made, _):
         (raised,) = together(lambda: made[0].broadcast(np.zeros(20_000_000, np.float32)))
         assert isinstance(raised, TimeoutError)
-        assert "the next worker did not read for 0.5 seconds" in str(raised)
+        assert "the next worker did not read for 0.2 seconds" in str(raised)
         assert made[0].failure is raised
 
 
@@ -154,7 +154,7 @@ def test_ranks_that_make_different_calls_are_an_error(short_patience, other):
     def usual():
         made[0].all_reduce(np.zeros(4, np.float32), np.dtype(np.float32), purpose="a")
 
-    with rings(2, timeout_seconds=1.0) as (made, _):
+    with rings(2, timeout_seconds=0.3) as (made, _):
         raised = together(usual, lambda: other(made[1]))
     assert any(isinstance(error, tcp_ring.OutOfStep) for error in raised), raised
     assert all(error is not None for error in raised)
@@ -166,17 +166,46 @@ def test_a_rank_that_makes_one_call_more_is_an_error(short_patience):
             made[rank].all_gather(np.zeros(1), purpose="move")
         made[rank].all_gather(np.zeros(1), purpose="step")
 
-    with rings(2, timeout_seconds=1.0) as (made, _):
+    with rings(2, timeout_seconds=0.3) as (made, _):
         raised = together(lambda: reduce(0, 1), lambda: reduce(1, 2))
     assert any(isinstance(error, tcp_ring.OutOfStep) for error in raised), raised
 
 
 def test_a_waiting_worker_checks_whether_the_others_are_alive(short_patience):
-    def gone() -> None:
-        raise ConnectionError("worker:1 does not answer")
+    def gone(rank: int) -> None:
+        raise ConnectionError(f"worker:{rank} does not answer")
 
-    with rings(2, check_others=gone) as (made, _), pytest.raises(ConnectionError, match="worker:1"):
+    with rings(2, check=gone) as (made, _), pytest.raises(ConnectionError, match="worker:1"):
         made[0].all_reduce(drawn(1, 10)[0], np.dtype(np.float32))
+
+
+def test_checks_grow_with_the_workers_and_not_with_their_square(monkeypatch):
+    """Of six ranks five wait. Each checks two ranks at a time, one of them the one that it waits for."""
+    monkeypatch.setattr(tcp_ring, "PATIENCE_SECONDS", 0.02)
+    checked: dict[int, list[int]] = {}
+
+    def wait(rank: int) -> None:
+        made[rank]._check = checked.setdefault(rank, []).append
+        made[rank].all_reduce(np.zeros(10, np.float32), np.dtype(np.float32))
+
+    with rings(6, timeout_seconds=0.5) as (made, _):
+        together(*(lambda rank=rank: wait(rank) for rank in range(1, 6)))
+    for rank, found in checked.items():
+        assert set(found) == set(range(6)) - {rank}, "each other rank is checked now and then"
+        assert found.count(rank - 1) >= 5
+        assert len(found) < 3 * found.count(rank - 1)
+
+
+def test_the_frames_of_many_workers_are_as_long_as_those_of_two():
+    """Chunks that shrink with the number of workers would take as long as their latency."""
+    lengths = []
+    with rings(8) as (made, _):
+        heads = made[0]._head
+        made[0]._head = lambda vector: lengths.append(vector.nbytes) or heads(vector)
+        own = drawn(8, 2_100_000)
+        found = all_reduced(made, own, np.float32)
+    np.testing.assert_allclose(found[0], np.sum(own, axis=0), rtol=1e-3, atol=1e-5)
+    assert max(lengths) > 2**20
 
 
 def test_a_closed_connection_raises():
