@@ -11,6 +11,7 @@ from launch.membership.free_ports import LOOPBACK
 from launch.membership.roles import Roles
 from launch.membership.tf_config import tf_config_text
 from launch.supervision.group_guard import GroupGuard
+from launch.supervision.held_network import private_network
 from launch.supervision.own_program import own_program
 from launch.supervision.processes import Process
 from strategies.cluster import Cluster
@@ -24,12 +25,14 @@ _POLL_SECONDS = 0.05
 def selftest(environment: Mapping[str, str], *, timeout_seconds: float) -> Section:
     """Starts two workers, each on one CPU thread, and waits until both have ended.
 
+    They run in a private network where the system permits one: TensorFlow's server listens on every interface.
+
     Args:
       environment: this process's environment; the workers get it with their own TF_CONFIG and without GPUs.
       timeout_seconds: seconds that each worker waits for the other one to start.
     """
-    command = (*_COMMAND, str(timeout_seconds))
-    with GroupGuard() as guard, contextlib.ExitStack() as running:
+    with private_network() as network, GroupGuard() as guard, contextlib.ExitStack() as running:
+        command = (*network.inside, *_COMMAND, str(timeout_seconds))
         workers = [
             running.enter_context(contextlib.closing(_started(command, environment, cluster, guard)))
             for cluster in Roles(workers=2).clusters()
@@ -39,7 +42,8 @@ def selftest(environment: Mapping[str, str], *, timeout_seconds: float) -> Secti
         if problem:
             return Section(facts={"ring of 2": "failed"}, problems=(f"self-test: {problem}",))
         measured = json.loads(workers[0].outputs[0].read())
-    return Section(facts={f"{precision} {mib} MiB": _speed(mib, seconds) for precision, mib, seconds in measured})
+    facts = {f"{precision} {mib} MiB": _speed(mib, seconds) for precision, mib, seconds in measured}
+    return Section(facts=facts | ({"private network": network.problem} if network.problem else {}))
 
 
 def _started(

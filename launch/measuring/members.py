@@ -2,16 +2,19 @@
 
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import pathlib
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 
+from launch import binary
 from launch.measuring.case import MEGABITS, Case
 from launch.measuring.peer_on_hosts import VARIABLE as PEER_VARIABLE
 from launch.membership.free_ports import free_addresses
 from launch.membership.tf_config import tf_config_text
+from launch.supervision.held_network import private_network
 from launch.supervision.network_namespaces import Network, hosts
 from launch.supervision.own_program import own_variables
 from strategies.cluster import CHIEF, SERVER, WORKER, Cluster
@@ -46,20 +49,41 @@ def members_of(case: Case) -> Iterator[list[Member]]:
     shared = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"}
     shared.pop("TF_CONFIG", None)
     shared |= case.variables
-    with _hosts_of(case) as network:
+    with _hosts_of(case) as network, _private(network) as inside:
         if not case.processes:
             command, variables = (case.command, {}) if network is None else peer_on_hosts(case.command, network)
-            yield [Member(case.work.strategy, command, {**shared, **variables})]
+            yield [Member(case.work.strategy, (*inside, *command), {**shared, **variables})]
             return
         shared["TOWERS_SECRET"] = secrets.token_hex(16)
         yield [
             Member(
                 cluster.this.name,
-                (*(network.inside(host) if network else ()), *case.command),
+                (*(network.inside(host) if network else inside), *case.command),
                 {**shared, "TF_CONFIG": tf_config_text(cluster)},
             )
             for host, cluster in enumerate(clusters(case.processes, network))
         ]
+
+
+@contextlib.contextmanager
+def _private(network: Network | None) -> Iterator[tuple[str, ...]]:
+    """The words before a command that run it in a private network, if the row has no hosts and the system permits
+    it: servers of TensorFlow listen on every interface and have no authentication."""
+    if network is not None:
+        yield ()
+        return
+    with private_network() as private:
+        if private.problem:
+            _warn_once(private.problem)
+        yield private.inside
+
+
+@functools.cache
+def _warn_once(problem: str) -> None:
+    binary.warn(
+        f"no private network ({problem}): others may be able to connect to the ports of the measured processes, "
+        "which need no password"
+    )
 
 
 def _hosts_of(case: Case) -> contextlib.AbstractContextManager[Network | None]:

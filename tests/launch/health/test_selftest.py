@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from launch.health import selftest
+from tests.launch.private_networks import needs_private_network
 
 RANK = "import json, os, sys, time; rank = json.loads(os.environ['TF_CONFIG'])['task']['index']\n"
 
@@ -42,6 +43,14 @@ def test_both_workers_get_one_cluster_no_gpu_and_the_timeout(found):
         "sys.exit(f'{alike}')"
     )
     assert problem_of(found(program)).endswith("ended with exit code 1: [2, '-1', '1.0']")
+
+
+@pytest.mark.full
+@needs_private_network
+def test_only_the_workers_reach_their_servers(found):
+    """TensorFlow's listen on every interface and ask for nothing."""
+    program = "import socket; sys.exit(f'{[name for _, name in socket.if_nameindex()]}')"
+    assert problem_of(found(program)).endswith("ended with exit code 1: ['lo']")
 
 
 @pytest.mark.full

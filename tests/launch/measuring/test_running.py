@@ -15,6 +15,7 @@ from launch.measuring.running import Interrupted, run_case
 from launch.supervision.network_namespaces import namespaces
 from strategies.errors import PeerLost
 from tests.launch.network_namespaces import needs_network_namespaces
+from tests.launch.private_networks import needs_private_network
 from tests.launch.programs import started
 from tests.towers.user_errors import refused
 
@@ -104,6 +105,14 @@ def test_the_measurement_is_the_last_line_of_the_first_process():
     found = run(case(program, count=2))
     assert (found["type"], found["index"]) == ("worker", 0)
     assert "peak_memory_bytes" in found
+
+
+@pytest.mark.full
+@needs_private_network
+def test_its_servers_are_reached_from_the_row_alone():
+    program = "import json, socket; print(json.dumps({'found': [name for _, name in socket.if_nameindex()]}))"
+    assert run(case(program, count=2))["found"] == ["lo"]
+    assert run(case(program))["found"] == ["lo"]
 
 
 def test_a_program_that_prints_no_measurement_is_an_error():

@@ -1,0 +1,44 @@
+"""A private network that a process gives to others: who is in it, and that its own network stays."""
+
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from launch.supervision import held_network
+from launch.supervision.held_network import private_network
+from tests.launch.private_networks import needs_private_network
+
+pytestmark = [pytest.mark.timeout(60), pytest.mark.full]
+SERVE = "import socket; s = socket.create_server(('', 0)); print(s.getsockname()[1], flush=True); s.accept()"
+REACH = "import socket, sys; socket.create_connection(('127.0.0.1', int(sys.argv[1])), timeout=5)"
+
+
+@needs_private_network
+def test_only_those_inside_reach_a_server_on_every_interface():
+    before = socket.if_nameindex()
+    with private_network() as network:
+        command = [*network.inside, sys.executable, "-c"]
+        with subprocess.Popen([*command, SERVE], stdout=subprocess.PIPE, text=True) as server:
+            port = server.stdout.readline().strip()
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection(("127.0.0.1", int(port)), timeout=5)
+            subprocess.run([*command, REACH, port], check=True, timeout=30)
+    assert server.returncode == 0
+    assert socket.if_nameindex() == before
+
+
+@needs_private_network
+@pytest.mark.parametrize("command, code", [(["true"], 0), (["sh", "-c", "exit 7"], 7), (["no-such-program"], 127)])
+def test_the_exit_code_is_that_of_the_command(command, code):
+    with private_network() as network:
+        done = subprocess.run([*network.inside, *command], capture_output=True, timeout=30, check=False)
+    assert done.returncode == code
+
+
+def test_without_permission_commands_run_where_they_are(monkeypatch):
+    command = (sys.executable, "-c", "print('Operation not permitted'); input()")
+    monkeypatch.setattr(held_network, "own_program", lambda module: (command, {}))
+    with private_network() as network:
+        assert (network.inside, network.problem) == ((), "Operation not permitted")
