@@ -98,8 +98,6 @@ class RingStrategy(SynchronousStrategy):
                 return self._engine(task, model, devices, options, spec, shares, own_shares, exchange)
 
         super().__init__("ring", task, options, make_engine, sum(map(len, self._shares_by_worker)))
-        with self._watched():
-            self._check_alike()
 
     def _chosen_engine(self, devices: Devices) -> EngineChoice:
         """The same on all workers."""
@@ -210,15 +208,17 @@ class RingStrategy(SynchronousStrategy):
 
     def _check_alike(self) -> None:
         """Raises UserError if the workers were not all started with the same settings."""
-        shapes = {name: value.shape for name, value in self.engine.parameters().items()}
+        shapes = {variable.path: variable.shape for variable in self.model.trainable_variables}
         own = common_settings(self.task, self.options, evaluates=True, shapes=shapes, ring=self.ring.options)
-        texts = self._host.gather_texts("settings", json.dumps(own))
+        with self._watched():
+            texts = self._host.gather_texts("settings", json.dumps(own))
         names = [member.name for member in self.ring.members]
         with self._refusal():
             check_same(dict(zip(names, map(json.loads, texts), strict=True)))
 
     def _check_data(self) -> None:
         """Also raises UserError if the workers read other batches: each computes its part of what it reads."""
+        self._check_alike()
         num_compared = _NUM_COMPARED if self.ring.num_workers > 1 else 1
         found = check_first_batches(self.task, self.model, num_compared=num_compared)
         own = np.zeros((2, num_compared))
@@ -233,11 +233,12 @@ class RingStrategy(SynchronousStrategy):
     def _check_same_batches(self, split: str, found: np.ndarray) -> None:
         """Raises UserError if the checksums of a rank differ from those of rank 0."""
         for rank in np.flatnonzero((found != found[0]).any(axis=1))[:1]:
-            raise UserError(
-                f"{self.ring.members[rank].name} and {self.ring.members[0].name} read different batches of "
-                f"{split!r}: each computes its part of a batch, so some examples would count twice and others not "
-                "at all; if the data are shuffled, use shuffle(..., seed=1)"
-            )
+            with self._refusal():
+                raise UserError(
+                    f"{self.ring.members[rank].name} and {self.ring.members[0].name} read different batches of "
+                    f"{split!r}: each computes its part of a batch, so some examples would count twice and others "
+                    "not at all; if the data are shuffled, use shuffle(..., seed=1)"
+                )
 
     def _check_same(self, what: str, found: np.ndarray) -> None:
         """Raises UserError if the number of a rank differs from that of rank 0."""
