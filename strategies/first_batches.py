@@ -72,11 +72,11 @@ def _check_first_batch(task: Task, model: keras.Model, split: str, batch: Batch)
     if "weights" in not_finite_parts(Batch((), (), batch.weights)):
         raise UserError(f"weights of the first batch of {split!r} hold NaN or infinity: clean the data")
     few = tf.nest.map_structure(lambda tensor: tensor[:_NUM_EXAMPLES], batch)
-    outputs = _computed(
-        lambda: _outputs(model, few.features),
-        f"the first batch of {split!r} has features {_described(few.features)}{_expected(model)}: "
-        "give features of the model's inputs",
-    )
+    problem = f"the first batch of {split!r} has features {_described(few.features)}{_expected(model)}: "
+    problem += "give features of the model's inputs"
+    if _are_more(few.features, model):
+        raise UserError(problem)
+    outputs = _computed(lambda: _outputs(model, few.features), problem)
     came = f"the first batch of {split!r} has labels {_described(few.labels)}{_weights_of(few)}, and the model "
     came += f"returns {_described(outputs)}"
     _computed(lambda: task.loss(outputs, few), f"{came}: give labels and weights that fit outputs and loss")
@@ -117,6 +117,15 @@ def _length(batch: Batch) -> int:
 def _outputs(model: keras.Model, features: Any) -> Any:
     with keras.StatelessScope():
         return model(features, training=False)
+
+
+def _are_more(features: Any, model: keras.Model) -> bool:
+    """Whether these are more tensors than the model has inputs: a Sequential model ignores all but the first.
+
+    Entries of a dict are chosen by name, so others may be in it.
+    """
+    inputs = getattr(model, "inputs", None)
+    return bool(inputs) and not isinstance(features, Mapping) and len(tf.nest.flatten(features)) > len(inputs)
 
 
 def _computed(function: Callable[[], Any], problem: str) -> Any:

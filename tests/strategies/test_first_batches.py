@@ -84,6 +84,10 @@ MISTAKES = {
     "width": (both(X[:, :4], Y), ("'train' has features float32 [N, 4]", "the model takes float32 [N, 5]")),
     "width of the evaluation": ({"eval_data": (X[:, :4], Y)}, ("'eval' has features float32 [N, 4]",)),
     "rank": (both(X[:, 0], Y), ("features float32 [N]", "takes float32 [N, 5]")),
+    "two arrays for one input": (
+        both((X, X), Y),
+        ("features (float32 [N, 5], float32 [N, 5])", "takes float32 [N, 5]", "give features"),
+    ),
     "strings": (both(X.astype(str), Y), ("features string [N, 5]", "takes float32 [N, 5]")),
     "labels that are strings": (both(X, Y.astype(str)), ("labels string [N]", "returns float32 [N, 2]")),
     "objects": (both(X.astype(object), Y), ("train_data has an array of Python objects", "convert it")),
