@@ -6,9 +6,10 @@
 3   --verify found a difference above the tolerance, or launch.benchmark --compare a regression
 4   a loss or gradient was not finite, with --on_nan=stop
 5   another process of the run was lost, did not answer or never connected
-75  interrupted by SIGTERM or SIGINT: the same command resumes from what was saved
+75  interrupted by SIGTERM, SIGINT or SIGHUP (a closed terminal): the same command resumes from what was saved
 """
 
+import contextlib
 import functools
 import logging
 import os
@@ -23,6 +24,8 @@ from towers.errors import UserError
 
 DONE, USER_ERROR, DIFFERS, NOT_FINITE, PEER_LOST, INTERRUPTED = 0, 2, 3, 4, 5, 75
 _CODES = {UserError: USER_ERROR, NonFiniteStep: NOT_FINITE, PeerLost: PEER_LOST}
+# Seconds that a launcher gives a program from SIGTERM to SIGKILL: enough for a step and a checkpoint.
+SECONDS_TO_SAVE = 120
 # Errors that are reported in one line, without a traceback.
 EXPECTED = tuple(_CODES)
 
@@ -32,7 +35,7 @@ def run(
 ) -> None:
     """Runs `main` by absl's app.run. An error of `EXPECTED` becomes one line on stderr and its exit code.
 
-    So does SIGTERM or Ctrl-C before training begins; from then on the Trainer saves first.
+    So does SIGTERM, SIGHUP or Ctrl-C before training begins; from then on the Trainer saves first.
 
     Args:
       main: called with the program's name, followed by the operand or by the command's words, if there are any.
@@ -91,4 +94,6 @@ def warn(message: object) -> None:
 
 def _print_line(kind: str, message: object) -> None:
     program = os.path.splitext(os.path.basename(sys.argv[0]))[0]
-    print(f"{program}: {kind}: {' '.join(str(message).split())}", file=sys.stderr, flush=True)
+    # A terminal that was closed must not change the exit code.
+    with contextlib.suppress(OSError):
+        print(f"{program}: {kind}: {' '.join(str(message).split())}", file=sys.stderr, flush=True)

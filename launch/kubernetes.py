@@ -21,7 +21,6 @@ from absl import flags
 
 from launch import binary
 from launch.manifests.kinds import KINDS, documents
-from launch.manifests.pod_template import SECONDS_TO_SAVE
 from launch.manifests.pods import Pods
 from launch.manifests.servers_of_command import HELP
 from launch.manifests.yaml_text import yaml_text
@@ -65,7 +64,7 @@ def comment(kind: str, pods: Pods) -> str:
         count=sum(pods.counts.values()),
         namespace=f" -n {pods.namespace}" if pods.namespace else "",
         selector=",".join(f"{name}={value}" for name, value in pods.labels.items()),
-        seconds=SECONDS_TO_SAVE,
+        seconds=binary.SECONDS_TO_SAVE,
         restarts=restarts.format(max_restarts=pods.max_restarts),
         volume=_VOLUME.format(claim=pods.volume_claim) if pods.volume_claim else _NO_VOLUME,
         port=pods.port,

@@ -8,8 +8,9 @@
         kills a process during training, restarts the cluster from its newest checkpoint, and prints last
         recovered: worker:1 was killed at step 20, restart 1 completed
 
-Signals: the launcher forwards Ctrl-C and SIGTERM to the processes. Those that serve others, such as parameter
-servers, get SIGTERM when the others have ended. No process is left running, whatever happens.
+Signals: the launcher forwards Ctrl-C, SIGTERM and SIGHUP (a closed terminal) to the processes. Those that serve
+others, such as parameter servers, get SIGTERM when the others have ended. No process is left running, whatever
+happens.
 
 Logs: the lines of each process are also saved in the run's directory, as logs/worker-1.log.
 
@@ -50,14 +51,17 @@ from launch.supervision.screen import print_line
 from towers.errors import UserError
 
 FLAGS = flags.FLAGS
+# In this time processes notice that another one is lost.
+_SECONDS_TO_NOTICE = 30.0
 flags.DEFINE_integer("workers", 2, "Number of workers.")
 flags.DEFINE_integer("ps", 0, "Number of parameter servers.")
 flags.DEFINE_bool("chief", False, "Start a chief in addition to the workers.")
 flags.DEFINE_bool("evaluator", False, "Start an evaluator in addition to the cluster.")
 flags.DEFINE_float(
     "grace_seconds",
-    30.0,
-    "Seconds to wait for processes to end, after a failure or a signal, before SIGTERM and before SIGKILL.",
+    None,
+    "Seconds to wait for processes to end: after another process failed, before SIGTERM (default: "
+    f"{_SECONDS_TO_NOTICE:g}), and after a signal, before SIGKILL (default: {binary.SECONDS_TO_SAVE}).",
 )
 flags.DEFINE_integer(
     "max_restarts",
@@ -113,7 +117,8 @@ def plan_from_flags(command: list[str]) -> Plan:
         directory=run_directory(command),
         faults=planned_faults(FLAGS.kill, FLAGS.stop, roles=roles, max_restarts=FLAGS.max_restarts),
         max_restarts=FLAGS.max_restarts,
-        grace_seconds=FLAGS.grace_seconds,
+        seconds_to_notice=_SECONDS_TO_NOTICE if FLAGS.grace_seconds is None else FLAGS.grace_seconds,
+        seconds_to_save=binary.SECONDS_TO_SAVE if FLAGS.grace_seconds is None else FLAGS.grace_seconds,
     )
 
 
@@ -127,7 +132,8 @@ def runnable_command(command: list[str]) -> tuple[tuple[str, ...], dict[str, str
       UserError: the command is missing, or its program is not found.
     """
     if not command:
-        raise UserError("no command: give one after --, for example --workers=2 -- python -m launch.train")
+        example = "--workers=2 -- python -m launch.train --strategy=ring"
+        raise UserError(f"no command: give one after --, for example {example}")
     if command[:2] == ["python", "-m"] and command[2:3] and command[2].startswith("launch."):
         return own_program(*command[2:])
     program = sys.executable if command[0] == "python" else command[0]

@@ -12,7 +12,8 @@ r"""Writes a Slurm batch script that trains on several nodes and continues after
         starts a chief, two parameter servers and three workers: the servers are the last tasks of the nodes
 
 Slurm sends SIGTERM --grace_seconds before the time limit. Training then saves a checkpoint and exits with code 75;
-the job requeues itself and resumes from the checkpoint. A job that fails or is cancelled is not requeued.
+the job requeues itself and resumes from the checkpoint. A job that fails or is cancelled is not requeued, nor one
+that was requeued five times without a new checkpoint.
 Exit codes: launch/binary.py.
 """
 
@@ -53,7 +54,7 @@ def _define_flags() -> None:
     flags.DEFINE_string("job_name", "towers", "Job name that squeue shows.")
     flags.DEFINE_integer(
         "grace_seconds",
-        60,
+        binary.SECONDS_TO_SAVE,
         "Seconds before the time limit at which Slurm sends SIGTERM. Raise it where saving takes longer.",
     )
     flags.DEFINE_string("output", None, "File to write; it must not exist. Default: standard output.")

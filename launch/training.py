@@ -99,7 +99,7 @@ def serve_if_server() -> None:
 def build_trainer(strategy: Strategy, *, stop_requested: Callable[[], bool] | None = None) -> Trainer:
     """A Trainer, with a progress display, for the run that the flags describe.
 
-    Its `fit` prints the results. SIGTERM and Ctrl-C save, and end the program with exit code 75.
+    Its `fit` prints the results. SIGTERM, SIGHUP and Ctrl-C save, and end the program with exit code 75.
 
     Args:
       strategy: from `build_strategy`.

@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C where nothing must be saved first: one line and exit code 75, never a traceback.
+"""SIGTERM, SIGHUP and Ctrl-C where nothing must be saved first: one line and exit code 75, never a traceback.
 
 `end_at_early_signals` is for the imports, `EndingSignals` for what follows.
 """
@@ -9,11 +9,12 @@ import signal
 import sys
 import threading
 
+_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _EXIT_CODE = 75  # `launch.binary.INTERRUPTED`; launch.binary is imported later.
 
 
 def end_at_early_signals(program: str | None) -> None:
-    """Until another handler is set, SIGTERM and SIGINT end this process with one line.
+    """Until another handler is set, SIGTERM, SIGHUP and SIGINT end this process with one line.
 
     Does nothing where `launch` is imported by another module than a script that is run, by an interactive
     session, or in a thread.
@@ -38,37 +39,42 @@ def end_at_early_signals(program: str | None) -> None:
             sys.stdout.flush()
         os._exit(_EXIT_CODE)
 
-    for number, usual in ((signal.SIGTERM, signal.SIG_DFL), (signal.SIGINT, signal.default_int_handler)):
+    for number in _ENDING:
+        usual = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
         if signal.getsignal(number) is usual:
             signal.signal(number, end)
 
 
 class Interrupted(KeyboardInterrupt):
-    """SIGTERM or SIGINT, outside the work that saves something first."""
+    """SIGTERM, SIGHUP or SIGINT, outside the work that saves something first."""
 
     def __init__(self, number: int):
         super().__init__(signal.Signals(number).name)
 
 
 class EndingSignals:
-    """From now on the first SIGTERM or SIGINT raises `Interrupted`, except where another handler is active.
+    """From now on the first SIGTERM, SIGHUP or SIGINT raises `Interrupted`, unless another handler is active.
+
+    A SIGHUP that is ignored, as after nohup, stays ignored.
 
     Attributes:
-      name: the signal that was received, 'SIGTERM' or 'SIGINT'; None if there was none.
+      name: the signal that was received, as 'SIGTERM'; None if there was none.
     """
 
     def __init__(self):
         self.name: str | None = None
         self._code: int | None = None
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGINT):
-                signal.signal(number, self._receive)
+            for number in _ENDING:
+                if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+                    signal.signal(number, self._receive)
 
     def end(self, code: int) -> int:
         """Returns `code`, which no later signal changes."""
         self._code = code
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            for number in (signal.SIGTERM, signal.SIGHUP):
+                signal.signal(number, signal.SIG_IGN)
         return code
 
     def _receive(self, number, frame) -> None:

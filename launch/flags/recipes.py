@@ -6,6 +6,7 @@ from types import MappingProxyType
 from absl import flags
 
 from launch.flags.checks import listed_in_help
+from towers.errors import UserError
 
 FLAGS = flags.FLAGS
 RECIPES: Mapping[str, Mapping[str, object]] = MappingProxyType(
@@ -46,8 +47,18 @@ listed_in_help(__name__)
 
 
 def apply_recipe() -> None:
-    """Sets the flags of --recipe that are not on the command line."""
-    for name, value in RECIPES.get(FLAGS.recipe, {}).items():
+    """Sets the flags of --recipe that are not on the command line.
+
+    Raises:
+      UserError: the program lacks one of the flags: a user's own program has no flags of tasks.
+    """
+    recipe = RECIPES.get(FLAGS.recipe, {})
+    if missing := [name for name in recipe if name not in FLAGS]:
+        raise UserError(
+            f"--recipe={FLAGS.recipe} sets --{missing[0]}, which this program does not have: a recipe is for "
+            "the tasks of launch.train; omit it and give the other flags one by one"
+        )
+    for name, value in recipe.items():
         # --steps and --epochs exclude each other.
         if FLAGS[name].present or (name == "epochs" and FLAGS["steps"].present):
             continue

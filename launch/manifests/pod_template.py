@@ -3,13 +3,12 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 
+from launch import binary
 from launch.manifests.pods import Pods
 from strategies.cluster import SERVER
 
 # Kubeflow's operator requires these names of the container and the port.
 CONTAINER, PORT_NAME = "tensorflow", "tfjob-port"
-# Seconds from SIGTERM to SIGKILL: enough to finish a step and write a checkpoint.
-SECONDS_TO_SAVE = 120
 _INDEX = "JOB_COMPLETION_INDEX"
 _SECRET, _SECRET_KEY = "TOWERS_SECRET", "secret"
 
@@ -35,7 +34,7 @@ def pod_template(
     volumes = _volumes(pods, num_gpus)
     spec = {
         **of_pod,
-        "terminationGracePeriodSeconds": SECONDS_TO_SAVE,
+        "terminationGracePeriodSeconds": binary.SECONDS_TO_SAVE,
         # Anyone who can connect to TensorFlow's server can read the pod's files, so they must not contain a token
         # for the cluster.
         "automountServiceAccountToken": False,

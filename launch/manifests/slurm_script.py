@@ -16,33 +16,53 @@ _TIME = re.compile(r"(?:[0-9]+-)?[0-9]+(?::[0-9]{1,2}){0,2}")
 _PLAIN = re.compile(r"[\w.,:@/+-]+", re.ASCII)
 
 # srun --kill-on-bad-exit stops the other tasks when one has failed, and kills them soon after. Exit code 75
-# (interrupted, all is saved) is no failure, and other tasks may still be saving: so each task turns 75 into 0 and
-# leaves a file in the run's directory. The exit code of srun itself is not enough: it is the highest of all tasks,
-# so it is 75 also if one task failed and the others were stopped. Such a job would be requeued and fail again.
-# SIGTERM also reaches the shell around a task: `trap : TERM` keeps the shell alive until its task has ended.
+# (interrupted, all is saved) is no failure, and other tasks may still be saving: so each task turns 75 into 0
+# and leaves a file in the run's directory. The exit code of srun itself is not enough: it is the highest of all
+# tasks, so it is 75 also if one task failed and the others were stopped. Such a job would be requeued and fail
+# again. SIGTERM also reaches the shell around a task: `trap : TERM` keeps the shell alive until its task has
+# ended. A task that gets SIGTERM while Python starts ends with 143: it had nothing to save. If it gets it
+# because another task has failed, srun's exit code is that of the other task.
+_KILLED_BY_SIGTERM = 143
+_MAX_REQUEUES_WITHOUT_PROGRESS = 5
 _SCRIPT = """\
 #!/bin/bash
 {options}
 
 interrupted={directory}/interrupted-$SLURM_JOB_ID
+requeued={directory}/requeued-$SLURM_JOB_ID
 rm -f "$interrupted"
 export interrupted
 
 # Parameter servers let in only processes with this job's secret. srun gives it to all tasks.
 export TOWERS_SECRET="${{TOWERS_SECRET:-$(od -An -N16 -tx1 /dev/urandom | tr -d ' \\n')}}"
 {variables}
-# One task. Exit code {code} means: stopped by a signal, everything is saved. That is no failure.
-task='trap : TERM; "$@"; code=$?; [ $code -eq {code} ] || exit $code; touch "$interrupted"'
+# One task. Exit code {code} means: stopped by a signal, everything is saved; {killed}: stopped before it had
+# anything to save. Both are no failures.
+task='trap : TERM; "$@"; code=$?; case $code in {code}|{killed}) touch "$interrupted";; *) exit $code;; esac'
 
 srun --kill-on-bad-exit=1{step_options} bash -c "$task" task \\
     {command}
 code=$?
 
 # Requeue an interrupted job: it resumes from its checkpoint. (scancel ends this shell before it gets here.)
+# The file $requeued holds the newest checkpoint, and how many requeues there were since it was written.
 if [ $code -eq 0 ] && [ -e "$interrupted" ]; then
     rm -f "$interrupted"
     code={code}
-    scontrol requeue "$SLURM_JOB_ID"
+    newest=$(ls {directory}/checkpoints 2> /dev/null | grep 'index$' | sort -V | tail -n 1)
+    times=1
+    if [ -e "$requeued" ] && [ "$(head -n 1 "$requeued")" = "$newest" ]; then
+        times=$(($(tail -n 1 "$requeued") + 1))
+    fi
+    if [ $times -le {most} ]; then
+        (echo "$newest"; echo $times) > "$requeued"
+        scontrol requeue "$SLURM_JOB_ID"
+    else
+        echo "not requeued: {most} requeues brought no new checkpoint; raise --time and submit the job again" >&2
+        rm -f "$requeued"
+    fi
+else
+    rm -f "$requeued"
 fi
 exit $code
 """
@@ -73,7 +93,7 @@ class Job:
     time: str | None = None
     partition: str | None = None
     job_name: str = "towers"
-    grace_seconds: int = 60
+    grace_seconds: int = binary.SECONDS_TO_SAVE
 
 
 def batch_script(job: Job, command: Sequence[str]) -> str:
@@ -93,6 +113,8 @@ def batch_script(job: Job, command: Sequence[str]) -> str:
         variables=f"export {SERVERS_VARIABLE}={servers}\n" if servers else "",
         command=shlex.join(command),
         code=binary.INTERRUPTED,
+        killed=_KILLED_BY_SIGTERM,
+        most=_MAX_REQUEUES_WITHOUT_PROGRESS,
     )
 
 

@@ -34,7 +34,8 @@ class Plan:
       directory: the run's directory; absolute.
       faults: the planned faults of the first start, by the name of the process.
       max_restarts: maximum number of restarts after failures, those of single processes included.
-      grace_seconds: seconds that processes have to end, before SIGTERM and before SIGKILL.
+      seconds_to_notice: seconds that processes have to end after another one failed, before SIGTERM.
+      seconds_to_save: seconds that processes have to end after a signal, before SIGKILL.
     """
 
     command: tuple[str, ...]
@@ -43,7 +44,8 @@ class Plan:
     directory: pathlib.Path
     faults: Mapping[str, PlannedFault]
     max_restarts: int
-    grace_seconds: float
+    seconds_to_notice: float
+    seconds_to_save: float
 
 
 class LocalRun:
@@ -108,7 +110,8 @@ class LocalRun:
                 awaited=plan.roles.awaited(),
                 replacement=replacement,
                 replaceable=plan.roles.replaceable,
-                grace_seconds=plan.grace_seconds,
+                seconds_to_notice=plan.seconds_to_notice,
+                seconds_to_save=plan.seconds_to_save,
             ).run()
         if self._start == 1:
             self._faults_seen = {fault for fault in plan.faults.values() if fault.is_seen_in(outcome)}

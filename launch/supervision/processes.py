@@ -10,6 +10,8 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 
+import psutil
+
 from launch.supervision.group_guard import GroupGuard
 
 _DIE_WITH_LAUNCHER = str(pathlib.Path(__file__).with_name("die_with_launcher.py"))
@@ -83,13 +85,19 @@ class Process:
         """Updates `is_stopped` and `exit`. If the process has ended, kills everything that it started."""
         if self.exit is not None:
             return
-        options = os.WEXITED | os.WSTOPPED | os.WNOHANG | os.WNOWAIT
-        status = os.waitid(os.P_PID, self._popen.pid, options)
-        self.is_stopped = status is not None and status.si_code == os.CLD_STOPPED
-        if status is not None and not self.is_stopped:
+        # Not os.waitid, which macOS lacks in Python before 3.13.
+        status = self._status()
+        self.is_stopped = status == psutil.STATUS_STOPPED
+        if status == psutil.STATUS_ZOMBIE:
             # Before the process is reaped: until then no other group can get its number.
             self.send(signal.SIGKILL)
             self._finish()
+
+    def _status(self) -> str:
+        try:
+            return psutil.Process(self._popen.pid).status()
+        except psutil.ZombieProcess:
+            return psutil.STATUS_ZOMBIE
 
     def send(self, number: int) -> None:
         """Sends a signal to the process and to everything that it started."""

@@ -1,10 +1,10 @@
-"""Receives SIGTERM and SIGINT in the launcher, to forward them."""
+"""Receives SIGTERM, SIGINT and SIGHUP in the launcher, to forward them."""
 
 from strategies.training.stop_signals import ReceivedSignals
 
 
 class ForwardedSignals(ReceivedSignals):
-    """Context manager: while active, collects every SIGTERM and SIGINT, for the launcher to forward.
+    """Context manager: while active, collects every SIGTERM, SIGINT and SIGHUP, for the launcher to forward.
 
     Attributes:
       first: the first signal received; None if there was none.

@@ -1,10 +1,10 @@
 """Supervises one start of a cluster until its last process has ended: which process must end, and when.
 
-the launcher gets a signal   sends it to all processes except those that serve; SIGKILL after the grace period
-a process fails              replaces it if possible; otherwise gives the others the grace period to end by
-                             themselves, then sends SIGTERM, and SIGKILL after another grace period
+the launcher gets a signal   sends it to all processes except those that serve; SIGKILL after the time to save
+a process fails              replaces it if possible; otherwise gives the others the time to notice and to end by
+                             themselves, then sends SIGTERM, and SIGKILL after the time to save
 a worker of servers is lost  nothing, while another worker runs: training continues
-nobody is left to serve      SIGTERM to those that serve, SIGKILL after the grace period
+nobody is left to serve      SIGTERM to those that serve, SIGKILL after the time to save
 """
 
 import time
@@ -34,7 +34,8 @@ class Supervisor:
         awaited: Mapping[str, Sequence[str]],
         replacement: Callable[[Exit], Process | None],
         replaceable: Collection[str],
-        grace_seconds: float,
+        seconds_to_notice: float,
+        seconds_to_save: float,
     ):
         """Args:
         processes: the running processes.
@@ -43,11 +44,13 @@ class Supervisor:
         awaited: by the name of each process that serves, the processes that it serves until they have ended.
         replacement: gets the exit of a failed process; starts a process that replaces it, or returns None.
         replaceable: names of the processes of which the others need only one.
-        grace_seconds: seconds that processes have to end, before SIGTERM and before SIGKILL.
+        seconds_to_notice: seconds that processes have to end after another one failed, before SIGTERM.
+        seconds_to_save: seconds that processes have to end after a signal, before SIGKILL.
         """
         self._replacement, self._replaceable = replacement, replaceable
         self._running, self._relay, self._signals = list(processes), relay, signals
-        self._awaited, self._grace_seconds = awaited, grace_seconds
+        self._awaited = awaited
+        self._seconds_to_notice, self._seconds_to_save = seconds_to_notice, seconds_to_save
         self._exits: list[Exit] = []
         self._replaced: list[Exit] = []
         self._failed_at: float | None = None
@@ -117,23 +120,20 @@ class Supervisor:
                 process.ask_to_end()
 
     def _end_after_failure(self) -> None:
-        """Ends the others: a stopped process at once, because it can't end by itself; the rest after the grace."""
+        """Ends the others: a stopped process at once, because it can't end by itself; the rest some time later."""
         if self._failed_at is None or self._interrupted_at is not None:
             return
         for process in self._running:
-            if process.is_stopped or self._is_over(self._failed_at):
+            if process.is_stopped or time.monotonic() - self._failed_at > self._seconds_to_notice:
                 process.ask_to_end()
 
     def _kill_overdue(self) -> None:
-        interrupted_long_ago = self._interrupted_at is not None and self._is_over(self._interrupted_at)
+        since = self._interrupted_at
+        interrupted_long_ago = since is not None and time.monotonic() - since > self._seconds_to_save
         for process in self._running:
             in_time = process.name in self._awaited or not interrupted_long_ago
-            if not in_time or process.asked_seconds() > self._grace_seconds:
+            if not in_time or process.asked_seconds() > self._seconds_to_save:
                 process.kill()
-
-    def _is_over(self, since: float) -> bool:
-        """Whether the grace period that began at `since` is over."""
-        return time.monotonic() - since > self._grace_seconds
 
     def _pass_on_last_output(self) -> None:
         until = time.monotonic() + _LAST_OUTPUT_SECONDS

@@ -1,13 +1,19 @@
-"""SIGTERM and SIGINT as a request to stop: a Trainer saves first."""
+"""SIGTERM, SIGINT and SIGHUP (the terminal was closed) as a request to stop: a Trainer saves first."""
 
+import contextlib
+import os
 import signal
+import stat
 import threading
+
+_STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class ReceivedSignals:
-    """Context manager: while active, SIGTERM and SIGINT call `_receive` instead of ending this process.
+    """Context manager: while active, SIGTERM, SIGINT and SIGHUP call `_receive` instead of ending this process.
 
-    Python delivers signals to the main thread only: in another thread it changes nothing.
+    A SIGHUP that is ignored, as after nohup, stays ignored. Python delivers signals to the main thread only: in
+    another thread it changes nothing.
     """
 
     def __init__(self):
@@ -15,20 +21,26 @@ class ReceivedSignals:
 
     def __enter__(self):
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGINT):
-                self._previous_handlers[number] = signal.signal(number, self._receive)
+            for number in _STOPPING:
+                if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+                    self._previous_handlers[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(self, *_) -> None:
         for number, handler in self._previous_handlers.items():
             signal.signal(number, handler)
 
+    def _handle(self, number, frame) -> None:
+        if number == signal.SIGHUP:
+            _leave_terminal()
+        self._receive(number, frame)
+
     def _receive(self, number, frame) -> None:
         raise NotImplementedError
 
 
 class StopSignals(ReceivedSignals):
-    """Context manager: while active, the first SIGTERM or SIGINT makes `requested` return True, and nothing else.
+    """Context manager: while active, the first signal makes `requested` return True, and nothing else.
 
     A second SIGINT raises KeyboardInterrupt at once.
     """
@@ -43,13 +55,13 @@ class StopSignals(ReceivedSignals):
 
     @property
     def name(self) -> str:
-        """The first signal, 'SIGTERM' or 'SIGINT'; if this process received none, that another process did."""
+        """The first signal, as 'SIGTERM'; if this process received none, that another process did."""
         return signal.Signals(self._first).name if self._first is not None else "a signal to another process"
 
     def ignore_sigterm_afterwards(self) -> None:
-        """Ignores SIGTERM after this context too: everything is saved, and the exit code must not change."""
-        if self._previous_handlers:
-            self._previous_handlers[signal.SIGTERM] = signal.SIG_IGN
+        """Ignores SIGTERM and SIGHUP after this context too: all is saved, and the exit code must not change."""
+        for number in self._previous_handlers.keys() - {signal.SIGINT}:
+            self._previous_handlers[number] = signal.SIG_IGN
 
     def take_effect(self) -> None:
         """Sends this process the received signal again. Call it after the context, when everything is saved."""
@@ -61,3 +73,13 @@ class StopSignals(ReceivedSignals):
             self._first = number
         elif number == signal.SIGINT:
             raise KeyboardInterrupt
+
+
+def _leave_terminal() -> None:
+    """Output to a terminal that was closed is an error from now on: it goes nowhere instead."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):
+        with contextlib.suppress(OSError):
+            if stat.S_ISCHR(os.fstat(stream).st_mode):
+                os.dup2(nowhere, stream)
+    os.close(nowhere)

@@ -68,7 +68,7 @@ class Trainer:
         options: length of the run, its files, and how often it evaluates, saves and reports.
         callbacks: called in addition to those that write the directory's files.
         stop_requested: called between calls of `run_steps`; True saves a checkpoint and ends the run early. None
-          asks for a stop at SIGTERM and SIGINT, which take their usual effect when everything is saved.
+          asks for a stop at SIGTERM, SIGINT and SIGHUP, which take their usual effect when everything is saved.
         ended: called at the end of `fit` with its result and the signals, if stop_requested is None; it may exit.
         settings: written into summary.json as 'flags'.
 
@@ -102,7 +102,8 @@ class Trainer:
     def fit(self) -> FitResult:
         """Trains to the last step, writes the checkpoint and the model, evaluates, and writes the summary.
 
-        If an evaluation fails, all that was trained is saved. SIGTERM and SIGINT save before they take effect.
+        If an evaluation fails, all that was trained is saved. SIGTERM, SIGINT and SIGHUP save before they take
+        effect.
 
         Raises:
           NonFiniteStep: a step was not finite under on_nan='stop'; the last checkpoint is of an earlier step.

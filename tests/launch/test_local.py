@@ -525,10 +525,10 @@ local.cli()
 
 
 MISTAKES = (
-    ([], "no command: give one after --, for example --workers=2 -- python -m launch.train"),
+    ([], "no command: give one after --, for example --workers=2 -- python -m launch.train --strategy=ring"),
     (
         ["--workers=2", "--"],
-        "no command: give one after --, for example --workers=2 -- python -m launch.train",
+        "no command: give one after --, for example --workers=2 -- python -m launch.train --strategy=ring",
     ),
     (["--workers=0", "--", "ls"], "flag --workers=0: give a number above 0"),
     (["--ps=-1", "--", "ls"], "flag --ps=-1: give 0 or more"),

@@ -95,6 +95,15 @@ def test_it_trains_and_resumes(folder):
     assert "resumed at step 60 of 72" in second.out
 
 
+@pytest.mark.full
+def test_a_recipe_of_the_built_in_tasks_is_refused(folder):
+    """Not in a fork, which has the flags of launch.train."""
+    done = run("line.py", *FLAGS, "--recipe=cifar_fast", cwd=folder)
+    assert (done.code, done.out) == (2, "")
+    [line] = done.err.splitlines()
+    assert line.startswith("line: error: --recipe=cifar_fast sets --task, which this program does not have")
+
+
 @pytest.mark.parametrize("part", first_quick(["model", "main"]))
 def test_ctrl_c_before_training_is_one_line(folder, part):
     done = run_forked("line.py", *FLAGS, "--directory=early", f"--signal_in={part}", cwd=folder)

@@ -1,12 +1,19 @@
 """`python -m launch.train` as a process: its files, its exit codes, and that it resumes after any end."""
 
+import fcntl
 import json
+import os
+import pty
+import select
 import signal
+import subprocess
+import sys
+import termios
 
 import pytest
 
 from tests.launch.nursery import forked, run_forked
-from tests.launch.programs import LAST_STEP, TINY, assert_same_end, ended, listing, wait_for
+from tests.launch.programs import LAST_STEP, TINY, assert_same_end, ended, environment, listing, wait_for
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -90,6 +97,33 @@ def test_stopped_by_a_signal_and_restarted(finished_run, tmp_path, number):
     assert last.code == 0, last.err
     assert f"resumed at step {step} of {LAST_STEP}" in last.out
     assert_same_end(tmp_path / "run", finished_run.directory)
+
+
+@pytest.mark.full
+def test_a_closed_terminal_stops_it_with_everything_saved(tmp_path):
+    """The kernel sends SIGHUP, and the terminal takes no more output."""
+    command = [sys.executable, "-m", "launch.train", *TINY, "--steps=100000", "--directory=run"]
+    command.append("--checkpoint_every_steps=1000000")
+    ours, its = pty.openpty()
+    process = subprocess.Popen(
+        command, cwd=tmp_path, env=environment(), stdin=its, stdout=its, stderr=its, start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )  # fmt: skip
+    os.close(its)
+    try:
+        metrics = tmp_path / "run" / "metrics.jsonl"
+        while not (metrics.exists() and metrics.read_text().count("\n") >= 3):
+            assert process.poll() is None
+            if select.select([ours], [], [], 0.1)[0]:
+                os.read(ours, 100_000)
+        os.close(ours)
+        assert process.wait(60) == 75
+    finally:
+        process.kill()
+        process.wait(20)
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["outcome"] == "interrupted"
+    assert (tmp_path / "run" / "checkpoints" / f"step-{summary['steps']}.index").exists()
 
 
 @pytest.mark.full

@@ -11,7 +11,7 @@ from tests.launch.programs import ended, run, started
 DIES = "import os, signal\nos.write(2, b'a notice\\n')\nos.kill(os.getpid(), signal.{})\nraise ImportError\n"
 
 
-@pytest.fixture(params=["SIGTERM", "SIGINT"])
+@pytest.fixture(params=["SIGTERM", "SIGINT", "SIGHUP"])
 def number(request, tmp_path):
     """A signal; a `tensorflow` in the folder sends it to the process that imports it."""
     (tmp_path / "tensorflow.py").write_text(DIES.format(request.param))

@@ -7,7 +7,6 @@ import pytest
 
 from launch import binary
 from launch.manifests.kinds import KINDS, documents
-from launch.manifests.pod_template import SECONDS_TO_SAVE
 from launch.membership.tf_config import cluster_from
 from tests.launch.manifests.clusters import (
     environment_of,
@@ -201,7 +200,7 @@ def test_the_fields_of_a_pod(kind):
     volumes = {volume["name"]: volume for volume in template["spec"]["volumes"]}
     assert volumes[mounted["/data"]]["persistentVolumeClaim"] == {"claimName": "runs"}
     assert volumes[mounted["/dev/shm"]]["emptyDir"] == {"medium": "Memory"}
-    assert template["spec"]["terminationGracePeriodSeconds"] == SECONDS_TO_SAVE >= 60
+    assert template["spec"]["terminationGracePeriodSeconds"] == binary.SECONDS_TO_SAVE
     assert template["spec"]["automountServiceAccountToken"] is False
 
 

@@ -73,6 +73,7 @@ def test_every_requested_resource_is_in_the_script():
 
 def test_nothing_is_requested_by_default():
     script = batch_script(Job(), TRAIN)
+    assert f"--signal=TERM@{binary.SECONDS_TO_SAVE}\n" in script
     for absent in ("gpu", "cpus", "time=", "partition"):
         assert absent not in script
     assert "gpu-bind" not in batch_script(Job(gpus_per_node="4"), TRAIN)
@@ -86,13 +87,25 @@ def test_bash_can_parse_it(job, directory):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("code", [0, 1, 2, 4, 75, 143])
-def test_only_exit_code_75_requeues_the_job(code, tmp_path):
+def exits(code, folder):
+    return executed(["bash", "-c", f"exit {code}", "command", "--directory=run"], folder)
+
+
+def requeues(folder) -> int:
+    calls = folder / "scontrol.calls"
+    return calls.read_text().count("requeue 7\n") if calls.exists() else 0
+
+
+@pytest.mark.parametrize("code", [0, 1, 2, 4, 75, 137, 143])
+def test_only_an_interrupted_job_is_requeued(code, tmp_path):
+    """75: all is saved; 143: SIGTERM came while Python started, before there was anything to save."""
     (tmp_path / "run").mkdir()
-    done = executed(["bash", "-c", f"exit {code}", "command", "--directory=run"], tmp_path)
-    assert (done.returncode, done.stderr) == (code, "")
-    calls = tmp_path / "scontrol.calls"
-    assert (calls.read_text() if calls.exists() else "") == ("requeue 7\n" if code == 75 else "")
+    done = exits(code, tmp_path)
+    assert (done.returncode, done.stderr) == (75 if code == 143 else code, "")
+    assert requeues(tmp_path) == (code in (75, 143))
+    left = [path.name for path in (tmp_path / "run").iterdir()]
+    assert left == (["requeued-7"] if code in (75, 143) else [])
+    assert exits(0, tmp_path).returncode == 0
     assert list((tmp_path / "run").iterdir()) == []
 
 
@@ -104,6 +117,23 @@ def test_all_tasks_get_a_secret_that_is_drawn_for_the_job(tmp_path, monkeypatch)
     assert drawn[0] != drawn[1]
     monkeypatch.setenv("TOWERS_SECRET", "a user's own")
     assert executed(command, tmp_path).stdout == "a user's own\n"
+
+
+def test_requeues_without_a_new_checkpoint_end(tmp_path):
+    """As of a job whose time limit is too short for its start; a new checkpoint allows as many again."""
+    checkpoints = tmp_path / "run" / "checkpoints"
+    checkpoints.mkdir(parents=True)
+    for number, step in enumerate((90, 100)):
+        (checkpoints / f"step-{step}.index").touch()
+        for times in range(1, 6):
+            assert exits(75, tmp_path).stderr == ""
+            assert requeues(tmp_path) == 5 * number + times
+    done = exits(75, tmp_path)
+    assert done.returncode == 75
+    assert done.stderr == (
+        "not requeued: 5 requeues brought no new checkpoint; raise --time and submit the job again\n"
+    )
+    assert requeues(tmp_path) == 10
 
 
 def test_the_interrupted_file_of_an_earlier_run_is_ignored(tmp_path):

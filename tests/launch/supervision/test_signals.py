@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT are received without ending the process."""
+"""SIGTERM, SIGINT and SIGHUP are received without ending the process."""
 
 import os
 import signal
@@ -8,23 +8,34 @@ import pytest
 from launch.supervision.signals import ForwardedSignals
 from strategies.training.stop_signals import StopSignals
 
-EITHER = pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
+NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+EACH = pytest.mark.parametrize("number", NUMBERS, ids=lambda number: number.name)
 
 
 @pytest.fixture(autouse=True)
 def handlers_are_restored():
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: signal.getsignal(number) for number in NUMBERS}
     yield
     assert {number: signal.getsignal(number) for number in before} == before
 
 
-@EITHER
+@EACH
 def test_a_signal_requests_a_stop(number):
     with StopSignals() as signals:
         assert not signals.requested()
         os.kill(os.getpid(), number)
         assert signals.requested()
         assert signals.name == number.name
+
+
+def test_a_sighup_that_nohup_ignores_stays_ignored():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StopSignals() as signals:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not signals.requested()
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_a_second_sigterm_changes_nothing():
@@ -34,7 +45,7 @@ def test_a_second_sigterm_changes_nothing():
         assert signals.name == "SIGINT", "the first signal"
 
 
-@EITHER
+@EACH
 def test_a_second_signal_that_is_sigint_raises_keyboard_interrupt(number):
     with pytest.raises(KeyboardInterrupt), StopSignals():
         os.kill(os.getpid(), number)
@@ -48,8 +59,10 @@ def test_sigterm_can_be_ignored_after_the_context():
             os.kill(os.getpid(), signal.SIGTERM)
             signals.ignore_sigterm_afterwards()
         os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGHUP)
     finally:
         signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.mark.parametrize("context", [StopSignals, ForwardedSignals])

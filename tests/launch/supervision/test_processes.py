@@ -1,0 +1,40 @@
+"""A process of a cluster: the launcher sees that it is stopped, continues and ends."""
+
+import os
+import signal
+import time
+
+import pytest
+
+from launch.supervision.group_guard import GroupGuard
+from launch.supervision.processes import Process
+
+LIMIT_SECONDS = 20
+
+
+def wait_until(process: Process, happened) -> None:
+    deadline = time.monotonic() + LIMIT_SECONDS
+    while not happened():
+        assert time.monotonic() < deadline
+        process.poll()
+        time.sleep(0.01)
+
+
+@pytest.mark.full
+def test_a_process_is_watched_where_python_has_no_waitid(monkeypatch):
+    """As on macOS before Python 3.13."""
+    monkeypatch.delattr(os, "waitid")
+    with GroupGuard() as guard:
+        process = Process("worker:0", ["sleep", "60"], os.environ, guard)
+        try:
+            process.poll()
+            assert (process.exit, process.is_stopped) == (None, False)
+            process.send(signal.SIGSTOP)
+            wait_until(process, lambda: process.is_stopped)
+            process.send(signal.SIGCONT)
+            wait_until(process, lambda: not process.is_stopped)
+            process.send(signal.SIGKILL)
+            wait_until(process, lambda: process.exit is not None)
+            assert (process.exit.code, process.exit.sent) == (-signal.SIGKILL, None)
+        finally:
+            process.close()
