@@ -61,6 +61,7 @@ time.sleep(2)
 """
 
 
+@pytest.mark.full
 def test_the_others_go_on_without_a_lost_worker_of_servers(tmp_path):
     """The launcher does not end them, and its exit code is that of a completed run, with a warning."""
     flags = ("--workers=2", "--ps=1", "--chief", "--grace_seconds=0.5")

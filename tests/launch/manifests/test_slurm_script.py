@@ -119,6 +119,7 @@ def test_all_tasks_get_a_secret_that_is_drawn_for_the_job(tmp_path, monkeypatch)
     assert executed(command, tmp_path).stdout == "a user's own\n"
 
 
+@pytest.mark.full
 def test_requeues_without_a_new_checkpoint_end(tmp_path):
     """As of a job whose time limit is too short for its start; a new checkpoint allows as many again."""
     checkpoints = tmp_path / "run" / "checkpoints"

@@ -77,6 +77,7 @@ except OSError as error:
 """
 
 
+@pytest.mark.full
 @needs_namespaces
 def test_a_system_that_refuses_a_later_step_leaves_the_process_in_its_network():
     """As where a namespace may be made but its loopback interface may not be raised."""
