@@ -52,8 +52,8 @@ class Row:
       batch_stats: 'average' if the mode cannot sync statistics over the batch; the reference then computes the
         same parts.
       devices, tower_shares: devices and shares of each worker of parameter servers.
-      in_quick: whether the quick tests run this row. The full tests then try several tasks with it, with other rows
-        the one that has everything at once.
+      in_quick: whether the quick tests run this row. The full tests then try several tasks with it; with other
+        rows the one that has everything at once.
     """
 
     name: str
