@@ -1,10 +1,10 @@
 """Prepares TFDS's cifar10 from a local archive, without network access.
 
-    python -m launch.import_cifar --archive cifar-10-binary.tar.gz --data_dir ~/tensorflow_datasets
+    python -m launch.import_cifar --archive=cifar-10-binary.tar.gz --data_dir=tensorflow_datasets
 
 prints, after half a minute:
 
-    cifar10 3.0.2: 50000 train and 10000 test images in /home/me/tensorflow_datasets/cifar10/3.0.2
+    cifar10 3.0.2: 50000 train and 10000 test images in tensorflow_datasets/cifar10/3.0.2
 
 Afterwards `tfds.load('cifar10', data_dir=..., download=False)` and --task=cifar10 work. The archive is the binary
 version from https://www.cs.toronto.edu/~kriz/cifar.html; TFDS's own builder reads it and writes the data set.
