@@ -4,9 +4,9 @@ import json
 import pathlib
 import time
 
-from launch.binary import DONE
+from launch.binary import DONE, USER_ERROR
 from launch.membership.free_ports import free_addresses
-from tests.launch.programs import ROOT, Ended, checkpoint_values
+from tests.launch.programs import ROOT, Ended, checkpoint_values, errors
 from tests.launch.server_groups import ServerGroup
 
 LIMIT_SECONDS = 60
@@ -24,6 +24,20 @@ PROGRAM = (
     "--learning_rate=0.1",
     "--directory=run",
 )
+
+
+def check_second_chief(group: ServerGroup, cwd: pathlib.Path) -> None:
+    """Asserts that a second chief is refused by the first one's name, and that the run is not disturbed."""
+    wait_for_step(group, cwd, 10)
+    start_second_chief(group)
+    refused = group.end("second chief", LIMIT_SECONDS)
+    first = group.processes["chief:0"].pid
+    assert refused.code == USER_ERROR, refused.err
+    (line,) = errors(refused)
+    assert f"ps:0 serves another chief already (process {first} on " in line
+    del group.processes["second chief"]
+    all_end(group)
+    check_counts(cwd)
 
 
 def wait_for_step(group: ServerGroup, cwd: pathlib.Path, step: int) -> None:

@@ -17,12 +17,11 @@ from tests.launch.server_runs import (
     STEPS,
     all_end,
     check_counts,
+    check_second_chief,
     outputs,
     resumed_to_the_end,
     signalled,
-    start_second_chief,
     summary,
-    wait_for_step,
 )
 
 pytestmark = pytest.mark.timeout(280)
@@ -126,16 +125,7 @@ def test_a_process_that_never_starts_is_named(group_of, tmp_path, missing):
 @pytest.mark.full
 def test_a_second_chief_is_refused_by_name(group_of, tmp_path):
     with group_of() as group:
-        wait_for_step(group, tmp_path, 10)
-        start_second_chief(group)
-        refused = group.end("second chief", LIMIT_SECONDS)
-        first = group.processes["chief:0"].pid
-        assert refused.code == USER_ERROR, refused.err
-        (line,) = errors(refused)
-        assert f"ps:0 serves another chief already (process {first} on " in line
-        del group.processes["second chief"]
-        all_end(group)
-    check_counts(tmp_path)
+        check_second_chief(group, tmp_path)
 
 
 @pytest.mark.full

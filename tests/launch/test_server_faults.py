@@ -20,10 +20,10 @@ from tests.launch.server_runs import (
     STEPS,
     all_end,
     check_counts,
+    check_second_chief,
     outputs,
     resumed_to_the_end,
     signalled,
-    start_second_chief,
     summary,
     wait_for_step,
 )
@@ -147,16 +147,7 @@ def test_async_workers_train_without_a_missing_one_and_report_it(own, tmp_path):
 @pytest.mark.full
 def test_a_second_chief_is_refused_by_name(own, tmp_path):
     with own() as group:
-        wait_for_step(group, tmp_path, 10)
-        start_second_chief(group)
-        refused = group.end("second chief", LIMIT_SECONDS)
-        first = group.processes["chief:0"].pid
-        assert refused.code == USER_ERROR, refused.err
-        (line,) = errors(refused)
-        assert f"ps:0 serves another chief already (process {first} on " in line
-        del group.processes["second chief"]
-        all_end(group)
-    check_counts(tmp_path)
+        check_second_chief(group, tmp_path)
 
 
 @pytest.mark.parametrize("receiver", ["worker:1", pytest.param("chief:0", marks=pytest.mark.full)])
