@@ -30,15 +30,17 @@ import struct
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
 from strategies.keepalive import keep_alive
 from towers.split import boundaries, even_shares
 
-# Sums are computed while more bytes arrive, in pieces that stay in the cache.
-_PIECE_BYTES = 256 * 1024
+# Sums are computed while more bytes arrive, in parts that stay in the cache.
+_SUMMED_BYTES = 256 * 1024
+# Pieces of a chunk, each sent on before the next one arrives. Shorter ones cost more than they save.
+_PASSED_BYTES = 512 * 1024
 _CHUNK_BYTES = 2 * 2**20
 _SOCKET_BYTES = 4 * 2**20
 # After this time without a byte, a worker checks whether the others are alive.
@@ -86,7 +88,7 @@ class TcpRing:
         self._next, self._previous = to_next, from_previous
         self._timeout_seconds, self._check, self._num_silences = timeout_seconds, check, 0
         self.failure: OSError | None = None
-        self._num_calls, self._purpose, self._num_unsent = 0, "", 0
+        self._num_calls, self._purpose, self._checksum, self._num_unsent = 0, "", 0, 0
         for connection in (to_next, from_previous):
             prepare(connection)
         self._to_send: queue.SimpleQueue = queue.SimpleQueue()
@@ -138,7 +140,7 @@ class TcpRing:
         Remembers an error: TensorFlow, whose graph calls us, replaces it by one of its own.
         """
         self._num_calls += 1
-        self._purpose = purpose
+        self._purpose, self._checksum = purpose, zlib.crc32(purpose.encode())
         try:
             yield
         except OSError as error:
@@ -165,38 +167,37 @@ class TcpRing:
 
     def _relay(self, received: np.ndarray, *, add: np.ndarray | None = None, passes_on: bool = True) -> None:
         """Receives a frame from the previous rank, adds `add`, and sends each piece of it to the next rank."""
-        self._expect(received)
-        head = self._head(received)
-        view, length = _bytes_of(received), _PIECE_BYTES // received.itemsize
+        head, length = self._expect(received), _PASSED_BYTES // received.itemsize
         # An empty frame has one empty piece.
         for start in range(0, max(1, len(received)), length):
-            piece = slice(start, min(len(received), start + length))
-            bytes_of_piece = view[piece.start * received.itemsize : piece.stop * received.itemsize]
-            self._receive(bytes_of_piece)
+            piece = slice(start, start + length)
+            self._receive_sum(received[piece], None if add is None else add[piece])
+            if passes_on:
+                self._send_bytes(_bytes_of(received[piece]), head if start == 0 else b"")
+
+    def _receive_sum(self, received: np.ndarray, add: np.ndarray | None) -> None:
+        """Receives numbers and adds `add` to them."""
+        view, item = _bytes_of(received), received.itemsize
+        for start in range(0, len(received), _SUMMED_BYTES // item):
+            part = slice(start, min(len(received), start + _SUMMED_BYTES // item))
+            self._receive(view[part.start * item : part.stop * item])
             if add is not None:
                 # Summed in add's dtype, then rounded to the wire's.
                 np.add(
-                    received[piece].astype(add.dtype, copy=False),
-                    add[piece],
-                    out=received[piece],
-                    casting="unsafe",
+                    received[part].astype(add.dtype, copy=False), add[part], out=received[part], casting="unsafe"
                 )
-            if passes_on:
-                self._send_bytes(bytes_of_piece, head if start == 0 else b"")
 
     def _head(self, vector: np.ndarray) -> bytes:
         """The head of the frame of a vector in the current call."""
-        checksums = (zlib.crc32(text.encode()) for text in (self._purpose, vector.dtype.name))
-        return _HEAD.pack(self._num_calls, *checksums, vector.nbytes)
+        dtype = zlib.crc32(vector.dtype.str.encode())
+        return _HEAD.pack(self._num_calls, self._checksum, dtype, vector.nbytes)
 
     def _send(self, vector: np.ndarray) -> None:
         self._send_bytes(_bytes_of(vector), self._head(vector))
 
     def _send_bytes(self, view: memoryview, head: bytes) -> None:
         if len(view) > _JOINED_BYTES:
-            if head:
-                self._give(head)
-            self._give(view)
+            self._give(head, view)
             return
         left = head + view
         if self._is_all_sent():
@@ -206,10 +207,10 @@ class TcpRing:
         if left:
             self._give(left)
 
-    def _give(self, view: bytes | memoryview) -> None:
+    def _give(self, *parts: bytes | memoryview) -> None:
         """Gives bytes to the sending thread."""
         self._num_unsent += 1
-        self._to_send.put(view)
+        self._to_send.put(parts)
 
     def _is_all_sent(self) -> bool:
         """Whether the sending thread has nothing to do."""
@@ -222,23 +223,24 @@ class TcpRing:
         if problem is not None:
             raise problem
 
-    def _expect(self, vector: np.ndarray) -> None:
-        """Receives the head of the frame of a vector.
+    def _expect(self, vector: np.ndarray) -> bytes:
+        """Receives the head of the frame of a vector, and returns it.
 
         Raises:
           OutOfStep: it is of another call, or of a vector of another length or dtype.
         """
-        head = bytearray(_HEAD.size)
+        head, own = bytearray(_HEAD.size), self._head(vector)
         self._receive(memoryview(head))
-        if head != self._head(vector):
+        if head != own:
             number, purpose, dtype, length = _HEAD.unpack(head)
-            own_number, own_purpose, own_dtype, own_length = _HEAD.unpack(self._head(vector))
+            own_number, own_purpose, own_dtype, own_length = _HEAD.unpack(own)
             is_same = (purpose, dtype) == (own_purpose, own_dtype)
             what = "the same" if is_same else "another purpose or dtype"
             raise OutOfStep(
                 f"its exchange {number} has {length} bytes and {what}, this worker's exchange {own_number} "
                 f"({self._purpose}) {own_length} bytes"
             )
+        return own
 
     def _wait_until_sent(self) -> None:
         deadline = time.monotonic() + self._timeout_seconds
@@ -298,14 +300,20 @@ def prepare(connection: socket.socket) -> None:
     connection.settimeout(PATIENCE_SECONDS)
 
 
-def _send(connection: socket.socket, view: bytes | memoryview, *, until: Callable[[], bool]) -> None:
+def _send(connection: socket.socket, parts: Sequence[bytes | memoryview], *, until: Callable[[], bool]) -> None:
     """Sends all bytes. The thread that waits for it has the deadline; `until` says that it waits no more."""
-    while view:
+    left = [memoryview(part) for part in parts if part]
+    while left:
         try:
-            view = view[connection.send(view) :]
+            sent = connection.sendmsg(left)
         except TimeoutError:
             if until():
                 raise
+            continue
+        while left and sent >= len(left[0]):
+            sent -= len(left.pop(0))
+        if left:
+            left[0] = left[0][sent:]
 
 
 def _parts(vector: np.ndarray, part_bytes: int) -> Iterator[slice]:
