@@ -141,7 +141,7 @@ class StepClosure:
         """
         vectors = self._vectors
         gradients = server_vectors.cut(found.dense, vectors.parameters)
-        changes = server_vectors.cut(found.state_change, vectors.state)
+        changes = server_vectors.cut(tf.cast(found.state_change, vectors.state[0].dtype), vectors.state)
         rows = self._rows_by_server(found.rows)
         with tf.device(servers[0].device):
             run, number = tf.constant(self._run), servers[0].first + index

@@ -17,7 +17,8 @@ class Values:
     Attributes:
       parameters: all parameters.
       slots: by name, like the parameters.
-      state: float64 [all state].
+      state: [all state], in the state's own precision, so that a resumed run continues with the same numbers;
+        float64 if it has several dtypes.
     """
 
     parameters: Stored

@@ -305,7 +305,6 @@ class ServersStrategy(SynchronousStrategy):
         ]
         self._given = {name: int(value) for name, value in engine.counters.variables().items()}
         self._until = self.step
-        state = [np.ravel(value.numpy()).astype(np.float64) for value in engine.state().values()]
         averaged = [
             np.full(value.shape.num_elements(), self.options.batch_stats == "average" and value.dtype.is_floating)
             for value in engine.state().values()
@@ -315,7 +314,7 @@ class ServersStrategy(SynchronousStrategy):
                 values=Values(
                     parameters=self._stored(engine.parameters()),
                     slots={slot: self._stored(by_name) for slot, by_name in engine.slots().items()},
-                    state=np.concatenate(state) if state else np.zeros(0),
+                    state=self._state_vector(),
                 ),
                 decays=np.concatenate(decays) if decays else np.zeros(0, bool),
                 averaged=np.concatenate(averaged) if averaged else np.zeros(0, bool),
@@ -323,6 +322,13 @@ class ServersStrategy(SynchronousStrategy):
                 updates=self._given["updates"],
             )
         )
+
+    def _state_vector(self) -> np.ndarray:
+        values = [variable.numpy() for variable in self.engine.state().values()]
+        dtypes = {value.dtype for value in values}
+        is_common = len(dtypes) == 1 and np.issubdtype(values[0].dtype, np.floating)
+        dtype = values[0].dtype if is_common else np.float64
+        return np.concatenate([np.ravel(value).astype(dtype) for value in values]) if values else np.zeros(0)
 
     def _stored(self, variables: Mapping[str, tf.Variable]) -> Stored:
         return self.layout.stored({name: variable.numpy() for name, variable in variables.items()})

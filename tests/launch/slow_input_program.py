@@ -1,6 +1,7 @@
 """A user's own program on a ring or parameter servers: a small network with slow input.
 
 SECONDS_PER_BATCH   seconds that the input of each batch takes; default: 0.04
+BATCH_NORM          1: the model has a batch norm
 NAN_FROM            the input is not finite from the batch with this index on
 """
 
@@ -10,9 +11,10 @@ import time
 import numpy as np
 
 from launch import binary, training
-from tests.launch.spoilt_task import spoilt_task
+from tests.launch.spoilt_task import build, spoilt_task, with_statistics
 
 _SECONDS = float(os.environ.get("SECONDS_PER_BATCH", 0.04))
+_MODEL = with_statistics if os.environ.get("BATCH_NORM") else build
 _NAN_FROM = int(os.environ.get("NAN_FROM", 2**31))
 
 
@@ -23,7 +25,7 @@ def slow_input(batch_index):
 
 def main(_):
     training.serve_if_server()
-    training.build_trainer(training.build_strategy(spoilt_task(slow_input))).fit()
+    training.build_trainer(training.build_strategy(spoilt_task(slow_input, _MODEL))).fit()
 
 
 if __name__ == "__main__":

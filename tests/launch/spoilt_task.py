@@ -14,10 +14,18 @@ def build() -> keras.Model:
     return keras.Model(inputs, keras.layers.Dense(3, name="logits")(inputs))
 
 
-def spoilt_task(spoil: Callable[[int], np.float32] | None) -> OwnTask:
+def with_statistics() -> keras.Model:
+    """A model with moving statistics."""
+    inputs = keras.Input((4,), name="x")
+    hidden = keras.layers.BatchNormalization(name="norm")(keras.layers.Dense(8, "relu", name="hidden")(inputs))
+    return keras.Model(inputs, keras.layers.Dense(3, name="logits")(hidden))
+
+
+def spoilt_task(spoil: Callable[[int], np.float32] | None, model: Callable[[], keras.Model] = build) -> OwnTask:
     """Batches of 24 examples, four an epoch.
 
     Args:
+      model: builds the model.
       spoil: called with the number of each training batch when it is made; its features are multiplied by what it
         gives. None leaves them alone.
     """
@@ -39,4 +47,4 @@ def spoilt_task(spoil: Callable[[int], np.float32] | None) -> OwnTask:
     x = draw.normal(size=(96, 4)).astype(np.float32)
     y = draw.integers(0, 3, 96)
     losses = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    return SpoiltTask(model=build, train_data=(x, y), eval_data=(x, y), losses=losses, batch_size=24)
+    return SpoiltTask(model=model, train_data=(x, y), eval_data=(x, y), losses=losses, batch_size=24)

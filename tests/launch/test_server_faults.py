@@ -104,6 +104,24 @@ def test_a_killed_server_ends_the_cluster_which_can_resume(own, tmp_path, victim
 
 
 @pytest.mark.full
+def test_a_resumed_synchronous_run_is_bit_equal(own, tmp_path, monkeypatch):
+    """Also its moving statistics, which server 0 holds."""
+    monkeypatch.setenv("BATCH_NORM", "1")
+    flags = (SYNC, "--checkpoint_every_steps=7", "--momentum=0.9")
+    with own(*flags) as group:
+        signalled(group, tmp_path, signal.SIGKILL, "ps:0", step=7)
+        group.ends(END_SECONDS)
+    resumed_to_the_end(own(*flags), tmp_path, is_sync=True)
+    with own(*flags, "--directory=undisturbed") as group:
+        all_end(group)
+    found, wanted = (checkpoint_values(tmp_path / directory, STEPS) for directory in ("run", "undisturbed"))
+    apart = [key for key in wanted if found[key].tobytes() != wanted[key].tobytes()]
+    assert [key for key in wanted if "moving_mean" in key]
+    assert found.keys() == wanted.keys()
+    assert not apart
+
+
+@pytest.mark.full
 def test_a_killed_chief_ends_the_cluster_which_can_resume(own, tmp_path):
     with own() as group:
         signalled(group, tmp_path, signal.SIGKILL, "chief:0")

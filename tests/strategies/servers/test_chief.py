@@ -12,10 +12,12 @@ from strategies.servers.handlers import StoreHandlers
 from strategies.servers.options import ServersOptions
 from strategies.servers.own_carrier import OwnCarrier
 from strategies.servers.server import Server
+from tests.launch.spoilt_task import spoilt_task, with_statistics
 from tests.strategies.servers.at_once import LIMIT_SECONDS, Started
 from tests.strategies.small_task import small_task
 from tests.towers.logical_cpus import cpus
 from towers.options import StepOptions
+from towers.task import Task
 from towers.updates.clipping import Clipping
 from towers.updates.rules import SGD
 from towers.updates.schedules import Constant
@@ -39,10 +41,9 @@ def group():
     assert running.result() == "done"
 
 
-@pytest.fixture
-def chief(group):
+def chief_of(group: Group, task: Task) -> ServersStrategy:
     return ServersStrategy(
-        small_task(),
+        task,
         cpus(1),
         StepOptions(rule=SGD(), schedule=Constant(0.25), seed=3),
         None,
@@ -54,6 +55,11 @@ def chief(group):
     )
 
 
+@pytest.fixture
+def chief(group):
+    return chief_of(group, small_task())
+
+
 def sent_bytes(group: Group) -> int:
     return sum(connection.sent_bytes for connection in group.connections)
 
@@ -62,6 +68,13 @@ def test_checkpointables_asks_no_server(chief, group):
     before = sent_bytes(group)
     chief.checkpointables()
     assert sent_bytes(group) == before
+
+
+def test_the_servers_hold_the_state_in_its_own_precision(group):
+    """Else a run that resumes from a checkpoint continues with other moving statistics."""
+    chief_of(group, spoilt_task(None, with_statistics))
+    _, (state,) = group.ask(0, "get_state")
+    assert (state.dtype, state.tolist()) == (np.float32, [0.0] * 8 + [1.0] * 8)
 
 
 def test_collect_copies_the_servers_values(chief, group):
