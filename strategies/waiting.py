@@ -15,6 +15,8 @@ _ANSWER_SECONDS = 1.0
 # A process that listens and says nothing for so long is of another kind.
 _SILENT_SECONDS = 10.0
 _LONGEST_WORD = 64
+# A client of gRPC begins with 'PRI': a process of TensorFlow's engine that has found all others already.
+_GRPC_CLIENT = b"P"
 
 
 def wait_for_all(this: Member, others: Sequence[Member], timeout_seconds: float, *, word: str = "") -> None:
@@ -76,7 +78,8 @@ class _Doorkeeper:
     """Context manager: says the word to whoever connects to a listening socket.
 
     Attributes:
-      was_disturbed: whether somebody spoke first, which the processes that expect a word never do.
+      was_disturbed: whether somebody spoke first who is no client of TensorFlow's server. The processes that
+        expect a word never do.
     """
 
     def __init__(self, listener: socket.socket, word: str):
@@ -100,7 +103,7 @@ class _Doorkeeper:
                 with connection:
                     connection.settimeout(_PROBE_SECONDS)
                     connection.sendall(self._word.encode())
-                    self.was_disturbed = bool(connection.recv(1)) or self.was_disturbed
+                    self.was_disturbed = connection.recv(1) not in (b"", _GRPC_CLIENT) or self.was_disturbed
             except OSError:
                 continue
 

@@ -138,6 +138,31 @@ class TestWords:
                 Member("worker", 0, free()), [Member("worker", 1, silent)], WAIT_SECONDS, word="tensorflow"
             )
 
+    @pytest.mark.full
+    @pytest.mark.timeout(60)
+    def test_a_client_of_tensorflow_s_server_is_no_stranger(self):
+        """A chief that has found all processes connects while a slower one still looks for the last."""
+        here, last, over = Member("ps", 0, free()), Member("ps", 1, free()), threading.Event()
+
+        def connect_then_listen():
+            while not listens(here.address):
+                time.sleep(0.02)
+            host, port = here.address.split(":")
+            with socket.create_connection((host, int(port))) as client:
+                client.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+                client.recv(100)
+                time.sleep(2 * waiting._PROBE_SECONDS)
+            with listening(last) as listener, waiting._Doorkeeper(listener, "tensorflow"):
+                over.wait(WAIT_SECONDS)
+
+        other = threading.Thread(target=connect_then_listen)
+        other.start()
+        try:
+            wait_for_all(here, [last], WAIT_SECONDS, word="tensorflow")
+        finally:
+            over.set()
+            other.join(WAIT_SECONDS)
+
     @pytest.mark.timeout(60)
     def test_a_stranger_who_speaks_first_is_noticed(self):
         here = Member("ps", 0, free())
