@@ -203,8 +203,16 @@ class Strategy(Protocol):
     def collect(self) -> None:
         """Brings the variables that `checkpointables` names up to date with the run; may pause the run."""
 
-    def restored(self) -> None:
-        """Must be called after the checkpointables were assigned: the run resumes from their values and step."""
+    @property
+    def batch_positions(self) -> Sequence[int] | None:
+        """Index of each worker's next batch when `collect` was called; None where it follows from the step."""
+
+    def restored(self, positions: Sequence[int] | None = None) -> None:
+        """Must be called after the checkpointables were assigned: the run resumes from their values and step.
+
+        Args:
+          positions: the `batch_positions` that were saved with them.
+        """
 
     def finish(self, completed: bool) -> None:
         """Called when training is over and all files are written: the other processes of the run may end.

@@ -6,7 +6,7 @@ The engine decides where towers run and how their gradients are summed.
 import math
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import keras
 import numpy as np
@@ -70,6 +70,7 @@ class SynchronousStrategy:
 
     is_exact = keeps_files = True
     engine_choice: EngineChoice | None = None
+    batch_positions: Sequence[int] | None = None
 
     @property
     def notices(self) -> list[str]:
@@ -248,7 +249,7 @@ class SynchronousStrategy:
     def collect(self) -> None:
         """Nothing to do: the engine trains these variables themselves."""
 
-    def restored(self) -> None:
+    def restored(self, positions: Sequence[int] | None = None) -> None:
         self._batches = None
         self.engine.counters.restart()
 

@@ -10,6 +10,7 @@ import collections
 import threading
 from collections.abc import Mapping, Sequence
 
+from strategies.servers.batch_order import BatchOrder
 from strategies.servers.one_chief import refusal_of_second
 from strategies.servers.tally import Tally
 from towers.errors import UserError
@@ -26,12 +27,21 @@ class Claims:
         # The staleness of each claimed step's update, by its number; None if it was not finite.
         self._claimed: dict[int, int | None] = {}
         self._counted: set[int] = set()
-        self._tally = Tally()
+        self._tally, self._batches = Tally(), BatchOrder(0, 1)
         self._reported: Sequence[str] = ()
         self._stops_if_bad, self._bad_step, self._stop_asked = False, None, False
 
     def begin(
-        self, run: str, chief: str, first: int, updates: int, reported: Sequence[str], stops_if_bad: bool
+        self,
+        run: str,
+        chief: str,
+        first: int,
+        updates: int,
+        reported: Sequence[str],
+        stops_if_bad: bool,
+        *,
+        num_workers: int = 1,
+        positions: Sequence[int] | None = None,
     ) -> None:
         """Begins at step `first`; the claims of other runs are refused.
 
@@ -42,6 +52,7 @@ class Claims:
           updates: number of updates before it.
           reported: names of the (total, weight) pairs that each step reports, 'loss' first.
           stops_if_bad: whether no step is applied after one that was not finite.
+          num_workers, positions: as for `BatchOrder`.
 
         Raises:
           UserError: another run has begun.
@@ -54,6 +65,7 @@ class Claims:
             self._claimed, self._counted, self._tally = {}, set(), Tally()
             self._pulls = self._pushes = 0
             self._row_elements = collections.Counter()
+            self._batches = BatchOrder(first, num_workers, positions)
             self._started: dict[str, float] = {}
             self._reported, self._stops_if_bad, self._bad_step = tuple(reported), stops_if_bad, None
 
@@ -62,7 +74,18 @@ class Claims:
         with self._lock:
             return self._updates
 
-    def claim(self, run: str, number: int, since: int, finite: bool) -> tuple[bool, int]:
+    def plan(self, first: int, count: int) -> list[int]:
+        """What a worker must know when it begins the steps first .. first + count - 1.
+
+        Returns:
+          `updates()`; how many of these steps were claimed before; each worker's next batch.
+        """
+        with self._lock:
+            numbers = range(first, first + count)
+            claimed = sum(number < self._next or number in self._claimed for number in numbers)
+            return [self._updates, claimed, *self._batches.positions]
+
+    def claim(self, run: str, number: int, since: int, finite: bool, worker: int = 0) -> tuple[bool, int]:
         """Whether to apply the update of step `number`: only on its first claim, and only if it is finite.
 
         Args:
@@ -70,6 +93,7 @@ class Claims:
           number: the step.
           since: `updates()` at the step's pull.
           finite: whether its loss and gradients are finite.
+          worker: index of the worker, whose batch it uses if this is its first claim.
 
         Returns:
           Whether to apply it, and the number of updates before it.
@@ -81,6 +105,7 @@ class Claims:
             if not is_open or number in self._claimed:
                 return False, updates
             self._claimed[number] = staleness if finite else None
+            self._batches.take(worker)
             self._pushes += finite
             if not finite and self._stops_if_bad:
                 self._bad_step = number
@@ -133,8 +158,10 @@ class Claims:
             return {"done": self.done, "bad_step": self._bad_step, "stop_asked": self._stop_asked}
 
     def totals(self) -> dict:
+        """The figures since the beginning of the run, and each worker's next batch."""
         with self._lock:
-            return {"done": self.done, "totals": self._tally.totals()}
+            positions = list(self._batches.positions)
+            return {"done": self.done, "totals": self._tally.totals(), "positions": positions}
 
     def report(self) -> dict:
         """The figures of the steps since the last report."""

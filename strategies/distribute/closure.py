@@ -1,6 +1,6 @@
 """The steps that ClusterCoordinator runs on a worker: pull, compute, claim, update on the servers, count.
 
-server 0    updates()  ----------------------->  claim(number)  ---->  count(number)
+server 0    plan()  -------------------------->  claim(number)  ---->  count(number)
 servers     pieces  --+                             |  update pieces  --+
 worker       batch -> towers -> mean -> clip -> gradient, one part for each server
 """
@@ -71,12 +71,14 @@ class StepClosure:
         """Steps first, first + 1, ... Not a loop in the graph: iterations over several machines are slow."""
         servers = [_At.of(piece.device, first, rates) for piece in self._vectors.parameters]
         with tf.device(servers[0].device):
-            (updates,) = call("updates", [servers[0].first], [_INT])
+            count = tf.constant(self.num_steps, tf.int64)
+            (told,) = call("plan", [servers[0].first, count], [tf.TensorSpec([None], tf.int64)])
+            updates, plan = told[0], told[1:]
         read = ()
         for index in range(self.num_steps):
             number = first + index
             with tf.control_dependencies(read):
-                batch, about = self._next_batch(number)
+                batch, about = self._next_batch(number, index, plan)
             updates = self._step(number, index, servers, batch, about, since=updates)
             # Steps take their batches in order.
             read = [about]
@@ -112,11 +114,12 @@ class StepClosure:
         ]
         return [tf.add_n(of_server) for of_server in zip(*counts, strict=True)]
 
-    def _next_batch(self, number):
-        """This worker's next batch; its index, start time, seconds waited, and whether it was asked to stop."""
+    def _next_batch(self, number, index, plan):
+        """This worker's next batch; its rank, start time, seconds waited, and whether it was asked to stop."""
         specs = tf.nest.flatten(self._batch_spec)
         with tf.device(_CPU):
-            *tensors, about = call("next_batch", [number], [*specs, tf.TensorSpec([4], tf.float64)])
+            index = tf.constant(index, tf.int64)
+            *tensors, about = call("next_batch", [number, index, plan], [*specs, tf.TensorSpec([4], tf.float64)])
         return tf.nest.pack_sequence_as(self._batch_spec, tensors), about
 
     def _computed(self, parameters, rows, state, number, batch) -> Outputs:

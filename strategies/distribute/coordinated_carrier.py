@@ -100,6 +100,8 @@ class CoordinatedCarrier:
             "updates": begin.updates,
             "reported": self._graph.reported,
             "stops_if_bad": self._stops_if_bad,
+            "num_workers": len(self._connection.workers),
+            "positions": begin.positions,
         }
         self._ask_first("begin", json.dumps(first), output=BOOL)
         self._next = self._done = begin.step

@@ -2,13 +2,13 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import tensorflow as tf
 
+from strategies.servers.batch_reader import BatchReader
 from strategies.synchronous import as_batches
-from towers.errors import UserError
 from towers.task import InputShard, Task
 
 
@@ -33,27 +33,26 @@ class OwnBatches:
         self._task, self._rank, self._num_workers = task, rank, num_workers
         self._stop_asked, self._before_step = stop_asked, before_step
         self._lock, self._started = threading.Lock(), time.time()
-        self._batches: Iterator | None = None
+        self._batches = BatchReader(self._dataset, num_workers)
 
-    def next_batch(self, number: np.ndarray) -> list:
+    def next_batch(self, number: np.ndarray, index: np.ndarray, plan: np.ndarray) -> list:
         """The tensors of the next batch, flat, and float64 [4]: rank, start time, seconds waited, whether to stop.
 
         Args:
-          number: the step that asks. The first one decides where the stream begins.
+          number: the step that asks.
+          index: index of the step in its closure.
+          plan: what server 0 knew when the closure began: how many of its steps were claimed before, then each
+            worker's next batch. A step that was claimed before is not applied, so it uses no batch.
         """
-        number = int(number)
+        claimed, *positions = plan.tolist()
         with self._lock:
-            self._before_step(number)
+            self._before_step(int(number))
             asked = time.perf_counter()
-            if self._batches is None:
-                first = number + (self._rank - number) % self._num_workers
-                shard = InputShard(first_batch=first, stride=self._num_workers)
-                self._batches = iter(as_batches(self._task.dataset("train", shard)))
-            batch = next(self._batches, None)
-            if batch is None:
-                raise UserError(
-                    f"the training data ended at step {number}: the 'train' split must never end; repeat() it"
-                )
+            batch = self._batches.read(positions[self._rank] + self._num_workers * max(0, int(index) - claimed))
             waited = time.perf_counter() - asked
         about = np.array([self._rank, self._started, waited, self._stop_asked()], np.float64)
         return [*(np.asarray(tensor) for tensor in tf.nest.flatten(batch)), about]
+
+    def _dataset(self, first: int) -> tf.data.Dataset:
+        shard = InputShard(first_batch=first, stride=self._num_workers)
+        return as_batches(self._task.dataset("train", shard))

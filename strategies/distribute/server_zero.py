@@ -18,7 +18,10 @@ def functions(claims: Claims) -> dict[str, Callable]:
         return np.bool_(True)
 
     def claim(run, number, since, figures):
-        return claims.claim(run.decode(), int(number), int(since), bool(figures[FIGURES.index("finite")]))
+        named = dict(zip(FIGURES, figures.tolist(), strict=False))
+        return claims.claim(
+            run.decode(), int(number), int(since), bool(named["finite"]), worker=int(named["worker"])
+        )
 
     def count(run, number, figures):
         named = dict(zip(FIGURES, figures.tolist(), strict=False))
@@ -34,7 +37,7 @@ def functions(claims: Claims) -> dict[str, Callable]:
 
     return {
         "begin": begin,
-        "updates": lambda number: np.int64(claims.updates()),
+        "plan": lambda first, count: np.array(claims.plan(int(first), int(count)), np.int64),
         "claim": lambda *given: _as_arrays(claim(*given)),
         "count": count,
         "progress": lambda: json.dumps(claims.progress()).encode(),

@@ -13,6 +13,9 @@ import dataclasses
 import heapq
 import threading
 import time
+from collections.abc import Sequence
+
+from strategies.servers.batch_order import BatchOrder
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,6 +24,7 @@ class Ticket:
 
     Attributes:
       step: index of the step over the whole run; it decides the learning rate and the random numbers.
+      batch: index of the batch that the worker computes.
       worker: index of the worker that may use it.
       done: number of steps that were done when it was issued.
       lease: number of the ticket among all of server 0: a step that is issued again has another one.
@@ -31,6 +35,7 @@ class Ticket:
     worker: int
     done: int
     lease: int
+    batch: int = dataclasses.field(default=-1, compare=False)
     time: float = dataclasses.field(default=0.0, compare=False)
 
 
@@ -42,13 +47,22 @@ class Admission:
       next_lease: lease of the next ticket.
     """
 
-    def __init__(self, first: int, *, bound: int | None, num_workers: int, first_lease: int = 0):
+    def __init__(
+        self,
+        first: int,
+        *,
+        bound: int | None,
+        num_workers: int,
+        first_lease: int = 0,
+        positions: Sequence[int] | None = None,
+    ):
         """Args:
         first: step of the first ticket.
         bound: largest staleness; None for no bound. With 0 the workers take turns: step n belongs to worker
-          n % num_workers.
+          n % num_workers, and is computed on batch n.
         num_workers: number of workers.
         first_lease: lease of the first ticket.
+        positions: each worker's next batch, as for `BatchOrder`.
         """
         self.done, self.next_lease = first, first_lease
         self._bound, self._num_workers = bound, num_workers
@@ -56,6 +70,8 @@ class Admission:
         self._returned: list[int] = []
         self._open: dict[int, Ticket] = {}
         self._absent: set[int] = set()
+        self._present: set[int] = set()
+        self._batches = BatchOrder(first, num_workers, positions)
         self._ended = False
         self._changed = threading.Condition()
 
@@ -74,13 +90,16 @@ class Admission:
         """
         with self._changed:
             self._absent.discard(worker)
+            self._present.add(worker)
             patience = 0 if self._busy(worker) else seconds
             self._changed.wait_for(lambda: self._ended or self._may_begin(worker), patience)
             if self._ended or not self._may_begin(worker):
                 return None
             step = heapq.heappop(self._returned) if self._returned else self._next
             self._next = max(self._next, step + 1)
-            ticket = self._open[step] = Ticket(step, worker, self.done, self.next_lease, time.monotonic())
+            batch = step if self._bound == 0 else self._batches.take(worker)
+            ticket = Ticket(step, worker, self.done, self.next_lease, batch, time.monotonic())
+            self._open[step] = ticket
             self.next_lease += 1
             return ticket
 
@@ -108,10 +127,17 @@ class Admission:
         """Takes the open tickets of a lost worker back; other workers get their steps."""
         with self._changed:
             self._absent.add(worker)
-            for step in [ticket.step for ticket in self._open.values() if ticket.worker == worker]:
-                del self._open[step]
-                heapq.heappush(self._returned, step)
+            self._present.discard(worker)
+            for ticket in [ticket for ticket in self._open.values() if ticket.worker == worker]:
+                del self._open[ticket.step]
+                heapq.heappush(self._returned, ticket.step)
+                self._batches.give_back(worker, ticket.batch)
             self._changed.notify_all()
+
+    def positions(self) -> list[int] | None:
+        """Each worker's next batch; None if that is the next step's."""
+        with self._changed:
+            return None if self._bound == 0 else list(self._batches.positions)
 
     def overdue(self, seconds: float) -> set[int]:
         """Workers with a ticket that has been open for more than `seconds`."""
@@ -160,5 +186,10 @@ class Admission:
         return len(self._open) <= self._bound
 
     def _is_turn_of(self, worker: int, step: int) -> bool:
+        if self._bound != 0:
+            return True
         owner = step % self._num_workers
-        return self._bound != 0 or owner == worker or owner in self._absent
+        if owner not in self._absent:
+            return worker == owner
+        # The next worker takes all turns of a lost one: it reads the batches of these turns in order.
+        return worker == min(self._present, key=lambda other: (other - owner) % self._num_workers)

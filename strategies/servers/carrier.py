@@ -36,6 +36,7 @@ class Start:
       averaged: bool, like the state: the elements that are averaged over workers.
       step: number of steps done.
       updates: number of updates applied.
+      positions: each asynchronous worker's next batch, as for `BatchOrder`.
     """
 
     values: Values
@@ -43,6 +44,7 @@ class Start:
     averaged: np.ndarray
     step: int
     updates: int
+    positions: Sequence[int] | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -69,12 +71,14 @@ class Paused:
     missing: indices of workers whose step is waited for.
     done: number of steps done.
     totals: 'steps', 'examples' and 'skipped' since `start`.
+    positions: each worker's next batch; None if that is the next step's.
     """
 
     idle: bool
     missing: Sequence[int]
     done: int
     totals: Mapping[str, int]
+    positions: Sequence[int] | None = None
 
 
 class Carrier(Protocol):

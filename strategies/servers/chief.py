@@ -7,7 +7,7 @@ write its variables, which `collect` brings up to date.
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -97,6 +97,7 @@ class ServersStrategy(SynchronousStrategy):
         self.layout = layout_of(variables, self.lookups, options.rule, num_servers=num_servers)
         self._check_model()
         self._stop_asked = self._all_connected = self._finished = False
+        self._positions: Sequence[int] | None = None
         self._absent: list[int] = []
         self._workers: Mapping[str, Mapping] = {}
         self._reported_at: float | None = None
@@ -274,6 +275,7 @@ class ServersStrategy(SynchronousStrategy):
         if self._reported_at is not None:
             self._seconds_before_pause += time.perf_counter() - self._reported_at
         self._reported_at = None
+        self._positions = paused.positions
         self._count(paused.done, paused.totals)
 
     def evaluate(self, num_batches: int | None = None) -> dict[str, float]:
@@ -284,9 +286,14 @@ class ServersStrategy(SynchronousStrategy):
         self.collect()
         return super().portable_model()
 
-    def restored(self) -> None:
+    def restored(self, positions: Sequence[int] | None = None) -> None:
         super().restored()
+        self._positions = positions
         self._give_all()
+
+    @property
+    def batch_positions(self) -> Sequence[int] | None:
+        return self._positions
 
     def finish(self, completed: bool) -> None:
         self.collect()
@@ -320,6 +327,7 @@ class ServersStrategy(SynchronousStrategy):
                 averaged=np.concatenate(averaged) if averaged else np.zeros(0, bool),
                 step=self.step,
                 updates=self._given["updates"],
+                positions=self._positions,
             )
         )
 

@@ -85,7 +85,10 @@ class Coordination:
         }
 
     def start(self, message: Message, arrays) -> Content:
-        """The chief has set all vectors: workers may begin steps from message["step"] on."""
+        """The chief has set all vectors: workers may begin steps from message["step"] on.
+
+        "positions" are the workers' next batches, as for `BatchOrder`.
+        """
         first, options = message["step"], self._options
         self._state, self._averaged = arrays
         self._settings = message.get("settings", {})
@@ -96,7 +99,11 @@ class Coordination:
         else:
             first_lease = 0 if self._admission is None else self._admission.next_lease
             self._admission = Admission(
-                first, bound=options.bound, num_workers=self._num_workers, first_lease=first_lease
+                first,
+                bound=options.bound,
+                num_workers=self._num_workers,
+                first_lease=first_lease,
+                positions=message.get("positions"),
             )
             self._log.restart()
         self._bad_step, self._tally = None, Tally()
@@ -128,7 +135,8 @@ class Coordination:
         """The chief wants to read everything: no worker begins a step, and the steps that were begun end."""
         idle = self._admission.pause(PATIENCE_SECONDS)
         missing = self._admission.missing(range(self._num_workers))
-        return {"idle": idle, "missing": missing, **self._so_far()}, ()
+        positions = None if self._options.is_sync else self._admission.positions()
+        return {"idle": idle, "missing": missing, "positions": positions, **self._so_far()}, ()
 
     def _so_far(self) -> dict:
         with self._state_lock:
@@ -206,9 +214,9 @@ class Coordination:
         admitted = self._admission.begin(worker, PATIENCE_SECONDS)
         if admitted is None:
             return ({"end": self._end} if self._end is not None else {"again": True}), ()
-        ticket = {"step": admitted, "done": admitted, "lease": admitted}
+        ticket = dict.fromkeys(("step", "batch", "done", "lease"), admitted)
         if not self._options.is_sync:
-            ticket = {"step": admitted.step, "done": admitted.done, "lease": admitted.lease}
+            ticket = {what: getattr(admitted, what) for what in ticket}
         # All under one lock: the other servers' pieces are then at least as new as this one.
         with self._state_lock:
             self._log.settled(message["settled"])

@@ -50,7 +50,8 @@ class OwnCarrier:
                 held[-1] += sum(array.nbytes for array in arrays)
         self._held_bytes = held
         arrays = [begin.values.state, begin.averaged]
-        self._group.ask(0, "start", arrays, step=begin.step, settings=self._settings)
+        more = {"settings": self._settings, "positions": begin.positions}
+        self._group.ask(0, "start", arrays, step=begin.step, **more)
 
     def advance(self, wanted: int, until: int) -> Progress:
         try:
@@ -68,7 +69,7 @@ class OwnCarrier:
     def pause(self) -> Paused:
         reply, _ = self._group.ask(0, "pause")
         self._settle(reply["decided"])
-        return Paused(**{name: reply[name] for name in ("idle", "missing", "done", "totals")})
+        return Paused(**{name: reply[name] for name in ("idle", "missing", "done", "totals", "positions")})
 
     def _settle(self, decided: Mapping | None) -> None:
         """Lets the other servers apply the updates that server 0 has counted."""

@@ -3,12 +3,13 @@
 import concurrent.futures
 import dataclasses
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
 
 from strategies.run_settings import Plain
+from strategies.servers.batch_reader import BatchReader
 from strategies.servers.coordination import KEY
 from strategies.servers.decisions import Decisions
 from strategies.servers.group import Group
@@ -18,7 +19,6 @@ from strategies.servers.tables import ParameterLayout, of_server
 from strategies.servers.wire import Content
 from strategies.servers.worker_engine import Computed, WorkerEngine
 from strategies.synchronous import as_batches
-from towers.errors import UserError
 from towers.task import Batch, InputShard, Task
 
 
@@ -79,8 +79,8 @@ class Worker:
         self._task, self._engine, self._group, self._layout = task, engine, group, layout
         self._options, self._rank, self._num_workers = options, rank, num_workers
         self._stop_asked, self._before_step = stop_asked, before_step
-        self._batches: Iterator[tuple[Batch, ...]] | None = None
-        self._next_batch = -1
+        # Synchronous: its part of each step's batch. Asynchronous: whole batches, in turns.
+        self._batches = BatchReader(self._dataset, 1 if options.is_sync else num_workers)
         # Number of server 0's decisions that this worker has passed on to all other servers.
         self._settled = 0
 
@@ -141,7 +141,7 @@ class Worker:
         if reply["decided"] is not None:
             self._settled = Decisions(**reply["decided"]).end
         asked = time.perf_counter()
-        batches = self._batch_of(reply["step"])
+        batches = self._batch_of(reply["batch"])
         input_seconds = time.perf_counter() - asked
         return Pulled(
             step=reply["step"],
@@ -234,29 +234,10 @@ class Worker:
         }
         return [(finish, [computed.state_change, *self._gradient_of(0, computed)])]
 
-    def _batch_of(self, step: int) -> tuple[Batch, ...]:
-        """What this worker computes in a step, one batch for each microbatch.
-
-        Synchronous: its part of the step's batch. Asynchronous: the next of its own batches.
-        """
-        is_sync = self._options.is_sync
-        wanted = step if is_sync else self._own_next(step)
-        if self._batches is None or wanted != self._next_batch:
-            self._batches = iter(self._dataset(wanted))
-        self._next_batch = wanted + (1 if is_sync else self._num_workers)
-        try:
-            found = next(self._batches)
-        except StopIteration:
-            raise UserError(
-                f"the training data ended at batch {wanted}: a task's 'train' split must not end; repeat() it"
-            ) from None
+    def _batch_of(self, index: int) -> tuple[Batch, ...]:
+        """What this worker computes of a batch: one batch for each microbatch."""
+        found = self._batches.read(index)
         return found if self._engine.options.accumulation > 1 else (found,)
-
-    def _own_next(self, step: int) -> int:
-        """The next of this worker's batches: rank, rank + num_workers, rank + 2 * num_workers, ..."""
-        if self._batches is not None:
-            return self._next_batch
-        return step + (self._rank - step) % self._num_workers
 
     def _dataset(self, first: int) -> tf.data.Dataset:
         is_sync, count = self._options.is_sync, self._engine.options.accumulation

@@ -16,8 +16,8 @@ from strategies.contract import Strategy
 from towers.errors import UserError
 
 _LAYOUT = "layout"
-# A key beside the layout's kinds.
-_SETTINGS = "settings"
+# Keys beside the layout's kinds.
+_SETTINGS, _POSITIONS = "settings", "batch_positions"
 _PREFIX = "step"
 # The file that tf.train.latest_checkpoint reads.
 _STATE = "checkpoint"
@@ -59,9 +59,9 @@ class Checkpoints:
         self._strategy = strategy
         self._contents = strategy.checkpointables()
         self._layout = layout_of(self._contents)
-        self._described = json.dumps(self._layout | {_SETTINGS: dict(settings or {})})
+        self._settings = dict(settings or {})
         with tf.device("/device:CPU:0"):
-            self._written = tf.Variable(self._described, dtype=tf.string, trainable=False)
+            self._written = tf.Variable("", dtype=tf.string, trainable=False)
         self._checkpoint = tf.train.Checkpoint(**self._contents, **{_LAYOUT: self._written})
         self._keep = keep
         self.restored_settings: Mapping[str, object] = {}
@@ -98,6 +98,10 @@ class Checkpoints:
           UserError: the checkpoint can't be written; its parts are removed, earlier checkpoints remain.
         """
         self._strategy.collect()
+        described = self._layout | {_SETTINGS: self._settings}
+        if (positions := self._strategy.batch_positions) is not None:
+            described[_POSITIONS] = list(positions)
+        self._written.assign(json.dumps(described))
         prefix = self.prefix(self._strategy.step)
         try:
             self._write(prefix)
@@ -253,10 +257,8 @@ class Checkpoints:
         stored = json.loads(reader.get_tensor(f"{_LAYOUT}/.ATTRIBUTES/VARIABLE_VALUE"))
         check_layout(prefix, stored, self._layout)
         self._checkpoint.read(prefix).assert_existing_objects_matched()
-        # The next checkpoint has this run's settings.
-        self._written.assign(self._described)
         self.restored_settings = stored.get(_SETTINGS, {})
-        self._strategy.restored()
+        self._strategy.restored(stored.get(_POSITIONS))
         return self._strategy.step
 
     def _remove_unfinished(self) -> None:

@@ -77,7 +77,8 @@ def test_steps_are_counted_in_any_order():
     for number in (7, 6, 9, 5, 8):
         assert step(claims, number, since=claims.updates())
     assert claims.done == 10
-    assert claims.totals() == {"done": 10, "totals": {"steps": 5, "examples": 20, "skipped": 0}}
+    totals = {"steps": 5, "examples": 20, "skipped": 0}
+    assert claims.totals() == {"done": 10, "totals": totals, "positions": [10]}
 
 
 def test_steps_of_another_run_are_refused():
@@ -119,6 +120,18 @@ def test_a_worker_that_started_again_was_lost():
     for number, started in enumerate([1.0, 1.0, 2.0, 2.0, 3.0]):
         step(claims, number, since=claims.updates(), started=started)
     assert claims.report()["workers"]["worker:0"]["failures"] == 2
+
+
+def test_each_worker_is_told_its_next_batch():
+    claims = Claims()
+    more = {"updates": 4, "reported": ["loss"], "stops_if_bad": True, "num_workers": 2}
+    claims.begin("run", "process 1 on a", first=4, positions=[8, 1], **more)
+    assert claims.plan(4, 3) == [4, 0, 8, 1]
+    assert claims.claim("run", 4, 4, True, worker=1)[0]
+    assert claims.plan(5, 1) == [5, 0, 8, 3], "a worker that starts again does not repeat its batch"
+    assert not claims.claim("run", 4, 4, True, worker=0)[0]
+    assert claims.plan(4, 3) == [5, 1, 8, 3], "a step that was claimed before uses no batch"
+    assert claims.totals()["positions"] == [8, 3]
 
 
 @pytest.mark.timeout(60)

@@ -65,5 +65,6 @@ def test_servers_hold_the_variables_and_update_them(tmp_path):
     worker = graphs["worker_replica:0_task:0_device:CPU:0"]
     # The closure's two arguments and the gradients; server 0 gets the figures, and tells the other the decision.
     assert messages(worker, "ps") == {first: 4, second: 3}
-    assert messages(graphs["ps_replica:0_task:0_device:CPU:0"], "worker").total() == 1
+    # The parameters; and from server 0 the plan, once for a closure.
+    assert messages(graphs["ps_replica:0_task:0_device:CPU:0"], "worker").total() == 2
     assert messages(graphs["ps_replica:0_task:1_device:CPU:0"], "worker").total() == 1

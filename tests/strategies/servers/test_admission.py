@@ -154,6 +154,40 @@ class TestLost:
         assert steps(found, 1, 0) == [None, 4]
 
 
+class TestBatches:
+    def test_each_worker_has_its_own(self):
+        found = admission(num_workers=2, first=5)
+        assert [found.begin(worker, 0).batch for worker in (0, 1, 1, 1, 0)] == [6, 5, 7, 9, 8]
+
+    def test_a_worker_that_starts_again_continues_where_it_was(self):
+        found = admission(num_workers=2)
+        for _ in range(3):
+            found.use(found.begin(0, 0))
+        unused = [found.begin(0, 0).batch for _ in range(2)]
+        found.lost(0)
+        assert found.begin(1, 0).batch == 1, "the step of the lost one, with a batch of its own"
+        assert [found.begin(0, 0).batch for _ in range(3)] == [*unused, 10] == [6, 8, 10]
+
+    def test_a_resumed_run_continues_where_it_was(self):
+        found = Admission(7, bound=None, num_workers=2, positions=[12, 3])
+        found.run_to(100)
+        assert [found.begin(worker, 0).batch for worker in (0, 1, 0)] == [12, 3, 14]
+        assert found.positions() == [16, 5]
+
+    def test_bound_0_computes_each_step_on_its_own_batch_whoever_is_lost(self):
+        """The worker after a lost one takes all its turns, so it reads these batches in order."""
+        found, workers = admission(0, num_workers=3), []
+        assert steps(found, 0, 1, 2) == [0, None, None]
+        found.lost(0)
+        for step in range(6):
+            (ticket,) = filter(None, [found.begin(worker, 0) for worker in (2, 1)])
+            assert (ticket.step, ticket.batch) == (step, step)
+            workers.append(ticket.worker)
+            found.use(ticket)
+        assert workers == [1, 1, 2, 1, 1, 2]
+        assert found.positions() is None
+
+
 class TestWaiting:
     def test_begin_waits_no_longer_than_its_time(self):
         assert admission(target=0).begin(0, 0.05) is None

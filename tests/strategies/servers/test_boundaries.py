@@ -3,7 +3,6 @@
 import json
 
 import numpy as np
-import pytest
 
 from strategies.callbacks import Callback
 from strategies.servers.carrier import Paused, Progress, Start, Values
@@ -28,6 +27,7 @@ class RunsAhead:
     def __init__(self, strategy: ServersStrategy):
         self._done = self._until = 0
         self._values: Values | None = None
+        self.begun_at = None
         self._tally = Tally()
 
     def free_bytes(self):
@@ -35,6 +35,7 @@ class RunsAhead:
 
     def start(self, begin: Start) -> None:
         self._values, self._done, self._until = begin.values, begin.step, begin.step
+        self.begun_at = begin.step, begin.positions
 
     def _work_to(self, step: int) -> None:
         for _ in range(self._done, min(step, self._until)):
@@ -49,7 +50,8 @@ class RunsAhead:
 
     def pause(self) -> Paused:
         self._work_to(self._done + 3)
-        return Paused(idle=True, missing=(), done=self._done, totals=self._tally.totals())
+        positions = [self._done + 4, self._done - 3]
+        return Paused(idle=True, missing=(), done=self._done, totals=self._tally.totals(), positions=positions)
 
     def values(self) -> Values:
         return self._values
@@ -77,14 +79,13 @@ class Evaluations(Callback):
         self.reported.append((report.step, report.num_steps))
 
 
-@pytest.fixture
-def strategy() -> ServersStrategy:
+def new_strategy(make_carrier=RunsAhead) -> ServersStrategy:
     return ServersStrategy(
         small_task(),
         cpus(1),
         StepOptions(rule=SGD(), schedule=Constant(0.1), seed=3),
         None,
-        make_carrier=RunsAhead,
+        make_carrier=make_carrier,
         servers=ServersOptions(engine="own"),
         num_workers=1,
         num_servers=1,
@@ -92,7 +93,20 @@ def strategy() -> ServersStrategy:
     )
 
 
-def test_a_run_that_is_saved_all_the_time_ends_at_its_last_step(strategy, tmp_path):
+def test_a_resumed_run_tells_the_servers_each_workers_next_batch(tmp_path):
+    options = {"directory": tmp_path, "evaluate_every_epochs": None}
+    Trainer(new_strategy(), TrainerOptions(steps=6, **options)).fit()
+    carriers = []
+
+    def make_carrier(strategy):
+        carriers.append(RunsAhead(strategy))
+        return carriers[0]
+
+    Trainer(new_strategy(make_carrier), TrainerOptions(steps=8, **options)).restore()
+    assert carriers[0].begun_at == (6, [10, 3])
+
+
+def test_a_run_that_is_saved_all_the_time_ends_at_its_last_step(tmp_path):
     found = Evaluations()
     options = TrainerOptions(
         steps=20,
@@ -101,7 +115,7 @@ def test_a_run_that_is_saved_all_the_time_ends_at_its_last_step(strategy, tmp_pa
         evaluate_every_steps=10,
         evaluate_every_epochs=None,
     )
-    result = Trainer(strategy, options, callbacks=[found]).fit()
+    result = Trainer(new_strategy(), options, callbacks=[found]).fit()
     assert (result.step, result.summary["steps"]) == (20, 20)
     assert found.steps_of == [10, 20]
     assert sum(count for _, count in found.reported) == 20

@@ -18,10 +18,12 @@ from strategies.servers.options import ServersOptions
 from strategies.servers.own_carrier import OwnCarrier
 from strategies.servers.server import Server
 from strategies.servers.worker import Worker
+from strategies.synchronous import as_batches
 from tests.strategies.servers.at_once import LIMIT_SECONDS, Started
 from tests.strategies.servers.test_worker import NUM_SERVERS, RATE, worker_engine
 from tests.strategies.small_task import small_task
 from towers.options import StepOptions
+from towers.task import InputShard
 from towers.updates.clipping import Clipping
 from towers.updates.rules import SGD
 from towers.updates.schedules import Constant
@@ -33,11 +35,29 @@ OPTIONS = StepOptions(rule=SGD(), schedule=Constant(RATE), seed=3)
 class DiesBeforeFinish(Group):
     """The connections of a worker that dies when the other servers have its gradient and server 0 has not."""
 
+    steps_to_live = 0
+
     def ask_in_turn(self, server, *requests):
         if len(requests) > 1:
-            self.close()
-            raise PeerLost("this worker dies")
+            self.steps_to_live -= 1
+            if self.steps_to_live < 0:
+                self.close()
+                raise PeerLost("this worker dies")
         return super().ask_in_turn(server, *requests)
+
+
+class Recording:
+    """An engine that records the first examples of the batches that it computes."""
+
+    def __init__(self, engine):
+        self._engine, self.seen = engine, []
+
+    def compute(self, step, parameters, rows, state, batches):
+        self.seen.append(batches[0].features.numpy().tobytes())
+        return self._engine.compute(step, parameters, rows, state, batches)
+
+    def __getattr__(self, name):
+        return getattr(self._engine, name)
 
 
 class Cluster:
@@ -84,9 +104,11 @@ class Cluster:
         seconds = {"startup_timeout_seconds": LIMIT_SECONDS, "timeout_seconds": LIMIT_SECONDS}
         return kind.connected(self._members, this, settings={}, secret="", **seconds)
 
-    def dying_worker(self, rank: int) -> Started:
-        """A worker in a thread, which dies when server 1 has its gradient and server 0 has not."""
-        return self._started(self._connected(DiesBeforeFinish, Member(WORKER, rank)), rank, self.engine)
+    def dying_worker(self, rank: int, *, engine=None, after: int = 0) -> Started:
+        """A worker in a thread. After some steps it dies when server 1 has its gradient and server 0 has not."""
+        group = self._connected(DiesBeforeFinish, Member(WORKER, rank))
+        group.steps_to_live = after
+        return self._started(group, rank, engine or self.engine)
 
     def start_worker(self, rank: int, *, kind: type[Group] = Group, engine=None) -> Group:
         """Starts a worker in a thread; its connections."""
@@ -171,3 +193,37 @@ def test_the_step_of_a_dead_worker_is_on_no_server_if_it_is_not_finite_when_comp
         found.run_to(1)
         np.testing.assert_array_equal(found.values(), found.first.vector)
         assert found.versions() == [0, 0]
+
+
+def test_a_worker_that_starts_again_repeats_no_batch_and_leaves_none_out():
+    """Worker 0 of 2 computes the batches 0, 2, 4, ...; it dies in its third step. Worker 1 never comes."""
+    dataset = as_batches(small_task().dataset("train", InputShard()))
+    index_of = {batch.features.numpy().tobytes(): index for index, batch in enumerate(dataset.take(12))}
+    assert len(index_of) == 12
+    with cluster() as found:
+        first, second = Recording(found.engine), Recording(found.engine)
+        died = found.dying_worker(0, engine=first, after=2)
+        found.run_to(2)
+        found.chief.advance(3, 3)
+        with pytest.raises(PeerLost, match="this worker dies"):
+            died.result()
+        found.start_worker(0, engine=second)
+        found.run_to(5)
+        found.values()
+    assert [index_of[seen] for seen in first.seen] == [0, 2, 4]
+    assert [index_of[seen] for seen in second.seen] == [4, 6, 8]
+
+
+def test_bound_0_gives_one_devices_numbers_although_a_worker_is_lost():
+    with cluster(staleness="0") as found:
+        died = found.dying_worker(0, after=1)
+        found.start_worker(1)
+        found.chief.advance(3, 3)
+        with pytest.raises(PeerLost, match="this worker dies"):
+            died.result()
+        found.run_to(5)
+        values = found.values()
+    engine, alone = worker_engine(small_task(), OPTIONS), found.first.vector
+    for step, batch in enumerate(as_batches(small_task().dataset("train", InputShard())).take(5)):
+        alone = alone - np.float32(RATE) * engine.compute(step, alone, [], np.zeros(0), [batch]).gradient
+    np.testing.assert_allclose(values, alone, rtol=1e-5, atol=1e-6)

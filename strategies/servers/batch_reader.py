@@ -1,0 +1,51 @@
+"""Reads the training batches that a worker is told to compute, by their index."""
+
+from collections.abc import Callable, Iterator
+
+import tensorflow as tf
+
+from towers.errors import UserError
+
+
+class BatchReader:
+    """Batches of a stream by index. It is quick where the indices ascend by the stream's stride."""
+
+    def __init__(self, dataset: Callable[[int], tf.data.Dataset], stride: int):
+        """Args:
+        dataset: the stream from the batch with a given index on.
+        stride: difference between the indices of two batches of the stream.
+        """
+        self._dataset, self._stride = dataset, stride
+        # By residue: under staleness=0 a worker also computes the turns of one that was lost.
+        self._streams: dict[int, _Stream] = {}
+
+    def read(self, index: int):
+        """The batch with this index; the same as before if that was the last one read.
+
+        Raises:
+          UserError: the data end before it.
+        """
+        stream = self._streams.setdefault(index % self._stride, _Stream(self._dataset, self._stride))
+        return stream.read(index)
+
+
+class _Stream:
+    """The batches of one residue."""
+
+    def __init__(self, dataset, stride):
+        self._dataset, self._stride = dataset, stride
+        self._iterator: Iterator | None = None
+        self._last, self._batch = -1, None
+
+    def read(self, index: int):
+        if index == self._last:
+            return self._batch
+        if self._iterator is None or index != self._last + self._stride:
+            self._iterator = iter(self._dataset(index))
+        try:
+            self._last, self._batch = index, next(self._iterator)
+        except StopIteration:
+            raise UserError(
+                f"the training data ended at batch {index}: a task's 'train' split must not end; repeat() it"
+            ) from None
+        return self._batch
