@@ -14,6 +14,7 @@ from strategies.servers.group import Group
 from strategies.servers.handlers import StoreHandlers
 from strategies.servers.options import ServersOptions
 from strategies.servers.rounds import Rounds
+from strategies.servers.store import rate_for
 from strategies.servers.tally import Tally
 from strategies.servers.wire import Content, Handler, Message
 from towers.errors import UserError
@@ -261,9 +262,10 @@ class Coordination:
             staleness = None
             if finite:
                 # No other server's is larger: all apply the same updates in the same order, and a worker's pull
-                # of server 0 is its first.
+                # of server 0 is its first. So this one decides the rate for all.
                 staleness = self._store.push(message, gradient)[0]["staleness"]
-                self._log.add(ticket.lease)
+                rate = rate_for(message["rate"], staleness, aware=message["aware"])
+                self._log.add(ticket.lease, rate)
                 self._state += change
             self._note_bad(step, finite)
             self._tally.add_part(f"worker:{message['worker']}", figures, staleness)

@@ -17,11 +17,13 @@ class Decisions:
     Attributes:
       first: number of the first of these decisions; they are counted from the start of server 0.
       leases: the tickets whose updates are to be applied, in order.
+      rates: the learning rate of each.
       open_from: the updates of earlier leases were decided or will never be.
     """
 
     first: int
     leases: Sequence[int]
+    rates: Sequence[float]
     open_from: int
 
     @property
@@ -35,22 +37,23 @@ class DecisionLog:
 
     def __init__(self):
         self._first = 0
-        self._leases: list[int] = []
+        self._decided: list[tuple[int, float]] = []
 
-    def add(self, lease: int) -> None:
-        """Decides that a ticket's update is applied."""
-        self._leases.append(lease)
+    def add(self, lease: int, rate: float) -> None:
+        """Decides that a ticket's update is applied, with this learning rate."""
+        self._decided.append((lease, rate))
 
     def settled(self, end: int) -> None:
         """Forgets the decisions before `end`: all servers have applied them."""
         count = max(0, end - self._first)
-        self._first += len(self._leases[:count])
-        self._leases = self._leases[count:]
+        self._first += len(self._decided[:count])
+        self._decided = self._decided[count:]
 
     def restart(self) -> None:
         """Forgets all decisions: the chief has set the values of all servers."""
-        self.settled(self._first + len(self._leases))
+        self.settled(self._first + len(self._decided))
 
     def decisions(self, open_from: int) -> Decisions:
         """The decisions that are not settled."""
-        return Decisions(first=self._first, leases=tuple(self._leases), open_from=open_from)
+        leases, rates = tuple(lease for lease, _ in self._decided), tuple(rate for _, rate in self._decided)
+        return Decisions(first=self._first, leases=leases, rates=rates, open_from=open_from)

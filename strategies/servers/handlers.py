@@ -1,5 +1,6 @@
 """The requests that every server answers: its keys and values, and its piece of a synchronous step."""
 
+import functools
 import threading
 from collections.abc import Mapping
 
@@ -10,7 +11,7 @@ from strategies.servers.held_gradients import HeldGradients
 from strategies.servers.piece_gradient import PieceGradient
 from strategies.servers.rows import SplitGradient
 from strategies.servers.server_memory import free_bytes
-from strategies.servers.staged_updates import StagedUpdate, StagedUpdates
+from strategies.servers.staged_updates import StagedUpdates
 from strategies.servers.store import Store, Vector
 from strategies.servers.wire import Content, Handler, Message
 from towers.updates.clipping import Clipping
@@ -108,25 +109,18 @@ class StoreHandlers:
         return {"staleness": staleness}, ()
 
     def stage(self, message: Message, arrays) -> Content:
-        """Holds an asynchronous update until server 0 has decided on its lease: see `decisions`."""
+        """Holds an asynchronous gradient until server 0 has decided on its lease: see `decisions`."""
         vector = self._store.vector(message["key"])
         gradient = _gradient(message, arrays, vector.dtype)
         vector.check(gradient.vector, gradient.rows)
-        update = StagedUpdate(
-            gradient=gradient, rate=message["rate"], since=message["since"], aware=message["aware"]
-        )
-        self._staged.stage(message["lease"], update)
+        self._staged.stage(message["lease"], gradient)
         self._count_push()
         return {}, ()
 
     def settle(self, message: Message, arrays) -> Content:
         """Applies the updates that server 0 has decided on."""
         vector = self._store.vector(message["key"])
-
-        def apply(update: StagedUpdate) -> None:
-            _applied(vector, update.gradient, update.rate, since=update.since, aware=update.aware)
-
-        self._staged.settle(Decisions(**message["decided"]), apply)
+        self._staged.settle(Decisions(**message["decided"]), functools.partial(_applied, vector))
         return {}, ()
 
     def _count_push(self) -> None:

@@ -1,6 +1,5 @@
 """Asynchronous updates that another server than 0 holds until server 0 has decided on them."""
 
-import dataclasses
 import threading
 from collections.abc import Callable
 
@@ -9,40 +8,27 @@ from strategies.servers.piece_gradient import PieceGradient
 from strategies.servers.wire import Refused
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class StagedUpdate:
-    """One update of this server's piece.
-
-    Attributes:
-      gradient: the gradient.
-      rate: learning rate.
-      since: version that the gradient was computed from.
-      aware: whether the rate is divided by the staleness.
-    """
-
-    gradient: PieceGradient
-    rate: float
-    since: int
-    aware: bool
-
-
 class StagedUpdates:
-    """The updates by their leases. Every method may be called from any thread."""
+    """The gradients by their leases. Every method may be called from any thread."""
 
     def __init__(self):
         self._lock = threading.Lock()
-        self._staged: dict[int, StagedUpdate] = {}
+        self._staged: dict[int, PieceGradient] = {}
         self._end: int | None = None
         self._open_from = 0
 
-    def stage(self, lease: int, update: StagedUpdate) -> None:
-        """Holds an update, unless its lease is over: its worker counts as lost."""
+    def stage(self, lease: int, gradient: PieceGradient) -> None:
+        """Holds a gradient, unless its lease is over: its worker counts as lost."""
         with self._lock:
             if lease >= self._open_from:
-                self._staged[lease] = update
+                self._staged[lease] = gradient
 
-    def settle(self, decisions: Decisions, apply: Callable[[StagedUpdate], None]) -> None:
+    def settle(self, decisions: Decisions, apply: Callable[[PieceGradient, float], object]) -> None:
         """Applies what was decided and not applied yet, in order, and drops what will never be.
+
+        Args:
+          decisions: server 0's decisions.
+          apply: applies an update, given its gradient and learning rate.
 
         Raises:
           Refused: decisions or updates are missing; or as `apply`. The updates before it are applied.
@@ -52,10 +38,11 @@ class StagedUpdates:
                 self._end = decisions.first
             if decisions.first > self._end:
                 raise Refused(f"decision {self._end} is missing: the next one known is {decisions.first}")
-            for lease in decisions.leases[self._end - decisions.first :]:
+            decided = zip(decisions.leases, decisions.rates, strict=True)
+            for lease, rate in list(decided)[self._end - decisions.first :]:
                 if lease not in self._staged:
                     raise Refused(f"the update of lease {lease} was decided, and never arrived here")
-                apply(self._staged[lease])
+                apply(self._staged[lease], rate)
                 del self._staged[lease]
                 self._end += 1
             self._open_from = max(self._open_from, decisions.open_from)

@@ -25,6 +25,11 @@ def check_rule(rule: UpdateRule) -> None:
         )
 
 
+def rate_for(rate: float, staleness: int, *, aware: bool) -> float:
+    """The learning rate of an update of this staleness (Zhang et al. 2016, "Staleness-aware async-SGD")."""
+    return rate / max(1, staleness) if aware else rate
+
+
 class Vector:
     """One key's piece on this server, and rows of tables that are updated with it.
 
@@ -114,7 +119,7 @@ class Vector:
           rows: (ids, gradients [k, width]) of each table, in the order in which they were added.
           rate: learning rate.
           since: version that the gradient was computed from; None for the current one.
-          aware: whether the rate is divided by the staleness (Zhang et al. 2016, "Staleness-aware async-SGD").
+          aware: whether the rate is divided by the staleness.
 
         Returns:
           The staleness: the number of other updates applied since version `since`.
@@ -125,7 +130,7 @@ class Vector:
         with self._lock:
             self._check(gradient, rows)
             staleness = 0 if since is None else self.version - since
-            rate = rate / max(1, staleness) if aware else rate
+            rate = rate_for(rate, staleness, aware=aware)
             for table, (ids, values) in zip(self._tables.values(), rows, strict=True):
                 table.apply(ids, values, rate, self.version)
             # Eager: a call of a tf.function of these few operations takes 17 times as long (366 us, not 22).

@@ -30,7 +30,7 @@ class Pulled:
       step: index of the step.
       done: number of steps that were done when the step was handed out.
       lease: number of the step's ticket.
-      versions: version of each server's piece, by the server's index.
+      version: version of server 0's piece.
       parameters: the whole vector of the parameters that are not tables.
       rows: of each matrix of tables the rows that the batches name: ids, and values [n, width].
       state: the model's whole state, float64.
@@ -41,7 +41,7 @@ class Pulled:
     step: int
     done: int
     lease: int
-    versions: Sequence[int]
+    version: int
     parameters: np.ndarray
     rows: Sequence[Rows]
     state: np.ndarray
@@ -147,7 +147,7 @@ class Worker:
             step=reply["step"],
             done=reply["done"],
             lease=reply["lease"],
-            versions=[reply["version"], *(found["version"] for found, _ in pulled)],
+            version=reply["version"],
             parameters=np.concatenate([piece, *(other for _, (other,) in pulled)]) if others else piece,
             rows=self._pull_rows(self._engine.wanted(batches)),
             state=state,
@@ -217,8 +217,7 @@ class Worker:
         elsewhere = {}
         if self._options.is_sync or computed.finite:
             elsewhere = {
-                server: ({"since": pulled.versions[server]}, self._gradient_of(server, computed))
-                for server in range(1, len(pulled.versions))
+                server: ({}, self._gradient_of(server, computed)) for server in range(1, len(self._group.servers))
             }
         # If server 0 has closed the connection, it has given the step to another worker.
         self._group.check(0)
@@ -226,7 +225,7 @@ class Worker:
         finish = {
             "ask": "finish",
             **shared,
-            "since": pulled.versions[0],
+            "since": pulled.version,
             "done": pulled.done,
             "weight": computed.weight,
             "finite": computed.finite,

@@ -14,11 +14,17 @@ def staged(*leases: int) -> StagedUpdates:
     return found
 
 
+def decisions(first: int, *leases: int, open_from: int = 0) -> Decisions:
+    rates = [lease / 8 for lease in leases]
+    return Decisions(first=first, leases=leases, rates=rates, open_from=open_from)
+
+
 def settled(found: StagedUpdates, first: int, *leases: int, open_from: int = 0) -> list:
     """The updates that are applied."""
     applied = []
-    found.settle(Decisions(first=first, leases=leases, open_from=open_from), applied.append)
-    return applied
+    found.settle(decisions(first, *leases, open_from=open_from), lambda *update: applied.append(update))
+    assert all(rate == lease / 8 for lease, rate in applied)
+    return [lease for lease, _ in applied]
 
 
 def test_updates_are_applied_once_in_the_order_of_the_decisions():
@@ -39,15 +45,14 @@ def test_what_will_not_be_decided_is_dropped():
 
 
 def test_an_update_that_fails_is_applied_later():
-    found, applied = staged(1, 2), []
+    found = staged(1, 2)
 
-    def fail(update):
+    def fail(gradient, rate):
         raise OSError
 
     with pytest.raises(OSError):
-        found.settle(Decisions(first=0, leases=[1], open_from=0), fail)
-    found.settle(Decisions(first=0, leases=[1, 2], open_from=0), applied.append)
-    assert applied == [1, 2]
+        found.settle(decisions(0, 1), fail)
+    assert settled(found, 0, 1, 2) == [1, 2]
 
 
 def test_missing_decisions_are_refused():
@@ -60,11 +65,11 @@ def test_missing_decisions_are_refused():
 def test_the_log_repeats_a_decision_until_it_is_settled():
     log = DecisionLog()
     for lease in (5, 3, 9):
-        log.add(lease)
-    assert log.decisions(10) == Decisions(first=0, leases=(5, 3, 9), open_from=10)
+        log.add(lease, lease / 8)
+    assert log.decisions(10) == Decisions(first=0, leases=(5, 3, 9), rates=(5 / 8, 3 / 8, 9 / 8), open_from=10)
     log.settled(2)
     log.settled(1)
-    assert log.decisions(10) == Decisions(first=2, leases=(9,), open_from=10)
+    assert log.decisions(10) == Decisions(first=2, leases=(9,), rates=(9 / 8,), open_from=10)
     assert log.decisions(10).end == 3
     log.restart()
-    assert log.decisions(11) == Decisions(first=3, leases=(), open_from=11)
+    assert log.decisions(11) == Decisions(first=3, leases=(), rates=(), open_from=11)

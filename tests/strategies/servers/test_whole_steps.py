@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import threading
 from collections.abc import Iterator
 
 import numpy as np
@@ -46,15 +47,31 @@ class DiesBeforeFinish(Group):
         return super().ask_in_turn(server, *requests)
 
 
+class PullsLate(Group):
+    """The connections of a worker whose pulls of the other servers wait until the test allows them."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.began, self.may_pull = threading.Event(), threading.Event()
+
+    def ask_each(self, what, requests, **fields):
+        if what == "pull":
+            self.began.set()
+            assert self.may_pull.wait(LIMIT_SECONDS)
+        return super().ask_each(what, requests, **fields)
+
+
 class Recording:
     """An engine that records the first examples of the batches that it computes."""
 
     def __init__(self, engine):
-        self._engine, self.seen = engine, []
+        self._engine, self.seen, self.gradients = engine, [], []
 
     def compute(self, step, parameters, rows, state, batches):
         self.seen.append(batches[0].features.numpy().tobytes())
-        return self._engine.compute(step, parameters, rows, state, batches)
+        computed = self._engine.compute(step, parameters, rows, state, batches)
+        self.gradients.append(computed.gradient)
+        return computed
 
     def __getattr__(self, name):
         return getattr(self._engine, name)
@@ -227,3 +244,20 @@ def test_bound_0_gives_one_devices_numbers_although_a_worker_is_lost():
     for step, batch in enumerate(as_batches(small_task().dataset("train", InputShard())).take(5)):
         alone = alone - np.float32(RATE) * engine.compute(step, alone, [], np.zeros(0), [batch]).gradient
     np.testing.assert_allclose(values, alone, rtol=1e-5, atol=1e-6)
+
+
+def test_a_staleness_aware_update_has_one_rate_on_all_servers():
+    """Worker 1 pulls server 0 before two updates of worker 0, and server 1 after them."""
+    with cluster(staleness_aware=True) as found:
+        slow, quick = Recording(found.engine), Recording(worker_engine(small_task(), OPTIONS))
+        late = found.start_worker(1, kind=PullsLate, engine=slow)
+        found.chief.advance(0, 3)
+        assert late.began.wait(LIMIT_SECONDS)
+        found.start_worker(0, engine=quick)
+        while found.chief.advance(2, 3).done < 2:
+            pass
+        late.may_pull.set()
+        found.run_to(3)
+        values = found.values()
+    changes = [*quick.gradients, slow.gradients[0] / 2]
+    np.testing.assert_allclose(values, found.first.vector - RATE * sum(changes), rtol=1e-5, atol=1e-6)
