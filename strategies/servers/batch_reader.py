@@ -6,9 +6,13 @@ import tensorflow as tf
 
 from towers.errors import UserError
 
+# A user's pipeline starts at its first batch, so it is quicker to read and drop some batches than to start it
+# again. Our own data start anywhere, in about the time of some batches.
+_MOST_DROPPED = 64
+
 
 class BatchReader:
-    """Batches of a stream by index. It is quick where the indices ascend by the stream's stride."""
+    """Batches of a stream by index. It is quick where the indices ascend, with few gaps."""
 
     def __init__(self, dataset: Callable[[int], tf.data.Dataset], stride: int):
         """Args:
@@ -40,9 +44,12 @@ class _Stream:
     def read(self, index: int):
         if index == self._last:
             return self._batch
-        if self._iterator is None or index != self._last + self._stride:
-            self._iterator = iter(self._dataset(index))
+        dropped = (index - self._last) // self._stride - 1
+        if self._iterator is None or not 0 <= dropped <= _MOST_DROPPED:
+            self._iterator, dropped = iter(self._dataset(index)), 0
         try:
+            for _ in range(dropped):
+                next(self._iterator)
             self._last, self._batch = index, next(self._iterator)
         except StopIteration:
             raise UserError(

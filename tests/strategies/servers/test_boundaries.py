@@ -3,6 +3,7 @@
 import json
 
 import numpy as np
+import pytest
 
 from strategies.callbacks import Callback
 from strategies.servers.carrier import Paused, Progress, Start, Values
@@ -93,6 +94,7 @@ def new_strategy(make_carrier=RunsAhead) -> ServersStrategy:
     )
 
 
+@pytest.mark.full
 def test_a_resumed_run_tells_the_servers_each_workers_next_batch(tmp_path):
     options = {"directory": tmp_path, "evaluate_every_epochs": None}
     Trainer(new_strategy(), TrainerOptions(steps=6, **options)).fit()

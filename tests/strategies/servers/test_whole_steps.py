@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import threading
 from collections.abc import Iterator
 
@@ -19,6 +20,7 @@ from strategies.servers.options import ServersOptions
 from strategies.servers.own_carrier import OwnCarrier
 from strategies.servers.server import Server
 from strategies.servers.worker import Worker
+from strategies.servers.worker_engine import WorkerEngine
 from strategies.synchronous import as_batches
 from tests.strategies.servers.at_once import LIMIT_SECONDS, Started
 from tests.strategies.servers.test_worker import NUM_SERVERS, RATE, worker_engine
@@ -31,6 +33,12 @@ from towers.updates.schedules import Constant
 
 NUM_WORKERS = 2
 OPTIONS = StepOptions(rule=SGD(), schedule=Constant(RATE), seed=3)
+
+
+@functools.cache
+def engine_of_all() -> WorkerEngine:
+    """The engine of all workers. It owns no values, and compiles for some time."""
+    return worker_engine(small_task(), OPTIONS)
 
 
 class DiesBeforeFinish(Group):
@@ -88,7 +96,7 @@ class Cluster:
         listening = [self._server(member) for member in self._members]
         self.running = [Started(lambda server=server: server.serve(LIMIT_SECONDS)) for server in listening]
         self._workers: list[tuple[Group, Started]] = []
-        self.engine = worker_engine(small_task(), OPTIONS)
+        self.engine = engine_of_all()
         self.layout = self.engine.layout
         self._group = self._connected(Group, Member(CHIEF, 0))
         self.chief = OwnCarrier(self._group, self.layout)
@@ -203,6 +211,7 @@ def test_a_worker_dies_in_the_middle_of_a_push_and_the_run_is_saved():
         assert (changed, found.versions()) == ([True, True], [1, 1])
 
 
+@pytest.mark.full
 def test_the_step_of_a_dead_worker_is_on_no_server_if_it_is_not_finite_when_computed_again():
     with cluster(stops_if_bad=False) as found:
         dies(found)
@@ -240,16 +249,17 @@ def test_bound_0_gives_one_devices_numbers_although_a_worker_is_lost():
             died.result()
         found.run_to(5)
         values = found.values()
-    engine, alone = worker_engine(small_task(), OPTIONS), found.first.vector
+    engine, alone = found.engine, found.first.vector
     for step, batch in enumerate(as_batches(small_task().dataset("train", InputShard())).take(5)):
         alone = alone - np.float32(RATE) * engine.compute(step, alone, [], np.zeros(0), [batch]).gradient
     np.testing.assert_allclose(values, alone, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.full
 def test_a_staleness_aware_update_has_one_rate_on_all_servers():
     """Worker 1 pulls server 0 before two updates of worker 0, and server 1 after them."""
     with cluster(staleness_aware=True) as found:
-        slow, quick = Recording(found.engine), Recording(worker_engine(small_task(), OPTIONS))
+        slow, quick = Recording(found.engine), Recording(found.engine)
         late = found.start_worker(1, kind=PullsLate, engine=slow)
         found.chief.advance(0, 3)
         assert late.began.wait(LIMIT_SECONDS)

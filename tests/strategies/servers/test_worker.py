@@ -1,5 +1,7 @@
 """A worker's loop with real servers: with prefetch, each gradient is exactly one update late."""
 
+from collections.abc import Sequence
+
 import keras
 import numpy as np
 import pytest
@@ -118,3 +120,45 @@ def test_each_gradient_is_computed_from_the_parameters_that_were_pulled(options,
     assert dict(report["staleness"]) == counted
     np.testing.assert_allclose(found, group.computed_here(late), rtol=1e-5, atol=1e-6)
     assert not np.allclose(found, group.computed_here(1 - late), rtol=1e-3), "the test could not fail"
+
+
+class TurnedAway(Group):
+    """Server 0 of a backup worker that is late: every third round is the worker's next one."""
+
+    def __init__(self, vector: np.ndarray, steps: Sequence[int]):
+        super().__init__([Member(SERVER, 0, "")], [])
+        self._vector, self._steps = vector, list(steps)
+
+    def ask_in_turn(self, server, *requests):
+        if not self._steps:
+            return [({"end": "done"}, [])]
+        step = self._steps.pop(0)
+        reply = dict.fromkeys(("step", "batch", "done", "lease"), step) | {"decided": None, "version": 0}
+        return [(reply, [np.zeros(0), self._vector])]
+
+    def ask(self, server, what, arrays=(), **fields):
+        assert what == "admit"
+        return {"wanted": False}, []
+
+
+class CountedTask:
+    """A task that records where its training data are started."""
+
+    def __init__(self, task: SmallTask):
+        self._task, self.starts = task, []
+
+    def dataset(self, split, shard):
+        self.starts.append(shard.first_batch)
+        return self._task.dataset(split, shard)
+
+
+def test_a_late_backup_worker_keeps_its_input_pipeline():
+    """A user's own pipeline would read all earlier batches again at each start."""
+    options = StepOptions(rule=SGD(), schedule=Constant(RATE), seed=3)
+    engine, task = worker_engine(small_task(), options), CountedTask(small_task())
+    variables = engine.tower.variables.parameters
+    vector = engine.layout.stored({value.path: value.numpy() for value in variables}).vector
+    group = TurnedAway(vector, range(0, 30, 3))
+    servers = ServersOptions(staleness="sync", backup_workers=1)
+    assert Worker(task, engine, group, engine.layout, servers, rank=0, num_workers=2).run() == "done"
+    assert task.starts == [0]
