@@ -56,7 +56,7 @@ class TowerParts:
     """
 
     shares: tuple[float, ...]
-    first_tower: int = 0
+    first_tower: int | tf.Tensor = 0
     begin: int = 0
     num_towers: int
     stand_in: Batch | None = None

@@ -54,6 +54,13 @@ flags.DEFINE_integer(
     "For --strategy=ps with TensorFlow's engine: steps that a worker computes for each call from the chief. A "
     "call takes some milliseconds, so fast steps gain from more. 0 chooses by the time of a step.",
 )
+flags.DEFINE_float(
+    "worker_timeout_seconds",
+    60.0,
+    "For --strategy=ps --staleness=sync: seconds without a worker's gradient before another worker computes its "
+    "part of the batch, if the others took less than half as long. A lost worker's part is taken over at once. "
+    "Raise it if the workers' speeds differ much.",
+)
 flags.DEFINE_enum(
     "sparse_updates",
     DENSE,
@@ -93,6 +100,7 @@ def servers_membership() -> ServersMembership | None:
         prefetch=FLAGS.prefetch_parameters,
         wire_precision=FLAGS.wire_precision,
         sparse_updates=FLAGS.sparse_updates,
+        worker_timeout_seconds=FLAGS.worker_timeout_seconds,
         timeout_seconds=FLAGS.collective_timeout_seconds,
     )
     if not secret or options.engine_choice().name == TENSORFLOW:

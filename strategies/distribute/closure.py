@@ -125,17 +125,17 @@ class StepClosure:
     def _computed(self, parameters, rows, state, number, batch) -> Outputs:
         count = self._graph.options.accumulation
         if count == 1:
-            return self._graph.whole(parameters, rows, state, number, batch)
-        sums = self._graph.first_sums(parameters, rows, state, number, microbatch(batch, 0, count))
+            return self._graph.whole(parameters, rows, state, number, 0, batch)
+        sums = self._graph.first_sums(parameters, rows, state, number, 0, microbatch(batch, 0, count))
         for index in range(1, count):
             micro = microbatch(batch, index, count)
 
             def more(sums=sums, micro=micro, index=index):
-                return self._graph.more_sums(parameters, rows, number, micro, index, sums)
+                return self._graph.more_sums(parameters, rows, number, 0, micro, index, sums)
 
             # A last batch with fewer examples than microbatches leaves some empty: kernels fail on empty tensors.
             sums = tf.cond(batch_length(micro) > 0, more, lambda sums=sums: sums)
-        return self._graph.outputs(state, sums)
+        return self._graph.outputs(state, 0, sums)
 
     def _pushed(self, index, servers, since, found: Outputs, figures) -> tf.Tensor:
         """Claims the step, updates all servers if it may, and counts it after that.

@@ -66,7 +66,6 @@ def coordinated_strategy(
             strategy.lookups,
             shares=shares,
             num_servers=len(servers.servers),
-            rank=0,
             num_sharing=1,
             sends_sums=False,
             stand_in=None,

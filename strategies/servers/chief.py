@@ -17,7 +17,7 @@ from strategies.engines import OWN
 from strategies.errors import NonFiniteStep, PeerLost
 from strategies.servers.carrier import Carrier, Start, Values
 from strategies.servers.options import ServersOptions
-from strategies.servers.report_section import SECTION, ServersReport, WorkerFigures
+from strategies.servers.report_section import SECTION, SUMMED, ServersReport, WorkerFigures
 from strategies.servers.server_memory import check_memory, variable_bytes
 from strategies.servers.store import check_rule
 from strategies.servers.tables import Stored
@@ -254,8 +254,7 @@ class ServersStrategy(SynchronousStrategy):
     def _worker_figures(self, name: str, total: Mapping) -> WorkerFigures:
         """A worker's figures since the last report; its failures and its maximum are since the run began."""
         before = self._workers.get(name, {})
-        summed = ("steps", "busy_seconds", "input_seconds", "staleness_sum")
-        return WorkerFigures(name=name, **(total | {what: total[what] - before.get(what, 0) for what in summed}))
+        return WorkerFigures(name=name, **(total | {what: total[what] - before.get(what, 0) for what in SUMMED}))
 
     def _count(self, done: int, totals: Mapping[str, int]) -> None:
         """Sets the counters: the values given to the servers plus what was counted since then."""

@@ -1,6 +1,8 @@
 """The requests that server 0 alone answers: which worker computes what, the steps' results, the end of the run."""
 
 import dataclasses
+import itertools
+import logging
 import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -13,12 +15,14 @@ from strategies.servers.decisions import DecisionLog
 from strategies.servers.group import Group
 from strategies.servers.handlers import StoreHandlers
 from strategies.servers.options import ServersOptions
-from strategies.servers.rounds import Rounds
+from strategies.servers.rounds import Lease, Rounds
 from strategies.servers.store import rate_for
 from strategies.servers.tally import Tally
 from strategies.servers.wire import Content, Handler, Message
 from towers.errors import UserError
 from towers.updates.clipping import Clipping
+
+log = logging.getLogger(__name__)
 
 # The longest time that a request waits here for its reply; the client then repeats it, and notices lost servers.
 PATIENCE_SECONDS = 2.0
@@ -63,8 +67,13 @@ class Coordination:
         self._state_lock = threading.Lock()
         self._admission: Admission | Rounds | None = None
         self._ready = threading.Event()
+        # Of the current round: what the gradient of each lease came with.
         self._parts: dict[int, tuple[Message, np.ndarray]] = {}
+        self._lease_numbers = itertools.count()
+        # Workers that are connected, and those that another worker has replaced since they were lost or late.
         self._present: set[int] = set()
+        self._replaced: set[int] = set()
+        self._lost: set[int] = set()
         self._tally, self._log = Tally(), DecisionLog()
         self._bad_step: int | None = None
         self._stop_asked = False
@@ -94,7 +103,14 @@ class Coordination:
         self._state, self._averaged = arrays
         self._settings = message.get("settings", {})
         if options.is_sync:
-            self._admission = Rounds(first, needed=self._num_workers - options.backup_workers)
+            self._admission = Rounds(
+                first,
+                num_workers=self._num_workers,
+                needed=self._num_workers - options.backup_workers,
+                patience_seconds=options.worker_timeout_seconds,
+                numbers=self._lease_numbers,
+                lost=self._lost,
+            )
             if not self._others.connections:
                 self._others = self._connect_others()
         else:
@@ -127,7 +143,7 @@ class Coordination:
             "reached": reached,
             "done": self._admission.done,
             "missing": self._admission.missing(workers),
-            "absent": sorted(set(workers) - self._present),
+            "absent": sorted(set(workers) - self._present | self._replaced),
             "bad_step": self._bad_step,
         }
         return reply, ()
@@ -205,7 +221,7 @@ class Coordination:
         worker is to repeat the request. "settled" is the end of the decisions that the worker has passed on.
         """
         worker = message["worker"]
-        self._present.add(worker)
+        self._note_return(worker)
         self._stop_asked = self._stop_asked or message["stop_asked"]
         if not self._ready.wait(PATIENCE_SECONDS):
             return {"again": True}, ()
@@ -215,21 +231,56 @@ class Coordination:
         admitted = self._admission.begin(worker, PATIENCE_SECONDS)
         if admitted is None:
             return ({"end": self._end} if self._end is not None else {"again": True}), ()
-        ticket = dict.fromkeys(("step", "batch", "done", "lease"), admitted)
-        if not self._options.is_sync:
-            ticket = {what: getattr(admitted, what) for what in ticket}
+        if self._options.is_sync:
+            self._note_replacement(admitted)
+            ticket = {
+                "batch": admitted.step,
+                "done": admitted.step,
+                "lease": admitted.number,
+                "part": admitted.part,
+            }
+        else:
+            ticket = {"batch": admitted.batch, "done": admitted.done, "lease": admitted.lease, "part": 0}
         # All under one lock: the other servers' pieces are then at least as new as this one.
         with self._state_lock:
             self._log.settled(message["settled"])
             state, decided = self._state.copy(), self._decided()
             pulled, (piece,) = self._store.pull({"key": KEY}, ())
-        return {**ticket, "decided": decided, **pulled}, [state, piece]
+        return {"step": admitted.step, **ticket, "decided": decided, **pulled}, [state, piece]
+
+    def _note_return(self, worker: int) -> None:
+        with self._state_lock:
+            self._present.add(worker)
+            self._lost.discard(worker)
+            has_returned = worker in self._replaced
+            self._replaced.discard(worker)
+        if has_returned:
+            log.warning("worker:%d is back: it computes its part of each batch again", worker)
+
+    def _note_replacement(self, lease: Lease) -> None:
+        """Warns when a worker is replaced, once until it returns. One that is still connected is late: a loss."""
+        with self._state_lock:
+            if lease.replaces is None or lease.replaces in self._replaced:
+                return
+            self._replaced.add(lease.replaces)
+            is_late = lease.replaces in self._present
+        if is_late:
+            self._tally.add_failure(f"worker:{lease.replaces}")
+        late = f"gave no gradient within worker_timeout_seconds={self._options.worker_timeout_seconds:g}"
+        log.warning(
+            "worker:%d %s at step %d: worker:%d takes over its part of the batch",
+            *(lease.replaces, late if is_late else "was lost", lease.step, lease.worker),
+        )
 
     def lost(self, worker: int) -> None:
         """Counts a worker whose connection broke as lost."""
-        self._present.discard(worker)
+        with self._state_lock:
+            self._present.discard(worker)
+            self._lost.add(worker)
+            was_replaced = worker in self._replaced
         if self._end is None and self._admission is not None:
-            self._tally.add_failure(f"worker:{worker}")
+            if not was_replaced:
+                self._tally.add_failure(f"worker:{worker}")
             with self._state_lock:
                 self._admission.lost(worker)
 
@@ -239,8 +290,8 @@ class Coordination:
         return self._admission.overdue(self._options.timeout_seconds) if waits else set()
 
     def admit(self, message: Message, arrays) -> Content:
-        """Synchronous steps: whether the round takes a worker's gradient."""
-        return {"wanted": self._admission.admit(message["worker"], message["step"])}, ()
+        """Synchronous steps: whether the round takes the gradient of a worker's lease."""
+        return {"wanted": self._admission.admit(message["lease"])}, ()
 
     def finish(self, message: Message, arrays) -> Content:
         """A worker sends server 0's piece of its gradient; the other servers hold or have staged theirs."""
@@ -274,23 +325,23 @@ class Coordination:
             self._admission.use(ticket)
 
     def _finish_part(self, message, change, gradient) -> None:
-        worker, step = message["worker"], message["step"]
-        if not self._options.backup_workers:
-            self._admission.admit(worker, step)
+        lease = message["lease"]
+        if not self._options.backup_workers and not self._admission.admit(lease):
+            return
         self._store.hold(message, gradient)
-        self._parts[worker] = message, change
-        complete = self._admission.give(worker, step)
+        self._parts[lease] = message, change
+        complete = self._admission.give(lease)
         if complete is not None:
-            self._finish_round(step, complete)
+            self._finish_round(message["step"], complete)
 
-    def _finish_round(self, step: int, workers: Sequence[int]) -> None:
+    def _finish_round(self, step: int, leases: Sequence[Lease]) -> None:
         """Averages the gradients and applies the update on all servers.
 
         It runs in the thread of the worker that completes the round, so never in two threads at a time.
         """
-        parts = [self._parts.pop(worker) for worker in workers]
+        parts = [self._parts[lease.number] for lease in leases]
         weight = sum(message["weight"] for message, _ in parts)
-        request = {"key": KEY, "step": step, "workers": list(workers)}
+        request = {"key": KEY, "step": step, "leases": [lease.number for lease in leases]}
         squares = [reply["square"] for reply in self._ask_all("square", request)]
         norm = math.sqrt(sum(squares)) / weight if weight else 0.0
         finite = math.isfinite(norm) and all(message["finite"] for message, _ in parts)
@@ -305,10 +356,12 @@ class Coordination:
                 divisors = np.where(self._averaged, weight, 1.0)
                 self._state += sum(change for _, change in parts) / divisors
             self._note_bad(step, finite)
-            for message, _ in parts:
-                self._tally.add_part(f"worker:{message['worker']}", message["figures"])
+            for (message, _), lease in zip(parts, leases, strict=True):
+                is_taken_over = lease.worker != lease.part
+                self._tally.add_part(f"worker:{lease.worker}", message["figures"], is_taken_over=is_taken_over)
             sums = _added(message["figures"]["sums"] for message, _ in parts)
             self._tally.add_step(sums, norm, finite=finite)
+            self._parts.clear()
             self._admission.applied()
 
     def _ask_all(self, what: str, request: dict) -> list[Message]:

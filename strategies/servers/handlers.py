@@ -142,13 +142,13 @@ class StoreHandlers:
         """Holds a gradient SUM until `apply` averages it with those of other workers."""
         vector = self._store.vector(message["key"])
         gradient = _gradient(message, arrays, vector.dtype)
-        self._held.hold(message["step"], message["worker"], gradient)
+        self._held.hold(message["step"], message["lease"], gradient)
         self._count_push()
         return {}, ()
 
     def square(self, message: Message, arrays) -> Content:
-        """The squared norm of this server's piece of the sum of these workers' gradients."""
-        return {"square": self._held.total(message["step"], message["workers"]).square}, ()
+        """The squared norm of this server's piece of the sum of these leases' gradients."""
+        return {"square": self._held.total(message["step"], message["leases"]).square}, ()
 
     def apply(self, message: Message, arrays) -> Content:
         """One step's update from the held gradients: mean = SUM / weight, then clipping.
@@ -158,7 +158,7 @@ class StoreHandlers:
         step = message["step"]
         if message["finite"]:
             vector = self._store.vector(message["key"])
-            mean = self._held.mean(step, message["workers"], message["weight"])
+            mean = self._held.mean(step, message["leases"], message["weight"])
             scale, bound = vector.dtype(message["scale"]), self._clipping.value
             mean = mean.map(lambda values: values * scale)
             if bound is not None:

@@ -24,6 +24,8 @@ class ServersOptions:
     sparse_updates: 'dense': exact updates of embedding tables; 'lazy': only of the rows that a batch names.
     steps_per_closure: with TensorFlow's engine, steps that a worker computes for each call from the chief; 0
       chooses by the time of a step.
+    worker_timeout_seconds: with 'sync', seconds without a worker's gradient before another worker computes its
+      part of the batch.
     timeout_seconds: seconds that a process may be silent before it counts as lost.
     """
 
@@ -35,6 +37,7 @@ class ServersOptions:
     wire_precision: str = "float32"
     sparse_updates: str = DENSE
     steps_per_closure: int = 0
+    worker_timeout_seconds: float = 60.0
     timeout_seconds: float = 600.0
 
     def __post_init__(self):
@@ -62,6 +65,8 @@ class ServersOptions:
         if self.sparse_updates not in SPARSE_UPDATES:
             known = ", ".join(SPARSE_UPDATES)
             raise UserError(f"sparse_updates={self.sparse_updates!r} is unknown: use one of {known}")
+        if not self.worker_timeout_seconds > 0:
+            raise UserError(f"worker_timeout_seconds={self.worker_timeout_seconds:g}: it must be above 0")
         if not self.timeout_seconds > 0:
             raise UserError(f"collective_timeout_seconds={self.timeout_seconds:g}: it must be above 0")
 

@@ -168,7 +168,6 @@ def _worker_engine(task, devices, options, membership: ServersMembership, shares
         Lookups(model, open_length(dataset.element_spec)),
         shares=shares,
         num_servers=len(membership.servers),
-        rank=membership.cluster.index,
         num_sharing=workers_per_batch,
         sends_sums=membership.options.is_sync,
         stand_in=_first_example(dataset) if may_be_empty else None,

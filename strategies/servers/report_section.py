@@ -10,7 +10,7 @@ import numpy as np
 SECTION = "parameter_servers"
 _MIB = 2**20
 # Fields of WorkerFigures that add up over reports; the others are maxima, or counts since the run began.
-_SUMMED = ("steps", "busy_seconds", "input_seconds", "staleness_sum")
+SUMMED = ("steps", "taken_over", "busy_seconds", "input_seconds", "staleness_sum")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -20,7 +20,8 @@ class WorkerFigures:
     Attributes:
       name: 'worker:1' for the worker with index 1.
       steps: number of its gradients that were used.
-      failures: number of times it was lost since the beginning of the run.
+      taken_over: number of those that it computed for workers that were lost or late.
+      failures: number of times it was lost or late since the beginning of the run.
       busy_seconds: seconds spent computing.
       input_seconds: seconds spent waiting for its batches.
       staleness_sum: sum of its updates' staleness.
@@ -29,6 +30,7 @@ class WorkerFigures:
 
     name: str
     steps: int
+    taken_over: int
     failures: int
     busy_seconds: float
     input_seconds: float
@@ -65,7 +67,7 @@ class ServersReport:
       staleness: number of updates by their staleness. An update's staleness is the number of other updates applied
         between its pull and its push.
       turned_away: number of gradients that came too late and were dropped, since the beginning of the run.
-      absent: names of the workers that are not connected.
+      absent: names of the workers that are not connected, or whose part of a batch others compute.
       workers: figures of the workers that gave a gradient or were lost.
       servers: figures of all servers.
     """
@@ -108,11 +110,12 @@ class ServersReport:
 
 
 def _worker_words(worker: WorkerFigures) -> str:
+    taken_over = f", {worker.taken_over} for others" if worker.taken_over else ""
     failures = f", lost {worker.failures} times" if worker.failures else ""
     stale = (
         f", staleness {worker.staleness_sum / worker.steps:.1f}" if worker.steps and worker.staleness_sum else ""
     )
-    return f"{worker.name} {worker.steps} steps{stale}{failures}"
+    return f"{worker.name} {worker.steps} steps{taken_over}{stale}{failures}"
 
 
 class ServersTotals:
@@ -129,7 +132,7 @@ class ServersTotals:
         for worker in section.workers:
             before = self._workers.get(worker.name, {})
             now = dataclasses.asdict(worker)
-            self._workers[worker.name] = now | {what: now[what] + before.get(what, 0) for what in _SUMMED}
+            self._workers[worker.name] = now | {what: now[what] + before.get(what, 0) for what in SUMMED}
 
     def summary(self) -> Mapping[str, object]:
         times = {
@@ -182,7 +185,8 @@ def _server_row(name: str, server: Mapping, *, is_fullest: bool) -> str:
 def _worker_row(name: str, worker: Mapping, *, is_slowest: bool) -> str:
     seconds = worker["seconds_per_step"]
     took = "" if seconds is None else f"{1e3 * seconds:8.1f} ms/step  "
+    taken_over = f"{worker['taken_over']} for others  " if worker["taken_over"] else ""
     return (
-        f"{name:<10} {worker['steps']:>7} steps  {took}staleness at most {worker['staleness_max']}  "
+        f"{name:<10} {worker['steps']:>7} steps  {taken_over}{took}staleness at most {worker['staleness_max']}  "
         f"lost {worker['failures']} times{'  (slowest)' if is_slowest else ''}"
     )

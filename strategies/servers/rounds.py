@@ -1,11 +1,50 @@
-"""Synchronous steps: which workers take part in the current round, and when it is complete.
+"""Synchronous steps: which worker computes which part of the current round, and when the round is complete.
 
-A round is one step. With backup workers a round needs only the first `needed` gradients: a later worker's gradient
-is turned away, and that worker begins the next round from new parameters (Chen et al. 2016, "Revisiting
-distributed synchronous SGD").
+A round is one step. Part n of its batch belongs to worker n, and each part is computed with a lease:
+
+    worker 0    lease of part 0 ---> gradient, then lease of part 1 ---> gradient counts
+    worker 1    lease of part 1 ---> is lost, or stands still . . . . . . . . . . . gradient is refused
+
+The part of a worker that is lost, or that gives no gradient in time, is leased to a worker that has given its own.
+Both compute it from the same examples, parameters and seeds, so the first gradient of a part counts.
+
+With backup workers a round needs only the first `needed` gradients: a later worker's gradient is turned away, and
+that worker begins the next round from new parameters (Chen et al. 2016, "Revisiting distributed synchronous SGD").
 """
 
+import collections
+import dataclasses
+import itertools
+import math
 import threading
+import time
+from collections.abc import Collection, Iterator, Sequence
+
+# A part is late after this many times the seconds that the round's slowest gradient took, if that is longer than
+# the patience: where all steps are long, nobody stands still.
+_TIMES_THE_SLOWEST = 2.0
+_SHORTEST_TICK_SECONDS = 0.01
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Lease:
+    """Permission to compute one part of a round.
+
+    Attributes:
+      number: a number that no other lease has.
+      step: step of the round.
+      part: index of the part; it is also the index of the worker that the part belongs to.
+      worker: index of the worker that computes it.
+      replaces: index of the lost or late worker that this worker replaces; None if there is none.
+      time: monotonic time of its issue, in seconds.
+    """
+
+    number: int
+    step: int
+    part: int
+    worker: int
+    replaces: int | None
+    time: float
 
 
 class Rounds:
@@ -17,22 +56,51 @@ class Rounds:
       turned_away: number of gradients that came too late.
     """
 
-    def __init__(self, first: int, *, needed: int):
+    def __init__(
+        self,
+        first: int,
+        *,
+        num_workers: int,
+        needed: int,
+        patience_seconds: float = math.inf,
+        numbers: Iterator[int] | None = None,
+        lost: Collection[int] = (),
+    ):
         """Args:
         first: step of the first round.
+        num_workers: number of workers, and of a round's parts.
         needed: number of gradients that complete a round.
+        patience_seconds: seconds that a worker may take for its part before another worker computes it too.
+        numbers: gives the leases' numbers; None counts from 0.
+        lost: workers that were lost before.
         """
         self.done, self.turned_away = first, 0
-        self._needed, self._target, self._ended = needed, first, False
-        self._begun: set[int] = set()
+        self._num_workers, self._needed, self._patience_seconds = num_workers, needed, patience_seconds
+        self._target, self._ended = first, False
+        self._numbers = itertools.count() if numbers is None else numbers
+        # Of the current round: the leases whose gradients may still come, and parts by what is known of them.
+        self._leases: dict[int, Lease] = {}
+        self._by_part: dict[int, dict[int, Lease]] = collections.defaultdict(dict)
         self._admitted: set[int] = set()
-        self._given: set[int] = set()
-        self._late: set[int] = set()
+        self._given: dict[int, Lease] = {}
+        self._turned_away: set[int] = set()
+        self._opened, self._slowest_seconds = time.monotonic(), 0.0
+        # Workers that began a step in this run, and those that were lost or late and have not returned since.
+        self._seen: set[int] = set(lost)
+        self._away: set[int] = set(lost)
         self._changed = threading.Condition()
+
+    @property
+    def away(self) -> set[int]:
+        """Workers that were lost or late and have not asked for a part since."""
+        with self._changed:
+            return set(self._away)
 
     def run_to(self, target: int) -> None:
         """Lets the rounds of steps below `target` begin."""
         with self._changed:
+            if self._target <= self.done < target:
+                self._opened = time.monotonic()
             self._target = target
             self._changed.notify_all()
 
@@ -42,67 +110,92 @@ class Rounds:
             self._ended = True
             self._changed.notify_all()
 
-    def begin(self, worker: int, seconds: float) -> int | None:
-        """The step that the worker may compute; None if there is none within `seconds`."""
+    def begin(self, worker: int, seconds: float) -> Lease | None:
+        """A part for the worker to compute: its own, or that of a worker that is away; None if there is none
+        within `seconds`."""
         with self._changed:
-            self._changed.wait_for(lambda: self._ended or self._may_begin(worker), seconds)
-            if self._ended or not self._may_begin(worker):
+            self._seen.add(worker)
+            self._away.discard(worker)
+            until = time.monotonic() + seconds
+            # Nobody wakes this thread when a part becomes late, so it looks several times.
+            tick = max(_SHORTEST_TICK_SECONDS, self._patience_seconds / 4)
+            while (part := self._part_for(worker)) is None and not self._ended:
+                if (left := until - time.monotonic()) <= 0:
+                    break
+                self._changed.wait(min(left, tick))
+            if part is None or self._ended:
                 return None
-            self._begun.add(worker)
-            return self.done
+            replaces = self._replaced_by(worker, part)
+            if replaces is not None:
+                self._away.add(replaces)
+            number = next(self._numbers)
+            lease = Lease(
+                number=number, step=self.done, part=part, worker=worker, replaces=replaces, time=time.monotonic()
+            )
+            self._turned_away.discard(part)
+            self._leases[number] = self._by_part[part][number] = lease
+            return lease
 
-    def admit(self, worker: int, step: int) -> bool:
-        """Whether the round takes the worker's gradient; a worker asks before it sends the gradient anywhere."""
+    def admit(self, number: int) -> bool:
+        """Whether the round takes the gradient of a lease; a worker asks before it sends the gradient anywhere."""
         with self._changed:
-            if step == self.done and (worker in self._admitted or len(self._admitted) < self._needed):
-                self._admitted.add(worker)
-                return True
+            lease = self._leases.get(number)
+            if lease is not None and lease.part not in self._given:
+                promised = sum(self._is_expected(part) for part in self._admitted)
+                if lease.part in self._admitted or promised < self._needed:
+                    self._admitted.add(lease.part)
+                    return True
+                self._turned_away.add(lease.part)
+            self._take_back(number)
             self.turned_away += 1
-            if step == self.done:
-                self._late.add(worker)
             return False
 
-    def give(self, worker: int, step: int) -> list[int] | None:
+    def give(self, number: int) -> Sequence[Lease] | None:
         """Counts a gradient that all servers hold.
 
         Returns:
-          The workers whose gradients form the round, ascending, if this one completes it; else None.
+          The leases whose gradients form the round, by part, if this one completes it; else None.
         """
         with self._changed:
-            if step != self.done or worker not in self._admitted or worker in self._given:
+            lease = self._take_back(number)
+            if lease is None or lease.part not in self._admitted or lease.part in self._given:
                 return None
-            self._given.add(worker)
-            return sorted(self._given) if len(self._given) == self._needed else None
+            if len(self._given) == self._needed:
+                return None
+            self._given[lease.part] = lease
+            self._slowest_seconds = max(self._slowest_seconds, time.monotonic() - lease.time)
+            is_complete = len(self._given) == self._needed
+            return [self._given[part] for part in sorted(self._given)] if is_complete else None
 
     def applied(self) -> None:
         """Ends the current round; the next one begins."""
         with self._changed:
             self.done += 1
-            for members in (self._begun, self._admitted, self._given, self._late):
+            for members in (self._leases, self._by_part, self._admitted, self._given, self._turned_away):
                 members.clear()
+            self._opened, self._slowest_seconds = time.monotonic(), 0.0
             self._changed.notify_all()
 
     def lost(self, worker: int) -> None:
-        """Lets a lost worker begin the round again, unless the servers hold its gradient.
+        """Takes a lost worker's leases back: the first worker that asks computes these parts.
 
-        If it had been admitted, the workers that were turned away may begin again too: the first one replaces it.
+        If it had been admitted, workers that were turned away may compute their parts again instead.
         """
         with self._changed:
-            if worker in self._given:
-                return
-            self._begun.discard(worker)
-            if worker in self._admitted:
-                self._admitted.discard(worker)
-                self._begun -= self._late
-                self._late.clear()
+            self._seen.add(worker)
+            self._away.add(worker)
+            for lease in [lease for lease in self._leases.values() if lease.worker == worker]:
+                self._take_back(lease.number)
+                if lease.part not in self._given and not self._by_part[lease.part]:
+                    self._admitted.discard(lease.part)
             self._changed.notify_all()
 
     def overdue(self, seconds: float) -> set[int]:
-        """An empty set: no other worker can compute a worker's part of a round."""
+        """An empty set: no connection is closed, because other workers take over a late worker's part."""
         return set()
 
     def missing(self, workers: range) -> list[int]:
-        """The workers that have given no gradient to the current round."""
+        """The workers whose parts of the current round have no gradient."""
         with self._changed:
             return [worker for worker in workers if worker not in self._given]
 
@@ -115,13 +208,57 @@ class Rounds:
         """Begins no round until the next `run_to` and waits at most `seconds`; whether no round is under way."""
         with self._changed:
             # A round that some workers have begun can end only if the others may begin it too.
-            self._target = self.done + bool(self._begun)
+            self._target = self.done + self._is_under_way
             self._changed.notify_all()
-            idle = self._changed.wait_for(lambda: not self._begun, seconds)
+            idle = self._changed.wait_for(lambda: not self._is_under_way, seconds)
             if idle:
                 # All workers that had begun the round may have been lost: it must not begin now.
                 self._target = self.done
             return idle
 
-    def _may_begin(self, worker: int) -> bool:
-        return self.done < self._target and worker not in self._begun
+    @property
+    def _is_under_way(self) -> bool:
+        return bool(self._leases or self._given)
+
+    def _take_back(self, number: int) -> Lease | None:
+        lease = self._leases.pop(number, None)
+        if lease is not None:
+            del self._by_part[lease.part][number]
+        return lease
+
+    def _part_for(self, worker: int) -> int | None:
+        """The part that the worker may compute now."""
+        if self.done >= self._target or any(lease.worker == worker for lease in self._leases.values()):
+            return None
+        is_free = worker not in self._given and not self._is_computed(worker)
+        if is_free and worker not in self._turned_away:
+            return worker
+        left = [part for part in range(self._num_workers) if not self._is_expected(part)]
+        if self._num_workers - len(left) >= self._needed:
+            return None
+        return min(left, key=lambda part: (part != worker, part in self._turned_away, part))
+
+    def _is_expected(self, part: int) -> bool:
+        """Whether the round has the part's gradient, or a worker that is in time will give it."""
+        if part in self._given or self._is_computed(part):
+            return True
+        if part not in self._seen:
+            return True  # it starts: the chief waits for it
+        if part in self._turned_away or part in self._away or self._by_part[part]:
+            return False
+        return self._is_in_time(self._opened)
+
+    def _is_computed(self, part: int) -> bool:
+        """Whether a worker that is in time computes the part."""
+        leases = self._by_part[part].values()
+        return any(lease.worker not in self._away and self._is_in_time(lease.time) for lease in leases)
+
+    def _replaced_by(self, worker: int, part: int) -> int | None:
+        """The worker that is lost or late if `worker` computes this part; None if there is none."""
+        if self._by_part[part]:
+            return next(reversed(self._by_part[part].values())).worker
+        return None if part == worker or part in self._turned_away else part
+
+    def _is_in_time(self, since: float) -> bool:
+        limit = max(self._patience_seconds, _TIMES_THE_SLOWEST * self._slowest_seconds)
+        return time.monotonic() - since <= limit

@@ -13,7 +13,8 @@ class WorkerTally:
 
     Attributes:
       steps: number of its gradients that were used.
-      failures: number of times it was lost.
+      taken_over: number of those that it computed for a worker that was lost or late.
+      failures: number of times it was lost, or so late that another worker computed its part.
       busy_seconds: seconds spent computing.
       input_seconds: seconds spent waiting for its batches.
       staleness_sum: sum of its updates' staleness; 0 with synchronous steps.
@@ -21,6 +22,7 @@ class WorkerTally:
     """
 
     steps: int = 0
+    taken_over: int = 0
     failures: int = 0
     busy_seconds: float = 0.0
     input_seconds: float = 0.0
@@ -43,19 +45,23 @@ class Tally:
         self._norm = float("nan")
         self._staleness: collections.Counter[int] = collections.Counter()
 
-    def add_part(self, worker: str, figures: Mapping, staleness: int | None = None) -> None:
+    def add_part(
+        self, worker: str, figures: Mapping, staleness: int | None = None, *, is_taken_over: bool = False
+    ) -> None:
         """Counts a worker's gradient.
 
         Args:
           worker: name of the worker.
           figures: the worker's 'examples', 'busy_seconds' and 'input_seconds'.
           staleness: staleness of the update; None with synchronous steps, or if no update was applied.
+          is_taken_over: whether it computed the gradient for another worker.
         """
         with self._lock:
             self._examples += figures["examples"]
             self._totals["examples"] += figures["examples"]
             own = self._workers[worker]
             own.steps += 1
+            own.taken_over += is_taken_over
             own.busy_seconds += figures["busy_seconds"]
             own.input_seconds += figures["input_seconds"]
             if staleness is not None:

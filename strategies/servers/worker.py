@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 
@@ -29,7 +30,8 @@ class Pulled:
     Attributes:
       step: index of the step.
       done: number of steps that were done when the step was handed out.
-      lease: number of the step's ticket.
+      part: synchronous: which part of the step's batch to compute, this worker's or that of a lost one; else 0.
+      lease: number of the step's ticket, or of the lease of the part.
       version: version of server 0's piece.
       parameters: the whole vector of the parameters that are not tables.
       rows: of each matrix of tables the rows that the batches name: ids, and values [n, width].
@@ -40,6 +42,7 @@ class Pulled:
 
     step: int
     done: int
+    part: int
     lease: int
     version: int
     parameters: np.ndarray
@@ -79,8 +82,8 @@ class Worker:
         self._task, self._engine, self._group, self._layout = task, engine, group, layout
         self._options, self._rank, self._num_workers = options, rank, num_workers
         self._stop_asked, self._before_step = stop_asked, before_step
-        # Synchronous: its part of each step's batch. Asynchronous: whole batches, in turns.
-        self._batches = BatchReader(self._dataset, 1 if options.is_sync else num_workers)
+        # For each part of the batches that this worker has computed.
+        self._readers: dict[int, BatchReader] = {}
         # Number of server 0's decisions that this worker has passed on to all other servers.
         self._settled = 0
 
@@ -141,11 +144,12 @@ class Worker:
         if reply["decided"] is not None:
             self._settled = Decisions(**reply["decided"]).end
         asked = time.perf_counter()
-        batches = self._batch_of(reply["batch"])
+        batches = self._batch_of(reply["batch"], reply["part"])
         input_seconds = time.perf_counter() - asked
         return Pulled(
             step=reply["step"],
             done=reply["done"],
+            part=reply["part"],
             lease=reply["lease"],
             version=reply["version"],
             parameters=np.concatenate([piece, *(other for _, (other,) in pulled)]) if others else piece,
@@ -186,7 +190,9 @@ class Worker:
         """A step's gradient, and its figures for the report."""
         self._before_step(pulled.step)
         began = time.perf_counter()
-        computed = self._engine.compute(pulled.step, pulled.parameters, pulled.rows, pulled.state, pulled.batches)
+        computed = self._engine.compute(
+            pulled.step, pulled.part, pulled.parameters, pulled.rows, pulled.state, pulled.batches
+        )
         return computed, {
             "examples": computed.examples,
             "sums": computed.sums,
@@ -202,7 +208,7 @@ class Worker:
         """
         step = pulled.step
         if self._options.backup_workers:
-            reply, _ = self._group.ask(0, "admit", worker=self._rank, step=step)
+            reply, _ = self._group.ask(0, "admit", lease=pulled.lease)
             if not reply["wanted"]:
                 return []
         shared = {
@@ -233,19 +239,23 @@ class Worker:
         }
         return [(finish, [computed.state_change, *self._gradient_of(0, computed)])]
 
-    def _batch_of(self, index: int) -> tuple[Batch, ...]:
+    def _batch_of(self, index: int, part: int) -> tuple[Batch, ...]:
         """What this worker computes of a batch: one batch for each microbatch."""
-        found = self._batches.read(index)
+        if part not in self._readers:
+            # Synchronous: a part of each step's batch. Asynchronous: whole batches, in turns.
+            stride = 1 if self._options.is_sync else self._num_workers
+            self._readers[part] = BatchReader(functools.partial(self._dataset, part=part), stride)
+        found = self._readers[part].read(index)
         return found if self._engine.options.accumulation > 1 else (found,)
 
-    def _dataset(self, first: int) -> tf.data.Dataset:
+    def _dataset(self, first: int, part: int) -> tf.data.Dataset:
         is_sync, count = self._options.is_sync, self._engine.options.accumulation
         parts = [
             as_batches(
                 self._task.dataset(
                     "train",
                     InputShard(
-                        index=self._rank if is_sync else 0,
+                        index=part,
                         count=self._num_workers if is_sync else 1,
                         first_batch=first,
                         stride=1 if is_sync else self._num_workers,

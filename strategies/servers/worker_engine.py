@@ -78,6 +78,7 @@ class WorkerEngine:
     def compute(
         self,
         step: int,
+        part: int,
         parameters: np.ndarray,
         rows: Sequence[tuple[np.ndarray, np.ndarray]],
         state: np.ndarray,
@@ -86,16 +87,17 @@ class WorkerEngine:
         """One step.
 
         Args:
-          step: index of the step, from which random numbers are derived.
+          step, part: index of the step, and of its batch's part; random numbers are derived from both.
           parameters: all parameters that are not tables, as one vector.
           rows: of each matrix of tables the rows that `wanted` names, and their values [n, width].
           state: float64, all state as one vector.
-          batches: this worker's part of each microbatch.
+          batches: the part of each microbatch.
         """
-        vector, state, step = tf.constant(parameters), tf.constant(state), tf.constant(step, tf.int64)
+        vector, state = tf.constant(parameters), tf.constant(state)
+        step, part = tf.constant(step, tf.int64), tf.constant(part, tf.int32)
         rows = [TableRows(tf.constant(ids), tf.constant(values)) for ids, values in rows]
         run = self._whole_function if len(batches) == 1 else self._microbatches
-        out = run(vector, rows, state, step, *batches)
+        out = run(vector, rows, state, step, part, *batches)
         weight, norm, finite, *sums = out.numbers.numpy().tolist()
         return Computed(
             gradient=out.dense.numpy(),
@@ -108,11 +110,11 @@ class WorkerEngine:
             examples=sum(tf.nest.flatten(batch.features)[0].shape[0] for batch in batches),
         )
 
-    def _microbatches(self, vector, rows, state, step, first, *others) -> Outputs:
-        sums = self._first_function(vector, rows, state, step, first)
+    def _microbatches(self, vector, rows, state, step, part, first, *others) -> Outputs:
+        sums = self._first_function(vector, rows, state, step, part, first)
         for index, batch in enumerate(others, start=1):
             # Some microbatches of a short batch are empty. Workers that share batches take them all the same:
             # a microbatch that is empty here may not be empty elsewhere.
             if self._sends_sums or int(batch_length(batch)) > 0:
-                sums = self._more_function(vector, rows, step, batch, tf.constant(index), sums)
-        return self._outputs_function(state, sums)
+                sums = self._more_function(vector, rows, step, part, batch, tf.constant(index), sums)
+        return self._outputs_function(state, part, sums)

@@ -1,5 +1,6 @@
 """The graph of a worker's step: a vector and rows of tables in, their gradients out. It owns no variable."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -67,7 +68,6 @@ class WorkerGraph:
         *,
         shares: Sequence[float] | None = None,
         num_servers: int,
-        rank: int,
         num_sharing: int,
         sends_sums: bool,
         stand_in: Batch | None,
@@ -81,8 +81,7 @@ class WorkerGraph:
         lookups: the tables of the model that are pulled by rows.
         shares: relative sizes of the towers' parts; None for equal parts.
         num_servers: number of servers that hold the parameters.
-        rank: index of this worker.
-        num_sharing: workers that divide each batch; 1 if each worker takes batches of its own.
+        num_sharing: parts of a batch that workers divide; 1 if each worker takes batches of its own.
         sends_sums: whether servers average the gradients of several workers, so that workers send SUMs.
         stand_in: a batch of one example, for a worker whose part of a batch is empty; None if none ever is.
         wire_precision: number format of the gradients that are sent, a key of WIRE_PRECISIONS.
@@ -91,10 +90,9 @@ class WorkerGraph:
           UserError: shares that don't fit the towers, or a batch too small for all towers.
         """
         self.options = options
-        self._devices, self._rank = devices, rank
-        self._sends_sums = sends_sums
+        self._devices, self._sends_sums = devices, sends_sums
         shares = split.checked_shares(shares, devices.num_towers, "tower_shares")
-        # Each worker has the same part of a batch, whatever the sum of its towers' shares.
+        # All parts of a batch are equal, whatever the sum of the towers' shares.
         all_shares = tuple(share / sum(shares) for share in shares) * num_sharing
         split.check_batch_size(task.batch_size, options.accumulation, all_shares)
         check_synchronized(model, batch_stats=options.batch_stats, num_towers=len(all_shares))
@@ -109,13 +107,7 @@ class WorkerGraph:
         self._stand_in = (
             None if stand_in is None else tf.nest.map_structure(lambda tensor: tensor.numpy(), stand_in)
         )
-        parts = TowerParts(
-            shares=shares,
-            first_tower=rank * len(shares) if num_sharing > 1 else 0,
-            num_towers=len(all_shares),
-            stand_in=self._stand_in,
-        )
-        self._passes = TowerPasses(self.tower, devices, parts, options)
+        self._tower_parts = TowerParts(shares=shares, num_towers=len(all_shares), stand_in=self._stand_in)
         self._wire = WIRE_PRECISIONS[wire_precision]
         self._lookups = lookups
         self.layout = layout_of(self.tower.variables, lookups, options.rule, num_servers=num_servers)
@@ -135,7 +127,13 @@ class WorkerGraph:
         return [table.wanted(ids) for table in self.layout.tables]
 
     def whole(
-        self, vector: tf.Tensor, rows: Sequence[TableRows], state: tf.Tensor, step: tf.Tensor, batch: Batch
+        self,
+        vector: tf.Tensor,
+        rows: Sequence[TableRows],
+        state: tf.Tensor,
+        step: tf.Tensor,
+        part: tf.Tensor | int,
+        batch: Batch,
     ) -> Outputs:
         """A step on one undivided batch.
 
@@ -144,27 +142,31 @@ class WorkerGraph:
           rows: of each matrix of tables those that `wanted` names.
           state: float64, all state.
           step: int64 scalar, from which random numbers are derived.
-          batch: what this worker computes.
+          part: int32 scalar, index of the part if workers divide the batch, else 0; random numbers are derived
+            from it too, so they do not depend on the worker that computes the part.
+          batch: the part.
         """
-        return self.outputs(state, self.first_sums(vector, rows, state, step, batch))
+        return self.outputs(state, part, self.first_sums(vector, rows, state, step, part, batch))
 
-    def first_sums(self, vector, rows, state, step, batch) -> TowerResult:
+    def first_sums(self, vector, rows, state, step, part, batch) -> TowerResult:
         """The sums over microbatch 0; arguments as for `whole`."""
-        return self._sums_of(batch, 0, self._parameters_in(vector, rows), self._state_in(state), step)
+        return self._sums_of(batch, 0, self._parameters_in(vector, rows), self._state_in(state), step, part)
 
-    def more_sums(self, vector, rows, step, batch, microbatch_index, sums) -> TowerResult:
+    def more_sums(self, vector, rows, step, part, batch, microbatch_index, sums) -> TowerResult:
         """`sums` plus those over another microbatch."""
         parameters = self._parameters_in(vector, rows)
-        own = self._sums_of(batch, microbatch_index, parameters, sums.new_state, step)
+        own = self._sums_of(batch, microbatch_index, parameters, sums.new_state, step, part)
         with tf.device(self._devices.parameters):
             return add_to(sums, own, gradients.add_each)
 
-    def _sums_of(self, batch, microbatch_index, parameters, state, step) -> TowerResult:
-        return self._passes.train(
+    def _sums_of(self, batch, microbatch_index, parameters, state, step, part) -> TowerResult:
+        parts = dataclasses.replace(self._tower_parts, first_tower=part * len(self._tower_parts.shares))
+        passes = TowerPasses(self.tower, self._devices, parts, self.options)
+        return passes.train(
             batch, microbatch_index, parameters, state, step=step, loss_scale=tf.constant(_LOSS_SCALE)
         )
 
-    def outputs(self, state: tf.Tensor, sums: TowerResult) -> Outputs:
+    def outputs(self, state: tf.Tensor, part: tf.Tensor | int, sums: TowerResult) -> Outputs:
         """What is sent, from the sums over all microbatches."""
         with tf.device(self._devices.parameters):
             old = self._state_in(state)
@@ -175,7 +177,7 @@ class WorkerGraph:
                     old,
                     sums.new_state,
                     sums.weight,
-                    is_first=self._rank == 0,
+                    is_first=tf.equal(part, 0),
                     batch_stats=self.options.batch_stats,
                 )
             else:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from strategies.servers.report_section import SECTION
 from tests import tiers
 from tests.conformance.ring_rows import outcomes_by_rank
 from tests.conformance.rows import Row, one_device, one_device_in_parts
@@ -107,6 +108,9 @@ def check_row(row: Row, task: SmallImages) -> None:
         "skipped": 0,
     }
     check_report(outcome.report, expected.report, task)
+    if row.late_seconds:
+        taken_over = [worker.taken_over for worker in outcome.report.sections[SECTION].workers]
+        assert sum(taken_over) > 0, "or the row shows nothing"
     check_evaluation(outcome.evaluation, expected.evaluation, task)
 
 

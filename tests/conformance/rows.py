@@ -52,6 +52,7 @@ class Row:
       batch_stats: 'average' if the mode cannot sync statistics over the batch; the reference then computes the
         same parts.
       devices, tower_shares: devices and shares of each worker of parameter servers.
+      late_seconds: seconds that worker 1 stands still before it computes step 8; others then compute its part.
       in_quick: whether the quick tests run this row. The full tests then try several tasks with it; with other
         rows the one that has everything at once.
     """
@@ -68,6 +69,7 @@ class Row:
     batch_stats: str = "synced"
     devices: Devices | None = None
     tower_shares: tuple[float, ...] | None = None
+    late_seconds: float = 0.0
     in_quick: bool = False
 
     @property
@@ -287,6 +289,15 @@ ROWS = (
         num_workers=2,
         num_servers=3,
         batch_stats="average",
+    ),
+    Row(
+        name="ps_sync_2_workers_of_2_towers_one_stands_still",
+        **_servers("sync", cpus(2, parameters=1), (2.0, 1.0), worker_timeout_seconds=0.3),
+        shares=(2.0, 1.0, 2.0, 1.0),
+        num_workers=2,
+        num_servers=2,
+        batch_stats="average",
+        late_seconds=2.0,
     ),
     Row(
         name="ps_tensorflow_1_worker_2_servers",

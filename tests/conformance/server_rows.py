@@ -8,6 +8,7 @@ import os
 import pickle
 import sys
 import tempfile
+import time
 from collections.abc import Mapping
 
 from launch.membership.tf_config import cluster_from
@@ -55,7 +56,12 @@ def _take_part(row: Row, trial: Trial, membership: ServersMembership) -> list[Ou
     if membership.role == SERVER:
         run_server(options, membership)
     else:
-        run_worker(trial.task, row.devices, options, membership, shares=row.tower_shares)
+
+        def before_step(step: int) -> None:
+            if membership.cluster.index == 1 and step == 8:
+                time.sleep(row.late_seconds)
+
+        run_worker(trial.task, row.devices, options, membership, shares=row.tower_shares, before_step=before_step)
     return None
 
 

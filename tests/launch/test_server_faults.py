@@ -197,13 +197,56 @@ def test_async_another_worker_takes_over_the_step_of_a_stopped_one(own, tmp_path
 
 
 @pytest.mark.full
-def test_sync_a_stopped_worker_ends_the_run(own, tmp_path):
-    with own(SYNC, "--collective_timeout_seconds=3") as group:
+def test_sync_a_killed_worker_that_is_not_restarted(own, tmp_path):
+    with own(SYNC) as group:
+        signalled(group, tmp_path, signal.SIGKILL, "worker:1")
+        assert group.processes.pop("worker:1").wait(END_SECONDS) == -signal.SIGKILL
+        ends = all_end(group)
+    workers = check_counts(tmp_path, is_sync=True)["workers"]
+    assert (workers["worker:1"]["failures"], workers["worker:0"]["failures"]) == (1, 0)
+    assert workers["worker:0"]["taken_over"] == STEPS - workers["worker:1"]["steps"] > 0
+    (line,) = (line for line in ends["ps:0"].err.splitlines() if "takes over" in line)
+    assert re.search(r"worker:1 was lost at step \d+: worker:0 takes over its part of the batch", line)
+    assert f"{workers['worker:0']['taken_over']} for others" in ends["chief:0"].out
+    check_one_device(tmp_path)
+
+
+@pytest.mark.full
+def test_sync_a_stopped_worker_that_continues(own, tmp_path):
+    with own(SYNC, "--worker_timeout_seconds=1") as group:
         signalled(group, tmp_path, signal.SIGSTOP, "worker:1")
+        wait_for_step(group, tmp_path, 30)
+        group.processes["worker:1"].send_signal(signal.SIGCONT)
+        ends = all_end(group)
+    workers = check_counts(tmp_path, is_sync=True)["workers"]
+    assert workers["worker:1"]["failures"] == 1
+    assert 10 <= workers["worker:0"]["taken_over"] < 50 and workers["worker:1"]["steps"] > 10
+    assert "worker:1 gave no gradient within worker_timeout_seconds=1" in ends["ps:0"].err
+    assert "worker:1 is back" in ends["ps:0"].err
+    check_one_device(tmp_path)
+
+
+def check_one_device(cwd) -> None:
+    """Asserts that the run's last values are those of one device."""
+    flags = ("--strategy=towers", "--num_towers=1", "--directory=alone")
+    files = [str(cwd / f"alone.{stream}") for stream in ("out", "err")]
+    alone = nursery().start((*PROGRAM, *flags), cwd=cwd, env=environment(), files=files)
+    assert alone.wait(LIMIT_SECONDS) == DONE
+    found, wanted = (checkpoint_values(cwd / directory, STEPS) for directory in ("run", "alone"))
+    assert found.keys() == wanted.keys()
+    for key in wanted:
+        np.testing.assert_allclose(found[key], wanted[key], rtol=1e-5, atol=1e-6, err_msg=key)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_sync_the_loss_of_the_last_worker_ends_the_run(own, tmp_path, number):
+    with own(SYNC, "--collective_timeout_seconds=3", "--worker_timeout_seconds=1", workers=1) as group:
+        signalled(group, tmp_path, number, "worker:0")
         chief = group.end("chief:0", END_SECONDS)
     assert chief.code == PEER_LOST, chief.err
     (line,) = errors(chief)
-    assert "worker:1 did not answer within 3 seconds" in line
+    assert "worker:0 did not answer within 3 seconds" in line
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The sum of the held gradients: of the named workers, and always in the same order."""
+"""The sum of the held gradients: of the named leases, and always in the same order."""
 
 import numpy as np
 import pytest
@@ -13,8 +13,8 @@ GRADIENTS = {0: np.array([1e16, 1.0]), 1: np.array([1.0, 2.0]), 2: np.array([-1e
 
 def held(order=(0, 1, 2), step=7) -> HeldGradients:
     found = HeldGradients()
-    for worker in order:
-        found.hold(step, worker, PieceGradient(GRADIENTS[worker].copy()))
+    for lease in order:
+        found.hold(step, lease, PieceGradient(GRADIENTS[lease].copy()))
     return found
 
 
@@ -24,7 +24,7 @@ def test_the_sum_does_not_depend_on_the_order_of_arrival(order):
     assert held(order).total(7, [0, 2, 1]).vector.tolist() == [1.0, 7.0]
 
 
-def test_the_sum_of_some_workers():
+def test_the_sum_of_some_leases():
     assert held().total(7, [1]).vector.tolist() == [1.0, 2.0]
 
 
@@ -36,16 +36,16 @@ def test_summing_changes_nothing():
         total += 1
 
 
-def test_a_workers_second_gradient_replaces_its_first():
+def test_a_leases_second_gradient_replaces_its_first():
     found = held()
     found.hold(7, 1, PieceGradient(np.array([10.0, 20.0])))
     assert found.total(7, [1]).vector.tolist() == [10.0, 20.0]
 
 
-@pytest.mark.parametrize("step, workers", [(7, [0, 3]), (8, [0])])
-def test_a_gradient_that_is_not_here(step, workers):
+@pytest.mark.parametrize("step, leases", [(7, [0, 3]), (8, [0])])
+def test_a_gradient_that_is_not_here(step, leases):
     with pytest.raises(Refused, match=f"step {step}"):
-        held().total(step, workers)
+        held().total(step, leases)
 
 
 def test_drop_removes_a_step_and_earlier_ones():

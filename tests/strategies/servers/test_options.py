@@ -56,6 +56,8 @@ def test_an_unknown_precision():
 def test_a_timeout_that_is_not_positive(seconds):
     with refused(f"collective_timeout_seconds={seconds:g}", "above 0"):
         ServersOptions(timeout_seconds=seconds)
+    with refused(f"worker_timeout_seconds={seconds:g}", "above 0"):
+        ServersOptions(worker_timeout_seconds=seconds)
 
 
 def step_options(**changes) -> StepOptions:

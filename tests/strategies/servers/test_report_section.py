@@ -13,10 +13,11 @@ def server(name, kept_bytes):
     )
 
 
-def worker(name, steps, seconds, *, staleness_sum=0, staleness_max=0, failures=0):
+def worker(name, steps, seconds, *, taken_over=0, staleness_sum=0, staleness_max=0, failures=0):
     return WorkerFigures(
         name=name,
         steps=steps,
+        taken_over=taken_over,
         failures=failures,
         busy_seconds=seconds,
         input_seconds=0.0,
@@ -59,6 +60,17 @@ class TestOneReport:
         synchronous = report({}, worker("worker:0", 2, 2.0))
         assert synchronous.fields() == synchronous.scalars() == synchronous.histograms() == {}
 
+    def test_parts_of_others(self):
+        synchronous = report({}, worker("worker:0", 4, 2.0, taken_over=2), worker("worker:1", 0, 0.0, failures=1))
+        assert synchronous.progress_line().endswith(
+            "worker:0 4 steps, 2 for others  worker:1 0 steps, lost 1 times"
+        )
+        totals = synchronous.new_totals()
+        for _ in range(2):
+            totals.add(synchronous)
+        assert totals.summary()["workers"]["worker:0"]["taken_over"] == 4
+        assert "8 steps  4 for others  " in totals.table()[2]
+
     def test_progress_line(self):
         assert SECOND.progress_line() == (
             "ps:0 3 MiB out 2 in, 6 pulls 5 pushes  ps:1 3 MiB out 2 in, 6 pulls 5 pushes  "
@@ -90,6 +102,7 @@ class TestTotals:
         assert summary["workers"]["worker:0"] == {
             "name": "worker:0",
             "steps": 4,
+            "taken_over": 0,
             "failures": 0,
             "busy_seconds": 6.0,
             "input_seconds": 0.0,

@@ -120,12 +120,12 @@ class TestRequests:
 
     def test_a_step_of_several_workers(self):
         """The wanted workers' sum is divided by the weight and scaled; what was held is then forgotten."""
-        step = {"key": "a", "step": 4, "workers": [0, 2]}
+        step = {"key": "a", "step": 4, "leases": [0, 2]}
         with serving() as (member, _), group(member, this=WORKER) as other:
             other.ask(0, "init", [np.zeros(2)], key="a")
-            for worker in range(3):
-                gradient = np.array([3.0, 4.0]) * 10**worker
-                other.ask(0, "hold", [gradient], key="a", rows=[], step=4, worker=worker)
+            for lease in range(3):
+                gradient = np.array([3.0, 4.0]) * 10**lease
+                other.ask(0, "hold", [gradient], key="a", rows=[], step=4, lease=lease)
             assert other.ask(0, "square", **step)[0] == {"square": 303.0**2 + 404.0**2}
             other.ask(0, "apply", **step, finite=True, weight=4.0, scale=2.0, rate=1.0)
             assert other.ask(0, "pull", key="a")[1][0].tolist() == [-151.5, -202.0]

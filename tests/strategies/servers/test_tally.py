@@ -53,11 +53,20 @@ def test_sums_restart_and_the_rest_continues():
     assert taken["staleness"] == [(1, 1)]
     assert tally.totals() == {"steps": 2, "examples": 16, "skipped": 0}
     worked = {"steps": 2, "busy_seconds": 1.0, "input_seconds": 0.5, "staleness_sum": 5, "staleness_max": 4}
+    worked["taken_over"] = 0
     assert taken["workers"] == {
         "worker:0": {**worked, "failures": 0},
         "worker:2": {**dict.fromkeys(worked, 0), "failures": 2},
     }
     json.dumps(taken)
+
+
+def test_gradients_for_another_worker():
+    tally = Tally()
+    for is_taken_over in (False, True, True):
+        tally.add_part("worker:0", FIGURES, is_taken_over=is_taken_over)
+    found = tally.take()["workers"]["worker:0"]
+    assert (found["steps"], found["taken_over"], found["failures"]) == (3, 2, 0)
 
 
 def test_counting_from_several_threads():

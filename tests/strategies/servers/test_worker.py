@@ -39,7 +39,6 @@ def worker_engine(task: SmallTask, options: StepOptions) -> WorkerEngine:
         options,
         Lookups(model, as_batches(task.dataset("train", InputShard())).element_spec),
         num_servers=NUM_SERVERS,
-        rank=0,
         num_sharing=1,
         sends_sums=False,
         stand_in=None,
@@ -103,7 +102,7 @@ class AlmostAlone:
         made = [self.first]
         for step in range(NUM_STEPS):
             seen = made[max(0, step - late)]
-            gradient = engine.compute(step, seen, [], np.zeros(0), [next(batches)]).gradient
+            gradient = engine.compute(step, 0, seen, [], np.zeros(0), [next(batches)]).gradient
             made.append(made[-1] - np.float32(RATE) * gradient)
         return made[-1]
 

@@ -47,7 +47,6 @@ def computed(num_towers: int = 1, *, wire: str = "float32", sends_sums: bool = F
         StepOptions(**options),
         Lookups(model, data.element_spec),
         num_servers=1,
-        rank=0,
         num_sharing=1,
         sends_sums=sends_sums,
         stand_in=None,
@@ -56,7 +55,7 @@ def computed(num_towers: int = 1, *, wire: str = "float32", sends_sums: bool = F
     stored = engine.layout.stored({variable.path: variable.numpy() for variable in model.trainable_variables})
     batches = [next(iter(data))]
     rows = [(ids, table[ids]) for ids, table in zip(engine.wanted(batches), stored.tables, strict=True)]
-    return engine, engine.compute(0, stored.vector, rows, np.zeros(0), batches)
+    return engine, engine.compute(0, 0, stored.vector, rows, np.zeros(0), batches)
 
 
 def whole(engine: WorkerEngine, found: Computed) -> np.ndarray:
