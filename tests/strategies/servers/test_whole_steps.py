@@ -75,9 +75,9 @@ class Recording:
     def __init__(self, engine):
         self._engine, self.seen, self.gradients = engine, [], []
 
-    def compute(self, step, parameters, rows, state, batches):
+    def compute(self, step, part, parameters, rows, state, batches):
         self.seen.append(batches[0].features.numpy().tobytes())
-        computed = self._engine.compute(step, parameters, rows, state, batches)
+        computed = self._engine.compute(step, part, parameters, rows, state, batches)
         self.gradients.append(computed.gradient)
         return computed
 
@@ -251,7 +251,7 @@ def test_bound_0_gives_one_devices_numbers_although_a_worker_is_lost():
         values = found.values()
     engine, alone = found.engine, found.first.vector
     for step, batch in enumerate(as_batches(small_task().dataset("train", InputShard())).take(5)):
-        alone = alone - np.float32(RATE) * engine.compute(step, alone, [], np.zeros(0), [batch]).gradient
+        alone = alone - np.float32(RATE) * engine.compute(step, 0, alone, [], np.zeros(0), [batch]).gradient
     np.testing.assert_allclose(values, alone, rtol=1e-5, atol=1e-6)
 
 

@@ -132,7 +132,8 @@ class TurnedAway(Group):
         if not self._steps:
             return [({"end": "done"}, [])]
         step = self._steps.pop(0)
-        reply = dict.fromkeys(("step", "batch", "done", "lease"), step) | {"decided": None, "version": 0}
+        reply = dict.fromkeys(("step", "batch", "done", "lease"), step)
+        reply |= {"part": 0, "decided": None, "version": 0}
         return [(reply, [np.zeros(0), self._vector])]
 
     def ask(self, server, what, arrays=(), **fields):
