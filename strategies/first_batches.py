@@ -18,6 +18,8 @@ import tensorflow as tf
 from towers.errors import UserError
 from towers.task import Batch, InputShard, Task, as_batch
 
+# First batches of each split that are compared over processes that divide each batch.
+NUM_COMPARED = 4
 _NUM_EXAMPLES = 8
 _LIBRARIES = (sysconfig.get_paths()["purelib"], sysconfig.get_paths()["stdlib"])
 _OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -53,6 +55,17 @@ def check_first_batches(task: Task, model: keras.Model, *, num_compared: int = 1
                 found[split] = [_checksum(batch) for batch in batches]
                 _check_first_batch(task, model, split, batches[0])
     return found
+
+
+def first_checksums(task: Task, split: str) -> Sequence[int]:
+    """Checksums of a split's first batches: which examples are in them. None of a task that checks its own data.
+
+    Processes that divide each batch between them must read the same ones.
+    """
+    if getattr(task, "data_is_checked", False):
+        return ()
+    with tf.device("/device:CPU:0"):
+        return [_checksum(batch) for batch in _first_batches(task, split, NUM_COMPARED)]
 
 
 def not_finite_parts(batch: Batch) -> list[str]:

@@ -85,6 +85,12 @@ def fields_of(value: Any) -> dict[str, Any]:
     return {field.name: getattr(value, field.name) for field in fields}
 
 
+# What to do about a setting that differs, where it is no argument.
+_ADVICE = {
+    "first_batches": "each computes its part of a batch; if the data are shuffled, use shuffle(..., seed=1)"
+}
+
+
 def check_same(found: Mapping[str, Mapping[str, Plain]]) -> None:
     """Raises UserError if a process has another value of a setting than the first one; the message names it.
 
@@ -95,9 +101,10 @@ def check_same(found: Mapping[str, Mapping[str, Plain]]) -> None:
     for name, settings in others:
         for what in dict.fromkeys([*wanted, *settings]):
             if settings.get(what) != wanted.get(what):
+                advice = _ADVICE.get(what, "start all processes with the same settings")
                 raise UserError(
                     f"{name} was started with {what}={_shown(settings.get(what))}, and {first} with "
-                    f"{what}={_shown(wanted.get(what))}: start all processes with the same settings"
+                    f"{what}={_shown(wanted.get(what))}: {advice}"
                 )
 
 
@@ -150,7 +157,7 @@ def _name_of(value: Any) -> str:
         return f"a dataset of {int(value.cardinality())} batches of {value.element_spec}"
     if hasattr(value, "shape") or isinstance(value, list | tuple):
         return _described_array(value)
-    if hasattr(value, "get_config") and not isinstance(value, keras.Model):
+    if hasattr(value, "get_config") and not isinstance(value, keras.Model | type):
         # Keras's own losses keep their arguments apart from their configuration.
         config = {**value.get_config(), **getattr(value, "_fn_kwargs", {})}
         return f"{type(value).__name__}({config})"

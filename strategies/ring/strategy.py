@@ -22,7 +22,7 @@ from strategies.distribute.mirrored import mirrored, num_gpus
 from strategies.distribute.replicated_engine import ReplicatedEngine
 from strategies.engines import ENGINES, OWN, EngineChoice, choose_engine
 from strategies.errors import PeerLost
-from strategies.first_batches import check_first_batches
+from strategies.first_batches import NUM_COMPARED, check_first_batches
 from strategies.ring.collectives import HostExchange, WorkerExchange
 from strategies.ring.divergence import checksums, what_drifted
 from strategies.ring.engine import RingEngine
@@ -53,8 +53,6 @@ _LOST = (
 _FIRST_TOWERS_GROUP_KEY = 3_000_000
 # A worker that hangs ends itself this many seconds after the timeout of the workers that wait for it.
 _HANG_EXTRA_SECONDS = 2.0
-# First batches of each split that are compared over the workers.
-_NUM_COMPARED = 4
 
 
 def ring_strategy(
@@ -219,7 +217,7 @@ class RingStrategy(SynchronousStrategy):
     def _check_data(self) -> None:
         """Also raises UserError if the workers read other batches: each computes its part of what it reads."""
         self._check_alike()
-        num_compared = _NUM_COMPARED if self.ring.num_workers > 1 else 1
+        num_compared = NUM_COMPARED if self.ring.num_workers > 1 else 1
         found = check_first_batches(self.task, self.model, num_compared=num_compared)
         own = np.zeros((2, num_compared))
         for index, split in enumerate(("train", "eval")):

@@ -5,6 +5,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 
 from strategies.cluster import CHIEF, SERVER, WORKER, Cluster, Member
+from strategies.first_batches import first_checksums
 from strategies.run_settings import Plain, common_settings, plain_settings, step_settings
 from strategies.servers.options import ServersOptions
 from towers.errors import UserError
@@ -67,4 +68,7 @@ class ServersMembership:
         self, task: Task, options: StepOptions, shapes: Mapping[str, Sequence[int]] | None = None
     ) -> dict[str, Plain]:
         """What the chief and the workers must have been started with; arguments as for `common_settings`."""
-        return common_settings(task, options, evaluates=False, shapes=shapes, servers=self.options)
+        more = {"servers": self.options}
+        if self.options.is_sync:
+            more["first_batches"] = " ".join(map(str, first_checksums(task, "train")))
+        return common_settings(task, options, evaluates=False, shapes=shapes, **more)

@@ -14,6 +14,8 @@ LIMIT_SECONDS = 60
 END_SECONDS = 20
 STEPS = 60
 EXAMPLES_A_STEP = 24
+_LONGER_STEPS = 300
+LONGER = f"--steps={_LONGER_STEPS}"
 PROGRAM = (
     str(ROOT / "tests" / "launch" / "slow_input_program.py"),
     "--strategy=ps",
@@ -27,7 +29,10 @@ PROGRAM = (
 
 
 def check_second_chief(group: ServerGroup, cwd: pathlib.Path) -> None:
-    """Asserts that a second chief is refused by the first one's name, and that the run is not disturbed."""
+    """Asserts that a second chief is refused by the first one's name, and that the run is not disturbed.
+
+    The group needs the flag LONGER, so that the run still goes on when the second chief has started.
+    """
     wait_for_step(group, cwd, 10)
     start_second_chief(group)
     refused = group.end("second chief", LIMIT_SECONDS)
@@ -37,7 +42,7 @@ def check_second_chief(group: ServerGroup, cwd: pathlib.Path) -> None:
     assert f"ps:0 serves another chief already (process {first} on " in line
     del group.processes["second chief"]
     all_end(group)
-    check_counts(cwd)
+    check_counts(cwd, steps=_LONGER_STEPS)
 
 
 def wait_for_step(group: ServerGroup, cwd: pathlib.Path, step: int) -> None:

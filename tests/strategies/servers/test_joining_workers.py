@@ -5,11 +5,15 @@ import dataclasses
 import functools
 from collections.abc import Iterator
 
+import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from launch.membership.free_ports import free_addresses
+from models.own_task import OwnTask
 from strategies.cluster import CHIEF, SERVER, WORKER, Cluster, Member
+from strategies.run_settings import check_same
 from strategies.servers.carrier import Start, Values
 from strategies.servers.coordination import Coordination
 from strategies.servers.group import Group
@@ -118,3 +122,26 @@ def test_a_worker_that_restarts_with_other_settings_does_not_end_the_run():
 def test_what_may_differ():
     """Threads, and what only the chief reads."""
     assert settings(small_task(num_input_threads=7, eval_batch_size=3)) == settings()
+
+
+def shuffled(seed: int | None, staleness: str):
+    """Settings of a process whose data are shuffled with a seed, or by itself."""
+    rows = np.arange(64, dtype=np.float32)
+    data = tf.data.Dataset.from_tensor_slices((rows[:, None], rows)).shuffle(64, seed=seed).batch(8)
+    task = OwnTask(
+        model=keras.Sequential,
+        train_data=data,
+        eval_data=None,
+        losses=keras.losses.MeanSquaredError(),
+        batch_size=8,
+    )
+    cluster = Cluster(addresses={"chief": ("a:1",), "worker": ("b:1",), "ps": ("c:1",)}, role="worker", index=0)
+    membership = ServersMembership(cluster=cluster, options=ServersOptions(staleness=staleness))
+    return membership.settings_with(task, StepOptions())
+
+
+def test_workers_of_one_batch_must_shuffle_alike():
+    with refused("worker:1 was started with first_batches=", "use shuffle(..., seed=1)"):
+        check_same({"chief:0": shuffled(None, "sync"), "worker:1": shuffled(None, "sync")})
+    check_same({"chief:0": shuffled(1, "sync"), "worker:1": shuffled(1, "sync")})
+    check_same({"chief:0": shuffled(None, "async"), "worker:1": shuffled(None, "async")})
