@@ -39,4 +39,4 @@ def test_a_batch_script_starts_parameter_servers(engine, tmp_path, monkeypatch):
     with slurm_nodes() as slurm:
         ended = slurm.run("sbatch", "--wait", "--output=out", "job", cwd=tmp_path)
     assert ended.code == 0, ended.err + (tmp_path / "out").read_text()
-    assert list(check_counts(tmp_path)["workers"]) == ["worker:0", "worker:1"]
+    assert set(check_counts(tmp_path)["workers"]) == {"worker:0", "worker:1"}
