@@ -44,6 +44,7 @@ def problems(text):
     return [line.removeprefix("  ") for line in lines.splitlines()]
 
 
+@pytest.mark.full
 def test_no_problem(tmp_path):
     """A worker whose peer answers; the report is JSON."""
     with listening() as port:

@@ -86,6 +86,7 @@ def test_no_replacement_after_a_user_error(tmp_path):
     assert (done.code, starts_of(tmp_path)["worker:1"]) == (2, 1)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "fails, flags", [("worker:1", ()), ("ps:0", ("--ps=1", "--chief"))], ids=["ring", "server"]
 )

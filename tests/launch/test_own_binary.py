@@ -138,6 +138,7 @@ def test_sigterm_saves_and_the_same_command_resumes(folder):
     assert f"resumed at step {step} of {step + 1}" in again.out
 
 
+@pytest.mark.full
 def test_it_knows_verify(folder):
     done = run_forked("line.py", *FLAGS, "--directory=verified", "--verify", cwd=folder)
     assert done.code == 0, done.err

@@ -135,6 +135,7 @@ def test_a_worker_that_never_starts_is_named(tmp_path, missing):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.full
 @one_of_both("leaves")
 def test_a_worker_that_exits_early_ends_the_ring(tmp_path, leaves):
     with own("leave", cwd=tmp_path, worker=leaves) as workers:
@@ -194,6 +195,7 @@ def test_nan_on_one_worker_stops_all_at_the_same_step(tmp_path):
         assert "clean the data" in ended.err
 
 
+@pytest.mark.full
 def test_nan_on_one_worker_is_skipped_by_all(tmp_path):
     with own("nan", "--on_nan=skip", cwd=tmp_path) as workers:
         ends = workers.ends(LIMIT_SECONDS)

@@ -169,6 +169,7 @@ def test_a_second_chief_is_refused_by_name(own, tmp_path):
         check_second_chief(group, tmp_path)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("receiver", ["worker:1", pytest.param("chief:0", marks=pytest.mark.full)])
 def test_sigterm_to_one_stops_all_at_the_same_step(own, tmp_path, receiver):
     with own() as group:
@@ -250,6 +251,7 @@ def test_sync_the_loss_of_the_last_worker_ends_the_run(own, tmp_path, number):
     assert "worker:0 did not answer within 3 seconds" in line
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "flags", [pytest.param((), id="async", marks=pytest.mark.full), pytest.param((SYNC,), id="sync")]
 )

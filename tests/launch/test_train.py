@@ -19,6 +19,7 @@ pytestmark = pytest.mark.timeout(300)
 
 
 class TestFinishedRun:
+    @pytest.mark.full
     def test_it_prints_the_path_of_every_result(self, finished_run):
         found = dict(
             line.split(": ", 1)

@@ -50,6 +50,7 @@ def test_it_implements_the_protocol():
 # --- batches
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("shares", [None, (1.0, 3.0, 1.0)])
 def test_readers_and_microbatches_make_up_the_batch(shares):
     task = clicks_task(batch_size=21)
@@ -185,6 +186,7 @@ def test_uneven_towers_equal_one_device(rule):
     assert found[0].relative < 1e-10, found[0]
 
 
+@pytest.mark.full
 def test_it_learns_more_than_the_click_rate():
     """A constant guess reaches the entropy of the click rate; the true probabilities are far below it."""
     task = clicks_task(clicks=dataclasses.replace(SMALL, num_train=20_000, num_eval=4_000), eval_batch_size=1000)

@@ -8,6 +8,7 @@ import pytest
 
 from models.own_task import OwnTask
 from strategies.registry import build_strategy
+from tests.tiers import first_quick
 from tests.towers.logical_cpus import cpus
 from towers.options import StepOptions
 
@@ -40,7 +41,7 @@ def task(train_data, eval_data) -> OwnTask:
 
 
 @pytest.mark.parametrize("kind", DATA)
-@pytest.mark.parametrize("name", ["towers", "mirrored", "ring"])
+@pytest.mark.parametrize("name", first_quick(["towers", "mirrored", "ring"]))
 def test_evaluation_has_its_own_spec(name, kind):
     strategy = build_strategy(name, task(*DATA[kind]), cpus(2), StepOptions())
     strategy.run_steps(1)

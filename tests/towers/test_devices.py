@@ -130,6 +130,7 @@ def test_a_new_process_with_one_tower_for_each_core():
     assert found["intra"] == 1
 
 
+@pytest.mark.full
 @without_gpu
 def test_a_new_process_with_a_small_batch():
     found = in_new_process("batch_size=63")

@@ -333,6 +333,7 @@ def test_fused_batch_norm_off_gives_the_same_numbers():
 # --- other options
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("num_towers", [1, 3])
 def test_xla_gives_the_same_numbers(num_towers):
     found = []
@@ -394,6 +395,7 @@ def test_synchronized_batch_norm(num_towers, batch_stats):
     )
 
 
+@pytest.mark.full
 def test_six_engines_in_a_process_bring_no_warning_of_retracing(caplog):
     for _ in range(6):
         strategy = trainer_of(dense_task(), num_towers=1)

@@ -37,6 +37,7 @@ binary.run(lambda _: training.build_trainer(training.build_strategy(spoilt_task(
 """
 
 
+@pytest.mark.full
 def test_mirrored_strategy_is_quiet(tmp_path):
     (tmp_path / "own.py").write_text(MIRRORED)
     flags = ("--strategy=mirrored", "--num_towers=2", "--steps=2", "--directory=run")
@@ -44,6 +45,7 @@ def test_mirrored_strategy_is_quiet(tmp_path):
     assert (done.code, done.err) == (0, "")
 
 
+@pytest.mark.full
 def test_a_program_that_imports_tensorflow_first_hears_nothing_of_cuda(tmp_path):
     """What TensorFlow prints while it is imported is out of reach then; the look for GPUs is not."""
     program = "import os, sys, tensorflow\nos.write(2, b'imported\\n')\nfrom towers import configure_devices\n"

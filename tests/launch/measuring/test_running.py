@@ -141,6 +141,7 @@ class TestAFailureIsOneLineAtOnce:
         with refused("row: worker:0 failed, exit code 2 (a user error): batch_size=0 is too small"):
             run(case(ENDS, "0,2,benchmark: error: batch_size=0 is too small", "60,0,x", count=2))
 
+    @pytest.mark.full
     def test_a_row_that_takes_too_long(self):
         with pytest.raises(PeerLost, match="row: worker:1 did not end within --row_timeout_seconds=1; raise it"):
             run(case(ENDS, "0,0,x", "60,0,x", count=2), timeout_seconds=1)
@@ -150,6 +151,7 @@ class TestNoProcessIsLeft:
     @pytest.mark.parametrize(
         "end, error", [("0", None), ("1", PeerLost), ("never", PeerLost)], ids=["done", "failed", "too long"]
     )
+    @pytest.mark.full
     def test_of_those_that_a_program_started(self, tmp_path, end, error):
         with contextlib.nullcontext() if error is None else pytest.raises(error):
             run(case(STAYS, str(tmp_path / "id"), end), timeout_seconds=2)

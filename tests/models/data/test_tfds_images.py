@@ -232,6 +232,7 @@ def memory_bytes(what: str) -> int:
     return 1024 * int(line.split()[1])
 
 
+@pytest.mark.full
 def test_reading_a_split_into_memory_takes_little_more_than_its_size(folder):
     forget_maximum = pathlib.Path("/proc/self/clear_refs")
     if not os.access(forget_maximum, os.W_OK):

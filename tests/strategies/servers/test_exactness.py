@@ -21,7 +21,7 @@ from tests.strategies.small_task import small_task
 from tests.towers.logical_cpus import cpus
 from towers.updates.rules import SGD, Adam, Momentum, UpdateRule
 
-pytestmark = pytest.mark.timeout(200)
+pytestmark = [pytest.mark.timeout(200), pytest.mark.full]
 
 LIMIT_SECONDS = 100
 

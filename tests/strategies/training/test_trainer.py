@@ -788,6 +788,7 @@ class TestFullDisk:
     def disk(self, small_disk):
         return small_disk(2048)
 
+    @pytest.mark.full
     @pytest.mark.parametrize("report_every_steps", first_quick([3, 1]))
     def test_the_error_is_one_line_and_the_checkpoint_before_remains(self, disk, fill, report_every_steps):
         """The disk is full from step 3 on; a checkpoint of about 230 KB is due at step 6."""

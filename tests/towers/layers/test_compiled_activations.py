@@ -194,6 +194,7 @@ print(len(list(pathlib.Path(sys.argv[1]).glob("*before_optimizations.txt"))))
 """
 
 
+@pytest.mark.full
 def test_variable_lengths_compile_few_programs(tmp_path):
     """XLA writes a file for each program: 60 lengths, of 10,240 to 40,448 elements, have 9 sizes."""
     environment = {**os.environ, "XLA_FLAGS": f"--xla_dump_to={tmp_path}", "PYTHONPATH": str(ROOT)}
