@@ -69,16 +69,12 @@ class Claims:
             self._started: dict[str, float] = {}
             self._reported, self._stops_if_bad, self._bad_step = tuple(reported), stops_if_bad, None
 
-    def updates(self) -> int:
-        """Number of updates at a step's pull; the difference of two is a staleness."""
-        with self._lock:
-            return self._updates
-
     def plan(self, first: int, count: int) -> list[int]:
         """What a worker must know when it begins the steps first .. first + count - 1.
 
         Returns:
-          `updates()`; how many of these steps were claimed before; each worker's next batch.
+          The number of updates so far, from which a staleness is counted; how many of these steps were claimed
+          before; each worker's next batch.
         """
         with self._lock:
             numbers = range(first, first + count)
@@ -91,7 +87,7 @@ class Claims:
         Args:
           run: epoch of the run that the step is of.
           number: the step.
-          since: `updates()` at the step's pull.
+          since: the number of updates at the step's pull.
           finite: whether its loss and gradients are finite.
           worker: index of the worker, whose batch it uses if this is its first claim.
 
