@@ -7,6 +7,8 @@ pytest --full    all tests: those marked `full` too
 import os
 import signal
 
+from hypothesis import settings
+
 from tests import tiers
 
 # TensorFlow reads it while it is imported.
@@ -19,6 +21,8 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     tiers.runs_full = config.getoption("--full")
+    settings.register_profile("quick", max_examples=25)
+    settings.load_profile("default" if tiers.runs_full else "quick")
     # A shell starts a command in the background with Ctrl-C ignored, and programs inherit that.
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

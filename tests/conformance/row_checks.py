@@ -56,9 +56,9 @@ def _case(row: Row, *values, is_quick: bool, name: str):
     return pytest.param(row, *values, marks=[] if is_quick else [pytest.mark.full], id=name)
 
 
-def cases_of(rows: Sequence[Row], *, only_full: bool = False):
+def cases_of(rows: Sequence[Row]):
     """A case for each row."""
-    return [_case(row, is_quick=row.in_quick and not only_full, name=row.name) for row in rows]
+    return [_case(row, is_quick=row.in_quick, name=row.name) for row in rows]
 
 
 def row_checks(rows: Sequence[Row]) -> type:
@@ -71,19 +71,21 @@ def row_checks(rows: Sequence[Row]) -> type:
         for row in rows
         for task in tasks_of(row)
     ]
-    divided_rows = [row for row in rows if len(row.shares) > 1 and row.in_quick]
+    several_trials = [row for row in rows if row.in_quick]
+    not_finite_cases = [_case(row, is_quick=row.not_finite_in_quick, name=row.name) for row in several_trials]
+    divided_rows = [_case(row, is_quick=False, name=row.name) for row in several_trials if len(row.shares) > 1]
 
     class RowChecks:
         @pytest.mark.parametrize("row, task", cases)
         def test_row_equals_one_device(self, row, task):
             check_row(row, task)
 
-        @pytest.mark.parametrize("row", cases_of(divided_rows, only_full=True))
+        @pytest.mark.parametrize("row", divided_rows)
         @pytest.mark.parametrize("batch_stats", NOT_SYNCED)
         def test_statistics_that_are_not_synced(self, row, batch_stats):
             check_not_synced(row, batch_stats)
 
-        @pytest.mark.parametrize("row", cases_of(rows))
+        @pytest.mark.parametrize("row", not_finite_cases)
         def test_a_step_that_is_not_finite_changes_nothing(self, row):
             check_not_finite(row)
 

@@ -65,13 +65,13 @@ def tasks_of(row: Row) -> Sequence[SmallImages]:
 
 def trials_of(row: Row, only_quick: bool) -> list[Trial]:
     """The trials of a row: all, or those of the quick tests."""
-    quick = [twenty_steps(QUICK_TASK, row.batch_stats), not_finite(row.batch_stats)]
     if only_quick:
-        return quick
+        quick = [twenty_steps(QUICK_TASK, row.batch_stats)]
+        return quick + [not_finite(row.batch_stats)] * row.not_finite_in_quick
     found = [twenty_steps(task, row.batch_stats) for task in tasks_of(row)]
     if row.in_quick:
-        found += [not_synced(name) for name in NOT_SYNCED]
-    return quick + [trial for trial in found if trial not in quick]
+        found += [not_finite(row.batch_stats), *(not_synced(name) for name in NOT_SYNCED)]
+    return found
 
 
 NOT_SYNCED = ("average", "first")

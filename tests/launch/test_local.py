@@ -10,6 +10,7 @@ import pytest
 
 from tests.launch.clusters import launched, run_cluster, wait_until
 from tests.launch.programs import run_many
+from tests.tiers import first_quick
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -153,6 +154,7 @@ class TestSignals:
         assert (done.code, done.err) == (75, "")
         assert sorted(done.out.splitlines()) == sorted(f"[{name}] heard {number.name}" for name in names)
 
+    @pytest.mark.full
     def test_a_second_signal_is_forwarded_too(self, tmp_path):
         program = """
 heard = []
@@ -255,6 +257,7 @@ sys.exit(7)
         done = run_cluster(tmp_path, program, "--workers=2")
         assert (done.code, done.out) == (3, "[worker:0] in time\n")
 
+    @pytest.mark.full
     def test_after_the_grace_period_sigterm_and_then_sigkill(self, tmp_path):
         program = """
 if index == 0:
@@ -295,6 +298,7 @@ sys.exit(5)
         assert block[0].startswith("worker:1 failed: stopped by a signal, hung until the launcher killed it; ")
         assert block[-1] == "worker:0: exit code 5 (a peer was lost)"
 
+    @pytest.mark.full
     def test_all_processes_were_interrupted_by_others(self, tmp_path):
         """As when a scheduler sends SIGTERM to the processes themselves: everything is saved, nothing failed."""
         done = run_cluster(tmp_path, "sys.exit(75)", "--workers=2", "--max_restarts=1")
@@ -348,11 +352,13 @@ print("not served" if (here / "ended").exists() else "served")
         assert (done.code, done.out) == (0, "[evaluator:0] served\n")
         assert (tmp_path / "ended").exists()
 
+    @pytest.mark.full
     def test_in_a_ring_workers_go_on_after_the_chief(self, tmp_path):
         program = "role == 'worker' and time.sleep(1); print('done')"
         done = run_cluster(tmp_path, program, "--workers=1", "--chief")
         assert (done.code, done.out) == (0, "[chief:0] done\n[worker:0] done\n")
 
+    @pytest.mark.full
     def test_a_server_that_ignores_sigterm_is_killed(self, tmp_path):
         program = "signal.signal(signal.SIGTERM, signal.SIG_IGN); mark(name)\n" + (
             "time.sleep(60) if role == 'ps' else until_marked('ps:0')"
@@ -360,6 +366,7 @@ print("not served" if (here / "ended").exists() else "served")
         done = run_cluster(tmp_path, program, "--workers=1", "--ps=1", "--grace_seconds=0.5")
         assert (done.code, done.err) == (0, "")
 
+    @pytest.mark.full
     def test_a_server_that_fails_is_the_cause(self, tmp_path):
         program = "role == 'ps' and sys.exit(4); time.sleep(60)"
         done = run_cluster(tmp_path, program, "--workers=1", "--ps=1", "--grace_seconds=0.5")
@@ -392,6 +399,7 @@ print("start", start)
             r"start 1\n--- start 2, .{19} ---\nstart 2\n--- start 3, .{19} ---\nstart 3\n", cluster.log("worker:1")
         )
 
+    @pytest.mark.full
     def test_no_more_restarts_than_the_maximum(self, tmp_path):
         program = self.PROGRAM + "sys.exit(10 + start)"
         done = run_cluster(tmp_path, program, "--workers=1", "--max_restarts=2")
@@ -400,7 +408,7 @@ print("start", start)
         assert block[0].startswith("worker:0 failed: exit code 13;")
         assert block[1:] == ["    start 3"], "lines of the last start only"
 
-    @pytest.mark.parametrize("code", [2, 3, 4])
+    @pytest.mark.parametrize("code", first_quick([2, 3, 4]))
     def test_no_restart_that_would_fail_again(self, tmp_path, code):
         done = run_cluster(tmp_path, self.PROGRAM + f"sys.exit({code})", "--workers=1", "--max_restarts=2")
         assert (done.code, done.out) == (code, "[worker:0] start 1\n")
@@ -497,6 +505,7 @@ local.cli()
             assert len(cluster.left()) == 8, "the launcher, the guard, three processes with one child each"
             cluster.process.kill()
 
+    @pytest.mark.full
     def test_after_the_guard_was_killed_too(self, tmp_path):
         """The kernel kills the launcher's own children with it, without the guard."""
         with launched(tmp_path, "mark(name); time.sleep(600)", "--workers=2") as cluster:

@@ -167,7 +167,7 @@ class WatchedSGD:
         SGD().apply(path, variable, slots, gradient, rate, update)
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("precision", first_quick(["float32", "bfloat16"]))
 def test_gradients_of_tables_are_sparse(precision):
     rule = WatchedSGD()
     trainer_of(clicks_task(), 2, rule=rule, accumulation=2, precision=precision).run_steps(1)

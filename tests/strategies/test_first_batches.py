@@ -9,6 +9,7 @@ from models.own_task import OwnTask
 from strategies.first_batches import check_first_batches
 from strategies.registry import build_strategy
 from tests.strategies.small_task import small_strategy, small_task
+from tests.tiers import first_quick
 from tests.towers.logical_cpus import cpus
 from tests.towers.user_errors import refused
 from towers.options import StepOptions
@@ -148,17 +149,20 @@ def test_a_mistake_is_one_line(name):
 
 @pytest.mark.parametrize(
     "fields",
-    [
-        {},
-        both(X, Y[:, None]),
-        both(X, Y.astype(np.float32)),
-        both(X.astype(np.float64), Y),
-        both(X, Y, np.ones((N, 1))),
-        both(X[:, :, None], Y),
-        {"model": called},
-        {"losses": SQUARES} | both(X, ONE_HOT),
-        {"eval_data": None},
-    ],
+    first_quick(
+        [
+            {},
+            both(X, Y[:, None]),
+            both(X, Y.astype(np.float32)),
+            both(X.astype(np.float64), Y),
+            both(X, Y, np.ones((N, 1))),
+            both(X[:, :, None], Y),
+            {"model": called},
+            {"losses": SQUARES} | both(X, ONE_HOT),
+            {"eval_data": None},
+        ],
+        3,
+    ),
 )
 def test_data_that_keras_accepts_are_accepted(fields):
     assert strategy_of(**fields).step == 0

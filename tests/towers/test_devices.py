@@ -123,6 +123,7 @@ def test_a_new_process_with_three_towers():
     assert found["intra"] == found["threads_per_tower"] == max(1, num_cores() // 3)
 
 
+@pytest.mark.full
 @without_gpu
 def test_a_new_process_with_one_tower_for_each_core():
     found = in_new_process("")

@@ -61,7 +61,7 @@ NAN_CASES = first_quick([(2, 2, 7), (1, 1, 0), (2, 1, 7), (3, 1, 0)])
 
 
 @pytest.mark.parametrize("num_towers, accumulation, nan_index", NAN_CASES)
-@pytest.mark.parametrize("at_once", [True, False], ids=["in one call", "step by step"])
+@pytest.mark.parametrize("at_once", first_quick([False, True]), ids=["step by step", "in one call"])
 def test_stop_names_the_step_and_applies_nothing(num_towers, accumulation, nan_index, at_once):
     strategy = trainer_of(task_with_nan(nan_index), num_towers, accumulation=accumulation)
     expected = trainer_of(task_with_nan(nan_index), num_towers, accumulation=accumulation)
@@ -77,7 +77,7 @@ def test_stop_names_the_step_and_applies_nothing(num_towers, accumulation, nan_i
     assert counters_of(strategy)["updates"] == BAD_STEP
 
 
-@pytest.mark.parametrize("mode", ["towers", "mirrored", "ring"])
+@pytest.mark.parametrize("mode", first_quick(["mirrored", "towers", "ring"]))
 @pytest.mark.parametrize("num_steps", [BAD_STEP + 3, BAD_STEP + 1], ids=["skipped before", "skipped last"])
 def test_lookahead_ends_with_the_average_if_a_step_is_skipped(mode, num_steps):
     rule = Lookahead(rule=SGD(), num_updates=num_steps, every=2)
@@ -222,7 +222,9 @@ def word_task(rows: int = 20) -> TinyTask:
 
 
 @pytest.mark.parametrize(
-    "clipping", [Clipping(), Clipping(global_norm=0.1), Clipping(norm=0.05), Clipping(value=0.01)], ids=str
+    "clipping",
+    first_quick([Clipping(global_norm=0.1), Clipping(), Clipping(norm=0.05), Clipping(value=0.01)]),
+    ids=str,
 )
 @pytest.mark.parametrize("num_towers, accumulation", first_quick([(2, 2), (1, 1), (3, 1)]))
 @pytest.mark.parametrize("rows", [20, 70_000], ids=["small table", "large table"])
@@ -267,7 +269,7 @@ def opposed_task() -> TinyTask:
     )
 
 
-@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize("accumulation", first_quick([2, 1]))
 @pytest.mark.parametrize("clipping", [Clipping(global_norm=2.0), Clipping(norm=2.0), Clipping(value=2.0)], ids=str)
 def test_the_mean_gradient_is_clipped(clipping, accumulation):
     """If each part were clipped, to 2 and -2, the mean would be 0 instead of 1."""
@@ -295,7 +297,7 @@ def norm_task() -> TinyTask:
     return TinyTask(build=build, examples=vectors(10))
 
 
-@pytest.mark.parametrize("batch_stats", ["average", "first", "synced"])
+@pytest.mark.parametrize("batch_stats", first_quick(["synced", "average", "first"], 2))
 def test_moving_mean_of_each_policy(batch_stats):
     """With momentum 0 the moving mean is the last step's mean. Towers have 5, 3 and 2 examples."""
     strategy = trainer_of(norm_task(), 3, shares=(5, 3, 2), batch_stats=batch_stats)

@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
+from tests.tiers import first_quick
 from towers import traced_once
 from towers.task import Batch, WeightedLoss
 from towers.tower import TowerFunction
@@ -50,7 +51,7 @@ def arguments_of(model, kind, count):
     return *values, batch, tf.constant([3, 5]), tf.constant(2.0)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", first_quick(MODELS, 2))
 def test_a_tower_gives_the_same_numbers(name, monkeypatch):
     build, kind = MODELS[name]
     model = keras.Sequential([layers.Input((LENGTH,), dtype=kind), *build()])

@@ -137,6 +137,7 @@ class TestAFailureIsOneLineAtOnce:
             "row: worker:1 failed, exit code 7: out of memory"
         )
 
+    @pytest.mark.full
     def test_a_users_mistake_stays_one(self):
         with refused("row: worker:0 failed, exit code 2 (a user error): batch_size=0 is too small"):
             run(case(ENDS, "0,2,benchmark: error: batch_size=0 is too small", "60,0,x", count=2))

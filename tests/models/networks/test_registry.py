@@ -69,7 +69,7 @@ def test_every_network_has_a_row():
     assert set(network_names()) == set(COSTS)
 
 
-@pytest.mark.parametrize("name", first_quick(COSTS, 3))
+@pytest.mark.parametrize("name", first_quick(COSTS, 2))
 def test_costs_are_those_in_the_docstring(name):
     module, parameters, multiply_adds = COSTS[name]
     assert count_parameters(built(name)) == parameters
@@ -98,14 +98,14 @@ def test_counting_needs_fixed_sizes():
         count_multiply_adds(model)
 
 
-@pytest.mark.parametrize("name", first_quick(COSTS, 3))
+@pytest.mark.parametrize("name", first_quick(COSTS, 2))
 def test_networks_have_only_stock_layers(name):
     for layer in built(name)._operations:
         assert type(layer).__module__.startswith("keras."), layer
         assert not isinstance(layer, layers.Lambda)
 
 
-@pytest.mark.parametrize("name", first_quick(SHALLOW, 3))
+@pytest.mark.parametrize("name", first_quick(SHALLOW, 2))
 def test_logits_are_float32_under_mixed_precision(name, mixed_bfloat16):
     model = build(name)
     assert model.output.dtype == "float32"
@@ -116,13 +116,13 @@ def test_logits_are_float32_under_mixed_precision(name, mixed_bfloat16):
     assert np.isfinite(logits).all()
 
 
-@pytest.mark.parametrize("name", first_quick(SHALLOW, 3))
+@pytest.mark.parametrize("name", first_quick(SHALLOW, 2))
 def test_networks_accept_other_image_sizes(name):
     model = build(name, image_shape=(19, 28, 1), num_classes=3)
     assert model(draw_images(shape=(19, 28, 1)), training=False).shape == (2, 3)
 
 
-@pytest.mark.parametrize("name", first_quick(SHALLOW, 3))
+@pytest.mark.parametrize("name", first_quick(SHALLOW, 2))
 def test_gradients_are_finite_and_reach_every_variable(name):
     model = build(name)
     with tf.GradientTape() as tape:
@@ -159,7 +159,7 @@ def test_network_saved_under_mixed_precision_loads_with_its_dtypes(tmp_path, mix
     np.testing.assert_allclose(loaded(images), model(images), atol=1e-5)
 
 
-@pytest.mark.parametrize("name", first_quick(SHALLOW, 3))
+@pytest.mark.parametrize("name", first_quick(SHALLOW, 2))
 def test_the_same_seed_gives_the_same_weights_and_paths(name):
     keras.utils.set_random_seed(7)
     first = build(name)
@@ -173,6 +173,7 @@ def test_the_same_seed_gives_the_same_weights_and_paths(name):
         np.testing.assert_array_equal(one, other, err_msg=one.path)
 
 
+@pytest.mark.full
 def test_another_seed_gives_other_weights():
     keras.utils.set_random_seed(7)
     first = build("resnet20").get_layer("stem").kernel

@@ -126,6 +126,7 @@ def test_if_two_checkpoints_are_damaged_the_third_is_used(copied, saved, caplog)
     assert_same_bits(values_of(strategy), saved[1][2])
 
 
+@pytest.mark.full
 def test_the_state_file_of_tensorflow_is_not_needed(copied):
     (copied / "checkpoint").write_bytes(b"garbage")
     strategy = fresh_strategy()
@@ -163,7 +164,7 @@ def test_if_only_tensorflows_file_remains_it_is_an_error(copied):
         Checkpoints(copied, fresh_strategy()).restore_latest()
 
 
-@pytest.mark.parametrize("with_data", [True, False])
+@pytest.mark.parametrize("with_data", first_quick([True, False]))
 def test_if_the_newest_index_is_missing_that_is_reported_and_its_data_stays(copied, with_data, caplog):
     index_file(copied, 6).unlink()
     if not with_data:
@@ -292,6 +293,7 @@ def test_only_the_newest_checkpoints_remain(tmp_path):
     assert {path.stem for path in tmp_path.glob("step-*")} == {"step-4", "step-5"}
 
 
+@pytest.mark.full
 def test_an_unreadable_later_checkpoint_does_not_count(copied):
     fill_index_with_garbage(copied, 6)
     strategy = fresh_strategy()
@@ -391,6 +393,7 @@ def test_a_checkpoint_of_two_towers_resumes_in_any_mode(saved, name, num_towers)
     assert report.step == 7
 
 
+@pytest.mark.full
 def test_what_mirrored_saved_goes_on_under_towers(tmp_path):
     mirrored = small_strategy(BATCH_NORM_TASK, name="mirrored", num_towers=2)
     mirrored.run_steps(3)

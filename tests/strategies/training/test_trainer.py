@@ -154,6 +154,7 @@ class TestLoop:
         _, recorder = fitted(small_strategy(), steps=6, evaluate_every_steps=3, evaluate_every_epochs=1)
         assert list(recorder.evaluations) == [3, 5, 6]
 
+    @pytest.mark.full
     def test_reports_at_multiples_of_steps(self):
         _, recorder = fitted(small_strategy(), steps=7, report_every_steps=3, evaluate_every_epochs=None)
         assert [end for _, end in recorder.calls if end > 1] == [3, 6, 7]
@@ -247,6 +248,7 @@ class TestNotFinite:
         expected = {name: value for name, value in values_of(strategy).items() if not name.startswith("counters/")}
         assert_same_bits({name: found[name] for name in expected}, expected)
 
+    @pytest.mark.full
     def test_stop_in_the_middle_of_a_call(self, tmp_path):
         strategy = small_strategy(schedule=_Jump(3))
         options = TrainerOptions(steps=10, directory=tmp_path, report_every_steps=10, evaluate_every_epochs=None)
@@ -311,7 +313,7 @@ class _OneBadBatch:
         return getattr(self._task, name)
 
 
-@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("fused", first_quick([True, False]))
 def test_layers_on_the_fused_kernel_are_reported(fused):
     strategy = small_strategy(small_task(batch_norm=True, depth=2), fused_batch_norm=fused)
     _, recorder = fitted(strategy, steps=1)
@@ -450,7 +452,7 @@ class TestDataThatAreNotFinite:
             "weights": (self.X, self.Y, self.BAD),
         }
 
-    @pytest.mark.parametrize("part", ["weights", "labels", "features"])
+    @pytest.mark.parametrize("part", first_quick(["weights", "labels", "features"]))
     def test_training_names_the_part(self, part):
         strategy = self.strategy(train_data=self.parts()[part])
         with pytest.raises(
@@ -458,7 +460,7 @@ class TestDataThatAreNotFinite:
         ):
             fitted(strategy, steps=6, evaluate_every_epochs=None)
 
-    @pytest.mark.parametrize("part", ["features", "labels"])
+    @pytest.mark.parametrize("part", first_quick(["labels", "features"]))
     def test_evaluation_names_the_part_after_all_is_saved(self, part, tmp_path):
         strategy = self.strategy(eval_data=self.parts()[part])
         with refused(f"the evaluation data hold NaN or infinite {part}, in batch 4 of it", "clean the data"):
@@ -483,16 +485,29 @@ class TestCompleteRun:
 
     @pytest.mark.parametrize(
         "options, task, run, parts",
-        [
-            ({}, {}, {"steps": 5}, ("complete at step 5, nothing to do; to train longer, use more than steps=5",)),
-            ({}, {}, {"epochs": 1}, ("steps was 5, is 5", "more than epochs=1")),
-            ({}, {}, {"steps": 4}, ("; changed since it was saved: steps was 5, is 4; to train longer",)),
-            ({"schedule": Constant(0.3)}, {}, {"steps": 5}, ("learning_rate was Cosine, is 0.3",)),
-            ({"schedule": Cosine(0.2, 40)}, {}, {"steps": 5}, ("learning_rate.peak was 0.05, is 0.2",)),
-            ({"rule": Momentum(momentum=0.5)}, {}, {"steps": 5}, ("optimizer.momentum was 0.9, is 0.5",)),
-            ({"num_towers": 2}, {}, {"steps": 5}, ("saved: num_towers was 1, is 2; to",)),
-            ({}, {"batch_size": 4, "seed": 6}, {"steps": 5}, ("batch_size was 8, is 4", "task.seed was 5, is 6")),
-        ],
+        first_quick(
+            [
+                (
+                    {},
+                    {},
+                    {"steps": 5},
+                    ("complete at step 5, nothing to do; to train longer, use more than steps=5",),
+                ),
+                ({}, {}, {"epochs": 1}, ("steps was 5, is 5", "more than epochs=1")),
+                ({}, {}, {"steps": 4}, ("; changed since it was saved: steps was 5, is 4; to train longer",)),
+                ({"schedule": Constant(0.3)}, {}, {"steps": 5}, ("learning_rate was Cosine, is 0.3",)),
+                ({"schedule": Cosine(0.2, 40)}, {}, {"steps": 5}, ("learning_rate.peak was 0.05, is 0.2",)),
+                ({"rule": Momentum(momentum=0.5)}, {}, {"steps": 5}, ("optimizer.momentum was 0.9, is 0.5",)),
+                ({"num_towers": 2}, {}, {"steps": 5}, ("saved: num_towers was 1, is 2; to",)),
+                (
+                    {},
+                    {"batch_size": 4, "seed": 6},
+                    {"steps": 5},
+                    ("batch_size was 8, is 4", "task.seed was 5, is 6"),
+                ),
+            ],
+            3,
+        ),
     )
     def test_it_says_so_and_names_what_changed(self, complete, options, task, run, parts):
         _, recorder = fitted(small_strategy(small_task(**task), **options), directory=complete, **run)
@@ -547,6 +562,7 @@ class TestEvaluationData:
         assert result.evaluation["accuracy"] >= 0
         assert_same_bits(values_of(mended), values_of(strategy))
 
+    @pytest.mark.full
     def test_an_evaluation_that_fails_on_the_way_loses_nothing(self, tmp_path):
         strategy = small_strategy(_NoEvaluation(small_task()))
         with pytest.raises(_Failure):
@@ -694,7 +710,7 @@ class TestFiles:
         assert found
         assert all(path.stat().st_size > 1000 for path in found)
 
-    @pytest.mark.parametrize("first, last", [(12, 14), (20, 30)])
+    @pytest.mark.parametrize("first, last", first_quick([(12, 14), (20, 30)]))
     def test_a_profile_of_steps_after_the_last_is_refused(self, first, last, tmp_path):
         strategy = small_strategy()
         with refused(f"profile_steps={first}:{last}", "this run runs steps 0 to 11"):

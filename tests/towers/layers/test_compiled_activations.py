@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
+from tests.tiers import first_quick
 from tests.towers.tiny_tasks import (
     NUM_CLASSES,
     TinyTask,
@@ -116,7 +117,7 @@ def network() -> keras.Model:
     )
 
 
-@pytest.mark.parametrize("precision, tolerance", [("float32", 1e-5), ("bfloat16", 0.03)])
+@pytest.mark.parametrize("precision, tolerance", first_quick([("float32", 1e-5), ("bfloat16", 0.03)]))
 def test_a_run_has_the_same_numbers(precision, tolerance):
     """Batches of 7 over two towers, so that the function is compiled for two lengths."""
     found = []
