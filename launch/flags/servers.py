@@ -57,9 +57,10 @@ flags.DEFINE_integer(
 flags.DEFINE_float(
     "worker_timeout_seconds",
     60.0,
-    "For --strategy=ps --staleness=sync: seconds without a worker's gradient before another worker computes its "
-    "part of the batch, if the others took less than half as long. A lost worker's part is taken over at once. "
-    "Raise it if the workers' speeds differ much.",
+    "For --strategy=ps with --staleness=sync or TensorFlow's engine: seconds without a worker's gradient before "
+    "another worker computes its part of the batch or its step, if the others took less than half as long. A lost "
+    "worker's work is taken over at once. TensorFlow's engine kills a worker that is stopped (SIGSTOP) for so "
+    "long. Raise it if the workers' speeds differ much.",
 )
 flags.DEFINE_enum(
     "sparse_updates",

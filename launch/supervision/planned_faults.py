@@ -52,9 +52,9 @@ class PlannedFault:
         return f"recovered: {self.name} was {_DONE[self.kind]} at step {self.step}, restart {restart} completed"
 
     def _is(self, found: Exit) -> bool:
-        if self.kind == "stop":
-            return found.was_stopped
-        return found.sent is None and found.code == -signal.SIGKILL
+        was_killed = found.sent is None and found.code == -signal.SIGKILL
+        # A worker that stands still may be killed by its own guard.
+        return was_killed or (self.kind == "stop" and found.was_stopped)
 
 
 def planned_faults(

@@ -1,9 +1,12 @@
 """Runs the processes that do not drive training: parameter servers, their workers, and evaluators."""
 
+import contextlib
 import pathlib
 
 from launch import binary
 from launch.supervision.fault_injection import faults_from_environment
+from launch.supervision.standstill_guard import StandstillGuard
+from strategies.engines import TENSORFLOW
 from strategies.parameter_servers import run_server, run_worker
 from strategies.reports.metrics_log import MetricsLog
 from strategies.reports.progress_display import ProgressDisplay
@@ -37,7 +40,7 @@ def work(task: Task, devices: Devices, options: StepOptions, membership: Servers
         for fault in faults:
             fault.before_steps(step)
 
-    with StopSignals() as signals:
+    with StopSignals() as signals, _ended_if_stopped(membership):
         code = _code_of(
             lambda: run_worker(
                 task,
@@ -52,6 +55,18 @@ def work(task: Task, devices: Devices, options: StepOptions, membership: Servers
         if code == binary.INTERRUPTED:
             signals.ignore_sigterm_afterwards()
         return code
+
+
+def _ended_if_stopped(membership: ServersMembership):
+    """Context manager: ends a worker of TensorFlow's engine that stands still, because the chief waits for it.
+
+    Our own servers give its steps to others and let it come back.
+    """
+    if membership.options.engine_choice().name != TENSORFLOW:
+        return contextlib.nullcontext()
+    seconds, name = membership.options.worker_timeout_seconds, membership.cluster.this.name
+    why = f"{name} was stopped for --worker_timeout_seconds={seconds:g}: it is ended, and other workers go on"
+    return StandstillGuard(seconds, why)
 
 
 def follow_run(task: Task, devices: Devices, options: StepOptions, directory: pathlib.Path, *, shares) -> int:

@@ -8,6 +8,7 @@ its update and counted after it. A second claim of a number is refused: its upda
 
 import collections
 import threading
+import time
 from collections.abc import Mapping, Sequence
 
 from strategies.servers.batch_order import BatchOrder
@@ -67,6 +68,8 @@ class Claims:
             self._row_elements = collections.Counter()
             self._batches = BatchOrder(first, num_workers, positions)
             self._started: dict[str, float] = {}
+            self._counted_at: dict[str, float] = {}
+            self._lost: set[str] = set()
             self._reported, self._stops_if_bad, self._bad_step = tuple(reported), stops_if_bad, None
 
     def plan(self, first: int, count: int) -> list[int]:
@@ -122,7 +125,11 @@ class Claims:
             self._stop_asked = self._stop_asked or figures["stop_asked"]
             if self._started.setdefault(worker, figures["started"]) != figures["started"]:
                 self._started[worker] = figures["started"]
-                self._tally.add_failure(worker)
+                # Unless the chief has noticed the loss before.
+                if worker not in self._lost:
+                    self._tally.add_failure(worker)
+            self._counted_at[worker] = time.monotonic()
+            self._lost.discard(worker)
             is_claimed = run == self._run and number in self._claimed
             if not is_claimed or number in self._counted:
                 return self._updates
@@ -152,6 +159,25 @@ class Claims:
         """How many steps are counted, the step that ended the run (or None), and whether a worker is to stop."""
         with self._lock:
             return {"done": self.done, "bad_step": self._bad_step, "stop_asked": self._stop_asked}
+
+    def open_steps(self, end: int) -> dict:
+        """'open': the steps before `end` that are not counted; 'quiet_seconds': of each worker that has counted a
+        step, the seconds since its last one."""
+        with self._lock:
+            now = time.monotonic()
+            return {
+                "open": [step for step in range(self._next, end) if step not in self._counted],
+                "quiet_seconds": {worker: now - at for worker, at in self._counted_at.items()},
+            }
+
+    def lost(self, workers: Sequence[str]) -> list[str]:
+        """Counts workers as lost, each once until it counts a step again; returns those that are newly lost."""
+        with self._lock:
+            found = [worker for worker in workers if worker not in self._lost]
+            for worker in found:
+                self._tally.add_failure(worker)
+            self._lost.update(found)
+            return found
 
     def totals(self) -> dict:
         """The figures since the beginning of the run, and each worker's next batch."""

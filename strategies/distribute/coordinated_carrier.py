@@ -14,6 +14,7 @@ from strategies.distribute import server_vectors
 from strategies.distribute.closure import RunVectors, StepClosure
 from strategies.distribute.coordinator_connection import BOOL, CoordinatorConnection, lost_named
 from strategies.distribute.server_tables import ServerTable
+from strategies.distribute.worker_watch import WorkerWatch
 from strategies.errors import PeerLost
 from strategies.servers.carrier import Paused, Progress, Start, Values
 from strategies.servers.one_chief import process_name
@@ -21,7 +22,6 @@ from strategies.servers.report_section import ServerFigures
 from strategies.servers.server_memory import variable_bytes
 from strategies.servers.tables import Stored
 from strategies.servers.worker_graph import WorkerGraph
-from strategies.waiting import listens
 from towers.task import Batch
 from towers.updates.rules import UpdateRule
 
@@ -53,6 +53,7 @@ class CoordinatedCarrier:
         stops_if_bad: bool,
         lazily: bool,
         steps_per_closure: int = 0,
+        worker_timeout_seconds: float = 60.0,
     ):
         """Args:
         connection: to the servers and workers.
@@ -64,11 +65,13 @@ class CoordinatedCarrier:
         stops_if_bad: whether no step is applied after one that was not finite.
         lazily: whether tables are updated lazily.
         steps_per_closure: steps that a worker computes for each call from the chief; 0 chooses by their time.
+        worker_timeout_seconds: seconds that a step may take before another worker computes it too.
         """
         self._connection, self._graph, self._batch_spec = connection, graph, batch_spec
         self._schedule, self._rule, self._stops_if_bad = schedule, rule, stops_if_bad
         self._lazily, self._free_bytes = lazily, free_bytes
         self._vectors: RunVectors | None = None
+        self._worker_timeout_seconds = worker_timeout_seconds
         self._next = self._done = 0
         # TensorFlow runs a collective at most once in a graph's run.
         self._steps_per_closure, self._closures = 1 if graph.has_collectives else steps_per_closure, {}
@@ -104,6 +107,12 @@ class CoordinatedCarrier:
             "positions": begin.positions,
         }
         self._ask_first("begin", json.dumps(first), output=BOOL)
+        self._watch = WorkerWatch(
+            self._connection.workers,
+            self._worker_timeout_seconds,
+            open_steps=lambda end: self._ask_first("open_steps", tf.constant(end, tf.int64)),
+            count_lost=lambda names: self._ask_first("lost", json.dumps(names)),
+        )
         self._next = self._done = begin.step
         self._began = None
 
@@ -143,7 +152,8 @@ class CoordinatedCarrier:
         reply = self._waited(low)
         self._done = reply["done"]
         self._measure()
-        absent = () if self._done >= low else self._absent()
+        self._repeat_late(reply)
+        absent = () if self._done >= low else self._watch.absent(self._done)
         return Progress(done=self._done, bad_step=reply["bad_step"], absent=absent, missing=())
 
     def _waited(self, wanted: int) -> Mapping:
@@ -172,29 +182,45 @@ class CoordinatedCarrier:
         elif self._done > first and now > since:
             self._rate = (self._done - first) / (now - since)
 
+    @property
+    def _most(self) -> int:
+        """Steps of a closure, if so many are left."""
+        is_fast = self._rate > len(self._connection.workers) * _FAST_STEPS_PER_SECOND
+        return self._steps_per_closure or (_MOST_STEPS if is_fast else 1)
+
     def _fill(self, until: int) -> None:
         """Schedules steps. Few are waiting at a time, so that a pause does not wait for long."""
-        num_workers = len(self._connection.workers)
-        most = self._steps_per_closure or (_MOST_STEPS if self._rate > num_workers * _FAST_STEPS_PER_SECOND else 1)
-        ahead = max(_AHEAD_PER_WORKER * num_workers * most, math.ceil(self._rate * _AHEAD_SECONDS))
-        with lost_named(self._connection.servers):
-            while (left := min(until, self._done + ahead) - self._next) > 0:
-                closure = self._closure(most if left >= most else 1)
-                steps = range(self._next, self._next + closure.num_steps)
-                rates = tf.constant([self._schedule(step) for step in steps], tf.float32)
-                arguments = (tf.constant(self._next, tf.int64), rates)
-                self._connection.coordinator.schedule(closure.function, args=arguments)
-                self._next += closure.num_steps
+        most = self._most
+        at_least = _AHEAD_PER_WORKER * len(self._connection.workers) * most
+        ahead = max(at_least, math.ceil(self._rate * _AHEAD_SECONDS))
+        while (left := min(until, self._done + ahead) - self._next) > 0:
+            steps = range(self._next, self._next + (most if left >= most else 1))
+            self._schedule_closure(steps)
+            self._next += len(steps)
 
-    def _absent(self) -> Sequence[int]:
-        return [worker.index for worker in self._connection.workers if not listens(worker.address)]
+    def _schedule_closure(self, steps: range) -> None:
+        rates = tf.constant([self._schedule(step) for step in steps], tf.float32)
+        arguments = (tf.constant(steps[0], tf.int64), rates)
+        with lost_named(self._connection.servers):
+            self._connection.coordinator.schedule(self._closure(len(steps)).function, args=arguments)
+
+    def _repeat_late(self, reply: Mapping) -> None:
+        """Schedules the steps again of workers that stand still; these workers may also go on later."""
+        if reply["bad_step"] is None and self._next > self._done:
+            at_once = len(self._connection.workers) * max(self._most, *self._closures)
+            for step in self._watch.late_steps(self._next, at_once):
+                self._schedule_closure(range(step, step + 1))
 
     def pause(self) -> Paused:
         reply = self._waited(self._next)
         with lost_named(self._connection.servers):
             is_idle = self._connection.coordinator.done()
         self._done = reply["done"]
-        return Paused(idle=is_idle, missing=self._absent(), **self._ask_first("totals"))
+        self._repeat_late(reply)
+        absent = self._watch.absent(self._done)
+        # Of a worker that stands still, others have done all steps: it can claim none of them.
+        is_idle = is_idle or self._done >= self._next
+        return Paused(idle=is_idle, missing=absent, **self._ask_first("totals"))
 
     def values(self) -> Values:
         vectors = self._vectors
@@ -215,6 +241,7 @@ class CoordinatedCarrier:
             )
 
     def report(self) -> Mapping:
+        self._watch.absent(self._done)
         self._figures = self._ask_first("report")
         return self._figures
 
@@ -247,7 +274,8 @@ class CoordinatedCarrier:
         """Ends workers and servers. One that is lost needs no end, and one that hangs is not waited for."""
 
         def end_one(member):
-            with contextlib.suppress(PeerLost):
+            # TensorFlow may have forgotten the devices of a lost one.
+            with contextlib.suppress(PeerLost, tf.errors.OpError):
                 self._connection.ask(member, "end", how, output=BOOL)
 
         for member in (*self._connection.workers, *reversed(self._connection.servers)):

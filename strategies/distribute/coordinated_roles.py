@@ -82,6 +82,7 @@ def coordinated_strategy(
             stops_if_bad=options.on_nan == "stop",
             lazily=servers.options.sparse_updates == LAZY,
             steps_per_closure=servers.options.steps_per_closure,
+            worker_timeout_seconds=servers.options.worker_timeout_seconds,
         )
 
     return ServersStrategy(

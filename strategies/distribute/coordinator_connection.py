@@ -51,8 +51,8 @@ class CoordinatorConnection:
             raise UserError(
                 "strategy 'ps': TensorFlow already runs in this process; join before the first tensor"
             ) from error
-        # TensorFlow's log messages contain nothing that a user could act on.
-        tf.get_logger().setLevel("ERROR")
+        # TensorFlow's log messages contain nothing that a user could act on. `WorkerWatch` warns of lost workers.
+        tf.get_logger().setLevel("CRITICAL")
         verbosity = logging.get_verbosity()
         logging.set_verbosity(logging.WARNING)
         # All listened a moment ago. If one is lost now, TensorFlow waits without end.

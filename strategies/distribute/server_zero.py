@@ -41,6 +41,8 @@ def functions(claims: Claims) -> dict[str, Callable]:
         "claim": lambda *given: _as_arrays(claim(*given)),
         "count": count,
         "progress": lambda: json.dumps(claims.progress()).encode(),
+        "open_steps": lambda end: json.dumps(claims.open_steps(int(end))).encode(),
+        "lost": lambda text: json.dumps(claims.lost(json.loads(text))).encode(),
         "totals": lambda: json.dumps(claims.totals()).encode(),
         "report": lambda: json.dumps(claims.report()).encode(),
     }

@@ -24,8 +24,8 @@ class ServersOptions:
     sparse_updates: 'dense': exact updates of embedding tables; 'lazy': only of the rows that a batch names.
     steps_per_closure: with TensorFlow's engine, steps that a worker computes for each call from the chief; 0
       chooses by the time of a step.
-    worker_timeout_seconds: with 'sync', seconds without a worker's gradient before another worker computes its
-      part of the batch.
+    worker_timeout_seconds: with 'sync' or TensorFlow's engine, seconds without a worker's gradient before another
+      worker computes its step or part of it.
     timeout_seconds: seconds that a process may be silent before it counts as lost.
     """
 

@@ -66,6 +66,47 @@ def test_a_killed_worker_that_is_restarted(group_of, tmp_path):
 
 
 @pytest.mark.full
+def test_a_stopped_worker_is_ended_and_the_others_do_its_steps(group_of, tmp_path):
+    """It never continues. The run evaluates, saves and ends without it."""
+    with group_of("--worker_timeout_seconds=2") as group:
+        signalled(group, tmp_path, signal.SIGSTOP, "worker:1")
+        ends = group.ends(LIMIT_SECONDS)
+    stopped = ends.pop("worker:1")
+    assert stopped.code == -signal.SIGKILL
+    assert "worker:1 was stopped for --worker_timeout_seconds=2: it is ended" in stopped.err
+    assert {ended.code for ended in ends.values()} == {DONE}, outputs(ends)
+    assert "worker:1 was lost at step " in ends["chief:0"].err
+    assert "Traceback" not in ends["chief:0"].err
+    figures = check_counts(tmp_path)
+    assert figures["workers"]["worker:1"]["failures"] == 1
+    assert {server["pushes"] for server in figures["servers"].values()} == {STEPS}
+    assert (tmp_path / "run" / "model.keras").exists()
+
+
+@pytest.mark.full
+def test_a_stopped_worker_that_continues_in_time_goes_on(group_of, tmp_path):
+    with group_of("--worker_timeout_seconds=4") as group:
+        signalled(group, tmp_path, signal.SIGSTOP, "worker:1")
+        time.sleep(2)
+        group.processes["worker:1"].send_signal(signal.SIGCONT)
+        all_end(group)
+    figures = check_counts(tmp_path)
+    assert figures["workers"]["worker:1"]["steps"] > STEPS / 8
+    assert {server["pushes"] for server in figures["servers"].values()} == {STEPS}
+
+
+@pytest.mark.full
+def test_the_steps_of_a_worker_that_never_returns_go_to_another_one(group_of, tmp_path):
+    """Its input hangs, so its process lives."""
+    with group_of("--worker_timeout_seconds=2", variables={"worker:1": {"SECONDS_PER_BATCH": "1000"}}) as group:
+        chief = all_end(group)["chief:0"]
+    assert "worker:1 gave no gradient within worker_timeout_seconds=2 at step " in chief.err
+    workers = check_counts(tmp_path)["workers"]
+    assert (workers["worker:0"]["steps"], workers["worker:1"]["steps"]) == (STEPS, 0)
+    assert workers["worker:1"]["failures"] == 1
+
+
+@pytest.mark.full
 def test_a_worker_that_is_killed_ten_times(group_of, tmp_path):
     """At random moments; every step is counted once."""
     steps, seconds = 400, random.Random(1)
@@ -180,11 +221,13 @@ def test_a_server_of_the_other_engine_is_named(group_of):
 
 
 @pytest.mark.full
-def test_the_launcher_recovers_from_a_killed_worker(tmp_path):
-    command = ("python", *PROGRAM)
-    flags = ("--workers=2", "--ps=1", "--chief", "--max_restarts=1", "--kill=worker:1@step10", "--grace_seconds=1")
+@pytest.mark.parametrize("fault, happened", [("kill", "killed"), ("stop", "stopped")])
+def test_the_launcher_replaces_a_worker_that_is_killed_or_stopped(tmp_path, fault, happened):
+    command = ("python", *PROGRAM, "--worker_timeout_seconds=2")
+    plan = f"--{fault}=worker:1@step10"
+    flags = ("--workers=2", "--ps=1", "--chief", "--max_restarts=1", plan, "--grace_seconds=1")
     with launched(tmp_path, "", *flags, command=command) as cluster:
         ended = cluster.ended()
     assert ended.code == DONE, ended.err
-    assert "recovered: worker:1 was killed at step 10, restart 1 completed" in ended.out
+    assert f"recovered: worker:1 was {happened} at step 10, restart 1 completed" in ended.out
     assert summary(tmp_path)["steps"] == STEPS

@@ -127,6 +127,28 @@ def test_a_worker_that_started_again_was_lost():
     assert claims.report()["workers"]["worker:0"]["failures"] == 2
 
 
+def test_a_worker_that_the_chief_misses_is_counted_as_lost_once():
+    claims = begun()
+    step(claims, 0, since=0, started=1.0)
+    assert claims.lost(["worker:0", "worker:1"]) == ["worker:0", "worker:1"]
+    assert claims.lost(["worker:0", "worker:1"]) == []
+    step(claims, 1, since=1, started=2.0)
+    assert {name: own["failures"] for name, own in claims.report()["workers"].items()} == {
+        "worker:0": 1,
+        "worker:1": 1,
+    }
+    assert claims.lost(["worker:0"]) == ["worker:0"], "it was back and is lost again"
+
+
+def test_open_steps_are_those_that_are_not_counted():
+    claims = begun(first=2)
+    for number in (2, 4, 5):
+        step(claims, number, since=updates_of(claims))
+    found = claims.open_steps(7)
+    assert found["open"] == [3, 6]
+    assert set(found["quiet_seconds"]) == {"worker:0"}
+
+
 def test_each_worker_is_told_its_next_batch():
     claims = Claims()
     more = {"updates": 4, "reported": ["loss"], "stops_if_bad": True, "num_workers": 2}

@@ -1,0 +1,79 @@
+"""A small process that kills its parent if a signal (SIGSTOP) has stopped it for too long.
+
+A stopped process keeps its connections, so TensorFlow waits for it without end: before an eager operation a chief
+may send a function to all workers. Once it is killed, the others notice that it is lost. The guard runs as a file,
+without this package: it imports the standard library only. Without /proc (macOS) it does nothing.
+"""
+
+import contextlib
+import os
+import pathlib
+import select
+import signal
+import subprocess
+import sys
+
+_LOOKS = 8
+_LONGEST_PAUSE_SECONDS = 1.0
+_LIMIT_SECONDS = 10
+_STOPPED = "T"
+
+
+class StandstillGuard:
+    """Context manager: while active, this process is killed if it has been stopped for `limit_seconds`."""
+
+    def __init__(self, limit_seconds: float, why: str):
+        """Args:
+        limit_seconds: seconds that the process may be stopped.
+        why: the line on standard error before it is killed.
+        """
+        self._arguments = str(os.getpid()), str(limit_seconds), why
+
+    def __enter__(self) -> "StandstillGuard":
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", __file__, *self._arguments],
+            # It ends with this process, or with this context.
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            # What stops this process's group, as Ctrl-Z does, does not stop the guard.
+            start_new_session=True,
+            cwd="/",
+        )
+        return self
+
+    def __exit__(self, *_) -> None:
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+        # It ends at once, unless somebody has stopped it too.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_LIMIT_SECONDS)
+
+
+def watch(process: int, limit_seconds: float, why: str) -> None:
+    """Kills a process that is stopped for so long; returns when that is done, or when standard input ends.
+
+    It counts the looks that found it stopped, not the time: if the guard is stopped too, as when Slurm suspends a
+    job, nobody stands still alone.
+    """
+    pause = min(_LONGEST_PAUSE_SECONDS, limit_seconds / _LOOKS)
+    stopped_seconds = 0.0
+    while not select.select([sys.stdin], [], [], pause)[0]:
+        stopped_seconds = stopped_seconds + pause if _is_stopped(process) else 0.0
+        if stopped_seconds >= limit_seconds:
+            print(why, file=sys.stderr, flush=True)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+            return
+
+
+def _is_stopped(process: int) -> bool:
+    try:
+        text = pathlib.Path(f"/proc/{process}/stat").read_text(errors="replace")
+    except OSError:
+        return False
+    # After the name, which is in parentheses and may contain some.
+    return text.rpartition(")")[2].split()[0] == _STOPPED
+
+
+if __name__ == "__main__":
+    watch(int(sys.argv[1]), float(sys.argv[2]), sys.argv[3])

@@ -1,0 +1,52 @@
+"""The guard kills the process that it is of, if that is stopped for too long."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.launch.programs import ROOT
+
+PROGRAM = """
+import sys, time
+from launch.supervision.standstill_guard import StandstillGuard
+with StandstillGuard(float(sys.argv[1]), "worker:1 stood still"):
+    print("ready", flush=True)
+    time.sleep(60)
+"""
+
+
+@contextlib.contextmanager
+def guarded(limit_seconds):
+    command = (sys.executable, "-c", PROGRAM, str(limit_seconds))
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen(command, cwd=ROOT, **pipes)
+    try:
+        assert process.stdout.readline() == "ready\n"
+        yield process
+    finally:
+        process.kill()
+        # Standard error ends with the guard.
+        process.communicate(timeout=20)
+
+
+@pytest.mark.full
+def test_a_stopped_process_is_killed_with_one_line():
+    with guarded(0.4) as process:
+        os.kill(process.pid, signal.SIGSTOP)
+        assert process.wait(20) == -signal.SIGKILL
+        assert process.stderr.read() == "worker:1 stood still\n"
+
+
+@pytest.mark.full
+def test_a_process_that_continues_in_time_lives():
+    with guarded(4) as process:
+        os.kill(process.pid, signal.SIGSTOP)
+        time.sleep(1)
+        os.kill(process.pid, signal.SIGCONT)
+        time.sleep(4)
+        assert process.poll() is None
