@@ -1,12 +1,12 @@
 """Waiting at the start until all processes of a cluster listen on their addresses."""
 
-import contextlib
 import socket
 import threading
 import time
 from collections.abc import Sequence
 
 from strategies.cluster import Member
+from strategies.door import Door
 from strategies.errors import PeerLost
 from towers.errors import UserError
 
@@ -15,12 +15,21 @@ _ANSWER_SECONDS = 1.0
 # A process that listens and says nothing for so long is of another kind.
 _SILENT_SECONDS = 10.0
 _LONGEST_WORD = 64
-# A client of gRPC begins with 'PRI': a process of TensorFlow's engine that has found all others already.
-_GRPC_CLIENT = b"P"
+# Begins no connection of a process that says no word.
+_NOBODY = b"\0"
 
 
-def wait_for_all(this: Member, others: Sequence[Member], timeout_seconds: float, *, word: str = "") -> None:
+def wait_for_all(
+    this: Member,
+    others: Sequence[Member],
+    timeout_seconds: float,
+    *,
+    word: str = "",
+    other_kind: bytes = _NOBODY,
+) -> None:
     """Listens on this member's address until every other member listens on its own.
+
+    Anyone may connect meanwhile: all but the bytes `other_kind` are ignored.
 
     Args:
       this: this process.
@@ -28,6 +37,7 @@ def wait_for_all(this: Member, others: Sequence[Member], timeout_seconds: float,
       timeout_seconds: seconds to wait.
       word: what this process says to whoever connects, and expects of the others: what all must have in common. A
         server of TensorFlow is accepted too: a restarted process finds the others' servers. '' expects nothing.
+      other_kind: the first bytes of a process that was started without the word.
 
     Raises:
       UserError: this member's address is in use, or another process expects another word.
@@ -35,7 +45,7 @@ def wait_for_all(this: Member, others: Sequence[Member], timeout_seconds: float,
     """
     missing, deadline = list(others), time.monotonic() + timeout_seconds
     silent_since: dict[Member, float] = {}
-    with listening(this) as listener, _Doorkeeper(listener, word) if word else contextlib.nullcontext() as door:
+    with listening(this) as listener, _Doorkeeper(listener, word, other_kind) as door:
         while missing := [member for member in missing if not _is_there(member, word)]:
             left = deadline - time.monotonic()
             if left <= 0:
@@ -44,7 +54,7 @@ def wait_for_all(this: Member, others: Sequence[Member], timeout_seconds: float,
                     f"{named} did not start within startup_timeout_seconds={timeout_seconds:g}: "
                     "start it, or correct its address in TF_CONFIG"
                 )
-            if door is not None:
+            if word:
                 _check_word(this, missing, word, door, silent_since)
             time.sleep(min(_PROBE_SECONDS, left))
 
@@ -75,20 +85,19 @@ def _is_there(member: Member, word: str) -> bool:
 
 
 class _Doorkeeper:
-    """Context manager: says the word to whoever connects to a listening socket.
+    """Context manager: says the word to whoever connects to a listening socket. Nobody is waited for.
 
     Attributes:
-      was_disturbed: whether somebody spoke first who is no client of TensorFlow's server. The processes that
-        expect a word never do.
+      was_disturbed: whether a connection began with the bytes of another kind of process.
     """
 
-    def __init__(self, listener: socket.socket, word: str):
-        self._listener, self._word, self.was_disturbed = listener, word, False
+    def __init__(self, listener: socket.socket, word: str, other_kind: bytes):
+        self._door = Door(listener, other_kind, greeting=word.encode())
+        self.was_disturbed = False
         self._thread = threading.Thread(target=self._answer_all, daemon=True)
         self._is_over = False
 
     def __enter__(self):
-        self._listener.settimeout(_PROBE_SECONDS)
         self._thread.start()
         return self
 
@@ -97,15 +106,11 @@ class _Doorkeeper:
         self._thread.join()
 
     def _answer_all(self) -> None:
-        while not self._is_over:
-            try:
-                connection, _ = self._listener.accept()
-                with connection:
-                    connection.settimeout(_PROBE_SECONDS)
-                    connection.sendall(self._word.encode())
-                    self.was_disturbed = connection.recv(1) not in (b"", _GRPC_CLIENT) or self.was_disturbed
-            except OSError:
-                continue
+        with self._door as door:
+            while not self._is_over:
+                if (found := door.let_in(_PROBE_SECONDS)) is not None:
+                    found.close()
+                    self.was_disturbed = True
 
 
 def listening(member: Member) -> socket.socket:

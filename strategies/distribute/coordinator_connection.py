@@ -15,6 +15,7 @@ from strategies.distribute.host_functions import call
 from strategies.engines import TENSORFLOW
 from strategies.errors import PeerLost
 from strategies.servers.graph_errors import user_error_in
+from strategies.servers.wire import MAGIC
 from strategies.waiting import listens, wait_for_all
 from towers.errors import UserError
 
@@ -44,7 +45,13 @@ class CoordinatorConnection:
           UserError: TensorFlow already runs.
         """
         self.servers, self.workers = cluster.members(SERVER), cluster.members(WORKER)
-        wait_for_all(cluster.this, [*self.servers, *self.workers], startup_timeout_seconds, word=TENSORFLOW)
+        wait_for_all(
+            cluster.this,
+            [*self.servers, *self.workers],
+            startup_timeout_seconds,
+            word=TENSORFLOW,
+            other_kind=MAGIC,
+        )
         try:
             tf.config.threading.set_inter_op_parallelism_threads(INTER_OP_THREADS)
         except RuntimeError as error:

@@ -13,6 +13,7 @@ from strategies.distribute.coordinator_connection import INTER_OP_THREADS
 from strategies.distribute.host_functions import HostFunctions
 from strategies.engines import TENSORFLOW
 from strategies.errors import PeerLost
+from strategies.servers.wire import MAGIC
 from strategies.waiting import listens, wait_for_all
 
 _PROBE_SECONDS = 1.0
@@ -37,7 +38,7 @@ class HelpingProcess:
         """
         this = cluster.this
         others = [member for member in cluster.members() if member != this]
-        wait_for_all(this, others, startup_timeout_seconds, word=TENSORFLOW)
+        wait_for_all(this, others, startup_timeout_seconds, word=TENSORFLOW, other_kind=MAGIC)
         self._startup_timeout_seconds = startup_timeout_seconds
         (self._chief,) = cluster.members(CHIEF)
         self._server = tf.distribute.Server(

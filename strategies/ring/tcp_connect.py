@@ -1,8 +1,6 @@
 """Connects the workers of a ring for `tcp_ring`, once TensorFlow's servers run."""
 
-import contextlib
 import secrets
-import selectors
 import socket
 import time
 from collections.abc import Sequence
@@ -12,13 +10,12 @@ import tensorflow as tf
 from tensorflow.python.eager import context  # the one way to ask TensorFlow whether a peer lives
 
 from strategies.cluster import Member
+from strategies.door import Door
 from strategies.ring.collectives import HostExchange
 from strategies.ring.tcp_ring import TcpRing
 
 _HEALTH_MILLISECONDS = 3000
 _TOKEN_NUMBERS = 2
-# Connections that have not sent the token; one more closes the oldest.
-_MOST_STRANGERS = 128
 
 
 def connected_tcp_ring(
@@ -73,71 +70,8 @@ def _accepted(listener: socket.socket, token: bytes, deadline: float) -> socket.
     Raises:
       TimeoutError: none did before the deadline.
     """
-    with _Door(listener, token) as door:
+    with Door(listener, token) as door:
         while (left := deadline - time.monotonic()) > 0:
             if (found := door.let_in(left)) is not None:
                 return found
     raise TimeoutError("the previous worker did not connect")
-
-
-class _Door:
-    """Context manager: reads from all connections to a listener at once, and closes those that are not let in."""
-
-    def __init__(self, listener: socket.socket, token: bytes):
-        self._listener, self._token = listener, token
-        # What each has sent so far, the oldest connection first.
-        self._sent: dict[socket.socket, bytes] = {}
-        self._ready = selectors.DefaultSelector()
-
-    def __enter__(self):
-        self._listener.setblocking(False)
-        self._ready.register(self._listener, selectors.EVENT_READ)
-        return self
-
-    def __exit__(self, *_):
-        for connection in list(self._sent):
-            self._turn_away(connection)
-        self._ready.close()
-
-    def let_in(self, seconds: float) -> socket.socket | None:
-        """Waits until something arrives; the connection that has sent the token, if there is one."""
-        for key, _ in self._ready.select(seconds):
-            if key.fileobj is self._listener:
-                self._accept()
-            elif self._knows_token(key.fileobj):
-                self._ready.unregister(key.fileobj)
-                del self._sent[key.fileobj]
-                return key.fileobj
-        return None
-
-    def _accept(self) -> None:
-        # A client that has closed the connection already is none.
-        with contextlib.suppress(OSError):
-            connection, _ = self._listener.accept()
-            connection.setblocking(False)
-            self._sent[connection] = b""
-            self._ready.register(connection, selectors.EVENT_READ)
-        if len(self._sent) > _MOST_STRANGERS:
-            self._turn_away(next(iter(self._sent)))
-
-    def _knows_token(self, connection: socket.socket) -> bool:
-        if connection not in self._sent:
-            return False  # turned away in this round
-        try:
-            more = connection.recv(len(self._token) - len(self._sent[connection]))
-        except BlockingIOError:
-            return False
-        except OSError:
-            more = b""
-        self._sent[connection] += more
-        is_complete = len(self._sent[connection]) == len(self._token)
-        if is_complete and secrets.compare_digest(self._sent[connection], self._token):
-            return True
-        if is_complete or not more:
-            self._turn_away(connection)
-        return False
-
-    def _turn_away(self, connection: socket.socket) -> None:
-        del self._sent[connection]
-        self._ready.unregister(connection)
-        connection.close()

@@ -29,7 +29,8 @@ Content = tuple[Mapping[str, object], Sequence[np.ndarray]]
 Handler = Callable[[Message, Sequence[np.ndarray]], Content]
 
 _PREFIX = struct.Struct("<4sI")
-_MAGIC = b"TOW1"
+# The first bytes of every message, and so of every connection.
+MAGIC = b"TOW1"
 # The longest JSON text of a stranger, which may send no array, and of a process that was let in.
 _STRANGERS_TEXT, _LONGEST_TEXT = 4096, 4 * 2**20
 _DEEPEST_TEXT = 32
@@ -108,7 +109,7 @@ class Connection:
         """
         is_stranger = self._deadline is not None
         magic, length = _PREFIX.unpack(self._bytes(_PREFIX.size))
-        if magic != _MAGIC or length > (_STRANGERS_TEXT if is_stranger else _LONGEST_TEXT):
+        if magic != MAGIC or length > (_STRANGERS_TEXT if is_stranger else _LONGEST_TEXT):
             raise _foreign()
         text = self._bytes(length)
         try:
@@ -225,4 +226,4 @@ def _parts(message: Mapping[str, object], arrays: Sequence[np.ndarray]) -> list[
     described = [(array.dtype.name, array.shape) for array in arrays]
     text = json.dumps({**message, _ARRAYS: described}).encode()
     contents = [memoryview(array.reshape(-1).view(np.uint8)) for array in arrays if array.size]
-    return [_PREFIX.pack(_MAGIC, len(text)), text, *contents]
+    return [_PREFIX.pack(MAGIC, len(text)), text, *contents]

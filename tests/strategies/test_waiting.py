@@ -1,6 +1,7 @@
 """Waiting for the processes of a cluster: which missing ones the error names."""
 
 import concurrent.futures
+import contextlib
 import socket
 import threading
 import time
@@ -10,6 +11,7 @@ import pytest
 from strategies import waiting
 from strategies.cluster import Member
 from strategies.errors import PeerLost
+from strategies.servers.wire import MAGIC
 from strategies.waiting import listening, listens, wait_for_all
 from tests.strategies.addresses import FAMILIES, free, server
 from tests.towers.user_errors import refused
@@ -119,7 +121,7 @@ class TestWords:
             finally:
                 ended[rank].set()
             # The other one may not have looked yet: TensorFlow's server listens next, and begins with this byte.
-            with listening(members[rank]) as listener, waiting._Doorkeeper(listener, "\0"):
+            with listening(members[rank]) as listener, waiting._Doorkeeper(listener, "\0", MAGIC):
                 ended[1 - rank].wait(WAIT_SECONDS)
             return None
 
@@ -152,7 +154,7 @@ class TestWords:
                 client.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
                 client.recv(100)
                 time.sleep(2 * waiting._PROBE_SECONDS)
-            with listening(last) as listener, waiting._Doorkeeper(listener, "tensorflow"):
+            with listening(last) as listener, waiting._Doorkeeper(listener, "tensorflow", MAGIC):
                 over.wait(WAIT_SECONDS)
 
         other = threading.Thread(target=connect_then_listen)
@@ -164,19 +166,52 @@ class TestWords:
             other.join(WAIT_SECONDS)
 
     @pytest.mark.timeout(60)
-    def test_a_stranger_who_speaks_first_is_noticed(self):
+    def test_a_process_of_the_other_kind_is_noticed(self):
         here = Member("ps", 0, free())
 
         def speak():
-            while not listens(here.address):
-                time.sleep(0.02)
-            host, port = here.address.split(":")
-            with socket.create_connection((host, int(port))) as stranger:
-                stranger.sendall(b"hello")
-                stranger.recv(100)
+            with connected_to(here) as other:
+                other.sendall(MAGIC + b"and more")
+                other.recv(100)
 
         speaker = threading.Thread(target=speak)
         speaker.start()
         with refused("ps:0: a process connected that does not use engine='tensorflow'"):
-            wait_for_all(here, [Member("ps", 1, free())], WAIT_SECONDS, word="tensorflow")
+            wait_for_all(here, [Member("ps", 1, free())], WAIT_SECONDS, word="tensorflow", other_kind=MAGIC)
         speaker.join(WAIT_SECONDS)
+
+    @pytest.mark.timeout(60)
+    def test_strangers_neither_end_the_wait_nor_prolong_it(self):
+        """A port scanner, a health probe, an idle client: whatever they send, and however many they are."""
+        here, last = Member("ps", 0, free()), Member("ps", 1, free())
+        said = (b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\x00\x01", b"TOW", b"", bytes(range(256)))
+        with concurrent.futures.ThreadPoolExecutor(1) as pool, contextlib.ExitStack() as opened:
+            waited = pool.submit(wait_for_all, here, [last], WAIT_SECONDS, word="tensorflow", other_kind=MAGIC)
+            for each in said:
+                opened.enter_context(connected_to(here)).sendall(each)
+            idle = [opened.enter_context(connected_to(here)) for _ in range(20)]
+            began = time.monotonic()
+            idle[-1].settimeout(WAIT_SECONDS)
+            assert idle[-1].recv(100) == b"tensorflow" and time.monotonic() - began < 1
+            assert not waited.done()
+            with listening(last) as listener, waiting._Doorkeeper(listener, "tensorflow", MAGIC):
+                waited.result()
+
+    @pytest.mark.timeout(60)
+    def test_more_connections_than_the_kernel_keeps(self):
+        """Each of many workers looks whether this one listens; the last one must find it too."""
+        here = Member("worker", 0, free())
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            waited = pool.submit(wait_for_all, here, [Member("worker", 1, free())], 3)
+            connected_to(here).close()
+            assert all([listens(here.address) for _ in range(300)])
+            with pytest.raises(PeerLost):
+                waited.result()
+
+
+def connected_to(member: Member) -> socket.socket:
+    """A connection, as soon as the member listens."""
+    while not listens(member.address):
+        time.sleep(0.02)
+    host, port = member.address.split(":")
+    return socket.create_connection((host, int(port)))

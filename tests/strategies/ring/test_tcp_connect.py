@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from strategies import door
 from strategies.ring import tcp_connect
 
 TOKEN = b"0123456789abcdef"
@@ -52,7 +53,7 @@ def test_strangers_neither_fail_it_nor_keep_it_waiting(listener):
 
 
 def test_a_crowd_does_not_keep_a_member_out(listener, monkeypatch):
-    monkeypatch.setattr(tcp_connect, "_MOST_STRANGERS", 4)
+    monkeypatch.setattr(door, "_MOST_STRANGERS", 4)
     with contextlib.ExitStack() as opened:
         for _ in range(20):
             opened.enter_context(connect(listener))

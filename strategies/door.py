@@ -1,0 +1,78 @@
+"""Finds, among the connections to a listening socket, one that begins with certain bytes. None is waited for."""
+
+import contextlib
+import secrets
+import selectors
+import socket
+
+# Connections that have not sent the bytes; one more closes the oldest.
+_MOST_STRANGERS = 128
+
+
+class Door:
+    """Context manager: reads from all connections at once, and closes those that are not let in."""
+
+    def __init__(self, listener: socket.socket, expected: bytes, *, greeting: bytes = b""):
+        """Args:
+        listener: a listening socket; this object does not close it.
+        expected: the bytes that a connection must begin with.
+        greeting: some bytes that every connection gets at once.
+        """
+        self._listener, self._expected, self._greeting = listener, expected, greeting
+        # What each has sent so far, the oldest connection first.
+        self._sent: dict[socket.socket, bytes] = {}
+        self._ready = selectors.DefaultSelector()
+
+    def __enter__(self) -> "Door":
+        self._listener.setblocking(False)
+        self._ready.register(self._listener, selectors.EVENT_READ)
+        return self
+
+    def __exit__(self, *_) -> None:
+        for connection in list(self._sent):
+            self._turn_away(connection)
+        self._ready.close()
+
+    def let_in(self, seconds: float) -> socket.socket | None:
+        """Waits until something arrives; a connection that has sent the expected bytes, if there is one."""
+        for key, _ in self._ready.select(seconds):
+            if key.fileobj is self._listener:
+                self._accept()
+            elif self._knows(key.fileobj):
+                self._ready.unregister(key.fileobj)
+                del self._sent[key.fileobj]
+                return key.fileobj
+        return None
+
+    def _accept(self) -> None:
+        # A client that has closed the connection already is none.
+        with contextlib.suppress(OSError):
+            connection, _ = self._listener.accept()
+            connection.setblocking(False)
+            self._sent[connection] = b""
+            self._ready.register(connection, selectors.EVENT_READ)
+            connection.send(self._greeting)
+        if len(self._sent) > _MOST_STRANGERS:
+            self._turn_away(next(iter(self._sent)))
+
+    def _knows(self, connection: socket.socket) -> bool:
+        if connection not in self._sent:
+            return False  # turned away in this round
+        try:
+            more = connection.recv(len(self._expected) - len(self._sent[connection]))
+        except BlockingIOError:
+            return False
+        except OSError:
+            more = b""
+        self._sent[connection] += more
+        is_complete = len(self._sent[connection]) == len(self._expected)
+        if is_complete and secrets.compare_digest(self._sent[connection], self._expected):
+            return True
+        if is_complete or not more:
+            self._turn_away(connection)
+        return False
+
+    def _turn_away(self, connection: socket.socket) -> None:
+        del self._sent[connection]
+        self._ready.unregister(connection)
+        connection.close()
