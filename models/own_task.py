@@ -22,7 +22,14 @@ import keras
 import tensorflow as tf
 
 from models.data.batch_stream import BatchSlice, eval_stream, train_stream
-from models.data.own_data import check_data, checked_batch_size, count_examples, dataset_stream, host_tensors
+from models.data.own_data import (
+    check_data,
+    check_size,
+    checked_batch_size,
+    count_examples,
+    dataset_stream,
+    host_tensors,
+)
 from models.data.splits import checked_split
 from models.keras_losses import (
     Term,
@@ -93,6 +100,7 @@ class OwnTask:
             if data is not None or what == "train_data":
                 check_data(what, data)
         batch_size = checked_batch_size(self.train_data, self.batch_size)
+        check_size("eval_batch_size", self.eval_batch_size)
         object.__setattr__(self, "batch_size", batch_size)
         object.__setattr__(self, "eval_batch_size", self.eval_batch_size or batch_size)
 

@@ -4,7 +4,6 @@ The model computes some examples of the batch, and the task their loss and metri
 """
 
 import os
-import re
 import sysconfig
 import traceback
 import zlib
@@ -15,6 +14,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from strategies.data_errors import readable_input, reason_of
 from towers.errors import UserError
 from towers.task import Batch, InputShard, Task, as_batch
 
@@ -82,8 +82,7 @@ def not_finite_parts(batch: Batch) -> list[str]:
 def _check_first_batch(task: Task, model: keras.Model, split: str, batch: Batch) -> None:
     if split == "train":
         _check_length(task, _length(batch))
-    if "weights" in not_finite_parts(Batch((), (), batch.weights)):
-        raise UserError(f"weights of the first batch of {split!r} hold NaN or infinity: clean the data")
+    _check_parts(split, batch)
     few = tf.nest.map_structure(lambda tensor: tensor[:_NUM_EXAMPLES], batch)
     problem = f"the first batch of {split!r} has features {_described(few.features)}{_expected(model)}: "
     problem += "give features of the model's inputs"
@@ -96,8 +95,27 @@ def _check_first_batch(task: Task, model: keras.Model, split: str, batch: Batch)
     _computed(lambda: task.metrics(outputs, few), f"{came}: give metrics that fit labels and outputs")
 
 
+def _check_parts(split: str, batch: Batch) -> None:
+    """Raises UserError for weights that are no weights, and for parts of different lengths."""
+    if "weights" in not_finite_parts(Batch((), (), batch.weights)):
+        raise UserError(f"weights of the first batch of {split!r} hold NaN or infinity: clean the data")
+    weights = [np.asarray(tensor) for tensor in tf.nest.flatten(batch.weights)]
+    if any(array.dtype.kind in "fi" and (array < 0).any() for array in weights):
+        raise UserError(
+            f"weights of the first batch of {split!r} are below 0: a weight is how much an example counts, so it "
+            "must be at least 0; correct the weights"
+        )
+
+
 def _first_batches(task: Task, split: str, count: int) -> list[Batch]:
-    found = [as_batch(element) for element in task.dataset(split, InputShard()).take(count)]
+    dataset = task.dataset(split, InputShard())
+    if split == "eval" and dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
+        raise UserError(
+            "the 'eval' data never end: an evaluation reads each example once; remove repeat(), or add "
+            ".take(number of batches)"
+        )
+    with readable_input(split, "its first batches"):
+        found = [as_batch(element) for element in dataset.take(count)]
     if not found:
         raise UserError(f"the {split!r} split is empty: it needs at least one example")
     return found
@@ -158,20 +176,12 @@ def _computed(function: Callable[[], Any], problem: str) -> Any:
             return None
         if not _is_refused_by_library(error):
             raise
-        raise UserError(f"{problem} ({_reason(error)})") from error
+        raise UserError(f"{problem} ({reason_of(error)})") from error
 
 
 def _is_refused_by_library(error: Exception) -> bool:
     innermost = traceback.extract_tb(error.__traceback__)[-1].filename
     return innermost.startswith(_LIBRARIES) or innermost.startswith(_OWN)
-
-
-def _reason(error: Exception) -> str:
-    """The sentence of an error of Keras or TensorFlow that says what is wrong."""
-    text = re.sub(r"\x1b\[[0-9;]*m|\{\{.*?\}\}\s*|\s*\[Op:\w+\].*", "", str(error))
-    lines = [line.strip() for line in text.splitlines()]
-    telling = [line for line in lines if line and not line.startswith(("Exception encountered", "Arguments rec"))]
-    return (telling or [type(error).__name__])[0][:200].rstrip(".: ")
 
 
 def _expected(model: keras.Model) -> str:

@@ -3,8 +3,8 @@
 The engine decides where towers run and how their gradients are summed.
 """
 
+import itertools
 import math
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from strategies.contract import Move, StepReport
+from strategies.data_errors import readable_errors, readable_input
 from strategies.engines import EngineChoice
 from strategies.errors import NonFiniteStep
 from strategies.first_batches import check_first_batches, not_finite_parts
@@ -137,7 +138,7 @@ class SynchronousStrategy:
             asked = time.perf_counter()
             batch = self._next_batch()
             input_seconds += time.perf_counter() - asked
-            with readable_errors(step):
+            with readable_errors(f"step {step}"):
                 outcomes.append(self.engine.train(batch, self.options.schedule(step)))
         outcomes = [tf.nest.map_structure(np.asarray, outcome) for outcome in outcomes]
         self._stop_if_bad(first, outcomes)
@@ -153,7 +154,8 @@ class SynchronousStrategy:
         if self._batches is None:
             self._batches = iter(self._input_from(self.step))
         try:
-            return next(self._batches)
+            with readable_input("train", f"step {self.step}"):
+                return next(self._batches)
         except StopIteration:
             raise UserError(
                 f"the training data ended at step {self.step}: the 'train' split must never end; repeat() it"
@@ -205,18 +207,23 @@ class SynchronousStrategy:
     def evaluate(self, num_batches: int | None = None) -> dict[str, float]:
         sums: dict[str, np.ndarray] = {}
         dataset = self._dataset("eval")
-        with readable_errors(None):
+        with readable_errors("evaluation"):
             evaluate = self._evaluator(open_length(dataset.element_spec))
-        for batch in dataset if num_batches is None else dataset.take(num_batches):
-            with readable_errors(None):
+        for batch in _readable(dataset if num_batches is None else dataset.take(num_batches)):
+            with readable_errors("evaluation"):
                 result = evaluate(batch)
             for name, value in {"loss": (result.loss_sum, result.weight), **result.metric_sums}.items():
                 sums[name] = sums.get(name, 0.0) + np.array([float(part) for part in value])
         if not sums:
             raise UserError("the 'eval' split is empty: it needs at least one example")
-        means = {name: mean_of(total, weight) for name, (total, weight) in self._over_all(sums).items()}
+        of_all = self._over_all(sums)
+        means = {name: mean_of(total, weight) for name, (total, weight) in of_all.items()}
         if not math.isfinite(means["loss"]):
             self._check_evaluation_data()
+            if not of_all["loss"][1]:
+                raise UserError(
+                    "the evaluation data have a weight of 0 in all: nothing is averaged; correct their weights"
+                )
         return means
 
     def _check_evaluation_data(self) -> None:
@@ -280,6 +287,21 @@ def as_batches(dataset: tf.data.Dataset) -> tf.data.Dataset:
     return dataset.map(lambda *parts: as_batch(parts if len(parts) > 1 else parts[0]))
 
 
+def _readable(dataset: tf.data.Dataset) -> Iterator[Batch]:
+    """The batches of an evaluation.
+
+    Raises:
+      UserError: the input pipeline failed.
+    """
+    batches = iter(dataset)
+    for index in itertools.count():
+        with readable_input("eval", f"batch {index}"):
+            batch = next(batches, None)
+        if batch is None:
+            return
+        yield batch
+
+
 def report_of(outcomes, *, step, learning_rate, seconds, input_seconds) -> StepReport:
     """One report of the outcomes of several steps; the means omit steps that were not finite."""
     finite = [outcome for outcome in outcomes if outcome.finite]
@@ -305,25 +327,3 @@ def report_of(outcomes, *, step, learning_rate, seconds, input_seconds) -> StepR
 def mean_of(total: float, weight: float) -> float:
     """total / weight; nan if weight is 0."""
     return float(total / weight) if weight else float("nan")
-
-
-class readable_errors:
-    """Context manager: raises TensorFlow's error about a label out of range as a UserError of one line."""
-
-    def __init__(self, step: int | None):
-        self._where = "evaluation" if step is None else f"step {step}"
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, kind, error, traceback):
-        if not isinstance(error, tf.errors.InvalidArgumentError):
-            return
-        found = re.search(
-            r"label value of (-?\d+) which is outside the valid range of \[0, (\d+)\)", error.message
-        )
-        if found:
-            raise UserError(
-                f"{self._where}: label {found.group(1)} is out of range: the outputs have {found.group(2)} "
-                f"classes, labels 0..{int(found.group(2)) - 1}; correct the labels or the number of classes"
-            ) from error

@@ -10,6 +10,9 @@ import tensorflow as tf
 from towers.errors import UserError
 from towers.task import Batch, InputShard, as_batch, batch_length
 
+# Dates, times and records of NumPy.
+_KINDS_WITHOUT_NUMBERS = "MmV"
+
 
 def check_data(what: str, data: Any) -> None:
     """Checks that data are arrays or a tf.data dataset of batches.
@@ -19,7 +22,8 @@ def check_data(what: str, data: Any) -> None:
       data: arrays (features, labels, weights), or a dataset of these.
 
     Raises:
-      UserError: something else, a dataset of single examples, or arrays of objects.
+      UserError: something else, a dataset of single examples, arrays that are not of numbers, or weights that
+        are not finite, are below 0 or are all 0.
     """
     if isinstance(data, tf.data.Dataset):
         _check_batches(what, tf.nest.flatten(data.element_spec))
@@ -30,16 +34,40 @@ def check_data(what: str, data: Any) -> None:
             "make one with tf.data.Dataset.from_generator(function, output_signature=...)"
         )
     for array in tf.nest.flatten(as_batch(data)):
-        if getattr(getattr(array, "dtype", None), "hasobject", False):
-            raise UserError(
-                f"{what} has an array of Python objects, shape {list(array.shape)}: must be numbers of one type; "
-                "convert it, for example with numpy.array(list, 'float32')"
-            )
+        _check_dense(what, array)
     count_examples(as_batch(data))
-    weights = as_batch(data).weights
-    for array in () if weights is None else tf.nest.flatten(weights):
-        if array is not None and not np.isfinite(np.asarray(array, np.float64)).all():
-            raise UserError(f"{what} has weights that are NaN or infinite: clean the data")
+    weights = [array for array in tf.nest.flatten(as_batch(data).weights) if array is not None]
+    _check_weights(what, [np.asarray(array) for array in weights])
+
+
+def _check_dense(what: str, array: Any) -> None:
+    """Raises UserError for what is no array of numbers or texts."""
+    if isinstance(array, tf.RaggedTensor | tf.SparseTensor):
+        raise UserError(
+            f"{what} has a {type(array).__name__}: must be dense arrays; pass a tf.data dataset of batches instead"
+        )
+    dtype = getattr(array, "dtype", None)
+    if getattr(dtype, "hasobject", False) or getattr(dtype, "kind", "") in _KINDS_WITHOUT_NUMBERS:
+        of = "Python objects" if dtype.hasobject else dtype.name
+        raise UserError(
+            f"{what} has an array of {of}, shape {list(array.shape)}: must be numbers of one type; "
+            "convert it, for example with numpy.array(list, 'float32')"
+        )
+
+
+def _check_weights(what: str, weights: Sequence[np.ndarray]) -> None:
+    """Raises UserError for weights with which a mean has no meaning."""
+    weights = [array for array in weights if array.dtype.kind in "fiub"]
+    if not all(np.isfinite(array).all() for array in weights):
+        raise UserError(f"{what} has weights that are NaN or infinite: clean the data")
+    smallest = min((array.min(initial=0) for array in weights), default=0)
+    if smallest < 0:
+        raise UserError(
+            f"{what} has weights below 0 (the smallest is {smallest:g}): a weight is how much an example counts, "
+            "so it must be at least 0; correct the weights"
+        )
+    if weights and not any(array.any() for array in weights):
+        raise UserError(f"{what} has only weights of 0: no example would count; omit or correct the weights")
 
 
 def _check_batches(what: str, specs: Sequence[tf.TypeSpec]) -> None:
@@ -51,6 +79,15 @@ def _check_batches(what: str, specs: Sequence[tf.TypeSpec]) -> None:
             f"{scalars[0]} scalars" if scalars else f"tensors of {', '.join(map(str, sorted(lengths)))} examples"
         )
         raise UserError(f"{what} yields {yields}: must yield batches; add .batch(batch_size)")
+
+
+def _check_lengths(batch: Batch) -> None:
+    """In a graph: fails if the parts of a dataset's batch have different numbers of examples."""
+    first, *others = (tensor for tensor in tf.nest.flatten(batch) if isinstance(tensor, tf.Tensor))
+    for other in others:
+        tf.debugging.assert_equal(
+            tf.shape(other)[0], tf.shape(first)[0], "parts of a batch have other numbers of examples"
+        )
 
 
 def count_examples(batch: Batch) -> int:
@@ -89,14 +126,19 @@ def host_tensors(data: Any) -> Batch:
         return Batch(*(convert(part) for part in as_batch(data)))
 
 
+def check_size(name: str, size: Any) -> None:
+    """Raises UserError for a batch size that is not an integer of at least 1; None is one."""
+    if size is not None and (not isinstance(size, int | np.integer) or isinstance(size, bool) or size < 1):
+        raise UserError(f"{name}={size!r}: must be an integer of at least 1; use for example {name}=32")
+
+
 def checked_batch_size(data: Any, given: int | None) -> int:
     """`given`, or the batch size in a dataset's element spec.
 
     Raises:
       UserError: neither is known, it is below 1, or the two differ.
     """
-    if given is not None and given < 1:
-        raise UserError(f"batch_size={given}: must be at least 1; use for example batch_size=32")
+    check_size("batch_size", given)
     if not isinstance(data, tf.data.Dataset):
         if given is None:
             raise UserError("batch_size=None: arrays need a batch size; pass for example batch_size=32")
@@ -123,6 +165,7 @@ def dataset_stream(data: tf.data.Dataset, *, repeated: bool, shard: InputShard) 
 
     def cut(*parts: Any) -> Batch:
         batch = as_batch(parts[0] if len(parts) == 1 else parts)
+        _check_lengths(batch)
         begin, end = shard.bounds(batch_length(batch))
         return tf.nest.map_structure(lambda tensor: tensor[begin:end], batch)
 

@@ -10,11 +10,11 @@ import tensorflow as tf
 from absl import logging
 
 from strategies.cluster import CHIEF, SERVER, WORKER, Cluster, Member
+from strategies.data_errors import out_of_range, user_error_in
 from strategies.distribute import server_vectors
 from strategies.distribute.host_functions import call
 from strategies.engines import TENSORFLOW
 from strategies.errors import PeerLost
-from strategies.servers.graph_errors import user_error_in
 from strategies.servers.wire import MAGIC
 from strategies.waiting import listens, wait_for_all
 from towers.errors import UserError
@@ -131,7 +131,7 @@ def lost_named(members: Sequence[Member]) -> Iterator[None]:
     try:
         yield
     except tf.errors.OpError as error:
-        if (found := user_error_in(error)) is not None:
+        if (found := user_error_in(error) or out_of_range(error, "training")) is not None:
             raise found from error
         if not isinstance(error, _LOST):
             raise

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 
 import tensorflow as tf
 
+from strategies.data_errors import readable_input
 from towers.errors import UserError
 
 # A user's pipeline starts at its first batch, so it is quicker to read and drop some batches than to start it
@@ -48,9 +49,10 @@ class _Stream:
         if self._iterator is None or not 0 <= dropped <= _MOST_DROPPED:
             self._iterator, dropped = iter(self._dataset(index)), 0
         try:
-            for _ in range(dropped):
-                next(self._iterator)
-            self._last, self._batch = index, next(self._iterator)
+            with readable_input("train", f"batch {index}"):
+                for _ in range(dropped):
+                    next(self._iterator)
+                self._last, self._batch = index, next(self._iterator)
         except StopIteration:
             raise UserError(
                 f"the training data ended at batch {index}: a task's 'train' split must not end; repeat() it"

@@ -6,6 +6,7 @@ import keras
 import tensorflow as tf
 
 from strategies.cluster import Member
+from strategies.data_errors import readable_input
 from strategies.servers.chief import ServersStrategy, check_options
 from strategies.servers.coordination import Coordination
 from strategies.servers.group import Group
@@ -176,4 +177,6 @@ def _worker_engine(task, devices, options, membership: ServersMembership, shares
 
 
 def _first_example(dataset) -> Batch:
-    return tf.nest.map_structure(lambda tensor: tensor[:1], next(iter(dataset)))
+    with readable_input("train", "its first batch"):
+        first = next(iter(dataset))
+    return tf.nest.map_structure(lambda tensor: tensor[:1], first)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import tensorflow as tf
 
-from strategies.servers.graph_errors import user_error_in
+from strategies.data_errors import readable_errors, user_error_in
 from strategies.servers.worker_graph import Outputs, WorkerGraph
 from towers.layers.table_rows import TableRows
 from towers.task import Batch, batch_length
@@ -94,11 +94,12 @@ class WorkerEngine:
           batches: the part of each microbatch.
         """
         vector, state = tf.constant(parameters), tf.constant(state)
-        step, part = tf.constant(step, tf.int64), tf.constant(part, tf.int32)
+        where, step, part = f"step {step}", tf.constant(step, tf.int64), tf.constant(part, tf.int32)
         rows = [TableRows(tf.constant(ids), tf.constant(values)) for ids, values in rows]
         run = self._whole_function if len(batches) == 1 else self._microbatches
-        out = run(vector, rows, state, step, part, *batches)
-        weight, norm, finite, *sums = out.numbers.numpy().tolist()
+        with readable_errors(where):
+            out = run(vector, rows, state, step, part, *batches)
+            weight, norm, finite, *sums = out.numbers.numpy().tolist()
         return Computed(
             gradient=out.dense.numpy(),
             rows=[(ids.numpy(), values.numpy()) for ids, values in out.rows],

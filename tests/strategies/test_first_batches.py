@@ -101,7 +101,7 @@ MISTAKES = {
     ),
     "labels to broadcast": (both(X, X[:, :1]) | {"losses": SQUARES}, ("labels [N, 1] for outputs [N, 2]",)),
     "weights to broadcast": (
-        both(X, Y, X[:, :2]),
+        both(X, Y, abs(X[:, :2])),
         ("weights [N, 2] for values [N]", "one weight for each example"),
     ),
     "no loss": ({"losses": None}, ("losses=None", "keras.losses.MeanSquaredError()")),
@@ -128,6 +128,42 @@ MISTAKES = {
         ("batch_size=60", "has 30 examples", "pass batch_size=30"),
     ),
     "a batch of more than all": ({"batch_size": 100_000}, ("batch_size=100000", "60 training examples")),
+    "weights below 0": (
+        both(X, Y, X[:, 0]),
+        ("train_data has weights below 0", "the smallest is -", "at least 0"),
+    ),
+    "weights below 0 in a dataset": (
+        {"eval_data": lambda: dataset(X, Y, X[:, 0]).batch(20)},
+        ("weights of the first batch of 'eval' are below 0",),
+    ),
+    "weights that are all 0": ({"eval_data": (X, Y, 0 * X[:, 0])}, ("eval_data has only weights of 0", "omit")),
+    "parts of other lengths": (
+        {
+            "train_data": lambda: tf.data.Dataset.zip(
+                dataset(X).batch(20), tf.data.Dataset.from_tensor_slices(Y).batch(19)
+            )
+        },
+        ("the 'train' data failed at its first batches", "other numbers of examples"),
+    ),
+    "an evaluation without end": (
+        {"eval_data": lambda: dataset(X, Y).batch(20).repeat()},
+        ("the 'eval' data never end", "remove repeat()"),
+    ),
+    "dates": (
+        both(np.full((N, 5), np.datetime64("2026-01-01")), Y),
+        ("train_data has an array of datetime64", "numbers"),
+    ),
+    "a ragged tensor": (
+        {"train_data": lambda: (tf.ragged.constant([[1.0] * (1 + i % 3) for i in range(N)]), Y)},
+        ("train_data has a RaggedTensor", "tf.data dataset of batches"),
+    ),
+    "a sparse tensor": (
+        {"eval_data": lambda: (tf.sparse.from_dense(X), Y)},
+        ("eval_data has a SparseTensor", "tf.data dataset of batches"),
+    ),
+    "a batch size that is no integer": ({"batch_size": 2.5}, ("batch_size=2.5", "an integer of at least 1")),
+    "a batch size that is text": ({"batch_size": "32"}, ("batch_size='32'", "an integer of at least 1")),
+    "no examples in a batch": ({"eval_batch_size": 0}, ("eval_batch_size=0", "an integer of at least 1")),
     "no examples": (
         {"train_data": lambda: dataset(X, Y).batch(20).take(0)},
         ("the 'train' split is empty",),

@@ -1,0 +1,86 @@
+"""TensorFlow's errors that a user's data or input pipeline cause, as one line."""
+
+import contextlib
+import re
+import sysconfig
+from collections.abc import Iterator
+
+import tensorflow as tf
+
+from towers.errors import UserError
+
+_LIBRARIES = (sysconfig.get_paths()["purelib"], sysconfig.get_paths()["stdlib"])
+_LABEL = re.compile(r"label value of (-?\d+) which is outside the valid range of \[0, (\d+)\)")
+_INDEX = re.compile(r"indices\[[\d,]*\] = (-?\d+) is not in \[0, (\d+)\)")
+_LONGEST = 200
+
+
+def user_error_in(error: tf.errors.OpError) -> UserError | None:
+    """The UserError whose text is in TensorFlow's error: a host function raised it, or an assertion named it."""
+    found = re.search(r"UserError: ([^\]\n]*)", str(error))
+    return None if found is None else UserError(found.group(1))
+
+
+@contextlib.contextmanager
+def readable_errors(where: str) -> Iterator[None]:
+    """Context manager: raises TensorFlow's error about a label or an id out of range as a UserError of one line.
+
+    Args:
+      where: the step, for the message.
+    """
+    try:
+        yield
+    except tf.errors.InvalidArgumentError as error:
+        if (found := out_of_range(error, where)) is not None:
+            raise found from error
+        raise
+
+
+def out_of_range(error: tf.errors.OpError, where: str) -> UserError | None:
+    """The UserError for a label or an id out of range; None if this is another error."""
+    if found := _LABEL.search(str(error)):
+        label, count = found.groups()
+        return UserError(
+            f"{where}: label {label} is out of range: the outputs have {count} classes, labels "
+            f"0..{int(count) - 1}; correct the labels or the number of classes"
+        )
+    if found := _INDEX.search(str(error)):
+        index, count = found.groups()
+        return UserError(
+            f"{where}: id {index} is out of range: the table that it names a row of has {count} rows, ids "
+            f"0..{int(count) - 1}; correct the ids in the features, or the table's size"
+        )
+    return None
+
+
+@contextlib.contextmanager
+def readable_input(split: str, where: str) -> Iterator[None]:
+    """Context manager: raises an error of an input pipeline as a UserError of one line.
+
+    Args:
+      split: 'train' or 'eval'.
+      where: what was read, for the message.
+    """
+    try:
+        yield
+    except tf.errors.OpError as error:
+        raise user_error_in(error) or UserError(
+            f"the {split!r} data failed at {where}: {reason_of(error)}{_line_of(error)}; correct the data or the "
+            "pipeline that reads them, then start the same command again"
+        ) from error
+
+
+def reason_of(error: Exception) -> str:
+    """The sentence of an error of Keras or TensorFlow that says what is wrong."""
+    text = re.sub(r"\x1b\[[0-9;]*m|\{\{.*?\}\}\s*|\s*\[Op:\w+\].*", "", str(error))
+    text = re.sub(r"Error in user-defined function passed to (\w+):\d+ .*?: (?=[^:])", r"\1: ", text)
+    lines = [line.strip() for line in text.splitlines()]
+    telling = [line for line in lines if line and not line.startswith(("Exception encountered", "Arguments rec"))]
+    return (telling or [type(error).__name__])[0][:_LONGEST].rstrip(".: ")
+
+
+def _line_of(error: tf.errors.OpError) -> str:
+    """Where a user's own Python code raised it, as ' (FILE, line 3)'; '' if TensorFlow did."""
+    found = re.findall(r'File "([^"]+)", line (\d+), in ', str(error))
+    own = [(path, line) for path, line in found if not path.startswith(_LIBRARIES)]
+    return " ({}, line {})".format(*own[-1]) if own else ""

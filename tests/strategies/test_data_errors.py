@@ -1,0 +1,105 @@
+"""Mistakes in data that only a later batch shows: one line with the step, what was wrong and how to mend it."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from models.own_task import OwnTask
+from strategies.registry import build_strategy
+from strategies.servers.batch_reader import BatchReader
+from tests.towers.logical_cpus import cpus
+from tests.towers.user_errors import refused
+from towers.options import StepOptions
+
+X = np.random.default_rng(0).normal(size=(60, 5)).astype(np.float32)
+Y = (X[:, 0] > 0).astype(np.int64)
+IDS = np.random.default_rng(1).integers(0, 50, (60, 4)).astype(np.int32)
+NUM_GOOD = 2
+
+
+def model():
+    return keras.Sequential([keras.Input((5,)), keras.layers.Dense(2)])
+
+
+def with_table():
+    return keras.Sequential(
+        [
+            keras.Input((4,), dtype="int32"),
+            keras.layers.Embedding(50, 3),
+            keras.layers.Flatten(),
+            keras.layers.Dense(2),
+        ]
+    )
+
+
+def failing() -> tf.data.Dataset:
+    def batches():
+        for _ in range(NUM_GOOD):
+            yield X[:20], Y[:20]
+        raise RuntimeError("disk 7 is gone")
+
+    signature = (tf.TensorSpec((None, 5)), tf.TensorSpec((None,), tf.int64))
+    return tf.data.Dataset.from_generator(batches, output_signature=signature)
+
+
+def uneven() -> tf.data.Dataset:
+    """From its third batch on, fewer labels than features."""
+    labels = tf.constant(Y)
+    return tf.data.Dataset.range(3).map(lambda index: (X[:20], labels[: tf.where(index < NUM_GOOD, 20, 19)]))
+
+
+def with_nan() -> tf.data.Dataset:
+    spoilt = np.where(np.arange(60)[:, None] == 45, np.nan, X).astype(np.float32)
+    whole = tf.data.Dataset.from_tensor_slices((spoilt, Y)).batch(20)
+    return whole.map(lambda x, y: (tf.debugging.check_numerics(x, "not clean"), y))
+
+
+def strategy_of(**fields):
+    plain = {"model": model, "train_data": (X, Y), "eval_data": (X, Y), "batch_size": 20}
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    return build_strategy("towers", OwnTask(losses=loss, **plain | fields), cpus(2), StepOptions())
+
+
+PIPELINES = {
+    "a generator that raises": (failing, ("RuntimeError: disk 7 is gone", "test_data_errors.py, line")),
+    "parts of other lengths": (uneven, ("other numbers of examples",)),
+    "a check of the user's": (with_nan, ("not clean", "NaN")),
+}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", PIPELINES)
+def test_an_input_pipeline_that_fails(name):
+    make, parts = PIPELINES[name]
+    training, evaluating = strategy_of(train_data=make()), strategy_of(eval_data=make())
+    with refused("the 'train' data failed at step 2: ", *parts, "start the same command again"):
+        training.run_steps(5)
+    with refused("the 'eval' data failed at batch 2: ", *parts):
+        evaluating.evaluate()
+
+
+def test_an_input_pipeline_of_a_worker_of_servers():
+    reader = BatchReader(lambda first: failing().skip(first), stride=1)
+    reader.read(0)
+    with refused("the 'train' data failed at batch 2: RuntimeError: disk 7 is gone"):
+        reader.read(2)
+
+
+@pytest.mark.full
+def test_ids_out_of_range():
+    spoilt = np.where(np.arange(60)[:, None] == 45, 50, IDS).astype(np.int32)
+    training = strategy_of(model=with_table, train_data=(spoilt, Y), eval_data=(IDS, Y))
+    with refused(": id 50 is out of range", "has 50 rows, ids 0..49", "correct the ids"):
+        training.run_steps(3)
+    with refused("evaluation: id 50 is out of range"):
+        strategy_of(model=with_table, train_data=(IDS, Y), eval_data=(spoilt, Y)).evaluate()
+
+
+@pytest.mark.full
+def test_evaluation_data_without_weight():
+    weights = tf.data.Dataset.from_tensor_slices((X, Y, np.zeros(60, np.float32))).batch(20)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="mean_with_sample_weight")
+    task = OwnTask(model=model, train_data=(X, Y), eval_data=weights, losses=loss, batch_size=20)
+    with refused("the evaluation data have a weight of 0 in all", "correct their weights"):
+        build_strategy("towers", task, cpus(1), StepOptions()).evaluate()
