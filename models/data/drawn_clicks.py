@@ -18,10 +18,10 @@ import dataclasses
 import math
 from collections.abc import Mapping
 
-import numpy as np
 import tensorflow as tf
 
 from models.data.batch_stream import derived_seed
+from models.data.hashed_numbers import uniform_numbers
 from models.data.splits import checked_split
 from towers.errors import UserError
 
@@ -31,7 +31,6 @@ EXPONENT = 1 / 4
 NUM_TRAIN, NUM_EVAL = 200_000, 50_000
 _LARGEST_ROWS = 2**31 - 1  # ids are int32
 _DATA_SEED = 20_240_301  # The set is the same whatever the training seed.
-_GAMMA = 0x9E3779B97F4A7C15  # of SplitMix64: 2**64 divided by the golden ratio, odd
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -90,7 +89,7 @@ class DrawnClicks:
 
     def logits(self, ids: tf.Tensor, dense: tf.Tensor) -> tf.Tensor:
         """The true logits, float64 [n], of ids int64 [n, num_tables] and dense numbers float64 [n, num_dense]."""
-        scores = _standard(_uniform(_seeds("score", self.num_tables), ids))
+        scores = _standard(uniform_numbers(_seeds("score", self.num_tables), ids))
         signs = tf.constant([(-1.0) ** index for index in range(self.num_dense)], tf.float64)
         from_ids = tf.reduce_sum(scores, axis=1) / math.sqrt(self.num_tables)
         from_dense = tf.reduce_sum(dense * signs, axis=1) / math.sqrt(self.num_dense)
@@ -103,7 +102,7 @@ class DrawnClicks:
             *_seeds(f"{split} dense number", self.num_dense),
             *_seeds(f"{split} label", 1),
         ]
-        return _uniform(seeds, indices[:, None])
+        return uniform_numbers(seeds, indices[:, None])
 
 
 def _ids(uniform: tf.Tensor, num_rows: int) -> tf.Tensor:
@@ -119,25 +118,3 @@ def _standard(uniform: tf.Tensor) -> tf.Tensor:
 
 def _seeds(purpose: str, count: int) -> list[int]:
     return [derived_seed(_DATA_SEED, f"clicks {purpose} {index}") for index in range(count)]
-
-
-def _uniform(seeds: list[int], counters: tf.Tensor) -> tf.Tensor:
-    """Uniform numbers in [0, 1), float64: multiples of 2**-53.
-
-    Column j holds element `counter` of the SplitMix64 sequence of seed j (Steele, Lea and Flood 2014).
-
-    Args:
-      seeds: one for each column.
-      counters: int64 [n, columns], or [n, 1] for the same counter in all columns.
-    """
-    shift, xor = tf.bitwise.right_shift, tf.bitwise.bitwise_xor
-    first = tf.constant(np.array([[(seed + _GAMMA) % 2**64 for seed in seeds]], np.uint64))
-    state = first + tf.bitcast(counters, tf.uint64) * _word(_GAMMA)
-    state = xor(state, shift(state, _word(30))) * _word(0xBF58476D1CE4E5B9)
-    state = xor(state, shift(state, _word(27))) * _word(0x94D049BB133111EB)
-    state = xor(state, shift(state, _word(31)))
-    return tf.cast(tf.bitcast(shift(state, _word(11)), tf.int64), tf.float64) * 2.0**-53
-
-
-def _word(value: int) -> tf.Tensor:
-    return tf.constant(value, tf.uint64)
