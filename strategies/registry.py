@@ -25,14 +25,16 @@ class _Mode:
       build: function of (task, devices, options, shares=...). A strategy of several processes also takes this
         process's membership, as the argument that `cluster_kind` names.
       cluster_kind: 'ring' or 'servers': the kind of cluster that its processes form; '' for a single process.
+      shards: whether its parameters can be sharded over the towers.
     """
 
     build: Callable[..., Strategy]
     cluster_kind: str = ""
+    shards: bool = False
 
 
 _MODES = {
-    "towers": _Mode(towers_strategy),
+    "towers": _Mode(towers_strategy, shards=True),
     "mirrored": _Mode(mirrored_strategy),
     "ring": _Mode(ring_strategy, cluster_kind="ring"),
     "ps": _Mode(servers_strategy, cluster_kind="servers"),
@@ -78,6 +80,7 @@ def build_strategy(
       UserError: unknown name, no cluster for a strategy that needs one, or an argument that the strategy refuses.
     """
     mode = _mode(name)
+    check_sharding(name, devices)
     if mode.cluster_kind == "servers" and servers is None:
         raise UserError(
             f"strategy {name!r} needs several processes: a chief, workers and parameter servers; "
@@ -90,6 +93,16 @@ def build_strategy(
         own = task.batch_size if membership is None else membership.own_examples(task.batch_size)
         devices = devices.for_examples(own // options.accumulation)
     return mode.build(task, devices, options, shares=shares, **joined)
+
+
+def check_sharding(name: str, devices: Devices) -> None:
+    """Raises UserError if the strategy can't shard its parameters, and the devices say so."""
+    if devices.sharded and not _mode(name).shards:
+        able = " or ".join(repr(other) for other, mode in _MODES.items() if mode.shards)
+        raise UserError(
+            f"parameter_device='sharded' with strategy {name!r}: only {able} shards its parameters; use it, or "
+            "parameter_device='cpu'"
+        )
 
 
 def _mode(name: str) -> _Mode:

@@ -76,8 +76,8 @@ class SynchronousStrategy:
     @property
     def notices(self) -> list[str]:
         exchanges = self.options.batch_stats == "synced" and len(self.part_shares) > 1
-        devices = self.engine.devices
-        return devices.notices + self.options.kernels(devices).notices(self.model, exchanges=exchanges)
+        kernels = self.options.kernels(self.engine.devices)
+        return self.engine.notices + kernels.notices(self.model, exchanges=exchanges)
 
     def agree(self, move: Move) -> Move:
         return move

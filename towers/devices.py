@@ -13,6 +13,8 @@ from towers.errors import UserError
 from towers.quiet_stderr import stderr_aside
 
 KINDS = ("auto", "cpu", "gpu")
+# The parameter device of an owner among the towers for each parameter.
+SHARDED = "sharded"
 # Batches come from the host's memory: they are sliced there and each part is sent to its tower.
 HOST = "/device:CPU:0"
 # The default number of CPU towers leaves each at least this many examples of a batch. With fewer, batch statistics
@@ -26,11 +28,12 @@ class Devices:
 
     Attributes:
       towers: the device of each tower; several towers may share one.
-      parameters: the device of the parameters, the update and its slots.
+      parameters: the device of the parameters, the update and its slots; if they are sharded, that of the rest.
       threads_per_tower: number of threads for one operation of a tower; 0 for TensorFlow's own choice.
       default_of_cores: the number of cores, if nobody set the number of CPU towers; else 0. Small batches then get
         fewer towers.
       lowered_from: the number of towers before a small batch lowered it; 0 if it did not.
+      sharded: whether each parameter, with its update and its slots, is on one of the towers' devices.
     """
 
     towers: tuple[str, ...]
@@ -38,6 +41,7 @@ class Devices:
     threads_per_tower: int = 0
     default_of_cores: int = 0
     lowered_from: int = 0
+    sharded: bool = False
 
     @property
     def num_towers(self) -> int:
@@ -102,7 +106,7 @@ def configure_devices(
     Args:
       num_towers: None for one tower for each GPU, or for each core but at most one for each 32 examples.
       kind: 'cpu', 'gpu', or 'auto' for GPUs if there are any.
-      parameter_device: 'cpu', 'cpu:K' or 'gpu:K'.
+      parameter_device: 'cpu', 'cpu:K' or 'gpu:K', or 'sharded' for an owner among the towers' devices for each.
       threads_per_tower: None for cores / towers.
       num_processes: number of processes that share this machine's cores, this one included.
       batch_size: examples of a batch that this process computes at once; None if it is not known yet. It only
@@ -122,12 +126,18 @@ def configure_devices(
     cores = max(1, num_cores() // num_processes)
     count = num_towers or (len(gpus) if on_gpu else default_towers(cores, batch_size))
     threads = 0 if on_gpu else threads_per_tower or threads_for(count, cores)
-    parameters = _parameter_device(parameter_device, num_cpus=1 if on_gpu else count, num_gpus=len(gpus))
+    sharded = parameter_device == SHARDED
+    own_device = ("gpu:0" if on_gpu else "cpu:0") if sharded else parameter_device
+    parameters = _parameter_device(own_device, num_cpus=1 if on_gpu else count, num_gpus=len(gpus))
     _configure_runtime(gpus, num_cpus=1 if on_gpu else count, threads=threads)
     towers = tuple(f"/device:{'GPU' if on_gpu else 'CPU'}:{index}" for index in range(count))
     default_of_cores = 0 if on_gpu or num_towers is not None else cores
     return Devices(
-        towers=towers, parameters=parameters, threads_per_tower=threads, default_of_cores=default_of_cores
+        towers=towers,
+        parameters=parameters,
+        threads_per_tower=threads,
+        default_of_cores=default_of_cores,
+        sharded=sharded,
     )
 
 
@@ -145,7 +155,7 @@ def _check_gpus(num_gpus, on_gpu, num_towers):
 def _parameter_device(text: str, *, num_cpus: int, num_gpus: int) -> str:
     match = re.fullmatch(r"(cpu|gpu)(?::(\d+))?", text.strip().lower())
     if match is None:
-        raise UserError(f"parameter device {text!r} is unknown: use cpu, cpu:K or gpu:K")
+        raise UserError(f"parameter device {text!r} is unknown: use cpu, cpu:K, gpu:K or {SHARDED}")
     kind, index = match.group(1), int(match.group(2) or 0)
     present = {"cpu": num_cpus, "gpu": num_gpus}[kind]
     if index >= present:

@@ -142,6 +142,11 @@ class Engine(abc.ABC):
     def _train(self, batch, rate):
         return self.apply(batch, self.first_sums(batch), rate)
 
+    @property
+    def notices(self) -> list[str]:
+        """Lines for the user about the devices."""
+        return self.devices.notices
+
     def parameters(self) -> Mapping[str, tf.Variable]:
         """The parameters by canonical name."""
         return self.placement.parameters

@@ -14,6 +14,7 @@ from towers import gradients
 from towers.counters import Counters
 from towers.devices import HOST
 from towers.options import StepOptions
+from towers.owners import CURRENT_DEVICE, Owners
 from towers.placement import Placement
 from towers.precision import loss_scaling_for
 from towers.task import WeightedValue
@@ -44,7 +45,7 @@ class Mean(NamedTuple):
     """The mean gradients of a step.
 
     Attributes:
-      gradients: clipped, one for each parameter.
+      gradients: clipped, one for each part that an owner has.
       norm: float32 scalar, global norm before clipping.
       loss_finite: whether the loss is finite.
       finite: whether loss and gradients are finite.
@@ -56,17 +57,19 @@ class Mean(NamedTuple):
     finite: tf.Tensor
 
 
-def mean_gradients(sums: TowerResult, options: StepOptions, loss_scale: tf.Tensor) -> Mean:
+def mean_gradients(
+    sums: TowerResult, options: StepOptions, loss_scale: tf.Tensor, owners: Owners = CURRENT_DEVICE
+) -> Mean:
     """Divides the summed gradients by weight * loss scale, checks that they are finite, and clips them.
 
     Each gradient is divided in its own precision: a float32 factor would round float64 gradients.
     """
     divisor = sums.weight * loss_scale
-    means = [gradients.merged(gradients.divided(gradient, divisor)) for gradient in sums.gradients]
-    norm = gradients.global_norm(means)
+    means = owners.each(lambda summed: gradients.merged(gradients.divided(summed, divisor)), sums.gradients)
+    norm = gradients.norm_of_squares(owners.each(gradients.squared_norm, means))
     loss_finite = tf.math.is_finite(sums.loss_sum)
     finite = tf.logical_and(loss_finite, tf.math.is_finite(norm))
-    return Mean(options.clipping.apply(means, norm), tf.cast(norm, tf.float32), loss_finite, finite)
+    return Mean(options.clipping.apply(means, norm, owners), tf.cast(norm, tf.float32), loss_finite, finite)
 
 
 def finish_step(
@@ -110,7 +113,7 @@ def updated(
       What the step reports, and the mean without its gradients.
     """
     with tf.device(device):
-        mean = mean_gradients(sums, options, counters.loss_scale.read_value())
+        mean = mean_gradients(sums, options, counters.loss_scale.read_value(), placement.owners)
     with tf.device(HOST):
         is_allowed, update = may_update(mean, counters), counters.updates.read_value()
     placement.update(is_allowed, mean.gradients, sums.new_state, rule=options.rule, rate=rate, update=update)

@@ -8,12 +8,12 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from towers import gradients
 from towers.devices import HOST
 from towers.engine import Engine
 from towers.lookups import Lookups
 from towers.mean_and_update import finish_step
 from towers.placement import CentralPlacement, Placement
+from towers.sharded_placement import ShardedPlacement
 from towers.sums import add_to
 from towers.task import batch_length
 from towers.tower import ModelVariables, TowerResult
@@ -32,15 +32,23 @@ class OneProcessEngine(Engine):
         self, *arguments, place: Callable[[ModelVariables, UpdateRule], Placement] | None = None, **named
     ):
         """Args:
-        place: makes the placement of the model's variables; None for all of them on `devices.parameters`.
+        place: makes the placement of the model's variables; None for what `devices` says.
         *arguments, **named: as for `Engine`.
         """
         super().__init__(*arguments, **named)
-        device, rule = self.devices.parameters, self.options.rule
-        variables = self.tower.variables
-        self.placement = place(variables, rule) if place else CentralPlacement.of(variables, rule, device)
+        self.placement = (place or self._place)(self.tower.variables, self.options.rule)
         parts = TowerParts.of_one_process(self.shares)
-        self._passes = TowerPasses(self.tower, self.devices, parts, self.options)
+        self._passes = TowerPasses(self.tower, self.devices, parts, self.options, self.placement.owners)
+
+    def _place(self, variables: ModelVariables, rule: UpdateRule) -> Placement:
+        if self.devices.sharded:
+            return ShardedPlacement(variables, rule, self.devices.towers)
+        return CentralPlacement.of(variables, rule, self.devices.parameters)
+
+    @property
+    def notices(self):
+        sharded = [self.placement.notice] if isinstance(self.placement, ShardedPlacement) else []
+        return super().notices + sharded
 
     @functools.cached_property
     def _lookups(self) -> Lookups | None:
@@ -70,7 +78,7 @@ class OneProcessEngine(Engine):
         # The state after the microbatches before this one is in the sums, not yet in the variables.
         result = self._sums_of(batch, microbatch_index, parameters, sums.new_state)
         with tf.device(self.devices.parameters):
-            return add_to(sums, result, gradients.add_each)
+            return add_to(sums, result, self.placement.owners.add)
 
     def _sums_of(self, batch, microbatch_index, parameters, state) -> TowerResult:
         own = microbatch(batch, microbatch_index, self.options.accumulation)

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from towers import gradients
 from towers.layers.table_rows import TableRows
+from towers.owners import CURRENT_DEVICE, Owners, Slices
 from towers.tower import ModelVariables
 from towers.updates.rules import UpdateRule
 
@@ -32,15 +33,17 @@ class Placement(Protocol):
     """A policy of placement.
 
     Attributes:
+      owners: where the gradients of its parameters, or of slices of them, meet.
       parameters, state: by canonical name, in the model's order.
       slots: by slot name and canonical name.
     """
 
+    owners: Owners
     parameters: Mapping[str, tf.Variable]
     state: Mapping[str, tf.Variable]
     slots: Mapping[str, Mapping[str, tf.Variable]]
 
-    def read(self) -> tuple[list[tf.Tensor | TableRows], list[tf.Tensor]]:
+    def read(self) -> tuple[list[tf.Tensor | TableRows | Slices], list[tf.Tensor]]:
         """Parameters and state as tensors, read once a step."""
 
     def update(
@@ -57,7 +60,7 @@ class Placement(Protocol):
 
         Args:
           is_allowed: bool scalar, whether to do it.
-          means: mean gradients, one for each parameter.
+          means: mean gradients, one for each part that an owner has: for each parameter, or each slice.
           new_state: one tensor for each variable of the state.
           rule: computes the update.
           rate: float32 scalar, learning rate.
@@ -78,6 +81,7 @@ class Placement(Protocol):
 class CentralPlacement:
     """Everything on one device, CPU or GPU. Each step sends every tower a copy."""
 
+    owners = CURRENT_DEVICE
     device: str
     parameters: Mapping[str, tf.Variable]
     state: Mapping[str, tf.Variable]

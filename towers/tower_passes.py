@@ -11,9 +11,10 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from towers import batch_stats, gradients, sums
+from towers import batch_stats, sums
 from towers.devices import HOST, Devices
 from towers.options import StepOptions
+from towers.owners import CURRENT_DEVICE, Owners, whole
 from towers.task import Batch
 from towers.tower import EvaluationFunction, EvaluationResult, TowerFunction, TowerResult
 from towers.tower_parts import TowerParts
@@ -22,14 +23,23 @@ from towers.tower_parts import TowerParts
 class TowerPasses:
     """Calls the tower function once for each tower. Owns no variable."""
 
-    def __init__(self, tower: TowerFunction, devices: Devices, parts: TowerParts, options: StepOptions):
+    def __init__(
+        self,
+        tower: TowerFunction,
+        devices: Devices,
+        parts: TowerParts,
+        options: StepOptions,
+        owners: Owners = CURRENT_DEVICE,
+    ):
         """Args:
         tower: the training pass.
         devices: devices of the towers; the sums are computed on `devices.parameters`.
         parts: how the towers divide a batch.
         options: options of the step.
+        owners: where the gradients meet; the current device is then `devices.parameters`.
         """
         self._tower, self._devices, self._parts, self._options = tower, devices, parts, options
+        self._owners = owners
 
     def train(
         self,
@@ -46,7 +56,7 @@ class TowerPasses:
         Args:
           batch: the (micro)batch of this process.
           microbatch_index: which microbatch of the step it is.
-          parameters, state: one tensor for each variable.
+          parameters, state: one tensor for each variable; parameters may be `Slices`.
           step: int64 scalar, for random seeds.
           loss_scale: float32 scalar, multiplies the loss before differentiation.
         """
@@ -56,7 +66,9 @@ class TowerPasses:
                 part, activity = self._parts.part(batch, tower)
                 seed = tower_seed(self._options.seed, step, self._parts.pass_index(microbatch_index, tower))
             with tf.device(device):
-                results.append(self._tower(parameters, state, part, seed, activity * loss_scale))
+                own = [whole(value) for value in parameters]
+                result = self._tower(own, state, part, seed, activity * loss_scale)
+                results.append(result._replace(gradients=self._owners.cut(result.gradients)))
         with tf.device(self._devices.parameters):
             new_state = batch_stats.combined(
                 state,
@@ -64,7 +76,7 @@ class TowerPasses:
                 [result.weight for result in results],
                 self._options.batch_stats,
             )
-            return sums.add_results(results, gradients.add_each, new_state=new_state)
+            return sums.add_results(results, self._owners.add, new_state=new_state)
 
     def evaluate(
         self,
@@ -79,7 +91,7 @@ class TowerPasses:
             with tf.device(HOST):
                 part, activity = self._parts.part_of_some(batch, tower)
             with tf.device(device):
-                results.append(evaluation(parameters, state, part, activity))
+                results.append(evaluation([whole(value) for value in parameters], state, part, activity))
         with tf.device(HOST):
             return sums.add_evaluations(results)
 

@@ -7,7 +7,7 @@ from absl import flags
 from launch.flags.checks import listed_in_help, positive
 from launch.membership.this_process import cluster_of_this_process
 from strategies.cluster import WORKER
-from strategies.registry import cluster_kind, strategy_names
+from strategies.registry import check_sharding, cluster_kind, strategy_names
 from towers.devices import KINDS, Devices, configure_devices
 
 FLAGS = flags.FLAGS
@@ -33,7 +33,9 @@ flags.DEFINE_enum(
 flags.DEFINE_string(
     "parameter_device",
     "cpu",
-    "Device that holds the parameters and applies the updates: cpu, cpu:K or gpu:K, with K counted from 0.",
+    "Device that holds the parameters and applies the updates: cpu, cpu:K or gpu:K, with K counted from 0. "
+    "sharded: each tower's device holds an equal part of them with its optimizer state and its update, and sends it to the "
+    "other towers in every step (--strategy=towers only). Use it if the optimizer state is too large for a device.",
 )
 flags.DEFINE_list(
     "tower_shares",
@@ -52,7 +54,7 @@ listed_in_help(__name__)
 
 def devices_from_flags() -> Devices:
     """Configures this process's devices. Call it before TensorFlow computes anything."""
-    return configure_devices(
+    devices = configure_devices(
         num_towers=FLAGS.num_towers,
         kind=FLAGS.tower_device,
         parameter_device=FLAGS.parameter_device,
@@ -60,6 +62,9 @@ def devices_from_flags() -> Devices:
         num_processes=int(os.environ.get("TOWERS_PROCESSES_HERE", "1")),
         batch_size=_own_examples(),
     )
+    # `build_strategy` checks it too, in the processes that call it: a chief, not its workers.
+    check_sharding(FLAGS.strategy, devices)
+    return devices
 
 
 def _own_examples() -> int | None:

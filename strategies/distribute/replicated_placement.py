@@ -2,6 +2,7 @@
 
 import tensorflow as tf
 
+from towers.owners import CURRENT_DEVICE
 from towers.placement import apply_rule, constraints_of, finish_rule, make_slots, variables_like
 from towers.tower import ModelVariables
 from towers.updates.rules import UpdateRule
@@ -9,6 +10,8 @@ from towers.updates.rules import UpdateRule
 
 class ReplicatedPlacement:
     """Implements `towers.placement.Placement`; `read` and `update` are called inside `strategy.run`."""
+
+    owners = CURRENT_DEVICE
 
     def __init__(self, strategy: tf.distribute.Strategy, variables: ModelVariables, rule: UpdateRule):
         """Variables with the template's present values (of worker 0), and slots of zeros."""

@@ -178,6 +178,19 @@ ROWS = (
         accumulation=4,
         reference=FOUR_MICROBATCHES,
     ),
+    Row(
+        name="towers_4_sharded",
+        make_strategy=_towers(cpus(4, sharded=True)),
+        shares=even_shares(4),
+    ),
+    Row(
+        name="towers_3_sharded_shares_accumulation_4",
+        in_quick=True,
+        make_strategy=_towers(cpus(3, sharded=True), _SHARES),
+        shares=_SHARES,
+        accumulation=4,
+        reference=FOUR_MICROBATCHES,
+    ),
     Row(name="mirrored_1", make_strategy=_mirrored(cpus(1))),
     Row(
         name="mirrored_2",

@@ -3,9 +3,10 @@
 from towers.devices import Devices
 
 
-def cpus(num_towers: int, parameters: int = 0) -> Devices:
-    """Towers on the first CPUs, parameters on the CPU with index `parameters`."""
+def cpus(num_towers: int, parameters: int = 0, *, sharded: bool = False) -> Devices:
+    """Towers on the first CPUs, parameters on the CPU with index `parameters`, or sharded over the towers'."""
     return Devices(
         towers=tuple(f"/device:CPU:{index}" for index in range(num_towers)),
         parameters=f"/device:CPU:{parameters}",
+        sharded=sharded,
     )

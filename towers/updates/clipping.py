@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from towers.errors import UserError
 from towers.gradients import Gradient, map_values, squared_norm
+from towers.owners import CURRENT_DEVICE, Owners
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,19 +33,23 @@ class Clipping:
             if not bound > 0:
                 raise UserError(f"clipping {name}={bound:g}: it must be above 0; omit it for no clipping")
 
-    def apply(self, gradients: Sequence[Gradient], overall_norm: tf.Tensor) -> list[Gradient]:
+    def apply(
+        self, gradients: Sequence[Gradient], overall_norm: tf.Tensor, owners: Owners = CURRENT_DEVICE
+    ) -> list[Gradient]:
         """The clipped gradients.
 
         Args:
           gradients: mean gradients; sparse ones are merged.
           overall_norm: their global norm.
+          owners: where the gradients are.
         """
         if self.value is not None:
-            return [map_values(self._clip_value, gradient) for gradient in gradients]
+            return owners.each(lambda gradient: map_values(self._clip_value, gradient), gradients)
         if self.norm is not None:
-            return [_scaled_to(gradient, tf.sqrt(squared_norm(gradient)), self.norm) for gradient in gradients]
+            norms = owners.norms(owners.each(squared_norm, gradients))
+            return owners.each(lambda gradient, norm: _scaled_to(gradient, norm, self.norm), gradients, norms)
         if self.global_norm is not None:
-            return [_scaled_to(gradient, overall_norm, self.global_norm) for gradient in gradients]
+            return owners.each(lambda gradient: _scaled_to(gradient, overall_norm, self.global_norm), gradients)
         return list(gradients)
 
     def _clip_value(self, values):

@@ -1,0 +1,118 @@
+"""Where the towers' gradients meet: on the current device, or each on the device that owns its parameter.
+
+Nothing but scalars leaves an owner: sums, means, norms and clipping are computed where the parameter is.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, Protocol, TypeVar
+
+import tensorflow as tf
+
+from towers import gradients
+from towers.gradients import Gradient
+
+T = TypeVar("T")
+
+
+class Slices(NamedTuple):
+    """A parameter's value as slices, each on its owner's device.
+
+    Attributes:
+      parts: the slices, in order.
+      dimension: dimension along which they follow each other.
+    """
+
+    parts: Sequence[tf.Tensor]
+    dimension: int
+
+
+def whole(value):
+    """A parameter's value on the current device; `Slices` are sent there and joined."""
+    return tf.concat(value.parts, value.dimension) if isinstance(value, Slices) else value
+
+
+class Owners(Protocol):
+    """Where gradients meet. A part is the gradient of a parameter, or of a slice of it."""
+
+    def cut(self, of_tower: Sequence[Gradient]) -> list[Gradient]:
+        """The parts of a tower's gradients, on the current device; one gradient for each parameter is given."""
+
+    def add(self, per_tower: Sequence[Sequence[Gradient]]) -> list[Gradient]:
+        """For each part the sum over the towers, on its owner."""
+
+    def each(self, function: Callable[..., T], *parts: Sequence) -> list[T]:
+        """`function` of each part, computed on its owner; several lists of parts are given to it side by side."""
+
+    def norms(self, squares: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """For each part the Euclidean norm of its whole parameter's gradient, from the parts' sums of squares."""
+
+
+class CurrentDevice:
+    """Implements `Owners` for gradients that all meet on the current device."""
+
+    def cut(self, of_tower):
+        return list(of_tower)
+
+    def add(self, per_tower):
+        return gradients.add_each(per_tower)
+
+    def each(self, function, *parts):
+        return [function(*given) for given in zip(*parts, strict=True)]
+
+    def norms(self, squares):
+        return [tf.sqrt(square) for square in squares]
+
+
+CURRENT_DEVICE = CurrentDevice()
+
+
+@dataclasses.dataclass(frozen=True)
+class ManyOwners:
+    """Implements `Owners` for parameters on several devices.
+
+    Attributes:
+      devices: the device of each part.
+      parameters: the index of each part's parameter, ascending.
+      slicing: by index of a sliced parameter, the dimension and the lengths of its parts.
+    """
+
+    devices: Sequence[str]
+    parameters: Sequence[int]
+    slicing: Mapping[int, tuple[int, Sequence[int]]]
+
+    def cut(self, of_tower):
+        found = []
+        for index, gradient in enumerate(of_tower):
+            found += _parts(gradient, *self.slicing[index]) if index in self.slicing else [gradient]
+        return found
+
+    def add(self, per_tower):
+        return self.each(lambda *of_part: gradients.add(of_part), *per_tower)
+
+    def each(self, function, *parts):
+        found = []
+        for device, *given in zip(self.devices, *parts, strict=True):
+            with tf.device(device):
+                found.append(function(*given))
+        return found
+
+    def norms(self, squares):
+        of_parameter: dict[int, list] = {}
+        for parameter, square in zip(self.parameters, squares, strict=True):
+            of_parameter.setdefault(parameter, []).append(square)
+        return [tf.sqrt(tf.add_n(of_parameter[parameter])) for parameter in self.parameters]
+
+
+def _parts(gradient: Gradient, dimension: int, lengths: Sequence[int]) -> list[Gradient]:
+    """The slices of a gradient; rows of a sparse one go to the slice that has them."""
+    if not isinstance(gradient, tf.IndexedSlices) or dimension != 0:
+        return tf.split(tf.convert_to_tensor(gradient), lengths, dimension)
+    found, begin = [], 0
+    for length in lengths:
+        here = tf.where((gradient.indices >= begin) & (gradient.indices < begin + length))[:, 0]
+        shape = tf.concat([tf.cast([length], gradient.dense_shape.dtype), gradient.dense_shape[1:]], 0)
+        rows = tf.gather(gradient.indices, here) - begin
+        found.append(tf.IndexedSlices(tf.gather(gradient.values, here), rows, shape))
+        begin += length
+    return found

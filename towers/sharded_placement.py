@@ -1,0 +1,160 @@
+"""Every parameter on one of the towers' devices, large ones as slices on several: each device updates its own."""
+
+import dataclasses
+import itertools
+from collections.abc import Mapping, Sequence
+
+import tensorflow as tf
+
+from towers.owners import ManyOwners, Slices
+from towers.placement import apply_rule, canonical_names, constraints_of, finish_rule, make_slots, variables_like
+from towers.shards import Shard, shards_of
+from towers.sliced_variable import SlicedVariable
+from towers.tower import ModelVariables
+from towers.updates.rules import UpdateRule
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnedPart:
+    """A parameter or a slice of it, with its slots, on its owner's device.
+
+    Attributes:
+      shard: which part of which parameter it is.
+      device: the owner's device.
+      variable: the part.
+      slots: its slots by slot name.
+    """
+
+    shard: Shard
+    device: str
+    variable: tf.Variable
+    slots: Mapping[str, tf.Variable]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the part, without its slots."""
+        return self.variable.dtype.size * self.variable.shape.num_elements()
+
+
+class ShardedPlacement:
+    """Implements `towers.placement.Placement`. The state is small, so the first device has all of it.
+
+    Attributes:
+      parts: the parts of all parameters, in order.
+      owners: where their gradients meet.
+      parameters, state, slots: as `Placement`; sliced ones are `SlicedVariable`.
+    """
+
+    def __init__(self, variables: ModelVariables, rule: UpdateRule, devices: Sequence[str]):
+        """Variables on `devices` with the template's present values, and slots of zeros beside them."""
+        self._constraints = constraints_of(variables)
+        templates = dict(zip(canonical_names(variables.parameters), variables.parameters, strict=True))
+        shards = shards_of(
+            {name: tuple(template.shape) for name, template in templates.items()},
+            len(devices),
+            item_bytes={name: tf.as_dtype(template.dtype).size for name, template in templates.items()},
+            whole=self._constraints if rule.elementwise else templates,
+        )
+        self._devices = devices
+        self.parts = [_owned(shard, templates[shard.name], rule, devices[shard.owner]) for shard in shards]
+        self.owners = _owners_of(self.parts, list(templates))
+        self.parameters = _by_name(self.parts, [part.variable for part in self.parts])
+        self.slots = {
+            slot: _by_name(self.parts, [part.slots[slot] for part in self.parts]) for slot in rule.slot_names
+        }
+        with tf.device(devices[0]):
+            self.state = variables_like(variables.state)
+
+    def read(self):
+        values = []
+        for part in self.parts:
+            with tf.device(part.device):
+                values.append(part.variable.read_value())
+        return _whole_or_slices(self.parts, values), [variable.read_value() for variable in self.state.values()]
+
+    def update(self, is_allowed, means, new_state, *, rule, rate, update):
+        def update_all():
+            for part, mean in zip(self.parts, means, strict=True):
+                with tf.device(part.device):
+                    apply_rule(rule, *self._described(part), [mean], rate, update)
+            for variable, value in zip(self.state.values(), new_state, strict=True):
+                variable.assign(value)
+            return tf.constant(True)
+
+        tf.cond(is_allowed, update_all, lambda: tf.constant(False))
+
+    def finish(self, is_last, *, rule, updates):
+        def finish_all():
+            for part in self.parts:
+                with tf.device(part.device):
+                    finish_rule(rule, *self._described(part), updates)
+            return tf.constant(True)
+
+        tf.cond(is_last, finish_all, lambda: tf.constant(False))
+
+    def _described(self, part: OwnedPart):
+        """A part, its slots and its constraints by its parameter's name."""
+        name = part.shard.name
+        return {name: part.variable}, {slot: {name: own} for slot, own in part.slots.items()}, self._constraints
+
+    @property
+    def notice(self) -> str:
+        """A line for the user: how much of the parameters each device owns."""
+        owned = [sum(part.num_bytes for part in self.parts if part.device == device) for device in self._devices]
+        fullest = max(owned) * len(owned) / sum(owned)
+        return (
+            f"parameters are sharded over {len(owned)} devices: {sum(owned):,} bytes, the fullest has "
+            f"{max(owned):,}, {fullest:.2f} times the mean"
+        )
+
+
+def _owned(shard: Shard, template, rule: UpdateRule, device: str) -> OwnedPart:
+    """The shard of a parameter with the template's values."""
+    name = shard.name.replace("#", "_")
+    with tf.device(device):
+        value = tf.convert_to_tensor(template.value)
+        if shard.dimension is not None:
+            value = value[(slice(None),) * shard.dimension + (slice(shard.begin, shard.end),)]
+            name = f"{name}_{shard.begin}_{shard.end}"
+        variable = tf.Variable(value, name=name, trainable=False)
+        slots = make_slots(rule, {shard.name: variable})
+    return OwnedPart(shard, device, variable, {slot: own[shard.name] for slot, own in slots.items()})
+
+
+def _owners_of(parts: Sequence[OwnedPart], names: Sequence[str]) -> ManyOwners:
+    slicing = {
+        names.index(name): (of_name[0].shard.dimension, [part.shard.end - part.shard.begin for part in of_name])
+        for name, of_name in _groups(parts)
+        if of_name[0].shard.dimension is not None
+    }
+    return ManyOwners(
+        devices=[part.device for part in parts],
+        parameters=[names.index(part.shard.name) for part in parts],
+        slicing=slicing,
+    )
+
+
+def _groups(parts: Sequence[OwnedPart]) -> list[tuple[str, list[OwnedPart]]]:
+    """The parts of each parameter, by name."""
+    grouped = itertools.groupby(parts, key=lambda part: part.shard.name)
+    return [(name, list(of_name)) for name, of_name in grouped]
+
+
+def _by_name(
+    parts: Sequence[OwnedPart], variables: Sequence[tf.Variable]
+) -> dict[str, tf.Variable | SlicedVariable]:
+    """By its parameter's name each variable, or the slices as one, given a variable for each part."""
+    found, left = {}, iter(variables)
+    for name, of_name in _groups(parts):
+        own, dimension = [next(left) for _ in of_name], of_name[0].shard.dimension
+        found[name] = own[0] if dimension is None else SlicedVariable(own, dimension)
+    return found
+
+
+def _whole_or_slices(parts: Sequence[OwnedPart], values: Sequence[tf.Tensor]) -> list[tf.Tensor | Slices]:
+    """For each parameter its value, or its slices, given the value of each part."""
+    found, left = [], iter(values)
+    for _, of_name in _groups(parts):
+        own, dimension = [next(left) for _ in of_name], of_name[0].shard.dimension
+        found.append(own[0] if dimension is None else Slices(own, dimension))
+    return found

@@ -1,0 +1,68 @@
+"""A variable that lies on several devices as slices; in a checkpoint it is one tensor, written slice by slice."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.trackable.base import VARIABLE_VALUE_KEY, Trackable
+from tensorflow.python.training.saving.saveable_object_util import ResourceVariableSaveable
+
+
+class SlicedVariable(Trackable):
+    """Slices of a variable, with what a checkpoint and a reader of whole values need.
+
+    Attributes:
+      parts: the slices, in order, each a variable on its device.
+      dimension: dimension along which they follow each other.
+    """
+
+    def __init__(self, parts: Sequence[tf.Variable], dimension: int):
+        self.parts, self.dimension = tuple(parts), dimension
+
+    @property
+    def dtype(self) -> tf.DType:
+        return self.parts[0].dtype
+
+    @property
+    def shape(self) -> tf.TensorShape:
+        """The shape of the whole."""
+        dimensions = self.parts[0].shape.as_list()
+        dimensions[self.dimension] = sum(self._lengths)
+        return tf.TensorShape(dimensions)
+
+    @property
+    def _lengths(self) -> list[int]:
+        return [part.shape[self.dimension] for part in self.parts]
+
+    def read_value(self) -> tf.Tensor:
+        """The whole value, on the current device."""
+        return tf.concat([part.read_value() for part in self.parts], self.dimension)
+
+    def numpy(self) -> np.ndarray:
+        """The whole value."""
+        return np.concatenate([part.numpy() for part in self.parts], self.dimension)
+
+    def assign(self, value) -> None:
+        """Assigns to each slice its part of a whole value."""
+        cut = tf.split(tf.convert_to_tensor(value, self.dtype), self._lengths, self.dimension)
+        for part, own in zip(self.parts, cut, strict=True):
+            part.assign(own)
+
+    def _gather_saveables_for_checkpoint(self):
+        """As `Trackable`: one tensor of the checkpoint, of which each slice is written and read alone."""
+
+        def saveables(name):
+            shape, begin, found = self.shape.as_list(), 0, []
+            for part, length in zip(self.parts, self._lengths, strict=True):
+                offset = [begin if dimension == self.dimension else 0 for dimension in range(len(shape))]
+                place = tf.Variable.SaveSliceInfo(name, shape, offset, part.shape.as_list())
+                found.append(ResourceVariableSaveable(part, place.spec, name))
+                begin += length
+            return found
+
+        return {VARIABLE_VALUE_KEY: saveables}
+
+
+tf.register_tensor_conversion_function(
+    SlicedVariable, lambda value, dtype=None, name=None, as_ref=False: value.read_value()
+)
