@@ -34,9 +34,8 @@ flags.DEFINE_string(
     "parameter_device",
     "cpu",
     "Device that holds the parameters and applies the updates: cpu, cpu:K or gpu:K, with K counted from 0. "
-    "sharded: each tower's device holds an equal part of them with its optimizer state and its update, and sends "
-    "it to the other towers in every step (--strategy=towers only). Use it if the optimizer state is too large for "
-    "a device.",
+    "sharded: each tower's device holds an equal part of them, with its optimizer state and its update, and sends "
+    "it to the others in every step (--strategy=towers only). Use it if the optimizer state exceeds a device.",
 )
 flags.DEFINE_list(
     "tower_shares",

@@ -18,8 +18,10 @@ from tests.launch.programs import Ended, ended, environment
 # Reads one request a line: to start a program, which returns its process id; or, for a process id, to return the
 # exit code, null while the process runs.
 _PROGRAM = """
-import json, os, runpy, sys
+import gc, json, os, runpy, sys
 import launch.train
+import models.own_task
+import tensorboard.summary.v2
 from tests.launch.forked_child import become
 
 def run(words, environment):
@@ -39,6 +41,9 @@ def reply(request):
         return os.waitstatus_to_exitcode(status) if pid else None
     return os.fork() or become(lambda: run(request["words"], request["environment"]), **request["process"])
 
+# Collections in a fork would write to all these objects, and so copy them: a seventh of a short program's time.
+gc.collect()
+gc.freeze()
 while line := sys.stdin.readline():
     os.write(1, json.dumps(reply(json.loads(line))).encode() + b"\\n")
 """

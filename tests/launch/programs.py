@@ -123,10 +123,12 @@ def listing(folder: pathlib.Path) -> list[str]:
 
 # Imports TensorFlow once. Each call is a fork of this process, which has not computed anything.
 _MANY = """
-import importlib, json, os, sys
+import gc, importlib, json, os, sys
 from tests.launch.forked_child import become
 calls = json.load(open(sys.argv[1]))
 modules = {call["module"]: importlib.import_module(call["module"]) for call in calls}
+gc.collect()
+gc.freeze()  # as tests.launch.nursery does
 for call in calls:
     child = os.fork()
     if child == 0:
