@@ -81,10 +81,9 @@ def ends_after_a_pull(network: Network, cwd: pathlib.Path, lost: int, command=TR
         return [workers.end(rank, deadline - time.monotonic()) for rank in range(network.num_hosts)]
 
 
-@pytest.mark.parametrize("lost", [0, 1])
-def test_a_pulled_wire_ends_all_workers(tmp_path, lost):
+def test_a_pulled_wire_ends_all_workers(tmp_path):
     with hosts(3) as network:
-        ends = ends_after_a_pull(network, tmp_path, lost, LONG)
+        ends = ends_after_a_pull(network, tmp_path, 1, LONG)
     for ended in ends:
         assert ended.code == PEER_LOST, ended.err
         (line,) = errors(ended)

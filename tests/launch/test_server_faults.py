@@ -66,8 +66,6 @@ def test_an_undisturbed_run(own, tmp_path):
     "victims, flags",
     [
         pytest.param(("worker:1",), (), id="one-async"),
-        pytest.param(("worker:0", "worker:1"), (), id="all-async", marks=pytest.mark.full),
-        pytest.param(("worker:1",), (SYNC,), id="one-sync", marks=pytest.mark.full),
         pytest.param(("worker:0", "worker:1"), (SYNC,), id="all-sync", marks=pytest.mark.full),
     ],
 )
@@ -85,11 +83,7 @@ def test_killed_workers_that_are_restarted(own, tmp_path, flags, victims):
 @pytest.mark.full
 @pytest.mark.parametrize(
     "victim, flags",
-    [
-        pytest.param("ps:0", (), marks=pytest.mark.full),
-        ("ps:1", ()),
-        pytest.param("ps:1", (SYNC,), marks=pytest.mark.full),
-    ],
+    [("ps:0", ()), ("ps:1", (SYNC,))],
 )
 def test_a_killed_server_ends_the_cluster_which_can_resume(own, tmp_path, victim, flags):
     with own(*flags) as group:
@@ -334,9 +328,7 @@ def test_the_launcher_recovers_from_a_killed_worker(tmp_path):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(
-    "bound", [pytest.param(0, marks=pytest.mark.full), 1, pytest.param(3, marks=pytest.mark.full)]
-)
+@pytest.mark.parametrize("bound", [1, 3])
 def test_no_update_is_staler_than_the_bound(own, tmp_path, bound):
     with own(f"--staleness={bound}", workers=3, variables={"worker:0": {"SECONDS_PER_BATCH": "0.2"}}) as group:
         all_end(group)
