@@ -57,10 +57,11 @@ flags.DEFINE_integer(
 flags.DEFINE_float(
     "worker_timeout_seconds",
     60.0,
-    "For --strategy=ps with --staleness=sync or TensorFlow's engine: seconds without a worker's gradient before "
-    "another worker computes its part of the batch or its step, if the others took less than half as long. A lost "
-    "worker's work is taken over at once. TensorFlow's engine kills a worker that is stopped (SIGSTOP) for so "
-    "long. Raise it if the workers' speeds differ much.",
+    "For --strategy=ps: seconds without a worker's gradient until others do its work. With --staleness=sync and "
+    "with TensorFlow's engine: its part of the batch or its step, if the others took less than half as long; a "
+    "lost worker's at once. TensorFlow's engine kills a worker that is stopped (SIGSTOP) for so long. Else, on "
+    "our own servers: seconds that a worker may be away until the next one computes its batches too. Raise it if "
+    "the workers' speeds differ much.",
 )
 flags.DEFINE_enum(
     "sparse_updates",

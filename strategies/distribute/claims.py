@@ -7,6 +7,7 @@ its update and counted after it. A second claim of a number is refused: its upda
 """
 
 import collections
+import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,8 @@ from strategies.servers.batch_order import BatchOrder
 from strategies.servers.one_chief import refusal_of_second
 from strategies.servers.tally import Tally
 from towers.errors import UserError
+
+log = logging.getLogger(__name__)
 
 
 class Claims:
@@ -28,6 +31,8 @@ class Claims:
         # The staleness of each claimed step's update, by its number; None if it was not finite.
         self._claimed: dict[int, int | None] = {}
         self._counted: set[int] = set()
+        # Claimed steps that were tried again, and are not counted.
+        self._retried: set[int] = set()
         self._tally, self._batches = Tally(), BatchOrder(0, 1)
         self._reported: Sequence[str] = ()
         self._stops_if_bad, self._bad_step, self._stop_asked = False, None, False
@@ -63,7 +68,7 @@ class Claims:
                 raise UserError(refusal_of_second("ps:0", self._chief))
             self._chief = chief
             self._run, self._next, self._updates = run, first, updates
-            self._claimed, self._counted, self._tally = {}, set(), Tally()
+            self._claimed, self._counted, self._retried, self._tally = {}, set(), set(), Tally()
             self._pulls = self._pushes = 0
             self._row_elements = collections.Counter()
             self._batches = BatchOrder(first, num_workers, positions)
@@ -102,6 +107,7 @@ class Claims:
             staleness, updates = self._updates - since, self._updates
             is_open = run == self._run and number >= self._next and self._bad_step is None
             if not is_open or number in self._claimed:
+                self._note_retry(run, number)
                 return False, updates
             self._claimed[number] = staleness if finite else None
             self._batches.take(worker)
@@ -110,6 +116,15 @@ class Claims:
                 self._bad_step = number
             self._updates += finite
             return finite, updates
+
+    def _note_retry(self, run: str, number: int) -> None:
+        """Another try of a step that was claimed and is not counted: nobody knows where its update arrived."""
+        if run != self._run or number not in self._claimed or number in self._counted or number in self._retried:
+            return
+        self._retried.add(number)
+        log.warning(
+            "step %d: its worker was lost in its update, which some servers may miss; it counts once", number
+        )
 
     def count(self, run: str, number: int, worker: str, figures: Mapping) -> int:
         """Counts step `number` after its update, once; returns the number of updates.
@@ -140,7 +155,8 @@ class Claims:
                 del self._claimed[self._next]
                 self._counted.discard(self._next)
                 self._next += 1
-            self._tally.add_part(worker, figures, staleness)
+            self._tally.add_part(worker, figures, staleness, is_taken_over=number in self._retried)
+            self._retried.discard(number)
             others = figures["others"]
             split = len(others) - 2 * len(self._reported)
             for server, elements in enumerate(others[:split]):

@@ -11,6 +11,7 @@ earlier ones. A new ticket is therefore issued only if, for every open ticket an
 import collections
 import dataclasses
 import heapq
+import math
 import threading
 import time
 from collections.abc import Sequence
@@ -55,6 +56,7 @@ class Admission:
         num_workers: int,
         first_lease: int = 0,
         positions: Sequence[int] | None = None,
+        patience_seconds: float = math.inf,
     ):
         """Args:
         first: step of the first ticket.
@@ -63,13 +65,17 @@ class Admission:
         num_workers: number of workers.
         first_lease: lease of the first ticket.
         positions: each worker's next batch, as for `BatchOrder`.
+        patience_seconds: seconds that a worker may be away before another one computes its batches too.
         """
         self.done, self.next_lease = first, first_lease
         self._bound, self._num_workers = bound, num_workers
         self._next = self._target = first
         self._returned: list[int] = []
         self._open: dict[int, Ticket] = {}
+        self._patience_seconds = patience_seconds
         self._absent: set[int] = set()
+        # The workers that are not connected, also those that were never: since when.
+        self._away_since = dict.fromkeys(range(num_workers), time.monotonic())
         self._present: set[int] = set()
         self._batches = BatchOrder(first, num_workers, positions)
         self._ended = False
@@ -90,6 +96,7 @@ class Admission:
         """
         with self._changed:
             self._absent.discard(worker)
+            self._away_since.pop(worker, None)
             self._present.add(worker)
             patience = 0 if self._busy(worker) else seconds
             self._changed.wait_for(lambda: self._ended or self._may_begin(worker), patience)
@@ -97,7 +104,7 @@ class Admission:
                 return None
             step = heapq.heappop(self._returned) if self._returned else self._next
             self._next = max(self._next, step + 1)
-            batch = step if self._bound == 0 else self._batches.take(worker)
+            batch = step if self._bound == 0 else self._batches.take(worker, *self._inherited(worker))
             ticket = Ticket(step, worker, self.done, self.next_lease, batch, time.monotonic())
             self._open[step] = ticket
             self.next_lease += 1
@@ -113,6 +120,13 @@ class Admission:
         with self._changed:
             return self._open.get(ticket.step) == ticket
 
+    def replaced(self, step: int) -> int | None:
+        """The worker whose batch another one computes in this open step; None if it computes its own."""
+        with self._changed:
+            ticket = self._open.get(step)
+            owner = None if ticket is None else self._batches.owner(ticket.batch)
+            return None if owner is None or owner == ticket.worker else owner
+
     def use(self, ticket: Ticket) -> bool:
         """Counts a ticket's update; False if the ticket is no longer open."""
         with self._changed:
@@ -127,11 +141,13 @@ class Admission:
         """Takes the open tickets of a lost worker back; other workers get their steps."""
         with self._changed:
             self._absent.add(worker)
+            self._away_since.setdefault(worker, time.monotonic())
             self._present.discard(worker)
             for ticket in [ticket for ticket in self._open.values() if ticket.worker == worker]:
                 del self._open[ticket.step]
                 heapq.heappush(self._returned, ticket.step)
-                self._batches.give_back(worker, ticket.batch)
+                if self._bound != 0:
+                    self._batches.give_back(ticket.batch)
             self._changed.notify_all()
 
     def positions(self) -> list[int] | None:
@@ -191,5 +207,14 @@ class Admission:
         owner = step % self._num_workers
         if owner not in self._absent:
             return worker == owner
-        # The next worker takes all turns of a lost one: it reads the batches of these turns in order.
-        return worker == min(self._present, key=lambda other: (other - owner) % self._num_workers)
+        return worker == self._heir(owner)
+
+    def _inherited(self, worker: int) -> list[int]:
+        """The workers that have been away for so long that this one computes their batches too."""
+        latest = time.monotonic() - self._patience_seconds
+        away = [owner for owner, since in self._away_since.items() if since < latest]
+        return [owner for owner in away if self._heir(owner) == worker]
+
+    def _heir(self, owner: int) -> int:
+        """The next worker that is present. It alone does a lost one's work, so it reads these batches in order."""
+        return min(self._present, key=lambda other: (other - owner) % self._num_workers)

@@ -121,6 +121,7 @@ class Coordination:
                 num_workers=self._num_workers,
                 first_lease=first_lease,
                 positions=message.get("positions"),
+                patience_seconds=options.worker_timeout_seconds,
             )
             self._log.restart()
         self._bad_step, self._tally = None, Tally()
@@ -240,6 +241,7 @@ class Coordination:
                 "part": admitted.part,
             }
         else:
+            self._note_inheritance(admitted)
             ticket = {"batch": admitted.batch, "done": admitted.done, "lease": admitted.lease, "part": 0}
         # All under one lock: the other servers' pieces are then at least as new as this one.
         with self._state_lock:
@@ -255,7 +257,8 @@ class Coordination:
             has_returned = worker in self._replaced
             self._replaced.discard(worker)
         if has_returned:
-            log.warning("worker:%d is back: it computes its part of each batch again", worker)
+            what = "part of each batch" if self._options.is_sync else "batches"
+            log.warning("worker:%d is back: it computes its %s again", worker, what)
 
     def _note_replacement(self, lease: Lease) -> None:
         """Warns when a worker is replaced, once until it returns. One that is still connected is late: a loss."""
@@ -270,6 +273,17 @@ class Coordination:
         log.warning(
             "worker:%d %s at step %d: worker:%d takes over its part of the batch",
             *(lease.replaces, late if is_late else "was lost", lease.step, lease.worker),
+        )
+
+    def _note_inheritance(self, ticket: Ticket) -> None:
+        """Warns when a worker begins with the batches of one that is away, once until that is back."""
+        owner = self._admission.replaced(ticket.step)
+        with self._state_lock:
+            if owner is None or owner in self._replaced:
+                return
+            self._replaced.add(owner)
+        log.warning(
+            "worker:%d is away at step %d: worker:%d computes its batches too", owner, ticket.step, ticket.worker
         )
 
     def lost(self, worker: int) -> None:
@@ -319,7 +333,8 @@ class Coordination:
                 self._log.add(ticket.lease, rate)
                 self._state += change
             self._note_bad(step, finite)
-            self._tally.add_part(f"worker:{message['worker']}", figures, staleness)
+            is_taken_over = self._admission.replaced(step) is not None
+            self._tally.add_part(f"worker:{message['worker']}", figures, staleness, is_taken_over=is_taken_over)
             self._tally.add_step(figures["sums"], figures["norm"], finite=finite)
             # Last: a step whose update failed is not done, and another worker gets it.
             self._admission.use(ticket)

@@ -25,7 +25,8 @@ class ServersOptions:
     steps_per_closure: with TensorFlow's engine, steps that a worker computes for each call from the chief; 0
       chooses by the time of a step.
     worker_timeout_seconds: with 'sync' or TensorFlow's engine, seconds without a worker's gradient before another
-      worker computes its step or part of it.
+      worker computes its step or part of it; else the seconds that a worker may be away before the next one
+      computes its batches too.
     timeout_seconds: seconds that a process may be silent before it counts as lost.
     """
 

@@ -150,11 +150,14 @@ def test_a_worker_that_never_starts_is_named(own):
 
 @pytest.mark.full
 def test_async_workers_train_without_a_missing_one_and_report_it(own, tmp_path):
-    with own(missing=["worker:1"]) as group:
-        chief = all_end(group)["chief:0"]
-    assert set(check_counts(tmp_path)["workers"]) == {"worker:0"}
-    assert "worker:1 is absent" in chief.out
-    assert "worker:0 is absent" not in chief.out
+    with own("--worker_timeout_seconds=1", missing=["worker:1"]) as group:
+        ends = all_end(group)
+    ((name, worker),) = check_counts(tmp_path)["workers"].items()
+    assert name == "worker:0"
+    assert worker["taken_over"] > 0
+    assert "worker:1 is away at step " in ends["ps:0"].err
+    assert "worker:1 is absent" in ends["chief:0"].out
+    assert "worker:0 is absent" not in ends["chief:0"].out
 
 
 @pytest.mark.full

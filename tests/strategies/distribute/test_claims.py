@@ -59,6 +59,26 @@ def test_a_step_whose_worker_died_between_claim_and_count_is_counted_by_the_next
     assert dict(claims.report()["staleness"]) == {0: 1, 1: 1}
 
 
+def test_a_step_whose_worker_died_between_claim_and_count_uses_one_batch_and_is_reported(caplog):
+    claims = Claims()
+    more = {"updates": 0, "reported": ["loss"], "stops_if_bad": True, "num_workers": 2}
+    claims.begin("run", "process 1 on a", first=0, **more)
+    assert claims.claim("run", 0, 0, True, worker=1)[0]
+    assert claims.plan(0, 1) == [1, 1, 0, 3], "the next try has a batch, and does not use it"
+    assert not claims.claim("run", 0, 1, True, worker=0)[0]
+    claims.count("run", 0, "worker:0", FIGURES)
+    claims.count("run", 0, "worker:1", FIGURES)
+    assert claims.totals() == {
+        "done": 1,
+        "totals": {"steps": 1, "examples": 4, "skipped": 0},
+        "positions": [0, 3],
+    }
+    workers = claims.report()["workers"]
+    assert (workers["worker:0"]["steps"], workers["worker:0"]["taken_over"]) == (1, 1)
+    assert [message.partition(":")[0] for message in caplog.messages] == ["step 0"]
+    assert "some servers may miss" in caplog.text
+
+
 def test_staleness_is_the_number_of_updates_between_pull_and_claim():
     claims = begun()
     since = updates_of(claims)

@@ -168,6 +168,24 @@ class TestBatches:
         assert found.begin(1, 0).batch == 1, "the step of the lost one, with a batch of its own"
         assert [found.begin(0, 0).batch for _ in range(3)] == [*unused, 10] == [6, 8, 10]
 
+    def test_the_next_worker_computes_those_of_one_that_does_not_come_back(self):
+        found = Admission(0, bound=None, num_workers=3, patience_seconds=0)
+        found.run_to(100)
+        assert [found.begin(worker, 0).batch for worker in (0, 1, 2, 1)] == [0, 1, 2, 4]
+        found.lost(1)
+        after = [found.begin(worker, 0) for worker in (0, 2, 2, 2, 2, 0)]
+        assert [ticket.batch for ticket in after] == [3, 1, 4, 5, 7, 6]
+        assert [found.replaced(ticket.step) for ticket in after] == [None, 1, 1, None, 1, None]
+        assert found.begin(1, 0).batch == 10, "it is back"
+        assert found.begin(2, 0).batch == 8
+
+    def test_those_of_a_worker_that_comes_back_in_time_wait_for_it(self):
+        found = Admission(0, bound=None, num_workers=2, patience_seconds=60)
+        found.run_to(100)
+        assert [found.begin(worker, 0).batch for worker in (0, 0, 0)] == [0, 2, 4], "worker 1 is not there yet"
+        found.lost(0)
+        assert [found.begin(worker, 0).batch for worker in (1, 1, 0)] == [1, 3, 0]
+
     def test_a_resumed_run_continues_where_it_was(self):
         found = Admission(7, bound=None, num_workers=2, positions=[12, 3])
         found.run_to(100)
@@ -312,6 +330,35 @@ def test_events_in_any_order(bound, num_workers, at_a_time, events):
         elif what == "begins" and worker < num_workers and len(own) < at_a_time:
             own += filter(None, [run.begin(worker, 0)])
     run.check_end()
+
+
+@given(
+    num_workers=st.integers(1, 4),
+    events=st.lists(
+        st.tuples(st.integers(0, 3), st.sampled_from(["begins", "begins", "ends", "ends", "is lost"]))
+    ),
+)
+def test_no_batch_is_used_twice_or_left_out_whoever_is_lost(num_workers, events):
+    found = Admission(0, bound=None, num_workers=num_workers, patience_seconds=0)
+    found.run_to(10**6)
+    used, held = [], [[] for _ in range(num_workers)]
+    for worker, what in events:
+        worker %= num_workers
+        if what == "begins":
+            held[worker].append(found.begin(worker, 0))
+        elif what == "is lost":
+            found.lost(worker)
+            held[worker].clear()
+        elif held[worker]:
+            ticket = held[worker].pop(0)
+            assert found.use(ticket)
+            used.append(ticket.batch)
+    for worker in range(num_workers):
+        found.lost(worker)
+    assert len(used) == len(set(used))
+    for worker, position in enumerate(found.positions()):
+        assert set(range(worker, position, num_workers)) <= set(used)
+        assert position not in used
 
 
 @pytest.mark.parametrize("seed", range(3))
