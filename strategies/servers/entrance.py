@@ -3,7 +3,7 @@
     client                                               server
       a number drawn for this connection           ->
                                                    <-      another one
-      role, index, process, settings,
+      role, index, process, settings, cluster,
       HMAC(secret: 'client', both numbers, these)  ->      lets it in, or refuses it
                                                    <-      HMAC(secret: 'server', both numbers)
 
@@ -15,7 +15,7 @@ import json
 import secrets
 from collections.abc import Callable, Iterable, Mapping
 
-from strategies.cluster import CHIEF, Member
+from strategies.cluster import CHIEF, WORKER, Member
 from strategies.servers.one_chief import process_name
 from strategies.servers.wire import Connection
 from towers.errors import UserError
@@ -38,7 +38,13 @@ def check_secret(servers: Iterable[Member], secret: str, *, admit_anyone: bool) 
 
 
 def introduce(
-    connection: Connection, this: Member, server: Member, *, settings: Mapping[str, int], secret: str
+    connection: Connection,
+    this: Member,
+    server: Member,
+    *,
+    settings: Mapping[str, int],
+    secret: str,
+    cluster: int = 0,
 ) -> None:
     """Introduces this process to a server, and checks that the server knows the secret.
 
@@ -47,6 +53,7 @@ def introduce(
       this, server: the two processes.
       settings: checksums of the settings that must be the same in all processes, by name; {} checks nothing.
       secret: the run's secret.
+      cluster: of a worker, checksum of the addresses of its chief and servers; 0 checks nothing.
 
     Raises:
       Refused: the server does not let this process in.
@@ -56,7 +63,10 @@ def introduce(
     own = secrets.token_hex(_NONCE_BYTES)
     reply, _ = connection.ask({"nonce": own})
     nonces = own, _nonce(reply)
-    about = {"role": this.role, "index": this.index, "process": process_name(), "settings": dict(settings)}
+    about = {
+        **{"role": this.role, "index": this.index, "process": process_name()},
+        **{"settings": dict(settings), "cluster": cluster},
+    }
     reply, _ = connection.ask({**about, "proof": _proof(secret, _CLIENT, nonces, about)})
     if not _is_same(reply.get("proof"), _proof(secret, _SERVER, nonces)):
         raise UserError(
@@ -74,16 +84,18 @@ class Entrance:
         *,
         settings: Mapping[str, int],
         secret: str,
+        cluster: int = 0,
         refusal_of_chief: Callable[[str], str | None] = lambda process: None,
     ):
         """Args:
         server: this process.
         settings: checksums of the settings that must be the same in all processes, by name.
         secret: the run's secret.
+        cluster: checksum of the addresses of chief and servers; 0 lets in the workers of any cluster.
         refusal_of_chief: why a process, named so, may not be the chief; None if it is the chief from now on.
         """
         self._refusal_of_chief = refusal_of_chief
-        self._server, self._settings, self._secret = server, dict(settings), secret
+        self._server, self._settings, self._secret, self._cluster = server, dict(settings), secret, cluster
 
     def let_in(self, connection: Connection) -> Member | None:
         """The member at the other end; None if it is refused.
@@ -96,7 +108,7 @@ class Entrance:
         nonces = _nonce(hello), secrets.token_hex(_NONCE_BYTES)
         connection.send({"nonce": nonces[1]})
         claim, _ = connection.receive()
-        about = {name: claim.get(name) for name in ("role", "index", "process", "settings")}
+        about = {name: claim.get(name) for name in ("role", "index", "process", "settings", "cluster")}
         if not _is_same(claim.get("proof"), _proof(self._secret, _CLIENT, nonces, about)):
             connection.send({"refused": "its secret differs: start all processes of a run with the same secret"})
             return None
@@ -110,11 +122,23 @@ class Entrance:
                 if peer.role == CHIEF:
                     raise error
                 return None
-        if peer.role == CHIEF and (refusal := self._refusal_of_chief(str(about["process"]))):
+        if refusal := self._refusal(peer, about):
             connection.send({"user_error": refusal})
             return None
         connection.send({"proof": _proof(self._secret, _SERVER, nonces)})
         return peer
+
+    def _refusal(self, peer: Member, about: Mapping[str, object]) -> str | None:
+        """Why a second chief, or a worker of another cluster, may not take the place of this run's own."""
+        if peer.role == CHIEF:
+            return self._refusal_of_chief(str(about["process"]))
+        is_of_another = peer.role == WORKER and about["cluster"] and self._cluster not in (0, about["cluster"])
+        if not is_of_another:
+            return None
+        return (
+            f"{peer.name} is of another cluster than {self._server.name} ({self._server.address}): its TF_CONFIG "
+            "has other addresses of chief or servers; correct them, or give its run servers of its own"
+        )
 
 
 def _nonce(message: Mapping[str, object]) -> str:

@@ -36,6 +36,7 @@ class Group:
         *,
         settings: Mapping[str, int],
         secret: str,
+        cluster: int = 0,
         admit_anyone: bool = False,
         startup_timeout_seconds: float,
         timeout_seconds: float,
@@ -47,6 +48,7 @@ class Group:
           this: this process.
           settings: checksums of the settings that must be the same in all processes, by name; {} checks nothing.
           secret: the servers' secret.
+          cluster: of a worker, checksum of the addresses of its chief and servers; 0 checks nothing.
           admit_anyone: whether there may be no secret although other machines can reach a server.
           startup_timeout_seconds: seconds to wait for the servers to listen.
           timeout_seconds: seconds that a connected server may be silent before it counts as lost.
@@ -54,13 +56,13 @@ class Group:
         Raises:
           PeerLost: a server did not listen in time; the message names it.
           UserError: this process was started with other settings or another secret than a server, or without a
-            secret where one is needed, or is a second chief.
+            secret where one is needed, or is a second chief or a worker of another cluster.
         """
         check_secret(servers, secret, admit_anyone=admit_anyone)
         deadline = time.monotonic() + startup_timeout_seconds
 
         def introduced(connection: Connection, server: Member) -> None:
-            introduce(connection, this, server, settings=settings, secret=secret)
+            introduce(connection, this, server, settings=settings, secret=secret, cluster=cluster)
 
         connections = []
         with contextlib.ExitStack() as to_close:

@@ -56,6 +56,12 @@ class ServersMembership:
     def servers(self) -> tuple[Member, ...]:
         return self.cluster.members(SERVER)
 
+    @property
+    def cluster_checksum(self) -> int:
+        """Checksum of the addresses of chief and servers; a worker may restart on another machine."""
+        addresses = self.cluster.addresses
+        return zlib.crc32(repr([tuple(addresses[role]) for role in (CHIEF, SERVER)]).encode())
+
     def settings(self, options: StepOptions) -> dict[str, int]:
         """Checksums of the settings that must be the same in all processes, by name."""
         found = step_settings(options)

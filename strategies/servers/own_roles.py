@@ -35,6 +35,7 @@ def connected(membership: ServersMembership, servers: Sequence[Member], settings
         membership.cluster.this,
         settings=settings,
         secret=membership.secret,
+        cluster=membership.cluster_checksum,
         admit_anyone=membership.admit_anyone,
         startup_timeout_seconds=membership.startup_timeout_seconds,
         timeout_seconds=membership.options.timeout_seconds,
@@ -104,6 +105,7 @@ def run_own_server(options: StepOptions, membership: ServersMembership) -> str:
         store,
         settings=settings,
         secret=membership.secret,
+        cluster=membership.cluster_checksum,
         admit_anyone=membership.admit_anyone,
         coordination=coordination,
     )

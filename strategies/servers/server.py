@@ -36,6 +36,7 @@ class Server:
         *,
         settings: Mapping[str, int],
         secret: str,
+        cluster: int = 0,
         admit_anyone: bool = False,
         coordination: Coordination | None = None,
     ):
@@ -44,6 +45,7 @@ class Server:
         store: its keys and values.
         settings: checksums of the settings that must be the same in all processes, by name.
         secret: the secret that a process must know to connect; '' lets in processes that have none.
+        cluster: checksum of the addresses of chief and servers; 0 lets in the workers of any cluster.
         admit_anyone: whether it may have no secret although other machines can reach it.
         coordination: answers the requests that server 0 alone answers; None on other servers.
 
@@ -54,7 +56,7 @@ class Server:
         self.member = member
         self._store, self._coordination = store, coordination
         self._entrance = Entrance(
-            member, settings=settings, secret=secret, refusal_of_chief=self._refusal_of_chief
+            member, settings=settings, secret=secret, cluster=cluster, refusal_of_chief=self._refusal_of_chief
         )
         self._listener = _listening(member)
         self._lock = threading.Lock()

@@ -244,6 +244,21 @@ class TestAdmission:
         with refused(message):
             started.result()
 
+    def test_a_worker_of_another_cluster_does_not_replace_the_runs_own(self):
+        member = new_member()
+        server = Server(member, StoreHandlers(Momentum(), Clipping()), settings={}, secret="", cluster=7)
+        started = Started(lambda: server.serve(LIMIT_SECONDS))
+        more = {"settings": {}, "secret": "", "startup_timeout_seconds": 5.0, "timeout_seconds": LIMIT_SECONDS}
+        with (
+            contextlib.closing(Group.connected([member], CHIEF, **more)) as chief,
+            contextlib.closing(Group.connected([member], WORKER, cluster=7, **more)) as worker,
+        ):
+            with refused("worker:1 is of another cluster than ps:0", "servers of its own"):
+                Group.connected([member], WORKER, cluster=8, **more)
+            worker.ask(0, "keys")
+            chief.ask(0, "end", how="done")
+        assert started.result() == "done"
+
     def test_a_process_without_settings(self):
         with serving() as (member, _), group(member, this=WORKER, settings={}) as visitor:
             assert visitor.ask(0, "keys")[0] == {"about": {}}
