@@ -59,7 +59,7 @@ flags.DEFINE_float(
     60.0,
     "For --strategy=ps: seconds without a worker's gradient until others do its work. With --staleness=sync and "
     "with TensorFlow's engine: its part of the batch or its step, if the others took less than half as long; a "
-    "lost worker's at once. TensorFlow's engine kills a worker that is stopped (SIGSTOP) for so long. Else, on "
+    "lost worker's at once. TensorFlow's engine kills a process that is stopped (SIGSTOP) for so long. Else, on "
     "our own servers: seconds that a worker may be away until the next one computes its batches too. Raise it if "
     "the workers' speeds differ much.",
 )

@@ -25,7 +25,7 @@ _CODES = {"done": binary.DONE, "interrupted": binary.INTERRUPTED}
 
 def serve(options: StepOptions, membership: ServersMembership) -> int:
     """Runs a server to its end; returns its exit code. A stop signal does not end it, because the chief does."""
-    with StopSignals() as signals:
+    with StopSignals() as signals, _ended_if_stopped(membership):
         code = _code_of(lambda: run_server(options, membership))
         if code == binary.INTERRUPTED:
             signals.ignore_sigterm_afterwards()
@@ -58,14 +58,14 @@ def work(task: Task, devices: Devices, options: StepOptions, membership: Servers
 
 
 def _ended_if_stopped(membership: ServersMembership):
-    """Context manager: ends a worker of TensorFlow's engine that stands still, because the chief waits for it.
+    """Context manager: kills a worker or server of TensorFlow's engine that is stopped: its chief waits for it.
 
-    Our own servers give its steps to others and let it come back.
+    Our own servers give a stopped worker's steps to others and let it come back.
     """
     if membership.options.engine_choice().name != TENSORFLOW:
         return contextlib.nullcontext()
     seconds, name = membership.options.worker_timeout_seconds, membership.cluster.this.name
-    why = f"{name} was stopped for --worker_timeout_seconds={seconds:g}: it is ended, and other workers go on"
+    why = f"{name} was stopped (SIGSTOP) for --worker_timeout_seconds={seconds:g}: killed, so that others notice"
     return StandstillGuard(seconds, why)
 
 

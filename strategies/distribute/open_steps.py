@@ -9,6 +9,8 @@ from collections.abc import Callable, Collection
 
 # A step is late after this many times the seconds that other steps took, if that is longer than the patience.
 _TIMES_THE_LONGEST = 2.0
+# If the chief does not look for longer, it was busy or could not run, and may have sent workers no steps.
+_SHORTEST_GAP_SECONDS, _GAPS_PER_PATIENCE = 2.0, 4
 
 
 class OpenSteps:
@@ -21,6 +23,8 @@ class OpenSteps:
         clock: the time in seconds.
         """
         self._patience_seconds, self._num_workers, self._clock = patience_seconds, num_workers, clock
+        self._looked_at = clock()
+        self._gap_seconds = max(_SHORTEST_GAP_SECONDS, patience_seconds / _GAPS_PER_PATIENCE)
         # When an open step's last try began, and the number of its tries.
         self._since: dict[int, float] = {}
         self._tries: dict[int, int] = {}
@@ -36,9 +40,12 @@ class OpenSteps:
         """
         now, still_open = self._clock(), sorted(still_open)
         for step in self._since.keys() - set(still_open):
-            seconds, tries = now - self._since.pop(step), self._tries.pop(step)
+            seconds, tries = self._looked_at - self._since.pop(step), self._tries.pop(step)
             if tries == 1:
                 self._longest = max(self._longest or 0.0, seconds)
+        unseen_seconds = max(0.0, now - self._looked_at - self._gap_seconds)
+        self._since = {step: since + unseen_seconds for step, since in self._since.items()}
+        self._looked_at = now
         for step in still_open[:at_once]:
             self._since.setdefault(step, now)
             self._tries.setdefault(step, 1)

@@ -73,7 +73,7 @@ def test_a_stopped_worker_is_ended_and_the_others_do_its_steps(group_of, tmp_pat
         ends = group.ends(LIMIT_SECONDS)
     stopped = ends.pop("worker:1")
     assert stopped.code == -signal.SIGKILL
-    assert "worker:1 was stopped for --worker_timeout_seconds=2: it is ended" in stopped.err
+    assert "worker:1 was stopped (SIGSTOP) for --worker_timeout_seconds=2: killed" in stopped.err
     assert {ended.code for ended in ends.values()} == {DONE}, outputs(ends)
     assert "worker:1 was lost at step " in ends["chief:0"].err
     assert "Traceback" not in ends["chief:0"].err
@@ -137,6 +137,16 @@ def test_a_killed_server_ends_the_cluster_which_can_resume(group_of, tmp_path):
     assert "ps:0 (127.0.0.1:" in errors(chief)[0]
     assert {ended.code for ended in ends.values()} == {PEER_LOST}, outputs(ends)
     assert resumed_to_the_end(group_of(), tmp_path) >= 10
+
+
+@pytest.mark.full
+def test_a_stopped_server_ends_the_cluster(group_of, tmp_path):
+    with group_of("--worker_timeout_seconds=2") as group:
+        signalled(group, tmp_path, signal.SIGSTOP, "ps:1")
+        ends = group.ends(END_SECONDS)
+    assert ends.pop("ps:1").code == -signal.SIGKILL
+    assert {ended.code for ended in ends.values()} == {PEER_LOST}, outputs(ends)
+    assert "ps:1 (127.0.0.1:" in errors(ends["chief:0"])[0]
 
 
 @pytest.mark.full
