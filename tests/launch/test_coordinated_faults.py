@@ -84,18 +84,6 @@ def test_a_stopped_worker_is_ended_and_the_others_do_its_steps(group_of, tmp_pat
 
 
 @pytest.mark.full
-def test_a_stopped_worker_that_continues_in_time_goes_on(group_of, tmp_path):
-    with group_of("--worker_timeout_seconds=4") as group:
-        signalled(group, tmp_path, signal.SIGSTOP, "worker:1")
-        time.sleep(2)
-        group.processes["worker:1"].send_signal(signal.SIGCONT)
-        all_end(group)
-    figures = check_counts(tmp_path)
-    assert figures["workers"]["worker:1"]["steps"] > STEPS / 8
-    assert {server["pushes"] for server in figures["servers"].values()} == {STEPS}
-
-
-@pytest.mark.full
 def test_the_steps_of_a_worker_that_never_returns_go_to_another_one(group_of, tmp_path):
     """Its input hangs, so its process lives."""
     with group_of("--worker_timeout_seconds=2", variables={"worker:1": {"SECONDS_PER_BATCH": "1000"}}) as group:
@@ -104,6 +92,18 @@ def test_the_steps_of_a_worker_that_never_returns_go_to_another_one(group_of, tm
     workers = check_counts(tmp_path)["workers"]
     assert (workers["worker:0"]["steps"], workers["worker:1"]["steps"]) == (STEPS, 0)
     assert workers["worker:1"]["failures"] == 1
+
+
+@pytest.mark.full
+def test_a_worker_whose_steps_went_to_another_one_applies_none_again(group_of, tmp_path):
+    """Its input takes long, so it gives each of its gradients when another worker has given it."""
+    slow = {"worker:1": {"SECONDS_PER_BATCH": "4"}}
+    with group_of("--worker_timeout_seconds=1", "--steps=120", variables=slow) as group:
+        chief = all_end(group)["chief:0"]
+    assert "worker:1 gave no gradient within worker_timeout_seconds=1 at step " in chief.err
+    servers = check_counts(tmp_path, steps=120)["servers"].values()
+    assert {server["pushes"] for server in servers} == {120}
+    assert min(server["pulls"] for server in servers) > 120, "or no gradient was refused"
 
 
 @pytest.mark.full
