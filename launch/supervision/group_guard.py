@@ -34,7 +34,12 @@ class GroupGuard:
     def __exit__(self, *_) -> None:
         with contextlib.suppress(OSError):
             self._process.stdin.close()
-        self._process.wait(_LIMIT_SECONDS)
+        try:
+            self._process.wait(_LIMIT_SECONDS)
+        except subprocess.TimeoutExpired:
+            # Somebody stopped it.
+            self._process.kill()
+            self._process.wait()
 
     @property
     def pid(self) -> int:

@@ -5,8 +5,10 @@ import signal
 import subprocess
 import sys
 
+import psutil
 import pytest
 
+from launch.supervision import group_guard
 from launch.supervision.group_guard import GroupGuard, kill_remaining_groups
 
 SLEEP = (sys.executable, "-I", "-S", "-c", "import time; time.sleep(60)")
@@ -51,3 +53,10 @@ def test_a_killed_guard_raises_nothing(groups):
         for _ in range(100):
             guard.watch(groups[0].pid)
     assert groups[0].poll() is None
+
+
+def test_a_stopped_guard_raises_nothing(monkeypatch):
+    monkeypatch.setattr(group_guard, "_LIMIT_SECONDS", 0.1)
+    with GroupGuard() as guard:
+        os.kill(guard.pid, signal.SIGSTOP)
+    assert not psutil.pid_exists(guard.pid)
