@@ -38,13 +38,17 @@ class RankLog:
             ) from error
         if self._file.tell() > 0:
             now = datetime.datetime.now().strftime("%Y-%m-%d %H:%M:%S")
-            self._file.write(f"--- start {start}, {now} ---\n".encode())
+            self._append(f"--- start {start}, {now} ---\n".encode())
 
     def write(self, line: bytes) -> None:
-        """Writes a line, given without its newline. A full disk ends the log, not the training."""
+        """Writes a line, given without its newline."""
         self.tail.append(line.decode(errors="replace"))
+        self._append(line + b"\n")
+
+    def _append(self, text: bytes) -> None:
+        # A full disk ends the log, not the training.
         with contextlib.suppress(OSError):
-            self._file.write(line + b"\n")
+            self._file.write(text)
 
     def __enter__(self) -> "RankLog":
         return self
