@@ -226,10 +226,11 @@ class Coordination:
         self._stop_asked = self._stop_asked or message["stop_asked"]
         if not self._ready.wait(PATIENCE_SECONDS):
             return {"again": True}, ()
+        admitted = None
+        if self._refusal is None and self._end is None:
+            admitted = self._admission.begin(worker, PATIENCE_SECONDS)
+        # Also while it waited for its step.
         self._raise_refusal()
-        if self._end is not None:
-            return {"end": self._end}, ()
-        admitted = self._admission.begin(worker, PATIENCE_SECONDS)
         if admitted is None:
             return ({"end": self._end} if self._end is not None else {"again": True}), ()
         if self._options.is_sync:

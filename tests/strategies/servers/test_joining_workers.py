@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import time
 from collections.abc import Iterator
 
 import keras
@@ -103,6 +104,24 @@ def test_other_settings_end_every_process_with_the_same_line(what):
             first.ask(0, "begin", worker=0, stop_asked=False)
     for server in run.servers:
         with refused(line):
+            server.result()
+
+
+@pytest.mark.timeout(60)
+def test_a_worker_that_waits_for_its_step_ends_with_the_same_line():
+    run, (what, others) = Run(), next(iter(OTHERS.items()))
+    with run.joined(0) as first:
+        waits = Started(functools.partial(first.ask, 0, "begin", worker=0, stop_asked=False, settled=0))
+        # Long enough for the request to arrive; it waits there for two seconds.
+        time.sleep(0.2)
+        with refused(what), run.joined(1, others):
+            pass
+        with refused(what):
+            run.carrier.advance(1, 1)
+        with refused(f"worker:1 was started with {what}"):
+            waits.result()
+    for server in run.servers:
+        with refused(what):
             server.result()
 
 
