@@ -2,6 +2,7 @@
 
 import contextlib
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -18,7 +19,7 @@ _CONNECT_SECONDS = 5.0
 
 
 class Group:
-    """All servers of a run, by index.
+    """All servers of a run, by index. Several threads may ask; only one may use `start_asking_all`.
 
     Attributes:
       servers: the servers as members of the cluster.
@@ -27,6 +28,10 @@ class Group:
 
     def __init__(self, servers: Sequence[Member], connections: Sequence[Connection]):
         self.servers, self.connections = servers, connections
+        # Held from a request to its reply.
+        self._turn, self._is_over = threading.RLock(), threading.Event()
+        # What `show_life` found; a request that got no reply leaves the connections useless.
+        self._failure: PeerLost | None = None
 
     @classmethod
     def connected(
@@ -85,12 +90,14 @@ class Group:
         self, server: int, *requests: tuple[Mapping, Sequence[np.ndarray]]
     ) -> list[tuple[Message, list]]:
         """One server's replies to several requests, all sent before the first reply is read; raises as `ask`."""
-        self._guarded(server, lambda c: c.send_all(requests))
-        return self._replies([server] * len(requests))
+        with self._turn:
+            self._guarded(server, lambda c: c.send_all(requests))
+            return self._replies([server] * len(requests))
 
     def ask_all(self, what: str, **fields) -> list[tuple[Message, list]]:
         """Every server's reply to the same request; raises as `ask`."""
-        return self.start_asking_all(what, **fields)()
+        with self._turn:
+            return self.start_asking_all(what, **fields)()
 
     def start_asking_all(self, what: str, **fields) -> Callable[[], list[tuple[Message, list]]]:
         """Sends a request to every server; returns a function that waits for the replies."""
@@ -108,7 +115,8 @@ class Group:
           UserError, Refused: a server raised it; the other servers' replies have been read.
           PeerLost: as `ask`.
         """
-        return self._start_asking(what, requests, **fields)()
+        with self._turn:
+            return self._start_asking(what, requests, **fields)()
 
     def _start_asking(self, what, requests, **fields) -> Callable[[], list[tuple[Message, list]]]:
         for server, (own, arrays) in requests.items():
@@ -127,11 +135,32 @@ class Group:
             raise first_error
         return replies
 
+    def show_life(self, every_seconds: float) -> None:
+        """From now on, until `close`, tells the servers that this process lives, also while it asks nothing.
+
+        If a server is lost meanwhile, the next request raises it.
+        """
+        threading.Thread(target=self._show_life, args=[every_seconds], daemon=True).start()
+
+    def _show_life(self, every_seconds: float) -> None:
+        while not self._is_over.wait(every_seconds):
+            # Whoever asks now shows it too.
+            if self._turn.acquire(blocking=False):
+                try:
+                    self.ask_all("alive")
+                except PeerLost as error:
+                    self._failure = error
+                    return
+                finally:
+                    self._turn.release()
+
     def check(self, server: int) -> None:
         """Raises PeerLost if the server has closed its connection since its last reply."""
         self._guarded(server, lambda c: c.check())
 
     def _guarded(self, server: int, act):
+        if self._failure is not None:
+            raise self._failure
         try:
             return act(self.connections[server])
         except OSError as error:
@@ -153,6 +182,7 @@ class Group:
 
     def close(self) -> None:
         """Closes all connections; before the end of the run the servers count this process as lost."""
+        self._is_over.set()
         for connection in self.connections:
             connection.close()
 

@@ -27,6 +27,9 @@ from towers.task import Batch, InputShard, Task
 from towers.tower_parts import open_length
 from towers.updates.sparse_updates import LAZY
 
+# The chief shows the servers that it lives at least so often.
+_LONGEST_SILENCE_SECONDS, _SIGNS_IN_A_TIMEOUT = 10.0, 4
+
 
 def connected(membership: ServersMembership, servers: Sequence[Member], settings: dict[str, int]) -> Group:
     """Connects to some servers; raises as `Group.connected`."""
@@ -57,6 +60,7 @@ def own_servers_strategy(
     """
     check_options(options, servers.options, servers.num_workers)
     group = connected(servers, servers.servers, servers.settings(options))
+    group.show_life(min(_LONGEST_SILENCE_SECONDS, servers.options.timeout_seconds / _SIGNS_IN_A_TIMEOUT))
     return ServersStrategy(
         task,
         devices,
@@ -108,6 +112,7 @@ def run_own_server(options: StepOptions, membership: ServersMembership) -> str:
         cluster=membership.cluster_checksum,
         admit_anyone=membership.admit_anyone,
         coordination=coordination,
+        timeout_seconds=membership.options.timeout_seconds,
     )
     return server.serve(membership.startup_timeout_seconds)
 

@@ -39,6 +39,7 @@ class Server:
         cluster: int = 0,
         admit_anyone: bool = False,
         coordination: Coordination | None = None,
+        timeout_seconds: float | None = None,
     ):
         """Args:
         member: this process.
@@ -48,6 +49,8 @@ class Server:
         cluster: checksum of the addresses of chief and servers; 0 lets in the workers of any cluster.
         admit_anyone: whether it may have no secret although other machines can reach it.
         coordination: answers the requests that server 0 alone answers; None on other servers.
+        timeout_seconds: seconds that the chief may be silent before it counts as lost; None for no limit. A chief
+          that calls `Group.show_life` is silent only if it stands still.
 
         Raises:
           UserError: the port is taken, this process may not listen on it, or whoever connects would be let in.
@@ -55,6 +58,7 @@ class Server:
         check_secret([member], secret, admit_anyone=admit_anyone)
         self.member = member
         self._store, self._coordination = store, coordination
+        self._timeout_seconds = timeout_seconds
         self._entrance = Entrance(
             member, settings=settings, secret=secret, cluster=cluster, refusal_of_chief=self._refusal_of_chief
         )
@@ -62,6 +66,7 @@ class Server:
         self._lock = threading.Lock()
         self._requests: Mapping[str, Handler] = {
             "figures": self._figures,
+            "alive": lambda message, arrays: ({}, ()),
             # `_answer_all` acts on it.
             "end": lambda message, arrays: ({}, ()),
             **store.requests,
@@ -74,7 +79,7 @@ class Server:
         self._end: str | None = None
         # Which process the chief is; None until it connects. There is no other one until this server ends.
         self._chief: str | None = None
-        self._chief_is_lost = False
+        self._chief_is_lost, self._how_lost = False, "lost"
         self._refusal: str | None = None
         self._startup_error: UserError | None = None
 
@@ -96,9 +101,8 @@ class Server:
                 if self._startup_error is not None:
                     raise self._startup_error
                 if self._chief_is_lost:
-                    raise PeerLost(
-                        "the chief was lost: restart all processes; they resume from the last checkpoint"
-                    )
+                    advice = "restart all processes; they resume from the last checkpoint"
+                    raise PeerLost(f"the chief was {self._how_lost}: {advice}")
                 if self._chief is None and time.monotonic() > deadline:
                     raise PeerLost(
                         f"the chief did not connect within {startup_timeout_seconds:g} seconds: start it, or "
@@ -177,14 +181,16 @@ class Server:
         try:
             peer = self._entrance.let_in(connection)
             if peer is not None:
-                connection.let_in(None)
+                connection.let_in(self._timeout_seconds if peer.role == CHIEF else None)
                 self._strangers.remove(connection)
                 with self._lock:
                     self._connections[connection] = peer
                 self._replace_worker(connection, peer)
                 self._answer_all(connection, peer)
-        except OSError:
-            pass  # the connection is lost; `_note_loss` below deals with it
+        except OSError as error:
+            # The connection is lost; `_note_loss` below deals with it.
+            if peer is not None and peer.role == CHIEF and isinstance(error, TimeoutError):
+                self._how_lost = f"silent for {self._timeout_seconds:g} seconds"
         except UserError as error:
             # Without its chief it waits in vain. During a run it is a second one, of which the run knows nothing.
             if self._chief is None:

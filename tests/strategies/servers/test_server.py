@@ -514,6 +514,33 @@ class TestLost:
             with pytest.raises(PeerLost, match="ps:0"):
                 worker.ask(0, "keys")
 
+    @pytest.mark.parametrize("shows_life", [True, False])
+    def test_a_chief_that_stands_still(self, shows_life):
+        """It may ask nothing for long, while it evaluates; but a stopped one does not even show that it lives."""
+        member = new_member()
+        store = StoreHandlers(Momentum(), Clipping())
+        server = Server(member, store, settings=SETTINGS, secret=SECRET, timeout_seconds=0.15)
+        started = Started(lambda: server.serve(LIMIT_SECONDS))
+        with group(member) as chief:
+            if shows_life:
+                chief.show_life(0.02)
+                time.sleep(0.25)
+                chief.ask(0, "end", how="done")
+                assert started.result() == "done"
+            else:
+                with pytest.raises(PeerLost, match=r"the chief was silent for 0\.15 seconds: restart all"):
+                    started.result()
+
+    def test_a_server_that_is_lost_while_the_chief_only_shows_that_it_lives(self):
+        with contextlib.suppress(PeerLost), serving() as (member, _), group(member) as chief:
+            chief.show_life(0.02)
+            for connection in chief.connections:
+                connection.close()
+            with pytest.raises(PeerLost, match=f"{member.name} .* was lost"):
+                for _ in range(10):
+                    time.sleep(0.02)
+                    chief.ask(0, "keys")
+
     def test_a_chief_that_never_connects(self):
         server = new_server(new_member())
         with pytest.raises(PeerLost, match=r"the chief did not connect within 0\.3 seconds"):
