@@ -131,8 +131,12 @@ class Server:
     def _wait_for_the_others(self) -> None:
         """Waits for the workers: they learn of the end from their next request, then close their connections."""
         deadline = time.monotonic() + _LAST_SECONDS
-        while self._connections and time.monotonic() < deadline:
+        while self._has_members() and time.monotonic() < deadline:
             time.sleep(0.01)
+
+    def _has_members(self) -> bool:
+        with self._lock:
+            return any(peer is not None for peer in self._connections.values())
 
     def _close_listener(self) -> None:
         # A thread that waits in accept holds the port until the shutdown wakes it.

@@ -514,6 +514,14 @@ class TestLost:
             with pytest.raises(PeerLost, match="ps:0"):
                 worker.ask(0, "keys")
 
+    def test_an_idle_stranger_does_not_delay_the_end(self):
+        with serving() as (member, started), socket.create_connection((member.host, member.port)):
+            with group(member) as chief:
+                chief.ask(0, "end", how="done")
+            began = time.monotonic()
+            assert started.result() == "done"
+            assert time.monotonic() - began < 2
+
     @pytest.mark.parametrize("shows_life", [True, False])
     def test_a_chief_that_stands_still(self, shows_life):
         """It may ask nothing for long, while it evaluates; but a stopped one does not even show that it lives."""
