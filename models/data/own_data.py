@@ -11,7 +11,7 @@ from towers.errors import UserError
 from towers.task import Batch, InputShard, as_batch, batch_length
 
 # Dates, times and records of NumPy.
-_KINDS_WITHOUT_NUMBERS = "MmV"
+_KINDS_WITHOUT_NUMBERS = tuple("MmV")
 
 
 def check_data(what: str, data: Any) -> None:

@@ -153,6 +153,7 @@ MISTAKES = {
         both(np.full((N, 5), np.datetime64("2026-01-01")), Y),
         ("train_data has an array of datetime64", "numbers"),
     ),
+    "lists of numbers": (both(X.tolist(), Y.tolist()), ("arrays of 0 examples", "pass arrays, not lists")),
     "a ragged tensor": (
         {"train_data": lambda: (tf.ragged.constant([[1.0] * (1 + i % 3) for i in range(N)]), Y)},
         ("train_data has a RaggedTensor", "tf.data dataset of batches"),
