@@ -1,0 +1,1 @@
+"""How many bytes training needs, by published formulas. Plain arithmetic, no tensors."""
