@@ -35,9 +35,10 @@ class Action:
     def needs(self, num_stages: int) -> tuple["Action", ...]:
         """The actions whose results this one reads, in a pipeline of `num_stages` stages."""
         if self.kind is Kind.FORWARD:
-            return (dataclasses.replace(self, stage=self.stage - 1),) if self.stage > 0 else ()
+            return (Action(Kind.FORWARD, self.stage - 1, self.microbatch),) if self.stage > 0 else ()
         if self.kind is Kind.WEIGHTS:
-            return (dataclasses.replace(self, kind=Kind.BACKWARD),)
-        own_forward = dataclasses.replace(self, kind=Kind.FORWARD)
-        is_last = self.stage == num_stages - 1
-        return (own_forward,) if is_last else (own_forward, dataclasses.replace(self, stage=self.stage + 1))
+            return (Action(Kind.BACKWARD, self.stage, self.microbatch),)
+        own_forward = Action(Kind.FORWARD, self.stage, self.microbatch)
+        if self.stage == num_stages - 1:
+            return (own_forward,)
+        return own_forward, Action(Kind.BACKWARD, self.stage + 1, self.microbatch)

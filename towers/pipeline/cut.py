@@ -72,14 +72,21 @@ def _best_cut(
 ) -> tuple[float, list[int]]:
     """The smallest joined cost of `num_stages` stages over all cuts, and the boundaries of a cut that has it.
 
+    `cost` must not fall when a stage gets another layer, and `joined` must be at least as large as its arguments.
     best[end] is (joined cost, boundaries) of the layers before `end` in the stages so far.
     """
     best = {end: (cost(0, end), [0, end]) for end in range(1, num_layers + 1)}
     for stage in range(1, num_stages):
         longer = {}
         for end in range(stage + 1, num_layers + 1):
-            joined_costs = {first: joined(best[first][0], cost(first, end)) for first in range(stage, end)}
-            first = min(joined_costs, key=joined_costs.__getitem__)
-            longer[end] = (joined_costs[first], [*best[first][1], end])
+            chosen, lowest = end - 1, math.inf
+            for first in range(end - 1, stage - 1, -1):
+                last_cost = cost(first, end)
+                if last_cost > lowest:
+                    break
+                total = joined(best[first][0], last_cost)
+                if total < lowest:
+                    chosen, lowest = first, total
+            longer[end] = (lowest, [*best[chosen][1], end])
         best = longer
     return best[num_layers]
