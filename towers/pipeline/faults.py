@@ -106,8 +106,8 @@ def _missing(schedule: Schedule) -> Iterator[Fault]:
                 yield Fault(
                     schedule.stage_devices[stage],
                     None,
-                    f"{schedule.label(action)} is missing: every stage has {kinds} of microbatches 0 to "
-                    f"{microbatches[-1]}; add it",
+                    f"{schedule.label(action)} is missing: microbatches count from 0, and every stage has {kinds} "
+                    f"of microbatches 0 to {microbatches[-1]}; add it",
                 )
 
 
