@@ -80,7 +80,7 @@ def build_strategy(
       UserError: unknown name, no cluster for a strategy that needs one, or an argument that the strategy refuses.
     """
     mode = _mode(name)
-    check_sharding(name, devices)
+    check_sharding(name, devices.sharded)
     if mode.cluster_kind == "servers" and servers is None:
         raise UserError(
             f"strategy {name!r} needs several processes: a chief, workers and parameter servers; "
@@ -95,9 +95,9 @@ def build_strategy(
     return mode.build(task, devices, options, shares=shares, **joined)
 
 
-def check_sharding(name: str, devices: Devices) -> None:
-    """Raises UserError if the strategy can't shard its parameters, and the devices say so."""
-    if devices.sharded and not _mode(name).shards:
+def check_sharding(name: str, sharded: bool) -> None:
+    """Raises UserError if the parameters are to be sharded over the towers and the strategy can't do it."""
+    if sharded and not _mode(name).shards:
         able = " or ".join(repr(other) for other, mode in _MODES.items() if mode.shards)
         raise UserError(
             f"parameter_device='sharded' with strategy {name!r}: only {able} shards its parameters; use it, or "

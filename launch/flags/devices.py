@@ -8,7 +8,7 @@ from launch.flags.checks import listed_in_help, positive
 from launch.membership.this_process import cluster_of_this_process
 from strategies.cluster import WORKER
 from strategies.registry import check_sharding, cluster_kind, strategy_names
-from towers.devices import KINDS, Devices, configure_devices
+from towers.devices import KINDS, SHARDED, Devices, configure_devices
 
 FLAGS = flags.FLAGS
 
@@ -54,7 +54,9 @@ listed_in_help(__name__)
 
 def devices_from_flags() -> Devices:
     """Configures this process's devices. Call it before TensorFlow computes anything."""
-    devices = configure_devices(
+    # `build_strategy` checks it too, but of servers and their workers only the chief calls that.
+    check_sharding(FLAGS.strategy, FLAGS.parameter_device == SHARDED)
+    return configure_devices(
         num_towers=FLAGS.num_towers,
         kind=FLAGS.tower_device,
         parameter_device=FLAGS.parameter_device,
@@ -62,9 +64,6 @@ def devices_from_flags() -> Devices:
         num_processes=int(os.environ.get("TOWERS_PROCESSES_HERE", "1")),
         batch_size=_own_examples(),
     )
-    # `build_strategy` checks it too, in the processes that call it: a chief, not its workers.
-    check_sharding(FLAGS.strategy, devices)
-    return devices
 
 
 def _own_examples() -> int | None:
