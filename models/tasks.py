@@ -1,5 +1,6 @@
 """The built-in tasks by name. To add one of images: write a function that returns its `ImageSet`, add its row."""
 
+import dataclasses
 import difflib
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -7,17 +8,41 @@ from types import MappingProxyType
 from models.clicks_task import ClicksTask
 from models.data.augment import PADDING
 from models.data.drawn_clicks import DrawnClicks
+from models.data.drawn_text import DrawnText
 from models.data.image_store import ImageSet
 from models.data.shapes import shapes_set
 from models.data.tfds_images import cifar10_set, tfds_set
 from models.image_task import ImageTask
 from models.networks.registry import network_names
+from models.networks.transformer import TRANSFORMERS
+from models.text_task import TextTask
 from towers.errors import UserError
 
-CLICKS = "clicks"
+CLICKS, TEXT = "clicks", "text"
 DLRM = "dlrm"  # the network of the task 'clicks'
 TFDS_PREFIX = "tfds:"
 DEFAULT_CACHE_BYTES = 2 << 30
+
+
+@dataclasses.dataclass(frozen=True)
+class _Networks:
+    """The networks of a task without images.
+
+    Attributes:
+      names: their names, the default first.
+      inputs: what they take, in a message.
+    """
+
+    names: tuple[str, ...]
+    inputs: str
+
+
+_WITHOUT_IMAGES: Mapping[str, _Networks] = MappingProxyType(
+    {
+        CLICKS: _Networks((DLRM,), "ids"),
+        TEXT: _Networks(tuple(TRANSFORMERS), "tokens"),
+    }
+)
 
 _SETS: Mapping[str, Callable[..., ImageSet]] = MappingProxyType(
     {
@@ -29,12 +54,17 @@ _SETS: Mapping[str, Callable[..., ImageSet]] = MappingProxyType(
 
 def task_names() -> tuple[str, ...]:
     """Names that `build_task` accepts; 'tfds:NAME' means any TFDS set of labelled images that is prepared."""
-    return (*_SETS, CLICKS, f"{TFDS_PREFIX}NAME")
+    return (*_SETS, *_WITHOUT_IMAGES, f"{TFDS_PREFIX}NAME")
 
 
 def default_network(task: str) -> str:
     """The network that the task called `task` trains if none is named."""
-    return DLRM if task == CLICKS else "resnet20"
+    return networks_of(task)[0] if task in _WITHOUT_IMAGES else "resnet20"
+
+
+def networks_of(task: str) -> tuple[str, ...]:
+    """The networks that the task called `task` can train, by name."""
+    return _WITHOUT_IMAGES[task].names if task in _WITHOUT_IMAGES else network_names()
 
 
 def build_task(
@@ -55,13 +85,14 @@ def build_task(
     image_size: int | None = None,
     clicks: DrawnClicks | None = None,
     click_width: int = 16,
-) -> ImageTask | ClicksTask:
+    text: DrawnText | None = None,
+    text_dropout: float = 0.0,
+) -> ImageTask | ClicksTask | TextTask:
     """Builds the task called `name`. Examples are decoded or drawn at their first use, not here.
 
     Args:
       name: one of `task_names()`, for example 'shapes' or 'tfds:mnist'.
-      network: name of the network: 'dlrm' for the task 'clicks', else a name for
-        `models.networks.registry.build_network`.
+      network: name of the network, one of `networks_of(name)`.
       data_dir: folder in which TFDS prepared its sets.
       augment: whether training images are randomly cropped and mirrored; None: yes, except for 'shapes'.
       cache_bytes: largest size in bytes of a decoded split that is held in memory; a larger split is read from
@@ -69,34 +100,29 @@ def build_task(
       image_size: side in pixels to which images of a TFDS set are resized; None: see `tfds_images.tfds_set`.
       clicks: examples of the task 'clicks'; None: `DrawnClicks()`.
       click_width: `ClicksTask.width`.
-      batch_size, seed, eval_batch_size, num_input_threads: fields of `ImageTask` and `ClicksTask`.
-      crop_padding, crop_fill, flip, label_smoothing: fields of `ImageTask`. The task 'clicks' ignores these and
-        the other options of images.
+      text: examples of the task 'text'; None: `DrawnText()`.
+      text_dropout: `TextTask.dropout`.
+      batch_size, seed, eval_batch_size, num_input_threads: fields of every task.
+      crop_padding, crop_fill, flip, label_smoothing: fields of `ImageTask`. Other tasks ignore these and the other
+        options of images.
 
     Raises:
       NotPrepared: the set is not prepared in data_dir (`models.data.tfds_images`).
       UserError: unknown name, a network that does not fit the task, or a value that the set or the task refuses.
     """
-    if name == CLICKS:
-        if network != DLRM:
-            raise UserError(
-                f"network={network!r}: task={CLICKS!r} has no images and trains only {DLRM!r}; "
-                f"use {DLRM!r} or omit the network"
-            )
-        return ClicksTask(
-            clicks=clicks or DrawnClicks(),
-            width=click_width,
-            batch_size=batch_size,
-            eval_batch_size=eval_batch_size,
-            seed=seed,
-            num_input_threads=num_input_threads,
-        )
+    if name in _WITHOUT_IMAGES:
+        _check_network(name, network)
+        common = {
+            "batch_size": batch_size,
+            "eval_batch_size": eval_batch_size,
+            "seed": seed,
+            "num_input_threads": num_input_threads,
+        }
+        if name == CLICKS:
+            return ClicksTask(clicks=clicks or DrawnClicks(), width=click_width, **common)
+        return TextTask(text=text or DrawnText(), size=TRANSFORMERS[network], dropout=text_dropout, **common)
     images = _image_set(name, data_dir=data_dir, cache_bytes=cache_bytes, image_size=image_size)
-    if network == DLRM:
-        raise UserError(
-            f"network={DLRM!r}: it takes ids, and task={name!r} has images; use task={CLICKS!r}, or one of the "
-            f"networks {', '.join(network_names())}"
-        )
+    _check_network(name, network)
     return ImageTask(
         name=name,
         images=images,
@@ -120,3 +146,21 @@ def _image_set(name: str, **where: object) -> ImageSet:
         return _SETS[name](**where)
     nearest = difflib.get_close_matches(name, task_names(), n=1, cutoff=0.0)[0]
     raise UserError(f"task={name!r}: must be one of {', '.join(task_names())}; did you mean {nearest!r}?")
+
+
+def _check_network(task: str, network: str) -> None:
+    """Raises UserError for a network of another kind of task. `build_network` refuses an unknown name."""
+    if task in _WITHOUT_IMAGES:
+        names = networks_of(task)
+        if network not in names:
+            raise UserError(
+                f"network={network!r}: task={task!r} has no images and trains only "
+                f"{', '.join(map(repr, names))}; use {names[0]!r} or omit the network"
+            )
+        return
+    for other, networks in _WITHOUT_IMAGES.items():
+        if network in networks.names:
+            raise UserError(
+                f"network={network!r}: it takes {networks.inputs}, and task={task!r} has images; use "
+                f"task={other!r}, or one of the networks {', '.join(network_names())}"
+            )

@@ -7,9 +7,9 @@ from absl import flags
 from launch.flags.checks import listed_in_help, positive
 from models.data.augment import FILLS, FLIPS
 from models.data.drawn_clicks import DrawnClicks
+from models.data.drawn_text import DrawnText
 from models.data.tfds_images import NotPrepared, NotReadableByRecord
-from models.networks.registry import network_names
-from models.tasks import CLICKS, DLRM, build_task, default_network, task_names
+from models.tasks import CLICKS, TEXT, build_task, default_network, networks_of, task_names
 from towers.errors import UserError
 from towers.task import Task
 
@@ -19,19 +19,21 @@ flags.DEFINE_string(
     "task",
     "shapes",
     f"Data set to train on: {', '.join(task_names())}. shapes: images that are drawn on the fly, without a "
-    "download. clicks: a recommender's ids and numbers, drawn on the fly; see the --click flags. tfds:NAME: any "
-    "prepared image set of TensorFlow Datasets, as tfds:mnist.",
+    "download. clicks: a recommender's ids and numbers, drawn on the fly; see the --click flags. text: texts of a "
+    "random Markov chain, drawn on the fly; see the --text flags. tfds:NAME: any prepared image set of TensorFlow "
+    "Datasets, as tfds:mnist.",
 )
 flags.DEFINE_string(
     "model",
     None,
-    f"Network to train: {', '.join(network_names())}; for --task={CLICKS} {DLRM}. Default: "
-    f"{default_network('shapes')}; for --task={CLICKS} {DLRM}.",
+    f"Network to train: {', '.join(networks_of('shapes'))}; for --task={CLICKS} {', '.join(networks_of(CLICKS))}; "
+    f"for --task={TEXT} {', '.join(networks_of(TEXT))}. Default: {default_network('shapes')}; for --task={CLICKS} "
+    f"{default_network(CLICKS)}; for --task={TEXT} {default_network(TEXT)}.",
 )
 flags.DEFINE_string(
     "data_dir",
     None,
-    "Folder with prepared TensorFlow Datasets; required for every task except shapes and clicks.",
+    "Folder with prepared TensorFlow Datasets; required for every task except shapes, clicks and text.",
 )
 flags.DEFINE_integer(
     "batch_size",
@@ -77,6 +79,19 @@ flags.DEFINE_integer("click_tables", 8, "For --task=clicks: number of tables, an
 flags.DEFINE_integer("click_rows", 1_000, "For --task=clicks: number of rows of each table.")
 flags.DEFINE_integer("click_width", 16, "For --task=clicks: number of elements of a table's row.")
 flags.DEFINE_integer("click_examples", 200_000, "For --task=clicks: number of training examples.")
+flags.DEFINE_integer(
+    "text_tokens", 32, "For --task=text: size of the vocabulary, the padding token included. At least 4."
+)
+flags.DEFINE_integer(
+    "text_length", 64, "For --task=text: number of tokens of the longest texts; the shortest have half of it."
+)
+flags.DEFINE_integer("text_examples", 10_000, "For --task=text: number of training texts.")
+flags.DEFINE_float(
+    "text_dropout", 0.0, "For --task=text: dropout rate of the transformer, from 0 to below 1. 0: no dropout."
+)
+flags.register_validator("text_tokens", lambda tokens: tokens >= 4, message="give 4 or more")
+flags.register_validator("text_dropout", lambda rate: 0 <= rate < 1, message="give a rate from 0 to below 1")
+positive("text_length", "text_examples")
 positive("click_tables", "click_rows", "click_width", "click_examples")
 positive("batch_size", "eval_batch_size", "input_threads", "image_size", "cache_gib")
 listed_in_help(__name__)
@@ -126,4 +141,6 @@ def _built_task() -> Task:
             num_tables=FLAGS.click_tables, num_rows=FLAGS.click_rows, num_train=FLAGS.click_examples
         ),
         click_width=FLAGS.click_width,
+        text=DrawnText(num_tokens=FLAGS.text_tokens, length=FLAGS.text_length, num_train=FLAGS.text_examples),
+        text_dropout=FLAGS.text_dropout,
     )

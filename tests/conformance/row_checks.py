@@ -11,7 +11,7 @@ from tests import tiers
 from tests.conformance.ring_rows import outcomes_by_rank
 from tests.conformance.rows import Row, one_device, one_device_in_parts
 from tests.conformance.server_rows import outcomes_at_the_chief
-from tests.conformance.tasks import SmallImages
+from tests.conformance.tasks import SmallTask
 from tests.conformance.trials import (
     NOT_SYNCED,
     NUM_STEPS,
@@ -30,14 +30,14 @@ from tests.conformance.trials import (
 TOLERANCE = {"float64": 1e-9, "float32": 1e-5}
 
 
-def reference_of(row: Row, task: SmallImages) -> Outcome:
+def reference_of(row: Row, task: SmallTask) -> Outcome:
     """The outcome of one device: undivided batches, or the same parts if each part has its own statistics."""
     in_parts = row.shares if task.batch_norm and row.batch_stats != "synced" else ()
     return outcome_of_reference(task, row.reference.microbatches_for(task.batch_norm), in_parts)
 
 
 @functools.cache
-def outcome_of_reference(task: SmallImages, microbatches: int, in_parts: tuple[float, ...]) -> Outcome:
+def outcome_of_reference(task: SmallTask, microbatches: int, in_parts: tuple[float, ...]) -> Outcome:
     strategy, policy = (one_device_in_parts(in_parts), "average") if in_parts else (one_device, "synced")
     return outcomes_of(strategy, twenty_steps(task, policy), microbatches)[-1]
 
@@ -98,7 +98,7 @@ def apart(values, expected, tolerance: float) -> dict[str, float]:
     return {name: float(difference) for name, difference in differences.items() if not difference <= tolerance}
 
 
-def check_row(row: Row, task: SmallImages) -> None:
+def check_row(row: Row, task: SmallTask) -> None:
     outcome, expected = outcomes_of_row(row, twenty_steps(task, row.batch_stats))[-1], reference_of(row, task)
     tolerance = TOLERANCE[task.precision]
     assert outcome.values.keys() == expected.values.keys()
@@ -118,7 +118,8 @@ def check_row(row: Row, task: SmallImages) -> None:
 
 def check_report(report, expected, task):
     """Reported numbers are float32 sums, whatever the layers compute in."""
-    batches = [len(range(start, min(start + 30, task.num_images))) for start in range(0, task.num_images, 30)]
+    count = task.num_examples("train")
+    batches = [min(30, count - start) for start in range(0, count, 30)]
     assert report.examples == sum(batches[step % len(batches)] for step in range(NUM_STEPS))
     assert (report.step, report.num_steps, report.skipped) == (NUM_STEPS, NUM_STEPS, 0)
     assert report.learning_rate == RATE
@@ -128,7 +129,7 @@ def check_report(report, expected, task):
 
 
 def check_evaluation(evaluation, expected, task):
-    assert evaluation["total_examples"] == task.num_images
+    assert evaluation["total_examples"] == task.num_examples("eval")
     assert evaluation["total_weight"] == expected["total_weight"] == task.total_weight("eval")
     assert evaluation["accuracy"] == expected["accuracy"]
     assert evaluation["loss"] == pytest.approx(expected["loss"], rel=1e-6)

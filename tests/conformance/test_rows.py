@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tests.conformance.row_checks import apart, outcome_of_reference, row_checks
 from tests.conformance.rows import ROWS, one_device
-from tests.conformance.tasks import TASKS, SmallImages
+from tests.conformance.tasks import TASKS, SmallTask
 from tests.conformance.trials import NUM_STEPS, QUICK_TASK, RATE, twenty_steps
 from towers.precision import layer_precision
 from towers.task import InputShard
@@ -20,7 +20,7 @@ every_task = pytest.mark.parametrize(
 )
 
 
-def trained_by_keras(task: SmallImages) -> dict[str, np.ndarray]:
+def trained_by_keras(task: SmallTask) -> dict[str, np.ndarray]:
     """The same steps by Keras's own layers, a tape and the formula of momentum, without our code."""
     keras.utils.set_random_seed(3)
     with layer_precision(task.precision):
@@ -28,9 +28,7 @@ def trained_by_keras(task: SmallImages) -> dict[str, np.ndarray]:
     momenta = {variable.path: np.zeros(variable.shape, variable.dtype) for variable in model.trainable_variables}
     for batch in task.dataset("train", InputShard()).take(NUM_STEPS):
         with tf.GradientTape() as tape:
-            logits = model(batch.features, training=True)
-            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(batch.labels["class"], logits)
-            weights = tf.cast(batch.weights, losses.dtype)
+            losses, weights = task.losses_and_weights(model(batch.features, training=True), batch)
             loss = tf.reduce_sum(losses * weights) / tf.reduce_sum(weights)
         gradients = tape.gradient(loss, model.trainable_variables)
         for variable, gradient in zip(model.trainable_variables, gradients, strict=True):

@@ -7,7 +7,7 @@ import numpy as np
 
 from strategies.contract import StepReport, Strategy
 from tests.conformance.rows import Row
-from tests.conformance.tasks import BATCH_NORM_LAST_1, NAN_IN_BATCH_1, TASKS, SmallImages
+from tests.conformance.tasks import BATCH_NORM_LAST_1, NAN_IN_BATCH_1, TASKS, SmallTask
 from towers.options import StepOptions
 from towers.updates.rules import Momentum
 from towers.updates.schedules import Constant
@@ -26,7 +26,7 @@ class Trial:
       batch_stats, on_nan: options of the step.
     """
 
-    task: SmallImages
+    task: SmallTask
     calls: tuple[int, ...] = (NUM_STEPS,)
     batch_stats: str = "synced"
     on_nan: str = "stop"
@@ -43,7 +43,7 @@ class Trial:
         )
 
 
-def twenty_steps(task: SmallImages, batch_stats: str) -> Trial:
+def twenty_steps(task: SmallTask, batch_stats: str) -> Trial:
     return Trial(task, batch_stats=batch_stats)
 
 
@@ -56,11 +56,11 @@ def not_finite(batch_stats: str) -> Trial:
     return Trial(NAN_IN_BATCH_1, (1, 1, 1), on_nan="skip", batch_stats=batch_stats)
 
 
-def tasks_of(row: Row) -> Sequence[SmallImages]:
+def tasks_of(row: Row) -> Sequence[SmallTask]:
     """The tasks that the full tests try with a row."""
     if not row.in_quick:
         return (QUICK_TASK,)
-    return TASKS if row.is_one_process else (QUICK_TASK, FLOAT32_TASK)
+    return TASKS if row.is_one_process else (QUICK_TASK, FLOAT32_TASK, TRANSFORMER)
 
 
 def trials_of(row: Row, only_quick: bool) -> list[Trial]:
@@ -77,7 +77,7 @@ def trials_of(row: Row, only_quick: bool) -> list[Trial]:
 NOT_SYNCED = ("average", "first")
 # Tests idle towers, empty microbatches and batch norm at the same time.
 QUICK_TASK = BATCH_NORM_LAST_1
-FLOAT32_TASK = TASKS[-1]
+FLOAT32_TASK, TRANSFORMER = TASKS[-2:]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -66,6 +66,8 @@ CASES = {
     "no checkpoint to keep": (["--keep_checkpoints=0"], ("--keep_checkpoints=0", "above 0")),
     "a network of images for clicks": (["--task=clicks"], ("network='classic_cnn'", "trains only 'dlrm'")),
     "dlrm for images": (["--model=dlrm"], ("network='dlrm'", "task='shapes' has images")),
+    "a network of images for text": (["--task=text"], ("network='classic_cnn'", "trains only 'transformer'")),
+    "a vocabulary without a choice": (["--task=text", "--text_tokens=3"], ("--text_tokens=3", "4 or more")),
     "a table without rows": (["--task=clicks", "--click_rows=0"], ("--click_rows=0", "above 0")),
     "a directory under a file": (["--directory=/dev/null/run"], ("/dev/null/run", "can be written")),
     "a directory that cannot be": (["--directory=/proc/run"], ("/proc/run", "can be written")),

@@ -14,6 +14,7 @@ from strategies.one_device_reference import reference_strategy
 from strategies.training.verification import differences
 from tests.tiers import first_quick
 from tests.towers.tiny_tasks import trainer_of
+from tests.towers.watched_rule import WatchedSGD
 from towers.errors import UserError
 from towers.precision import layer_precision
 from towers.task import Batch, InputShard, Task
@@ -152,19 +153,6 @@ def test_a_saved_network_has_the_same_outputs(tmp_path):
 
 
 # --- training
-
-
-@dataclasses.dataclass(frozen=True)
-class WatchedSGD:
-    """SGD that notes, while it is traced, the kind of each parameter's gradient."""
-
-    slot_names = ()
-    num_steps = None
-    seen: dict = dataclasses.field(default_factory=dict)
-
-    def apply(self, path, variable, slots, gradient, rate, update):
-        self.seen[path] = type(gradient)
-        SGD().apply(path, variable, slots, gradient, rate, update)
 
 
 @pytest.mark.parametrize("precision", first_quick(["float32", "bfloat16"]))

@@ -200,7 +200,7 @@ def test_unknown_split_is_refused():
 def test_an_unknown_task_is_refused_with_the_nearest_name():
     with pytest.raises(UserError, match="did you mean 'shapes'"):
         build_task("shaeps", network="classic_cnn", batch_size=4)
-    assert task_names() == ("shapes", "cifar10", "clicks", "tfds:NAME")
+    assert task_names() == ("shapes", "cifar10", "clicks", "text", "tfds:NAME")
 
 
 def test_the_shapes_task_draws_nothing_before_its_first_use():

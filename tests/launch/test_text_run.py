@@ -1,0 +1,42 @@
+"""`launch.train`, `launch.evaluate` and `launch.export` on the drawn text, as a user types them."""
+
+import json
+
+import keras
+import numpy as np
+import pytest
+
+from tests.launch.nursery import run_forked
+
+pytestmark = [pytest.mark.timeout(200), pytest.mark.full]
+
+FLAGS = (
+    "--task=text",
+    "--model=transformer_tiny",
+    "--text_tokens=8",
+    "--text_length=10",
+    "--text_examples=200",
+    "--text_dropout=0.1",
+    "--batch_size=32",
+    "--num_towers=2",
+    "--threads_per_tower=1",
+    "--steps=10",
+    "--directory=run",
+)
+
+
+def test_a_run_is_trained_evaluated_and_exported(tmp_path):
+    calls = {
+        "train": FLAGS,
+        "evaluate": ("--directory=run", "--json"),
+        "export": ("--directory=run", "--output=other.keras"),
+    }
+    ends = {name: run_forked("-m", f"launch.{name}", *flags, cwd=tmp_path) for name, flags in calls.items()}
+    assert {name: (ended.code, ended.err) for name, ended in ends.items()} == dict.fromkeys(calls, (0, ""))
+    evaluation = json.loads((tmp_path / "run" / "summary.json").read_text())["evaluation"]
+    assert set(evaluation) == {"loss", "accuracy"}
+    assert json.loads(ends["evaluate"].out) == {"step": 10, **evaluation}
+    tokens = np.random.default_rng(0).integers(0, 8, (3, 10))
+    logits = [keras.models.load_model(tmp_path / file)(tokens) for file in ("run/model.keras", "other.keras")]
+    assert logits[0].shape == (3, 10, 8)
+    np.testing.assert_array_equal(*logits)
