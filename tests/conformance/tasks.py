@@ -1,7 +1,7 @@
 """The tasks of the rows: a network on 8x8x3 images and two tags, with and without batch norm; a transformer.
 
-An epoch's last batch is short. The tags name rows of two embedding tables, so every mode sums sparse gradients. The
-transformer's loss is per token of texts of several lengths, and its table of tokens is read in two ways.
+An epoch's last batch is short. The tags name rows of two embedding tables, so every mode sums sparse gradients.
+The transformer's loss is per token of texts of several lengths, and its table of tokens is read in two ways.
 
 They compute in float64, so that a difference of 1e-5 is a fault and never the rounding of one CPU's kernels. One
 task computes in float32, with activations that have a continuous derivative, so that rounding errors stay small.
@@ -172,7 +172,8 @@ class SmallText(_InBatches):
         return self._task.build_model()
 
     def _examples(self, split: str) -> Batch:
-        tokens, labels = self._task.text.gather(split, tf.range(self.num_texts, dtype=tf.int64))
+        with tf.init_scope():
+            tokens, labels = self._task.text.gather(split, tf.range(self.num_texts, dtype=tf.int64))
         weights = np.random.default_rng(3).choice([0.5, 1.0, 2.0], self.num_texts).astype(np.float32)
         return Batch(
             features=tokens.numpy(),
