@@ -142,7 +142,12 @@ class TowerFunction:
           gain: float32 scalar that multiplies the loss before differentiation: 1, a loss scale, or 0 for a tower
             that is idle in this step (it computes some example of the batch, and its result is multiplied by 0).
         """
-        return self._traced(list(parameters), list(state), batch, seed, gain)
+        result = self._traced(list(parameters), list(state), batch, seed, gain)
+        for variable, gradient in zip(self.variables.parameters, result.gradients, strict=True):
+            # Unknown for a table that lookups and something else read (tied weights).
+            if not isinstance(gradient, tf.IndexedSlices):
+                gradient.set_shape(variable.shape)
+        return result
 
     def _train(self, parameters, state, batch, seed, gain):
         self.num_traces += 1

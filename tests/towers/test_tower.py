@@ -25,7 +25,7 @@ from tests.towers.tiny_tasks import (
 )
 from tests.towers.user_errors import refused
 from towers.task import Batch
-from towers.tower import ModelVariables
+from towers.tower import ModelVariables, TowerFunction
 from towers.updates.rules import SGD
 
 # Two forward convolutions, two gradients of filters, one gradient of the second one's inputs. The types of these
@@ -301,6 +301,25 @@ def test_evaluation_drops_nothing():
     strategy.run_steps(1)
     expected = parameters_of(strategy)["head/kernel"].sum()
     assert strategy.evaluate()["loss"] == pytest.approx(expected)
+
+
+def test_a_tied_tables_gradient_has_a_known_shape():
+    """It is the sum of the rows of lookups and of a whole matrix. Rings and servers pack gradients by size."""
+    inputs, table = layers.Input((2,), dtype="int32"), layers.ReversibleEmbedding(NUM_CLASSES, 4)
+    logits = table(layers.GlobalAveragePooling1D()(table(inputs)), reverse=True)
+    batch = Batch(tf.constant([[0, 1], [1, 2]]), tf.constant([0, 2]))
+    model = keras.Model(inputs, logits)
+    tower = TowerFunction(TinyTask(build=lambda: model, examples=batch), model)
+    values = [tf.convert_to_tensor(variable.value) for variable in tower.variables.parameters]
+
+    @functools.partial(tf.function, autograph=False)
+    def trace():
+        result = tower(values, [], batch, tf.constant([1, 2]), tf.constant(1.0))
+        shapes.extend(gradient.shape for gradient in result.gradients)
+
+    shapes = []
+    trace()
+    assert shapes == [(NUM_CLASSES, 4)]
 
 
 # --- what is refused
