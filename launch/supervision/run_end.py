@@ -35,7 +35,7 @@ def print_results(result: FitResult) -> None:
     """Prints the results of the run for a person."""
     if result.evaluation is not None:
         written = ", ".join(f"{name} {value:.4f}" for name, value in result.evaluation.items())
-        print(f"step {result.step}: evaluation {written}")
+        print(f"step {result.evaluated_step}: evaluation {written}")
     if result.summary["images_per_second"]:
         print(f"speed: {result.summary['images_per_second']:,.0f} examples/s, steady median")
     straggler = result.summary["straggler"]

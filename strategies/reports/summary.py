@@ -36,6 +36,7 @@ class RunFigures(Callback):
     loss: float | None = None
     metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
     evaluated: Mapping[str, float] | None = None
+    evaluated_step: int | None = None
     rates: list[float] = dataclasses.field(default_factory=list)
     workers: dict[str, WorkerTime] = dataclasses.field(default_factory=dict)
     sections: dict[str, SectionTotals] = dataclasses.field(default_factory=dict)
@@ -75,7 +76,7 @@ class RunFigures(Callback):
         return (slowest, factor) if factor >= STRAGGLES_FROM else None
 
     def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
-        self.evaluated = dict(metrics)
+        self.evaluated, self.evaluated_step = dict(metrics), step
 
     @property
     def images_per_second(self) -> float | None:

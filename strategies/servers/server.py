@@ -21,6 +21,8 @@ log = logging.getLogger(__name__)
 
 # The longest wait, after the run's end, for workers to learn of it.
 _LAST_SECONDS = 10.0
+# The same for a process that is not let in yet: a late worker takes milliseconds, a stranger may stay silent.
+_LAST_INTRODUCTION_SECONDS = 1.0
 # A process that connects has so long to be let in.
 _INTRODUCTION_SECONDS = 10.0
 _TICK_SECONDS = 0.2
@@ -130,9 +132,11 @@ class Server:
 
     def _wait_for_the_others(self) -> None:
         """Waits for the workers: they learn of the end from their next request, then close their connections."""
-        deadline = time.monotonic() + _LAST_SECONDS
-        while self._has_members() and time.monotonic() < deadline:
+        now = time.monotonic()
+        deadline, introduced_by = now + _LAST_SECONDS, now + _LAST_INTRODUCTION_SECONDS
+        while (self._has_members() and now < deadline) or (self._connections and now < introduced_by):
             time.sleep(0.01)
+            now = time.monotonic()
 
     def _has_members(self) -> bool:
         with self._lock:

@@ -36,6 +36,7 @@ class FitResult:
       loss: loss of the last report; None if no step was left to do.
       evaluation: metrics of the last evaluation; None if there was none: training was stopped before, or the task
         has no evaluation data.
+      evaluated_step: the step that it evaluated; None if there was none.
       summary: as in summary.json.
       tables: lines for a person, the totals of what only this mode reports.
       files: paths of the saved files, by kind: 'checkpoint', 'model', 'metrics', 'summary', 'tensorboard'.
@@ -45,6 +46,7 @@ class FitResult:
     step: int
     loss: float | None
     evaluation: Mapping[str, float] | None
+    evaluated_step: int | None
     summary: Mapping
     tables: Sequence[str]
     files: Mapping[str, pathlib.Path]
@@ -143,6 +145,7 @@ class Trainer:
             step=self.strategy.step,
             loss=self._figures.loss,
             evaluation=self._figures.evaluated,
+            evaluated_step=self._figures.evaluated_step,
             summary=summary,
             tables=self._figures.tables(),
             files=self._files(completed),

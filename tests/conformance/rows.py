@@ -55,6 +55,7 @@ class Row:
       late_seconds: seconds that worker 1 stands still before it computes step 8; others then compute its part.
       in_quick: whether the quick tests run this row. The full tests then try several tasks with it, a batch that
         is not finite and statistics that are not synced; with other rows the task that has everything at once.
+      every_task: whether the full tests try every task with it.
       not_finite_in_quick: whether the quick tests try a batch that is not finite with it too.
     """
 
@@ -72,11 +73,8 @@ class Row:
     tower_shares: tuple[float, ...] | None = None
     late_seconds: float = 0.0
     in_quick: bool = False
+    every_task: bool = False
     not_finite_in_quick: bool = False
-
-    @property
-    def is_one_process(self) -> bool:
-        return self.ring is None and self.servers is None
 
 
 def _towers(devices: Devices, shares: tuple[float, ...] | None = None):
@@ -154,6 +152,7 @@ ROWS = (
     Row(
         name="towers_3_shares_parameters_on_cpu_3",
         in_quick=True,
+        every_task=True,
         not_finite_in_quick=True,
         make_strategy=_towers(cpus(3, parameters=3), _SHARES),
         shares=_SHARES,

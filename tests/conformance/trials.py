@@ -58,9 +58,9 @@ def not_finite(batch_stats: str) -> Trial:
 
 def tasks_of(row: Row) -> Sequence[SmallTask]:
     """The tasks that the full tests try with a row."""
-    if not row.in_quick:
-        return (QUICK_TASK,)
-    return TASKS if row.is_one_process else (QUICK_TASK, FLOAT32_TASK, TRANSFORMER)
+    if row.every_task:
+        return TASKS
+    return (QUICK_TASK, FLOAT32_TASK, TRANSFORMER) if row.in_quick else (QUICK_TASK,)
 
 
 def trials_of(row: Row, only_quick: bool) -> list[Trial]:

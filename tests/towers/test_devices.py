@@ -26,7 +26,10 @@ without_gpu = pytest.mark.skipif(
         ({"num_towers": 0, "kind": "cpu"}, ["num_towers=0"]),
         ({"num_towers": -2, "kind": "cpu"}, ["num_towers=-2"]),
         ({"num_towers": 2, "kind": "tpu"}, ["'tpu'", "auto, cpu, gpu"]),
-        ({"num_towers": 2, "kind": "cpu", "parameter_device": "tpu:0"}, ["'tpu:0'", "cpu, cpu:K or gpu:K"]),
+        (
+            {"num_towers": 2, "kind": "cpu", "parameter_device": "tpu:0"},
+            ["'tpu:0'", "cpu, cpu:K, gpu:K or sharded"],
+        ),
         ({"num_towers": 2, "kind": "cpu", "parameter_device": "cpu:x"}, ["'cpu:x'"]),
         ({"num_towers": 2, "kind": "cpu", "parameter_device": "cpu:9"}, ["'cpu:9'", "cpu:0, cpu:1"]),
         ({"num_towers": 2, "kind": "cpu", "parameter_device": "cpu:2"}, ["'cpu:2'"]),

@@ -142,9 +142,15 @@ class TestLoop:
         assert strategy.examples == NUM_TRAIN + BATCH_SIZE == result.summary["examples"]
 
     def test_evaluations_at_multiples_of_steps(self):
-        options = {"evaluate_every_steps": 3, "evaluate_every_epochs": None}
-        _, recorder = fitted(small_strategy(), steps=8, report_every_steps=100, **options)
+        options = {"evaluate_every_steps": 3, "evaluate_every_epochs": None, "report_every_steps": 100}
+        _, recorder = fitted(small_strategy(), steps=8, **options)
         assert list(recorder.evaluations) == [3, 6, 8]
+
+    def test_the_last_evaluation_of_a_stopped_run_names_its_step(self):
+        stopper = StopAt(4)
+        options = {"evaluate_every_steps": 3, "callbacks": [stopper], "stop_requested": stopper.requested}
+        result, _ = fitted(small_strategy(), steps=8, **options)
+        assert (result.step, result.evaluated_step) == (4, 3)
 
     def test_evaluations_at_fractions_of_an_epoch(self):
         _, recorder = fitted(small_strategy(), steps=7, evaluate_every_epochs=0.6)
