@@ -4,9 +4,11 @@ pytest           quick tests
 pytest --full    all tests: those marked `full` too
 """
 
+import gc
 import os
 import signal
 
+import pytest
 from hypothesis import settings
 
 from tests import tiers
@@ -46,3 +48,16 @@ def pytest_collection_modifyitems(config, items):
     if not config.getoption("--full"):
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("full")])
         items[:] = [item for item in items if not item.get_closest_marker("full")]
+
+
+def pytest_collection_finish(session):
+    """All that is imported stays: collections need not look at it."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def collected_garbage():
+    """Collects the garbage of a file's tests: graphs are cycles, and left to Python they take up to a minute at once."""
+    yield
+    gc.collect()
