@@ -44,9 +44,12 @@ class StandstillGuard:
     def __exit__(self, *_) -> None:
         with contextlib.suppress(OSError):
             self._process.stdin.close()
-        # It ends at once, unless somebody has stopped it too.
-        with contextlib.suppress(subprocess.TimeoutExpired):
+        try:
             self._process.wait(_LIMIT_SECONDS)
+        except subprocess.TimeoutExpired:
+            # Somebody stopped it too.
+            self._process.kill()
+            self._process.wait()
 
 
 def watch(process: int, limit_seconds: float, why: str) -> None:
