@@ -10,9 +10,9 @@ import tensorflow as tf
 from models.data.batch_stream import BatchSlice, eval_stream, train_stream
 from models.data.drawn_clicks import DrawnClicks
 from models.data.splits import checked_split
+from models.field_checks import check_at_least_1
 from models.networks.dlrm import dlrm
 from models.weighted_sum import weighted_sum
-from towers.errors import UserError
 from towers.task import Batch, InputShard, WeightedLoss, WeightedValue
 
 
@@ -47,9 +47,7 @@ class ClicksTask:
     def __post_init__(self):
         if self.eval_batch_size is None:
             object.__setattr__(self, "eval_batch_size", self.batch_size)
-        for field in ("batch_size", "eval_batch_size", "width", "num_input_threads"):
-            if getattr(self, field) < 1:
-                raise UserError(f"{field}={getattr(self, field)}: must be at least 1")
+        check_at_least_1(self, "batch_size", "eval_batch_size", "width", "num_input_threads")
 
     def num_examples(self, split: str) -> int:
         """Number of examples in 'train' or 'eval'."""

@@ -21,6 +21,7 @@ from models.data.augment import (
 from models.data.batch_stream import BatchSlice, batches_per_epoch, derived_seed, eval_stream, train_stream
 from models.data.image_store import ImageSet
 from models.data.splits import checked_split
+from models.field_checks import check_at_least_1
 from models.networks.registry import build_network, weights_from_data
 from models.weighted_sum import weighted_sum
 from towers.errors import UserError
@@ -71,9 +72,7 @@ class ImageTask:
     def __post_init__(self):
         if self.eval_batch_size is None:
             object.__setattr__(self, "eval_batch_size", self.batch_size)
-        for field in ("batch_size", "eval_batch_size", "num_input_threads"):
-            if getattr(self, field) < 1:
-                raise UserError(f"{field}={getattr(self, field)}: must be at least 1")
+        check_at_least_1(self, "batch_size", "eval_batch_size", "num_input_threads")
         if self.crop_padding < 0:
             raise UserError(f"crop_padding={self.crop_padding}: must be 0 pixels or more; 4 is usual")
         for field, known in (("crop_fill", FILLS), ("flip", FLIPS)):

@@ -10,6 +10,7 @@ import tensorflow as tf
 from models.data.batch_stream import BatchSlice, eval_stream, train_stream
 from models.data.drawn_text import NO_TOKEN, DrawnText
 from models.data.splits import checked_split
+from models.field_checks import check_at_least_1
 from models.networks.transformer import TransformerSize, transformer
 from models.weighted_sum import weighted_sum
 from towers.errors import UserError
@@ -49,9 +50,7 @@ class TextTask:
     def __post_init__(self):
         if self.eval_batch_size is None:
             object.__setattr__(self, "eval_batch_size", self.batch_size)
-        for field in ("batch_size", "eval_batch_size", "num_input_threads"):
-            if getattr(self, field) < 1:
-                raise UserError(f"{field}={getattr(self, field)}: must be at least 1")
+        check_at_least_1(self, "batch_size", "eval_batch_size", "num_input_threads")
         if not 0 <= self.dropout < 1:
             raise UserError(f"dropout={self.dropout}: must be a rate from 0 to below 1; use 0.1 or omit it")
 

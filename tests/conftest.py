@@ -58,6 +58,6 @@ def pytest_collection_finish(session):
 
 @pytest.fixture(scope="module", autouse=True)
 def collected_garbage():
-    """Collects the garbage of a file's tests. Graphs are cycles: left to Python, they take up to a minute once."""
+    """Collects the graphs of a file's tests. They are cycles, which Python frees late and all at once."""
     yield
     gc.collect()

@@ -6,7 +6,7 @@ first values.
 
 import collections
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import keras
@@ -116,19 +116,16 @@ class CentralPlacement:
         def update_all():
             with tf.device(self.device):
                 apply_rule(rule, self.parameters, self.slots, self.constraints, means, rate, update)
-            for variable, value in zip(self.state.values(), new_state, strict=True):
-                variable.assign(value)
-            return tf.constant(True)
+            set_state(self.state, new_state)
 
-        tf.cond(is_allowed, update_all, lambda: tf.constant(False))
+        run_if(is_allowed, update_all)
 
     def finish(self, is_last, *, rule, updates):
         def finish_all():
             with tf.device(self.device):
                 finish_rule(rule, self.parameters, self.slots, self.constraints, updates)
-            return tf.constant(True)
 
-        tf.cond(is_last, finish_all, lambda: tf.constant(False))
+        run_if(is_last, finish_all)
 
 
 def variables_like(templates: Sequence[keras.Variable]) -> dict[str, tf.Variable]:
@@ -152,6 +149,22 @@ def constraints_of(variables: ModelVariables) -> dict[str, object]:
     names = canonical_names(variables.parameters)
     found = {name: variable.constraint for name, variable in zip(names, variables.parameters, strict=True)}
     return {name: constraint for name, constraint in found.items() if constraint is not None}
+
+
+def run_if(condition: tf.Tensor, act: Callable[[], None]) -> None:
+    """Runs `act`, in a graph too, if the bool scalar is true."""
+
+    def run():
+        act()
+        return tf.constant(True)
+
+    tf.cond(condition, run, lambda: tf.constant(False))
+
+
+def set_state(state: Mapping[str, tf.Variable], values: Sequence[tf.Tensor]) -> None:
+    """Assigns a value to each variable of the state."""
+    for variable, value in zip(state.values(), values, strict=True):
+        variable.assign(value)
 
 
 def apply_rule(rule, parameters, slots, constraints, means, rate, update) -> None:

@@ -2,12 +2,21 @@
 
 import dataclasses
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import tensorflow as tf
 
 from towers.owners import ManyOwners, Slices
-from towers.placement import apply_rule, canonical_names, constraints_of, finish_rule, make_slots, variables_like
+from towers.placement import (
+    apply_rule,
+    canonical_names,
+    constraints_of,
+    finish_rule,
+    make_slots,
+    run_if,
+    set_state,
+    variables_like,
+)
 from towers.shards import Shard, shards_of
 from towers.sliced_variable import SlicedVariable
 from towers.tower import ModelVariables
@@ -58,9 +67,10 @@ class ShardedPlacement:
         self._devices = devices
         self.parts = [_owned(shard, templates[shard.name], rule, devices[shard.owner]) for shard in shards]
         self.owners = _owners_of(self.parts, list(templates))
-        self.parameters = _by_name(self.parts, [part.variable for part in self.parts])
+        self.parameters = _by_name(self.parts, [part.variable for part in self.parts], SlicedVariable)
         self.slots = {
-            slot: _by_name(self.parts, [part.slots[slot] for part in self.parts]) for slot in rule.slot_names
+            slot: _by_name(self.parts, [part.slots[slot] for part in self.parts], SlicedVariable)
+            for slot in rule.slot_names
         }
         with tf.device(devices[0]):
             self.state = variables_like(variables.state)
@@ -70,27 +80,25 @@ class ShardedPlacement:
         for part in self.parts:
             with tf.device(part.device):
                 values.append(part.variable.read_value())
-        return _whole_or_slices(self.parts, values), [variable.read_value() for variable in self.state.values()]
+        parameters = _by_name(self.parts, values, Slices)
+        return list(parameters.values()), [variable.read_value() for variable in self.state.values()]
 
     def update(self, is_allowed, means, new_state, *, rule, rate, update):
         def update_all():
             for part, mean in zip(self.parts, means, strict=True):
                 with tf.device(part.device):
                     apply_rule(rule, *self._described(part), [mean], rate, update)
-            for variable, value in zip(self.state.values(), new_state, strict=True):
-                variable.assign(value)
-            return tf.constant(True)
+            set_state(self.state, new_state)
 
-        tf.cond(is_allowed, update_all, lambda: tf.constant(False))
+        run_if(is_allowed, update_all)
 
     def finish(self, is_last, *, rule, updates):
         def finish_all():
             for part in self.parts:
                 with tf.device(part.device):
                     finish_rule(rule, *self._described(part), updates)
-            return tf.constant(True)
 
-        tf.cond(is_last, finish_all, lambda: tf.constant(False))
+        run_if(is_last, finish_all)
 
     def _described(self, part: OwnedPart):
         """A part, its slots and its constraints by its parameter's name."""
@@ -140,21 +148,16 @@ def _groups(parts: Sequence[OwnedPart]) -> list[tuple[str, list[OwnedPart]]]:
     return [(name, list(of_name)) for name, of_name in grouped]
 
 
-def _by_name(
-    parts: Sequence[OwnedPart], variables: Sequence[tf.Variable]
-) -> dict[str, tf.Variable | SlicedVariable]:
-    """By its parameter's name each variable, or the slices as one, given a variable for each part."""
-    found, left = {}, iter(variables)
+def _by_name(parts: Sequence[OwnedPart], of_parts: Sequence, joined: Callable[[list, int], object]) -> dict:
+    """For each parameter's name the item of its part, or `joined(items of its slices, their dimension)`.
+
+    Args:
+      parts: the parts of all parameters.
+      of_parts: an item for each part.
+      joined: makes one of the items of a sliced parameter.
+    """
+    found, left = {}, iter(of_parts)
     for name, of_name in _groups(parts):
         own, dimension = [next(left) for _ in of_name], of_name[0].shard.dimension
-        found[name] = own[0] if dimension is None else SlicedVariable(own, dimension)
-    return found
-
-
-def _whole_or_slices(parts: Sequence[OwnedPart], values: Sequence[tf.Tensor]) -> list[tf.Tensor | Slices]:
-    """For each parameter its value, or its slices, given the value of each part."""
-    found, left = [], iter(values)
-    for _, of_name in _groups(parts):
-        own, dimension = [next(left) for _ in of_name], of_name[0].shard.dimension
-        found.append(own[0] if dimension is None else Slices(own, dimension))
+        found[name] = own[0] if dimension is None else joined(own, dimension)
     return found

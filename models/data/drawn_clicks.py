@@ -23,6 +23,7 @@ import tensorflow as tf
 from models.data.batch_stream import derived_seed
 from models.data.hashed_numbers import uniform_numbers
 from models.data.splits import checked_split
+from models.field_checks import check_at_least_1
 from towers.errors import UserError
 
 BIAS, SIGNAL = -1.8, 1.5
@@ -54,9 +55,7 @@ class DrawnClicks:
     num_eval: int = NUM_EVAL
 
     def __post_init__(self):
-        for field in dataclasses.fields(self):
-            if getattr(self, field.name) < 1:
-                raise UserError(f"{field.name}={getattr(self, field.name)}: must be at least 1")
+        check_at_least_1(self, *(field.name for field in dataclasses.fields(self)))
         if self.num_rows > _LARGEST_ROWS:
             raise UserError(
                 f"num_rows={self.num_rows}: ids are 32-bit numbers, so a table has at most {_LARGEST_ROWS} rows"

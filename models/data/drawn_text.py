@@ -26,6 +26,7 @@ import tensorflow as tf
 from models.data.batch_stream import derived_seed
 from models.data.hashed_numbers import uniform_numbers
 from models.data.splits import checked_split
+from models.field_checks import check_at_least_1
 from towers.errors import UserError
 
 NO_TOKEN = 0
@@ -54,9 +55,7 @@ class DrawnText:
     num_eval: int = NUM_EVAL
 
     def __post_init__(self):
-        for field in ("length", "num_train", "num_eval"):
-            if getattr(self, field) < 1:
-                raise UserError(f"{field}={getattr(self, field)}: must be at least 1")
+        check_at_least_1(self, "length", "num_train", "num_eval")
         if not _FEWEST_TOKENS <= self.num_tokens <= _MOST_TOKENS:
             raise UserError(
                 f"num_tokens={self.num_tokens}: must be from {_FEWEST_TOKENS} to {_MOST_TOKENS}; "

@@ -28,6 +28,7 @@ from types import MappingProxyType
 import keras
 from keras import layers, ops
 
+from models.field_checks import check_at_least_1
 from towers.errors import UserError
 
 _NORM_EPSILON = 1e-5
@@ -51,9 +52,7 @@ class TransformerSize:
     heads: int
 
     def __post_init__(self):
-        for field in dataclasses.fields(self):
-            if getattr(self, field.name) < 1:
-                raise UserError(f"{field.name}={getattr(self, field.name)}: must be at least 1")
+        check_at_least_1(self, *(field.name for field in dataclasses.fields(self)))
         if self.width % self.heads:
             raise UserError(
                 f"width={self.width}, heads={self.heads}: the width must be a multiple of the number of heads; "

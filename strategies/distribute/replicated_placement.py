@@ -3,7 +3,7 @@
 import tensorflow as tf
 
 from towers.owners import CURRENT_DEVICE
-from towers.placement import apply_rule, constraints_of, finish_rule, make_slots, variables_like
+from towers.placement import apply_rule, constraints_of, finish_rule, make_slots, run_if, variables_like
 from towers.tower import ModelVariables
 from towers.updates.rules import UpdateRule
 
@@ -40,11 +40,10 @@ class ReplicatedPlacement:
                 strategy.extended.update(variable, self._update_one, args=arguments, group=False)
             for variable, value in zip(self.state.values(), new_state, strict=True):
                 strategy.extended.update(variable, lambda own, new: own.assign(new), args=(value,), group=False)
-            return tf.constant(True)
 
         # The same on all replicas, because they computed it from the same sums.
         of_first = strategy.experimental_local_results(is_allowed)[0]
-        tf.cond(of_first, update_all, lambda: tf.constant(False))
+        run_if(of_first, update_all)
 
     def finish(self, is_last, *, rule, updates):
         """Called in the cross-replica context, outside `strategy.run`."""
@@ -54,10 +53,9 @@ class ReplicatedPlacement:
                 slots = {slot: by_name[name] for slot, by_name in self.slots.items()}
                 arguments = (name, slots, rule, updates)
                 self._strategy.extended.update(variable, self._finish_one, args=arguments, group=False)
-            return tf.constant(True)
 
         with self._strategy.scope():
-            tf.cond(is_last, finish_all, lambda: tf.constant(False))
+            run_if(is_last, finish_all)
 
     def _finish_one(self, variable, name, slots, rule, updates):
         by_slot = {slot: {name: own} for slot, own in slots.items()}

@@ -1,7 +1,5 @@
 """The engine's step: steps that are not finite, refused arguments, and the gradients that reach the update."""
 
-import dataclasses
-
 import keras
 import numpy as np
 import pytest
@@ -25,6 +23,7 @@ from tests.towers.tiny_tasks import (
     vectors,
 )
 from tests.towers.user_errors import refused
+from tests.towers.watched_rule import WatchedSGD
 from towers.options import StepOptions
 from towers.split import sizes
 from towers.task import Batch
@@ -195,19 +194,6 @@ def test_step_options(options, part):
 
 
 # --- what reaches the update
-
-
-@dataclasses.dataclass(frozen=True)
-class WatchedSGD:
-    """SGD that notes, while it is traced, the kind of each parameter's gradient."""
-
-    slot_names = ()
-    num_steps = None
-    seen: dict = dataclasses.field(default_factory=dict)
-
-    def apply(self, path, variable, slots, gradient, rate, update):
-        self.seen[path] = type(gradient)
-        SGD().apply(path, variable, slots, gradient, rate, update)
 
 
 def word_task(rows: int = 20) -> TinyTask:
