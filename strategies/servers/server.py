@@ -119,7 +119,7 @@ class Server:
         return self._end
 
     def _drop_overdue(self) -> None:
-        """Closes the connections of workers that have held a step for too long; they then count as lost."""
+        """Ends the connections of workers that have held a step for too long; they then count as lost."""
         overdue = set() if self._coordination is None else self._coordination.overdue()
         with self._lock:
             dropped = [
@@ -128,7 +128,7 @@ class Server:
                 if peer is not None and peer.role == WORKER and peer.index in overdue
             ]
         for connection in dropped:
-            connection.close()
+            connection.end()
 
     def _wait_for_the_others(self) -> None:
         """Waits for the workers: they learn of the end from their next request, then close their connections."""
@@ -153,7 +153,7 @@ class Server:
         if self._coordination is not None:
             self._coordination.close()
         for connection in list(self._connections):
-            connection.close()
+            connection.end()
 
     def _accept_all(self) -> None:
         while True:
@@ -271,7 +271,7 @@ class Server:
         with self._lock:
             before = self._workers.get(peer.index)
         if before is not None:
-            before.close()
+            before.end()
             self._note_loss(peer, before)
         with self._lock:
             self._workers[peer.index] = connection

@@ -12,6 +12,7 @@ import math
 import select
 import socket
 import struct
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -69,6 +70,7 @@ class Connection:
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         keep_alive(connected)
         self.sent_bytes = self.received_bytes = 0
+        self._closing = threading.Lock()
         # Bytes that were read ahead: most messages then need one system call.
         self._buffer = memoryview(bytearray(_BUFFER_BYTES))
         self._read = self._filled = 0
@@ -160,12 +162,20 @@ class Connection:
         if poll.poll(0):
             raise ConnectionError("the connection was closed")
 
-    def close(self) -> None:
-        """Closes the connection, and wakes threads that wait on it."""
-        # The shutdown fails if the other side has closed already.
-        with contextlib.suppress(OSError):
+    def end(self) -> None:
+        """Ends the connection from another thread. The thread that uses it gets an OSError, and closes it.
+
+        The number of a closed socket is the next connection's: a thread on its way to wait would wait on that one.
+        """
+        # The shutdown fails if either side has closed already.
+        with self._closing, contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
+
+    def close(self) -> None:
+        """Ends and closes the connection; for the thread that uses it."""
+        self.end()
+        with self._closing:
+            self._socket.close()
 
     def _bytes(self, count: int) -> bytearray:
         found = bytearray(count)

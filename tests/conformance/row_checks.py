@@ -13,7 +13,6 @@ from tests.conformance.rows import Row, one_device, one_device_in_parts
 from tests.conformance.server_rows import outcomes_at_the_chief
 from tests.conformance.tasks import SmallTask
 from tests.conformance.trials import (
-    NOT_SYNCED,
     NUM_STEPS,
     QUICK_TASK,
     RATE,
@@ -21,6 +20,7 @@ from tests.conformance.trials import (
     Trial,
     not_finite,
     not_synced,
+    not_synced_of,
     outcomes_of,
     tasks_of,
     twenty_steps,
@@ -73,15 +73,18 @@ def row_checks(rows: Sequence[Row]) -> type:
     ]
     several_trials = [row for row in rows if row.in_quick]
     not_finite_cases = [_case(row, is_quick=row.not_finite_in_quick, name=row.name) for row in several_trials]
-    divided_rows = [_case(row, is_quick=False, name=row.name) for row in several_trials if len(row.shares) > 1]
+    not_synced_cases = [
+        _case(row, policy, is_quick=False, name=f"{policy}-{row.name}")
+        for row in several_trials
+        for policy in not_synced_of(row)
+    ]
 
     class RowChecks:
         @pytest.mark.parametrize("row, task", cases)
         def test_row_equals_one_device(self, row, task):
             check_row(row, task)
 
-        @pytest.mark.parametrize("row", divided_rows)
-        @pytest.mark.parametrize("batch_stats", NOT_SYNCED)
+        @pytest.mark.parametrize("row, batch_stats", not_synced_cases)
         def test_statistics_that_are_not_synced(self, row, batch_stats):
             check_not_synced(row, batch_stats)
 

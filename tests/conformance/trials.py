@@ -70,11 +70,15 @@ def trials_of(row: Row, only_quick: bool) -> list[Trial]:
         return quick + [not_finite(row.batch_stats)] * row.not_finite_in_quick
     found = [twenty_steps(task, row.batch_stats) for task in tasks_of(row)]
     if row.in_quick:
-        found += [not_finite(row.batch_stats), *(not_synced(name) for name in NOT_SYNCED)]
+        found += [not_finite(row.batch_stats), *(not_synced(name) for name in not_synced_of(row))]
     return found
 
 
-NOT_SYNCED = ("average", "first")
+def not_synced_of(row: Row) -> Sequence[str]:
+    """The policies for statistics to try with a row besides its own. A row of one part has nothing to combine."""
+    return [name for name in ("average", "first") if name != row.batch_stats and len(row.shares) > 1]
+
+
 # Tests idle towers, empty microbatches and batch norm at the same time.
 QUICK_TASK = BATCH_NORM_LAST_1
 FLOAT32_TASK, TRANSFORMER = TASKS[-2:]

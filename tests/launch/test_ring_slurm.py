@@ -28,12 +28,11 @@ def test_srun_starts_a_ring_without_tf_config(tmp_path, undisturbed, monkeypatch
 
 @needs_slurm
 @pytest.mark.timeout(280)
-@pytest.mark.parametrize("engine", ["own", "tensorflow"])
-def test_a_batch_script_starts_parameter_servers(engine, tmp_path, monkeypatch):
+def test_a_batch_script_starts_parameter_servers(tmp_path, monkeypatch):
     """Of four tasks, one is the chief, one a server and two are workers."""
     monkeypatch.delenv("TF_CONFIG", raising=False)
     monkeypatch.setenv("SECONDS_PER_BATCH", "0")
-    command = [sys.executable, *PROGRAM, f"--engine={engine}"]
+    command = [sys.executable, *PROGRAM, "--engine=tensorflow"]
     (tmp_path / "run").mkdir()
     (tmp_path / "job").write_text(batch_script(Job(tasks_per_node=4), command))
     with slurm_nodes() as slurm:

@@ -310,7 +310,7 @@ class TestStrangers:
                 crowd.enter_context(self.stranger(member))
             with group(member, this=WORKER) as worker:
                 worker.ask(0, "keys")
-                # A thread ends a moment after its connection is closed; after ten seconds all would end.
+                # A thread ends a moment after its connection is ended; after ten seconds all would end.
                 deadline = time.monotonic() + 6
                 while threading.active_count() - before >= 20:
                     assert time.monotonic() < deadline

@@ -166,13 +166,15 @@ class TestBroken:
             here.close()
             let_in(there, 5.0).receive()
 
-    def test_this_end_is_closed_while_a_thread_waits(self):
+    def test_this_end_is_ended_while_a_thread_waits(self):
         def wait():
             with pytest.raises(OSError):
                 here.receive()
 
         with connections() as (here, _):
-            at_once(wait, here.close)
+            number = here._socket.fileno()
+            at_once(wait, here.end)
+            assert here._socket.fileno() == number, "another connection with this number would be waited on"
 
     def test_closing_twice(self):
         with connections() as (here, _):
