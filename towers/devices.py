@@ -34,6 +34,8 @@ class Devices:
         fewer towers.
       lowered_from: the number of towers before a small batch lowered it; 0 if it did not.
       sharded: whether each parameter, with its update and its slots, is on one of the towers' devices.
+      groups: the devices of each tower if a tower has several, from `towers.grid.Grid.groups`. `towers` are then
+        the first of each.
     """
 
     towers: tuple[str, ...]
@@ -42,6 +44,7 @@ class Devices:
     default_of_cores: int = 0
     lowered_from: int = 0
     sharded: bool = False
+    groups: tuple[tuple[str, ...], ...] = ()
 
     @property
     def num_towers(self) -> int:

@@ -21,7 +21,7 @@ from towers.options import StepOptions
 from towers.placement import Placement
 from towers.precision import loss_scaling_for
 from towers.task import Batch, Task, batch_length
-from towers.tower import EvaluationFunction, EvaluationResult, TowerFunction
+from towers.tower import EvaluationFunction, EvaluationResult, TowerFunction, TowerResult
 
 _RATE = tf.TensorSpec([], tf.float32)
 
@@ -31,6 +31,9 @@ class Engine(abc.ABC):
 
     Attributes:
       placement: where the variables live; a subclass sets it.
+      tower: the training pass on one device; it knows the model's variables.
+      towers, evaluations: the passes of each tower of this process, called as a `TowerFunction` and an
+        `EvaluationFunction`. A tower of several devices has its own.
     """
 
     placement: Placement
@@ -80,7 +83,9 @@ class Engine(abc.ABC):
             kernels=kernels,
             xla=options.xla,
         )
-        self.evaluation = EvaluationFunction(task, model, kernels=kernels)
+        self.towers: Sequence[Callable[..., TowerResult]] = [self.tower] * devices.num_towers
+        evaluation = EvaluationFunction(task, model, kernels=kernels)
+        self.evaluations: Sequence[Callable[..., EvaluationResult]] = [evaluation] * devices.num_towers
         with tf.device(HOST):
             self.counters = Counters.new(loss_scaling_for(options.precision))
         self._batch_spec = batch_spec

@@ -4,7 +4,7 @@ batch -> parts -> towers -> sums -> mean -> clip -> update      sums and update:
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
@@ -29,16 +29,23 @@ class OneProcessEngine(Engine):
     """Trains and evaluates batches on towers."""
 
     def __init__(
-        self, *arguments, place: Callable[[ModelVariables, UpdateRule], Placement] | None = None, **named
+        self,
+        *arguments,
+        place: Callable[[ModelVariables, UpdateRule], Placement] | None = None,
+        make_towers: Callable[[Engine], tuple[Sequence[Callable], Sequence[Callable]]] | None = None,
+        **named,
     ):
         """Args:
         place: makes the placement of the model's variables; None for what `devices` says.
+        make_towers: makes the engine's `towers` and `evaluations`; None for towers of one device.
         *arguments, **named: as for `Engine`.
         """
         super().__init__(*arguments, **named)
         self.placement = (place or self._place)(self.tower.variables, self.options.rule)
+        if make_towers is not None:
+            self.towers, self.evaluations = make_towers(self)
         parts = TowerParts.of_one_process(self.shares)
-        self._passes = TowerPasses(self.tower, self.devices, parts, self.options, self.placement.owners)
+        self._passes = TowerPasses(self.towers, self.devices, parts, self.options, self.placement.owners)
 
     def _place(self, variables: ModelVariables, rule: UpdateRule) -> Placement:
         if self.devices.sharded:
@@ -98,4 +105,4 @@ class OneProcessEngine(Engine):
         )
 
     def evaluate_towers(self, batch):
-        return self._passes.evaluate(self.evaluation, batch, *self.placement.read())
+        return self._passes.evaluate(self.evaluations, batch, *self.placement.read())

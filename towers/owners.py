@@ -36,7 +36,11 @@ class Owners(Protocol):
     """Where gradients meet. A part is the gradient of a parameter, or of a slice of it."""
 
     def cut(self, of_tower: Sequence[Gradient]) -> list[Gradient]:
-        """The parts of a tower's gradients, on the current device; one gradient for each parameter is given."""
+        """The parts of a tower's gradients, on the current device.
+
+        Args:
+          of_tower: for each parameter its gradient, or `Slices` of it that the tower has cut as its parameter is.
+        """
 
     def add(self, per_tower: Sequence[Sequence[Gradient]]) -> list[Gradient]:
         """For each part the sum over the towers, on its owner."""
@@ -84,7 +88,10 @@ class ManyOwners:
     def cut(self, of_tower):
         found = []
         for index, gradient in enumerate(of_tower):
-            found += _parts(gradient, *self.slicing[index]) if index in self.slicing else [gradient]
+            if isinstance(gradient, Slices):
+                found += gradient.parts
+            else:
+                found += _parts(gradient, *self.slicing[index]) if index in self.slicing else [gradient]
         return found
 
     def add(self, per_tower):

@@ -19,6 +19,7 @@ from towers.exchange import TowerExchange
 from towers.layers.kernels import DEFAULT_KERNELS, LayerKernels
 from towers.layers.shadowing import shadowed
 from towers.layers.table_rows import TableRows, layers_of_tables, lookups_in_rows
+from towers.owners import whole
 from towers.task import Batch, Task, WeightedValue
 from towers.traced_once import TracedOnce
 
@@ -135,14 +136,15 @@ class TowerFunction:
         """One pass.
 
         Args:
-          parameters, state: one tensor for each variable, in the order of `self.variables`. A parameter that
-            `towers.lookups.Lookups` found to be a table may be `TableRows`; its gradient is IndexedSlices.
+          parameters, state: one tensor for each variable, in the order of `self.variables`. A parameter may be
+            `Slices`, which are joined on the current device. One that `towers.lookups.Lookups` found to be a table
+            may be `TableRows`; its gradient is IndexedSlices.
           batch: the tower's part, at least one example.
           seed: int32 [2], for dropout and other random layers.
           gain: float32 scalar that multiplies the loss before differentiation: 1, a loss scale, or 0 for a tower
             that is idle in this step (it computes some example of the batch, and its result is multiplied by 0).
         """
-        result = self._traced(list(parameters), list(state), batch, seed, gain)
+        result = self._traced([whole(value) for value in parameters], list(state), batch, seed, gain)
         for variable, gradient in zip(self.variables.parameters, result.gradients, strict=True):
             # Unknown for a table that lookups and something else read (tied weights).
             if not isinstance(gradient, tf.IndexedSlices):
@@ -202,7 +204,7 @@ class EvaluationFunction:
 
     def __call__(self, parameters, state, batch: Batch, gain) -> EvaluationResult:
         """Arguments as for `TowerFunction`."""
-        return self._traced(list(parameters), list(state), batch, gain)
+        return self._traced([whole(value) for value in parameters], list(state), batch, gain)
 
     def _evaluate(self, parameters, state, batch, gain):
         mapping = self._variables.mapping(parameters, state, tf.zeros([2], tf.int32))

@@ -7,38 +7,38 @@ r"""The passes of this process's towers over a (micro)batch, and their sums.
                          sums                                where the parameters live
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
 from towers import batch_stats, sums
 from towers.devices import HOST, Devices
 from towers.options import StepOptions
-from towers.owners import CURRENT_DEVICE, Owners, whole
+from towers.owners import CURRENT_DEVICE, Owners
 from towers.task import Batch
-from towers.tower import EvaluationFunction, EvaluationResult, TowerFunction, TowerResult
+from towers.tower import EvaluationResult, TowerResult
 from towers.tower_parts import TowerParts
 
 
 class TowerPasses:
-    """Calls the tower function once for each tower. Owns no variable."""
+    """Calls each tower once. Owns no variable."""
 
     def __init__(
         self,
-        tower: TowerFunction,
+        towers: Sequence[Callable[..., TowerResult]],
         devices: Devices,
         parts: TowerParts,
         options: StepOptions,
         owners: Owners = CURRENT_DEVICE,
     ):
         """Args:
-        tower: the training pass.
+        towers: the training pass of each tower, called as a `TowerFunction` with the tower's first device current.
         devices: devices of the towers; the sums are computed on `devices.parameters`.
         parts: how the towers divide a batch.
         options: options of the step.
         owners: where the gradients meet; the current device is then `devices.parameters`.
         """
-        self._tower, self._devices, self._parts, self._options = tower, devices, parts, options
+        self._towers, self._devices, self._parts, self._options = towers, devices, parts, options
         self._owners = owners
 
     def train(
@@ -66,8 +66,7 @@ class TowerPasses:
                 part, activity = self._parts.part(batch, tower)
                 seed = tower_seed(self._options.seed, step, self._parts.pass_index(microbatch_index, tower))
             with tf.device(device):
-                own = [whole(value) for value in parameters]
-                result = self._tower(own, state, part, seed, activity * loss_scale)
+                result = self._towers[tower](parameters, state, part, seed, activity * loss_scale)
                 results.append(result._replace(gradients=self._owners.cut(result.gradients)))
         with tf.device(self._devices.parameters):
             new_state = batch_stats.combined(
@@ -80,18 +79,23 @@ class TowerPasses:
 
     def evaluate(
         self,
-        evaluation: EvaluationFunction,
+        evaluations: Sequence[Callable[..., EvaluationResult]],
         batch: Batch,
         parameters: Sequence[tf.Tensor],
         state: Sequence[tf.Tensor],
     ) -> EvaluationResult:
-        """The sums of all towers' evaluation passes over a batch that is not empty."""
+        """The sums of all towers' evaluation passes over a batch that is not empty.
+
+        Args:
+          evaluations: that of each tower, called as an `EvaluationFunction`.
+          batch, parameters, state: as for `train`.
+        """
         results = []
         for tower, device in enumerate(self._devices.towers):
             with tf.device(HOST):
                 part, activity = self._parts.part_of_some(batch, tower)
             with tf.device(device):
-                results.append(evaluation([whole(value) for value in parameters], state, part, activity))
+                results.append(evaluations[tower](parameters, state, part, activity))
         with tf.device(HOST):
             return sums.add_evaluations(results)
 

@@ -56,7 +56,7 @@ class ReplicatedEngine(Engine):
             for begin, replica in zip(range(0, self.devices.num_towers, count), replicas, strict=True)
         ]
         self._passes = [
-            TowerPasses(self.tower, replica, dataclasses.replace(parts, begin=index * count), self.options)
+            TowerPasses(self.towers, replica, dataclasses.replace(parts, begin=index * count), self.options)
             for index, replica in enumerate(self._replicas)
         ]
         self.busy = BusyTime()
@@ -146,7 +146,7 @@ class ReplicatedEngine(Engine):
     def evaluate_towers(self, batch):
         def replica(batch):
             index, _ = self._replica()
-            return self._passes[index].evaluate(self.evaluation, batch, *self.placement.read())
+            return self._passes[index].evaluate(self.evaluations, batch, *self.placement.read())
 
         results = self._strategy.run(replica, args=(batch,))
         local = [self._strategy.experimental_local_results(value) for value in tf.nest.flatten(results)]

@@ -37,7 +37,7 @@ class RingEngine(Engine):
         super().__init__(*arguments, **named)
         self._exchange = exchange
         self.placement = CentralPlacement.of(self.tower.variables, self.options.rule, self.devices.parameters)
-        self._passes = TowerPasses(self.tower, self.devices, parts, self.options)
+        self._passes = TowerPasses(self.towers, self.devices, parts, self.options)
         self.busy = BusyTime()
 
     def train(self, batch, rate):
@@ -90,4 +90,4 @@ class RingEngine(Engine):
         )
 
     def evaluate_towers(self, batch):
-        return self._passes.evaluate(self.evaluation, batch, *self.placement.read())
+        return self._passes.evaluate(self.evaluations, batch, *self.placement.read())

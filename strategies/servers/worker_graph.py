@@ -161,7 +161,7 @@ class WorkerGraph:
 
     def _sums_of(self, batch, microbatch_index, parameters, state, step, part) -> TowerResult:
         parts = dataclasses.replace(self._tower_parts, first_tower=part * len(self._tower_parts.shares))
-        passes = TowerPasses(self.tower, self._devices, parts, self.options)
+        passes = TowerPasses([self.tower] * self._devices.num_towers, self._devices, parts, self.options)
         return passes.train(
             batch, microbatch_index, parameters, state, step=step, loss_scale=tf.constant(_LOSS_SCALE)
         )
