@@ -47,7 +47,7 @@ from launch import binary
 from launch.flags.checks import positive
 from launch.health.machine import devices, threads
 from launch.health.versions import versions
-from launch.measuring.case import MEGABITS, NO_LINK, TINY, Case, network_choices
+from launch.measuring.case import MEGABITS, NO_LINK, Case
 from launch.measuring.comparison import changes, not_compared, only_in_one
 from launch.measuring.groups import GROUPS, cases
 from launch.measuring.measured_program import MEASUREMENTS
@@ -56,6 +56,7 @@ from launch.measuring.results import load, results, save
 from launch.measuring.running import Interrupted, run_case
 from launch.measuring.tables import rate_text, ratios, table
 from launch.supervision.network_namespaces import why_no_hosts
+from models.networks.registry import network_names
 from strategies.training.stop_signals import StopSignals
 from towers.errors import UserError
 
@@ -82,9 +83,7 @@ flags.DEFINE_float(
     0.0,
     "Seconds by which the first worker's input delays each of its batches, to measure the effect of a straggler.",
 )
-flags.DEFINE_enum(
-    "network", "resnet20", list(network_choices()), f"Network to measure, as launch.train's --model, or {TINY}."
-)
+flags.DEFINE_enum("network", "resnet20", list(network_names()), "Network to measure, as launch.train's --model.")
 flags.DEFINE_enum(
     "measure",
     None,

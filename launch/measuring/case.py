@@ -16,7 +16,6 @@ from towers.errors import UserError
 from towers.precision import PRECISIONS
 
 FLAGS = flags.FLAGS
-TINY = "tiny"
 FLOAT32, BFLOAT16 = "float32", "bfloat16"
 NO_LINK = "none"
 # The rate of each kind of link between two processes, in million bits a second and direction.
@@ -154,7 +153,7 @@ def named_case(row: str) -> Case:
     work = Work(
         strategy,
         int(count),
-        _one_of(row, "network", network or FLAGS.network, network_choices()),
+        _one_of(row, "network", network or FLAGS.network, network_names()),
         int(batch or FLAGS.measured_batch),
         _one_of(row, "precision", precision or FLOAT32, PRECISIONS),
         engine or (TENSORFLOW if has_engine else ""),
@@ -162,11 +161,6 @@ def named_case(row: str) -> Case:
     )
     name = f"{words[0]} {count}, {work.network}, {work.batch}, {work.precision}"
     return own_case(name, work, measure="servers" if strategy == "ps" else "step")
-
-
-def network_choices() -> tuple[str, ...]:
-    """The networks that can be measured."""
-    return (TINY, *network_names())
 
 
 def _one_of(row: str, what: str, value: str, known: Collection[str]) -> str:

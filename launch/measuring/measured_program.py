@@ -9,10 +9,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 from absl import flags
-from keras import layers
 
 from launch import training
-from launch.measuring.case import TINY
 from launch.membership.this_process import cluster_of_this_process
 from models.data.image_store import ImageSet, ImageStore
 from models.image_task import ImageTask
@@ -43,7 +41,7 @@ def measured_task() -> OwnTask:
     if FLAGS.slow_seconds and is_first_worker():
         data = data.map(slowed)
     return OwnTask(
-        model=tiny_network if FLAGS.network == TINY else _named_network,
+        model=_network,
         train_data=data,
         eval_data=data,
         losses=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
@@ -67,15 +65,8 @@ def slowed(images: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     return images, tf.ensure_shape(late, labels.shape)
 
 
-def _named_network() -> keras.Model:
+def _network() -> keras.Model:
     return build_network(FLAGS.network, image_shape=(32, 32, 3), num_classes=10)
-
-
-def tiny_network() -> keras.Model:
-    """The peers' smallest network: nearly all of its step is the exchange of gradients."""
-    inputs = layers.Input((32, 32, 3))
-    hidden = layers.ReLU()(layers.Conv2D(8, 3, 4, padding="same", use_bias=False)(inputs))
-    return keras.Model(inputs, layers.Dense(10)(layers.Flatten()(hidden)))
 
 
 def measure_step() -> dict:

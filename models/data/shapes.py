@@ -5,6 +5,7 @@ in brightness, under noise. All arithmetic is on whole numbers, so that no machi
 are in quarters of a pixel; angles ("turns") are in 240ths of a circle, and their cosines in 1024ths.
 """
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -42,6 +43,9 @@ _MIN_LIGHT, _MAX_LIGHT = 60, 112  # difference between a figure's channel and it
 # right.
 _ONE_FAINT_IN, _FAINTER = 80, 12
 _MIN_NOISE, _MAX_NOISE = 8, 40  # largest absolute noise of a channel, drawn for each image
+# Pixel statistics of the training images by channel, as `channel_statistics` computes them.
+_MEAN = (97.45890712890625, 97.897026953125, 98.32247998046876)
+_STD = (59.787908256441234, 59.723045757885544, 59.72335802082204)
 _SLOPE = 24  # largest change in brightness from edge to edge
 
 
@@ -89,11 +93,17 @@ def shapes_images(num_images: int, *, seed: int = _DATA_SEED) -> tuple[np.ndarra
     return images, labels
 
 
+@functools.cache
+def drawn() -> tuple[np.ndarray, np.ndarray]:
+    """All images and labels of the set, drawn once in a process."""
+    return shapes_images(NUM_TRAIN + NUM_EVAL)
+
+
 def shapes_set() -> ImageSet:
     """10,000 training images and 2,000 held-out images, drawn at their first use."""
 
     def open_store(split: str) -> ImageStore:
-        images, labels = shapes_images(NUM_TRAIN + NUM_EVAL)
+        images, labels = drawn()
         part = slice(0, NUM_TRAIN) if split == "train" else slice(NUM_TRAIN, None)
         return ImageStore(
             images=images[part], labels=labels[part], num_classes=len(CLASS_NAMES), name=f"shapes {split}"
@@ -105,6 +115,8 @@ def shapes_set() -> ImageSet:
         num_classes=len(CLASS_NAMES),
         num_examples={"train": NUM_TRAIN, "eval": NUM_EVAL},
         open_store=open_store,
+        known_mean=_MEAN,
+        known_std=_STD,
     )
 
 

@@ -14,6 +14,7 @@ from models.networks.cifar_fast import cifar_fast, whitening_weights
 from models.networks.classic_cnn import classic_cnn
 from models.networks.inception import inception
 from models.networks.resnet import resnet
+from models.networks.tiny import tiny
 from models.networks.vgg import vgg16
 from towers.errors import UserError
 
@@ -34,6 +35,7 @@ class _Network:
 
 _NETWORKS: Mapping[str, _Network] = MappingProxyType(
     {
+        "tiny": _Network(tiny),
         "classic_cnn": _Network(classic_cnn),
         "alexnet": _Network(alexnet),
         "vgg16": _Network(vgg16),

@@ -22,6 +22,7 @@ import gc, json, os, runpy, sys
 import launch.train
 import models.own_task
 import tensorboard.summary.v2
+from models.data.shapes import drawn
 from tests.launch.forked_child import become
 
 def run(words, environment):
@@ -41,6 +42,8 @@ def reply(request):
         return os.waitstatus_to_exitcode(status) if pid else None
     return os.fork() or become(lambda: run(request["words"], request["environment"]), **request["process"])
 
+# Most programs train on it, and take a second to draw it.
+drawn()
 # Collections in a fork would write to all these objects, and so copy them: a seventh of a short program's time.
 gc.collect()
 gc.freeze()

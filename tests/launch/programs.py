@@ -1,13 +1,17 @@
 """Programs started as users start them: processes with a time limit, none of which is left behind."""
 
+import atexit
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 
@@ -17,19 +21,19 @@ import tensorflow as tf
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 LIMIT_SECONDS = 120
 
-# A few seconds of training, with about two checkpoints a second.
+# A second or two of training, with several checkpoints: long enough to be interrupted in the middle.
+LAST_STEP = 60
 TINY = (
     "--task=shapes",
-    "--model=classic_cnn",
+    "--model=tiny",
     "--learning_rate=0.02",
     "--batch_size=8",
     "--num_towers=2",
     "--threads_per_tower=1",
-    "--steps=30",
+    f"--steps={LAST_STEP}",
     "--checkpoint_every_steps=5",
     "--report_every_steps=1",
 )
-LAST_STEP = 30
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +53,15 @@ def errors(ended: Ended) -> list[str]:
 def environment() -> dict[str, str]:
     """This process's environment without GPUs and without the TensorFlow log level that conftest sets."""
     inherited = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
-    return inherited | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "-1"}
+    return inherited | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "-1", "TMPDIR": _temporary_files()}
+
+
+@functools.cache
+def _temporary_files() -> str:
+    """A folder that is removed at the end: killed programs leave TensorFlow's temporary files in it."""
+    folder = tempfile.mkdtemp(prefix="towers-tests-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 @contextlib.contextmanager
@@ -108,7 +120,7 @@ def assert_same_end(directory: pathlib.Path, expected: pathlib.Path) -> None:
     """Asserts that the last checkpoints of two runs are bit-equal."""
     found, wanted = (checkpoint_values(run, LAST_STEP) for run in (directory, expected))
     assert found.keys() == wanted.keys()
-    assert len(wanted) > 20
+    assert {key.partition("/")[0] for key in wanted} >= {"parameters", "slots", "counters"}
     apart = {
         key: float(np.abs(found[key].astype(np.float64) - wanted[key]).max())
         for key in wanted

@@ -24,7 +24,7 @@ IMPORTING_TENSORFLOW = ("train", "evaluate", "export", "benchmark")
 PROGRAMS = (*IMPORTING_TENSORFLOW, "doctor", "import_cifar", *LAUNCHERS)
 # Flags of absl: the last one counts.
 CLICKS = ("--task=clicks", "--model=dlrm", "--click_tables=2", "--click_rows=20", "--click_examples=2000")
-IMAGES = ("--task=shapes", "--model=classic_cnn")
+IMAGES = ("--task=shapes", "--model=tiny")
 OF_IMAGES = {"--recipe", "--crop_padding", "--label_smoothing"}
 DRY = ("--batch_size=32", "--precision=float32", "--num_towers=1", "--threads_per_tower=1", "--dry_run")
 REPLACED = {flag.partition("=")[0] for flag in (*CLICKS, *DRY)} | {

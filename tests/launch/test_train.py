@@ -50,7 +50,7 @@ class TestFinishedRun:
         summary = json.loads((finished_run.directory / "summary.json").read_text())
         assert (summary["outcome"], summary["steps"]) == ("completed", LAST_STEP)
         flags = summary["flags"]
-        assert (flags["model"], flags["learning_rate"], flags["num_towers"]) == ("classic_cnn", 0.02, 2)
+        assert (flags["model"], flags["learning_rate"], flags["num_towers"]) == ("tiny", 0.02, 2)
 
     def test_nothing_half_written_is_left(self, finished_run):
         names = listing(finished_run.directory)

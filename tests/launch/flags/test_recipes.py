@@ -47,7 +47,7 @@ def test_flags_of_the_command_line_override_the_recipe_s(folder):
 # The batch divides unevenly between 3 towers and between 2 workers.
 VERIFY = (
     *("-m", "launch.train", "--recipe=cifar_fast", "--task=tfds:cifar10", "--image_size=24"),
-    *("--batch_size=5", "--steps=20", "--threads_per_tower=1", "--verify"),
+    *("--batch_size=5", "--steps=8", "--threads_per_tower=1", "--verify"),
 )
 
 

@@ -7,7 +7,7 @@ import pytest
 from launch.supervision.fault_injection import Fault, faults_from_environment
 from strategies.callbacks import Run
 from tests.launch.clusters import launched
-from tests.launch.programs import TINY, assert_same_end
+from tests.launch.programs import LAST_STEP, TINY, assert_same_end
 from towers.errors import UserError
 
 RUN = Run(strategy=None, directory=None, first_step=10, last_step=30)
@@ -34,7 +34,7 @@ def test_a_ring_that_lost_a_worker_restarts_and_gives_the_results_of_an_undistur
     lines = done.out.splitlines()
     [restart] = [line for line in lines if line.startswith("restart ")]
     assert restart.startswith("restart 1 of 1: worker:1 failed: killed by SIGKILL; ")
-    assert "[worker:0] resumed at step 10 of 30" in lines
+    assert f"[worker:0] resumed at step 10 of {LAST_STEP}" in lines
     assert lines[-1] == "recovered: worker:1 was killed at step 11, restart 1 completed"
     [directory] = (tmp_path / "runs").iterdir()
     assert (directory / "logs" / "worker-0.log").exists(), "training used the launcher's directory"

@@ -4,7 +4,8 @@ import hashlib
 
 import numpy as np
 
-from models.data.shapes import CLASS_NAMES, NUM_EVAL, NUM_TRAIN, shapes_images, shapes_set
+from models.data.image_store import channel_statistics
+from models.data.shapes import CLASS_NAMES, NUM_EVAL, NUM_TRAIN, drawn, shapes_images, shapes_set
 
 IMAGES_SHA256, LABELS_SHA256 = "09a87a1a9243291e", "c880ed43fe650c6f"
 
@@ -19,8 +20,13 @@ def test_another_seed_draws_other_images():
     assert not np.array_equal(shapes_images(20, seed=1)[0], shapes_images(20, seed=2)[0])
 
 
+def test_the_statistics_are_those_of_the_training_images():
+    images = shapes_set()
+    assert (images.known_mean, images.known_std) == channel_statistics(images.train)
+
+
 def test_the_set_is_balanced():
-    images, labels = shapes_images(NUM_TRAIN + NUM_EVAL)
+    images, labels = drawn()
     assert images.shape == (12_000, 32, 32, 3) and images.dtype == np.uint8
     assert np.bincount(labels).tolist() == [1_200] * len(CLASS_NAMES)
 

@@ -20,6 +20,7 @@ from towers.errors import UserError
 
 # network: (module whose docstring states the costs, parameters, forward multiply-adds of one example)
 COSTS = {
+    "tiny": ("tiny", 5_346, 18_944),
     "classic_cnn": ("classic_cnn", 1_756_426, 32_778_112),
     "alexnet": ("alexnet", 7_706_442, 225_650_688),
     "vgg16": ("vgg", 14_986_698, 313_463_808),
