@@ -17,8 +17,7 @@ class Values:
     Attributes:
       parameters: all parameters.
       slots: by name, like the parameters.
-      state: [all state], in the state's own precision, so that a resumed run continues with the same numbers;
-        float64 if it has several dtypes.
+      state: [all state], in the state's own precision; float64 if it has several dtypes.
     """
 
     parameters: Stored
@@ -37,6 +36,7 @@ class Start:
       step: number of steps done.
       updates: number of updates applied.
       positions: each asynchronous worker's next batch, as for `BatchOrder`.
+      state_dtypes: dtype and number of elements of each state variable, in order.
     """
 
     values: Values
@@ -45,6 +45,7 @@ class Start:
     step: int
     updates: int
     positions: Sequence[int] | None = None
+    state_dtypes: Sequence[tuple[str, int]] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -327,6 +327,7 @@ class ServersStrategy(SynchronousStrategy):
                 step=self.step,
                 updates=self._given["updates"],
                 positions=self._positions,
+                state_dtypes=[(value.dtype.name, value.shape.num_elements()) for value in engine.state().values()],
             )
         )
 

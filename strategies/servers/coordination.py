@@ -14,6 +14,7 @@ from strategies.servers.admission import Admission, Ticket
 from strategies.servers.decisions import DecisionLog
 from strategies.servers.group import Group
 from strategies.servers.handlers import StoreHandlers
+from strategies.servers.model_state import ModelState
 from strategies.servers.options import ServersOptions
 from strategies.servers.rounds import Lease, Rounds
 from strategies.servers.store import rate_for
@@ -63,7 +64,7 @@ class Coordination:
         self._num_workers, self._connect_others = num_workers, connect_others
         self._stops_if_bad = stops_if_bad
         self._others = Group((), ())
-        self._state, self._averaged = np.zeros(0), np.zeros(0, bool)
+        self._state = ModelState(np.zeros(0), np.zeros(0, bool))
         self._state_lock = threading.Lock()
         self._admission: Admission | Rounds | None = None
         self._ready = threading.Event()
@@ -97,10 +98,10 @@ class Coordination:
     def start(self, message: Message, arrays) -> Content:
         """The chief has set all vectors: workers may begin steps from message["step"] on.
 
-        "positions" are the workers' next batches, as for `BatchOrder`.
+        "positions" are the workers' next batches, as for `BatchOrder`; "state_dtypes" are as for `ModelState`.
         """
         first, options = message["step"], self._options
-        self._state, self._averaged = arrays
+        self._state = ModelState(*arrays, message.get("state_dtypes", ()))
         self._settings = message.get("settings", {})
         if options.is_sync:
             self._admission = Rounds(
@@ -176,7 +177,7 @@ class Coordination:
 
     def get_state(self, message: Message, arrays) -> Content:
         with self._state_lock:
-            return {}, [self._state.copy()]
+            return {}, [self._state.read()]
 
     def end(self, message: Message, arrays) -> Content:
         """The chief ends the run; workers learn how it ended from the reply to their next `begin`."""
@@ -247,7 +248,7 @@ class Coordination:
         # All under one lock: the other servers' pieces are then at least as new as this one.
         with self._state_lock:
             self._log.settled(message["settled"])
-            state, decided = self._state.copy(), self._decided()
+            state, decided = self._state.read(), self._decided()
             pulled, (piece,) = self._store.pull({"key": KEY}, ())
         return {"step": admitted.step, **ticket, "decided": decided, **pulled}, [state, piece]
 
@@ -332,7 +333,7 @@ class Coordination:
                 staleness = self._store.push(message, gradient)[0]["staleness"]
                 rate = rate_for(message["rate"], staleness, aware=message["aware"])
                 self._log.add(ticket.lease, rate)
-                self._state += change
+                self._state.add(change)
             self._note_bad(step, finite)
             is_taken_over = self._admission.replaced(step) is not None
             self._tally.add_part(f"worker:{message['worker']}", figures, staleness, is_taken_over=is_taken_over)
@@ -369,8 +370,7 @@ class Coordination:
         with self._state_lock:
             if finite and weight:
                 # State that is not averaged changes by the first worker's change alone; the others send zeros.
-                divisors = np.where(self._averaged, weight, 1.0)
-                self._state += sum(change for _, change in parts) / divisors
+                self._state.add(sum(change for _, change in parts), weight)
             self._note_bad(step, finite)
             for (message, _), lease in zip(parts, leases, strict=True):
                 is_taken_over = lease.worker != lease.part

@@ -50,7 +50,7 @@ class OwnCarrier:
                 held[-1] += sum(array.nbytes for array in arrays)
         self._held_bytes = held
         arrays = [begin.values.state, begin.averaged]
-        more = {"settings": self._settings, "positions": begin.positions}
+        more = {"settings": self._settings, "positions": begin.positions, "state_dtypes": begin.state_dtypes}
         self._group.ask(0, "start", arrays, step=begin.step, **more)
 
     def advance(self, wanted: int, until: int) -> Progress:
