@@ -1,5 +1,6 @@
 """Waiting at the start until all processes of a cluster listen on their addresses."""
 
+import contextlib
 import socket
 import threading
 import time
@@ -11,6 +12,7 @@ from strategies.errors import PeerLost
 from towers.errors import UserError
 
 _PROBE_SECONDS = 0.2
+_CONNECT_SECONDS = 0.3
 _ANSWER_SECONDS = 1.0
 # A process that listens and says nothing for so long is of another kind.
 _SILENT_SECONDS = 10.0
@@ -74,14 +76,35 @@ def _check_word(this, missing, word, door: "_Doorkeeper", silent_since: dict[Mem
 def _is_there(member: Member, word: str) -> bool:
     if not word:
         return listens(member.address)
+    answer = _first_words(member.address, _PROBE_SECONDS)
+    return answer == word.encode() or _is_of_grpc(answer)
+
+
+def grpc_answers(address: str) -> bool | None:
+    """Whether the gRPC server at 'host:port' lives; None if nobody listens there.
+
+    The kernel accepts connections to a process that stands still. A live server speaks first, in threads of its
+    own, whatever its program computes.
+    """
+    answer = _first_words(address, _CONNECT_SECONDS)
+    return None if answer is None else _is_of_grpc(answer)
+
+
+def _first_words(address: str, connect_seconds: float) -> bytes | None:
+    """What 'host:port' says to whoever connects: b'' for nothing in time, None if nobody listens there."""
     try:
-        with _connected(member.address, _PROBE_SECONDS) as connection:
+        with _connected(address, connect_seconds) as connection:
             connection.settimeout(_ANSWER_SECONDS)
-            answer = connection.recv(_LONGEST_WORD)
+            with contextlib.suppress(TimeoutError):
+                return connection.recv(_LONGEST_WORD)
+            return b""
     except OSError:
-        return False
+        return None
+
+
+def _is_of_grpc(answer: bytes | None) -> bool:
     # A gRPC server begins with a frame of HTTP/2, whose length has three bytes, the first of them 0.
-    return answer == word.encode() or answer[:1] == b"\0"
+    return answer is not None and answer[:1] == b"\0"
 
 
 class _Doorkeeper:
@@ -134,7 +157,7 @@ def listening(member: Member) -> socket.socket:
     return listener
 
 
-def listens(address: str, timeout_seconds: float = 0.3) -> bool:
+def listens(address: str, timeout_seconds: float = _CONNECT_SECONDS) -> bool:
     """Whether 'host:port' accepts a TCP connection."""
     try:
         with _connected(address, timeout_seconds):

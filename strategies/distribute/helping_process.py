@@ -14,7 +14,7 @@ from strategies.distribute.host_functions import HostFunctions
 from strategies.engines import TENSORFLOW
 from strategies.errors import PeerLost
 from strategies.servers.wire import MAGIC
-from strategies.waiting import listens, wait_for_all
+from strategies.waiting import grpc_answers, wait_for_all
 
 _PROBE_SECONDS = 1.0
 # Refused connections in a row after which the chief counts as lost.
@@ -58,7 +58,7 @@ class HelpingProcess:
         Args:
           functions: what graphs may call in this process, by name.
           description: what the chief compares before training.
-          timeout_seconds: seconds without a call after which the chief counts as lost.
+          timeout_seconds: seconds without a sign of life after which the chief counts as lost.
 
         Raises:
           PeerLost: the chief was lost.
@@ -86,13 +86,16 @@ class HelpingProcess:
         return np.bool_(True)
 
     def _wait_for_the_end(self, timeout_seconds) -> None:
-        began, refused = time.monotonic(), 0
+        """A chief that evaluates or saves for long makes no calls: its server's answers show that it lives."""
+        heard_at, refused = time.monotonic(), 0
         named = f"{self._chief.name} ({self._chief.address})"
         while not self._ended.wait(_PROBE_SECONDS):
+            lives = grpc_answers(self._chief.address)
+            refused = refused + 1 if lives is None else 0
             called_at = self._called_at
-            refused = 0 if listens(self._chief.address) else refused + 1
+            heard_at = max(heard_at, time.monotonic() if lives else 0.0, called_at or 0.0)
             limit = timeout_seconds if called_at else max(timeout_seconds, self._startup_timeout_seconds)
-            silent = time.monotonic() - (called_at or began)
+            silent = time.monotonic() - heard_at
             if refused >= _REFUSALS and (called_at or silent > limit):
                 raise PeerLost(f"{named} was lost: restart all processes; they resume from the last checkpoint")
             if silent > limit:

@@ -1,8 +1,9 @@
 """A user's own program on a ring or parameter servers: a small network with slow input.
 
-SECONDS_PER_BATCH   seconds that the input of each batch takes; default: 0.04
-BATCH_NORM          1: the model has a batch norm
-NAN_FROM            the input is not finite from the batch with this index on
+SECONDS_PER_BATCH              seconds that the input of each batch takes; default: 0.04
+SECONDS_PER_EVALUATION_BATCH   likewise, of an evaluation; default: 0
+BATCH_NORM                     1: the model has a batch norm
+NAN_FROM                       the input is not finite from the batch with this index on
 """
 
 import os
@@ -14,6 +15,7 @@ from launch import binary, training
 from tests.launch.spoilt_task import build, spoilt_task, with_statistics
 
 _SECONDS = float(os.environ.get("SECONDS_PER_BATCH", 0.04))
+_EVALUATION_SECONDS = float(os.environ.get("SECONDS_PER_EVALUATION_BATCH", 0))
 _MODEL = with_statistics if os.environ.get("BATCH_NORM") else build
 _NAN_FROM = int(os.environ.get("NAN_FROM", 2**31))
 
@@ -23,9 +25,15 @@ def slow_input(batch_index):
     return np.float32("nan" if batch_index >= _NAN_FROM else 1)
 
 
+def slow_evaluation(batch_index):
+    time.sleep(_EVALUATION_SECONDS)
+    return np.float32(1)
+
+
 def main(_):
     training.serve_if_server()
-    training.build_trainer(training.build_strategy(spoilt_task(slow_input, _MODEL))).fit()
+    task = spoilt_task(slow_input, _MODEL, slow_evaluation if _EVALUATION_SECONDS else None)
+    training.build_trainer(training.build_strategy(task)).fit()
 
 
 if __name__ == "__main__":

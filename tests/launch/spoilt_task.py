@@ -21,23 +21,29 @@ def with_statistics() -> keras.Model:
     return keras.Model(inputs, keras.layers.Dense(3, name="logits")(hidden))
 
 
-def spoilt_task(spoil: Callable[[int], np.float32] | None, model: Callable[[], keras.Model] = build) -> OwnTask:
-    """Batches of 24 examples, four an epoch.
+def spoilt_task(
+    spoil: Callable[[int], np.float32] | None,
+    model: Callable[[], keras.Model] = build,
+    spoil_evaluation: Callable[[int], np.float32] | None = None,
+) -> OwnTask:
+    """Batches of 24 examples, four an epoch, and four in an evaluation.
 
     Args:
       model: builds the model.
       spoil: called with the number of each training batch when it is made; its features are multiplied by what it
         gives. None leaves them alone.
+      spoil_evaluation: likewise, for the batches of an evaluation.
     """
+    spoils = {"train": spoil, "eval": spoil_evaluation}
 
     class SpoiltTask(OwnTask):
         def dataset(self, split, shard):
             batches = super().dataset(split, shard)
-            if split != "train" or spoil is None:
+            if spoils[split] is None:
                 return batches
 
             def spoilt(number, batch):
-                factor = tf.numpy_function(spoil, [number], tf.float32)
+                factor = tf.numpy_function(spoils[split], [number], tf.float32)
                 factor.set_shape([])
                 return batch._replace(features=batch.features * factor)
 

@@ -150,6 +150,24 @@ def test_a_stopped_server_ends_the_cluster(group_of, tmp_path):
 
 
 @pytest.mark.full
+def test_a_stopped_chief_ends_the_cluster_after_the_timeout(group_of, tmp_path):
+    with group_of("--collective_timeout_seconds=4") as group:
+        signalled(group, tmp_path, signal.SIGSTOP, "chief:0")
+        ends = {name: group.end(name, END_SECONDS) for name in group.processes if name != "chief:0"}
+    assert {ended.code for ended in ends.values()} == {PEER_LOST}, outputs(ends)
+    assert "chief:0 (127.0.0.1:" in errors(ends["ps:0"])[0]
+    assert "was silent for 4 seconds" in errors(ends["ps:0"])[0]
+
+
+@pytest.mark.full
+def test_a_chief_may_evaluate_for_longer_than_the_timeout(group_of):
+    """Each of the four batches of its evaluation takes two seconds."""
+    slow = {"chief:0": {"SECONDS_PER_EVALUATION_BATCH": "2"}}
+    with group_of("--collective_timeout_seconds=4", "--steps=10", variables=slow) as group:
+        all_end(group)
+
+
+@pytest.mark.full
 def test_a_killed_chief_ends_the_cluster_which_can_resume(group_of, tmp_path):
     with group_of() as group:
         signalled(group, tmp_path, signal.SIGKILL, "chief:0")
