@@ -20,6 +20,7 @@ from absl import app, flags
 from launch import binary
 from launch.flags.checks import numbers_from
 from launch.flags.devices import devices_from_flags
+from launch.flags.pipeline import pipeline_from_flags
 from launch.flags.recipes import apply_recipe
 from launch.flags.ring import joined_ring
 from launch.flags.run import callbacks_from_flags, run_directory, trainer_options_from_flags
@@ -78,7 +79,14 @@ def build_strategy(task: Task, options: StepOptions | None = None) -> Strategy:
     if is_evaluator():
         sys.exit(follow_run(task, devices, options, run_directory(), shares=shares))
     strategy = registry.build_strategy(
-        FLAGS.strategy, task, devices, options, shares=shares, ring=joined_ring(), servers=membership
+        FLAGS.strategy,
+        task,
+        devices,
+        options,
+        shares=shares,
+        ring=joined_ring(),
+        servers=membership,
+        pipeline=pipeline_from_flags(),
     )
     if FLAGS.verify:
         sys.exit(verify(task, strategy))

@@ -43,6 +43,8 @@ def reference_strategy(task: Task, strategy: SynchronousStrategy, options: StepO
     devices = Devices(towers=(_ONE_DEVICE,) * count, parameters=_ONE_DEVICE)
     own_shares = strategy.part_shares if count > 1 else None
     how = "undivided" if count == 1 else f"in the same {count} parts, one after another"
+    if strategy.microbatches > 1:
+        how += f", {strategy.microbatches} microbatches"
     # The reference runs without XLA, so that the comparison also tests XLA.
-    plain = dataclasses.replace(options, xla=False)
+    plain = dataclasses.replace(options, xla=False, accumulation=strategy.microbatches)
     return towers_strategy(task, devices, plain, shares=own_shares), f"one device, each batch {how}"

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from strategies.contract import Strategy
 from strategies.distribute.mirrored import mirrored_strategy
 from strategies.parameter_servers import servers_strategy
+from strategies.pipeline import pipeline_strategy
 from strategies.ring.joining import Ring
 from strategies.ring.strategy import ring_strategy
 from strategies.servers.membership import ServersMembership
@@ -14,6 +15,7 @@ from strategies.towers import towers_strategy
 from towers.devices import Devices
 from towers.errors import UserError
 from towers.options import StepOptions
+from towers.stages.options import PipelineOptions
 from towers.task import Task
 
 
@@ -26,11 +28,13 @@ class _Mode:
         process's membership, as the argument that `cluster_kind` names.
       cluster_kind: 'ring' or 'servers': the kind of cluster that its processes form; '' for a single process.
       shards: whether its parameters can be sharded over the towers.
+      has_stages: whether a tower is several devices, each with stages of the model; it then takes `pipeline=`.
     """
 
     build: Callable[..., Strategy]
     cluster_kind: str = ""
     shards: bool = False
+    has_stages: bool = False
 
 
 _MODES = {
@@ -38,6 +42,7 @@ _MODES = {
     "mirrored": _Mode(mirrored_strategy),
     "ring": _Mode(ring_strategy, cluster_kind="ring"),
     "ps": _Mode(servers_strategy, cluster_kind="servers"),
+    "pipeline": _Mode(pipeline_strategy, has_stages=True),
 }
 
 
@@ -64,6 +69,7 @@ def build_strategy(
     shares: tuple[float, ...] | None = None,
     ring: Ring | None = None,
     servers: ServersMembership | None = None,
+    pipeline: PipelineOptions | None = None,
 ) -> Strategy:
     """A strategy at step 0, with initial weights drawn from the options' seed.
 
@@ -75,12 +81,14 @@ def build_strategy(
       shares: relative part of this process's examples for each of its towers; None: equal parts.
       ring: this process's membership of a ring; None: a ring of one process.
       servers: the chief's membership of a parameter-server cluster; required by 'ps'.
+      pipeline: stages and schedule of 'pipeline'; None: the defaults.
 
     Raises:
       UserError: unknown name, no cluster for a strategy that needs one, or an argument that the strategy refuses.
     """
     mode = _mode(name)
     check_sharding(name, devices.sharded)
+    check_groups(name, bool(devices.groups))
     if mode.cluster_kind == "servers" and servers is None:
         raise UserError(
             f"strategy {name!r} needs several processes: a chief, workers and parameter servers; "
@@ -88,11 +96,12 @@ def build_strategy(
         )
     memberships = {"ring": ring, "servers": servers}
     joined = {mode.cluster_kind: memberships[mode.cluster_kind]} if mode.cluster_kind else {}
+    of_tower = {"pipeline": pipeline} if mode.has_stages else {}
     if shares is None:
         membership = joined.get(mode.cluster_kind)
         own = task.batch_size if membership is None else membership.own_examples(task.batch_size)
         devices = devices.for_examples(own // options.accumulation)
-    return mode.build(task, devices, options, shares=shares, **joined)
+    return mode.build(task, devices, options, shares=shares, **joined, **of_tower)
 
 
 def check_sharding(name: str, sharded: bool) -> None:
@@ -102,6 +111,24 @@ def check_sharding(name: str, sharded: bool) -> None:
         raise UserError(
             f"parameter_device='sharded' with strategy {name!r}: only {able} shards its parameters; use it, or "
             "parameter_device='cpu'"
+        )
+
+
+def has_stages(name: str) -> bool:
+    """Whether a tower of the strategy is several devices, each with stages of the model.
+
+    Raises:
+      UserError: unknown name.
+    """
+    return _mode(name).has_stages
+
+
+def check_groups(name: str, grouped: bool) -> None:
+    """Raises UserError if towers are groups of devices and the strategy has towers of one device."""
+    if grouped and not _mode(name).has_stages:
+        able = " or ".join(repr(other) for other, mode in _MODES.items() if mode.has_stages)
+        raise UserError(
+            f"towers of several devices with strategy {name!r}: only {able} has them; use it, or omit the grid"
         )
 
 

@@ -91,6 +91,11 @@ class SynchronousStrategy:
         return self.engine.all_shares
 
     @property
+    def microbatches(self) -> int:
+        """Number of microbatches that a global batch is divided into before the towers divide each of them."""
+        return self.options.accumulation
+
+    @property
     def step(self) -> int:
         return int(self.engine.counters.step)
 

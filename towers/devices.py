@@ -62,6 +62,11 @@ class Devices:
             return self
         return dataclasses.replace(self, towers=self.towers[:count], lowered_from=self.num_towers)
 
+    def grouped(self, groups: tuple[tuple[str, ...], ...]) -> "Devices":
+        """The same devices as groups, each a tower: see `towers.grid.Grid.groups`."""
+        towers = tuple(group[0] for group in groups)
+        return dataclasses.replace(self, towers=towers, groups=groups, default_of_cores=0, lowered_from=0)
+
     @property
     def notices(self) -> list[str]:
         """A line for the user if cores are idle because the batch was not known when the threads were set."""

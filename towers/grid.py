@@ -1,7 +1,7 @@
 """A grid of devices with named axes: which devices form a tower, and which towers divide a batch.
 
---grid=data:2,stage:3      device 0 1 2 | 3 4 5      two towers of three stages each
-                           tower  0         1
+data:2,stage:3      device 0 1 2 | 3 4 5      two towers of three stages each
+                    tower  0         1
 """
 
 import dataclasses

@@ -33,11 +33,13 @@ class OneProcessEngine(Engine):
         *arguments,
         place: Callable[[ModelVariables, UpdateRule], Placement] | None = None,
         make_towers: Callable[[Engine], tuple[Sequence[Callable], Sequence[Callable]]] | None = None,
+        microbatches: int | None = None,
         **named,
     ):
         """Args:
         place: makes the placement of the model's variables; None for what `devices` says.
         make_towers: makes the engine's `towers` and `evaluations`; None for towers of one device.
+        microbatches: as for `TowerPasses`.
         *arguments, **named: as for `Engine`.
         """
         super().__init__(*arguments, **named)
@@ -45,7 +47,9 @@ class OneProcessEngine(Engine):
         if make_towers is not None:
             self.towers, self.evaluations = make_towers(self)
         parts = TowerParts.of_one_process(self.shares)
-        self._passes = TowerPasses(self.towers, self.devices, parts, self.options, self.placement.owners)
+        self._passes = TowerPasses(
+            self.towers, self.devices, parts, self.options, self.placement.owners, microbatches
+        )
 
     def _place(self, variables: ModelVariables, rule: UpdateRule) -> Placement:
         if self.devices.sharded:

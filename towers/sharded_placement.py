@@ -54,16 +54,30 @@ class ShardedPlacement:
       parameters, state, slots: as `Placement`; sliced ones are `SlicedVariable`.
     """
 
-    def __init__(self, variables: ModelVariables, rule: UpdateRule, devices: Sequence[str]):
-        """Variables on `devices` with the template's present values, and slots of zeros beside them."""
+    def __init__(
+        self,
+        variables: ModelVariables,
+        rule: UpdateRule,
+        devices: Sequence[str],
+        shards: Sequence[Shard] | None = None,
+    ):
+        """Variables on `devices` with the template's present values, and slots of zeros beside them.
+
+        Args:
+          variables: the model's.
+          rule: names the slots.
+          devices: the owners.
+          shards: of all parameters, in order; None for shards of equal size.
+        """
         self._constraints = constraints_of(variables)
         templates = dict(zip(canonical_names(variables.parameters), variables.parameters, strict=True))
-        shards = shards_of(
-            {name: tuple(template.shape) for name, template in templates.items()},
-            len(devices),
-            item_bytes={name: tf.as_dtype(template.dtype).size for name, template in templates.items()},
-            whole=self._constraints if rule.elementwise else templates,
-        )
+        if shards is None:
+            shards = shards_of(
+                {name: tuple(template.shape) for name, template in templates.items()},
+                len(devices),
+                item_bytes={name: tf.as_dtype(template.dtype).size for name, template in templates.items()},
+                whole=self._constraints if rule.elementwise else templates,
+            )
         self._devices = devices
         self.parts = [_owned(shard, templates[shard.name], rule, devices[shard.owner]) for shard in shards]
         self.owners = _owners_of(self.parts, list(templates))

@@ -75,6 +75,14 @@ class TowerParts:
         own, activity = self.part_of_some(filled, tower)
         return own, tf.where(is_empty, 0.0, activity)
 
+    def part_of_microbatch(self, batch: Batch, tower: int, index: int, count: int) -> tuple[Batch, tf.Tensor]:
+        """As `part`, of microbatch `index` of `count`. The batch's first example stands in for an empty one."""
+        ends = split.boundaries_tensor(batch_length(batch), split.even_shares(count))
+        is_empty = tf.equal(ends[index], ends[index + 1])
+        begin, end = tf.where(is_empty, 0, ends[index]), tf.where(is_empty, 1, ends[index + 1])
+        own, activity = self.part(_slice(batch, begin, end), tower)
+        return own, tf.where(is_empty, 0.0, activity)
+
     def part_of_some(self, batch: Batch, tower: int) -> tuple[Batch, tf.Tensor]:
         """As `part`, for a batch that is not empty. It need not have the stand-in's structure and dtypes."""
         return part(batch, tower + self.begin, self.shares)

@@ -30,6 +30,7 @@ class TowerPasses:
         parts: TowerParts,
         options: StepOptions,
         owners: Owners = CURRENT_DEVICE,
+        microbatches: int | None = None,
     ):
         """Args:
         towers: the training pass of each tower, called as a `TowerFunction` with the tower's first device current.
@@ -37,9 +38,11 @@ class TowerPasses:
         parts: how the towers divide a batch.
         options: options of the step.
         owners: where the gradients meet; the current device is then `devices.parameters`.
+        microbatches: number of microbatches that a tower computes in one call, if it is a pipeline. It then gets
+          parts, seeds and gains of all of them, as tuples.
         """
         self._towers, self._devices, self._parts, self._options = towers, devices, parts, options
-        self._owners = owners
+        self._owners, self._microbatches = owners, microbatches
 
     def train(
         self,
@@ -63,10 +66,9 @@ class TowerPasses:
         results = []
         for tower, device in enumerate(self._devices.towers):
             with tf.device(HOST):
-                part, activity = self._parts.part(batch, tower)
-                seed = tower_seed(self._options.seed, step, self._parts.pass_index(microbatch_index, tower))
+                given = self._given(batch, microbatch_index, tower, step, loss_scale)
             with tf.device(device):
-                result = self._towers[tower](parameters, state, part, seed, activity * loss_scale)
+                result = self._towers[tower](parameters, state, *given)
                 results.append(result._replace(gradients=self._owners.cut(result.gradients)))
         with tf.device(self._devices.parameters):
             new_state = batch_stats.combined(
@@ -76,6 +78,21 @@ class TowerPasses:
                 self._options.batch_stats,
             )
             return sums.add_results(results, self._owners.add, new_state=new_state)
+
+    def _given(self, batch, microbatch_index, tower: int, step, loss_scale) -> tuple:
+        """(part, seed, gain) of a tower, or a tuple of each for its microbatches."""
+        if self._microbatches is None:
+            part, activity = self._parts.part(batch, tower)
+            return part, self._seed(step, microbatch_index, tower), activity * loss_scale
+        count, given = self._microbatches, []
+        for index in range(count):
+            part, activity = self._parts.part_of_microbatch(batch, tower, index, count)
+            seed = self._seed(step, microbatch_index * count + index, tower)
+            given.append((part, seed, activity * loss_scale))
+        return tuple(zip(*given, strict=True))
+
+    def _seed(self, step, microbatch_index, tower: int) -> tf.Tensor:
+        return tower_seed(self._options.seed, step, self._parts.pass_index(microbatch_index, tower))
 
     def evaluate(
         self,

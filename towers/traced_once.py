@@ -40,7 +40,12 @@ class TracedOnce:
 
     def _traced(self, specs):
         concrete = self._function.get_concrete_function(*specs)
-        return optimized(concrete) if self._optimize and _must_optimize(concrete) else concrete
+        return optimized_if_needed(concrete) if self._optimize else concrete
+
+
+def optimized_if_needed(concrete):
+    """The concrete function, optimized here unless TensorFlow does it."""
+    return optimized(concrete) if _must_optimize(concrete) else concrete
 
 
 def _must_optimize(concrete) -> bool:

@@ -5,6 +5,8 @@ import os
 from absl import flags
 
 from launch.flags.checks import listed_in_help, positive
+from launch.flags.grid import grid_from_flags
+from launch.flags.pipeline import num_stage_devices
 from launch.membership.this_process import cluster_of_this_process
 from strategies.cluster import WORKER
 from strategies.registry import check_sharding, cluster_kind, strategy_names
@@ -56,14 +58,16 @@ def devices_from_flags() -> Devices:
     """Configures this process's devices. Call it before TensorFlow computes anything."""
     # `build_strategy` checks it too, but of servers and their workers only the chief calls that.
     check_sharding(FLAGS.strategy, FLAGS.parameter_device == SHARDED)
-    return configure_devices(
-        num_towers=FLAGS.num_towers,
+    grid = grid_from_flags(num_stage_devices())
+    devices = configure_devices(
+        num_towers=FLAGS.num_towers if grid is None else grid.num_devices,
         kind=FLAGS.tower_device,
         parameter_device=FLAGS.parameter_device,
         threads_per_tower=FLAGS.threads_per_tower,
         num_processes=int(os.environ.get("TOWERS_PROCESSES_HERE", "1")),
         batch_size=_own_examples(),
     )
+    return devices if grid is None else devices.grouped(grid.groups(devices.towers))
 
 
 def _own_examples() -> int | None:

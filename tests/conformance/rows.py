@@ -6,6 +6,7 @@ from collections.abc import Callable
 from strategies.contract import Strategy
 from strategies.distribute.mirrored import mirrored_strategy
 from strategies.parameter_servers import servers_strategy
+from strategies.pipeline import pipeline_strategy
 from strategies.ring.collectives import WireOptions
 from strategies.ring.joining import RingOptions
 from strategies.ring.strategy import ring_strategy
@@ -13,7 +14,9 @@ from strategies.servers.options import ServersOptions
 from strategies.towers import towers_strategy
 from tests.towers.logical_cpus import cpus
 from towers.devices import Devices
+from towers.grid import Grid
 from towers.split import even_shares
+from towers.stages.options import PipelineOptions
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -79,6 +82,14 @@ class Row:
 
 def _towers(devices: Devices, shares: tuple[float, ...] | None = None):
     return lambda task, options: towers_strategy(task, devices, options, shares=shares)
+
+
+def _pipeline(num_devices: int, microbatches: int, num_towers: int = 1, **options):
+    """Towers of `num_devices` devices each; `options` are other fields of `PipelineOptions`."""
+    devices = cpus(num_devices * num_towers)
+    devices = devices.grouped(Grid(data=num_towers, stage=num_devices).groups(devices.towers))
+    pipeline = PipelineOptions(microbatches=microbatches, **options)
+    return lambda task, step: pipeline_strategy(task, devices, step, pipeline=pipeline)
 
 
 def _mirrored(devices: Devices, shares: tuple[float, ...] | None = None):
@@ -188,6 +199,37 @@ ROWS = (
         make_strategy=_towers(cpus(3, sharded=True), _SHARES),
         shares=_SHARES,
         accumulation=4,
+        reference=FOUR_MICROBATCHES,
+    ),
+    Row(
+        name="pipeline_2_1f1b_4_microbatches",
+        in_quick=True,
+        make_strategy=_pipeline(2, 4),
+        reference=FOUR_MICROBATCHES,
+    ),
+    Row(
+        name="pipeline_3_gpipe_4_microbatches",
+        make_strategy=_pipeline(3, 4, schedule="gpipe"),
+        reference=FOUR_MICROBATCHES,
+    ),
+    Row(
+        name="pipeline_4_zb_h1_4_microbatches",
+        make_strategy=_pipeline(4, 4, schedule="zb_h1"),
+        reference=FOUR_MICROBATCHES,
+    ),
+    Row(
+        name="pipeline_2_interleaved_4_stages_accumulation_2",
+        make_strategy=_pipeline(2, 2, stages=4, schedule="interleaved"),
+        accumulation=2,
+        reference=FOUR_MICROBATCHES,
+    ),
+    Row(
+        # With several microbatches each tower has moving statistics of its own until the step ends.
+        name="pipeline_2_by_2_towers_accumulation_4",
+        make_strategy=_pipeline(2, 1, num_towers=2),
+        shares=even_shares(2),
+        accumulation=4,
+        batch_stats="average",
         reference=FOUR_MICROBATCHES,
     ),
     Row(name="mirrored_1", make_strategy=_mirrored(cpus(1))),

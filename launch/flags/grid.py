@@ -1,0 +1,40 @@
+"""The flag of the grid of devices: how many towers there are, and how many devices each of them has."""
+
+from absl import flags
+
+from launch.flags.checks import listed_in_help
+from strategies.registry import check_groups, has_stages
+from towers.errors import UserError
+from towers.grid import Grid
+
+FLAGS = flags.FLAGS
+
+flags.DEFINE_string(
+    "grid",
+    None,
+    "For --strategy=pipeline: number of towers and of devices in each, as data:2,stage:3. The towers divide each "
+    "batch, the devices of a tower the model. Default: --num_towers (or one) towers of --stages devices.",
+)
+listed_in_help(__name__)
+
+
+def grid_from_flags(num_stage_devices: int) -> Grid | None:
+    """The grid of this process's devices; None if each tower is one device.
+
+    Args:
+      num_stage_devices: devices of a tower if --grid does not say it.
+
+    Raises:
+      UserError: a grid that is none, that the strategy can't use, or that --num_towers contradicts.
+    """
+    if FLAGS.grid is None:
+        return Grid(data=FLAGS.num_towers or 1, stage=num_stage_devices) if has_stages(FLAGS.strategy) else None
+    check_groups(FLAGS.strategy, grouped=True)
+    grid = Grid.parse(FLAGS.grid)
+    if grid.slice > 1:
+        raise UserError(f"--grid={FLAGS.grid}: --strategy={FLAGS.strategy} has stages, no slices; use stage:N")
+    if FLAGS.num_towers not in (None, grid.data):
+        raise UserError(
+            f"--grid={FLAGS.grid} has {grid.data} towers, --num_towers={FLAGS.num_towers}: omit --num_towers"
+        )
+    return grid

@@ -1,0 +1,91 @@
+"""Flags of a pipeline: stages, microbatches and schedule."""
+
+import functools
+import pathlib
+
+from absl import flags
+
+from launch.flags.checks import listed_in_help, positive
+from strategies.registry import has_stages
+from towers.errors import UserError
+from towers.pipeline import builders, schedule_csv
+from towers.pipeline.schedule import Schedule
+from towers.stages.options import PipelineOptions
+
+FLAGS = flags.FLAGS
+_DEFAULT_STAGES = 2
+
+flags.DEFINE_integer(
+    "stages",
+    None,
+    "For --strategy=pipeline: number of stages that the model is cut into, each on a device of its own (with "
+    f"--pipeline_schedule=interleaved several on each device of --grid). Default: the devices of a tower, "
+    f"{_DEFAULT_STAGES}.",
+)
+flags.DEFINE_integer(
+    "microbatches",
+    None,
+    "For --strategy=pipeline: number of microbatches of each batch that are in the pipeline at once. More of them "
+    "mean less waiting, and smaller parts for each operation. Default: twice the stages.",
+)
+flags.DEFINE_string(
+    "pipeline_schedule",
+    "1f1b",
+    f"For --strategy=pipeline: the order of the passes: {', '.join(builders.NAMES)}, or a CSV file with a line "
+    "for each device, such as F0,F1,B0,B1. 1f1b keeps the fewest microbatches in memory; interleaved and zb_h1 "
+    "wait less.",
+)
+flags.DEFINE_string(
+    "balance",
+    "parameters",
+    "For --strategy=pipeline: where the model is cut. parameters: stages of equally many. time: "
+    "stages that take equally long, by a measurement of each operation at the start. Or the number of operations "
+    "of each stage, as 5,3.",
+)
+positive("stages", "microbatches")
+listed_in_help(__name__)
+
+
+def pipeline_from_flags() -> PipelineOptions | None:
+    """The options of a pipeline; None for a strategy without stages.
+
+    Raises:
+      UserError: a file that is no schedule, or another value that is not allowed.
+    """
+    if not has_stages(FLAGS.strategy):
+        return None
+    return PipelineOptions(
+        stages=FLAGS.stages, microbatches=FLAGS.microbatches, schedule=_schedule(), balance=_balance(FLAGS.balance)
+    )
+
+
+def num_stage_devices() -> int:
+    """Devices of a tower if --grid does not say it."""
+    schedule = _schedule() if has_stages(FLAGS.strategy) else ""
+    return len(schedule.devices) if isinstance(schedule, Schedule) else FLAGS.stages or _DEFAULT_STAGES
+
+
+def _schedule() -> str | Schedule:
+    return _schedule_of(FLAGS.pipeline_schedule)
+
+
+@functools.cache
+def _schedule_of(given: str) -> str | Schedule:
+    if given in builders.NAMES:
+        return given
+    path = pathlib.Path(given)
+    if not path.is_file():
+        raise UserError(
+            f"--pipeline_schedule={given}: no such schedule and no such file; use {', '.join(builders.NAMES)}, or "
+            "the path of a CSV file"
+        )
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"--pipeline_schedule={given}: the file can't be read as text: {error}") from None
+    return schedule_csv.read(text, given)
+
+
+def _balance(given: str) -> str | tuple[int, ...]:
+    words = given.split(",")
+    return tuple(map(int, words)) if all(word.strip().isdecimal() for word in words) else given

@@ -1,0 +1,79 @@
+"""Models cut into stages."""
+
+import keras
+import pytest
+from keras import layers
+
+from models.networks.transformer import TransformerSize, transformer
+from tests.towers.user_errors import refused
+from towers.stages.model_stages import cut_by_parameters, cut_by_sizes, parameter_bytes
+from towers.stages.options import PipelineOptions, check_microbatches
+from towers.stages.staged_trace import readings_of
+from towers.tower import ModelVariables
+
+
+def names_of(stages):
+    return [[node.operation.name for node in nodes] for nodes in stages.nodes]
+
+
+def test_stages_have_about_equally_many_parameters():
+    model = keras.Sequential([layers.Input((4,)), *(layers.Dense(4, name=f"dense{index}") for index in range(5))])
+    assert names_of(cut_by_parameters(model, 2)) in (
+        [["dense0", "dense1", "dense2"], ["dense3", "dense4"]],
+        [["dense0", "dense1"], ["dense2", "dense3", "dense4"]],
+    )
+    assert names_of(cut_by_sizes(model, (1, 4)))[0] == ["dense0"]
+
+
+def test_a_tied_table_lives_in_the_first_stage_that_reads_it():
+    model = transformer(TransformerSize(blocks=2, width=8, heads=2), num_tokens=50, length=4)
+    stages = cut_by_parameters(model, 2)
+    table = next(v for v in model.trainable_variables if v.shape == (50, 8))
+    assert stages.stages_of(table) == [0, 1]
+    readings = readings_of(stages, ModelVariables.of(model))
+    assert len(readings) == len(model.trainable_variables) + 1
+    assert sum(parameter_bytes(stages)) == 4 * model.count_params()
+
+
+class OwnCall(keras.Model):
+    def call(self, inputs):
+        return inputs
+
+
+def test_a_model_with_its_own_call_is_refused():
+    inputs = keras.Input((3,))
+    for model in (OwnCall(name="own"), OwnCall(inputs, layers.Dense(2)(inputs), name="own")):
+        with refused("model 'own' of class OwnCall can't be cut into stages"):
+            cut_by_parameters(model, 2)
+
+
+@pytest.mark.parametrize(
+    "options, model_stages, message",
+    [
+        ({"balance": (1, 1)}, 3, "balance=1,1: 2 numbers for 3 stages"),
+        ({"balance": (1, 1)}, 2, "balance=1,1: the sizes add up to 2, the model has 3 layers"),
+        ({}, 4, "4 stages for 3 layers"),
+    ],
+    ids=str,
+)
+def test_stages_that_do_not_fit(options, model_stages, message):
+    model = keras.Sequential([layers.Input((4,)), *(layers.Dense(4) for _ in range(3))])
+    with refused(message):
+        PipelineOptions(**options).stages_of(model, model_stages)
+
+
+def test_options_that_are_wrong():
+    with refused("balance='evenly' is unknown"):
+        PipelineOptions(balance="evenly")
+    with refused("microbatches=0: it must be at least 1"):
+        PipelineOptions(microbatches=0)
+    with refused("schedule=gpipe with 4 stages on 2 devices"):
+        PipelineOptions(stages=4, schedule="gpipe").schedule_for(2)
+    with refused("the given schedule has 4 microbatches, not 3"):
+        PipelineOptions(microbatches=3, schedule=PipelineOptions(microbatches=4).schedule_for(2)).schedule_for(2)
+
+
+def test_every_tower_needs_an_example_of_each_microbatch():
+    check_microbatches(16, 2, 4, (1.0, 1.0))
+    with refused("microbatches=5 for 2 towers and a microbatch (accumulation=2) of 8"):
+        check_microbatches(16, 2, 5, (1.0, 1.0))

@@ -1,0 +1,117 @@
+"""How a tower of several devices is organised: stages, microbatches and their schedule."""
+
+import dataclasses
+
+import keras
+
+from towers import split
+from towers.errors import UserError
+from towers.layers.kernels import DEFAULT_KERNELS, LayerKernels
+from towers.pipeline import builders, faults
+from towers.pipeline.schedule import Schedule
+from towers.stages.model_stages import ModelStages, cut_by_costs, cut_by_parameters, cut_by_sizes, functional_of
+from towers.stages.operation_seconds import operation_seconds
+
+PARAMETERS, TIME = "parameters", "time"
+BALANCES = (PARAMETERS, TIME)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PipelineOptions:
+    """The options of a pipeline.
+
+    Attributes:
+      stages: number of stages; None for one for each device of a tower, or for those of a given schedule.
+      microbatches: number of microbatches; None for twice the stages, or for those of a given schedule.
+      schedule: the order of the passes: a name in `towers.pipeline.builders.NAMES`, or a schedule.
+      balance: where the model is cut: 'parameters' for stages of equally many, 'time' for stages that take equally
+        long, or the number of operations of each stage.
+    """
+
+    stages: int | None = None
+    microbatches: int | None = None
+    schedule: str | Schedule = "1f1b"
+    balance: str | tuple[int, ...] = PARAMETERS
+
+    def __post_init__(self):
+        for name in ("stages", "microbatches"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UserError(f"{name}={value}: it must be at least 1")
+        if isinstance(self.balance, str) and self.balance not in BALANCES:
+            raise UserError(
+                f"balance={self.balance!r} is unknown: use one of {', '.join(BALANCES)}, or a number of "
+                "operations for each stage, as 5,3"
+            )
+
+    def schedule_for(self, num_devices: int) -> Schedule:
+        """The schedule of a tower of this many devices.
+
+        Raises:
+          UserError: the schedule does not fit the devices, the stages or the microbatches, or has a fault.
+        """
+        if isinstance(self.schedule, str):
+            stages = self.stages or num_devices
+            return builders.build(
+                self.schedule,
+                num_devices=num_devices,
+                num_stages=stages,
+                num_microbatches=self.microbatches or 2 * stages,
+            )
+        faults.check(self.schedule)
+        for name, asked, found in (
+            ("devices of a tower", num_devices, len(self.schedule.devices)),
+            ("stages", self.stages, self.schedule.num_stages),
+            ("microbatches", self.microbatches, self.schedule.num_microbatches),
+        ):
+            if asked not in (None, found):
+                raise UserError(f"the given schedule has {found} {name}, not {asked}: change one of them")
+        return self.schedule
+
+    def stages_of(
+        self,
+        model: keras.Model,
+        num_stages: int,
+        *,
+        num_examples: int = 1,
+        kernels: LayerKernels = DEFAULT_KERNELS,
+    ) -> ModelStages:
+        """The stages of a model.
+
+        Args:
+          model: a built template.
+          num_stages: number of stages.
+          num_examples: examples of a microbatch, for a measurement on the current device.
+          kernels: which layers use other kernels than Keras's, for a measurement.
+
+        Raises:
+          UserError: the model can't be cut, or not into this many stages.
+        """
+        if self.balance == PARAMETERS:
+            return cut_by_parameters(model, num_stages)
+        if self.balance == TIME:
+            functional = functional_of(model)
+            return cut_by_costs(functional, operation_seconds(functional, num_examples, kernels), num_stages)
+        if len(self.balance) != num_stages:
+            raise UserError(
+                f"balance={','.join(map(str, self.balance))}: {len(self.balance)} numbers for {num_stages} "
+                "stages: give one number of operations for each stage"
+            )
+        return cut_by_sizes(model, self.balance)
+
+
+def check_microbatches(batch_size: int, accumulation: int, microbatches: int, shares: tuple[float, ...]) -> None:
+    """Checks that a full batch has an example for every tower in each microbatch of its pipeline.
+
+    Raises:
+      UserError: some microbatch would be empty.
+    """
+    smallest = min(split.sizes(batch_size, split.even_shares(accumulation)))
+    parts = split.sizes(smallest // microbatches, shares)
+    if min(parts) == 0:
+        of_what = "batch" if accumulation == 1 else f"microbatch (accumulation={accumulation})"
+        most = max(1, smallest // len(shares))
+        raise UserError(
+            f"microbatches={microbatches} for {len(shares)} towers and a {of_what} of {smallest}: each tower "
+            f"needs an example of each microbatch; use microbatches={most} or less, or a larger batch"
+        )

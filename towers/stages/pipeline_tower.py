@@ -1,0 +1,220 @@
+r"""A tower of several devices, each with a stage of the model or several, and microbatches that pass through them.
+
+    device 0  F0 F1  .  . B0 F2 B1 F3 B2  . B3       in the order of the schedule
+    device 1   . F0 B0 F1 B1 F2 B2 F3 B3  .  .
+
+All is one graph. A device takes an action when the one before it has ended and what it needs has arrived; tensors
+travel while devices compute. Gradients are added up where they are computed, and leave at the end.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import tensorflow as tf
+
+from towers import gradients, sums
+from towers.owners import whole
+from towers.pipeline.action import Action, Kind
+from towers.pipeline.timeline import EQUAL_SECONDS, play
+from towers.stages.pieces import Piece
+from towers.stages.places import Place
+from towers.stages.staged_passes import StagedPasses
+from towers.stages.staged_trace import StagedTrace
+from towers.task import Batch
+from towers.tower import EvaluationResult, TowerResult
+
+
+class PipelineTower:
+    """The training pass of a tower. Called as a `TowerFunction` that gets several microbatches at once."""
+
+    def __init__(self, passes: StagedPasses, devices: Sequence[str]):
+        """Args:
+        passes: the model's passes in pieces, the same for all towers.
+        devices: the tower's devices; device i takes the actions of device i of the schedule.
+        """
+        self._passes = passes
+        homes = passes.schedule.stage_devices
+        self._devices = [devices[homes[stage]] for stage in range(passes.stages.num_stages)]
+        played = play(passes.schedule, lambda stage: EQUAL_SECONDS)
+        timed = [one for of_device in played.devices for one in of_device]
+        # What an action needs ends before it starts, so this order has it earlier.
+        self._order = [one.action for one in sorted(timed, key=lambda one: one.start_seconds)]
+
+    def __call__(
+        self,
+        parameters: Sequence[tf.Tensor],
+        state: Sequence[tf.Tensor],
+        parts: Sequence[Batch],
+        seeds: Sequence[tf.Tensor],
+        gains: Sequence[tf.Tensor],
+    ) -> TowerResult:
+        """One pass of all microbatches; their sums.
+
+        Args:
+          parameters, state: one tensor for each variable.
+          parts, seeds, gains: for each microbatch as for `TowerFunction`. An empty one is an example of the batch
+            with gain 0; it does not change the state.
+        """
+        run = _TrainingRun(self._passes, self._devices, parameters, state, (parts, seeds, gains))
+        for action in self._order:
+            run.act(action)
+        return run.result()
+
+
+class PipelineEvaluation:
+    """The evaluation pass of a tower. Called as an `EvaluationFunction`; the batch passes the stages undivided."""
+
+    def __init__(self, passes: StagedPasses, devices: Sequence[str]):
+        """As for `PipelineTower`."""
+        self._passes = passes
+        homes = passes.schedule.stage_devices
+        self._devices = [devices[homes[stage]] for stage in range(passes.stages.num_stages)]
+
+    def __call__(self, parameters, state, batch: Batch, gain) -> EvaluationResult:
+        found = self._passes.evaluation(batch)
+        shared = _Shared(found, self._passes, self._devices, parameters)
+        values = dict(zip(found.state, state, strict=True))
+        values |= _named(found, batch, [gain])
+        for stage in range(len(self._devices)):
+            shared.compute(Place(stage, Kind.FORWARD), values)
+        return found.packed([values[name] for name in found.results])
+
+
+class _Shared:
+    """What all microbatches of a call share: parameters, and what is computed from them alone."""
+
+    def __init__(self, found: StagedTrace, passes: StagedPasses, devices: Sequence[str], parameters):
+        self.pieces, self._devices = found.pieces, devices
+        self.values = dict(found.captured)
+        for name, reading in zip(found.readings, passes.readings, strict=True):
+            with tf.device(devices[reading.stage]):
+                self.values[name] = whole(parameters[reading.parameter])
+        for stage in range(len(devices)):
+            self.compute(Place(stage, None), self.values)
+
+    def compute(self, place: Place, values: dict[str, tf.Tensor], after: Sequence[tf.Tensor] = ()) -> list[str]:
+        """Adds the outputs of the piece at a place, if there is one, to `values`; their names.
+
+        Args:
+          place: the place.
+          values: of a microbatch by name.
+          after: tensors of the device that must be computed before the piece begins.
+        """
+        piece = self.pieces.get(place)
+        if piece is None:
+            return []
+        waiting = self._waiting(piece, values) if after else ()
+        with tf.device(self._devices[place.stage]):
+            with tf.control_dependencies(after):
+                given = {name: tf.identity(values[name]) for name in waiting}
+            arguments = [given.get(name, values.get(name, self.values.get(name))) for name in piece.inputs]
+            found = piece.function(*arguments)
+        values.update(zip(piece.outputs, found, strict=True))
+        return list(piece.outputs)
+
+    def _waiting(self, piece: Piece, values: Mapping[str, tf.Tensor]) -> list[str]:
+        """The inputs that wait for the device: those from elsewhere, on which the rest of the piece depends."""
+        own = {
+            name
+            for other in self.pieces.values()
+            if other.place.stage == piece.place.stage
+            for name in other.outputs
+        }
+        varying = [name for name in piece.inputs if name in values]
+        return [name for name in varying if name not in own] or varying
+
+
+class _TrainingRun:
+    """The graph of one call, built action by action."""
+
+    def __init__(self, passes: StagedPasses, devices: Sequence[str], parameters, state, microbatches):
+        parts, seeds, self._gains = microbatches
+        self._passes, self._devices = passes, devices
+        self._trace = passes.training(parts[0])
+        self._shared = _Shared(self._trace, passes, devices, parameters)
+        self._values = [
+            _named(self._trace, *of_one)
+            for of_one in zip(parts, zip(seeds, self._gains, strict=True), strict=True)
+        ]
+        self._state = list(state)
+        self._new_state = self._trace.results_of("new_state")
+        self._state_homes = [passes.stages.stages_of(variable)[0] for variable in passes.variables.state]
+        self._gradients = self._trace.gradient_names()
+        # Of each reading the sum of its dense gradients so far.
+        self._sums: dict[int, tf.Tensor] = {}
+        # By device what its latest action ended with.
+        self._ends: dict[str, list[tf.Tensor]] = {}
+        self._sent = {
+            name
+            for piece in self._trace.pieces.values()
+            for name in piece.inputs
+            if any(
+                name in other.outputs and other.place.stage != piece.place.stage
+                for other in self._trace.pieces.values()
+            )
+        }
+
+    def act(self, action: Action) -> None:
+        """Adds an action of the schedule to the graph."""
+        device, values = self._devices[action.stage], self._values[action.microbatch]
+        if action.kind is Kind.FORWARD:
+            for index, home in enumerate(self._state_homes):
+                if home == action.stage:
+                    values[self._trace.state[index]] = self._state[index]
+        outputs = self._shared.compute(Place(action.stage, action.kind), values, self._ends.get(device, ()))
+        if not outputs:
+            return
+        ends = [values[name] for name in outputs if name in self._sent or name in self._trace.results]
+        with tf.device(device):
+            self._ends[device] = [tf.identity(value) for value in ends or [values[name] for name in outputs]]
+        self._add_gradients(outputs, values)
+        if action.kind is Kind.FORWARD:
+            self._pass_state_on(outputs, action.microbatch)
+
+    def _add_gradients(self, outputs: Sequence[str], values: Mapping[str, tf.Tensor]) -> None:
+        for index, names in self._gradients.items():
+            if len(names) > 1 or names[0] not in outputs:
+                continue
+            with tf.device(self._devices[self._passes.readings[index].stage]):
+                before = [self._sums[index]] if index in self._sums else []
+                self._sums[index] = gradients.add([*before, values[names[0]]])
+
+    def _pass_state_on(self, outputs: Sequence[str], microbatch: int) -> None:
+        values, is_active = self._values[microbatch], self._gains[microbatch] > 0
+        for index, name in enumerate(self._new_state):
+            if name in outputs:
+                with tf.device(self._devices[self._state_homes[index]]):
+                    self._state[index] = tf.where(is_active, values[name], self._state[index])
+
+    def result(self) -> TowerResult:
+        """The sums, after all actions."""
+        of_parameters: dict[int, list] = {}
+        homes: dict[int, str] = {}
+        for index in self._gradients:
+            reading = self._passes.readings[index]
+            homes.setdefault(reading.parameter, self._devices[reading.stage])
+            of_parameters.setdefault(reading.parameter, []).append(index)
+        found = []
+        for parameter, indices in sorted(of_parameters.items()):
+            with tf.device(homes[parameter]):
+                found.append(gradients.add([self._gradient(index) for index in indices]))
+        with tf.device(self._devices[-1]):
+            scalars = [self._trace.scalars_of(values) for values in self._values]
+            return TowerResult(
+                tf.add_n([of_one.loss_sum for of_one in scalars]),
+                tf.add_n([of_one.weight for of_one in scalars]),
+                found,
+                self._state,
+                sums.add_metrics([of_one.metric_sums for of_one in scalars]),
+            )
+
+    def _gradient(self, index: int) -> gradients.Gradient:
+        """The sum of a reading's gradients over the microbatches."""
+        if index in self._sums:
+            return self._sums[index]
+        return gradients.add([self._trace.gradient(index, values) for values in self._values])
+
+
+def _named(found: StagedTrace, batch: Batch, scalars: Sequence[tf.Tensor]) -> dict[str, tf.Tensor]:
+    """The tensors of a batch and the scalars, by their names in the trace."""
+    flat = tf.nest.flatten(batch, expand_composites=True)
+    return dict(zip([*found.batch, *found.scalars], [*flat, *scalars], strict=True))

@@ -1,0 +1,116 @@
+"""Where each operation of a traced tower belongs: to which stage, and to its forward or its backward pass.
+
+The operations of the forward pass are known, because they were noted while they were traced. Others are found from
+what they read:
+
+    before the stages          stage 0
+    after them (the loss)      the latest stage among those that it reads; the last one if it reads the batch alone
+    in the backward pass       the earliest stage among those that it reads
+
+So a stage reads forward what earlier stages and backward what later stages computed, which is the order that every
+schedule keeps.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from towers.pipeline.action import Kind
+from towers.stages.staged_run import Marks
+
+
+class Place(NamedTuple):
+    """A part of the graph.
+
+    Attributes:
+      stage: index of the stage.
+      kind: the pass; None for what reads parameters alone, which all microbatches share.
+    """
+
+    stage: int
+    kind: Kind | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """An argument of the traced function.
+
+    Attributes:
+      stage: the stage that reads it; None if any may.
+      varies: whether microbatches get different values of it.
+      is_small: whether what is computed from it alone is not worth sending: a seed or a scalar.
+    """
+
+    stage: int | None = None
+    varies: bool = True
+    is_small: bool = False
+
+
+class _Reads(NamedTuple):
+    """What an operation depends on: its stages, whether it varies, and whether it is more than small sources."""
+
+    stage: int | None
+    varies: bool
+    is_large: bool
+
+
+def places_of(graph: tf.Graph, marks: Marks, sources: Mapping[str, Source], num_stages: int) -> dict[str, Place]:
+    """The places of the operations by name. Those that each piece copies, such as constants, have none.
+
+    Args:
+      graph: the traced function's.
+      marks: noted while it was traced.
+      sources: its arguments by name of their placeholders.
+      num_stages: number of stages.
+    """
+    last = num_stages - 1
+    marked = marks.stages()
+    reads: dict[str, _Reads] = {}
+    places: dict[str, Place] = {}
+    for index, operation in enumerate(graph.get_operations()[: marks.end]):
+        name = operation.name
+        if name in sources:
+            source = sources[name]
+            reads[name] = _Reads(source.stage, source.varies, not source.is_small)
+            continue
+        deps = [reads[tensor.op.name] for tensor in operation.inputs]
+        varies, is_large = any(dep.varies for dep in deps), any(dep.is_large for dep in deps)
+        stages = [dep.stage for dep in deps if dep.stage is not None]
+        own = marked[index]
+        is_copied = not is_large and (own is None or not varies) and not operation.op_def.is_stateful
+        if is_copied:
+            reads[name] = _Reads(None, varies, False)
+            continue
+        is_backward = marks.backward is not None and index >= marks.backward
+        if own is not None:
+            stage = own
+        elif is_backward:
+            stage = min(stages, default=last)
+        else:
+            stage = max(stages, default=last if index >= marks.last else 0)
+        varies = varies or is_backward
+        kind = None if not varies else Kind.BACKWARD if is_backward else Kind.FORWARD
+        places[name] = Place(stage, kind)
+        reads[name] = _Reads(stage, varies, True)
+    return places
+
+
+def with_late_weights(graph: tf.Graph, places: Mapping[str, Place]) -> dict[str, Place]:
+    """The places, with what no other stage waits for in WEIGHTS: the second half of each backward pass.
+
+    Args:
+      graph: the traced function's.
+      places: as `places_of` returns them.
+    """
+    found = dict(places)
+    for operation in reversed(graph.get_operations()):
+        place = found.get(operation.name)
+        if place is None or place.kind is not Kind.BACKWARD:
+            continue
+        readers = [found.get(reader.name) for tensor in operation.outputs for reader in tensor.consumers()]
+        late = Place(place.stage, Kind.WEIGHTS)
+        if all(reader is None or reader == late for reader in readers):
+            found[operation.name] = late
+    return found

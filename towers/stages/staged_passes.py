@@ -1,0 +1,130 @@
+"""The passes of a model in pieces: what `towers.tower` computes on one device, cut into stages."""
+
+from collections.abc import Mapping
+
+import keras
+import tensorflow as tf
+
+from towers.errors import UserError
+from towers.layers.kernels import LayerKernels
+from towers.pipeline.schedule import Schedule
+from towers.stages.model_stages import ModelStages
+from towers.stages.staged_trace import StagedTrace, readings_of, trace
+from towers.task import Batch, Task, WeightedValue
+from towers.tower import EvaluationResult, ModelVariables, TowerResult, run_model, total_loss
+
+_SCALAR, _SEED = tf.TensorSpec([], tf.float32), tf.TensorSpec([2], tf.int32)
+
+
+class StagedPasses:
+    """The training and the evaluation pass of a task's model in pieces, traced once for each spec of a batch."""
+
+    def __init__(
+        self, task: Task, model: keras.Model, stages: ModelStages, schedule: Schedule, kernels: LayerKernels
+    ):
+        """Args:
+        task: gives the loss and the metrics.
+        model: a built template.
+        stages: its stages.
+        schedule: what the devices of a tower do, without faults.
+        kernels: which layers use other kernels than Keras's.
+        """
+        self.variables, self.stages, self.schedule = ModelVariables.of(model), stages, schedule
+        self.readings = readings_of(stages, self.variables)
+        self._task, self._model, self._kernels = task, model, kernels
+        self._traces: dict[str, StagedTrace] = {}
+
+    def training(self, batch: Batch) -> StagedTrace:
+        """The pieces of a training pass: arguments and results as of `towers.tower.TowerFunction`.
+
+        Parameters are readings, and the gradients are a dict by the index of their reading, as text.
+
+        Raises:
+          UserError: a layer of several stages changes its state.
+        """
+        found = self._trace("training", self._train, batch, [_SEED, _SCALAR], self.schedule.is_split)
+        self._check_state(found)
+        return found
+
+    def evaluation(self, batch: Batch) -> StagedTrace:
+        """The pieces of an evaluation pass, as of `towers.tower.EvaluationFunction`."""
+        return self._trace("evaluation", self._evaluate, batch, [_SCALAR], False)
+
+    def _trace(self, name, function, batch, scalars, is_split) -> StagedTrace:
+        spec = tf.nest.map_structure(lambda x: tf.TensorSpec([None, *x.shape[1:]], x.dtype), batch)
+        key = name + repr(spec)
+        if key not in self._traces:
+            parameters = [_spec_of(self.variables.parameters[reading.parameter]) for reading in self.readings]
+            state = [_spec_of(variable) for variable in self.variables.state]
+            specs = [parameters, state, spec, *scalars]
+            self._traces[key] = trace(function, self.stages, self.variables, specs, is_split=is_split)
+        return self._traces[key]
+
+    def _train(self, marks, readings, state, batch, seed, gain):
+        active = tf.sign(gain)
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(readings)
+            mapping = self.variables.mapping(self._first(readings), state, seed)
+            outputs, losses, new_state = run_model(
+                self._model, mapping, self.variables.state, batch, True, self._kernels, None, active
+            )
+            loss = self._task.loss(outputs, batch)
+            loss_sum = total_loss(loss, losses)
+            objective = loss_sum * gain
+        metrics = _times(self._task.metrics(outputs, batch), active)
+        loss_sum, weight = loss_sum * active, loss.weight * active
+        marks.backward = marks.count
+        found = tape.gradient(objective, readings)
+        self._check_gradients(found)
+        # A stage may have a layer without reading all of its parameters.
+        present = {str(index): gradient for index, gradient in enumerate(found) if gradient is not None}
+        return TowerResult(loss_sum, weight, present, new_state, metrics)
+
+    def _check_gradients(self, found) -> None:
+        of_parameters: dict[int, list] = {}
+        for reading, gradient in zip(self.readings, found, strict=True):
+            of_parameters.setdefault(reading.parameter, []).append(gradient)
+        missing = [
+            self.variables.parameters[index].path
+            for index, own in of_parameters.items()
+            if all(gradient is None for gradient in own)
+        ]
+        if missing:
+            raise UserError(
+                f"no gradient for parameter {', '.join(missing)}: the loss does not depend on it; "
+                "use it in the outputs, or set trainable=False on its layer"
+            )
+
+    def _check_state(self, found: StagedTrace) -> None:
+        """A microbatch passes the state on to the next one in the stage that has it."""
+        for variable, before, after in zip(
+            self.variables.state, found.state, found.results_of("new_state"), strict=True
+        ):
+            pieces = [piece for piece in found.pieces.values() if before in piece.inputs or after in piece.outputs]
+            if before != after and len({piece.place.stage for piece in pieces}) > 1:
+                raise UserError(
+                    f"{variable.path} changes in several stages, because its layer is called in each of them: "
+                    "cut the model so that one stage has all calls (balance), or use a layer for each call"
+                )
+
+    def _evaluate(self, marks, readings, state, batch, gain):
+        mapping = self.variables.mapping(self._first(readings), state, tf.zeros([2], tf.int32))
+        outputs, losses, _ = run_model(self._model, mapping, (), batch, False, self._kernels)
+        loss = self._task.loss(outputs, batch)
+        metrics = _times(self._task.metrics(outputs, batch), gain)
+        return EvaluationResult(total_loss(loss, losses) * gain, loss.weight * gain, metrics)
+
+    def _first(self, readings):
+        """For each parameter the value that its first stage reads."""
+        found = {}
+        for reading, value in zip(self.readings, readings, strict=True):
+            found.setdefault(reading.parameter, value)
+        return list(found.values())
+
+
+def _spec_of(variable) -> tf.TensorSpec:
+    return tf.TensorSpec(variable.shape, variable.dtype)
+
+
+def _times(metrics: Mapping[str, WeightedValue], factor) -> dict[str, WeightedValue]:
+    return {name: WeightedValue(value.total * factor, value.weight * factor) for name, value in metrics.items()}
