@@ -27,18 +27,18 @@ class _Mode:
       build: function of (task, devices, options, shares=...). A strategy of several processes also takes this
         process's membership, as the argument that `cluster_kind` names.
       cluster_kind: 'ring' or 'servers': the kind of cluster that its processes form; '' for a single process.
-      shards: whether its parameters can be sharded over the towers.
+      spreads: whether its parameters and slots can be sharded over the towers, or copied to each.
       has_stages: whether a tower is several devices, each with stages of the model; it then takes `pipeline=`.
     """
 
     build: Callable[..., Strategy]
     cluster_kind: str = ""
-    shards: bool = False
+    spreads: bool = False
     has_stages: bool = False
 
 
 _MODES = {
-    "towers": _Mode(towers_strategy, shards=True),
+    "towers": _Mode(towers_strategy, spreads=True),
     "mirrored": _Mode(mirrored_strategy),
     "ring": _Mode(ring_strategy, cluster_kind="ring"),
     "ps": _Mode(servers_strategy, cluster_kind="servers"),
@@ -87,7 +87,7 @@ def build_strategy(
       UserError: unknown name, no cluster for a strategy that needs one, or an argument that the strategy refuses.
     """
     mode = _mode(name)
-    check_sharding(name, devices.sharded)
+    check_spread(name, devices.spread)
     check_groups(name, bool(devices.groups))
     if mode.cluster_kind == "servers" and servers is None:
         raise UserError(
@@ -104,13 +104,19 @@ def build_strategy(
     return mode.build(task, devices, options, shares=shares, **joined, **of_tower)
 
 
-def check_sharding(name: str, sharded: bool) -> None:
-    """Raises UserError if the parameters are to be sharded over the towers and the strategy can't do it."""
-    if sharded and not _mode(name).shards:
-        able = " or ".join(repr(other) for other, mode in _MODES.items() if mode.shards)
+def check_spread(name: str, argument: str) -> None:
+    """Raises UserError if the strategy can't have its parameters or slots on the towers' devices.
+
+    Args:
+      name: the strategy's name.
+      argument: the argument that asks for it, from `towers.devices.spread_by`; '' if none does.
+    """
+    if argument and not _mode(name).spreads:
+        able = " or ".join(repr(other) for other, mode in _MODES.items() if mode.spreads)
+        instead = "omit it" if argument.startswith("zero") else "parameter_device='cpu'"
         raise UserError(
-            f"parameter_device='sharded' with strategy {name!r}: only {able} shards its parameters; use it, or "
-            "parameter_device='cpu'"
+            f"{argument} with strategy {name!r}: only {able} shards its parameters or copies them to each tower; "
+            f"use it, or {instead}"
         )
 
 

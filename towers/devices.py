@@ -15,6 +15,8 @@ from towers.quiet_stderr import stderr_aside
 KINDS = ("auto", "cpu", "gpu")
 # The parameter device of an owner among the towers for each parameter.
 SHARDED = "sharded"
+# The parameter device of a copy of every parameter on each tower's device.
+REPLICATED = "replicated"
 # Batches come from the host's memory: they are sliced there and each part is sent to its tower.
 HOST = "/device:CPU:0"
 # The default number of CPU towers leaves each at least this many examples of a batch. With fewer, batch statistics
@@ -34,6 +36,10 @@ class Devices:
         fewer towers.
       lowered_from: the number of towers before a small batch lowered it; 0 if it did not.
       sharded: whether each parameter, with its update and its slots, is on one of the towers' devices.
+      replicated: whether each of the towers' devices has a copy of the parameters and of the slots.
+      zero: the stage of ZeRO over the towers; 0 for none.
+      offload: 'optimizer' if `parameters` has the slots and makes the update, and each tower's device has a copy
+        of the parameters; otherwise ''.
       groups: the devices of each tower if a tower has several, from `towers.grid.Grid.groups`. `towers` are then
         the first of each.
     """
@@ -44,11 +50,20 @@ class Devices:
     default_of_cores: int = 0
     lowered_from: int = 0
     sharded: bool = False
+    replicated: bool = False
+    zero: int = 0
+    offload: str = ""
     groups: tuple[tuple[str, ...], ...] = ()
 
     @property
     def num_towers(self) -> int:
         return len(self.towers)
+
+    @property
+    def spread(self) -> str:
+        """The argument that puts parameters or slots on the towers' devices; '' if none does."""
+        spread = SHARDED if self.sharded else REPLICATED if self.replicated else ""
+        return spread_by(spread, self.zero, self.offload)
 
     @property
     def on_cpu(self) -> bool:
@@ -80,6 +95,15 @@ class Devices:
         ]
 
 
+def spread_by(parameter_device: str, zero: int, offload: str = "") -> str:
+    """The argument that puts parameters or slots on the towers' devices; '' if none of these does."""
+    if offload:
+        return f"offload={offload!r}"
+    if zero:
+        return f"zero={zero}"
+    return f"parameter_device={parameter_device!r}" if parameter_device in (SHARDED, REPLICATED) else ""
+
+
 def default_towers(cores: int, num_examples: int | None = None) -> int:
     """Number of CPU towers if nobody set it.
 
@@ -103,6 +127,8 @@ def configure_devices(
     threads_per_tower: int | None = None,
     num_processes: int = 1,
     batch_size: int | None = None,
+    zero: int = 0,
+    offload: str = "",
 ) -> Devices:
     """Configures the devices of this process. Call it before TensorFlow computes anything.
 
@@ -114,11 +140,15 @@ def configure_devices(
     Args:
       num_towers: None for one tower for each GPU, or for each core but at most one for each 32 examples.
       kind: 'cpu', 'gpu', or 'auto' for GPUs if there are any.
-      parameter_device: 'cpu', 'cpu:K' or 'gpu:K', or 'sharded' for an owner among the towers' devices for each.
+      parameter_device: 'cpu', 'cpu:K' or 'gpu:K', 'sharded' for an owner among the towers' devices for each, or
+        'replicated' for a copy on each tower's device.
       threads_per_tower: None for cores / towers.
       num_processes: number of processes that share this machine's cores, this one included.
       batch_size: examples of a batch that this process computes at once; None if it is not known yet. It only
         lowers the default number of towers.
+      zero: the stage of ZeRO over the towers; 0 for none.
+      offload: 'optimizer' for slots and updates on `parameter_device`, and a copy of the parameters on each
+        tower's device.
 
     Raises:
       UserError: fewer GPUs than asked for, an unknown device, or TensorFlow already runs with other devices.
@@ -129,15 +159,18 @@ def configure_devices(
         raise UserError(f"tower device {kind!r} is unknown: use one of {', '.join(KINDS)}")
     if num_towers is not None and num_towers < 1:
         raise UserError(f"num_towers={num_towers}: it must be at least 1; omit it for a tower on every device")
+    _check_zero(zero, parameter_device)
+    _check_offload(offload, zero, parameter_device)
     on_gpu = kind == "gpu" or (kind == "auto" and bool(gpus))
     _check_gpus(len(gpus), on_gpu, num_towers)
     cores = max(1, num_cores() // num_processes)
     count = num_towers or (len(gpus) if on_gpu else default_towers(cores, batch_size))
     threads = 0 if on_gpu else threads_per_tower or threads_for(count, cores)
-    sharded = parameter_device == SHARDED
-    own_device = ("gpu:0" if on_gpu else "cpu:0") if sharded else parameter_device
+    own_device = ("gpu:0" if on_gpu else "cpu:0") if spread_by(parameter_device, zero) else parameter_device
     parameters = _parameter_device(own_device, num_cpus=1 if on_gpu else count, num_gpus=len(gpus))
     _configure_runtime(gpus, num_cpus=1 if on_gpu else count, threads=threads)
+    if zero == 3:
+        _keep_gathers()
     towers = tuple(f"/device:{'GPU' if on_gpu else 'CPU'}:{index}" for index in range(count))
     default_of_cores = 0 if on_gpu or num_towers is not None else cores
     return Devices(
@@ -145,8 +178,35 @@ def configure_devices(
         parameters=parameters,
         threads_per_tower=threads,
         default_of_cores=default_of_cores,
-        sharded=sharded,
+        sharded=parameter_device == SHARDED,
+        replicated=parameter_device == REPLICATED and not zero,
+        zero=zero,
+        offload=offload,
     )
+
+
+# Where each stage of ZeRO has the parameters.
+_ZERO_DEVICES = {1: REPLICATED, 2: REPLICATED, 3: SHARDED}
+
+
+def _check_zero(zero: int, parameter_device: str) -> None:
+    if zero not in (0, *_ZERO_DEVICES):
+        raise UserError(f"zero={zero}: use 1, 2 or 3, or 0 for none")
+    if zero and parameter_device not in ("cpu", _ZERO_DEVICES[zero]):
+        raise UserError(
+            f"zero={zero} with parameter_device={parameter_device!r}: this stage of ZeRO has its parameters "
+            f"{_ZERO_DEVICES[zero]}; omit parameter_device"
+        )
+
+
+def _check_offload(offload: str, zero: int, parameter_device: str) -> None:
+    if offload not in ("", "optimizer"):
+        raise UserError(f"offload={offload!r} is unknown: use 'optimizer', or omit it")
+    if offload and (zero or not parameter_device.strip().lower().startswith("cpu")):
+        other = f"zero={zero}" if zero else f"parameter_device={parameter_device!r}"
+        raise UserError(
+            f"offload='optimizer' with {other}: all optimizer state is then on a CPU; omit one of them"
+        )
 
 
 def _check_gpus(num_gpus, on_gpu, num_towers):
@@ -163,7 +223,7 @@ def _check_gpus(num_gpus, on_gpu, num_towers):
 def _parameter_device(text: str, *, num_cpus: int, num_gpus: int) -> str:
     match = re.fullmatch(r"(cpu|gpu)(?::(\d+))?", text.strip().lower())
     if match is None:
-        raise UserError(f"parameter device {text!r} is unknown: use cpu, cpu:K, gpu:K or {SHARDED}")
+        raise UserError(f"parameter device {text!r} is unknown: use cpu, cpu:K, gpu:K, {SHARDED} or {REPLICATED}")
     kind, index = match.group(1), int(match.group(2) or 0)
     present = {"cpu": num_cpus, "gpu": num_gpus}[kind]
     if index >= present:
@@ -197,6 +257,14 @@ def _optimize_towers_alone() -> None:
     1.9 s either way.
     """
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+
+
+def _keep_gathers() -> None:
+    """Keeps TensorFlow's optimizer of dependencies from sending parameters before a tower waits for them.
+
+    It would replace an Identity on the owner, which waits for the tower, by a wait on the tower.
+    """
+    tf.config.optimizer.set_experimental_options({"dependency_optimization": False})
 
 
 def _set_threads(threads: int) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
+from towers.copied_placement import CopiedPlacement
 from towers.devices import HOST
 from towers.engine import Engine
 from towers.lookups import Lookups
@@ -52,14 +53,24 @@ class OneProcessEngine(Engine):
         )
 
     def _place(self, variables: ModelVariables, rule: UpdateRule) -> Placement:
-        if self.devices.sharded:
+        if self.devices.sharded or self.devices.zero == 3:
             return ShardedPlacement(variables, rule, self.devices.towers)
+        if self.devices.replicated or self.devices.zero or self.devices.offload:
+            return CopiedPlacement(
+                variables,
+                rule,
+                self.devices.towers,
+                owners=[self.devices.parameters] if self.devices.offload else None,
+                slots_everywhere=self.devices.replicated,
+                meet_late=self.devices.zero == 1,
+            )
         return CentralPlacement.of(variables, rule, self.devices.parameters)
 
     @property
     def notices(self):
-        sharded = [self.placement.notice] if isinstance(self.placement, ShardedPlacement) else []
-        return super().notices + sharded
+        if isinstance(self.placement, ShardedPlacement | CopiedPlacement):
+            return [*super().notices, self.placement.notice]
+        return super().notices
 
     @functools.cached_property
     def _lookups(self) -> Lookups | None:
@@ -97,8 +108,10 @@ class OneProcessEngine(Engine):
         return self._passes.train(own, microbatch_index, parameters, state, step=step, loss_scale=loss_scale)
 
     def apply(self, batch, sums, rate):
+        with tf.device(self.devices.parameters):
+            summed = self.placement.owners.meet(sums.gradients)
         return finish_step(
-            sums,
+            sums._replace(gradients=summed),
             rate,
             examples=batch_length(batch),
             features=batch.features,

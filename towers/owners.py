@@ -27,6 +27,21 @@ class Slices(NamedTuple):
     dimension: int
 
 
+class Copies(NamedTuple):
+    """A parameter's value with a copy for each tower, on that tower's device.
+
+    Attributes:
+      of_towers: for each tower a tensor, or `Slices`.
+    """
+
+    of_towers: Sequence[tf.Tensor | Slices]
+
+
+def at_tower(parameters: Sequence, tower: int) -> list:
+    """The values of the parameters that a tower reads: its own copies where there are copies."""
+    return [value.of_towers[tower] if isinstance(value, Copies) else value for value in parameters]
+
+
 def whole(value):
     """A parameter's value on the current device; `Slices` are sent there and joined."""
     return tf.concat(value.parts, value.dimension) if isinstance(value, Slices) else value
@@ -42,7 +57,16 @@ class Owners(Protocol):
           of_tower: for each parameter its gradient, or `Slices` of it that the tower has cut as its parameter is.
         """
 
-    def add(self, per_tower: Sequence[Sequence[Gradient]]) -> list[Gradient]:
+    def keep(self, per_tower: Sequence[Sequence[Gradient]]) -> list[Gradient]:
+        """What is kept of a microbatch until the step's end: for each part the sum over the towers, on its owner.
+
+        Others than this module's may keep more, which `meet` then adds up.
+        """
+
+    def add(self, kept: Sequence[Sequence[Gradient]]) -> list[Gradient]:
+        """The sum of what was kept of several microbatches."""
+
+    def meet(self, kept: Sequence[Gradient]) -> list[Gradient]:
         """For each part the sum over the towers, on its owner."""
 
     def each(self, function: Callable[..., T], *parts: Sequence) -> list[T]:
@@ -58,8 +82,14 @@ class CurrentDevice:
     def cut(self, of_tower):
         return list(of_tower)
 
-    def add(self, per_tower):
-        return gradients.add_each(per_tower)
+    def keep(self, per_tower):
+        return self.add(per_tower)
+
+    def add(self, kept):
+        return gradients.add_each(kept)
+
+    def meet(self, kept):
+        return list(kept)
 
     def each(self, function, *parts):
         return [function(*given) for given in zip(*parts, strict=True)]
@@ -94,8 +124,14 @@ class ManyOwners:
                 found += _parts(gradient, *self.slicing[index]) if index in self.slicing else [gradient]
         return found
 
-    def add(self, per_tower):
-        return self.each(lambda *of_part: gradients.add(of_part), *per_tower)
+    def keep(self, per_tower):
+        return self.add(per_tower)
+
+    def add(self, kept):
+        return self.each(lambda *of_part: gradients.add(of_part), *kept)
+
+    def meet(self, kept):
+        return list(kept)
 
     def each(self, function, *parts):
         found = []
@@ -109,6 +145,51 @@ class ManyOwners:
         for parameter, square in zip(self.parameters, squares, strict=True):
             of_parameter.setdefault(parameter, []).append(square)
         return [tf.sqrt(tf.add_n(of_parameter[parameter])) for parameter in self.parameters]
+
+
+@dataclasses.dataclass(frozen=True)
+class LateOwners:
+    """Implements `Owners` for gradients that each tower sums over the microbatches; they meet after the last one.
+
+    Attributes:
+      owners: where they meet.
+      towers: the device of each tower.
+    """
+
+    owners: ManyOwners
+    towers: Sequence[str]
+
+    def cut(self, of_tower):
+        return list(of_tower)
+
+    def keep(self, per_tower):
+        return [gradient for of_tower in per_tower for gradient in of_tower]
+
+    def add(self, kept):
+        per_tower = zip(*(self._by_tower(of_microbatch) for of_microbatch in kept), strict=True)
+        found = []
+        for device, of_tower in zip(self.towers, per_tower, strict=True):
+            with tf.device(device):
+                found += gradients.add_each(of_tower)
+        return found
+
+    def meet(self, kept):
+        per_tower = []
+        for device, of_tower in zip(self.towers, self._by_tower(kept), strict=True):
+            with tf.device(device):
+                per_tower.append(self.owners.cut(of_tower))
+        return self.owners.add(per_tower)
+
+    def each(self, function, *parts):
+        return self.owners.each(function, *parts)
+
+    def norms(self, squares):
+        return self.owners.norms(squares)
+
+    def _by_tower(self, kept: Sequence[Gradient]) -> list[Sequence[Gradient]]:
+        """What is kept of each tower."""
+        size = len(kept) // len(self.towers)
+        return [kept[begin : begin + size] for begin in range(0, len(kept), size)]
 
 
 def _parts(gradient: Gradient, dimension: int, lengths: Sequence[int]) -> list[Gradient]:

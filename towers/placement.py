@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from towers import gradients
 from towers.layers.table_rows import TableRows
-from towers.owners import CURRENT_DEVICE, Owners, Slices
+from towers.owners import CURRENT_DEVICE, Copies, Owners, Slices
 from towers.tower import ModelVariables
 from towers.updates.rules import UpdateRule
 
@@ -43,7 +43,7 @@ class Placement(Protocol):
     state: Mapping[str, tf.Variable]
     slots: Mapping[str, Mapping[str, tf.Variable]]
 
-    def read(self) -> tuple[list[tf.Tensor | TableRows | Slices], list[tf.Tensor]]:
+    def read(self) -> tuple[list[tf.Tensor | TableRows | Slices | Copies], list[tf.Tensor]]:
         """Parameters and state as tensors, read once a step."""
 
     def update(

@@ -2,10 +2,13 @@
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Protocol
 
+import keras
 import tensorflow as tf
 
+from towers.optimizer_bytes import told
 from towers.owners import ManyOwners, Slices
 from towers.placement import (
     apply_rule,
@@ -72,18 +75,13 @@ class ShardedPlacement:
         self._constraints = constraints_of(variables)
         templates = dict(zip(canonical_names(variables.parameters), variables.parameters, strict=True))
         if shards is None:
-            shards = shards_of(
-                {name: tuple(template.shape) for name, template in templates.items()},
-                len(devices),
-                item_bytes={name: tf.as_dtype(template.dtype).size for name, template in templates.items()},
-                whole=self._constraints if rule.elementwise else templates,
-            )
+            shards = shards_for(templates, rule, self._constraints, len(devices))
         self._devices = devices
         self.parts = [_owned(shard, templates[shard.name], rule, devices[shard.owner]) for shard in shards]
-        self.owners = _owners_of(self.parts, list(templates))
-        self.parameters = _by_name(self.parts, [part.variable for part in self.parts], SlicedVariable)
+        self.owners = owners_of(self.parts, list(templates))
+        self.parameters = by_name(self.parts, [part.variable for part in self.parts], SlicedVariable)
         self.slots = {
-            slot: _by_name(self.parts, [part.slots[slot] for part in self.parts], SlicedVariable)
+            slot: by_name(self.parts, [part.slots[slot] for part in self.parts], SlicedVariable)
             for slot in rule.slot_names
         }
         with tf.device(devices[0]):
@@ -94,7 +92,7 @@ class ShardedPlacement:
         for part in self.parts:
             with tf.device(part.device):
                 values.append(part.variable.read_value())
-        parameters = _by_name(self.parts, values, Slices)
+        parameters = by_name(self.parts, values, Slices)
         return list(parameters.values()), [variable.read_value() for variable in self.state.values()]
 
     def update(self, is_allowed, means, new_state, *, rule, rate, update):
@@ -121,29 +119,62 @@ class ShardedPlacement:
 
     @property
     def notice(self) -> str:
-        """A line for the user: how much of the parameters each device owns."""
+        """A line for the user: how much of the parameters and of the optimizer state each device owns."""
         owned = [sum(part.num_bytes for part in self.parts if part.device == device) for device in self._devices]
         fullest = max(owned) * len(owned) / sum(owned)
+        slots: dict[str, list] = {device: [] for device in self._devices}
+        for part in self.parts:
+            slots[part.device] += part.slots.values()
         return (
             f"parameters are sharded over {len(owned)} devices: {sum(owned):,} bytes, the fullest has "
-            f"{max(owned):,}, {fullest:.2f} times the mean"
+            f"{max(owned):,}, {fullest:.2f} times the mean; {told(slots)}"
         )
 
 
-def _owned(shard: Shard, template, rule: UpdateRule, device: str) -> OwnedPart:
-    """The shard of a parameter with the template's values."""
+def shards_for(
+    templates: Mapping[str, keras.Variable], rule: UpdateRule, constraints: Collection[str], num_owners: int
+) -> list[Shard]:
+    """The shards of parameters by canonical name; whole ones where the rule or a constraint needs that."""
+    return shards_of(
+        {name: tuple(template.shape) for name, template in templates.items()},
+        num_owners,
+        item_bytes={name: tf.as_dtype(template.dtype).size for name, template in templates.items()},
+        whole=constraints if rule.elementwise else templates,
+    )
+
+
+def part_of(shard: Shard, template: keras.Variable) -> tf.Variable:
+    """A variable on the current device with the template's values of a shard."""
     name = shard.name.replace("#", "_")
+    value = tf.convert_to_tensor(template.value)
+    if shard.dimension is not None:
+        value = value[(slice(None),) * shard.dimension + (slice(shard.begin, shard.end),)]
+        name = f"{name}_{shard.begin}_{shard.end}"
+    return tf.Variable(value, name=name, trainable=False)
+
+
+def _owned(shard: Shard, template: keras.Variable, rule: UpdateRule, device: str) -> OwnedPart:
+    """The shard of a parameter with the template's values."""
     with tf.device(device):
-        value = tf.convert_to_tensor(template.value)
-        if shard.dimension is not None:
-            value = value[(slice(None),) * shard.dimension + (slice(shard.begin, shard.end),)]
-            name = f"{name}_{shard.begin}_{shard.end}"
-        variable = tf.Variable(value, name=name, trainable=False)
+        variable = part_of(shard, template)
         slots = make_slots(rule, {shard.name: variable})
     return OwnedPart(shard, device, variable, {slot: own[shard.name] for slot, own in slots.items()})
 
 
-def _owners_of(parts: Sequence[OwnedPart], names: Sequence[str]) -> ManyOwners:
+class Part(Protocol):
+    """A parameter or a slice of it, with an owner.
+
+    Attributes:
+      shard: which part of which parameter it is.
+      device: the owner's device.
+    """
+
+    shard: Shard
+    device: str
+
+
+def owners_of(parts: Sequence[Part], names: Sequence[str]) -> ManyOwners:
+    """Where the gradients of the parts meet. `names` are those of all parameters, in order."""
     slicing = {
         names.index(name): (of_name[0].shard.dimension, [part.shard.end - part.shard.begin for part in of_name])
         for name, of_name in _groups(parts)
@@ -156,13 +187,13 @@ def _owners_of(parts: Sequence[OwnedPart], names: Sequence[str]) -> ManyOwners:
     )
 
 
-def _groups(parts: Sequence[OwnedPart]) -> list[tuple[str, list[OwnedPart]]]:
+def _groups(parts: Sequence[Part]) -> list[tuple[str, list[Part]]]:
     """The parts of each parameter, by name."""
     grouped = itertools.groupby(parts, key=lambda part: part.shard.name)
     return [(name, list(of_name)) for name, of_name in grouped]
 
 
-def _by_name(parts: Sequence[OwnedPart], of_parts: Sequence, joined: Callable[[list, int], object]) -> dict:
+def by_name(parts: Sequence[Part], of_parts: Sequence, joined: Callable[[list, int], object]) -> dict:
     """For each parameter's name the item of its part, or `joined(items of its slices, their dimension)`.
 
     Args:

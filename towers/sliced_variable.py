@@ -7,16 +7,18 @@ import tensorflow as tf
 from tensorflow.python.trackable.base import VARIABLE_VALUE_KEY, Trackable
 from tensorflow.python.training.saving.saveable_object_util import ResourceVariableSaveable
 
+from towers.copied_variable import CopiedVariable
+
 
 class SlicedVariable(Trackable):
     """Slices of a variable, with what a checkpoint and a reader of whole values need.
 
     Attributes:
-      parts: the slices, in order, each a variable on its device.
+      parts: the slices, in order, each a variable on its device, or one with copies on several.
       dimension: dimension along which they follow each other.
     """
 
-    def __init__(self, parts: Sequence[tf.Variable], dimension: int):
+    def __init__(self, parts: Sequence[tf.Variable | CopiedVariable], dimension: int):
         self.parts, self.dimension = tuple(parts), dimension
 
     @property
@@ -56,11 +58,17 @@ class SlicedVariable(Trackable):
             for part, length in zip(self.parts, self._lengths, strict=True):
                 offset = [begin if dimension == self.dimension else 0 for dimension in range(len(shape))]
                 place = tf.Variable.SaveSliceInfo(name, shape, offset, part.shape.as_list())
-                found.append(ResourceVariableSaveable(part, place.spec, name))
+                found.append(_saveable(part, place.spec, name))
                 begin += length
             return found
 
         return {VARIABLE_VALUE_KEY: saveables}
+
+
+def _saveable(part: tf.Variable | CopiedVariable, place: str, name: str) -> ResourceVariableSaveable:
+    if isinstance(part, CopiedVariable):
+        return part.saveable(place, name)
+    return ResourceVariableSaveable(part, place, name)
 
 
 tf.register_tensor_conversion_function(

@@ -14,7 +14,7 @@ import tensorflow as tf
 from towers import batch_stats, sums
 from towers.devices import HOST, Devices
 from towers.options import StepOptions
-from towers.owners import CURRENT_DEVICE, Owners
+from towers.owners import CURRENT_DEVICE, Owners, at_tower
 from towers.task import Batch
 from towers.tower import EvaluationResult, TowerResult
 from towers.tower_parts import TowerParts
@@ -59,7 +59,7 @@ class TowerPasses:
         Args:
           batch: the (micro)batch of this process.
           microbatch_index: which microbatch of the step it is.
-          parameters, state: one tensor for each variable; parameters may be `Slices`.
+          parameters, state: one tensor for each variable; parameters may be `Slices` or `Copies`.
           step: int64 scalar, for random seeds.
           loss_scale: float32 scalar, multiplies the loss before differentiation.
         """
@@ -68,7 +68,7 @@ class TowerPasses:
             with tf.device(HOST):
                 given = self._given(batch, microbatch_index, tower, step, loss_scale)
             with tf.device(device):
-                result = self._towers[tower](parameters, state, *given)
+                result = self._towers[tower](at_tower(parameters, tower), state, *given)
                 results.append(result._replace(gradients=self._owners.cut(result.gradients)))
         with tf.device(self._devices.parameters):
             new_state = batch_stats.combined(
@@ -77,7 +77,7 @@ class TowerPasses:
                 [result.weight for result in results],
                 self._options.batch_stats,
             )
-            return sums.add_results(results, self._owners.add, new_state=new_state)
+            return sums.add_results(results, self._owners.keep, new_state=new_state)
 
     def _given(self, batch, microbatch_index, tower: int, step, loss_scale) -> tuple:
         """(part, seed, gain) of a tower, or a tuple of each for its microbatches."""
@@ -112,7 +112,7 @@ class TowerPasses:
             with tf.device(HOST):
                 part, activity = self._parts.part_of_some(batch, tower)
             with tf.device(device):
-                results.append(evaluations[tower](parameters, state, part, activity))
+                results.append(evaluations[tower](at_tower(parameters, tower), state, part, activity))
         with tf.device(HOST):
             return sums.add_evaluations(results)
 

@@ -9,8 +9,8 @@ from launch.flags.grid import grid_from_flags
 from launch.flags.pipeline import num_stage_devices
 from launch.membership.this_process import cluster_of_this_process
 from strategies.cluster import WORKER
-from strategies.registry import check_sharding, cluster_kind, strategy_names
-from towers.devices import KINDS, SHARDED, Devices, configure_devices
+from strategies.registry import check_spread, cluster_kind, strategy_names
+from towers.devices import KINDS, Devices, configure_devices, spread_by
 
 FLAGS = flags.FLAGS
 
@@ -37,7 +37,27 @@ flags.DEFINE_string(
     "cpu",
     "Device that holds the parameters and applies the updates: cpu, cpu:K or gpu:K, with K counted from 0. "
     "sharded: each tower's device holds an equal part of them, with its optimizer state and its update, and sends "
-    "it to the others in every step (--strategy=towers only). Use it if the optimizer state exceeds a device.",
+    "it to the others in every step. replicated: each tower's device has a copy of all parameters and optimizer "
+    "state, and makes every update. Both with --strategy=towers only. Use sharded if the optimizer state exceeds "
+    "a device, replicated if sending parameters in every step costs time, as between GPUs.",
+)
+flags.DEFINE_integer(
+    "zero",
+    0,
+    "Stage of ZeRO over the towers' devices (--strategy=towers only). 1 and 2: each device has a copy of all "
+    "parameters, and its own part of the optimizer state with the update of that part. With --accumulation, 1 "
+    "sends gradients once a step, and 2 after each microbatch, so that no device keeps sums of all of them. 3: "
+    "each device has its own part of the parameters too, and gets the others' layer by layer while it computes. "
+    "Default: 0, none. Use the lowest stage that fits, without --parameter_device.",
+    lower_bound=0,
+    upper_bound=3,
+)
+flags.DEFINE_string(
+    "offload",
+    "",
+    "optimizer: the device in --parameter_device (a CPU) has the optimizer state and makes the update, and each "
+    "tower's device has a copy of the parameters and sends its gradients there (--strategy=towers only). Default: "
+    "nothing. Use it if parameters and gradients fit a GPU, and the optimizer state beside them does not.",
 )
 flags.DEFINE_list(
     "tower_shares",
@@ -57,7 +77,7 @@ listed_in_help(__name__)
 def devices_from_flags() -> Devices:
     """Configures this process's devices. Call it before TensorFlow computes anything."""
     # `build_strategy` checks it too, but of servers and their workers only the chief calls that.
-    check_sharding(FLAGS.strategy, FLAGS.parameter_device == SHARDED)
+    check_spread(FLAGS.strategy, spread_by(FLAGS.parameter_device, FLAGS.zero, FLAGS.offload))
     grid = grid_from_flags(num_stage_devices())
     devices = configure_devices(
         num_towers=FLAGS.num_towers if grid is None else grid.num_devices,
@@ -66,6 +86,8 @@ def devices_from_flags() -> Devices:
         threads_per_tower=FLAGS.threads_per_tower,
         num_processes=int(os.environ.get("TOWERS_PROCESSES_HERE", "1")),
         batch_size=_own_examples(),
+        zero=FLAGS.zero,
+        offload=FLAGS.offload,
     )
     return devices if grid is None else devices.grouped(grid.groups(devices.towers))
 

@@ -232,6 +232,43 @@ ROWS = (
         batch_stats="average",
         reference=FOUR_MICROBATCHES,
     ),
+    Row(
+        name="towers_3_replicated_shares",
+        make_strategy=_towers(cpus(3, replicated=True), _SHARES),
+        shares=_SHARES,
+    ),
+    Row(
+        name="towers_2_zero_1_accumulation_4",
+        make_strategy=_towers(cpus(2, zero=1)),
+        shares=even_shares(2),
+        accumulation=4,
+        reference=FOUR_MICROBATCHES,
+    ),
+    Row(
+        name="towers_4_zero_1",
+        make_strategy=_towers(cpus(4, zero=1)),
+        shares=even_shares(4),
+    ),
+    Row(
+        name="towers_2_zero_2_accumulation_4",
+        make_strategy=_towers(cpus(2, zero=2)),
+        shares=even_shares(2),
+        accumulation=4,
+        reference=FOUR_MICROBATCHES,
+    ),
+    Row(
+        name="towers_4_zero_2",
+        make_strategy=_towers(cpus(4, zero=2)),
+        shares=even_shares(4),
+    ),
+    Row(
+        name="towers_3_zero_3_shares_accumulation_4",
+        in_quick=True,
+        make_strategy=_towers(cpus(3, zero=3), _SHARES),
+        shares=_SHARES,
+        accumulation=4,
+        reference=FOUR_MICROBATCHES,
+    ),
     Row(name="mirrored_1", make_strategy=_mirrored(cpus(1))),
     Row(
         name="mirrored_2",

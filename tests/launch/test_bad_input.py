@@ -26,7 +26,10 @@ CASES = {
         ("--tower_shares=3,much", "by commas, as 3,1"),
     ),
     "a share of nothing": (["--tower_shares=1,0"], ("tower_shares", "0")),
-    "an unknown parameter device": (["--parameter_device=tpu"], ("'tpu'", "cpu, cpu:K, gpu:K or sharded")),
+    "an unknown parameter device": (
+        ["--parameter_device=tpu"],
+        ("'tpu'", "cpu, cpu:K, gpu:K, sharded or replicated"),
+    ),
     "a parameter device that is not here": (["--parameter_device=cpu:7"], ("'cpu:7'", "cpu:0, cpu:1")),
     "parameters on a GPU where there is none": (["--parameter_device=gpu"], ("'gpu'", "cpu:0")),
     "towers on a GPU where there is none": (["--tower_device=gpu"], ("'gpu'", "no GPU", "use cpu")),

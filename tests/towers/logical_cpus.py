@@ -3,10 +3,16 @@
 from towers.devices import Devices
 
 
-def cpus(num_towers: int, parameters: int = 0, *, sharded: bool = False) -> Devices:
-    """Towers on the first CPUs, parameters on the CPU with index `parameters`, or sharded over the towers'."""
+def cpus(num_towers: int, parameters: int = 0, **spread) -> Devices:
+    """Towers on the first CPUs, parameters on the CPU with index `parameters`, or spread over the towers'.
+
+    Args:
+      num_towers: number of towers.
+      parameters: index of the CPU of what is not spread.
+      **spread: `sharded`, `replicated` or `zero` of `Devices`.
+    """
     return Devices(
         towers=tuple(f"/device:CPU:{index}" for index in range(num_towers)),
         parameters=f"/device:CPU:{parameters}",
-        sharded=sharded,
+        **spread,
     )

@@ -28,11 +28,16 @@ without_gpu = pytest.mark.skipif(
         ({"num_towers": 2, "kind": "tpu"}, ["'tpu'", "auto, cpu, gpu"]),
         (
             {"num_towers": 2, "kind": "cpu", "parameter_device": "tpu:0"},
-            ["'tpu:0'", "cpu, cpu:K, gpu:K or sharded"],
+            ["'tpu:0'", "cpu, cpu:K, gpu:K, sharded or replicated"],
         ),
         ({"num_towers": 2, "kind": "cpu", "parameter_device": "cpu:x"}, ["'cpu:x'"]),
         ({"num_towers": 2, "kind": "cpu", "parameter_device": "cpu:9"}, ["'cpu:9'", "cpu:0, cpu:1"]),
         ({"num_towers": 2, "kind": "cpu", "parameter_device": "cpu:2"}, ["'cpu:2'"]),
+        ({"zero": 4}, ["zero=4", "use 1, 2 or 3"]),
+        ({"zero": 1, "parameter_device": "sharded"}, ["zero=1 with parameter_device='sharded'", "omit"]),
+        ({"offload": "optimizer", "zero": 2}, ["offload='optimizer' with zero=2", "omit"]),
+        ({"offload": "optimizer", "parameter_device": "gpu:0"}, ["with parameter_device='gpu:0'"]),
+        ({"offload": "parameters"}, ["offload='parameters' is unknown", "'optimizer'"]),
     ],
 )
 def test_what_is_refused(arguments, parts):

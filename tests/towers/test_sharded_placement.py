@@ -1,46 +1,20 @@
 """Sharded towers: what each device holds, sparse gradients, clipping, and checkpoints of slices."""
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras import layers
 
 from strategies.registry import build_strategy
 from strategies.training.checkpoints import Checkpoints
 from tests.tiers import first_quick
 from tests.towers.logical_cpus import cpus
-from tests.towers.tiny_tasks import NUM_CLASSES, TinyTask, assert_close, parameters_of, vectors
+from tests.towers.table_and_matrices import task, trained
+from tests.towers.tiny_tasks import assert_close, parameters_of
 from tests.towers.user_errors import refused
 from towers.options import StepOptions
 from towers.sliced_variable import SlicedVariable
-from towers.task import Batch
 from towers.updates.clipping import Clipping
 from towers.updates.rules import Adam, Momentum, Muon
-from towers.updates.schedules import Constant
-
-STEPS = 5
-
-
-def task() -> TinyTask:
-    """A table of 40 rows, which two and three owners slice, and two matrices."""
-
-    def build():
-        words = layers.Input((3,), dtype="int32")
-        outputs = layers.Flatten(name="flat")(layers.Embedding(40, 6, name="table")(words))
-        outputs = layers.Dense(20, "relu", name="hidden")(outputs)
-        return keras.Model(words, layers.Dense(NUM_CLASSES, name="logits")(outputs))
-
-    words = np.random.default_rng(0).integers(0, 40, (8, 3)).astype(np.int32)
-    return TinyTask(build=build, examples=Batch(words, vectors(8).labels))
-
-
-def trained(devices, rule, *, steps=STEPS, **options):
-    options = StepOptions(rule=rule, schedule=Constant(0.1), **options)
-    strategy = build_strategy("towers", task(), devices, options)
-    strategy.run_steps(steps)
-    return strategy
-
 
 CLIPPINGS = [Clipping(norm=0.05), Clipping(global_norm=0.1), Clipping(value=0.01), Clipping()]
 
