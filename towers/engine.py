@@ -22,6 +22,7 @@ from towers.placement import Placement
 from towers.precision import loss_scaling_for
 from towers.task import Batch, Task, batch_length
 from towers.tower import EvaluationFunction, EvaluationResult, TowerFunction, TowerResult
+from towers.traced_once import TracedOnce
 
 _RATE = tf.TensorSpec([], tf.float32)
 
@@ -50,6 +51,7 @@ class Engine(abc.ABC):
         all_shares: Sequence[float] | None = None,
         tower_exchange: TowerExchange | None = None,
         step_spec=None,
+        traced: Callable = TracedOnce,
     ):
         """Args:
         task: gives the loss and the metrics.
@@ -62,6 +64,7 @@ class Engine(abc.ABC):
         tower_exchange: sums batch statistics over all towers, under batch_stats='synced'; None for one over the
           towers of this process.
         step_spec: the spec of what `apply` gets as its batch; None for batch_spec.
+        traced: makes the graph of a tower, as `TracedOnce` does.
 
         Raises:
           UserError: shares that don't fit the towers, a batch too small for all towers, or a batch norm that asks
@@ -82,9 +85,10 @@ class Engine(abc.ABC):
             exchange=tower_exchange if options.batch_stats == "synced" else None,
             kernels=kernels,
             xla=options.xla,
+            traced=traced,
         )
         self.towers: Sequence[Callable[..., TowerResult]] = [self.tower] * devices.num_towers
-        evaluation = EvaluationFunction(task, model, kernels=kernels)
+        evaluation = EvaluationFunction(task, model, kernels=kernels, traced=traced)
         self.evaluations: Sequence[Callable[..., EvaluationResult]] = [evaluation] * devices.num_towers
         with tf.device(HOST):
             self.counters = Counters.new(loss_scaling_for(options.precision))

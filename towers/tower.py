@@ -8,7 +8,7 @@ once and called once for each tower, on that tower's device, wherever the parame
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -19,7 +19,6 @@ from towers.exchange import TowerExchange
 from towers.layers.kernels import DEFAULT_KERNELS, LayerKernels
 from towers.layers.shadowing import shadowed
 from towers.layers.table_rows import TableRows, layers_of_tables, lookups_in_rows
-from towers.owners import whole
 from towers.task import Batch, Task, WeightedValue
 from towers.traced_once import TracedOnce
 
@@ -108,6 +107,7 @@ class TowerFunction:
         exchange: TowerExchange | None = None,
         kernels: LayerKernels = DEFAULT_KERNELS,
         xla: bool = False,
+        traced: Callable = TracedOnce,
     ):
         """Args:
         task: gives the loss and the metrics.
@@ -115,6 +115,7 @@ class TowerFunction:
         exchange: sums batch statistics over all towers; None for the statistics of the tower's own examples.
         kernels: which layers use other kernels than Keras's.
         xla: compile the tower (and nothing else) with XLA.
+        traced: makes the graph that is called on each device, as `TracedOnce` does.
 
         Raises:
           UserError: `xla` with an exchange: XLA cannot compile an exchange on every device.
@@ -130,7 +131,7 @@ class TowerFunction:
         self._exchange = exchange
         self._kernels = kernels
         self.num_traces = 0
-        self._traced = TracedOnce(self._train, xla=xla)
+        self._traced = traced(self._train, xla=xla)
 
     def __call__(self, parameters, state, batch: Batch, seed, gain) -> TowerResult:
         """One pass.
@@ -144,7 +145,7 @@ class TowerFunction:
           gain: float32 scalar that multiplies the loss before differentiation: 1, a loss scale, or 0 for a tower
             that is idle in this step (it computes some example of the batch, and its result is multiplied by 0).
         """
-        result = self._traced([whole(value) for value in parameters], list(state), batch, seed, gain)
+        result = self._traced(list(parameters), list(state), batch, seed, gain)
         for variable, gradient in zip(self.variables.parameters, result.gradients, strict=True):
             # Unknown for a table that lookups and something else read (tied weights).
             if not isinstance(gradient, tf.IndexedSlices):
@@ -197,14 +198,21 @@ class TowerFunction:
 class EvaluationFunction:
     """The evaluation pass of a task's model: no gradients, no new state, dropout off."""
 
-    def __init__(self, task: Task, model: keras.Model, *, kernels: LayerKernels = DEFAULT_KERNELS):
+    def __init__(
+        self,
+        task: Task,
+        model: keras.Model,
+        *,
+        kernels: LayerKernels = DEFAULT_KERNELS,
+        traced: Callable = TracedOnce,
+    ):
         self._task, self._model, self._kernels = task, model, kernels
         self._variables = ModelVariables.of(model)
-        self._traced = TracedOnce(self._evaluate)
+        self._traced = traced(self._evaluate)
 
     def __call__(self, parameters, state, batch: Batch, gain) -> EvaluationResult:
         """Arguments as for `TowerFunction`."""
-        return self._traced([whole(value) for value in parameters], list(state), batch, gain)
+        return self._traced(list(parameters), list(state), batch, gain)
 
     def _evaluate(self, parameters, state, batch, gain):
         mapping = self._variables.mapping(parameters, state, tf.zeros([2], tf.int32))

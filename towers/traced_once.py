@@ -6,7 +6,8 @@ graph is optimized here instead, once, before it is copied.
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2, device_properties_pb2, meta_graph_pb2, rewriter_config_pb2
@@ -14,6 +15,7 @@ from tensorflow.python.framework import meta_graph
 from tensorflow.python.grappler import cluster, tf_optimizer  # the one way to call the graph optimizer
 
 from towers.layers.table_rows import TableRows
+from towers.owners import Slices, whole
 from towers.task import Batch
 
 
@@ -23,7 +25,8 @@ class TracedOnce:
     def __init__(self, function, *, xla: bool = False):
         """Args:
         function: takes tensors, lists of them, `Batch` and `TableRows`; returns a structure of tensors. All
-          arguments but these two have the same shapes in every call.
+          arguments but these two have the same shapes in every call. Calls may give `Slices` in a list, which are
+          joined on the current device.
         xla: compile it with XLA.
         """
         self._function = tf.function(function, jit_compile=xla or None, autograph=False)
@@ -31,9 +34,9 @@ class TracedOnce:
         self._concrete = {}
 
     def __call__(self, *arguments):
-        specs = _any_length(arguments)
-        # Tells structures apart too: weights that are () from weights in a tensor.
-        batch = repr([spec for spec in specs if isinstance(spec, Batch)])
+        arguments = [_joined(argument) for argument in arguments]
+        specs = specs_of(arguments)
+        batch = batch_key(specs)
         if batch not in self._concrete:
             self._concrete[batch] = self._traced(specs)
         return self._concrete[batch](*arguments)
@@ -48,30 +51,69 @@ def optimized_if_needed(concrete):
     return optimized(concrete) if _must_optimize(concrete) else concrete
 
 
+def _joined(argument):
+    return [whole(value) for value in argument] if isinstance(argument, list) else argument
+
+
+def batch_key(specs: Sequence) -> str:
+    """Tells batches of different specs apart, and structures too: weights that are () from weights in a tensor."""
+    return repr([spec for spec in specs if isinstance(spec, Batch)])
+
+
 def _must_optimize(concrete) -> bool:
     """Whether to optimize it here: TensorFlow does not, and no captured resource (a lookup table) prevents it."""
     switched_off = tf.config.optimizer.get_experimental_options().get("disable_meta_optimizer", False)
     return switched_off and all(value.dtype not in (tf.resource, tf.variant) for value in concrete.captured_inputs)
 
 
-def optimized(concrete):
-    """A function with the same arguments and results, whose graph TensorFlow's graph optimizer has optimized."""
-    graph_def = _optimized_graph(concrete)
-    inputs = [tensor.name for tensor in concrete.inputs]
+class FlatGraph(NamedTuple):
+    """A function of tensors as a graph, without the structure of its arguments and results.
+
+    Attributes:
+      graph_def: the graph.
+      inputs, outputs: names of the tensors that are arguments and results.
+      effects: names of operations that run even if no result needs them.
+    """
+
+    graph_def: tf.compat.v1.GraphDef
+    inputs: Sequence[str]
+    outputs: Sequence[str]
+    effects: Sequence[str]
+
+    def function(self, specs: Sequence[tf.TensorSpec]) -> Callable[..., list[tf.Tensor]]:
+        """A function of the inputs, which have these specs, to the list of outputs."""
+
+        def imported(*flat):
+            found = tf.graph_util.import_graph_def(
+                self.graph_def,
+                input_map=dict(zip(self.inputs, flat, strict=True)),
+                return_elements=[*self.outputs, *self.effects],
+                name="",
+            )
+            if not self.effects:
+                return found
+            with tf.control_dependencies(found[len(self.outputs) :]):
+                return [tf.identity(tensor) for tensor in found[: len(self.outputs)]]
+
+        return tf.function(imported, autograph=False).get_concrete_function(*specs)
+
+
+def flat_graph(concrete) -> FlatGraph:
+    """The graph of a concrete function, optimized if nothing else does that."""
+    graph_def = _optimized_graph(concrete) if _must_optimize(concrete) else concrete.graph.as_graph_def()
+    return _flat(concrete, graph_def)
+
+
+def _flat(concrete, graph_def) -> FlatGraph:
     effects = [operation.name for operation in concrete.graph.control_outputs]
     outputs = _bypass_identities(graph_def, [tensor.name for tensor in concrete.outputs], kept=effects)
+    return FlatGraph(graph_def, [tensor.name for tensor in concrete.inputs], outputs, effects)
 
-    def imported(*flat):
-        found = tf.graph_util.import_graph_def(
-            graph_def, input_map=dict(zip(inputs, flat, strict=True)), return_elements=outputs + effects, name=""
-        )
-        if not effects:
-            return found
-        with tf.control_dependencies(found[len(outputs) :]):
-            return [tf.identity(tensor) for tensor in found[: len(outputs)]]
 
+def optimized(concrete):
+    """A function with the same arguments and results, whose graph TensorFlow's graph optimizer has optimized."""
     specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in concrete.inputs]
-    graph = tf.function(imported, autograph=False).get_concrete_function(*specs)
+    graph = _flat(concrete, _optimized_graph(concrete)).function(specs)
 
     def call(*arguments):
         flat = tf.nest.flatten(arguments, expand_composites=True)
@@ -148,10 +190,14 @@ def _has_control_flow(graph_def) -> bool:
     return any(node.op.removeprefix("Stateless") in ("While", "If", "Case") for node in nodes)
 
 
-def _any_length(argument):
+def specs_of(argument):
     """The arguments' specs. Dimension 0 of a batch and of a table's rows is open: one trace serves all lengths."""
     if isinstance(argument, Batch | TableRows):
         return tf.nest.map_structure(lambda x: tf.TensorSpec([None, *x.shape[1:]], x.dtype), argument)
+    if isinstance(argument, Slices):
+        shape = argument.parts[0].shape.as_list()
+        shape[argument.dimension] = sum(part.shape[argument.dimension] for part in argument.parts)
+        return tf.TensorSpec(shape, argument.parts[0].dtype)
     if isinstance(argument, list | tuple):
-        return [_any_length(one) for one in argument]
+        return [specs_of(one) for one in argument]
     return tf.TensorSpec(argument.shape, argument.dtype)

@@ -1,0 +1,7 @@
+"""Parameters that a tower gathers from their owners when it needs them, instead of before (stage 3 of ZeRO).
+
+uses.py            which operations of the tower's graph read a parameter, and when
+units.py           which uses one gather serves
+rewired.py         the graph with the gathers in it
+gathered_once.py   the tower as that graph, traced once
+"""

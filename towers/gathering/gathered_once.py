@@ -1,0 +1,114 @@
+"""A pass of a tower as a graph that gathers parameters from their owners unit by unit."""
+
+import itertools
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from towers.errors import UserError
+from towers.gathering.rewired import Parts, with_gathers
+from towers.gathering.units import units_of
+from towers.gathering.uses import node_of, uses_of
+from towers.owners import Slices
+from towers.task import Batch
+from towers.traced_once import batch_key, flat_graph, specs_of
+
+
+class GatheredOnce:
+    """Called as `towers.traced_once.TracedOnce`; the first argument is the list of parameters on their owners.
+
+    The forward pass and the backward pass each gather a parameter for themselves, one unit ahead, and then free it
+    (`towers.gathering.units`). So no device ever has all parameters, and nothing is computed twice except casts.
+
+    Attributes:
+      graphs: a `GatheredGraph` for each spec of the batch.
+    """
+
+    def __init__(self, function, *, xla: bool = False):
+        """Args:
+        function: as for `TracedOnce`.
+        xla: must be False.
+
+        Raises:
+          UserError: `xla`: a compiled graph reads its arguments before it begins.
+        """
+        if xla:
+            raise UserError(
+                "zero=3 with xla=True: XLA needs all parameters before it begins, and can't gather them layer "
+                "by layer; use zero=2, or xla=False"
+            )
+        self._function = tf.function(function, autograph=False)
+        self.graphs: dict[str, GatheredGraph] = {}
+
+    def __call__(self, parameters: Sequence[tf.Tensor | Slices], *rest):
+        specs = specs_of(rest)
+        key = batch_key(specs)
+        if key not in self.graphs:
+            self.graphs[key] = GatheredGraph(self._function, parameters, specs)
+        return self.graphs[key](parameters, *rest)
+
+
+class GatheredGraph:
+    """The graph for one spec of the batch.
+
+    Attributes:
+      units: the uses that each gather serves.
+      num_bytes: of each parameter.
+      flat: the graph with the gathers.
+    """
+
+    def __init__(self, function, parameters, specs):
+        wholes = [specs_of(value) for value in parameters]
+        concrete = function.get_concrete_function(wholes, *specs)
+        self._results, self._captured = concrete.structured_outputs, concrete.captured_inputs
+        flat = flat_graph(concrete)
+        names = [node_of(name) for name in flat.inputs]
+        outputs = [node_of(name) for name in flat.outputs]
+        uses = uses_of(
+            flat.graph_def,
+            names[: len(wholes)],
+            batch=_of_batch(specs, names[len(wholes) :]),
+            outputs=outputs,
+            gradients=set(itertools.compress(outputs, _are_gradients(self._results))),
+        )
+        self.num_bytes = [spec.dtype.size * spec.shape.num_elements() for spec in wholes]
+        self.units = units_of(uses, self.num_bytes)
+        self.flat = with_gathers(flat, [_parts_of(value) for value in parameters], self.units)
+        parts = [part for value in parameters for part in _tensors(value)]
+        given = [tf.TensorSpec(each.shape, each.dtype) for each in (*parts, *concrete.inputs[len(wholes) :])]
+        self._graph = self.flat.function(given)
+
+    def __call__(self, parameters, *rest):
+        parts = [part for value in parameters for part in _tensors(value)]
+        flat = tf.nest.flatten(rest, expand_composites=True)
+        found = self._graph(*parts, *flat, *self._captured)
+        return tf.nest.pack_sequence_as(self._results, found, expand_composites=True)
+
+
+def _tensors(value: tf.Tensor | Slices) -> Sequence[tf.Tensor]:
+    return value.parts if isinstance(value, Slices) else [value]
+
+
+def _parts_of(value: tf.Tensor | Slices) -> Parts:
+    tensors = _tensors(value)
+    dimension = value.dimension if isinstance(value, Slices) else 0
+    return Parts([tensor.device for tensor in tensors], [tensor.shape for tensor in tensors], dimension)
+
+
+def _of_batch(specs: Sequence, names: Sequence[str]) -> set[str]:
+    """Names of the inputs that are a batch, of those after the parameters."""
+    left, found = iter(names), set()
+    for spec in specs:
+        own = [next(left) for _ in tf.nest.flatten(spec, expand_composites=True)]
+        if isinstance(spec, Batch):
+            found.update(own)
+    return found
+
+
+def _are_gradients(results) -> list[bool]:
+    """For each tensor of a `TowerResult` or an `EvaluationResult` whether it is of a gradient."""
+    return [
+        field == "gradients"
+        for field, value in zip(results._fields, results, strict=True)
+        for _ in tf.nest.flatten(value, expand_composites=True)
+    ]
