@@ -13,11 +13,11 @@ _HEAD = ("case", "work", *_RATE_HEAD, "first step s", "memory MiB", "efficiency"
 
 def table(found: Mapping) -> list[str]:
     """The lines of a Markdown table with one row per case."""
-    lines = [_row(_HEAD), _row(["---"] * len(_HEAD))]
+    lines = [table_row(_HEAD), table_row(["---"] * len(_HEAD))]
     for one in found["cases"]:
         rate = one["figures"][RATE]
         lines.append(
-            _row(
+            table_row(
                 [
                     one["name"],
                     _work(one),
@@ -46,7 +46,8 @@ def _work(one: Mapping) -> str:
     return ", ".join(str(part) for part in (one["network"], one["batch"], one["link"]) if part != NO_LINK)
 
 
-def _row(cells: Sequence[str]) -> str:
+def table_row(cells: Sequence[str]) -> str:
+    """A line of a Markdown table."""
     return f"| {' | '.join(cells)} |"
 
 

@@ -1,0 +1,1 @@
+"""What `launch.memory` prints: bytes a device for each mode."""

@@ -1,0 +1,96 @@
+"""Predicts the memory of training, for each mode side by side, without training.
+
+    python -m launch.memory --model=resnet20 --batch_size=256 --num_towers=2
+        traces a step and prints bytes a device: parameters, gradients, optimizer state, activations, buffers
+
+    python -m launch.memory --task=text --model=transformer --device_memory=16GiB
+        prints the largest batch that fits a device too
+
+    python -m launch.memory --model=vgg16 --measure
+        runs each mode of one process in a fresh process for some steps, and prints the measured peak beside
+
+It takes the flags of launch.train that say what a step computes and on which devices. A column says whether it is
+read off the mode's graph or computed from one by a formula. Not in the figures: the process without TensorFlow's
+tensors (some 600 MiB), the input pipeline, what the allocator loses between tensors, and cuDNN's workspace.
+
+Exit codes: launch/binary.py.
+"""
+
+import json
+
+from absl import flags
+
+from launch import binary, training
+from launch.flags.checks import positive
+from launch.flags.devices import devices_from_flags
+from launch.flags.step import options_from_flags
+from launch.flags.task import task_from_flags
+from launch.forecast.byte_text import byte_text, bytes_from
+from launch.forecast.columns import MODES, Run
+from launch.forecast.measured_modes import measure_here, measured
+from launch.forecast.table import as_json, saved_by_zero, table
+from launch.measuring.running import Interrupted
+from towers.errors import UserError
+from towers.memory.largest_batch import largest_batch
+
+FLAGS = flags.FLAGS
+flags.DEFINE_string(
+    "device_memory",
+    None,
+    "Memory of a device, as 16GiB or 512MiB: also print the largest batch that fits it. CPU towers share one.",
+)
+flags.DEFINE_bool("measure", False, "Also run each mode of one process in a fresh process, and print its peak.")
+flags.DEFINE_integer("measured_steps", 4, "Steps that --measure runs in each mode; the last one is measured.")
+flags.DEFINE_bool("measure_here", False, "Measure one mode in this process. The program starts others with it.")
+flags.DEFINE_integer("workers", 2, "Number of workers of the columns of rings and parameter servers.")
+flags.DEFINE_integer("servers", 1, "Number of parameter servers of their column.")
+flags.DEFINE_bool("json", False, "Print one JSON object instead of the table.")
+positive("measured_steps", "workers", "servers")
+
+
+def main(_) -> int:
+    limit = None if FLAGS.device_memory is None else bytes_from("device_memory", FLAGS.device_memory)
+    if FLAGS.xla:
+        raise UserError("--xla: what a compiled tower needs is known only when it runs; omit it for a prediction")
+    task = task_from_flags()
+    run = Run(
+        task, devices_from_flags(), options_from_flags(training.run_length(task)), FLAGS.workers, FLAGS.servers
+    )
+    if FLAGS.measure_here:
+        print(json.dumps(measure_here(run, FLAGS.measured_steps)))
+        return binary.DONE
+    columns = [column for mode in MODES for column in mode(run)]
+    try:
+        peaks = measured(run, columns) if FLAGS.measure else {}
+    except Interrupted:
+        return binary.INTERRUPTED
+    largest = None if limit is None else _largest(run, limit)
+    if FLAGS.json:
+        print(
+            json.dumps({"batch_size": task.batch_size, "modes": as_json(columns, peaks), "largest_batch": largest})
+        )
+        return binary.DONE
+    print(f"{FLAGS.model}, {run.num_parameters:,} parameters, batch of {task.batch_size}")
+    count = max(2, run.num_towers)
+    lines = [*table(columns, peaks), "", *saved_by_zero(run.num_parameters, run.bytes_per_parameter, count)]
+    print("\n".join(lines))
+    if largest is not None:
+        where = f"{run.num_towers} towers in a process" if run.devices.on_cpu else "a device"
+        print(f"the largest batch of {where} with {byte_text(limit)}: {largest}")
+    return binary.DONE
+
+
+def _largest(run: Run, limit_bytes: int) -> int:
+    def needed(length: int) -> float:
+        return run.process_or_gpu(run.num_towers, length, sharded=run.devices.sharded).total_bytes
+
+    return largest_batch(needed, limit_bytes, multiple=run.num_towers * run.options.accumulation)
+
+
+def cli() -> None:
+    """Console script."""
+    binary.run(main)
+
+
+if __name__ == "__main__":
+    cli()

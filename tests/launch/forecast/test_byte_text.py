@@ -1,0 +1,28 @@
+"""Bytes read and written."""
+
+import pytest
+
+from launch.forecast.byte_text import byte_text, bytes_from
+from tests.towers.user_errors import refused
+
+
+@pytest.mark.parametrize(
+    ("text", "found"), [("16GiB", 2**34), ("1.5 mib", 3 * 2**19), ("80GB", 80 * 10**9), ("7B", 7)]
+)
+def test_sizes_are_read(text, found):
+    assert bytes_from("device_memory", text) == found
+
+
+@pytest.mark.parametrize("text", ["lots", "16", "-1GiB", "0GiB", "16Gib s", ""])
+def test_what_is_no_size_is_refused_in_one_line(text):
+    with refused(f"--device_memory={text}", "16GiB"):
+        bytes_from("device_memory", text)
+
+
+def test_bytes_are_written_with_three_digits():
+    assert [byte_text(count) for count in (512, 2**20 * 12.34, 2**30 * 999, 2**50)] == [
+        "0.5 KiB",
+        "12.3 MiB",
+        "999 GiB",
+        "1.02e+03 TiB",
+    ]

@@ -1,0 +1,112 @@
+"""The bytes that live at once in graphs made by hand."""
+
+import pytest
+
+from towers.memory.lifetimes import WORKSPACE, Operation, Output, peaks, schedule
+
+
+def operation(name, *, reads=(), num_bytes=10, after=(), workspace=0, **output):
+    """An operation with one output, which reads the first outputs of others."""
+    return Operation(
+        name=name,
+        reads=tuple((index, 0) for index in reads),
+        after=tuple(after),
+        outputs=(Output(num_bytes=num_bytes, kind=name[0], **output),),
+        workspace_bytes=workspace,
+    )
+
+
+def order(operations):
+    return [index for index, is_end in schedule(operations) if not is_end]
+
+
+def peak(operations):
+    return peaks(operations)[""]
+
+
+def test_a_chain_holds_two_neighbours():
+    chain = [operation("a"), operation("b", reads=[0], num_bytes=7), operation("c", reads=[1], num_bytes=5)]
+    assert peak(chain).total_bytes == 17
+    assert peak(chain).operation == "b"
+    assert peak(chain).kinds == {"a": 10, "b": 7}
+
+
+def test_what_the_backward_pass_reads_lives_until_then():
+    """Forward a, b, c; the gradient of b reads a, so a lives to the end."""
+    graph = [
+        operation("a", num_bytes=100),
+        operation("b", reads=[0], num_bytes=10),
+        operation("c", reads=[1], num_bytes=1),
+        operation("d", reads=[2, 0], num_bytes=5),
+    ]
+    assert peak(graph).total_bytes == 111
+    assert peak(graph[:3]).total_bytes == 110
+    assert peak([*graph[:2], operation("c", reads=[1], num_bytes=50), *graph[3:]]).total_bytes == 160
+
+
+def test_a_diamond_holds_both_sides():
+    diamond = [
+        operation("a", num_bytes=1),
+        operation("b", reads=[0], num_bytes=20),
+        operation("c", reads=[0], num_bytes=30),
+        operation("d", reads=[1, 2], num_bytes=4),
+    ]
+    assert order(diamond) == [0, 1, 2, 3]
+    assert peak(diamond).total_bytes == 54
+
+
+def test_an_operation_in_place_takes_its_last_input():
+    """Only if nothing else reads that input, and it has the same size."""
+    chain = [operation("a"), operation("b", reads=[0], workspace=1, may_reuse=(0,)), operation("c", reads=[1])]
+    assert peak(chain[:2]).kinds == {"b": 10, WORKSPACE: 1}
+    assert peak([*chain, operation("d", reads=[0, 2])]).total_bytes == 30
+    larger = [operation("a"), operation("b", reads=[0], num_bytes=12, may_reuse=(0,))]
+    assert peak(larger).total_bytes == 22
+    twice = [operation("a"), operation("b", reads=[0, 0], may_reuse=(0, 1))]
+    assert peak(twice).total_bytes == 20
+
+
+def test_a_reshape_shares_its_input_for_as_long_as_either_is_read():
+    graph = [
+        operation("a"),
+        operation("b", reads=[0], shares=0),
+        operation("c", reads=[0], num_bytes=1),
+        operation("d", reads=[1, 2], num_bytes=2),
+    ]
+    assert peak(graph).total_bytes == 13
+    assert peak(graph).kinds == {"a": 10, "c": 1, "d": 2}
+
+
+def test_a_workspace_is_needed_while_its_operation_runs():
+    graph = [operation("a"), operation("b", reads=[0], workspace=50), operation("c", reads=[1], num_bytes=30)]
+    assert peak(graph).total_bytes == 70
+    assert peak(graph).kinds[WORKSPACE] == 50
+
+
+def test_what_the_caller_holds_lives_to_the_end():
+    graph = [operation("a", is_kept=True), operation("b", reads=[0]), operation("c", reads=[1])]
+    assert peak(graph).total_bytes == 30
+
+
+def test_each_memory_has_its_own_peak():
+    graph = [
+        operation("a", memory="GPU:0"),
+        operation("b", reads=[0], num_bytes=6, memory="GPU:1", may_reuse=(0,)),
+    ]
+    found = peaks(graph)
+    assert found["GPU:0"].total_bytes == 10 and found["GPU:1"].total_bytes == 6
+
+
+def test_operations_wait_for_control_inputs_and_never_for_each_other():
+    ordered = [operation("a", after=[1]), operation("b")]
+    assert order(ordered) == [1, 0]
+    with pytest.raises(ValueError, match="a, b"):
+        order([operation("a", after=[1]), operation("b", after=[0])])
+
+
+def test_several_threads_need_several_workspaces():
+    graph = [
+        operation("a", num_bytes=1),
+        *(operation(f"b{k}", reads=[0], num_bytes=2, workspace=100) for k in range(3)),
+    ]
+    assert [peaks(graph, threads)[""].total_bytes for threads in (1, 2, 3)] == [103, 205, 307]

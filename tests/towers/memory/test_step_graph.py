@@ -1,0 +1,77 @@
+"""A traced function's tensors: sizes for a batch of any length, kinds, and what calls and branches need."""
+
+import tensorflow as tf
+
+from tests.towers.tiny_tasks import dense_task, trainer_of
+from towers.memory.engine_memory import EngineMemory
+from towers.memory.kernel_workspace import l3_bytes, patches_bytes
+from towers.memory.lifetimes import peaks
+from towers.memory.step_graph import ACTIVATIONS, BATCH, COPIES, GRADIENTS, HOST_MEMORY, StepGraph
+from towers.updates.rules import SGD, Momentum
+
+WIDTH, FLOAT = 16, 4
+# A dense network's parameters: 4 x 5, 5, 5 x 3, 3.
+DENSE = 43 * FLOAT
+RULES = {"sgd": SGD(), "momentum": Momentum()}
+
+
+def graph_of(function, *others):
+    specs = [tf.TensorSpec([None, WIDTH]), *others]
+    return StepGraph(tf.function(function, autograph=False).get_concrete_function(*specs))
+
+
+def peak_of(function, length, *others):
+    return peaks(graph_of(function, *others).operations(length, one_memory=True))[HOST_MEMORY]
+
+
+def test_sizes_follow_from_the_batch_and_calls_are_inlined():
+    @tf.function(autograph=False)
+    def called(x):
+        return tf.concat([x, x], 1)
+
+    found = peak_of(lambda batch: tf.reduce_sum(called(called(batch))), 10)
+    row = WIDTH * FLOAT
+    # The second concatenation: the batch, its input and its output.
+    assert found.kinds == {BATCH: 10 * row, ACTIVATIONS: 10 * 6 * row}
+
+
+def test_kinds_tell_gradients_and_copies_of_parameters_from_activations():
+    def step(batch, weights):
+        halves = tf.cast(weights, tf.float16)
+        product = tf.matmul(tf.cast(batch, tf.float16), halves)
+        return tf.matmul(product, product, transpose_a=True)
+
+    found = peak_of(step, 7, tf.TensorSpec([WIDTH, WIDTH]))
+    assert found.operation == "MatMul"
+    assert found.kinds == {BATCH: 7 * 64, ACTIVATIONS: 2 * 7 * 32, COPIES: WIDTH * WIDTH * 2}
+    # The product of two activations depends on the batch's numbers, not its length.
+    gram = peak_of(lambda batch: tf.matmul(batch, batch, transpose_a=True), 2)
+    assert gram.kinds == {BATCH: 2 * 64, GRADIENTS: WIDTH * WIDTH * FLOAT}
+
+
+def test_a_branch_needs_its_largest_body():
+    def step(batch):
+        small, large = lambda: tf.reduce_sum(batch), lambda: tf.reduce_sum(tf.concat([batch] * 5, 0))
+        return tf.cond(tf.reduce_all(batch > 0), small, large)
+
+    found = peak_of(step, 10)
+    assert found.total_bytes >= 10 * 6 * WIDTH * FLOAT
+    assert found.total_bytes < 10 * 7 * WIDTH * FLOAT
+
+
+def test_patches_of_a_convolution_fill_the_cache():
+    """Figures of a traced step of ResNet-20: [48, 1024, 144] where the cache has 30 MiB."""
+    one = 1024 * 144 * FLOAT
+    of_filter = patches_bytes(1024, 144, 16, FLOAT, of_image=False)
+    assert of_filter % one == 0 and abs(of_filter - 0.888 * l3_bytes()) <= one
+    assert patches_bytes(1024, 144, 16, FLOAT, of_image=True) == one
+
+
+def test_an_engine_holds_its_variables_and_more_for_longer_batches():
+    memory = {name: EngineMemory(trainer_of(dense_task(8), rule=rule).engine) for name, rule in RULES.items()}
+    found = {name: one.in_all(64) for name, one in memory.items()}
+    assert {one.parameters_bytes for one in found.values()} == {DENSE}
+    assert [found[name].optimizer_bytes for name in RULES] == [0, DENSE]
+    few, more = memory["momentum"].in_all(64), memory["momentum"].in_all(128)
+    assert 1.9 < more.activations_bytes / few.activations_bytes < 2.1
+    assert more.parameters_bytes == few.parameters_bytes and few.gradients_bytes > 0

@@ -1,0 +1,150 @@
+"""The memory that a step of an engine in one process needs, read off the step's graph."""
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping
+
+import tensorflow as tf
+
+from towers.cores import num_cores
+from towers.engine import Engine
+from towers.memory.lifetimes import Peak, peaks
+from towers.memory.step_graph import ACTIVATIONS, GRADIENTS, HOST_MEMORY, StepGraph
+from towers.sliced_variable import SlicedVariable
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StepMemory:
+    """Bytes of one memory at the moment of a step at which the most are live.
+
+    Attributes:
+      parameters_bytes, optimizer_bytes: the variables.
+      gradients_bytes: gradients and their sums, and whatever else depends on the batch's numbers, not its length.
+      activations_bytes: all that grows with the batch: what the backward pass needs, and its own results.
+      buffers_bytes: the batch, batch statistics, constants, converted parameters, workspace of kernels.
+      collectives_bytes: what an exchange with other processes needs.
+    """
+
+    parameters_bytes: float = 0
+    gradients_bytes: float = 0
+    optimizer_bytes: float = 0
+    activations_bytes: float = 0
+    buffers_bytes: float = 0
+    collectives_bytes: float = 0
+
+    @property
+    def total_bytes(self) -> float:
+        return sum(dataclasses.astuple(self))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Held:
+    """Bytes of a memory from before a step until after it."""
+
+    parameters_bytes: int = 0
+    optimizer_bytes: int = 0
+    state_bytes: int = 0
+
+
+class EngineMemory:
+    """Predicts the memory of a training step for batches of any length. It traces the step, and runs nothing."""
+
+    def __init__(self, engine: Engine):
+        """Args:
+        engine: trains in one process; all its variables exist.
+        """
+        functions = [engine.train_function]
+        if engine.options.accumulation > 1:
+            functions = [engine.first_function, engine.apply_function]
+        concretes = [function.get_concrete_function() for function in functions]
+        self._graphs = [StepGraph(concrete) for concrete in concretes]
+        # The sums of the microbatches so far, which every call gets and returns anew.
+        self._sums_bytes = sum(map(_bytes_of, concretes[0].outputs)) if len(concretes) > 1 else 0
+        self._placement = engine.placement
+
+    def in_all(self, length: int) -> StepMemory:
+        """The process's memory if all its towers are on CPUs.
+
+        Args:
+          length: examples of a global batch.
+        """
+        return self._at_peak(self._held(lambda device: HOST_MEMORY), length, one_memory=True)[HOST_MEMORY]
+
+    def by_device(self, length: int) -> dict[str, StepMemory]:
+        """What each device holds, by name ('CPU:1'); each has its peak at another moment.
+
+        Args:
+          length: examples of a global batch.
+        """
+        return self._at_peak(self._held(_short), length, one_memory=False)
+
+    def passing_bytes(self, length: int) -> int:
+        """Most bytes that a step of a process on CPUs allocates besides what it holds before."""
+        return max(peak.total_bytes - peak.kinds.get("batch", 0) for peak in self._peaks(length, one_memory=True))
+
+    def _peaks(self, length: int, *, one_memory: bool) -> Iterator[Peak]:
+        for graph in self._graphs:
+            yield from _peaks_of(graph, length, one_memory=one_memory).values()
+
+    def _at_peak(self, held: Mapping[str, _Held], length: int, *, one_memory: bool) -> dict[str, StepMemory]:
+        found: dict[str, StepMemory] = {}
+        for graph in self._graphs:
+            of_graph = _peaks_of(graph, length, one_memory=one_memory)
+            for memory in {*held, *of_graph}:
+                at_home = memory == HOST_MEMORY
+                now = _step_memory(
+                    of_graph.get(memory, Peak()),
+                    held.get(memory, _Held()),
+                    constant_bytes=graph.constant_bytes if at_home else 0,
+                    sums_bytes=self._sums_bytes if at_home else 0,
+                )
+                if memory not in found or now.total_bytes > found[memory].total_bytes:
+                    found[memory] = now
+        return found
+
+    def _held(self, memory_of) -> dict[str, _Held]:
+        placement = self._placement
+        slots = [variable for of_slot in placement.slots.values() for variable in of_slot.values()]
+        kinds = {
+            "parameters_bytes": _by_memory(placement.parameters.values(), memory_of),
+            "optimizer_bytes": _by_memory(slots, memory_of),
+            "state_bytes": _by_memory(placement.state.values(), memory_of),
+        }
+        memories = {memory for of_kind in kinds.values() for memory in of_kind}
+        return {
+            memory: _Held(**{kind: of_kind.get(memory, 0) for kind, of_kind in kinds.items()})
+            for memory in memories
+        }
+
+
+def _peaks_of(graph: StepGraph, length: int, *, one_memory: bool) -> dict[str, Peak]:
+    """The peaks with as many operations at once as `towers.devices` sets."""
+    return peaks(graph.operations(length, one_memory=one_memory), max(2, num_cores()))
+
+
+def _step_memory(peak: Peak, held: _Held, *, constant_bytes: int, sums_bytes: int) -> StepMemory:
+    passing = dict(peak.kinds)
+    return StepMemory(
+        parameters_bytes=held.parameters_bytes,
+        optimizer_bytes=held.optimizer_bytes,
+        gradients_bytes=passing.pop(GRADIENTS, 0) + sums_bytes,
+        activations_bytes=passing.pop(ACTIVATIONS, 0),
+        buffers_bytes=sum(passing.values()) + held.state_bytes + constant_bytes,
+    )
+
+
+def _by_memory(variables: Iterable, memory_of) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for variable in variables:
+        for part in variable.parts if isinstance(variable, SlicedVariable) else [variable]:
+            memory = memory_of(part.device)
+            found[memory] = found.get(memory, 0) + _bytes_of(part)
+    return found
+
+
+def _short(device: str) -> str:
+    spec = tf.DeviceSpec.from_string(device)
+    return f"{spec.device_type}:{spec.device_index}"
+
+
+def _bytes_of(value) -> int:
+    return value.dtype.size * (value.shape.num_elements() or 0)

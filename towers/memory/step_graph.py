@@ -1,0 +1,237 @@
+"""A traced function as operations with their bytes: calls inlined, and every shape known.
+
+`towers.engine.Engine` traces a step for batches of any length. Here the batch gets a length, and TensorFlow infers
+all shapes that follow from it.
+"""
+
+import collections
+import functools
+import math
+from collections.abc import Mapping, Sequence
+
+import tensorflow as tf
+from tensorflow.core.protobuf import config_pb2, meta_graph_pb2
+from tensorflow.python.framework import meta_graph
+from tensorflow.python.framework.function_def_to_graph import function_def_to_graph_def
+from tensorflow.python.grappler import tf_optimizer  # the one way to call the graph optimizer
+from tensorflow.python.ops import handle_data_util  # the one way to give an argument the shape of a variable
+
+from towers.memory.buffer_reuse import reusable_inputs, shared_input
+from towers.memory.kernel_workspace import workspace_bytes
+from towers.memory.lifetimes import Operation, Output, peaks
+
+# Kinds of tensors: the batch itself; what grows with it; what depends on its numbers alone; what does not.
+BATCH, ACTIVATIONS, GRADIENTS, COPIES = "batch", "activations", "gradients", "copies"
+HOST_MEMORY = "CPU:0"
+# Before the names of what stands for the arguments; their own placeholders stay, and nothing reads them.
+_ARGUMENT = "argument/"
+# What grappler puts around the body of a call; when TensorFlow runs the step, towers do not wait for each other.
+_OF_CALLS = ("input_control_node", "output_control_node")
+_PRODUCTS = ("Conv", "MatMul", "Einsum")
+_PRODUCT_COST = 10
+# Their tensors lie in the graph or in a variable, or the caller has them.
+_WITHOUT_BUFFER = {"Const", "ReadVariableOp", "VarHandleOp", "Placeholder"}
+
+
+class StepGraph:
+    """A traced function whose batch has no length yet."""
+
+    def __init__(self, concrete):
+        """Args:
+        concrete: a concrete function; the arguments with an open dimension 0 are its batch.
+        """
+        self._graph_def = _inlined(concrete)
+        self._arguments = {tensor.op.name: tensor for tensor in concrete.inputs}
+        self._results = collections.Counter(tensor.name for tensor in concrete.outputs)
+
+    @property
+    def constant_bytes(self) -> int:
+        """Bytes of the constants, which live as long as the graph."""
+        values = [node.attr["value"].tensor for node in self._graph_def.node if node.op == "Const"]
+        return sum(
+            tf.as_dtype(value.dtype).size * (tf.TensorShape(value.tensor_shape).num_elements() or 0)
+            for value in values
+        )
+
+    def operations(self, length: int, *, one_memory: bool = False) -> list[Operation]:
+        """The operations for a batch of `length` examples.
+
+        Args:
+          length: number of examples.
+          one_memory: whether all CPU devices are one memory; else each has its own, for what each holds.
+        """
+        reading = _Reading(self._shaped(length), self._kinds, self._results, one_memory=one_memory)
+        return reading.operations
+
+    @functools.cached_property
+    def _kinds(self) -> dict[str, str]:
+        few, more = self._shaped(_FEW), self._shaped(2 * _FEW)
+        return _kinds_of(
+            few, more, [f"{_ARGUMENT}{name}" for name, like in self._arguments.items() if _is_open(like)]
+        )
+
+    def _shaped(self, length: int) -> tf.Graph:
+        return _shaped(self._graph_def, {name: (like, length) for name, like in self._arguments.items()})
+
+
+# Examples of the two batches that tell what grows with the batch; parts of several towers have whole examples.
+_FEW = 96
+
+
+def _inlined(concrete) -> tf.compat.v1.GraphDef:
+    """Its graph with the bodies of the functions that it calls, as TensorFlow runs it."""
+    described, _ = meta_graph.export_scoped_meta_graph(
+        graph=concrete.graph, graph_def=concrete.graph.as_graph_def(add_shapes=True)
+    )
+    kept = meta_graph_pb2.CollectionDef()
+    kept.node_list.value.extend(tensor.name for tensor in (*concrete.inputs, *concrete.outputs))
+    kept.node_list.value.extend(operation.name for operation in concrete.graph.control_outputs)
+    described.collection_def["train_op"].CopyFrom(kept)
+    for node in described.graph_def.node:
+        # Loops and branches stay one operation each, with a body.
+        _drop(node, "_lower_using_switch_merge")
+    config = config_pb2.ConfigProto()
+    config.graph_options.rewrite_options.min_graph_nodes = -1
+    config.graph_options.rewrite_options.optimizers.append("function")
+    found = tf_optimizer.OptimizeGraph(config, described)
+    for node in found.node:
+        _drop(node, "_output_shapes")
+    return found
+
+
+def _drop(node, attribute: str) -> None:
+    if attribute in node.attr:
+        del node.attr[attribute]
+
+
+def _shaped(graph_def, arguments: Mapping[str, tuple[tf.Tensor, int | None]]) -> tf.Graph:
+    """The graph with all shapes that follow from its arguments: tensors like these, and the batch's length."""
+    with tf.Graph().as_default() as graph:
+        given = {f"{name}:0": _argument(name, *like) for name, like in arguments.items()}
+        tf.graph_util.import_graph_def(graph_def, input_map=given, name="")
+    return graph
+
+
+def _is_open(tensor: tf.Tensor) -> bool:
+    return bool(tensor.shape.rank) and tensor.shape[0] is None
+
+
+def _argument(name: str, like: tf.Tensor, length: int | None) -> tf.Tensor:
+    """A placeholder that stands for an argument: with the batch's length, or a variable of known shape."""
+    shape = [length, *like.shape[1:]] if _is_open(like) else like.shape
+    found = tf.compat.v1.placeholder(like.dtype, shape, name=f"{_ARGUMENT}{name}")
+    handle_data_util.copy_handle_data(like, found)
+    return found
+
+
+def _kinds_of(few: tf.Graph, more: tf.Graph, batch: Sequence[str]) -> dict[str, str]:
+    kinds: dict[str, str] = {}
+    for one, other in zip(few.get_operations(), more.get_operations(), strict=True):
+        depends = one.name in batch or any(kinds.get(tensor.name) != COPIES for tensor in one.inputs)
+        for tensor, larger in zip(one.outputs, other.outputs, strict=True):
+            grows = _bytes(tensor) != _bytes(larger)
+            kinds[tensor.name] = ACTIVATIONS if grows else GRADIENTS if depends else COPIES
+            if one.name in batch:
+                kinds[tensor.name] = BATCH
+    return kinds
+
+
+def _bytes(tensor: tf.Tensor) -> int:
+    """Bytes of a tensor; 0 for handles, strings and shapes that are not known."""
+    if tensor.dtype in (tf.resource, tf.variant, tf.string) or not tensor.shape.is_fully_defined():
+        return 0
+    return tensor.dtype.size * math.prod(tensor.shape)
+
+
+class _Reading:
+    """A graph with known shapes as operations.
+
+    Attributes:
+      operations: those of the graph, and the copies between memories.
+    """
+
+    def __init__(self, graph: tf.Graph, kinds: Mapping[str, str], results: Mapping[str, int], *, one_memory: bool):
+        self._kinds, self._results, self._one_memory = kinds, results, one_memory
+        self._library = {function.signature.name: function for function in graph.as_graph_def().library.function}
+        self._indices: dict[str, int] = {}
+        self._copies: dict[tuple[str, str], tuple[int, int]] = {}
+        self.operations: list[Operation] = []
+        for operation in graph.get_operations():
+            self._add(operation)
+
+    def _add(self, operation: tf.Operation) -> None:
+        memory = self._memory_of(operation.device)
+        reads = [self._read(tensor, memory) for tensor in operation.inputs]
+        before = [one.name for one in operation.control_inputs if not any(name in one.name for name in _OF_CALLS)]
+        after = [self._indices[name] for name in before if name in self._indices]
+        outputs = [self._output(operation, k, memory) for k in range(len(operation.outputs))]
+        self._indices[operation.name] = len(self.operations)
+        self.operations.append(
+            Operation(
+                name=operation.name,
+                reads=tuple(reads),
+                after=tuple(after),
+                outputs=tuple(outputs),
+                workspace_bytes=workspace_bytes(operation) + self._of_bodies(operation),
+                cost=self._cost(operation, reads, outputs),
+                memory=memory,
+            )
+        )
+
+    def _cost(self, operation: tf.Operation, reads: Sequence[tuple[int, int]], outputs: Sequence[Output]) -> float:
+        """The bytes that it moves; matrix products take longer."""
+        moved = [self.operations[source].outputs[position].num_bytes for source, position in reads]
+        written = sum(output.num_bytes for output in outputs if output.shares is None)
+        is_product = any(word in operation.type for word in _PRODUCTS)
+        return (sum(moved) + written) * (_PRODUCT_COST if is_product else 1)
+
+    def _memory_of(self, device: str) -> str:
+        spec = tf.DeviceSpec.from_string(device)
+        if spec.device_type in (None, "CPU") and (self._one_memory or spec.device_type is None):
+            return HOST_MEMORY
+        return f"{spec.device_type}:{spec.device_index or 0}"
+
+    def _read(self, tensor: tf.Tensor, memory: str) -> tuple[int, int]:
+        """Where an operation reads a tensor: a copy in its own memory if one of the two is not a CPU's."""
+        index, position = self._indices[tensor.op.name], tensor.value_index
+        source = self.operations[index].memory
+        if source == memory or (source.startswith("CPU") and memory.startswith("CPU")):
+            return index, position
+        if (tensor.name, memory) not in self._copies:
+            self._copies[tensor.name, memory] = (len(self.operations), 0)
+            copied = Output(num_bytes=_bytes(tensor), kind=self._kinds[tensor.name], memory=memory)
+            name = f"{tensor.op.name} to {memory}"
+            self.operations.append(
+                Operation(name=name, outputs=(copied,), reads=((index, position),), memory=memory)
+            )
+        return self._copies[tensor.name, memory]
+
+    def _output(self, operation: tf.Operation, position: int, memory: str) -> Output:
+        tensor = operation.outputs[position]
+        is_held = operation.type in _WITHOUT_BUFFER and self._kinds.get(tensor.name) != BATCH
+        return Output(
+            num_bytes=0 if is_held else _bytes(tensor),
+            kind=self._kinds.get(tensor.name, COPIES),
+            memory=memory,
+            shares=shared_input(operation, position),
+            may_reuse=tuple(reusable_inputs(operation, position)),
+            is_kept=tensor.name in self._results or self._kinds.get(tensor.name) == BATCH,
+        )
+
+    def _of_bodies(self, operation: tf.Operation) -> int:
+        """The most that a branch or the body of a loop needs: a function of the operation's last inputs."""
+        if operation.node_def.attr["_XlaMustCompile"].b:
+            # Compiled: it writes its outputs only, as the trace of a step shows.
+            return 0
+        values = operation.node_def.attr.values()
+        names = [name for value in values for name in (value.func.name, *(one.name for one in value.list.func))]
+        return max((self._of_body(self._library[name], operation) for name in names if name), default=0)
+
+    def _of_body(self, function, operation: tf.Operation) -> int:
+        graph_def, _ = function_def_to_graph_def(function)
+        names = [argument.name for argument in function.signature.input_arg]
+        graph_def.library.function.extend(self._library.values())
+        inputs = list(operation.inputs)[-len(names) :] if names else []
+        graph = _shaped(graph_def, dict(zip(names, ((like, None) for like in inputs), strict=True)))
+        found = peaks(_Reading(graph, {}, {}, one_memory=True).operations)
+        return sum(peak.total_bytes for peak in found.values())
