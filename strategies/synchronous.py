@@ -23,6 +23,7 @@ from towers.errors import UserError
 from towers.layers.names import fresh_name_counts
 from towers.options import StepOptions
 from towers.precision import layer_precision
+from towers.recompute import recomputation
 from towers.task import Batch, InputShard, Task, as_batch, steps_per_epoch
 from towers.tower import EvaluationResult, ModelVariables
 from towers.tower_parts import open_length
@@ -77,7 +78,8 @@ class SynchronousStrategy:
     def notices(self) -> list[str]:
         exchanges = self.options.batch_stats == "synced" and len(self.part_shares) > 1
         kernels = self.options.kernels(self.engine.devices)
-        return self.engine.notices + kernels.notices(self.model, exchanges=exchanges)
+        recomputed = recomputation.notices(self.model, self.options.recompute)
+        return self.engine.notices + kernels.notices(self.model, exchanges=exchanges) + recomputed
 
     def agree(self, move: Move) -> Move:
         return move

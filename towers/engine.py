@@ -86,6 +86,7 @@ class Engine(abc.ABC):
             kernels=kernels,
             xla=options.xla,
             traced=traced,
+            recompute=options.recompute,
         )
         self.towers: Sequence[Callable[..., TowerResult]] = [self.tower] * devices.num_towers
         evaluation = EvaluationFunction(task, model, kernels=kernels, traced=traced)

@@ -9,6 +9,7 @@ from towers.devices import Devices
 from towers.errors import UserError
 from towers.layers.kernels import LayerKernels
 from towers.precision import check_precision
+from towers.recompute.segments import check_recompute
 from towers.updates.clipping import Clipping
 from towers.updates.keras_optimizers import translate
 from towers.updates.rules import Momentum, UpdateRule
@@ -31,6 +32,8 @@ class StepOptions:
       xla: compile the tower function with XLA.
       fused_batch_norm: run Keras's BatchNormalization on TensorFlow's fused kernel.
       tuned_for_cpu: on CPU towers, use our own kernels for activations and convolutions (see `LayerKernels`).
+      recompute: activations that the backward pass computes again, to save memory: 'none', those of the 'blocks'
+        that the model repeats, of 'sqrt' (about sqrt(n) segments), or of all parts ('full'). The numbers stay.
       on_nan: after a step whose loss or gradients are not finite, 'stop' training or 'skip' the update.
       seed: random seed for initial weights and dropout.
     """
@@ -44,6 +47,7 @@ class StepOptions:
     xla: bool = False
     fused_batch_norm: bool = True
     tuned_for_cpu: bool = True
+    recompute: str = "none"
     on_nan: str = "stop"
     seed: int = 0
 
@@ -71,6 +75,7 @@ class StepOptions:
     def __post_init__(self):
         check_batch_stats(self.batch_stats)
         check_precision(self.precision)
+        check_recompute(self.recompute)
         if self.accumulation < 1:
             raise UserError(
                 f"accumulation={self.accumulation}: it must be at least 1; 1 does not divide the batch"

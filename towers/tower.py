@@ -7,6 +7,7 @@ moving statistics of batch norm) come in as tensors; gradients and new state go 
 once and called once for each tower, on that tower's device, wherever the parameters live.
 """
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -19,6 +20,8 @@ from towers.exchange import TowerExchange
 from towers.layers.kernels import DEFAULT_KERNELS, LayerKernels
 from towers.layers.shadowing import shadowed
 from towers.layers.table_rows import TableRows, layers_of_tables, lookups_in_rows
+from towers.owners import whole
+from towers.recompute.recomputation import Recomputation
 from towers.task import Batch, Task, WeightedValue
 from towers.traced_once import TracedOnce
 
@@ -108,6 +111,7 @@ class TowerFunction:
         kernels: LayerKernels = DEFAULT_KERNELS,
         xla: bool = False,
         traced: Callable = TracedOnce,
+        recompute: str = "none",
     ):
         """Args:
         task: gives the loss and the metrics.
@@ -116,9 +120,11 @@ class TowerFunction:
         kernels: which layers use other kernels than Keras's.
         xla: compile the tower (and nothing else) with XLA.
         traced: makes the graph that is called on each device, as `TracedOnce` does.
+        recompute: activations that the backward pass computes again, one of `towers.recompute.segments.POLICIES`.
 
         Raises:
-          UserError: `xla` with an exchange: XLA cannot compile an exchange on every device.
+          UserError: `xla` with an exchange: XLA cannot compile an exchange on every device; or a model without
+            parts to compute again.
         """
         if xla and exchange is not None:
             raise UserError(
@@ -132,6 +138,9 @@ class TowerFunction:
         self._kernels = kernels
         self.num_traces = 0
         self._traced = traced(self._train, xla=xla)
+        self._recomputation = Recomputation(model, recompute, xla=xla)
+        change = self._recomputation.change if self._recomputation.segments else None
+        self._traced = TracedOnce(self._train, xla=xla, change=change)
 
     def __call__(self, parameters, state, batch: Batch, seed, gain) -> TowerResult:
         """One pass.
@@ -155,29 +164,38 @@ class TowerFunction:
     def _train(self, parameters, state, batch, seed, gain):
         self.num_traces += 1
         active = tf.sign(gain)
+        traced = self._recomputation.traced_pass()
         watched = [value.values if isinstance(value, TableRows) else value for value in parameters]
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(watched)
             # Keras reads the watched tensors through the mapping.
-            outputs, losses, new_state = self._forward(parameters, state, batch, seed, active)
+            outputs, losses, new_state = self._forward(parameters, state, batch, seed, active, traced)
             loss = self._task.loss(outputs, batch)
             loss_sum = total_loss(loss, losses)
             objective = loss_sum * gain
-        gradients = self._gradients(parameters, tape.gradient(objective, watched))
+        gradients = self._gradients(parameters, traced.gradients(tape, objective, watched))
         metrics = {
             name: WeightedValue(value.total * active, value.weight * active)
             for name, value in self._task.metrics(outputs, batch).items()
         }
         return TowerResult(loss_sum * active, loss.weight * active, gradients, new_state, metrics)
 
-    def _forward(self, parameters, state, batch, seed, active):
+    def _forward(self, parameters, state, batch, seed, active, traced):
         mapping = self.variables.mapping(parameters, state, seed)
         layers = layers_of_tables(self.model)
         described = zip(self.variables.parameters, parameters, strict=True)
         rows = {layers[variable.path]: value for variable, value in described if isinstance(value, TableRows)}
         with shadowed(lookups_in_rows(rows)):
             return run_model(
-                self.model, mapping, self.variables.state, batch, True, self._kernels, self._exchange, active
+                self.model,
+                mapping,
+                self.variables.state,
+                batch,
+                True,
+                self._kernels,
+                self._exchange,
+                active,
+                around_call=traced.forward(),
             )
 
     def _gradients(self, parameters, found):
@@ -226,11 +244,22 @@ class EvaluationFunction:
 
 
 def run_model(
-    model, mapping, state, batch, training, kernels: LayerKernels, exchange=None, weight=None
+    model,
+    mapping,
+    state,
+    batch,
+    training,
+    kernels: LayerKernels,
+    exchange=None,
+    weight=None,
+    around_call=None,
 ) -> tuple[Any, list, list]:
-    """The model's outputs, its regularisation losses, and the new values of `state`."""
+    """The model's outputs, its regularisation losses, and the new values of `state`.
+
+    `around_call` is a context manager that is entered after the kernels are in place; None for none.
+    """
     with keras.StatelessScope(state_mapping=mapping, collect_losses=True) as scope:
-        with kernels.in_place(model, exchange, weight):
+        with kernels.in_place(model, exchange, weight), around_call or contextlib.nullcontext():
             outputs = model(batch.features, training=training)
         losses = list(model.losses)
         new_state = [tf.convert_to_tensor(scope.get_current_value(variable)) for variable in state]

@@ -22,15 +22,22 @@ from towers.task import Batch
 class TracedOnce:
     """A function that is traced once for each spec of its batch, whose dimension 0 is open."""
 
-    def __init__(self, function, *, xla: bool = False):
+    def __init__(
+        self,
+        function,
+        *,
+        xla: bool = False,
+        change: Callable[[tf.Graph, tf.compat.v1.GraphDef], None] | None = None,
+    ):
         """Args:
         function: takes tensors, lists of them, `Batch` and `TableRows`; returns a structure of tensors. All
           arguments but these two have the same shapes in every call. Calls may give `Slices` in a list, which are
           joined on the current device.
         xla: compile it with XLA.
+        change: changes the traced graph's description in place, before it is optimized; None for no change.
         """
         self._function = tf.function(function, jit_compile=xla or None, autograph=False)
-        self._optimize = not xla
+        self._xla, self._change = xla, change
         self._concrete = {}
 
     def __call__(self, *arguments):
@@ -43,7 +50,13 @@ class TracedOnce:
 
     def _traced(self, specs):
         concrete = self._function.get_concrete_function(*specs)
-        return optimized_if_needed(concrete) if self._optimize else concrete
+        if self._change is None:
+            return concrete if self._xla else optimized_if_needed(concrete)
+        graph_def = concrete.graph.as_graph_def(add_shapes=True)
+        self._change(concrete.graph, graph_def)
+        if not self._xla and _must_optimize(concrete):
+            return optimized(concrete, graph_def)
+        return _imported(concrete, graph_def, [tensor.name for tensor in concrete.outputs], xla=self._xla)
 
 
 def optimized_if_needed(concrete):
@@ -109,11 +122,42 @@ def _flat(concrete, graph_def) -> FlatGraph:
     outputs = _bypass_identities(graph_def, [tensor.name for tensor in concrete.outputs], kept=effects)
     return FlatGraph(graph_def, [tensor.name for tensor in concrete.inputs], outputs, effects)
 
+def optimized(concrete, graph_def: tf.compat.v1.GraphDef | None = None):
+    """A function with the same arguments and results, whose graph TensorFlow's graph optimizer has optimized.
+
+    Args:
+      concrete: a concrete function.
+      graph_def: its graph, changed; None for the graph as it was traced.
+    """
+    found = _optimized_graph(concrete, graph_def)
+    effects = [operation.name for operation in concrete.graph.control_outputs]
+    return _imported(
+        concrete, found, _bypass_identities(found, [tensor.name for tensor in concrete.outputs], kept=effects)
+    )
+
+
+def _imported(concrete, graph_def: tf.compat.v1.GraphDef, outputs: Sequence[str], *, xla: bool = False):
+    """A function with the arguments of `concrete`, whose graph is another one; `outputs` are its results there."""
+    inputs = [tensor.name for tensor in concrete.inputs]
+    effects = [operation.name for operation in concrete.graph.control_outputs]
+    if xla:
+        inputs = _without_arguments(graph_def, inputs, outputs)
+
+    def imported(*flat):
+        given = {name: value for name, value in zip(inputs, flat, strict=True) if name}
+        found = tf.graph_util.import_graph_def(
+            graph_def, input_map=given, return_elements=[*outputs, *effects], name=""
+        )
+        if not effects:
+            return found
+        with tf.control_dependencies(found[len(outputs) :]):
+            return [tf.identity(tensor) for tensor in found[: len(outputs)]]
 
 def optimized(concrete):
     """A function with the same arguments and results, whose graph TensorFlow's graph optimizer has optimized."""
     specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in concrete.inputs]
     graph = _flat(concrete, _optimized_graph(concrete)).function(specs)
+    graph = tf.function(imported, jit_compile=xla or None, autograph=False).get_concrete_function(*specs)
 
     def call(*arguments):
         flat = tf.nest.flatten(arguments, expand_composites=True)
@@ -123,9 +167,9 @@ def optimized(concrete):
     return call
 
 
-def _optimized_graph(concrete) -> tf.compat.v1.GraphDef:
+def _optimized_graph(concrete, graph_def=None) -> tf.compat.v1.GraphDef:
     described, _ = meta_graph.export_scoped_meta_graph(
-        graph=concrete.graph, graph_def=concrete.graph.as_graph_def(add_shapes=True)
+        graph=concrete.graph, graph_def=graph_def or concrete.graph.as_graph_def(add_shapes=True)
     )
     kept = meta_graph_pb2.CollectionDef()
     kept.node_list.value.extend(tensor.name for tensor in (*concrete.inputs, *concrete.outputs))
@@ -178,6 +222,16 @@ def _bypass_identities(
     del graph_def.node[:]
     graph_def.node.extend(left)
     return found
+
+
+def _without_arguments(graph_def, arguments: Sequence[str], outputs: Sequence[str]) -> list[str]:
+    """Removes the placeholders of arguments, which XLA can't compile. Returns their names, '' for unused ones."""
+    used = {_node_of(name) for node in graph_def.node for name in node.input}
+    removed = {_node_of(name) for name in arguments} - {_node_of(name) for name in outputs}
+    left = [node for node in graph_def.node if node.name not in removed]
+    del graph_def.node[:]
+    graph_def.node.extend(left)
+    return [name if _node_of(name) in used or _node_of(name) not in removed else "" for name in arguments]
 
 
 def _node_of(name: str) -> str:

@@ -103,6 +103,7 @@ class WorkerGraph:
             exchange=TowerExchange(len(all_shares)) if self.has_collectives else None,
             kernels=options.kernels(devices),
             xla=options.xla,
+            recompute=options.recompute,
         )
         self._stand_in = (
             None if stand_in is None else tf.nest.map_structure(lambda tensor: tensor.numpy(), stand_in)

@@ -100,6 +100,13 @@ def _ring(devices: Devices, shares: tuple[float, ...] | None = None):
     return lambda task, options, ring: ring_strategy(task, devices, options, shares=shares, ring=ring)
 
 
+def _recomputing(make_strategy, recompute: str):
+    def make(task, options, **others):
+        return make_strategy(task, dataclasses.replace(options, recompute=recompute), **others)
+
+    return make
+
+
 def _tensorflow_ring(**options) -> RingOptions:
     return RingOptions(engine="tensorflow", check_divergence_every_steps=5, **options)
 
@@ -266,6 +273,10 @@ ROWS = (
         in_quick=True,
         make_strategy=_towers(cpus(3, zero=3), _SHARES),
         shares=_SHARES,
+        name="towers_2_recompute_accumulation_4",
+        in_quick=True,
+        make_strategy=_recomputing(_towers(cpus(2)), "full"),
+        shares=even_shares(2),
         accumulation=4,
         reference=FOUR_MICROBATCHES,
     ),
@@ -358,6 +369,13 @@ ROWS = (
         # Tests our packs over TensorFlow's collectives, as on GPUs.
         ring=_own_ring(wire=WireOptions(bytes_per_pack=4000, algorithm="ring")),
         num_workers=3,
+    ),
+    Row(
+        name="own_ring_2_recompute",
+        make_strategy=_recomputing(_ring(cpus(1)), "sqrt"),
+        shares=even_shares(2),
+        ring=_own_ring(),
+        num_workers=2,
     ),
     Row(
         name="ps_sync_2_workers_1_server",

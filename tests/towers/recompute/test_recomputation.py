@@ -1,0 +1,139 @@
+"""A tower that computes activations again: the same numbers, other operations, less memory."""
+
+import functools
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+from tests.tiers import first_quick
+from tests.towers.logical_cpus import cpus
+from tests.towers.tiny_tasks import NUM_CLASSES, TinyTask, images, parameters_of, trainer_of
+from towers.options import StepOptions
+from towers.task import Batch
+from towers.tower import TowerFunction
+
+NUM_BLOCKS = 2
+
+
+def residual_network(activation: str = "relu") -> keras.Model:
+    """A chain of blocks with what makes a second computation differ: random numbers and moving statistics."""
+    outputs = inputs = layers.Input((6, 6, 3))
+    outputs = layers.Conv2D(4, 3, padding="same", name="stem")(outputs)
+    for index in range(NUM_BLOCKS):
+        hidden = layers.Conv2D(4, 3, padding="same", use_bias=False, name=f"conv{index}")(outputs)
+        hidden = layers.BatchNormalization(name=f"norm{index}")(hidden)
+        hidden = layers.Dropout(0.2, name=f"dropout{index}")(layers.Activation(activation)(hidden))
+        outputs = layers.Add()([outputs, hidden])
+    return keras.Model(inputs, layers.Dense(NUM_CLASSES, name="logits")(layers.Flatten()(outputs)))
+
+
+class OwnNetwork(keras.Model):
+    """The same in a call of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.network = residual_network()
+
+    def call(self, inputs):
+        return self.network(inputs)
+
+
+def after_steps(recompute: str, activation: str = "relu", num_steps: int = 2, num_towers: int = 2, **options):
+    """Parameters, state and losses of a run."""
+    task = TinyTask(build=functools.partial(residual_network, activation), examples=images(12))
+    strategy = trainer_of(task, num_towers, recompute=recompute, **options)
+    losses = [strategy.run_steps(1).loss for _ in range(num_steps)]
+    state = {name: variable.numpy() for name, variable in strategy.checkpointables()["state"].items()}
+    return {**parameters_of(strategy), **state, "losses": np.array(losses)}
+
+
+@functools.cache
+def without(**options):
+    return after_steps("none", **options)
+
+
+CASES = first_quick(
+    [
+        ("blocks", {}),
+        ("full", {}),
+        ("sqrt", {"batch_stats": "synced"}),
+        ("full", {"precision": "bfloat16"}),
+        ("full", {"accumulation": 3}),
+        ("blocks", {"activation": "gelu"}),
+    ]
+)
+
+
+@pytest.mark.parametrize("recompute, options", CASES)
+def test_a_run_gives_the_same_bits(recompute, options):
+    """Dropout draws the same masks, moving statistics move once, exchanged statistics are those of all towers."""
+    found, expected = after_steps(recompute, **options), without(**options)
+    # Sums over towers come in any order.
+    tolerance = 1e-4 if "batch_stats" in options else 0.0
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=tolerance, atol=tolerance * 1e-3, err_msg=name)
+
+
+@pytest.mark.full
+def test_a_compiled_tower_gives_the_same_numbers():
+    found, expected = (after_steps(recompute, num_towers=1, xla=True) for recompute in ("blocks", "none"))
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+def traced(recompute: str, build=residual_network):
+    """The tower's graph after the optimizer."""
+    model = build()
+    model(tf.zeros([1, 6, 6, 3]))
+    kernels = StepOptions(tuned_for_cpu=False).kernels(cpus(1))
+    task = TinyTask(build=build, examples=images(4))
+    tower = TowerFunction(task, model, kernels=kernels, recompute=recompute)
+    values = [
+        [tf.constant(v.numpy()) for v in kept] for kept in (tower.variables.parameters, tower.variables.state)
+    ]
+    graphs = []
+
+    @tf.function(autograph=False)
+    def step(features, labels):
+        result = tower(*values, Batch(features, labels), tf.constant([1, 2]), tf.constant(1.0))
+        graphs.append(tf.compat.v1.get_default_graph())
+        return result.loss_sum
+
+    concrete = step.get_concrete_function(tf.TensorSpec([None, 6, 6, 3]), tf.TensorSpec([None], tf.int32))
+    return [node for function in concrete.graph.as_graph_def().library.function for node in function.node_def]
+
+
+@pytest.mark.full
+def test_the_peak_of_memory_falls():
+    peaks = {}
+    for recompute in ("none", "blocks"):
+        command = [sys.executable, "-m", "tests.towers.recompute.peak_program", recompute]
+        peaks[recompute] = float(subprocess.run(command, check=True, capture_output=True, timeout=60).stdout)
+    assert peaks["blocks"] < 0.6 * peaks["none"], peaks
+
+
+def count(nodes, kind: str) -> int:
+    return sum(node.op == kind for node in nodes)
+
+
+def test_the_optimizer_does_not_merge_the_second_computation_with_the_first():
+    kept, again = traced("none"), traced("blocks")
+    # The stem and the logits are computed once; a block's last operations, dropout and sum, are not needed again.
+    assert count(kept, "Conv2D") == NUM_BLOCKS + 1
+    assert count(again, "Conv2D") == 2 * NUM_BLOCKS + 1
+    assert count(again, "FusedBatchNormV3") == 2 * count(kept, "FusedBatchNormV3") == 2 * NUM_BLOCKS
+    assert count(again, "Conv2DBackpropFilter") == count(kept, "Conv2DBackpropFilter")
+    # Only a second computation's result is read by the backward pass of a block.
+    read = {name.split(":")[0] for node in again if node.op == "FusedBatchNormGradV3" for name in node.input}
+    first = {node.name for node in again if node.op == "Conv2D" and not node.name.endswith("_recomputed")}
+    assert not read & first
+
+
+@pytest.mark.full
+def test_layers_of_a_subclassed_model_are_computed_again():
+    assert count(traced("blocks", OwnNetwork), "FusedBatchNormV3") == 2 * NUM_BLOCKS

@@ -1,0 +1,1 @@
+"""Recomputation: activations that are not kept for the backward pass, but computed again in it."""

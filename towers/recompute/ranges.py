@@ -1,0 +1,72 @@
+"""The operations of a traced graph that belong to segments of the model."""
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from towers.layers.shadowing import shadowed
+from towers.recompute.segments import Segment
+
+
+@dataclasses.dataclass(frozen=True)
+class Range:
+    """A segment's operations in a graph.
+
+    Attributes:
+      begin, end: it has the graph's operations begin to end - 1, in the order of creation.
+      outputs: what the segment's last call returned.
+    """
+
+    begin: int
+    end: int
+    outputs: tuple[tf.Tensor, ...]
+
+
+class RangeRecorder:
+    """Notes where segments begin and end while the model is called in a graph.
+
+    Attributes:
+      ranges: that of each segment that ran, in order.
+    """
+
+    def __init__(self, segments: Sequence[Segment]):
+        self.ranges: list[Range] = []
+        self._segments = segments
+        self._graph = tf.compat.v1.get_default_graph()
+        self._begins: dict[Segment, int] = {}
+        self._counts: dict[int, int] = {}
+
+    @contextlib.contextmanager
+    def recording(self) -> Iterator[None]:
+        """Context manager: calls of the segments' first and last operations are noted."""
+        operations = {id(one): one for segment in self._segments for one in (segment.first, segment.last)}
+        with shadowed([(one, "call", self._noted(one, one.call)) for one in operations.values()]):
+            yield
+
+    def _noted(self, operation, call):
+        def noted(*arguments, **options):
+            # A body of a loop or a condition is a graph of its own.
+            if tf.compat.v1.get_default_graph() is not self._graph:
+                return call(*arguments, **options)
+            number = self._counts.get(id(operation), 0)
+            self._counts[id(operation)] = number + 1
+            for segment in self._segments:
+                if segment.first is operation and segment.first_number in (None, number):
+                    self._begins[segment] = self._num_operations()
+            outputs = call(*arguments, **options)
+            for segment in self._segments:
+                if segment.last is operation and segment.last_number in (None, number) and segment in self._begins:
+                    self._end(segment, outputs)
+            return outputs
+
+        return noted
+
+    def _end(self, segment: Segment, outputs: Any) -> None:
+        tensors = tuple(value for value in tf.nest.flatten(outputs) if isinstance(value, tf.Tensor))
+        self.ranges.append(Range(self._begins.pop(segment), self._num_operations(), tensors))
+
+    def _num_operations(self) -> int:
+        return len(self._graph.get_operations())

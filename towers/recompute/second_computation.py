@@ -1,0 +1,196 @@
+"""Lets the backward pass of a traced graph read copies of forward operations in place of the first results.
+
+    forward     x --> A --> B --> C --> loss                A's and B's results are freed as soon as C has run
+                |
+    backward    +--> A' -> B' ----> gradients of C, B, A    A' waits for the gradient of C's result
+
+The numbers are the same: what a copy computes depends on the same tensors. An operation with an effect (an
+exchange between towers, a random number without a seed) is not copied: copies read what it gave the first time.
+Small results, such as shapes and statistics, are kept too.
+
+A copy of a graph's part would be found and merged with the first one by an optimizer (common subexpressions), if
+nothing told them apart. The copies wait for the gradient that the segment's backward pass begins with, by control
+inputs; XLA, which ignores these, gets a barrier.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+
+import tensorflow as tf
+
+from towers.recompute.ranges import Range
+
+_SUFFIX = "_recomputed"
+# Elements of the largest result that is kept in place of being computed again.
+_SMALL = 4096
+_NEVER_COPIED = ("Const", "Placeholder", "NoOp")
+
+
+@dataclasses.dataclass(frozen=True)
+class RecomputedRange:
+    """A range, and what its copies wait for.
+
+    Attributes:
+      of: the range.
+      gradients: of the range's outputs, those that there are.
+    """
+
+    of: Range
+    gradients: tuple[tf.Tensor, ...]
+
+
+def compute_again(
+    graph: tf.Graph,
+    graph_def: tf.compat.v1.GraphDef,
+    ranges: Sequence[RecomputedRange],
+    *,
+    backward_begin: int,
+    results: Sequence[tf.Tensor],
+    for_xla: bool = False,
+) -> None:
+    """Adds the copies to `graph_def`.
+
+    Args:
+      graph: the traced graph.
+      graph_def: its description; it is changed in place.
+      ranges: the segments in the order of the forward pass, none overlapping another.
+      backward_begin: index of the first operation of the backward pass, in the order of creation.
+      results: gradients that the backward pass returns.
+      for_xla: whether XLA compiles the graph.
+    """
+    operations = graph.get_operations()
+    index = {operation.name: number for number, operation in enumerate(operations)}
+    nodes = {node.name: node for node in graph_def.node}
+    returned = {tensor.name for tensor in getattr(graph, "outputs", ())}
+    parts = [_Part(operations, index, found, backward_begin, returned) for found in ranges]
+    waits = _waits(parts, [result.op for result in results])
+    for number, part in enumerate(parts):
+        if part.copied:
+            part.add_to(graph_def, nodes, waits[number], f"recompute_{number}" if for_xla else None)
+
+
+def _waits(parts: Sequence["_Part"], results: Sequence[tf.Operation]) -> list[set[tf.Operation]]:
+    """For each part the results of later parts' backward passes that its copies wait for too.
+
+    Otherwise the backward pass would run ahead along the gradients of activations, and compute the activations of
+    many parts again before the gradients of their parameters have used them. No part waits for what depends on its
+    own copies or on those of an earlier part, so there is no circle.
+    """
+    found: list[set[tf.Operation]] = []
+    behind: set[tf.Operation] = set()
+    for part in parts:
+        behind |= _closure(part.begins_backward, _readers_of)
+        found.append(set(results) - behind)
+    # A later part's copies have waited for the rest.
+    return [own - later for own, later in zip(found, [*found[1:], set()], strict=True)]
+
+
+class _Part:
+    """The copies of one segment's operations that its backward pass needs."""
+
+    def __init__(self, operations, index, found: RecomputedRange, backward_begin: int, returned):
+        self._index, self._range, self._returned = index, found.of, returned
+        self._backward_begin = backward_begin
+        self._triggers = found.gradients
+        self._kept: dict[str, bool] = {}
+        before = _closure((gradient.op for gradient in found.gradients), _inputs_of)
+        self._readers = [
+            (operation, position)
+            for operation in operations[backward_begin:]
+            if found.gradients and operation not in before
+            for position, tensor in enumerate(operation.inputs)
+            if not self._is_kept(tensor)
+        ]
+        wanted = [operation.inputs[position].op for operation, position in self._readers]
+        self.copied = _closure(wanted, self._computed_inputs)
+        self.begins_backward = [*(gradient.op for gradient in self._triggers), *(one for one, _ in self._readers)]
+
+    def _contains(self, operation: tf.Operation) -> bool:
+        return self._range.begin <= self._index[operation.name] < self._range.end
+
+    def _is_kept(self, tensor: tf.Tensor) -> bool:
+        """Whether the first result is read: that of another part, of an effect, or one that is alive anyway."""
+        if tensor.name not in self._kept:
+            self._kept[tensor.name] = self._stays(tensor)
+        return self._kept[tensor.name]
+
+    def _stays(self, tensor: tf.Tensor) -> bool:
+        if not self._contains(tensor.op) or tensor.op.type in _NEVER_COPIED or tensor.op._is_stateful:
+            return True
+        if tensor.name in self._returned or (tensor.shape.num_elements() or _SMALL + 1) <= _SMALL:
+            return True
+        return any(
+            self._index[reader.name] < self._backward_begin and not self._contains(reader)
+            for reader in tensor.consumers()
+        )
+
+    def _computed_inputs(self, operation: tf.Operation) -> list[tf.Operation]:
+        return [tensor.op for tensor in operation.inputs if not self._is_kept(tensor)]
+
+    def add_to(self, graph_def, nodes, results: Iterable[tf.Operation], barrier: str | None) -> None:
+        kept = {
+            tensor.name: tensor
+            for operation in self.copied
+            for tensor in operation.inputs
+            # Shapes, which are signed integers, stay constants for XLA; the keys of random numbers are unsigned.
+            if not self._is_copied(tensor) and (tensor.dtype.is_floating or tensor.dtype.is_unsigned)
+        }
+        waits_for = [*self._triggers, *(result.outputs[0] for result in results)]
+        behind = _add_barrier(graph_def, barrier, [*kept.values(), *waits_for]) if barrier else {}
+        waits = [f"^{one.name}" for one in (*(gradient.op for gradient in self._triggers), *results)]
+        for operation in sorted(self.copied, key=lambda one: self._index[one.name]):
+            copy = graph_def.node.add()
+            copy.CopyFrom(nodes[operation.name])
+            copy.name += _SUFFIX
+            inputs = [self._input(tensor, behind) for tensor in operation.inputs]
+            controls = [
+                f"^{one.name}{_SUFFIX}" if one in self.copied else f"^{one.name}"
+                for one in operation.control_inputs
+            ]
+            is_first = not any(self._is_copied(tensor) for tensor in operation.inputs)
+            copy.input[:] = inputs + list(dict.fromkeys(controls + waits * is_first))
+        for operation, position in self._readers:
+            tensor = operation.inputs[position]
+            nodes[operation.name].input[position] = _input_name(tensor, tensor.op.name + _SUFFIX)
+
+    def _is_copied(self, tensor: tf.Tensor) -> bool:
+        return tensor.op in self.copied and not self._is_kept(tensor)
+
+    def _input(self, tensor: tf.Tensor, behind: dict[str, str]) -> str:
+        if self._is_copied(tensor):
+            return _input_name(tensor, tensor.op.name + _SUFFIX)
+        return behind.get(tensor.name, _input_name(tensor, tensor.op.name))
+
+
+def _closure(
+    operations: Iterable[tf.Operation], neighbours: Callable[[tf.Operation], Iterable[tf.Operation]]
+) -> set[tf.Operation]:
+    """The operations, and all that are reached from them."""
+    waiting, found = list(operations), set()
+    while waiting:
+        operation = waiting.pop()
+        if operation not in found:
+            found.add(operation)
+            waiting.extend(neighbours(operation))
+    return found
+
+
+def _inputs_of(operation: tf.Operation) -> list[tf.Operation]:
+    return [tensor.op for tensor in operation.inputs] + list(operation.control_inputs)
+
+
+def _readers_of(operation: tf.Operation) -> list[tf.Operation]:
+    readers = [reader for tensor in operation.outputs for reader in tensor.consumers()]
+    return readers + list(operation._control_outputs)
+
+
+def _add_barrier(graph_def, name: str, tensors: Sequence[tf.Tensor]) -> dict[str, str]:
+    """Adds an operation that passes the tensors on once all are there; returns the results' names by tensor."""
+    node = graph_def.node.add(name=name, op="XlaOptimizationBarrier")
+    node.input[:] = [_input_name(tensor, tensor.op.name) for tensor in tensors]
+    node.attr["T"].list.type[:] = [tensor.dtype.as_datatype_enum for tensor in tensors]
+    return {tensor.name: f"{name}:{position}" for position, tensor in enumerate(tensors)}
+
+
+def _input_name(tensor: tf.Tensor, operation: str) -> str:
+    return f"{operation}:{tensor.value_index}" if tensor.value_index else operation

@@ -1,0 +1,176 @@
+"""Which parts of a model are computed again in the backward pass.
+
+    blocks   the parts whose structure the model repeats: residual blocks, blocks of a transformer, convolutions
+             with their batch norms
+    full     all parts, except the last one: the backward pass begins with it, so its activations are there
+    sqrt     about sqrt(n) segments of the model's n links, with equally many activations (Chen et al. 2016,
+             arXiv:1604.06174), except the last one
+
+In a model with a call() of its own only the layers are known: 'full' means each that has weights, 'blocks' each of
+which there is another one of the same structure. A functional model that is such a layer is divided itself.
+"""
+
+import collections
+import dataclasses
+import itertools
+import math
+from collections.abc import Sequence
+
+import keras
+from keras.src.ops.operation import Operation
+
+from towers.errors import UserError
+from towers.recompute.chain import Link, finest, functional_form, links_of, opened
+
+POLICIES = ("none", "blocks", "sqrt", "full")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Segment:
+    """A part of a model's forward pass, from the begin of one call to the end of another one.
+
+    Attributes:
+      name: for the user.
+      first, last: operations; both the same for one layer.
+      first_number, last_number: which of their calls; None for each call of one layer.
+    """
+
+    name: str
+    first: Operation
+    last: Operation
+    first_number: int | None = None
+    last_number: int | None = None
+
+
+def check_recompute(recompute: str) -> None:
+    """Raises UserError for an unknown policy."""
+    if recompute not in POLICIES:
+        raise UserError(f"recompute={recompute!r} is unknown: use one of {', '.join(POLICIES)}")
+
+
+def segments_of(model: keras.Model, recompute: str) -> list[Segment]:
+    """The parts to compute again; none for 'none'.
+
+    Args:
+      model: a built model.
+      recompute: one of POLICIES.
+
+    Raises:
+      UserError: the model has no such parts.
+    """
+    if recompute == "none":
+        return []
+    functional = functional_form(model)
+    found = _of_layers(model, recompute) if functional is None else _of_chain(links_of(functional), recompute)
+    if not found and recompute == "blocks":
+        raise UserError(
+            f"recompute='blocks': model {model.name!r} repeats no block; use recompute='full', 'sqrt' or 'none'"
+        )
+    if not found:
+        raise UserError(
+            f"recompute={recompute!r}: model {model.name!r} is one part, as nowhere a single tensor connects the "
+            "layers before with those after; use recompute='none'"
+        )
+    return found
+
+
+def shown(names: Sequence[str]) -> str:
+    """The names in a line; of more than four the first two and the last."""
+    few = [*names[:2], "...", names[-1]] if len(names) > 4 else names
+    return ", ".join(few)
+
+
+def _of_chain(links: Sequence[Link], recompute: str) -> list[Segment]:
+    if recompute == "sqrt":
+        return [_segment(part) for part in _equal_parts(finest(links))[:-1]]
+    return _chosen(_groups(_without_wrappers(links)), recompute, keeps_last=True)
+
+
+def _chosen(groups: Sequence[Sequence[Link]], recompute: str, *, keeps_last: bool = False) -> list[Segment]:
+    """The groups to compute again."""
+    counts = collections.Counter(map(_kind, groups))
+    candidates = groups[:-1] if keeps_last else groups
+    chosen = [one for one in candidates if recompute == "full" or (_kind(one) and counts[_kind(one)] > 1)]
+    return [_segment(group) for group in chosen]
+
+
+def _equal_parts(links: Sequence[Link]) -> list[list[Link]]:
+    """The chain in about sqrt(n) parts of equal cost: a link is in the part in which its middle is."""
+    costs = [sum(call.num_outputs for call in link) for link in links]
+    num_parts = max(2, round(math.sqrt(len(links))))
+    ends = itertools.accumulate(costs)
+    parts = [int(num_parts * (end - cost / 2) / sum(costs)) for cost, end in zip(costs, ends, strict=True)]
+    by_part = itertools.groupby(zip(parts, links, strict=True), key=lambda one: one[0])
+    return [[link for _, link in found] for _, found in by_part]
+
+
+def _without_wrappers(links: Sequence[Link]) -> list[Link]:
+    """The chain with each inner model opened that is not one of several of the same structure."""
+    counts = collections.Counter(_kind([link]) for link in links)
+    found = []
+    for link in links:
+        parts = opened(link)
+        found += [link] if parts == [link] or counts[_kind([link])] > 1 else _without_wrappers(parts)
+    return found
+
+
+def _groups(links: Sequence[Link]) -> list[list[Link]]:
+    """The links in groups that have weights. A group begins with a block or a layer that has a kernel."""
+    found: list[list[Link]] = []
+    for link in links:
+        begins = _is_block(link) or _num_kernels(link) or (found and _is_block(found[-1][0]) and _weights(link))
+        if not found or (begins and any(map(_weights, found[-1]))):
+            found.append([])
+        found[-1].append(link)
+    return found
+
+
+def _is_block(link: Link) -> bool:
+    """Whether it has an inner structure: several calls, an inner model, or a layer with several kernels."""
+    return len(link) > 1 or bool(link[0].inner) or _num_kernels(link) > 1
+
+
+def _weights(link: Link) -> list[keras.Variable]:
+    return [variable for call in link for variable in getattr(call.operation, "trainable_weights", ())]
+
+
+def _num_kernels(link: Link) -> int:
+    return sum(len(variable.shape) > 1 for variable in _weights(link))
+
+
+def _kind(group: Sequence[Link]) -> tuple:
+    """Equal for groups of the same structure; what follows a block and layers without weights do not count."""
+    weighted = [link for link in group if _weights(link)]
+    links = weighted[:1] if weighted and _is_block(weighted[0]) else weighted
+    return tuple(call.kind for link in links for call in link)
+
+
+def _segment(links: Sequence[Link]) -> Segment:
+    calls = [call for link in links for call in link]
+    named = next((call for call in calls if getattr(call.operation, "weights", ())), calls[0])
+    first, last = calls[0], calls[-1]
+    return Segment(named.operation.name, first.operation, last.operation, first.number, last.number)
+
+
+def _of_layers(model: keras.Model, recompute: str) -> list[Segment]:
+    if recompute == "sqrt":
+        raise UserError(
+            f"recompute='sqrt': model {model.name!r} has a call() of its own, so the order of its layers is "
+            "unknown; build it as keras.Model(inputs, outputs), or use recompute='blocks' or 'full'"
+        )
+    layers = [layer for layer in model._flatten_layers(include_self=False, recursive=False) if layer.weights]
+    counts = collections.Counter(map(_structure, layers))
+    found = []
+    for layer in layers:
+        form, repeats = functional_form(layer), counts[_structure(layer)] > 1
+        if form is not None and not repeats:
+            found += _chosen(_groups(_without_wrappers(links_of(form))), recompute)
+        elif repeats or recompute == "full":
+            found.append(Segment(layer.name, layer, layer))
+    return found
+
+
+def _structure(layer: keras.layers.Layer) -> tuple[str, ...]:
+    form = functional_form(layer)
+    inner = form.operations if form else ()
+    return (type(layer).__name__, *(type(operation).__name__ for operation in inner))
