@@ -10,6 +10,7 @@ import pathlib
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 
 import keras
 import numpy as np
@@ -18,8 +19,10 @@ from absl import flags
 from launch import binary
 from launch.evaluate import restored_trainer
 from models.networks.views import with_test_time_views
+from strategies.synchronous import as_batches
 from strategies.training.export import save_model
 from towers.errors import UserError
+from towers.task import InputShard, Task
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("output", None, "File to write, ending in .keras. Default: model.keras in --directory.")
@@ -30,6 +33,7 @@ flags.DEFINE_bool(
     "the accuracy of an image classifier, and a prediction takes longer.",
 )
 _CHECK_SECONDS = 120
+_NUM_EXAMPLES = 4
 _TOLERANCE = 1e-4
 
 # Runs without this project: python -I ignores the current folder and PYTHONPATH, and the last line makes sure.
@@ -54,19 +58,31 @@ def main(_) -> int:
     output = pathlib.Path(FLAGS.output or pathlib.Path(FLAGS.directory) / "model.keras")
     path = save_model(model, output)
     print(f"exported step {trainer.strategy.step} to {path}")
-    print(f"checked in a fresh process: outputs agree to {checked_apart(model, path):.1e}")
+    apart = checked_apart(model, path, first_inputs(trainer.strategy.task, model))
+    print(f"checked in a fresh process: outputs agree to {apart:.1e}")
     return binary.DONE
 
 
-def checked_apart(model, path: pathlib.Path) -> float:
+def first_inputs(task: Task, model: keras.Model) -> list[np.ndarray]:
+    """The first training examples, an array for each of the model's inputs: ids are those of the data."""
+    batch = next(iter(as_batches(task.dataset("train", InputShard()))))
+    features = batch.features
+    if isinstance(features, Mapping):
+        features = {name: features[name] for name in model.input}
+    return [np.asarray(tensor[:_NUM_EXAMPLES]) for tensor in keras.tree.flatten(features)]
+
+
+def checked_apart(model: keras.Model, path: pathlib.Path, inputs: Sequence[np.ndarray]) -> float:
     """Loads the file in a new process without this project; returns the largest difference of the outputs.
+
+    Args:
+      model: what the file was made from.
+      path: of the file.
+      inputs: some examples, an array for each of the model's inputs.
 
     Raises:
       UserError: the file does not load there, or its outputs differ.
     """
-    generator = np.random.default_rng(0)
-    inputs = [generator.random((4, *(size or 8 for size in tensor.shape[1:]))) for tensor in model.inputs]
-    inputs = [array.astype(tensor.dtype) for array, tensor in zip(inputs, model.inputs, strict=True)]
     outputs = model.predict_on_batch(keras.tree.pack_sequence_as(model.input, inputs))
     expected = [np.asarray(array) for array in _leaves(outputs)]
     with tempfile.TemporaryDirectory() as folder:

@@ -176,6 +176,12 @@ def test_export(copied, tmp_path):
     assert weights_of(path) == weights_of(pathlib.Path(copied) / "model.keras")
 
 
+@pytest.mark.full
+def test_the_check_sees_a_damaged_row_of_an_embedding(tmp_path):
+    ended = run_forked("-m", "tests.launch.export_check_program", cwd=tmp_path)
+    assert "damaged.keras: outputs differ by " in ended.err, ended.out + ended.err
+
+
 def weights_of(path):
     import keras
 
