@@ -20,7 +20,6 @@ from towers.exchange import TowerExchange
 from towers.layers.kernels import DEFAULT_KERNELS, LayerKernels
 from towers.layers.shadowing import shadowed
 from towers.layers.table_rows import TableRows, layers_of_tables, lookups_in_rows
-from towers.owners import whole
 from towers.recompute.recomputation import Recomputation
 from towers.task import Batch, Task, WeightedValue
 from towers.traced_once import TracedOnce
@@ -137,10 +136,9 @@ class TowerFunction:
         self._exchange = exchange
         self._kernels = kernels
         self.num_traces = 0
-        self._traced = traced(self._train, xla=xla)
         self._recomputation = Recomputation(model, recompute, xla=xla)
         change = self._recomputation.change if self._recomputation.segments else None
-        self._traced = TracedOnce(self._train, xla=xla, change=change)
+        self._traced = traced(self._train, xla=xla, change=change)
 
     def __call__(self, parameters, state, batch: Batch, seed, gain) -> TowerResult:
         """One pass.

@@ -18,6 +18,9 @@ from towers.layers.table_rows import TableRows
 from towers.owners import Slices, whole
 from towers.task import Batch
 
+# Changes the description of a graph in place.
+Change = Callable[[tf.Graph, tf.compat.v1.GraphDef], None]
+
 
 class TracedOnce:
     """A function that is traced once for each spec of its batch, whose dimension 0 is open."""
@@ -27,7 +30,7 @@ class TracedOnce:
         function,
         *,
         xla: bool = False,
-        change: Callable[[tf.Graph, tf.compat.v1.GraphDef], None] | None = None,
+        change: Change | None = None,
     ):
         """Args:
         function: takes tensors, lists of them, `Batch` and `TableRows`; returns a structure of tensors. All
@@ -50,18 +53,14 @@ class TracedOnce:
 
     def _traced(self, specs):
         concrete = self._function.get_concrete_function(*specs)
-        if self._change is None:
-            return concrete if self._xla else optimized_if_needed(concrete)
-        graph_def = concrete.graph.as_graph_def(add_shapes=True)
-        self._change(concrete.graph, graph_def)
-        if not self._xla and _must_optimize(concrete):
-            return optimized(concrete, graph_def)
-        return _imported(concrete, graph_def, [tensor.name for tensor in concrete.outputs], xla=self._xla)
+        if self._change is None and (self._xla or not _must_optimize(concrete)):
+            return concrete
+        return _with_graph(concrete, flat_graph(concrete, self._change, xla=self._xla), xla=self._xla)
 
 
 def optimized_if_needed(concrete):
     """The concrete function, optimized here unless TensorFlow does it."""
-    return optimized(concrete) if _must_optimize(concrete) else concrete
+    return _with_graph(concrete, flat_graph(concrete)) if _must_optimize(concrete) else concrete
 
 
 def _joined(argument):
@@ -84,7 +83,7 @@ class FlatGraph(NamedTuple):
 
     Attributes:
       graph_def: the graph.
-      inputs, outputs: names of the tensors that are arguments and results.
+      inputs, outputs: names of the tensors that are arguments and results; '' for an argument that is not read.
       effects: names of operations that run even if no result needs them.
     """
 
@@ -93,13 +92,13 @@ class FlatGraph(NamedTuple):
     outputs: Sequence[str]
     effects: Sequence[str]
 
-    def function(self, specs: Sequence[tf.TensorSpec]) -> Callable[..., list[tf.Tensor]]:
-        """A function of the inputs, which have these specs, to the list of outputs."""
+    def function(self, specs: Sequence[tf.TensorSpec], *, xla: bool = False) -> Callable[..., list[tf.Tensor]]:
+        """A function of the inputs, which have these specs, to the list of outputs; compiled if `xla`."""
 
         def imported(*flat):
             found = tf.graph_util.import_graph_def(
                 self.graph_def,
-                input_map=dict(zip(self.inputs, flat, strict=True)),
+                input_map={name: value for name, value in zip(self.inputs, flat, strict=True) if name},
                 return_elements=[*self.outputs, *self.effects],
                 name="",
             )
@@ -108,69 +107,44 @@ class FlatGraph(NamedTuple):
             with tf.control_dependencies(found[len(self.outputs) :]):
                 return [tf.identity(tensor) for tensor in found[: len(self.outputs)]]
 
-        return tf.function(imported, autograph=False).get_concrete_function(*specs)
+        return tf.function(imported, jit_compile=xla or None, autograph=False).get_concrete_function(*specs)
 
 
-def flat_graph(concrete) -> FlatGraph:
-    """The graph of a concrete function, optimized if nothing else does that."""
-    graph_def = _optimized_graph(concrete) if _must_optimize(concrete) else concrete.graph.as_graph_def()
-    return _flat(concrete, graph_def)
-
-
-def _flat(concrete, graph_def) -> FlatGraph:
-    effects = [operation.name for operation in concrete.graph.control_outputs]
-    outputs = _bypass_identities(graph_def, [tensor.name for tensor in concrete.outputs], kept=effects)
-    return FlatGraph(graph_def, [tensor.name for tensor in concrete.inputs], outputs, effects)
-
-def optimized(concrete, graph_def: tf.compat.v1.GraphDef | None = None):
-    """A function with the same arguments and results, whose graph TensorFlow's graph optimizer has optimized.
+def flat_graph(concrete, change: Change | None = None, *, xla: bool = False) -> FlatGraph:
+    """The graph of a concrete function, optimized if nothing else does that.
 
     Args:
-      concrete: a concrete function.
-      graph_def: its graph, changed; None for the graph as it was traced.
+      concrete: the function.
+      change: as for `TracedOnce`.
+      xla: whether XLA will compile it.
     """
-    found = _optimized_graph(concrete, graph_def)
-    effects = [operation.name for operation in concrete.graph.control_outputs]
-    return _imported(
-        concrete, found, _bypass_identities(found, [tensor.name for tensor in concrete.outputs], kept=effects)
-    )
-
-
-def _imported(concrete, graph_def: tf.compat.v1.GraphDef, outputs: Sequence[str], *, xla: bool = False):
-    """A function with the arguments of `concrete`, whose graph is another one; `outputs` are its results there."""
-    inputs = [tensor.name for tensor in concrete.inputs]
+    graph_def = concrete.graph.as_graph_def(add_shapes=True)
+    if change is not None:
+        change(concrete.graph, graph_def)
+    inputs, outputs = ([tensor.name for tensor in tensors] for tensors in (concrete.inputs, concrete.outputs))
     effects = [operation.name for operation in concrete.graph.control_outputs]
     if xla:
-        inputs = _without_arguments(graph_def, inputs, outputs)
+        return FlatGraph(graph_def, _without_arguments(graph_def, inputs, outputs), outputs, effects)
+    if _must_optimize(concrete):
+        graph_def = _optimized_graph(concrete, graph_def)
+    return FlatGraph(graph_def, inputs, _bypass_identities(graph_def, outputs, kept=effects), effects)
 
-    def imported(*flat):
-        given = {name: value for name, value in zip(inputs, flat, strict=True) if name}
-        found = tf.graph_util.import_graph_def(
-            graph_def, input_map=given, return_elements=[*outputs, *effects], name=""
-        )
-        if not effects:
-            return found
-        with tf.control_dependencies(found[len(outputs) :]):
-            return [tf.identity(tensor) for tensor in found[: len(outputs)]]
 
-def optimized(concrete):
-    """A function with the same arguments and results, whose graph TensorFlow's graph optimizer has optimized."""
+def _with_graph(concrete, flat: FlatGraph, *, xla: bool = False):
+    """A function with the arguments and results of `concrete` that computes another graph."""
     specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in concrete.inputs]
-    graph = _flat(concrete, _optimized_graph(concrete)).function(specs)
-    graph = tf.function(imported, jit_compile=xla or None, autograph=False).get_concrete_function(*specs)
+    graph = flat.function(specs, xla=xla)
 
     def call(*arguments):
-        flat = tf.nest.flatten(arguments, expand_composites=True)
-        found = graph(*flat, *concrete.captured_inputs)
+        found = graph(*tf.nest.flatten(arguments, expand_composites=True), *concrete.captured_inputs)
         return tf.nest.pack_sequence_as(concrete.structured_outputs, found, expand_composites=True)
 
     return call
 
 
-def _optimized_graph(concrete, graph_def=None) -> tf.compat.v1.GraphDef:
-    described, _ = meta_graph.export_scoped_meta_graph(
-        graph=concrete.graph, graph_def=graph_def or concrete.graph.as_graph_def(add_shapes=True)
-    )
+def _optimized_graph(concrete, graph_def: tf.compat.v1.GraphDef) -> tf.compat.v1.GraphDef:
+    """The graph of a concrete function, described by `graph_def`, as TensorFlow's graph optimizer changes it."""
+    described, _ = meta_graph.export_scoped_meta_graph(graph=concrete.graph, graph_def=graph_def)
     kept = meta_graph_pb2.CollectionDef()
     kept.node_list.value.extend(tensor.name for tensor in (*concrete.inputs, *concrete.outputs))
     kept.node_list.value.extend(operation.name for operation in concrete.graph.control_outputs)

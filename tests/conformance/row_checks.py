@@ -71,7 +71,7 @@ def row_checks(rows: Sequence[Row]) -> type:
         for row in rows
         for task in tasks_of(row)
     ]
-    several_trials = [row for row in rows if row.in_quick]
+    several_trials = [row for row in rows if row.every_trial]
     not_finite_cases = [_case(row, is_quick=row.not_finite_in_quick, name=row.name) for row in several_trials]
     not_synced_cases = [
         _case(row, policy, is_quick=False, name=f"{policy}-{row.name}")

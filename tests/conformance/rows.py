@@ -56,9 +56,11 @@ class Row:
         same parts.
       devices, tower_shares: devices and shares of each worker of parameter servers.
       late_seconds: seconds that worker 1 stands still before it computes step 8; others then compute its part.
-      in_quick: whether the quick tests run this row. The full tests then try several tasks with it, a batch that
-        is not finite and statistics that are not synced; with other rows the task that has everything at once.
+      in_quick: whether the quick tests run this row, with the task that has everything at once. The full tests
+        then try the transformer with it too.
       every_task: whether the full tests try every task with it.
+      every_trial: whether the full tests also try float32, a batch that is not finite and statistics that are not
+        synced with it.
       not_finite_in_quick: whether the quick tests try a batch that is not finite with it too.
     """
 
@@ -77,6 +79,7 @@ class Row:
     late_seconds: float = 0.0
     in_quick: bool = False
     every_task: bool = False
+    every_trial: bool = False
     not_finite_in_quick: bool = False
 
 
@@ -170,6 +173,7 @@ ROWS = (
     Row(
         name="towers_3_shares_parameters_on_cpu_3",
         in_quick=True,
+        every_trial=True,
         every_task=True,
         not_finite_in_quick=True,
         make_strategy=_towers(cpus(3, parameters=3), _SHARES),
@@ -273,6 +277,10 @@ ROWS = (
         in_quick=True,
         make_strategy=_towers(cpus(3, zero=3), _SHARES),
         shares=_SHARES,
+        accumulation=4,
+        reference=FOUR_MICROBATCHES,
+    ),
+    Row(
         name="towers_2_recompute_accumulation_4",
         in_quick=True,
         make_strategy=_recomputing(_towers(cpus(2)), "full"),
@@ -300,6 +308,7 @@ ROWS = (
     Row(
         name="mirrored_2_accumulation_4",
         in_quick=True,
+        every_trial=True,
         make_strategy=_mirrored(cpus(2)),
         shares=even_shares(2),
         accumulation=4,
@@ -339,6 +348,7 @@ ROWS = (
     Row(
         name="ring_2_of_2_towers_shares_2_1",
         in_quick=True,
+        every_trial=True,
         not_finite_in_quick=True,
         make_strategy=_ring(cpus(2), (2.0, 1.0)),
         shares=(2.0, 1.0, 2.0, 1.0),
@@ -348,6 +358,7 @@ ROWS = (
     Row(
         name="own_ring_2_of_2_towers_shares_2_1",
         in_quick=True,
+        every_trial=True,
         make_strategy=_ring(cpus(2, parameters=1), (2.0, 1.0)),
         shares=(2.0, 1.0, 2.0, 1.0),
         ring=_own_ring(),
@@ -396,6 +407,7 @@ ROWS = (
     Row(
         name="ps_sync_2_workers_of_2_towers_shares_2_1",
         in_quick=True,
+        every_trial=True,
         **_servers("sync", cpus(2, parameters=1), (2.0, 1.0)),
         shares=(2.0, 1.0, 2.0, 1.0),
         num_workers=2,
@@ -414,6 +426,7 @@ ROWS = (
     Row(
         name="ps_tensorflow_1_worker_2_servers",
         in_quick=True,
+        every_trial=True,
         **_servers("async", cpus(1), engine="tensorflow"),
         num_workers=1,
         num_servers=2,

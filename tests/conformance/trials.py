@@ -60,7 +60,9 @@ def tasks_of(row: Row) -> Sequence[SmallTask]:
     """The tasks that the full tests try with a row."""
     if row.every_task:
         return TASKS
-    return (QUICK_TASK, FLOAT32_TASK, TRANSFORMER) if row.in_quick else (QUICK_TASK,)
+    if row.every_trial:
+        return QUICK_TASK, FLOAT32_TASK, TRANSFORMER
+    return (QUICK_TASK, TRANSFORMER) if row.in_quick else (QUICK_TASK,)
 
 
 def trials_of(row: Row, only_quick: bool) -> list[Trial]:
@@ -69,7 +71,7 @@ def trials_of(row: Row, only_quick: bool) -> list[Trial]:
         quick = [twenty_steps(QUICK_TASK, row.batch_stats)]
         return quick + [not_finite(row.batch_stats)] * row.not_finite_in_quick
     found = [twenty_steps(task, row.batch_stats) for task in tasks_of(row)]
-    if row.in_quick:
+    if row.every_trial:
         found += [not_finite(row.batch_stats), *(not_synced(name) for name in not_synced_of(row))]
     return found
 

@@ -10,7 +10,7 @@ from tests.tiers import first_quick
 from towers import traced_once
 from towers.task import Batch, WeightedLoss
 from towers.tower import TowerFunction
-from towers.traced_once import TracedOnce, optimized
+from towers.traced_once import TracedOnce, optimized_if_needed
 
 LENGTH, WIDTH = 7, 4
 
@@ -79,8 +79,8 @@ def test_the_optimized_graph_is_smaller():
 
     spec = Batch(tf.TensorSpec([None, 3]), tf.TensorSpec([None]))
     concrete = tf.function(wasteful, autograph=False).get_concrete_function(spec)
-    assert len(traced_once._optimized_graph(concrete).node) < len(concrete.graph.as_graph_def().node)
-    assert optimized(concrete)(Batch(tf.ones([2, 3]), tf.ones([2]))).numpy() == 64 + 12
+    assert len(traced_once.flat_graph(concrete).graph_def.node) < len(concrete.graph.as_graph_def().node)
+    assert optimized_if_needed(concrete)(Batch(tf.ones([2, 3]), tf.ones([2]))).numpy() == 64 + 12
 
 
 def test_a_side_effect_without_consumers_still_happens():
@@ -123,5 +123,5 @@ def test_identity_nodes_at_the_end_are_removed():
     assert found[0] == "mul:0" and found[2] == "add:0"
     assert {"used", "mul", "add"} <= left and "at_the_end" not in left and names[2].split(":")[0] in left
     given = tf.constant([1.0, 3.0])
-    for ours, theirs in zip(optimized(concrete)(given), concrete(given), strict=True):
+    for ours, theirs in zip(optimized_if_needed(concrete)(given), concrete(given), strict=True):
         np.testing.assert_array_equal(ours, theirs)

@@ -11,7 +11,7 @@ from towers.gathering.units import units_of
 from towers.gathering.uses import node_of, uses_of
 from towers.owners import Slices
 from towers.task import Batch
-from towers.traced_once import batch_key, flat_graph, specs_of
+from towers.traced_once import Change, batch_key, flat_graph, specs_of
 
 
 class GatheredOnce:
@@ -24,9 +24,9 @@ class GatheredOnce:
       graphs: a `GatheredGraph` for each spec of the batch.
     """
 
-    def __init__(self, function, *, xla: bool = False):
+    def __init__(self, function, *, xla: bool = False, change: Change | None = None):
         """Args:
-        function: as for `TracedOnce`.
+        function, change: as for `TracedOnce`.
         xla: must be False.
 
         Raises:
@@ -37,14 +37,14 @@ class GatheredOnce:
                 "zero=3 with xla=True: XLA needs all parameters before it begins, and can't gather them layer "
                 "by layer; use zero=2, or xla=False"
             )
-        self._function = tf.function(function, autograph=False)
+        self._function, self._change = tf.function(function, autograph=False), change
         self.graphs: dict[str, GatheredGraph] = {}
 
     def __call__(self, parameters: Sequence[tf.Tensor | Slices], *rest):
         specs = specs_of(rest)
         key = batch_key(specs)
         if key not in self.graphs:
-            self.graphs[key] = GatheredGraph(self._function, parameters, specs)
+            self.graphs[key] = GatheredGraph(self._function, self._change, parameters, specs)
         return self.graphs[key](parameters, *rest)
 
 
@@ -57,11 +57,11 @@ class GatheredGraph:
       flat: the graph with the gathers.
     """
 
-    def __init__(self, function, parameters, specs):
+    def __init__(self, function, change, parameters, specs):
         wholes = [specs_of(value) for value in parameters]
         concrete = function.get_concrete_function(wholes, *specs)
         self._results, self._captured = concrete.structured_outputs, concrete.captured_inputs
-        flat = flat_graph(concrete)
+        flat = flat_graph(concrete, change)
         names = [node_of(name) for name in flat.inputs]
         outputs = [node_of(name) for name in flat.outputs]
         uses = uses_of(
