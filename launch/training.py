@@ -26,6 +26,7 @@ from launch.flags.ring import joined_ring
 from launch.flags.run import callbacks_from_flags, run_directory, trainer_options_from_flags
 from launch.flags.saved_flags import SavedFlags, flag_settings
 from launch.flags.servers import servers_membership
+from launch.flags.slices import slices_from_flags
 from launch.flags.step import options_from_flags
 from launch.membership.this_process import is_evaluator
 from launch.supervision.fault_injection import faults_from_environment
@@ -61,7 +62,7 @@ def build_strategy(task: Task, options: StepOptions | None = None) -> Strategy:
 
     Does not return in a parameter server, in a worker of parameter servers or in an evaluator: such a process does
     its work here and exits, because the rest of the program is for the processes that drive training. With
-    --verify it compares the strategy with one device and exits.
+    --verify it compares the strategy with one device and exits; with --show_layout it prints the layout and exits.
 
     Args:
       task: what to train.
@@ -87,7 +88,11 @@ def build_strategy(task: Task, options: StepOptions | None = None) -> Strategy:
         ring=joined_ring(),
         servers=membership,
         pipeline=pipeline_from_flags(),
+        slices=slices_from_flags(),
     )
+    if FLAGS.show_layout:
+        print(strategy.layout_table)
+        sys.exit(binary.DONE)
     if FLAGS.verify:
         sys.exit(verify(task, strategy))
     return strategy

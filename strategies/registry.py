@@ -11,6 +11,7 @@ from strategies.pipeline import pipeline_strategy
 from strategies.ring.joining import Ring
 from strategies.ring.strategy import ring_strategy
 from strategies.servers.membership import ServersMembership
+from strategies.slices import SliceOptions, slices_strategy
 from strategies.towers import towers_strategy
 from towers.devices import Devices
 from towers.errors import UserError
@@ -29,12 +30,14 @@ class _Mode:
       cluster_kind: 'ring' or 'servers': the kind of cluster that its processes form; '' for a single process.
       spreads: whether its parameters and slots can be sharded over the towers, or copied to each.
       has_stages: whether a tower is several devices, each with stages of the model; it then takes `pipeline=`.
+      has_slices: whether a tower is several devices, each with slices of the layers; it then takes `slices=`.
     """
 
     build: Callable[..., Strategy]
     cluster_kind: str = ""
     spreads: bool = False
     has_stages: bool = False
+    has_slices: bool = False
 
 
 _MODES = {
@@ -43,6 +46,7 @@ _MODES = {
     "ring": _Mode(ring_strategy, cluster_kind="ring"),
     "ps": _Mode(servers_strategy, cluster_kind="servers"),
     "pipeline": _Mode(pipeline_strategy, has_stages=True),
+    "slices": _Mode(slices_strategy, has_slices=True),
 }
 
 
@@ -70,6 +74,7 @@ def build_strategy(
     ring: Ring | None = None,
     servers: ServersMembership | None = None,
     pipeline: PipelineOptions | None = None,
+    slices: SliceOptions | None = None,
 ) -> Strategy:
     """A strategy at step 0, with initial weights drawn from the options' seed.
 
@@ -82,6 +87,7 @@ def build_strategy(
       ring: this process's membership of a ring; None: a ring of one process.
       servers: the chief's membership of a parameter-server cluster; required by 'ps'.
       pipeline: stages and schedule of 'pipeline'; None: the defaults.
+      slices: how 'slices' divides layers; None: the defaults.
 
     Raises:
       UserError: unknown name, no cluster for a strategy that needs one, or an argument that the strategy refuses.
@@ -96,8 +102,10 @@ def build_strategy(
         )
     memberships = {"ring": ring, "servers": servers}
     joined = {mode.cluster_kind: memberships[mode.cluster_kind]} if mode.cluster_kind else {}
-    of_tower = {"pipeline": pipeline} if mode.has_stages else {}
-    if shares is None:
+    of_tower = ({"pipeline": pipeline} if mode.has_stages else {}) | (
+        {"slices": slices} if mode.has_slices else {}
+    )
+    if shares is None and not mode.has_slices:
         membership = joined.get(mode.cluster_kind)
         own = task.batch_size if membership is None else membership.own_examples(task.batch_size)
         devices = devices.for_examples(own // options.accumulation)
@@ -129,10 +137,20 @@ def has_stages(name: str) -> bool:
     return _mode(name).has_stages
 
 
+def has_slices(name: str) -> bool:
+    """Whether a tower of the strategy is several devices, each with slices of the layers.
+
+    Raises:
+      UserError: unknown name.
+    """
+    return _mode(name).has_slices
+
+
 def check_groups(name: str, grouped: bool) -> None:
     """Raises UserError if towers are groups of devices and the strategy has towers of one device."""
-    if grouped and not _mode(name).has_stages:
-        able = " or ".join(repr(other) for other, mode in _MODES.items() if mode.has_stages)
+    mode = _mode(name)
+    if grouped and not (mode.has_stages or mode.has_slices):
+        able = " or ".join(repr(other) for other, mode in _MODES.items() if mode.has_stages or mode.has_slices)
         raise UserError(
             f"towers of several devices with strategy {name!r}: only {able} has them; use it, or omit the grid"
         )

@@ -133,7 +133,7 @@ class TowerFunction:
         self.model = model
         self.variables = ModelVariables.of(model)
         self._task = task
-        self._exchange = exchange
+        self.exchange = exchange
         self._kernels = kernels
         self.num_traces = 0
         self._recomputation = Recomputation(model, recompute, xla=xla)
@@ -176,6 +176,8 @@ class TowerFunction:
             name: WeightedValue(value.total * active, value.weight * active)
             for name, value in self._task.metrics(outputs, batch).items()
         }
+        gradients = self._gradients(parameters, tape.gradient(objective, watched))
+        metrics = weighted_metrics(self._task, outputs, batch, active)
         return TowerResult(loss_sum * active, loss.weight * active, gradients, new_state, metrics)
 
     def _forward(self, parameters, state, batch, seed, active, traced):
@@ -194,17 +196,13 @@ class TowerFunction:
                 self._exchange,
                 active,
                 around_call=traced.forward(),
+                self.model, mapping, self.variables.state, batch, True, self._kernels, self.exchange, active
             )
 
     def _gradients(self, parameters, found):
         """The parameters' gradients, from those of their values."""
         variables = self.variables.parameters
-        missing = [variable.path for variable, gradient in zip(variables, found, strict=True) if gradient is None]
-        if missing:
-            raise UserError(
-                f"no gradient for parameter {', '.join(missing)}: the loss does not depend on it; "
-                "use it in the outputs, or set trainable=False on its layer"
-            )
+        check_gradients(variables, found)
         return [
             value.gradient(gradient, variable.shape[0]) if isinstance(value, TableRows) else gradient
             for variable, value, gradient in zip(variables, parameters, found, strict=True)
@@ -234,10 +232,7 @@ class EvaluationFunction:
         mapping = self._variables.mapping(parameters, state, tf.zeros([2], tf.int32))
         outputs, losses, _ = run_model(self._model, mapping, (), batch, False, self._kernels)
         loss = self._task.loss(outputs, batch)
-        metrics = {
-            name: WeightedValue(value.total * gain, value.weight * gain)
-            for name, value in self._task.metrics(outputs, batch).items()
-        }
+        metrics = weighted_metrics(self._task, outputs, batch, gain)
         return EvaluationResult(total_loss(loss, losses) * gain, loss.weight * gain, metrics)
 
 
@@ -262,6 +257,24 @@ def run_model(
         losses = list(model.losses)
         new_state = [tf.convert_to_tensor(scope.get_current_value(variable)) for variable in state]
     return outputs, losses, new_state
+
+
+def weighted_metrics(task: Task, outputs, batch: Batch, factor: tf.Tensor) -> dict[str, WeightedValue]:
+    """The task's undivided metrics, multiplied by `factor` (0 for a tower that is idle)."""
+    return {
+        name: WeightedValue(value.total * factor, value.weight * factor)
+        for name, value in task.metrics(outputs, batch).items()
+    }
+
+
+def check_gradients(variables: Sequence[keras.Variable], found: Sequence) -> None:
+    """Raises UserError if a parameter has no gradient."""
+    missing = [variable.path for variable, gradient in zip(variables, found, strict=True) if gradient is None]
+    if missing:
+        raise UserError(
+            f"no gradient for parameter {', '.join(missing)}: the loss does not depend on it; "
+            "use it in the outputs, or set trainable=False on its layer"
+        )
 
 
 def total_loss(loss, regularization_losses: Sequence[tf.Tensor]) -> tf.Tensor:

@@ -7,6 +7,7 @@ from absl import flags
 from launch.flags.checks import listed_in_help, positive
 from launch.flags.grid import grid_from_flags
 from launch.flags.pipeline import num_stage_devices
+from launch.flags.slices import sliced_grid
 from launch.membership.this_process import cluster_of_this_process
 from strategies.cluster import WORKER
 from strategies.registry import check_spread, cluster_kind, strategy_names
@@ -17,9 +18,9 @@ FLAGS = flags.FLAGS
 flags.DEFINE_string(
     "strategy",
     "towers",
-    f"How to train: {', '.join(strategy_names())}. towers: all devices of one process. mirrored: the same with "
-    "tf.distribute's MirroredStrategy. ring: several processes with an all-reduce. ps: several processes with "
-    "parameter servers.",
+    f"How to train: {', '.join(strategy_names())}. towers: all devices of one process. slices: the same, with the "
+    "layers of each tower divided over several devices. mirrored: towers with tf.distribute's MirroredStrategy. "
+    "ring: several processes with an all-reduce. ps: several processes with parameter servers.",
 )
 flags.DEFINE_integer(
     "num_towers",
@@ -79,6 +80,8 @@ def devices_from_flags() -> Devices:
     # `build_strategy` checks it too, but of servers and their workers only the chief calls that.
     check_spread(FLAGS.strategy, spread_by(FLAGS.parameter_device, FLAGS.zero, FLAGS.offload))
     grid = grid_from_flags(num_stage_devices())
+    check_sharding(FLAGS.strategy, FLAGS.parameter_device == SHARDED)
+    grid = sliced_grid() or grid_from_flags(num_stage_devices())
     devices = configure_devices(
         num_towers=FLAGS.num_towers if grid is None else grid.num_devices,
         kind=FLAGS.tower_device,

@@ -12,8 +12,9 @@ FLAGS = flags.FLAGS
 flags.DEFINE_string(
     "grid",
     None,
-    "For --strategy=pipeline: number of towers and of devices in each, as data:2,stage:3. The towers divide each "
-    "batch, the devices of a tower the model. Default: --num_towers (or one) towers of --stages devices.",
+    "For --strategy=pipeline and slices: number of towers and of devices in each, as data:2,stage:3 or "
+    "data:2,slice:2. The towers divide each batch, the devices of a tower the model. Default: --num_towers (or "
+    "one) towers of --stages or --slices devices.",
 )
 listed_in_help(__name__)
 

@@ -22,7 +22,10 @@ _NOT_SAVED = (
     "verify_precision",
     "verify_tolerance",
     "profile_steps",
+    "show_layout",
 )
+# Other strategies refuse these.
+_OF_ONE_STRATEGY = ("grid", "slices", "layout")
 
 
 def flag_settings() -> Mapping[str, object]:
@@ -75,6 +78,8 @@ def load_flags(directory: str | None) -> None:
     for line in path.read_text(encoding="utf-8").splitlines():
         name, _, value = line.removeprefix("--").partition("=")
         if name == "strategy" and cluster_kind(value):
+            continue
+        if name in _OF_ONE_STRATEGY and "strategy" in given:
             continue
         if name in FLAGS and name not in given:
             FLAGS[name].parse(value)

@@ -11,8 +11,9 @@ from strategies.ring.collectives import WireOptions
 from strategies.ring.joining import RingOptions
 from strategies.ring.strategy import ring_strategy
 from strategies.servers.options import ServersOptions
+from strategies.slices import SliceOptions, slices_strategy
 from strategies.towers import towers_strategy
-from tests.towers.logical_cpus import cpus
+from tests.towers.logical_cpus import cpus, cpus_in_groups
 from towers.devices import Devices
 from towers.grid import Grid
 from towers.split import even_shares
@@ -93,6 +94,12 @@ def _pipeline(num_devices: int, microbatches: int, num_towers: int = 1, **option
     devices = devices.grouped(Grid(data=num_towers, stage=num_devices).groups(devices.towers))
     pipeline = PipelineOptions(microbatches=microbatches, **options)
     return lambda task, step: pipeline_strategy(task, devices, step, pipeline=pipeline)
+
+
+def _slices(grid: str, shares: tuple[float, ...] | None = None, layout: tuple[tuple[str, str], ...] = ()):
+    slices = SliceOptions(layout=layout)
+    devices = cpus_in_groups(grid)
+    return lambda task, options: slices_strategy(task, devices, options, shares=shares, slices=slices)
 
 
 def _mirrored(devices: Devices, shares: tuple[float, ...] | None = None):
@@ -252,6 +259,12 @@ ROWS = (
         name="towers_2_zero_1_accumulation_4",
         make_strategy=_towers(cpus(2, zero=1)),
         shares=even_shares(2),
+        name="slices_2",
+        make_strategy=_slices("slice:2"),
+    ),
+    Row(
+        name="slices_3_accumulation_4",
+        make_strategy=_slices("slice:3"),
         accumulation=4,
         reference=FOUR_MICROBATCHES,
     ),
@@ -287,6 +300,10 @@ ROWS = (
         shares=even_shares(2),
         accumulation=4,
         reference=FOUR_MICROBATCHES,
+        name="towers_2_of_slices_2_shares_2_1",
+        in_quick=True,
+        make_strategy=_slices("data:2,slice:2", (2.0, 1.0)),
+        shares=(2.0, 1.0),
     ),
     Row(name="mirrored_1", make_strategy=_mirrored(cpus(1))),
     Row(

@@ -40,3 +40,13 @@ def test_a_run_is_trained_evaluated_and_exported(tmp_path):
     logits = [keras.models.load_model(tmp_path / file)(tokens) for file in ("run/model.keras", "other.keras")]
     assert logits[0].shape == (3, 10, 8)
     np.testing.assert_array_equal(*logits)
+
+
+def test_the_layout_of_slices_is_printed_and_nothing_is_written(tmp_path):
+    flags = [flag for flag in FLAGS if not flag.startswith("--num_towers")]
+    layout = ("--strategy=slices", "--layout=*/mlp_down=columns", "--show_layout")
+    ended = run_forked("-m", "launch.train", *flags, *layout, cwd=tmp_path)
+    assert (ended.code, ended.err) == (0, "")
+    rows = {line.split()[0]: line for line in ended.out.splitlines()}
+    assert "all-gather" in rows["block_0/mlp_down/kernel"] and "heads" in rows["block_1/attention/query/kernel"]
+    assert list(tmp_path.iterdir()) == []

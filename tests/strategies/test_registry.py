@@ -4,15 +4,16 @@ import dataclasses
 
 import pytest
 
-from strategies.registry import build_strategy, cluster_kind, has_stages, strategy_names
+from strategies.registry import build_strategy, cluster_kind, has_slices, has_stages, strategy_names
 from tests.strategies.small_task import small_strategy, small_task
 from tests.towers.logical_cpus import cpus
 from tests.towers.tiny_tasks import TinyTask, dense_network, vectors
 from tests.towers.user_errors import refused
 from towers.options import StepOptions
 
-# A single process can't build a strategy with parameter servers. A tower of a pipeline is several devices.
-ALONE = [name for name in strategy_names() if cluster_kind(name) != "servers" and not has_stages(name)]
+# A single process can't build a strategy with parameter servers. Some strategies have towers of several devices.
+GROUPED = [name for name in strategy_names() if has_stages(name) or has_slices(name)]
+ALONE = [name for name in strategy_names() if cluster_kind(name) != "servers" and name not in GROUPED]
 
 
 @pytest.mark.parametrize("name", ALONE)

@@ -1,6 +1,7 @@
 """The devices of tests: the first few of the logical CPUs that conftest creates."""
 
 from towers.devices import Devices
+from towers.grid import Grid
 
 
 def cpus(num_towers: int, parameters: int = 0, **spread) -> Devices:
@@ -16,3 +17,10 @@ def cpus(num_towers: int, parameters: int = 0, **spread) -> Devices:
         parameters=f"/device:CPU:{parameters}",
         **spread,
     )
+
+
+def cpus_in_groups(grid: str) -> Devices:
+    """Towers of several of the first CPUs, as 'data:2,slice:2' says."""
+    parsed = Grid.parse(grid)
+    devices = cpus(parsed.num_devices)
+    return devices.grouped(parsed.groups(devices.towers))

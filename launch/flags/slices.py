@@ -1,0 +1,81 @@
+"""Flags of --strategy=slices."""
+
+from absl import flags
+
+from launch.flags.checks import listed_in_help
+from strategies.registry import has_slices
+from strategies.slices import SliceOptions
+from towers.errors import UserError
+from towers.grid import Grid
+from towers.slices.splits import SPLITS
+
+FLAGS = flags.FLAGS
+_DEFAULT_SLICES = 2
+
+flags.DEFINE_integer(
+    "slices",
+    None,
+    "For --strategy=slices: number of devices over which the layers of a tower are divided. Each "
+    f"holds its part of the parameters with their optimizer state. Default: {_DEFAULT_SLICES}. Use it for a model "
+    "that is larger than a device. --num_towers or --grid=data:2,slice:2 adds towers, which divide the batch.",
+)
+flags.DEFINE_list(
+    "layout",
+    [],
+    f"For --strategy=slices: how layers are split, as PATTERN=SPLIT,...; SPLIT is one of {', '.join(SPLITS)}. A "
+    "pattern is a layer's path, in which * is any text: --layout='logits=whole,block_*/mlp_up=columns'. The first "
+    "pattern that fits counts; the other layers keep their defaults, which --show_layout prints.",
+)
+flags.DEFINE_bool(
+    "show_layout",
+    False,
+    "For --strategy=slices: print each parameter's shape, split, bytes of each device and collective, and exit.",
+)
+flags.register_validator("slices", lambda count: count is None or count > 1, message="give 2 or more")
+listed_in_help(__name__)
+
+
+def sliced_grid() -> Grid | None:
+    """The devices of a strategy that divides the layers of a tower; None for other strategies.
+
+    Raises:
+      UserError: flags that another strategy refuses, or that contradict each other.
+    """
+    if not has_slices(FLAGS.strategy):
+        _refuse_other_strategies()
+        return None
+    if FLAGS.grid is None:
+        return Grid(data=FLAGS.num_towers or 1, slice=FLAGS.slices or _DEFAULT_SLICES)
+    grid = Grid.parse(FLAGS.grid)
+    if grid.slice < 2:
+        raise UserError(f"--grid={FLAGS.grid} with --strategy={FLAGS.strategy}: it needs slice:2 or more")
+    for name, size in (("slices", grid.slice), ("num_towers", grid.data)):
+        if FLAGS[name].value not in (None, size):
+            raise UserError(
+                f"--{name}={FLAGS[name].value} with --grid={FLAGS.grid}: the grid says {size}; omit one"
+            )
+    return grid
+
+
+def slices_from_flags() -> SliceOptions:
+    """How layers are divided.
+
+    Raises:
+      UserError: a part of --layout without '='.
+    """
+    table = []
+    for part in FLAGS.layout:
+        pattern, equals, split = part.partition("=")
+        if not equals or not pattern:
+            raise UserError(f"--layout: {part!r} has no form PATTERN=SPLIT; give for example logits=whole")
+        table.append((pattern.strip(), split.strip()))
+    return SliceOptions(layout=tuple(table))
+
+
+def _refuse_other_strategies() -> None:
+    for name in ("slices", "layout", "show_layout"):
+        if FLAGS[name].value:
+            raise UserError(
+                f"--{name} with --strategy={FLAGS.strategy}: only --strategy=slices divides layers; use it, or "
+                f"omit --{name}"
+            )

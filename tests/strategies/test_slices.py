@@ -1,0 +1,50 @@
+"""The strategy 'slices': checkpoints that fit any number of slices, and what it refuses."""
+
+import pytest
+
+from strategies.registry import build_strategy
+from strategies.training.checkpoints import Checkpoints
+from tests.towers.logical_cpus import cpus, cpus_in_groups
+from tests.towers.tiny_tasks import assert_close, dense_task, parameters_of
+from tests.towers.user_errors import refused
+from towers.options import StepOptions
+from towers.updates.rules import Adam, Muon
+from towers.updates.schedules import Constant
+
+
+@pytest.mark.full
+def test_a_run_goes_on_with_other_slices_and_with_towers(tmp_path):
+    def built(name, devices):
+        return build_strategy(name, dense_task(), devices, StepOptions(rule=Adam(), schedule=Constant(0.1)))
+
+    modes = [("slices", cpus_in_groups("slice:2")), ("slices", cpus_in_groups("slice:3")), ("towers", cpus(1))]
+    undivided = built("towers", cpus(1))
+    undivided.run_steps(6)
+    for step, (name, devices) in enumerate(modes):
+        strategy = built(name, devices)
+        checkpoints = Checkpoints(tmp_path, strategy)
+        assert checkpoints.restore_latest() == (2 * step or None)
+        strategy.restored()
+        strategy.run_steps(2)
+        checkpoints.prepare()
+        checkpoints.save()
+    assert_close(parameters_of(strategy), parameters_of(undivided))
+
+
+@pytest.mark.parametrize(
+    "name, devices, options, parts",
+    [
+        ("slices", cpus(1), {}, ("'slices' with 1 device a tower", "'towers'")),
+        ("slices", cpus(2), {"rule": Muon()}, ("Muon", "needs whole parameters")),
+        ("slices", cpus(2), {"xla": True}, ("xla=True", "xla=False")),
+        (
+            "towers",
+            cpus_in_groups("slice:2"),
+            {},
+            ("towers of several devices with strategy 'towers'", "'slices'"),
+        ),
+    ],
+)
+def test_what_it_refuses(name, devices, options, parts):
+    with refused(*parts):
+        build_strategy(name, dense_task(), devices, StepOptions(**options))

@@ -1,0 +1,81 @@
+"""Attention whose heads are divided over devices: each computes its heads and its part of the projection."""
+
+from collections.abc import Callable
+
+import tensorflow as tf
+from keras import layers, ops
+
+from towers.layers.shadowing import shadowed
+from towers.slices.divided_tensors import DividedTensors
+from towers.slices.layout import LayerSplit
+from towers.slices.on_device import on_device
+from towers.slices.sliced_values import SlicedValues
+from towers.slices.splits import projections
+
+_OUTPUT = "_output_dense"
+
+
+def heads_call(split: LayerSplit, values: SlicedValues, divided: DividedTensors) -> Callable:
+    """The call of a MultiHeadAttention by heads. Its formula is Keras's own, on some of the heads."""
+    layer: layers.MultiHeadAttention = split.layer
+
+    def call(query, value, key=None, *, return_attention_scores=False, **options):
+        key = value if key is None else key
+        masks = [(tensor, tensor._keras_mask) for tensor in (query, value, key) if hasattr(tensor, "_keras_mask")]
+        found = []
+        for device, weights in zip(values.devices, _weights_of_slices(layer, values), strict=True):
+            # Keras's call takes the masks away from the tensors.
+            for tensor, mask in masks:
+                tensor._keras_mask = mask
+            of_heads = _of_heads(layer, tuple(weights), return_attention_scores, options)
+            found.append(on_device(device, of_heads, [query, value, key, *weights.values()]))
+        outputs = [parts[0] for parts in found] if return_attention_scores else found
+        total = tf.add_n(outputs)
+        output = layer._output_dense
+        total = total if output.bias is None else ops.add(total, output.bias)
+        for tensor, mask in masks:
+            if tensor is query:
+                total._keras_mask = mask
+        return (total, tf.concat([parts[1] for parts in found], 1)) if return_attention_scores else total
+
+    return call
+
+
+def _weights_of_slices(layer, values: SlicedValues) -> list[dict[tuple[str, str], tf.Tensor]]:
+    """For each slice its weights, by the layer's attribute and by 'kernel' or 'bias'."""
+    variables = {}
+    for name, of_head in projections(layer).items():
+        variables[name, "kernel"] = of_head.kernel
+        if of_head.bias is not None:
+            variables[name, "bias"] = of_head.bias
+    variables[_OUTPUT, "kernel"] = layer._output_dense.kernel
+    parts = {named: values.parts(variable) for named, variable in variables.items()}
+    return [
+        {named: of_slices[index] for named, of_slices in parts.items()} for index in range(len(values.devices))
+    ]
+
+
+def _of_heads(layer, names, return_scores: bool, options):
+    """The function of query, value, key and weights (in the order of `names`) that computes some of the heads."""
+
+    def of_heads(query, value, key, *weights):
+        cast = [tf.cast(weight, layer.compute_dtype) for weight in weights]
+        given = dict(zip(names, cast, strict=True))
+        replaced = [
+            (layer, name, _projection(getattr(layer, name), given[name, "kernel"], given.get((name, "bias"))))
+            for name in (*projections(layer), _OUTPUT)
+        ]
+        with shadowed(replaced):
+            found = type(layer).call(layer, query, value, key, return_attention_scores=return_scores, **options)
+        return list(found) if return_scores else found
+
+    return of_heads
+
+
+def _projection(dense: layers.EinsumDense, kernel, bias):
+    def project(inputs):
+        outputs = ops.einsum(dense.equation, inputs, kernel)
+        outputs = outputs if bias is None else ops.add(outputs, bias)
+        return outputs if dense.activation is None else dense.activation(outputs)
+
+    return project

@@ -1,0 +1,38 @@
+"""Runs a function on a device, and its gradient there too.
+
+A GradientTape computes gradients on the device that is current when it is asked for them, wherever the forward
+pass ran. A layer's slice must compute both passes on its own device.
+"""
+
+from collections.abc import Callable, Sequence
+
+import tensorflow as tf
+
+
+def on_device(device: str, function: Callable, inputs: Sequence[tf.Tensor]):
+    """`function(*inputs)` computed on `device`, with a gradient that is computed there.
+
+    Args:
+      device: name of the device.
+      function: returns a tensor or a list of tensors that all inputs change. It may read other tensors, which get
+        no gradient.
+      inputs: floating-point tensors, on any devices.
+    """
+
+    @tf.custom_gradient
+    def placed(*own):
+        # One tensor may be given twice, as an attention's query and value: each has a gradient of its own.
+        own = [tf.identity(value) for value in own]
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(own)
+            outputs = function(*own)
+
+        def gradient(*upstream):
+            with tf.device(device):
+                of_outputs = list(upstream) if isinstance(outputs, list) else upstream[0]
+                return tape.gradient(outputs, own, of_outputs)
+
+        return outputs, gradient
+
+    with tf.device(device):
+        return placed(*inputs)

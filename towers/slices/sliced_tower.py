@@ -1,0 +1,135 @@
+"""A tower whose layers are divided over several devices: the same pure function as `towers.tower`, in one graph.
+
+                    first device          second device
+Dense, columns      x kernel[:, :half]    x kernel[:, half:]
+Dense, rows         y += own part         y += own part       summed on the first
+everything else     here
+"""
+
+from collections.abc import Sequence
+
+import keras
+import tensorflow as tf
+
+from towers.exchange import TowerExchange
+from towers.layers.kernels import LayerKernels
+from towers.layers.shadowing import shadowed
+from towers.owners import Slices
+from towers.slices.layout import Layout
+from towers.slices.sliced_calls import sliced_calls
+from towers.slices.sliced_values import SlicedValues
+from towers.task import Batch, Task
+from towers.tower import (
+    EvaluationResult,
+    ModelVariables,
+    TowerResult,
+    check_gradients,
+    run_model,
+    total_loss,
+    weighted_metrics,
+)
+from towers.traced_once import TracedOnce
+
+
+class _SlicedModel:
+    """A model's passes over slices of its parameters."""
+
+    def __init__(self, model: keras.Model, layout: Layout, devices: Sequence[str], kernels: LayerKernels):
+        self.variables, self.layout, self.devices = ModelVariables.of(model), layout, tuple(devices)
+        self._model, self._kernels = model, kernels
+
+    def run(self, values: SlicedValues, state, seed, batch, training, exchange=None, weight=None):
+        """As `towers.tower.run_model`."""
+        mapping = self.variables.mapping(values.whole_values(), state, seed)
+        kept = self.variables.state if training else ()
+        with shadowed(sliced_calls(self._model, self.layout, values)):
+            return run_model(self._model, mapping, kept, batch, training, self._kernels, exchange, weight)
+
+
+class SlicedTower:
+    """The training pass of a task's model on the devices of one tower; called as a `TowerFunction`."""
+
+    def __init__(
+        self,
+        task: Task,
+        model: keras.Model,
+        layout: Layout,
+        devices: Sequence[str],
+        *,
+        exchange: TowerExchange | None = None,
+        kernels: LayerKernels,
+    ):
+        """Args:
+        task: gives the loss and the metrics.
+        model: a built template.
+        layout: how its layers are split.
+        devices: the device of each slice; the first one computes all that is not split.
+        exchange: sums batch statistics over all towers; None for the statistics of the tower's own examples.
+        kernels: which layers use other kernels than Keras's.
+        """
+        self._task, self._layout, self._exchange = task, layout, exchange
+        self._model = _SlicedModel(model, layout, devices, kernels)
+        self._traced = TracedOnce(self._train)
+
+    def __call__(self, parameters, state, batch: Batch, seed, gain) -> TowerResult:
+        """One pass.
+
+        Args:
+          parameters: for each parameter `Slices` as the layout cuts it, or a tensor. Gradients come out likewise.
+          state, batch, seed, gain: as for `TowerFunction`.
+        """
+        result = self._traced(_in_lists(parameters), list(state), batch, seed, gain)
+        return result._replace(gradients=self._sliced(result.gradients, parameters))
+
+    def _sliced(self, found, parameters):
+        """The gradients in the form of their parameters, with their shapes."""
+        result = []
+        for gradient, value in zip(found, parameters, strict=True):
+            is_sliced = isinstance(value, Slices)
+            parts = list(gradient) if is_sliced else [gradient]
+            for part, given in zip(parts, value.parts if is_sliced else [value], strict=True):
+                if not isinstance(part, tf.IndexedSlices):
+                    part.set_shape(given.shape)
+            result.append(Slices(parts, value.dimension) if is_sliced else gradient)
+        return result
+
+    def _train(self, parameters, state, batch, seed, gain):
+        active = tf.sign(gain)
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            values = SlicedValues(parameters, self._layout, self._model.devices, tape)
+            outputs, losses, new_state = self._model.run(values, state, seed, batch, True, self._exchange, active)
+            loss = self._task.loss(outputs, batch)
+            loss_sum = total_loss(loss, losses)
+            objective = loss_sum * gain
+        gradients = values.gradients_of(objective)
+        check_gradients(self._model.variables.parameters, gradients)
+        metrics = weighted_metrics(self._task, outputs, batch, active)
+        return TowerResult(loss_sum * active, loss.weight * active, gradients, new_state, metrics)
+
+
+class SlicedEvaluation:
+    """The evaluation pass on the devices of one tower; called as an `EvaluationFunction`."""
+
+    def __init__(
+        self, task: Task, model: keras.Model, layout: Layout, devices: Sequence[str], *, kernels: LayerKernels
+    ):
+        """Arguments as for `SlicedTower`."""
+        self._task, self._layout = task, layout
+        self._model = _SlicedModel(model, layout, devices, kernels)
+        self._traced = TracedOnce(self._evaluate)
+
+    def __call__(self, parameters, state, batch: Batch, gain) -> EvaluationResult:
+        """Arguments as for `SlicedTower`."""
+        return self._traced(_in_lists(parameters), list(state), batch, gain)
+
+    def _evaluate(self, parameters, state, batch, gain):
+        values = SlicedValues(parameters, self._layout, self._model.devices)
+        outputs, losses, _ = self._model.run(values, state, tf.zeros([2], tf.int32), batch, False)
+        loss = self._task.loss(outputs, batch)
+        metrics = weighted_metrics(self._task, outputs, batch, gain)
+        return EvaluationResult(total_loss(loss, losses) * gain, loss.weight * gain, metrics)
+
+
+def _in_lists(parameters) -> list:
+    """The values as a graph takes them: a list of slices for a sliced one."""
+    return [list(value.parts) if isinstance(value, Slices) else value for value in parameters]
