@@ -1,7 +1,7 @@
 """The contract between the Trainer and a strategy, and what a strategy reports."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import keras
@@ -190,8 +190,15 @@ class Strategy(Protocol):
           NonFiniteStep: a step was not finite, under on_nan=stop.
         """
 
-    def evaluate(self, num_batches: int | None = None) -> Mapping[str, float]:
-        """Exact means of 'loss' and the task's metrics over the 'eval' split, or over its first `num_batches`."""
+    def evaluate(
+        self, num_batches: int | None = None, *, stop_requested: Callable[[], bool] | None = None
+    ) -> Mapping[str, float] | None:
+        """Exact means of 'loss' and the task's metrics over the 'eval' split, or over its first `num_batches`.
+
+        Args:
+          num_batches: None for all.
+          stop_requested: asked before each batch; if it is true in any process, all processes return None.
+        """
 
     def checkpointables(self) -> Mapping[str, tf.Variable | Mapping]:
         """Everything that a checkpoint saves, nested by kind, by canonical and unsharded names.

@@ -211,12 +211,16 @@ class SynchronousStrategy:
         """Whether `here` is true in every process."""
         return here
 
-    def evaluate(self, num_batches: int | None = None) -> dict[str, float]:
+    def evaluate(
+        self, num_batches: int | None = None, *, stop_requested: Callable[[], bool] | None = None
+    ) -> dict[str, float] | None:
         sums: dict[str, np.ndarray] = {}
         dataset = self._dataset("eval")
         with readable_errors("evaluation"):
             evaluate = self._evaluator(open_length(dataset.element_spec))
         for batch in _readable(dataset if num_batches is None else dataset.take(num_batches)):
+            if stop_requested is not None and not self._all_true(not stop_requested()):
+                return None
             with readable_errors("evaluation"):
                 result = evaluate(batch)
             for name, value in {"loss": (result.loss_sum, result.weight), **result.metric_sums}.items():

@@ -312,9 +312,9 @@ class RingStrategy(SynchronousStrategy):
     def _all_true(self, here: bool) -> bool:
         return bool(self._host.gather("all true", [here]).all())
 
-    def evaluate(self, num_batches: int | None = None) -> dict[str, float]:
+    def evaluate(self, num_batches: int | None = None, **named) -> dict[str, float] | None:
         with self._watched():
-            return super().evaluate(num_batches)
+            return super().evaluate(num_batches, **named)
 
     def _evaluator(self, batch_spec: Batch) -> Callable[[Batch], EvaluationResult]:
         evaluate = super()._evaluator(batch_spec)

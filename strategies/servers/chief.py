@@ -277,9 +277,9 @@ class ServersStrategy(SynchronousStrategy):
         self._positions = paused.positions
         self._count(paused.done, paused.totals)
 
-    def evaluate(self, num_batches: int | None = None) -> dict[str, float]:
+    def evaluate(self, num_batches: int | None = None, **named) -> dict[str, float] | None:
         self.collect()
-        return super().evaluate(num_batches)
+        return super().evaluate(num_batches, **named)
 
     def portable_model(self):
         self.collect()

@@ -31,7 +31,7 @@ def follow(
       strategy: evaluates the checkpoints' values; it does not train.
       directory: folder of the run.
       callbacks: called with each evaluation.
-      stop_requested: called between evaluations; True stops.
+      stop_requested: called between evaluations and between their batches; True stops.
       poll_seconds: seconds between two looks for a new checkpoint.
 
     Raises:
@@ -53,8 +53,8 @@ def follow(
             if newest is not None and newest != evaluated:
                 step, evaluated = checkpoints.restore_latest(), newest
                 if step not in known:
-                    metrics = strategy.evaluate()
-                    for callback in callbacks:
+                    metrics = strategy.evaluate(stop_requested=stop_requested)
+                    for callback in callbacks if metrics is not None else ():
                         callback.evaluation(step, metrics)
             elif over:
                 return True

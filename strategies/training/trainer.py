@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import json
 import logging
 import pathlib
 import time
@@ -69,8 +70,9 @@ class Trainer:
         strategy: a strategy at step 0.
         options: length of the run, its files, and how often it evaluates, saves and reports.
         callbacks: called in addition to those that write the directory's files.
-        stop_requested: called between calls of `run_steps`; True saves a checkpoint and ends the run early. None
-          asks for a stop at SIGTERM, SIGINT and SIGHUP, which take their usual effect when everything is saved.
+        stop_requested: called between calls of `run_steps` and between the batches of an evaluation; True saves a
+          checkpoint and ends the run early. None asks for a stop at SIGTERM, SIGINT and SIGHUP, which take their
+          usual effect when everything is saved.
         ended: called at the end of `fit` with its result and the signals, if stop_requested is None; it may exit.
         settings: written into summary.json as 'flags'.
 
@@ -169,7 +171,12 @@ class Trainer:
 
     def _is_already_summarized(self) -> bool:
         """Whether a finished run was started again: it trains nothing, and its summary.json must remain."""
-        return self._figures.first_seconds is None and (self.directory / "summary.json").exists()
+        if self._figures.first_seconds is not None:
+            return False
+        try:
+            return json.loads((self.directory / "summary.json").read_text())["outcome"] == "completed"
+        except (OSError, ValueError, KeyError):
+            return False
 
     def _write_summary(self, summary: Mapping) -> None:
         path = self.directory / "summary.json"
@@ -300,7 +307,8 @@ class Trainer:
             return False
         if self.directory is not None:
             self.export(self.directory / "model.keras")
-        self._evaluate()
+        if not self._evaluate():
+            return False
         # No process ends while another may still need it.
         self._agreed_move(0)
         return True
@@ -362,18 +370,22 @@ class Trainer:
         late = seconds is not None and time.monotonic() - self._saved_time >= seconds
         return late and self._checkpoints is not None
 
-    def _evaluate(self) -> None:
+    def _evaluate(self) -> bool:
+        """Evaluates and reports it, if there are evaluation data; False if a signal stopped it."""
         if not self.strategy.evaluates:
-            return
+            return True
         try:
-            metrics = self.strategy.evaluate()
+            metrics = self.strategy.evaluate(stop_requested=self._stop_requested)
         except PeerLost:
             raise  # saving may need the lost process
         except Exception:
             self._save()
             raise
+        if metrics is None:
+            return False
         for callback in self._callbacks:
             callback.evaluation(self.strategy.step, metrics)
+        return True
 
     def _save(self) -> None:
         if self._checkpoints is None:

@@ -164,6 +164,19 @@ def test_sigterm_to_the_other_worker_stops_both_at_the_same_step(tmp_path, undis
 
 
 @pytest.mark.full
+def test_sigterm_during_an_evaluation_stops_both_before_its_end(tmp_path):
+    """The worker that gets no signal evaluates more slowly."""
+    slow = {0: {"SECONDS_PER_EVALUATION_BATCH": "2"}}
+    with ring((*LONG, "--steps=10", "--evaluate_every_epochs=100"), cwd=tmp_path, environments=slow) as workers:
+        wait_for(tmp_path / "run" / "model.keras", workers.processes[0])
+        workers.processes[1].send_signal(signal.SIGTERM)
+        chief, other = workers.ends(LIMIT_SECONDS)
+    assert (chief.code, other.code) == (INTERRUPTED, INTERRUPTED), chief.err + other.err
+    assert "a signal to another process: stopped at step 10; to resume" in chief.out
+    assert "evaluation" not in chief.out
+
+
+@pytest.mark.full
 def test_sigterm_to_the_chief_stops_both_at_the_same_step(tmp_path):
     """What is saved does not depend on the receiver: the resumption is in the test above."""
     assert_sigterm_stops_both(LONG, cwd=tmp_path, receiver=0)

@@ -574,6 +574,39 @@ class TestEvaluationData:
         _, recorder = fitted(small_strategy(), steps=9, directory=tmp_path)
         assert recorder.calls[0][0] == 3
 
+    @pytest.mark.parametrize("steps", first_quick([2, 5]), ids=["the last one", "one on the way"])
+    def test_a_stop_during_an_evaluation_does_not_wait_for_its_end(self, tmp_path, steps):
+        read, num_batches = [], 40
+        x = np.ones((8, 3), np.float32)
+
+        def batches():
+            for index in range(num_batches):
+                read.append(index)
+                yield x, x[:, :1]
+
+        spec = (tf.TensorSpec((None, 3)), tf.TensorSpec((None, 1)))
+
+        def strategy():
+            task = OwnTask(
+                model=lambda: keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, name="line")]),
+                train_data=(x, x[:, :1]),
+                eval_data=tf.data.Dataset.from_generator(batches, output_signature=spec),
+                losses=keras.losses.MeanSquaredError(),
+                batch_size=8,
+            )
+            return small_strategy(task)
+
+        options = {"steps": steps, "directory": tmp_path, "evaluate_every_steps": 2, "evaluate_every_epochs": None}
+        stopped = strategy()
+        read.clear()
+        result, recorder = fitted(stopped, stop_requested=lambda: len(read) > 2, **options)
+        assert (result.completed, result.step, recorder.evaluations) == (False, 2, {})
+        assert len(read) < num_batches / 2
+        assert strict_json((tmp_path / "summary.json").read_text())["outcome"] == "interrupted"
+        result, recorder = fitted(strategy(), **options)
+        assert (result.completed, result.step, max(recorder.evaluations)) == (True, steps, steps)
+        assert strict_json((tmp_path / "summary.json").read_text())["outcome"] == "completed"
+
     def test_without_evaluation_data_nothing_is_evaluated(self, tmp_path):
         strategy = small_strategy(_NoEvaluation(small_task(), num_examples=0))
         result, recorder = fitted(strategy, steps=7, directory=tmp_path, evaluate_every_steps=2)
