@@ -74,6 +74,7 @@ def reason_of(error: Exception) -> str:
     """The sentence of an error of Keras or TensorFlow that says what is wrong."""
     text = re.sub(r"\x1b\[[0-9;]*m|\{\{.*?\}\}\s*|\s*\[Op:\w+\].*", "", str(error))
     text = re.sub(r"Error in user-defined function passed to (\w+):\d+ .*?: (?=[^:])", r"\1: ", text)
+    text = re.sub(r".*assertion failed: \[([^\]]+)\].*", r"\1", text)
     lines = [line.strip() for line in text.splitlines()]
     telling = [line for line in lines if line and not line.startswith(("Exception encountered", "Arguments rec"))]
     return (telling or [type(error).__name__])[0][:_LONGEST].rstrip(".: ")

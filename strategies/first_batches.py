@@ -20,6 +20,8 @@ from towers.task import Batch, InputShard, Task, as_batch
 
 # First batches of each split that are compared over processes that divide each batch.
 NUM_COMPARED = 4
+# What is wrong with such weights.
+ARE_BELOW_0 = "are below 0: a weight is how much an example counts, so it must be at least 0"
 _NUM_EXAMPLES = 8
 _LIBRARIES = (sysconfig.get_paths()["purelib"], sysconfig.get_paths()["stdlib"])
 _OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -101,10 +103,7 @@ def _check_parts(split: str, batch: Batch) -> None:
         raise UserError(f"weights of the first batch of {split!r} hold NaN or infinity: clean the data")
     weights = [np.asarray(tensor) for tensor in tf.nest.flatten(batch.weights)]
     if any(array.dtype.kind in "fi" and (array < 0).any() for array in weights):
-        raise UserError(
-            f"weights of the first batch of {split!r} are below 0: a weight is how much an example counts, so it "
-            "must be at least 0; correct the weights"
-        )
+        raise UserError(f"weights of the first batch of {split!r} {ARE_BELOW_0}; correct the weights")
 
 
 def _first_batches(task: Task, split: str, count: int) -> list[Batch]:

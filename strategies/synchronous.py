@@ -16,7 +16,7 @@ from strategies.contract import Move, StepReport
 from strategies.data_errors import readable_errors, readable_input
 from strategies.engines import EngineChoice
 from strategies.errors import NonFiniteStep
-from strategies.first_batches import check_first_batches, not_finite_parts
+from strategies.first_batches import ARE_BELOW_0, check_first_batches, not_finite_parts
 from strategies.run_settings import fields_of, step_settings
 from towers.engine import Engine
 from towers.errors import UserError
@@ -292,10 +292,24 @@ class SynchronousStrategy:
 
 
 def as_batches(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """The dataset with each element a `Batch`."""
-    if isinstance(dataset.element_spec, Batch):
-        return dataset
-    return dataset.map(lambda *parts: as_batch(parts if len(parts) > 1 else parts[0]))
+    """The dataset with each element a `Batch`. To read a batch with a weight below 0 is an error."""
+    if not isinstance(dataset.element_spec, Batch):
+        dataset = dataset.map(lambda *parts: as_batch(parts if len(parts) > 1 else parts[0]))
+    return dataset.map(_with_checked_weights) if _weights_of(dataset.element_spec) else dataset
+
+
+def _weights_of(batch: Batch) -> list:
+    """The dense tensors of a batch's weights that can be below 0, or their specs."""
+    found = [one for one in tf.nest.flatten(batch.weights) if isinstance(one, tf.Tensor | tf.TensorSpec)]
+    return [one for one in found if one.dtype.is_floating or (one.dtype.is_integer and not one.dtype.is_unsigned)]
+
+
+@tf.autograph.experimental.do_not_convert
+def _with_checked_weights(batch: Batch) -> Batch:
+    # NaN is not below 0: the step that it spoils is reported as not finite.
+    are_below = tf.reduce_any([tf.reduce_any(weights < 0) for weights in _weights_of(batch)])
+    tf.debugging.Assert(~are_below, [f"weights {ARE_BELOW_0}"])
+    return batch
 
 
 def _readable(dataset: tf.data.Dataset) -> Iterator[Batch]:

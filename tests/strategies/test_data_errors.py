@@ -8,6 +8,7 @@ import tensorflow as tf
 from models.own_task import OwnTask
 from strategies.registry import build_strategy
 from strategies.servers.batch_reader import BatchReader
+from strategies.synchronous import as_batches
 from tests.towers.logical_cpus import cpus
 from tests.towers.user_errors import refused
 from towers.options import StepOptions
@@ -49,6 +50,11 @@ def uneven() -> tf.data.Dataset:
     return tf.data.Dataset.range(3).map(lambda index: (X[:20], labels[: tf.where(index < NUM_GOOD, 20, 19)]))
 
 
+def with_negative_weight() -> tf.data.Dataset:
+    weights = np.where(np.arange(60) == 45, -1, 1).astype(np.float32)
+    return tf.data.Dataset.from_tensor_slices((X, Y, weights)).batch(20)
+
+
 def with_nan() -> tf.data.Dataset:
     spoilt = np.where(np.arange(60)[:, None] == 45, np.nan, X).astype(np.float32)
     whole = tf.data.Dataset.from_tensor_slices((spoilt, Y)).batch(20)
@@ -64,6 +70,10 @@ def strategy_of(**fields):
 PIPELINES = {
     "a generator that raises": (failing, ("RuntimeError: disk 7 is gone", "test_data_errors.py, line")),
     "parts of other lengths": (uneven, ("other numbers of examples",)),
+    "weights below 0": (
+        with_negative_weight,
+        (": weights are below 0: a weight is how much an example counts, so it must be at least 0; correct",),
+    ),
     "a check of the user's": (with_nan, ("not clean", "NaN")),
 }
 
@@ -83,6 +93,13 @@ def test_an_input_pipeline_of_a_worker_of_servers():
     reader = BatchReader(lambda first: failing().skip(first), stride=1)
     reader.read(0)
     with refused("the 'train' data failed at batch 2: RuntimeError: disk 7 is gone"):
+        reader.read(2)
+
+
+def test_a_weight_below_0_in_a_later_batch_of_a_worker_of_servers():
+    reader = BatchReader(lambda first: as_batches(with_negative_weight().skip(first)), stride=1)
+    assert reader.read(1).weights.numpy().tolist() == [1] * 20
+    with refused("the 'train' data failed at batch 2: weights are below 0: ", "must be at least 0"):
         reader.read(2)
 
 
