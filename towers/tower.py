@@ -172,11 +172,6 @@ class TowerFunction:
             loss_sum = total_loss(loss, losses)
             objective = loss_sum * gain
         gradients = self._gradients(parameters, traced.gradients(tape, objective, watched))
-        metrics = {
-            name: WeightedValue(value.total * active, value.weight * active)
-            for name, value in self._task.metrics(outputs, batch).items()
-        }
-        gradients = self._gradients(parameters, tape.gradient(objective, watched))
         metrics = weighted_metrics(self._task, outputs, batch, active)
         return TowerResult(loss_sum * active, loss.weight * active, gradients, new_state, metrics)
 
@@ -193,10 +188,9 @@ class TowerFunction:
                 batch,
                 True,
                 self._kernels,
-                self._exchange,
+                self.exchange,
                 active,
                 around_call=traced.forward(),
-                self.model, mapping, self.variables.state, batch, True, self._kernels, self.exchange, active
             )
 
     def _gradients(self, parameters, found):

@@ -79,8 +79,6 @@ def devices_from_flags() -> Devices:
     """Configures this process's devices. Call it before TensorFlow computes anything."""
     # `build_strategy` checks it too, but of servers and their workers only the chief calls that.
     check_spread(FLAGS.strategy, spread_by(FLAGS.parameter_device, FLAGS.zero, FLAGS.offload))
-    grid = grid_from_flags(num_stage_devices())
-    check_sharding(FLAGS.strategy, FLAGS.parameter_device == SHARDED)
     grid = sliced_grid() or grid_from_flags(num_stage_devices())
     devices = configure_devices(
         num_towers=FLAGS.num_towers if grid is None else grid.num_devices,

@@ -259,6 +259,10 @@ ROWS = (
         name="towers_2_zero_1_accumulation_4",
         make_strategy=_towers(cpus(2, zero=1)),
         shares=even_shares(2),
+        accumulation=4,
+        reference=FOUR_MICROBATCHES,
+    ),
+    Row(
         name="slices_2",
         make_strategy=_slices("slice:2"),
     ),
@@ -300,6 +304,8 @@ ROWS = (
         shares=even_shares(2),
         accumulation=4,
         reference=FOUR_MICROBATCHES,
+    ),
+    Row(
         name="towers_2_of_slices_2_shares_2_1",
         in_quick=True,
         make_strategy=_slices("data:2,slice:2", (2.0, 1.0)),
