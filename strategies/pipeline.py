@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 import tensorflow as tf
 
+from strategies.grouped_towers import check_grouped
 from strategies.synchronous import SynchronousStrategy
 from towers.devices import Devices
 from towers.engine import Engine
@@ -55,8 +56,7 @@ def pipeline_strategy(
 
 
 def _check_options(options: StepOptions, num_towers: int) -> None:
-    if options.xla:
-        raise UserError("xla=True with strategy 'pipeline': its stages are not compiled; omit xla")
+    check_grouped("pipeline", options)
     if options.batch_stats == "synced" and num_towers > 1:
         raise UserError(
             f"batch_stats='synced' with a pipeline of {num_towers} towers: each microbatch of a tower has its own "

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from strategies.grouped_towers import check_grouped
 from strategies.synchronous import SynchronousStrategy
 from towers.devices import Devices
 from towers.errors import UserError
@@ -113,8 +114,5 @@ def slices_strategy(
             f"strategy 'slices' with {type(options.rule).__name__}: it needs whole parameters, and each device "
             "updates its slices; use momentum or adamw, or another strategy"
         )
-    if options.xla:
-        raise UserError(
-            "strategy 'slices' with xla=True: XLA can't compile a tower on several devices; use xla=False"
-        )
+    check_grouped("slices", options)
     return SlicesStrategy(task, devices, options, shares, slices or SliceOptions())

@@ -1,7 +1,5 @@
 """The passes of a model in pieces: what `towers.tower` computes on one device, cut into stages."""
 
-from collections.abc import Mapping
-
 import keras
 import tensorflow as tf
 
@@ -10,8 +8,16 @@ from towers.layers.kernels import LayerKernels
 from towers.pipeline.schedule import Schedule
 from towers.stages.model_stages import ModelStages
 from towers.stages.staged_trace import StagedTrace, readings_of, trace
-from towers.task import Batch, Task, WeightedValue
-from towers.tower import EvaluationResult, ModelVariables, TowerResult, run_model, total_loss
+from towers.task import Batch, Task
+from towers.tower import (
+    EvaluationResult,
+    ModelVariables,
+    TowerResult,
+    check_gradients,
+    run_model,
+    total_loss,
+    weighted_metrics,
+)
 
 _SCALAR, _SEED = tf.TensorSpec([], tf.float32), tf.TensorSpec([2], tf.int32)
 
@@ -71,7 +77,7 @@ class StagedPasses:
             loss = self._task.loss(outputs, batch)
             loss_sum = total_loss(loss, losses)
             objective = loss_sum * gain
-        metrics = _times(self._task.metrics(outputs, batch), active)
+        metrics = weighted_metrics(self._task, outputs, batch, active)
         loss_sum, weight = loss_sum * active, loss.weight * active
         marks.backward = marks.count
         found = tape.gradient(objective, readings)
@@ -84,16 +90,11 @@ class StagedPasses:
         of_parameters: dict[int, list] = {}
         for reading, gradient in zip(self.readings, found, strict=True):
             of_parameters.setdefault(reading.parameter, []).append(gradient)
-        missing = [
-            self.variables.parameters[index].path
-            for index, own in of_parameters.items()
-            if all(gradient is None for gradient in own)
+        of_any = [
+            next((gradient for gradient in of_parameters.get(index, ()) if gradient is not None), None)
+            for index in range(len(self.variables.parameters))
         ]
-        if missing:
-            raise UserError(
-                f"no gradient for parameter {', '.join(missing)}: the loss does not depend on it; "
-                "use it in the outputs, or set trainable=False on its layer"
-            )
+        check_gradients(self.variables.parameters, of_any)
 
     def _check_state(self, found: StagedTrace) -> None:
         """A microbatch passes the state on to the next one in the stage that has it."""
@@ -111,7 +112,7 @@ class StagedPasses:
         mapping = self.variables.mapping(self._first(readings), state, tf.zeros([2], tf.int32))
         outputs, losses, _ = run_model(self._model, mapping, (), batch, False, self._kernels)
         loss = self._task.loss(outputs, batch)
-        metrics = _times(self._task.metrics(outputs, batch), gain)
+        metrics = weighted_metrics(self._task, outputs, batch, gain)
         return EvaluationResult(total_loss(loss, losses) * gain, loss.weight * gain, metrics)
 
     def _first(self, readings):
@@ -124,7 +125,3 @@ class StagedPasses:
 
 def _spec_of(variable) -> tf.TensorSpec:
     return tf.TensorSpec(variable.shape, variable.dtype)
-
-
-def _times(metrics: Mapping[str, WeightedValue], factor) -> dict[str, WeightedValue]:
-    return {name: WeightedValue(value.total * factor, value.weight * factor) for name, value in metrics.items()}
