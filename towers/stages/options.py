@@ -112,6 +112,6 @@ def check_microbatches(batch_size: int, accumulation: int, microbatches: int, sh
         of_what = "batch" if accumulation == 1 else f"microbatch (accumulation={accumulation})"
         most = max(1, smallest // len(shares))
         raise UserError(
-            f"microbatches={microbatches} for {len(shares)} towers and a {of_what} of {smallest}: each tower "
+            f"microbatches={microbatches}, num_towers={len(shares)} and a {of_what} of {smallest}: each tower "
             f"needs an example of each microbatch; use microbatches={most} or less, or a larger batch"
         )

@@ -75,5 +75,5 @@ def test_options_that_are_wrong():
 
 def test_every_tower_needs_an_example_of_each_microbatch():
     check_microbatches(16, 2, 4, (1.0, 1.0))
-    with refused("microbatches=5 for 2 towers and a microbatch (accumulation=2) of 8"):
+    with refused("microbatches=5, num_towers=2 and a microbatch (accumulation=2) of 8"):
         check_microbatches(16, 2, 5, (1.0, 1.0))

@@ -11,9 +11,15 @@ from models.text_task import TextTask
 from strategies.pipeline import pipeline_strategy
 from strategies.registry import build_strategy
 from strategies.towers import towers_strategy
-from tests.tiers import first_quick
 from tests.towers.logical_cpus import cpus
-from tests.towers.tiny_tasks import NUM_CLASSES, TinyTask, assert_close, dense_task, parameters_of, vectors
+from tests.towers.tiny_tasks import (
+    NUM_CLASSES,
+    TinyTask,
+    assert_close,
+    dense_task,
+    parameters_of,
+    vectors,
+)
 from tests.towers.user_errors import refused
 from towers.grid import Grid
 from towers.options import StepOptions
@@ -72,9 +78,10 @@ def pipeline(task, num_devices, rule=None, num_towers=1, **options):
     return trained(lambda task, step: pipeline_strategy(task, devices, step, pipeline=options), task, rule)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "num_devices, options",
-    first_quick([(3, {"schedule": "zb_h1"}), (2, {"stages": 4, "schedule": "interleaved"}), (1, {})]),
+    [(3, {"schedule": "zb_h1"}), (2, {"stages": 4, "schedule": "interleaved"}), (1, {})],
     ids=str,
 )
 def test_every_kind_of_model_graph(num_devices, options):
@@ -130,5 +137,5 @@ def test_what_pipelines_refuse():
         build_strategy("pipeline", dense_task(), devices, options, pipeline=PipelineOptions(microbatches=2))
     with refused("towers of several devices with strategy 'towers'"):
         build_strategy("towers", dense_task(), devices, StepOptions())
-    with refused("microbatches=16 for 1 towers and a batch of 8"):
+    with refused("microbatches=16, num_towers=1 and a batch of 8"):
         build_strategy("pipeline", dense_task(), cpus(2), StepOptions(), pipeline=PipelineOptions(microbatches=16))

@@ -1,0 +1,70 @@
+"""Flags of a pipeline and its grid of devices."""
+
+import pytest
+from absl import flags
+from absl.testing import flagsaver
+
+from launch import train  # noqa: F401, defines the flags
+from launch.flags.grid import grid_from_flags
+from launch.flags.pipeline import num_stage_devices, pipeline_from_flags
+from tests.towers.user_errors import refused
+from towers.grid import Grid
+
+
+@pytest.fixture
+def given():
+    """Sets flags of a pipeline, by name."""
+    with flagsaver.flagsaver():
+        flags.FLAGS.mark_as_parsed()
+
+        def set_flags(**settings):
+            for name, value in {"strategy": "pipeline", **settings}.items():
+                flags.FLAGS[name].value = value
+
+        yield set_flags
+
+
+@pytest.mark.parametrize(
+    "settings, grid",
+    [
+        ({"strategy": "towers"}, None),
+        ({}, Grid(stage=2)),
+        ({"stages": 3, "num_towers": 2}, Grid(data=2, stage=3)),
+        ({"grid": "data:2,stage:2", "stages": 4, "pipeline_schedule": "interleaved"}, Grid(data=2, stage=2)),
+    ],
+    ids=str,
+)
+def test_the_devices_of_each_tower(given, settings, grid):
+    given(**settings)
+    assert grid_from_flags(num_stage_devices()) == grid
+
+
+def test_a_schedule_in_a_file(given, tmp_path):
+    path = tmp_path / "own.csv"
+    path.write_text("F0,F1,B0,B1\nF0,B0,F1,B1\n")
+    given(pipeline_schedule=str(path), balance="5,3")
+    assert grid_from_flags(num_stage_devices()) == Grid(stage=2)
+    options = pipeline_from_flags()
+    assert (options.balance, options.schedule.num_microbatches) == ((5, 3), 2)
+    path.with_name("wrong.csv").write_text("F0,B0,F0\n")
+    given(pipeline_schedule=str(path.with_name("wrong.csv")))
+    with refused("wrong.csv, line 1, cell 3: F0 comes a second time"):
+        pipeline_from_flags()
+    given(pipeline_schedule="1f2b")
+    with refused("--pipeline_schedule=1f2b: no such schedule and no such file"):
+        pipeline_from_flags()
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ({"grid": "slice:2"}, "--grid=slice:2: --strategy=pipeline has stages, no slices"),
+        ({"grid": "data:2,stage:2", "num_towers": 4}, "has 2 towers, --num_towers=4"),
+        ({"grid": "data:2,stage:2", "strategy": "towers"}, "towers of several devices with strategy 'towers'"),
+    ],
+    ids=str,
+)
+def test_a_grid_that_does_not_fit(given, settings, message):
+    given(**settings)
+    with refused(message):
+        grid_from_flags(2)
