@@ -121,7 +121,7 @@ def check_spread(name: str, argument: str) -> None:
     """
     if argument and not _mode(name).spreads:
         able = " or ".join(repr(other) for other, mode in _MODES.items() if mode.spreads)
-        instead = "omit it" if argument.startswith("zero") else "parameter_device='cpu'"
+        instead = "parameter_device='cpu'" if argument.startswith("parameter_device") else f"omit {argument}"
         raise UserError(
             f"{argument} with strategy {name!r}: only {able} shards its parameters or copies them to each tower; "
             f"use it, or {instead}"
