@@ -11,7 +11,7 @@ from strategies.ring.collectives import WireOptions
 from strategies.ring.joining import RingOptions
 from strategies.ring.strategy import ring_strategy
 from strategies.servers.options import ServersOptions
-from strategies.slices import SliceOptions, slices_strategy
+from strategies.slices import slices_strategy
 from strategies.towers import towers_strategy
 from tests.towers.logical_cpus import cpus, cpus_in_groups
 from towers.devices import Devices
@@ -96,10 +96,9 @@ def _pipeline(num_devices: int, microbatches: int, num_towers: int = 1, **option
     return lambda task, step: pipeline_strategy(task, devices, step, pipeline=pipeline)
 
 
-def _slices(grid: str, shares: tuple[float, ...] | None = None, layout: tuple[tuple[str, str], ...] = ()):
-    slices = SliceOptions(layout=layout)
+def _slices(grid: str, shares: tuple[float, ...] | None = None):
     devices = cpus_in_groups(grid)
-    return lambda task, options: slices_strategy(task, devices, options, shares=shares, slices=slices)
+    return lambda task, options: slices_strategy(task, devices, options, shares=shares)
 
 
 def _mirrored(devices: Devices, shares: tuple[float, ...] | None = None):
