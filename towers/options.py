@@ -76,6 +76,11 @@ class StepOptions:
         check_batch_stats(self.batch_stats)
         check_precision(self.precision)
         check_recompute(self.recompute)
+        if self.xla and self.recompute != "none":
+            raise UserError(
+                f"xla=True with recompute={self.recompute!r}: XLA decides itself which activations it keeps; "
+                "omit one of them"
+            )
         if self.accumulation < 1:
             raise UserError(
                 f"accumulation={self.accumulation}: it must be at least 1; 1 does not divide the batch"

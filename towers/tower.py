@@ -136,7 +136,7 @@ class TowerFunction:
         self.exchange = exchange
         self._kernels = kernels
         self.num_traces = 0
-        self._recomputation = Recomputation(model, recompute, xla=xla)
+        self._recomputation = Recomputation(model, recompute)
         change = self._recomputation.change if self._recomputation.segments else None
         self._traced = traced(self._train, xla=xla, change=change)
 

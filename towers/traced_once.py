@@ -37,7 +37,8 @@ class TracedOnce:
           arguments but these two have the same shapes in every call. Calls may give `Slices` in a list, which are
           joined on the current device.
         xla: compile it with XLA.
-        change: changes the traced graph's description in place, before it is optimized; None for no change.
+        change: changes the traced graph's description in place, before it is optimized; None for no change. Not
+          with XLA.
         """
         self._function = tf.function(function, jit_compile=xla or None, autograph=False)
         self._xla, self._change = xla, change
@@ -56,6 +57,13 @@ class TracedOnce:
         if self._change is None and (self._xla or not _must_optimize(concrete)):
             return concrete
         return _with_graph(concrete, flat_graph(concrete, self._change, xla=self._xla), xla=self._xla)
+        if self._change is None:
+            return concrete if self._xla else optimized_if_needed(concrete)
+        graph_def = concrete.graph.as_graph_def(add_shapes=True)
+        self._change(concrete.graph, graph_def)
+        if _must_optimize(concrete):
+            return optimized(concrete, graph_def)
+        return _imported(concrete, graph_def, [tensor.name for tensor in concrete.outputs])
 
 
 def optimized_if_needed(concrete):
@@ -129,11 +137,33 @@ def flat_graph(concrete, change: Change | None = None, *, xla: bool = False) -> 
         graph_def = _optimized_graph(concrete, graph_def)
     return FlatGraph(graph_def, inputs, _bypass_identities(graph_def, outputs, kept=effects), effects)
 
+    found = _optimized_graph(concrete, graph_def)
+    effects = [operation.name for operation in concrete.graph.control_outputs]
+    return _imported(
+        concrete, found, _bypass_identities(found, [tensor.name for tensor in concrete.outputs], kept=effects)
+    )
+
+
+def _imported(concrete, graph_def: tf.compat.v1.GraphDef, outputs: Sequence[str]):
+    """A function with the arguments of `concrete`, whose graph is another one; `outputs` are its results there."""
+    inputs = [tensor.name for tensor in concrete.inputs]
+    effects = [operation.name for operation in concrete.graph.control_outputs]
+
+    def imported(*flat):
+        given = dict(zip(inputs, flat, strict=True))
+        found = tf.graph_util.import_graph_def(
+            graph_def, input_map=given, return_elements=[*outputs, *effects], name=""
+        )
+        if not effects:
+            return found
+        with tf.control_dependencies(found[len(outputs) :]):
+            return [tf.identity(tensor) for tensor in found[: len(outputs)]]
 
 def _with_graph(concrete, flat: FlatGraph, *, xla: bool = False):
     """A function with the arguments and results of `concrete` that computes another graph."""
     specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in concrete.inputs]
     graph = flat.function(specs, xla=xla)
+    graph = tf.function(imported, autograph=False).get_concrete_function(*specs)
 
     def call(*arguments):
         found = graph(*tf.nest.flatten(arguments, expand_composites=True), *concrete.captured_inputs)
@@ -196,16 +226,6 @@ def _bypass_identities(
     del graph_def.node[:]
     graph_def.node.extend(left)
     return found
-
-
-def _without_arguments(graph_def, arguments: Sequence[str], outputs: Sequence[str]) -> list[str]:
-    """Removes the placeholders of arguments, which XLA can't compile. Returns their names, '' for unused ones."""
-    used = {_node_of(name) for node in graph_def.node for name in node.input}
-    removed = {_node_of(name) for name in arguments} - {_node_of(name) for name in outputs}
-    left = [node for node in graph_def.node if node.name not in removed]
-    del graph_def.node[:]
-    graph_def.node.extend(left)
-    return [name if _node_of(name) in used or _node_of(name) not in removed else "" for name in arguments]
 
 
 def _node_of(name: str) -> str:

@@ -141,8 +141,8 @@ flags.DEFINE_enum(
     "none",
     RECOMPUTE_POLICIES,
     "Activations that the backward pass computes again instead of keeping them: saves memory, costs up to a third "
-    "of a step's time, changes no numbers. blocks: those of the blocks that the model repeats. full: those of all "
-    "parts of the model. sqrt: those of about sqrt(n) segments of equal size, which keeps the fewest.",
+    "more time, changes no numbers. blocks: those within the blocks that the model repeats. full: within all parts of "
+    "the model. sqrt: within about sqrt(n) segments of equal size. Not with --xla or --strategy=pipeline.",
 )
 flags.DEFINE_enum(
     "on_nan",

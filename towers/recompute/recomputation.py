@@ -20,17 +20,15 @@ class Recomputation:
       segments: the parts; none if nothing is computed again.
     """
 
-    def __init__(self, model: keras.Model, recompute: str, *, xla: bool = False):
+    def __init__(self, model: keras.Model, recompute: str):
         """Args:
         model: a built template.
         recompute: one of `towers.recompute.segments.POLICIES`.
-        xla: whether XLA compiles the tower.
 
         Raises:
           UserError: the model has no such parts.
         """
         self.segments = segments_of(model, recompute)
-        self._xla = xla
         # Passes whose graphs are not yet changed, by graph.
         self._passes: dict[tf.Graph, TracedPass] = {}
 
@@ -50,7 +48,6 @@ class Recomputation:
             traced.ranges,
             backward_begin=traced.backward_begin,
             results=traced.results,
-            for_xla=self._xla,
         )
 
 

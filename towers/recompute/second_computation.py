@@ -8,9 +8,8 @@ The numbers are the same: what a copy computes depends on the same tensors. An o
 exchange between towers, a random number without a seed) is not copied: copies read what it gave the first time.
 Small results, such as shapes and statistics, are kept too.
 
-A copy of a graph's part would be found and merged with the first one by an optimizer (common subexpressions), if
-nothing told them apart. The copies wait for the gradient that the segment's backward pass begins with, by control
-inputs; XLA, which ignores these, gets a barrier.
+An optimizer would merge the copies with the first operations (common subexpressions), if nothing told them apart:
+the copies wait, by control inputs, for the gradient that the segment's backward pass begins with.
 """
 
 import dataclasses
@@ -46,7 +45,6 @@ def compute_again(
     *,
     backward_begin: int,
     results: Sequence[tf.Tensor],
-    for_xla: bool = False,
 ) -> None:
     """Adds the copies to `graph_def`.
 
@@ -56,7 +54,6 @@ def compute_again(
       ranges: the segments in the order of the forward pass, none overlapping another.
       backward_begin: index of the first operation of the backward pass, in the order of creation.
       results: gradients that the backward pass returns.
-      for_xla: whether XLA compiles the graph.
     """
     operations = graph.get_operations()
     index = {operation.name: number for number, operation in enumerate(operations)}
@@ -64,9 +61,8 @@ def compute_again(
     returned = {tensor.name for tensor in getattr(graph, "outputs", ())}
     parts = [_Part(operations, index, found, backward_begin, returned) for found in ranges]
     waits = _waits(parts, [result.op for result in results])
-    for number, part in enumerate(parts):
-        if part.copied:
-            part.add_to(graph_def, nodes, waits[number], f"recompute_{number}" if for_xla else None)
+    for part, waited in zip(parts, waits, strict=True):
+        part.add_to(graph_def, nodes, waited)
 
 
 def _waits(parts: Sequence["_Part"], results: Sequence[tf.Operation]) -> list[set[tf.Operation]]:
@@ -127,22 +123,13 @@ class _Part:
     def _computed_inputs(self, operation: tf.Operation) -> list[tf.Operation]:
         return [tensor.op for tensor in operation.inputs if not self._is_kept(tensor)]
 
-    def add_to(self, graph_def, nodes, results: Iterable[tf.Operation], barrier: str | None) -> None:
-        kept = {
-            tensor.name: tensor
-            for operation in self.copied
-            for tensor in operation.inputs
-            # Shapes, which are signed integers, stay constants for XLA; the keys of random numbers are unsigned.
-            if not self._is_copied(tensor) and (tensor.dtype.is_floating or tensor.dtype.is_unsigned)
-        }
-        waits_for = [*self._triggers, *(result.outputs[0] for result in results)]
-        behind = _add_barrier(graph_def, barrier, [*kept.values(), *waits_for]) if barrier else {}
+    def add_to(self, graph_def, nodes, results: Iterable[tf.Operation]) -> None:
         waits = [f"^{one.name}" for one in (*(gradient.op for gradient in self._triggers), *results)]
         for operation in sorted(self.copied, key=lambda one: self._index[one.name]):
             copy = graph_def.node.add()
             copy.CopyFrom(nodes[operation.name])
             copy.name += _SUFFIX
-            inputs = [self._input(tensor, behind) for tensor in operation.inputs]
+            inputs = [self._input(tensor) for tensor in operation.inputs]
             controls = [
                 f"^{one.name}{_SUFFIX}" if one in self.copied else f"^{one.name}"
                 for one in operation.control_inputs
@@ -156,10 +143,8 @@ class _Part:
     def _is_copied(self, tensor: tf.Tensor) -> bool:
         return tensor.op in self.copied and not self._is_kept(tensor)
 
-    def _input(self, tensor: tf.Tensor, behind: dict[str, str]) -> str:
-        if self._is_copied(tensor):
-            return _input_name(tensor, tensor.op.name + _SUFFIX)
-        return behind.get(tensor.name, _input_name(tensor, tensor.op.name))
+    def _input(self, tensor: tf.Tensor) -> str:
+        return _input_name(tensor, tensor.op.name + _SUFFIX if self._is_copied(tensor) else tensor.op.name)
 
 
 def _closure(
@@ -182,14 +167,6 @@ def _inputs_of(operation: tf.Operation) -> list[tf.Operation]:
 def _readers_of(operation: tf.Operation) -> list[tf.Operation]:
     readers = [reader for tensor in operation.outputs for reader in tensor.consumers()]
     return readers + list(operation._control_outputs)
-
-
-def _add_barrier(graph_def, name: str, tensors: Sequence[tf.Tensor]) -> dict[str, str]:
-    """Adds an operation that passes the tensors on once all are there; returns the results' names by tensor."""
-    node = graph_def.node.add(name=name, op="XlaOptimizationBarrier")
-    node.input[:] = [_input_name(tensor, tensor.op.name) for tensor in tensors]
-    node.attr["T"].list.type[:] = [tensor.dtype.as_datatype_enum for tensor in tensors]
-    return {tensor.name: f"{name}:{position}" for position, tensor in enumerate(tensors)}
 
 
 def _input_name(tensor: tf.Tensor, operation: str) -> str:

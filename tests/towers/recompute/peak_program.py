@@ -38,7 +38,7 @@ def main() -> None:
         draw.normal(size=(EXAMPLES, WIDTH)).astype(np.float32), draw.integers(0, 3, EXAMPLES).astype(np.int32)
     )
     task = TinyTask(build=chain, examples=examples, losses=cross_entropy)
-    strategy = trainer_of(task, recompute=sys.argv[1], rate=0.001, xla="xla" in sys.argv)
+    strategy = trainer_of(task, recompute=sys.argv[1], rate=0.001)
     before = resident_mebibytes("VmRSS")
     strategy.run_steps(2)
     print(resident_mebibytes("VmHWM") - before)

@@ -88,6 +88,8 @@ def test_a_model_without_parts_is_refused():
     for recompute in ("full", "sqrt"):
         with refused(f"recompute={recompute!r}", "'m' is one part"):
             segments_of(model, recompute)
+    with refused("recompute='full'", "xla=True"):
+        StepOptions(recompute="full", xla=True)
     with refused("recompute='some'", "none, blocks, sqrt, full"):
         StepOptions(recompute="some")
 
