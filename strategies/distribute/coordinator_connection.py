@@ -1,9 +1,11 @@
 """The chief's connection to the servers and workers of ParameterServerStrategy."""
 
+import concurrent.futures
 import faulthandler
 import json
+import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import tensorflow as tf
@@ -62,19 +64,17 @@ class CoordinatorConnection:
         tf.get_logger().setLevel("CRITICAL")
         verbosity = logging.get_verbosity()
         logging.set_verbosity(logging.WARNING)
-        # All listened a moment ago. If one is lost now, TensorFlow waits without end.
-        faulthandler.dump_traceback_later(max(startup_timeout_seconds, _CONNECT_SECONDS), exit=True)
         resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
             tf.train.ClusterSpec({role: list(found) for role, found in cluster.addresses.items()}),
             task_type=CHIEF,
             task_id=0,
             rpc_layer="grpc",
         )
-        self.strategy = tf.distribute.ParameterServerStrategy(
-            resolver, variable_partitioner=server_vectors.partitioner(len(self.servers))
+        self.strategy, self.coordinator = _within(
+            max(startup_timeout_seconds, _CONNECT_SECONDS),
+            lambda: _connected(resolver, len(self.servers)),
+            [*self.servers, *self.workers],
         )
-        self.coordinator = tf.distribute.coordinator.ClusterCoordinator(self.strategy)
-        faulthandler.cancel_dump_traceback_later()
         logging.set_verbosity(verbosity)
         self._runs = 0
 
@@ -125,6 +125,40 @@ class CoordinatorConnection:
         return described if described["run"] == self._runs else None
 
 
+def _connected(resolver, num_servers: int):
+    partitioner = server_vectors.partitioner(num_servers)
+    strategy = tf.distribute.ParameterServerStrategy(resolver, variable_partitioner=partitioner)
+    return strategy, tf.distribute.coordinator.ClusterCoordinator(strategy)
+
+
+def _within(seconds: float, connect: Callable[[], object], members: Sequence[Member]):
+    """What `connect` returns.
+
+    All members listened a moment ago. If one is lost now, TensorFlow waits without end, in a thread that ends with
+    the process.
+
+    Raises:
+      PeerLost: it took longer; the message names the members that do not listen.
+    """
+    connecting: concurrent.futures.Future = concurrent.futures.Future()
+
+    def run():
+        try:
+            connecting.set_result(connect())
+        except BaseException as error:  # `result` raises it
+            connecting.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    # If TensorFlow holds Python's lock, no exception can be raised.
+    faulthandler.dump_traceback_later(seconds + _CONNECT_SECONDS, exit=True)
+    try:
+        connected = connecting.result(seconds)
+    except TimeoutError as error:
+        raise _loss(members) from error
+    faulthandler.cancel_dump_traceback_later()
+    return connected
+
+
 @contextmanager
 def lost_named(members: Sequence[Member]) -> Iterator[None]:
     """Context manager: turns TensorFlow's errors about lost processes into `PeerLost`, a worker's into its own."""
@@ -135,6 +169,11 @@ def lost_named(members: Sequence[Member]) -> Iterator[None]:
             raise found from error
         if not isinstance(error, _LOST):
             raise
-        lost = [member for member in members if not listens(member.address)] or members
-        named = ", ".join(f"{member.name} ({member.address})" for member in lost)
-        raise PeerLost(f"{named} was lost: restart all processes; they resume from the last checkpoint") from error
+        raise _loss(members) from error
+
+
+def _loss(members: Sequence[Member]) -> PeerLost:
+    """The error that names those of the members that do not listen; all, if all do."""
+    lost = [member for member in members if not listens(member.address)] or members
+    named = ", ".join(f"{member.name} ({member.address})" for member in lost)
+    return PeerLost(f"{named} was lost: restart all processes; they resume from the last checkpoint")
