@@ -57,13 +57,6 @@ def pipeline_strategy(
 
 def _check_options(options: StepOptions, num_towers: int) -> None:
     check_grouped("pipeline", options)
-    if options.recompute != "none":
-        raise UserError(
-            f"recompute={options.recompute!r} with strategy 'pipeline': its stages keep their activations; omit "
-            "recompute, or use more microbatches"
-        )
-    if options.xla:
-        raise UserError("xla=True with strategy 'pipeline': its stages are not compiled; omit xla")
     if options.batch_stats == "synced" and num_towers > 1:
         raise UserError(
             f"batch_stats='synced' with a pipeline of {num_towers} towers: each microbatch of a tower has its own "

@@ -56,14 +56,7 @@ class TracedOnce:
         concrete = self._function.get_concrete_function(*specs)
         if self._change is None and (self._xla or not _must_optimize(concrete)):
             return concrete
-        return _with_graph(concrete, flat_graph(concrete, self._change, xla=self._xla), xla=self._xla)
-        if self._change is None:
-            return concrete if self._xla else optimized_if_needed(concrete)
-        graph_def = concrete.graph.as_graph_def(add_shapes=True)
-        self._change(concrete.graph, graph_def)
-        if _must_optimize(concrete):
-            return optimized(concrete, graph_def)
-        return _imported(concrete, graph_def, [tensor.name for tensor in concrete.outputs])
+        return _with_graph(concrete, flat_graph(concrete, self._change))
 
 
 def optimized_if_needed(concrete):
@@ -91,7 +84,7 @@ class FlatGraph(NamedTuple):
 
     Attributes:
       graph_def: the graph.
-      inputs, outputs: names of the tensors that are arguments and results; '' for an argument that is not read.
+      inputs, outputs: names of the tensors that are arguments and results.
       effects: names of operations that run even if no result needs them.
     """
 
@@ -100,13 +93,13 @@ class FlatGraph(NamedTuple):
     outputs: Sequence[str]
     effects: Sequence[str]
 
-    def function(self, specs: Sequence[tf.TensorSpec], *, xla: bool = False) -> Callable[..., list[tf.Tensor]]:
-        """A function of the inputs, which have these specs, to the list of outputs; compiled if `xla`."""
+    def function(self, specs: Sequence[tf.TensorSpec]) -> Callable[..., list[tf.Tensor]]:
+        """A function of the inputs, which have these specs, to the list of outputs."""
 
         def imported(*flat):
             found = tf.graph_util.import_graph_def(
                 self.graph_def,
-                input_map={name: value for name, value in zip(self.inputs, flat, strict=True) if name},
+                input_map=dict(zip(self.inputs, flat, strict=True)),
                 return_elements=[*self.outputs, *self.effects],
                 name="",
             )
@@ -115,55 +108,30 @@ class FlatGraph(NamedTuple):
             with tf.control_dependencies(found[len(self.outputs) :]):
                 return [tf.identity(tensor) for tensor in found[: len(self.outputs)]]
 
-        return tf.function(imported, jit_compile=xla or None, autograph=False).get_concrete_function(*specs)
+        return tf.function(imported, autograph=False).get_concrete_function(*specs)
 
 
-def flat_graph(concrete, change: Change | None = None, *, xla: bool = False) -> FlatGraph:
+def flat_graph(concrete, change: Change | None = None) -> FlatGraph:
     """The graph of a concrete function, optimized if nothing else does that.
 
     Args:
       concrete: the function.
       change: as for `TracedOnce`.
-      xla: whether XLA will compile it.
     """
     graph_def = concrete.graph.as_graph_def(add_shapes=True)
     if change is not None:
         change(concrete.graph, graph_def)
     inputs, outputs = ([tensor.name for tensor in tensors] for tensors in (concrete.inputs, concrete.outputs))
     effects = [operation.name for operation in concrete.graph.control_outputs]
-    if xla:
-        return FlatGraph(graph_def, _without_arguments(graph_def, inputs, outputs), outputs, effects)
     if _must_optimize(concrete):
         graph_def = _optimized_graph(concrete, graph_def)
     return FlatGraph(graph_def, inputs, _bypass_identities(graph_def, outputs, kept=effects), effects)
 
-    found = _optimized_graph(concrete, graph_def)
-    effects = [operation.name for operation in concrete.graph.control_outputs]
-    return _imported(
-        concrete, found, _bypass_identities(found, [tensor.name for tensor in concrete.outputs], kept=effects)
-    )
 
-
-def _imported(concrete, graph_def: tf.compat.v1.GraphDef, outputs: Sequence[str]):
-    """A function with the arguments of `concrete`, whose graph is another one; `outputs` are its results there."""
-    inputs = [tensor.name for tensor in concrete.inputs]
-    effects = [operation.name for operation in concrete.graph.control_outputs]
-
-    def imported(*flat):
-        given = dict(zip(inputs, flat, strict=True))
-        found = tf.graph_util.import_graph_def(
-            graph_def, input_map=given, return_elements=[*outputs, *effects], name=""
-        )
-        if not effects:
-            return found
-        with tf.control_dependencies(found[len(outputs) :]):
-            return [tf.identity(tensor) for tensor in found[: len(outputs)]]
-
-def _with_graph(concrete, flat: FlatGraph, *, xla: bool = False):
+def _with_graph(concrete, flat: FlatGraph):
     """A function with the arguments and results of `concrete` that computes another graph."""
     specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in concrete.inputs]
-    graph = flat.function(specs, xla=xla)
-    graph = tf.function(imported, autograph=False).get_concrete_function(*specs)
+    graph = flat.function(specs)
 
     def call(*arguments):
         found = graph(*tf.nest.flatten(arguments, expand_composites=True), *concrete.captured_inputs)

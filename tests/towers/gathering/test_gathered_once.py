@@ -61,8 +61,8 @@ def graph_of(task, num_owners: int = 2, **options) -> GatheredGraph:
     """The graph of a training tower."""
     made = []
 
-    def traced(function, *, xla=False):
-        made.append(GatheredOnce(function, xla=xla))
+    def traced(function, **named):
+        made.append(GatheredOnce(function, **named))
         return made[-1]
 
     options = StepOptions(**options)
