@@ -152,11 +152,11 @@ def _within(seconds: float, connect: Callable[[], object], members: Sequence[Mem
     # If TensorFlow holds Python's lock, no exception can be raised.
     faulthandler.dump_traceback_later(seconds + _CONNECT_SECONDS, exit=True)
     try:
-        connected = connecting.result(seconds)
+        return connecting.result(seconds)
     except TimeoutError as error:
         raise _loss(members) from error
-    faulthandler.cancel_dump_traceback_later()
-    return connected
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 @contextmanager
