@@ -57,8 +57,9 @@ class Row:
         same parts.
       devices, tower_shares: devices and shares of each worker of parameter servers.
       late_seconds: seconds that worker 1 stands still before it computes step 8; others then compute its part.
-      in_quick: whether the quick tests run this row, with the task that has everything at once. The full tests
-        then try the transformer with it too.
+      in_quick: whether the quick tests run this row. They try the task that has everything at once, as the full
+        tests do with every row.
+      transformer: whether the full tests try the transformer with it too, which has tied weights.
       every_task: whether the full tests try every task with it.
       every_trial: whether the full tests also try float32, a batch that is not finite and statistics that are not
         synced with it.
@@ -81,6 +82,7 @@ class Row:
     in_quick: bool = False
     every_task: bool = False
     every_trial: bool = False
+    transformer: bool = False
     not_finite_in_quick: bool = False
 
 
@@ -212,7 +214,6 @@ ROWS = (
     ),
     Row(
         name="towers_3_sharded_shares_accumulation_4",
-        in_quick=True,
         make_strategy=_towers(cpus(3, sharded=True), _SHARES),
         shares=_SHARES,
         accumulation=4,
@@ -221,6 +222,7 @@ ROWS = (
     Row(
         name="pipeline_2_1f1b_4_microbatches",
         in_quick=True,
+        transformer=True,
         make_strategy=_pipeline(2, 4),
         reference=FOUR_MICROBATCHES,
     ),
@@ -291,6 +293,7 @@ ROWS = (
     Row(
         name="towers_3_zero_3_shares_accumulation_4",
         in_quick=True,
+        transformer=True,
         make_strategy=_towers(cpus(3, zero=3), _SHARES),
         shares=_SHARES,
         accumulation=4,
@@ -307,6 +310,7 @@ ROWS = (
     Row(
         name="towers_2_of_slices_2_shares_2_1",
         in_quick=True,
+        transformer=True,
         make_strategy=_slices("data:2,slice:2", (2.0, 1.0)),
         shares=(2.0, 1.0),
     ),
@@ -330,7 +334,6 @@ ROWS = (
     Row(
         name="mirrored_2_accumulation_4",
         in_quick=True,
-        every_trial=True,
         make_strategy=_mirrored(cpus(2)),
         shares=even_shares(2),
         accumulation=4,

@@ -62,7 +62,7 @@ def tasks_of(row: Row) -> Sequence[SmallTask]:
         return TASKS
     if row.every_trial:
         return QUICK_TASK, FLOAT32_TASK, TRANSFORMER
-    return (QUICK_TASK, TRANSFORMER) if row.in_quick else (QUICK_TASK,)
+    return (QUICK_TASK, TRANSFORMER) if row.transformer else (QUICK_TASK,)
 
 
 def trials_of(row: Row, only_quick: bool) -> list[Trial]:

@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from tests.launch.nursery import run_forked
-from tests.launch.programs import TINY, listing, run
+from tests.launch.programs import LAST_STEP, TINY, listing, run
 from tests.tiers import first_quick
 
 pytestmark = pytest.mark.timeout(300)
@@ -50,7 +50,7 @@ CASES = {
     "steps that are no number": (["--steps=many"], ("--steps=many", "invalid")),
     "an unknown flag": (["--learning_rat=0.1"], ("learning_rat", "learning_rate")),
     "an argument that is no flag": (["train"], ("'train'", "--help")),
-    "steps and epochs": (["--epochs=2"], ("--steps=30", "--epochs=2", "only one of them")),
+    "steps and epochs": (["--epochs=2"], (f"--steps={LAST_STEP}", "--epochs=2", "only one of them")),
     "cifar10 without its folder": (["--task=cifar10"], ("cifar10", "data_dir")),
     "cifar10 where it is not": (["--task=cifar10", "--data_dir=nowhere"], ("cifar10", "nowhere", "import_cifar")),
     "a checkpoint that is not there": (["--resume=old/step-5"], ("resume=old/step-5", "no such checkpoint")),
@@ -75,7 +75,10 @@ CASES = {
     "a directory under a file": (["--directory=/dev/null/run"], ("/dev/null/run", "can be written")),
     "a directory that cannot be": (["--directory=/proc/run"], ("/proc/run", "can be written")),
     "xla with synced statistics": (["--xla", "--batch_stats=synced"], ("xla", "batch_stats='average'")),
-    "a profile outside of the run": (["--profile_steps=40:50"], ("profile_steps=40:50", "steps 0 to 29")),
+    "a profile outside of the run": (
+        ["--profile_steps=70:80"],
+        ("profile_steps=70:80", f"steps 0 to {LAST_STEP - 1}"),
+    ),
     "a profile of a dry run": (["--profile_steps=0:2", "--dry_run"], ("profile_steps=0:2", "dry run")),
 }
 NUM_QUICK = 8

@@ -32,11 +32,6 @@ OWN = (
 )
 
 
-def one_of_both(name: str):
-    """Both workers of a ring; the quick tests take worker 1 alone."""
-    return pytest.mark.parametrize(name, first_quick([1, 0]))
-
-
 def ring(command, *, cwd, num_workers=2, **more) -> Workers:
     return Workers([command] * num_workers, cwd=cwd, **more)
 
@@ -111,18 +106,17 @@ def test_data_that_all_workers_shuffle_alike_are_trained_on(tmp_path):
 
 
 @pytest.mark.full
-@one_of_both("victim")
-def test_a_stopped_worker_ends_the_ring(tmp_path, victim):
+def test_a_stopped_chief_ends_the_ring(tmp_path):
     with ring(LONG, cwd=tmp_path) as workers:
-        interrupted_in_the_middle(workers, tmp_path, signal.SIGSTOP, victim)
-        survivor = workers.end(1 - victim, HEARTBEAT_SECONDS)
+        interrupted_in_the_middle(workers, tmp_path, signal.SIGSTOP, 0)
+        survivor = workers.end(1, HEARTBEAT_SECONDS)
     assert survivor.code == PEER_LOST, survivor.err
-    assert f"worker:{victim}" in survivor.err
+    assert "worker:0" in survivor.err
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("missing", [0, 2])
-def test_a_worker_that_never_starts_is_named(tmp_path, missing):
+def test_a_worker_that_never_starts_is_named(tmp_path):
+    missing = 0
     command = (*TRAIN, "--startup_timeout_seconds=12")
     with ring(command, cwd=tmp_path, num_workers=3, missing=[missing]) as workers:
         ends = workers.ends(HEARTBEAT_SECONDS)
@@ -136,13 +130,12 @@ def test_a_worker_that_never_starts_is_named(tmp_path, missing):
 
 
 @pytest.mark.full
-@one_of_both("leaves")
-def test_a_worker_that_exits_early_ends_the_ring(tmp_path, leaves):
-    with own("leave", cwd=tmp_path, worker=leaves) as workers:
-        assert workers.end(leaves, LIMIT_SECONDS).code == 0
-        left = workers.end(1 - leaves, HEARTBEAT_SECONDS)
+def test_a_worker_that_exits_early_ends_the_ring(tmp_path):
+    with own("leave", cwd=tmp_path) as workers:
+        assert workers.end(1, LIMIT_SECONDS).code == 0
+        left = workers.end(0, HEARTBEAT_SECONDS)
     assert left.code == PEER_LOST
-    assert f"worker:{leaves}" in left.err
+    assert "worker:1" in left.err
 
 
 def assert_sigterm_stops_both(command, *, cwd: pathlib.Path, receiver: int) -> None:

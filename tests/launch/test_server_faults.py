@@ -167,10 +167,9 @@ def test_a_second_chief_is_refused_by_name(own, tmp_path):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("receiver", ["worker:1", pytest.param("chief:0", marks=pytest.mark.full)])
-def test_sigterm_to_one_stops_all_at_the_same_step(own, tmp_path, receiver):
+def test_sigterm_to_a_worker_stops_all_at_the_same_step(own, tmp_path):
     with own() as group:
-        signalled(group, tmp_path, signal.SIGTERM, receiver)
+        signalled(group, tmp_path, signal.SIGTERM, "worker:1")
         chief = all_end(group, INTERRUPTED)["chief:0"]
     assert "stopped at step" in chief.out
     stopped = int(chief.out.split("stopped at step ")[1].split(";")[0])
@@ -331,14 +330,13 @@ def test_the_launcher_recovers_from_a_killed_worker(tmp_path):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("bound", [1, 3])
-def test_no_update_is_staler_than_the_bound(own, tmp_path, bound):
-    with own(f"--staleness={bound}", workers=3, variables={"worker:0": {"SECONDS_PER_BATCH": "0.2"}}) as group:
+def test_no_update_is_staler_than_the_bound(own, tmp_path):
+    with own("--staleness=1", workers=3, variables={"worker:0": {"SECONDS_PER_BATCH": "0.2"}}) as group:
         all_end(group)
     found = summary(tmp_path)
     assert found["steps"] == STEPS
     staleness = found["parameter_servers"]["staleness"]
-    assert staleness["max"] <= bound
+    assert staleness["max"] <= 1
     assert sum(staleness["histogram"].values()) == STEPS
 
 

@@ -143,15 +143,6 @@ def test_uneven_towers_equal_one_device_with_adam():
 
 
 @pytest.mark.full
-def test_uneven_towers_equal_one_device_in_float32():
-    task = text_task()
-    strategy = trainer_of(task, 3, shares=(3, 1, 2), rule=Momentum(momentum=0.9), rate=0.05)
-    reference, _ = reference_strategy(task, strategy, strategy.options)
-    found = differences(strategy, reference, 20)
-    assert found[0].relative < 1e-5, found[0]
-
-
-@pytest.mark.full
 def test_uneven_towers_with_dropout_equal_one_device_that_computes_the_same_parts():
     task = text_task(dropout=0.2)
     strategy = trainer_of(task, 3, shares=(3, 1, 2), rule=Momentum(momentum=0.9), precision="float64", rate=0.05)

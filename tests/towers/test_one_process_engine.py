@@ -56,7 +56,7 @@ def all_numbers(strategy) -> dict[str, np.ndarray]:
 
 
 # (towers, microbatches, index of the NaN's example in its batch): in the first part and in the last part.
-NAN_CASES = first_quick([(2, 2, 7), (1, 1, 0), (2, 1, 7), (3, 1, 0)])
+NAN_CASES = first_quick([(2, 2, 7), (3, 1, 0)])
 
 
 @pytest.mark.parametrize("num_towers, accumulation, nan_index", NAN_CASES)
@@ -209,7 +209,7 @@ def word_task(rows: int = 20) -> TinyTask:
 
 @pytest.mark.parametrize(
     "clipping",
-    first_quick([Clipping(global_norm=0.1), Clipping(), Clipping(norm=0.05), Clipping(value=0.01)]),
+    first_quick([Clipping(global_norm=0.1), Clipping(norm=0.05)]),
     ids=str,
 )
 @pytest.mark.parametrize("num_towers, accumulation", first_quick([(2, 2), (1, 1), (3, 1)]))

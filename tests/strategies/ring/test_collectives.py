@@ -31,7 +31,7 @@ ENDS_AFTER_WAITING = {"tcp": (0,), "tensorflow": (0, -signal.SIGABRT, -signal.SI
     params=[
         # In the quick tests, conformance rows exchange by both.
         pytest.param((count, way), id=f"{count} by {way}", marks=[pytest.mark.full])
-        for count, way in itertools.product([2, 3], ["tcp", "tensorflow"])
+        for count, way in [(2, "tcp"), (3, "tcp"), (3, "tensorflow")]
     ],
 )
 def ended(request, tmp_path_factory):
