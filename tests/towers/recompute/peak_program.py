@@ -13,8 +13,9 @@ from keras import layers
 from tests.towers.tiny_tasks import TinyTask, cross_entropy, trainer_of
 from towers.task import Batch
 
-# A block keeps a hidden tensor of 8 MiB and passes one of 1 MiB on.
-NUM_BLOCKS, EXAMPLES, WIDTH, HIDDEN = 24, 4096, 64, 512
+# A block keeps a hidden tensor and passes one of 1 MiB on.
+NUM_BLOCKS, EXAMPLES, WIDTH, HIDDEN = 24, 4096, 64, 1024
+HIDDEN_MEBIBYTES = EXAMPLES * HIDDEN * 4 / 2**20
 
 
 def chain() -> keras.Model:

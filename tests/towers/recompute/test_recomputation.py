@@ -12,6 +12,7 @@ from keras import layers
 
 from tests.tiers import first_quick
 from tests.towers.logical_cpus import cpus
+from tests.towers.recompute import peak_program
 from tests.towers.tiny_tasks import NUM_CLASSES, TinyTask, images, parameters_of, trainer_of
 from towers.options import StepOptions
 from towers.task import Batch
@@ -107,7 +108,8 @@ def test_the_peak_of_memory_falls():
     for recompute in ("none", "blocks"):
         command = [sys.executable, "-m", "tests.towers.recompute.peak_program", recompute]
         peaks[recompute] = float(subprocess.run(command, check=True, capture_output=True, timeout=60).stdout)
-    assert peaks["blocks"] < 0.6 * peaks["none"], peaks
+    # Both have the graph, threads and gradients too. A few blocks may be there again at the same time.
+    assert peaks["none"] - peaks["blocks"] > peak_program.NUM_BLOCKS / 2 * peak_program.HIDDEN_MEBIBYTES, peaks
 
 
 def count(nodes, kind: str) -> int:
