@@ -2,8 +2,10 @@
 
 from launch.at_import.ending_signals import end_at_early_signals
 from launch.at_import.own_packages import check_own_packages, running_program
+from launch.at_import.plots_when_used import import_plots_when_used
 from launch.at_import.quiet_tensorflow import keep_tensorflow_quiet
 
 end_at_early_signals(running_program())
 check_own_packages()
 keep_tensorflow_quiet()
+import_plots_when_used()
