@@ -1,0 +1,98 @@
+"""Compares modes with one device on whole networks: 20 steps of ResNet-20, VGG-16 and the transformer in float64.
+
+python -m tests.conformance.real_networks [--networks=resnet20,vgg16] [--optimizers=adamw] [--modes=pipeline_2]
+
+Runs `launch.train --verify` for each case in turn and prints a line for each: the largest relative difference of a
+parameter, moving statistic or slot. It takes an hour or two on two cores, so the tests don't run it: the rows of
+`tests.conformance.rows` train small networks in seconds. Exits with 1 if a case differs or fails.
+"""
+
+import argparse
+import itertools
+import re
+import subprocess
+import sys
+from types import MappingProxyType
+
+TIMEOUT_SECONDS = 1200
+NETWORKS = MappingProxyType(
+    {
+        "resnet20": ("--model=resnet20", "--batch_size=30"),
+        "vgg16": ("--model=vgg16", "--batch_size=8", "--augment=false"),
+        "transformer": ("--task=text", "--model=transformer", "--batch_size=30"),
+    }
+)
+OPTIMIZERS = MappingProxyType(
+    {
+        "momentum": ("--optimizer=momentum", "--learning_rate=0.01"),
+        "adamw": ("--optimizer=adamw", "--learning_rate=0.001"),
+    }
+)
+# Flags of the launcher, if there are several processes, and flags of the mode.
+MODES = MappingProxyType(
+    {
+        "towers_3_shares": ((), ("--num_towers=3", "--tower_shares=5,3,2")),
+        "sharded_2": ((), ("--num_towers=2", "--parameter_device=sharded")),
+        "sharded_4": ((), ("--num_towers=4", "--parameter_device=sharded")),
+        "replicated_2": ((), ("--num_towers=2", "--parameter_device=replicated")),
+        "zero_1": ((), ("--num_towers=2", "--zero=1")),
+        "zero_2": ((), ("--num_towers=2", "--zero=2", "--accumulation=2")),
+        "zero_3": ((), ("--num_towers=3", "--zero=3")),
+        "offload": ((), ("--num_towers=2", "--offload=optimizer")),
+        "pipeline_2_1f1b": ((), ("--strategy=pipeline", "--stages=2", "--microbatches=4")),
+        "pipeline_4_zb_h1": (
+            (),
+            ("--strategy=pipeline", "--stages=4", "--microbatches=8", "--pipeline_schedule=zb_h1"),
+        ),
+        "pipeline_3_gpipe": (
+            (),
+            ("--strategy=pipeline", "--stages=3", "--microbatches=2", "--pipeline_schedule=gpipe"),
+        ),
+        "slices_2": ((), ("--strategy=slices", "--slices=2")),
+        "slices_3": ((), ("--strategy=slices", "--slices=3")),
+        "grid_slices": ((), ("--strategy=slices", "--grid=data:2,slice:2")),
+        "recompute_full": ((), ("--num_towers=2", "--recompute=full")),
+        "mirrored_2": ((), ("--strategy=mirrored", "--num_towers=2")),
+        "ring_2": (("--workers=2",), ("--strategy=ring", "--num_towers=1")),
+        "own_ring_2": (("--workers=2",), ("--strategy=ring", "--engine=own", "--num_towers=1")),
+    }
+)
+
+
+def command_of(network: str, optimizer: str, mode: str) -> list[str]:
+    launcher, flags = MODES[mode]
+    train = [sys.executable, "-m", "launch.train", "--verify", "--batch_stats=synced"]
+    train += [*NETWORKS[network], *OPTIMIZERS[optimizer], *flags]
+    return [sys.executable, "-m", "launch.local", *launcher, "--", *train] if launcher else train
+
+
+def outcome_of(network: str, optimizer: str, mode: str) -> tuple[bool, str]:
+    """Whether the case agrees with one device, and the largest difference or the last line of the error."""
+    try:
+        done = subprocess.run(
+            command_of(network, optimizer, mode), capture_output=True, text=True, timeout=TIMEOUT_SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        return False, f"no end within {TIMEOUT_SECONDS} seconds"
+    largest = re.search(r"largest (\S+),", done.stdout)
+    if largest is None:
+        return False, (done.stderr.strip() or done.stdout.strip()).rpartition("\n")[2]
+    return done.returncode == 0, largest[1]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    tables = {"networks": NETWORKS, "optimizers": OPTIMIZERS, "modes": MODES}
+    for name, table in tables.items():
+        parser.add_argument(f"--{name}", default=",".join(table), help="default: %(default)s")
+    chosen = vars(parser.parse_args())
+    all_agree = True
+    for case in itertools.product(*(chosen[name].split(",") for name in tables)):
+        agrees, shown = outcome_of(*case)
+        all_agree &= agrees
+        print(*(word.ljust(18) for word in case), shown if agrees else f"DIFFERS: {shown}", flush=True)
+    return 0 if all_agree else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
