@@ -8,8 +8,3 @@ def check_grouped(name: str, options: StepOptions) -> None:
     """Raises UserError for an option of a step that strategy `name` can't serve with such towers."""
     if options.xla:
         raise UserError(f"xla=True with strategy {name!r}: XLA can't compile a tower on several devices; omit xla")
-    if options.recompute != "none":
-        raise UserError(
-            f"recompute={options.recompute!r} with strategy {name!r}: only towers of one device compute "
-            "activations again; omit recompute, or use another strategy"
-        )

@@ -93,7 +93,7 @@ class PipelineStrategy(SynchronousStrategy):
                 return ShardedPlacement(variables, rule, devices.groups[0], _shards(variables, stages, schedule))
 
             def make_towers(engine: Engine):
-                passes = StagedPasses(task, model, stages, schedule, kernels)
+                passes = StagedPasses(task, model, stages, schedule, kernels, options.recompute)
                 return (
                     [PipelineTower(passes, group) for group in devices.groups],
                     [PipelineEvaluation(passes, group) for group in devices.groups],

@@ -64,7 +64,15 @@ class SlicesStrategy(SynchronousStrategy):
             # Each tower is traced by itself: its exchanges count from 1, as those of its counterparts do.
             own = shared and TowerExchange(shared.num_towers, shared.group_key)
             towers.append(
-                SlicedTower(self.task, engine.tower.model, self.layout, group, exchange=own, kernels=kernels)
+                SlicedTower(
+                    self.task,
+                    engine.tower.model,
+                    self.layout,
+                    group,
+                    exchange=own,
+                    kernels=kernels,
+                    recompute=self.options.recompute,
+                )
             )
             evaluations.append(
                 SlicedEvaluation(self.task, engine.tower.model, self.layout, group, kernels=kernels)

@@ -96,10 +96,15 @@ class FlatGraph(NamedTuple):
     def function(self, specs: Sequence[tf.TensorSpec]) -> Callable[..., list[tf.Tensor]]:
         """A function of the inputs, which have these specs, to the list of outputs."""
 
+        waited_for = {name for node in self.graph_def.node for name in node.input if name.startswith("^")}
+
         def imported(*flat):
+            given = dict(zip(self.inputs, flat, strict=True))
+            # The optimizer may replace an operation that others wait for by an argument.
+            controls = {f"^{_node_of(name)}": value for name, value in given.items()}
             found = tf.graph_util.import_graph_def(
                 self.graph_def,
-                input_map=dict(zip(self.inputs, flat, strict=True)),
+                input_map={**given, **{name: value for name, value in controls.items() if name in waited_for}},
                 return_elements=[*self.outputs, *self.effects],
                 name="",
             )

@@ -52,6 +52,11 @@ MODES = MappingProxyType(
         "slices_3": ((), ("--strategy=slices", "--slices=3")),
         "grid_slices": ((), ("--strategy=slices", "--grid=data:2,slice:2")),
         "recompute_full": ((), ("--num_towers=2", "--recompute=full")),
+        "pipeline_2_recompute": (
+            (),
+            ("--strategy=pipeline", "--stages=2", "--microbatches=4", "--recompute=blocks"),
+        ),
+        "slices_2_recompute": ((), ("--strategy=slices", "--slices=2", "--recompute=blocks")),
         "mirrored_2": ((), ("--strategy=mirrored", "--num_towers=2")),
         "ring_2": (("--workers=2",), ("--strategy=ring", "--num_towers=1")),
         "own_ring_2": (("--workers=2",), ("--strategy=ring", "--engine=own", "--num_towers=1")),

@@ -37,8 +37,6 @@ def test_a_run_goes_on_with_other_slices_and_with_towers(tmp_path):
         ("slices", cpus(1), {}, ("'slices' with 1 device a tower", "'towers'")),
         ("slices", cpus(2), {"rule": Muon()}, ("Muon", "needs whole parameters")),
         ("slices", cpus(2), {"xla": True}, ("xla=True", "omit xla")),
-        ("slices", cpus(2), {"recompute": "full"}, ("recompute='full'", "'slices'", "omit recompute")),
-        ("pipeline", cpus(2), {"recompute": "blocks"}, ("recompute='blocks'", "'pipeline'", "omit recompute")),
         (
             "towers",
             cpus_in_groups("slice:2"),

@@ -42,13 +42,7 @@ class Recomputation:
     def change(self, graph: tf.Graph, graph_def: tf.compat.v1.GraphDef) -> None:
         """Changes the description of a graph in which a pass was traced: its backward pass computes again."""
         traced = self._passes.pop(graph)
-        compute_again(
-            graph,
-            graph_def,
-            traced.ranges,
-            backward_begin=traced.backward_begin,
-            results=traced.results,
-        )
+        traced.compute_again(graph, graph_def, traced.ranges)
 
 
 class TracedPass:
@@ -82,6 +76,12 @@ class TracedPass:
         ]
         self.results = _tensors(found)
         return found
+
+    def compute_again(
+        self, graph: tf.Graph, graph_def: tf.compat.v1.GraphDef, ranges: Sequence[RecomputedRange]
+    ) -> dict[str, str]:
+        """`second_computation.compute_again` of some of the ranges."""
+        return compute_again(graph, graph_def, ranges, backward_begin=self.backward_begin, results=self.results)
 
 
 def notices(model: keras.Model, recompute: str) -> list[str]:

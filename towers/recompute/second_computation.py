@@ -45,8 +45,8 @@ def compute_again(
     *,
     backward_begin: int,
     results: Sequence[tf.Tensor],
-) -> None:
-    """Adds the copies to `graph_def`.
+) -> dict[str, str]:
+    """Adds the copies to `graph_def`. Returns for each copy's name that of the operation that it copies.
 
     Args:
       graph: the traced graph.
@@ -63,6 +63,7 @@ def compute_again(
     waits = _waits(parts, [result.op for result in results])
     for part, waited in zip(parts, waits, strict=True):
         part.add_to(graph_def, nodes, waited)
+    return {one.name + _SUFFIX: one.name for part in parts for one in part.copied}
 
 
 def _waits(parts: Sequence["_Part"], results: Sequence[tf.Operation]) -> list[set[tf.Operation]]:

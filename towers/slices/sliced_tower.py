@@ -15,6 +15,7 @@ from towers.exchange import TowerExchange
 from towers.layers.kernels import LayerKernels
 from towers.layers.shadowing import shadowed
 from towers.owners import Slices
+from towers.recompute.recomputation import Recomputation
 from towers.slices.layout import Layout
 from towers.slices.sliced_calls import sliced_calls
 from towers.slices.sliced_values import SlicedValues
@@ -38,12 +39,12 @@ class _SlicedModel:
         self.variables, self.layout, self.devices = ModelVariables.of(model), layout, tuple(devices)
         self._model, self._kernels = model, kernels
 
-    def run(self, values: SlicedValues, state, seed, batch, training, exchange=None, weight=None):
+    def run(self, values: SlicedValues, state, seed, batch, training, *others, **options):
         """As `towers.tower.run_model`."""
         mapping = self.variables.mapping(values.whole_values(), state, seed)
         kept = self.variables.state if training else ()
         with shadowed(sliced_calls(self._model, self.layout, values)):
-            return run_model(self._model, mapping, kept, batch, training, self._kernels, exchange, weight)
+            return run_model(self._model, mapping, kept, batch, training, self._kernels, *others, **options)
 
 
 class SlicedTower:
@@ -58,6 +59,7 @@ class SlicedTower:
         *,
         exchange: TowerExchange | None = None,
         kernels: LayerKernels,
+        recompute: str = "none",
     ):
         """Args:
         task: gives the loss and the metrics.
@@ -66,10 +68,13 @@ class SlicedTower:
         devices: the device of each slice; the first one computes all that is not split.
         exchange: sums batch statistics over all towers; None for the statistics of the tower's own examples.
         kernels: which layers use other kernels than Keras's.
+        recompute: activations that the backward pass computes again, one of `towers.recompute.segments.POLICIES`.
         """
         self._task, self._layout, self._exchange = task, layout, exchange
         self._model = _SlicedModel(model, layout, devices, kernels)
-        self._traced = TracedOnce(self._train)
+        self._recomputation = Recomputation(model, recompute)
+        change = self._recomputation.change if self._recomputation.segments else None
+        self._traced = TracedOnce(self._train, change=change)
 
     def __call__(self, parameters, state, batch: Batch, seed, gain) -> TowerResult:
         """One pass.
@@ -95,13 +100,16 @@ class SlicedTower:
 
     def _train(self, parameters, state, batch, seed, gain):
         active = tf.sign(gain)
+        traced = self._recomputation.traced_pass()
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             values = SlicedValues(parameters, self._layout, self._model.devices, tape)
-            outputs, losses, new_state = self._model.run(values, state, seed, batch, True, self._exchange, active)
+            outputs, losses, new_state = self._model.run(
+                values, state, seed, batch, True, self._exchange, active, around_call=traced.forward()
+            )
             loss = self._task.loss(outputs, batch)
             loss_sum = total_loss(loss, losses)
             objective = loss_sum * gain
-        gradients = values.gradients_of(objective)
+        gradients = values.gradients_of(objective, traced)
         check_gradients(self._model.variables.parameters, gradients)
         metrics = weighted_metrics(self._task, outputs, batch, active)
         return TowerResult(loss_sum * active, loss.weight * active, gradients, new_state, metrics)

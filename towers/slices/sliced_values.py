@@ -15,6 +15,7 @@ import keras
 import tensorflow as tf
 
 from towers import gradients
+from towers.recompute.recomputation import TracedPass
 from towers.slices.layout import Layout
 
 
@@ -75,12 +76,18 @@ class SlicedValues:
             for index, value in enumerate(self._parameters)
         ]
 
-    def gradients_of(self, objective: tf.Tensor) -> list[gradients.Gradient | list[gradients.Gradient] | None]:
+    def gradients_of(
+        self, objective: tf.Tensor, traced: TracedPass
+    ) -> list[gradients.Gradient | list[gradients.Gradient] | None]:
         """For each parameter the gradient of the objective, or a list of those of its slices, on their devices.
 
         None for a parameter that the objective does not depend on.
+
+        Args:
+          objective: a scalar.
+          traced: the pass, which knows what its backward pass computes again.
         """
-        found = self._tape.gradient(objective, [use.tensor for use in self._uses])
+        found = traced.gradients(self._tape, objective, [use.tensor for use in self._uses])
         of_use: dict[tuple[int, int | None], list] = {}
         for use, gradient in zip(self._uses, found, strict=True):
             if gradient is not None:

@@ -6,6 +6,7 @@ import tensorflow as tf
 from towers.errors import UserError
 from towers.layers.kernels import LayerKernels
 from towers.pipeline.schedule import Schedule
+from towers.recompute.recomputation import Recomputation
 from towers.stages.model_stages import ModelStages
 from towers.stages.staged_trace import StagedTrace, readings_of, trace
 from towers.task import Batch, Task
@@ -26,7 +27,13 @@ class StagedPasses:
     """The training and the evaluation pass of a task's model in pieces, traced once for each spec of a batch."""
 
     def __init__(
-        self, task: Task, model: keras.Model, stages: ModelStages, schedule: Schedule, kernels: LayerKernels
+        self,
+        task: Task,
+        model: keras.Model,
+        stages: ModelStages,
+        schedule: Schedule,
+        kernels: LayerKernels,
+        recompute: str = "none",
     ):
         """Args:
         task: gives the loss and the metrics.
@@ -34,10 +41,13 @@ class StagedPasses:
         stages: its stages.
         schedule: what the devices of a tower do, without faults.
         kernels: which layers use other kernels than Keras's.
+        recompute: activations that the backward pass computes again, one of `towers.recompute.segments.POLICIES`.
+          A part of the model that lies in several stages is computed once.
         """
         self.variables, self.stages, self.schedule = ModelVariables.of(model), stages, schedule
         self.readings = readings_of(stages, self.variables)
         self._task, self._model, self._kernels = task, model, kernels
+        self._recomputation = Recomputation(model, recompute)
         self._traces: dict[str, StagedTrace] = {}
 
     def training(self, batch: Batch) -> StagedTrace:
@@ -68,11 +78,20 @@ class StagedPasses:
 
     def _train(self, marks, readings, state, batch, seed, gain):
         active = tf.sign(gain)
+        marks.recomputed = traced = self._recomputation.traced_pass()
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(readings)
             mapping = self.variables.mapping(self._first(readings), state, seed)
             outputs, losses, new_state = run_model(
-                self._model, mapping, self.variables.state, batch, True, self._kernels, None, active
+                self._model,
+                mapping,
+                self.variables.state,
+                batch,
+                True,
+                self._kernels,
+                None,
+                active,
+                around_call=traced.forward(),
             )
             loss = self._task.loss(outputs, batch)
             loss_sum = total_loss(loss, losses)
@@ -80,7 +99,7 @@ class StagedPasses:
         metrics = weighted_metrics(self._task, outputs, batch, active)
         loss_sum, weight = loss_sum * active, loss.weight * active
         marks.backward = marks.count
-        found = tape.gradient(objective, readings)
+        found = traced.gradients(tape, objective, readings)
         self._check_gradients(found)
         # A stage may have a layer without reading all of its parameters.
         present = {str(index): gradient for index, gradient in enumerate(found) if gradient is not None}

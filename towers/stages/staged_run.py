@@ -15,6 +15,7 @@ import keras
 import tensorflow as tf
 from keras import tree
 
+from towers.recompute.recomputation import TracedPass
 from towers.stages.model_stages import ModelStages
 
 
@@ -25,6 +26,7 @@ class Marks:
       first, last: number of operations before the first stage, and after the last one.
       backward: number of operations before the backward pass; None if there is none.
       end: number of operations that the function made; what follows passes results on.
+      recomputed: what the backward pass computes again; None if there is none.
     """
 
     def __init__(self, graph: tf.Graph):
@@ -34,6 +36,7 @@ class Marks:
         self._changes: list[tuple[int, int | None]] = [(0, None)]
         self.first = self.last = self.end = 0
         self.backward: int | None = None
+        self.recomputed: TracedPass | None = None
 
     @property
     def count(self) -> int:

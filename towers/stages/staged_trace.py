@@ -13,6 +13,7 @@ from towers.pipeline.action import Kind
 from towers.stages.model_stages import ModelStages
 from towers.stages.pieces import Piece, pieces_of
 from towers.stages.places import Place, Source, places_of, with_late_weights
+from towers.stages.recomputed import recomputed_in_stages
 from towers.stages.staged_run import Marks, StagedRun
 from towers.tower import ModelVariables, TowerResult
 
@@ -152,6 +153,8 @@ def _in_pieces(concrete, marks, stages, readings, variables, specs, is_split) ->
     for tensor in results:
         if tensor.op.name not in sources:
             places.setdefault(tensor.op.name, Place(last, Kind.FORWARD))
+    if marks.recomputed:
+        graph, places = recomputed_in_stages(graph, marks.recomputed, places)
     if is_split:
         places = with_late_weights(graph, places)
     result_names = [tensor.name for tensor in results]

@@ -1,0 +1,69 @@
+"""Towers of several devices compute activations again: the same bits, and less is kept for the backward pass."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from strategies.pipeline import pipeline_strategy
+from strategies.slices import slices_strategy
+from tests.tiers import first_quick
+from tests.towers.logical_cpus import cpus, cpus_in_groups
+from tests.towers.recompute.test_recomputation import NUM_BLOCKS, residual_network
+from tests.towers.tiny_tasks import TinyTask, images, parameters_of
+from towers.layers.kernels import DEFAULT_KERNELS
+from towers.options import StepOptions
+from towers.pipeline.action import Kind
+from towers.stages.model_stages import cut_by_sizes, nodes_of
+from towers.stages.options import PipelineOptions
+from towers.stages.places import Place
+from towers.stages.staged_passes import StagedPasses
+from towers.task import Batch
+from towers.updates.rules import Momentum
+from towers.updates.schedules import Constant
+
+TASK = TinyTask(build=residual_network, examples=images(12))
+
+
+def after_two_steps(make, recompute: str):
+    options = StepOptions(rule=Momentum(momentum=0.9), schedule=Constant(0.05), recompute=recompute)
+    strategy = make(options)
+    losses = [strategy.run_steps(1).loss for _ in range(2)]
+    state = {name: variable.numpy() for name, variable in strategy.checkpointables()["state"].items()}
+    return {**parameters_of(strategy), **state, "losses": np.array(losses)}
+
+
+def pipeline(**options):
+    pipeline = PipelineOptions(microbatches=3, **options)
+    return lambda step: pipeline_strategy(TASK, cpus(2), step, pipeline=pipeline)
+
+
+def slices(options: StepOptions):
+    return slices_strategy(TASK, cpus_in_groups("slice:2"), options)
+
+
+CASES = first_quick([(pipeline(), "full"), (pipeline(schedule="zb_h1"), "blocks"), (slices, "blocks")])
+
+
+@pytest.mark.parametrize("make, recompute", CASES)
+def test_a_run_gives_the_same_bits(make, recompute):
+    found, expected = after_two_steps(make, recompute), after_two_steps(make, "none")
+    for name, value in expected.items():
+        np.testing.assert_array_equal(found[name], value, err_msg=name)
+
+
+def kept(recompute: str) -> set[str]:
+    """The results of convolutions and activations that a stage's backward pass reads from its forward pass."""
+    model = residual_network()
+    first_block_and_stem = 6
+    stages = cut_by_sizes(model, [first_block_and_stem, len(nodes_of(model)) - first_block_and_stem])
+    schedule = PipelineOptions(stages=2, microbatches=3).schedule_for(2)
+    passes = StagedPasses(TASK, model, stages, schedule, DEFAULT_KERNELS, recompute)
+    images, labels = TASK.examples.features, TASK.examples.labels
+    pieces = passes.training(Batch(tf.constant(images), tf.constant(labels))).pieces
+    read = {name for stage in range(2) for name in pieces[Place(stage, Kind.BACKWARD)].inputs}
+    return {name for name in read if name.endswith(("/convolution:0", "/Relu:0"))}
+
+
+def test_a_stage_keeps_no_activation_from_inside_a_block():
+    assert len(kept("none")) == 2 * NUM_BLOCKS
+    assert kept("blocks") == set()
