@@ -95,7 +95,7 @@ def main() -> int:
     for case in itertools.product(*(chosen[name].split(",") for name in tables)):
         agrees, shown = outcome_of(*case)
         all_agree &= agrees
-        print(*(word.ljust(18) for word in case), shown if agrees else f"DIFFERS: {shown}", flush=True)
+        print(*(word.ljust(20) for word in case), shown if agrees else f"DIFFERS: {shown}", flush=True)
     return 0 if all_agree else 1
 
 
