@@ -1,22 +1,20 @@
 """The strategy 'ring': every worker has a copy of the model and computes its part of each batch.
 
 A step is `strategies.distribute.replicated_engine` (TensorFlow's engine) or `strategies.ring.engine` (our own).
-This file is input, evaluation, agreement between the workers, and lost workers.
+This file is input, evaluation and agreement between the workers. What they compare at the start is in
+`same_start.py`, lost workers are in `losses.py`.
 """
 
 import dataclasses
 import faulthandler
 import functools
-import json
-import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 import numpy as np
 import tensorflow as tf
 
-from strategies.cluster import Member
 from strategies.contract import Move, StepReport, WorkerTime
 from strategies.distribute.mirrored import mirrored, num_gpus
 from strategies.distribute.replicated_engine import ReplicatedEngine
@@ -27,9 +25,11 @@ from strategies.ring.collectives import HostExchange, WorkerExchange
 from strategies.ring.divergence import checksums, what_drifted
 from strategies.ring.engine import RingEngine
 from strategies.ring.joining import Ring
+from strategies.ring.losses import LOST, peer_lost
+from strategies.ring.same_start import check_same_batches, check_same_number, check_same_settings
 from strategies.ring.tcp_connect import connected_tcp_ring
-from strategies.ring.tcp_ring import OutOfStep, TcpRing
-from strategies.run_settings import check_same, common_settings
+from strategies.ring.tcp_ring import TcpRing
+from strategies.run_settings import common_settings
 from strategies.synchronous import SynchronousStrategy, as_batches
 from towers.devices import Devices
 from towers.engine import Engine
@@ -41,14 +41,6 @@ from towers.task import Batch, InputShard, Task, batch_length
 from towers.tower import EvaluationResult
 from towers.tower_parts import TowerParts
 
-# Errors of a collective if another worker is lost, hangs or has given up.
-_LOST = (
-    tf.errors.UnavailableError,
-    tf.errors.DeadlineExceededError,
-    tf.errors.AbortedError,
-    tf.errors.CancelledError,
-    tf.errors.FailedPreconditionError,
-)
 # Greater than the keys of the workers' groups, which count from 2,000,000.
 _FIRST_TOWERS_GROUP_KEY = 3_000_000
 # A worker that hangs ends itself this many seconds after the timeout of the workers that wait for it.
@@ -84,7 +76,7 @@ class RingStrategy(SynchronousStrategy):
         self._host = HostExchange(ring.num_workers, ring.rank, ring.options.wire, channel=ring.next_channel())
         own_shares = checked_shares(shares, devices.num_towers, "tower_shares")
         with self._watched():
-            self._check_same("engine", self._host.gather("engine", [ENGINES.index(ring.options.engine)]))
+            check_same_number(self._host, ring.members, "engine", ENGINES.index(ring.options.engine))
             self._shares_by_worker = _all_shares(self._host, own_shares, ring.options.worker_shares)
             self.engine_choice = self._chosen_engine(devices)
         self._worker_shares = tuple(sum(of_worker) for of_worker in self._shares_by_worker)
@@ -155,7 +147,7 @@ class RingStrategy(SynchronousStrategy):
             return None
         by_tcp = on_cpu and algorithm in ("auto", "tcp")
         with self._watched():
-            self._check_same("all-reduce algorithm", self._host.gather("by tcp", [by_tcp]))
+            check_same_number(self._host, self.ring.members, "all-reduce algorithm", by_tcp)
         if not by_tcp:
             return None
         seconds = self.ring.options.wire.timeout_seconds
@@ -209,56 +201,15 @@ class RingStrategy(SynchronousStrategy):
         shapes = {variable.path: variable.shape for variable in self.model.trainable_variables}
         own = common_settings(self.task, self.options, evaluates=True, shapes=shapes, ring=self.ring.options)
         with self._watched():
-            texts = self._host.gather_texts("settings", json.dumps(own))
-        names = [member.name for member in self.ring.members]
-        with self._refusal():
-            check_same(dict(zip(names, map(json.loads, texts), strict=True)))
+            check_same_settings(self._host, self.ring.members, own)
 
     def _check_data(self) -> None:
         """Also raises UserError if the workers read other batches: each computes its part of what it reads."""
         self._check_alike()
         num_compared = NUM_COMPARED if self.ring.num_workers > 1 else 1
         found = check_first_batches(self.task, self.model, num_compared=num_compared)
-        own = np.zeros((2, num_compared))
-        for index, split in enumerate(("train", "eval")):
-            of_split = found.get(split, ())
-            own[index, : len(of_split)] = of_split
         with self._watched():
-            of_all = self._host.gather("first batches", np.ravel(own)).reshape(-1, 2, num_compared)
-        for index, split in enumerate(("train", "eval")):
-            self._check_same_batches(split, of_all[:, index])
-
-    def _check_same_batches(self, split: str, found: np.ndarray) -> None:
-        """Raises UserError if the checksums of a rank differ from those of rank 0."""
-        for rank in np.flatnonzero((found != found[0]).any(axis=1))[:1]:
-            with self._refusal():
-                raise UserError(
-                    f"{self.ring.members[rank].name} and {self.ring.members[0].name} read different batches of "
-                    f"{split!r}: each computes its part of a batch, so some examples would count twice and others "
-                    "not at all; if the data are shuffled, use shuffle(..., seed=1)"
-                )
-
-    def _check_same(self, what: str, found: np.ndarray) -> None:
-        """Raises UserError if the number of a rank differs from that of rank 0."""
-        for rank in np.flatnonzero(np.ravel(found) != found[0])[:1]:
-            with self._refusal():
-                raise UserError(
-                    f"{self.ring.members[rank].name} was started with another {what} than "
-                    f"{self.ring.members[0].name}: start all workers with the same settings"
-                )
-
-    @contextmanager
-    def _refusal(self) -> Iterator[None]:
-        """Context manager for an error that all workers raise: each first waits until all have come to it.
-
-        One that ended at once would break the connections by which others hear of it.
-        """
-        try:
-            yield
-        except UserError:
-            with suppress(tf.errors.OpError, OSError, PeerLost):
-                self._host.gather("refusal", [0.0])
-            raise
+            check_same_batches(self._host, self.ring.members, found, num_compared)
 
     def run_steps(self, num_steps: int) -> StepReport:
         first = self.step
@@ -372,42 +323,12 @@ class RingStrategy(SynchronousStrategy):
         except (tf.errors.OpError, OSError) as error:
             if self._tcp is not None and self._tcp.failure is not None:
                 raise self._peer_lost(self._tcp.failure) from error
-            if isinstance(error, _LOST):
+            if isinstance(error, LOST):
                 raise self._peer_lost(error) from error
             raise
 
     def _peer_lost(self, error: Exception) -> PeerLost:
-        waited = isinstance(error, (tf.errors.DeadlineExceededError, TimeoutError))
-        if waited and not self._lost_members(error):
-            faulthandler.dump_traceback(file=sys.__stderr__, all_threads=True)
-        return PeerLost(self._what_was_lost(error))
-
-    def _lost_members(self, error: Exception) -> list[Member]:
-        """The workers that the error names."""
-        if "CoordinationService/Heartbeat" in str(error):
-            return [self.ring.members[0]]  # receives all heartbeats
-        if isinstance(error, ConnectionError) and "/job:" not in str(error):
-            return [self.ring.members[self.ring.rank - 1]]  # the sender on the connection that failed
-        found = re.findall(r"/job:(\w+)(?:/replica:0)?/task:(\d+)", str(error))
-        named = {f"{role}:{index}" for role, index in found} - {self.ring.members[self.ring.rank].name}
-        return [member for member in self.ring.members if member.name in named]
-
-    def _what_was_lost(self, error: Exception) -> str:
-        lost = self._lost_members(error)
-        at = f"step {self.step}" if hasattr(self, "engine") else "the start"
-        if isinstance(error, OutOfStep):
-            return (
-                f"{lost[0].name} ({lost[0].address}) and {self.ring.members[self.ring.rank].name} are out of step "
-                f"at {at}: {error}: restart all workers, they resume from the last checkpoint"
-            )
-        if not lost:
-            seconds = self.ring.options.wire.timeout_seconds
-            return (
-                f"{self.ring.members[self.ring.rank].name}: another worker did not answer at {at} within "
-                f"collective_timeout_seconds={seconds:g}: find the worker that hangs or ended first"
-            )
-        written = ", ".join(f"{member.name} ({member.address})" for member in lost)
-        return f"{written} was lost at {at}: restart all workers, they resume from the last checkpoint"
+        return peer_lost(error, self.ring, f"step {self.step}" if hasattr(self, "engine") else "the start")
 
 
 def _all_shares(

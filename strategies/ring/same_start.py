@@ -1,0 +1,87 @@
+"""What the workers of a ring compare at the start: settings, and the first batches that they read.
+
+All workers make the same calls in the same order. If one differs from rank 0, all raise the same UserError.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+
+import numpy as np
+import tensorflow as tf
+
+from strategies.cluster import Member
+from strategies.ring.collectives import HostExchange
+from strategies.run_settings import Plain, check_same
+from towers.errors import UserError
+
+
+def check_same_number(host: HostExchange, members: Sequence[Member], what: str, number: float) -> None:
+    """Raises UserError if the number of a rank differs from that of rank 0.
+
+    Args:
+      host: the exchange.
+      members: the workers, by rank.
+      what: the setting's name.
+      number: this worker's.
+    """
+    found = host.gather(what, [number])[:, 0]
+    for rank in np.flatnonzero(found != found[0])[:1]:
+        with _refusal(host):
+            raise UserError(
+                f"{members[rank].name} was started with another {what} than {members[0].name}: start all workers "
+                "with the same settings"
+            )
+
+
+def check_same_settings(host: HostExchange, members: Sequence[Member], own: Mapping[str, Plain]) -> None:
+    """Raises UserError if a worker was started with other settings than rank 0.
+
+    Args:
+      host, members: as for `check_same_number`.
+      own: this worker's settings, from `strategies.run_settings.common_settings`.
+    """
+    texts = host.gather_texts("settings", json.dumps(own))
+    with _refusal(host):
+        check_same(dict(zip([member.name for member in members], map(json.loads, texts), strict=True)))
+
+
+def check_same_batches(
+    host: HostExchange, members: Sequence[Member], own: Mapping[str, Sequence[float]], num_compared: int
+) -> None:
+    """Raises UserError if a worker reads other batches than rank 0: each computes its part of what it reads.
+
+    Args:
+      host, members: as for `check_same_number`.
+      own: checksums of this worker's first batches, by split.
+      num_compared: the largest number of checksums of a split.
+    """
+    splits = ("train", "eval")
+    sent = np.zeros((len(splits), num_compared))
+    for index, split in enumerate(splits):
+        of_split = own.get(split, ())
+        sent[index, : len(of_split)] = of_split
+    found = host.gather("first batches", np.ravel(sent)).reshape(-1, *sent.shape)
+    for index, split in enumerate(splits):
+        differs = (found[:, index] != found[0, index]).any(axis=1)
+        for rank in np.flatnonzero(differs)[:1]:
+            with _refusal(host):
+                raise UserError(
+                    f"{members[rank].name} and {members[0].name} read different batches of {split!r}: each "
+                    "computes its part of a batch, so some examples would count twice and others not at all; if "
+                    "the data are shuffled, use shuffle(..., seed=1)"
+                )
+
+
+@contextmanager
+def _refusal(host: HostExchange) -> Iterator[None]:
+    """Context manager for an error that all workers raise: each first waits until all have come to it.
+
+    One that ended at once would break the connections by which others hear of it.
+    """
+    try:
+        yield
+    except UserError:
+        with suppress(tf.errors.OpError, OSError):
+            host.gather("refusal", [0.0])
+        raise
