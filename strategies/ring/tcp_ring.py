@@ -10,7 +10,8 @@ rank sends:
     rank 2     chunk 2   chunk 1 | chunk 0   chunk 2
                partial sums      | complete sums
 
-One rank computes the sum of a chunk and the others copy it, so all have the same bits.
+One rank computes the sum of a chunk and the others copy it, so all have the same bits. The two halves are also
+calls of their own, a reduce-scatter and an all-gather, with a part of any size for each rank.
 
 A long vector goes around in parts, whose chunks have the same size for any number of workers: shorter chunks would
 take as long as their latency. Each piece of a chunk is sent on as soon as it is summed, so that no hop waits for a
@@ -24,6 +25,7 @@ It has its own deadlines and errors, because TensorFlow 2.21 may crash when one 
 """
 
 import contextlib
+import itertools
 import queue
 import socket
 import struct
@@ -110,26 +112,62 @@ class TcpRing:
             self._wait_until_sent()
         return total
 
+    def reduce_scatter(
+        self, own: np.ndarray, sizes: Sequence[int], wire: np.dtype, *, purpose: str = ""
+    ) -> np.ndarray:
+        """This rank's part of the sum of all ranks' `own` [n].
+
+        Together with `all_gather_parts` it sends as many bytes as `all_reduce`.
+
+        Args:
+          own, wire, purpose: as for `all_reduce`.
+          sizes: number of elements of each rank's part, in order; their sum is n.
+
+        Returns:
+          [sizes[rank]], rounded to the wire's number format.
+        """
+        ends = np.cumsum([0, *sizes])
+        received = np.empty(len(own), wire)
+        with self._call(f"scatter {purpose}"):
+            for chunks in _chunks_by_round(ends, max(1, _CHUNK_BYTES // own.itemsize)):
+                # A rank ends with the chunk after the one that it sends first.
+                self._sum_chunks(own, received, [chunks[-1], *chunks[:-1]], passes_on=False)
+            self._wait_until_sent()
+        return received[ends[self._rank] : ends[self._rank + 1]].astype(own.dtype, copy=False)
+
     def all_gather(self, own: np.ndarray, *, purpose: str = "") -> np.ndarray:
         """Every rank's `own` [n], as [ranks, n]."""
-        gathered = np.empty((self._num_workers, len(own)), own.dtype)
-        gathered[self._rank] = own
+        joined = self.all_gather_parts(own, [len(own)] * self._num_workers, purpose=purpose)
+        return joined.reshape(self._num_workers, len(own))
+
+    def all_gather_parts(self, own: np.ndarray, sizes: Sequence[int], *, purpose: str = "") -> np.ndarray:
+        """Every rank's `own`, joined in order.
+
+        Args:
+          own: this rank's [sizes[rank]].
+          sizes: the length of each rank's vector; the same on all ranks.
+          purpose: what the call is for.
+        """
+        ends = np.cumsum([0, *sizes])
+        parts = [slice(*bounds) for bounds in itertools.pairwise(ends)]
+        joined = np.empty(ends[-1], own.dtype)
+        joined[parts[self._rank]] = own
         with self._call(f"gather {purpose}"):
             self._send(own)
             for hop in range(1, self._num_workers):
-                rank = (self._rank - hop) % self._num_workers
-                self._relay(gathered[rank], passes_on=hop < self._num_workers - 1)
+                part = parts[(self._rank - hop) % self._num_workers]
+                self._relay(joined[part], passes_on=hop < self._num_workers - 1)
             self._wait_until_sent()
-        return gathered
+        return joined
 
-    def broadcast(self, own: np.ndarray, *, purpose: str = "") -> np.ndarray:
-        """Rank 0's `own` [n], bit by bit."""
-        value = own if self._rank == 0 else np.empty_like(own)
+    def broadcast(self, own: np.ndarray, *, root: int = 0, purpose: str = "") -> np.ndarray:
+        """The `own` [n] of rank `root`, bit by bit. That of the others only says length and dtype."""
+        value = own if self._rank == root else np.empty_like(own)
         with self._call(f"broadcast {purpose}"):
-            if self._rank == 0:
+            if self._rank == root:
                 self._send(value)
             else:
-                self._relay(value, passes_on=self._rank < self._num_workers - 1)
+                self._relay(value, passes_on=(self._rank + 1) % self._num_workers != root)
             self._wait_until_sent()
         return value
 
@@ -148,22 +186,35 @@ class TcpRing:
             raise
 
     def _reduce_part(self, own: np.ndarray, total: np.ndarray, wire: np.dtype) -> None:
-        ends = boundaries(len(own), even_shares(self._num_workers))
-        chunks = [slice(begin, end) for begin, end in zip(ends, ends[1:], strict=False)]
-
-        def chunk(steps_back: int) -> slice:
-            return chunks[(self._rank - steps_back) % self._num_workers]
-
+        chunks = [
+            slice(*ends) for ends in itertools.pairwise(boundaries(len(own), even_shares(self._num_workers)))
+        ]
         # In the wire's own dtype, bytes are received directly into the result; else into a buffer.
         received = total if wire == own.dtype else np.empty(len(own), wire)
-        self._send(own[chunk(0)].astype(wire, copy=False))
-        for hop in range(1, self._num_workers):
-            self._relay(received[chunk(hop)], add=own[chunk(hop)])
+        self._sum_chunks(own, received, chunks, passes_on=True)
         # What was sent of a chunk is overwritten by its sum, which cannot arrive before it was sent.
         for hop in range(self._num_workers - 1):
-            self._relay(received[chunk(hop)], passes_on=hop < self._num_workers - 2)
+            chunk = chunks[(self._rank - hop) % self._num_workers]
+            self._relay(received[chunk], passes_on=hop < self._num_workers - 2)
         if received is not total:
             total[:] = received
+
+    def _sum_chunks(
+        self, own: np.ndarray, received: np.ndarray, chunks: Sequence[slice], *, passes_on: bool
+    ) -> None:
+        """Each chunk goes around the ring once and is summed. Rank r sends chunk r and ends with chunk r + 1.
+
+        Args:
+          own: this rank's numbers.
+          received: gets partial sums, and the complete sum of one chunk, in the wire's dtype.
+          chunks: one for each rank.
+          passes_on: whether the complete sum is sent on, piece by piece.
+        """
+        count = self._num_workers
+        self._send(own[chunks[self._rank]].astype(received.dtype, copy=False))
+        for hop in range(1, count):
+            chunk = chunks[(self._rank - hop) % count]
+            self._relay(received[chunk], add=own[chunk], passes_on=passes_on or hop < count - 1)
 
     def _relay(self, received: np.ndarray, *, add: np.ndarray | None = None, passes_on: bool = True) -> None:
         """Receives a frame from the previous rank, adds `add`, and sends each piece of it to the next rank."""
@@ -320,6 +371,15 @@ def _parts(vector: np.ndarray, part_bytes: int) -> Iterator[slice]:
     """Slices of at most so many bytes each."""
     length = max(1, part_bytes // vector.itemsize)
     return (slice(start, start + length) for start in range(0, len(vector), length))
+
+
+def _chunks_by_round(ends: Sequence[int], length: int) -> Iterator[list[slice]]:
+    """The ranks' parts of a vector in rounds: in each the next `length` elements of every part, until all end."""
+    for offset in range(0, max(end - begin for begin, end in itertools.pairwise(ends)), length):
+        yield [
+            slice(min(begin + offset, end), min(begin + offset + length, end))
+            for begin, end in itertools.pairwise(ends)
+        ]
 
 
 def _bytes_of(array: np.ndarray) -> memoryview:

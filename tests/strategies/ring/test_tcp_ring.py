@@ -48,10 +48,15 @@ def _connection() -> tuple[socket.socket, socket.socket]:
 
 def all_reduced(made: list[TcpRing], own: list[np.ndarray], wire) -> list[np.ndarray]:
     """The result of an all-reduce on each rank; all ranks call it at the same time."""
+    return at_once(made, lambda ring, rank: ring.all_reduce(own[rank], np.dtype(wire)))
+
+
+def at_once(made: list[TcpRing], call: Callable[[TcpRing, int], np.ndarray]) -> list[np.ndarray]:
+    """The result of `call(ring, rank)` on each rank, all at the same time."""
     found: list = [None] * len(made)
 
     def of(rank: int) -> None:
-        found[rank] = made[rank].all_reduce(own[rank], np.dtype(wire))
+        found[rank] = call(made[rank], rank)
 
     threads = [threading.Thread(target=of, args=(rank,), daemon=True) for rank in range(len(made))]
     for thread in threads:
@@ -81,6 +86,56 @@ def test_sums(num_workers, wire):
             assert np.all(np.abs(found[0] - exact) <= allowed)
             assert all(one.dtype == np.float32 for one in found)
             assert all(one.tobytes() == found[0].tobytes() for one in found)
+
+
+# Lengths of the ranks' parts. The last are longer than a chunk.
+PART_SIZES = [(1, 0), (0, 0), (3, 5), (700_000, 600_001), (0, 4, 1), (600_000, 1_300_001, 2)]
+
+
+@pytest.mark.parametrize("sizes", PART_SIZES, ids=str)
+@pytest.mark.parametrize("wire", [np.float32, ml_dtypes.bfloat16], ids=lambda wire: wire.__name__)
+def test_the_halves_of_a_sum(sizes, wire):
+    """Each rank gets its part of the sum, and all get the joined parts."""
+    own = drawn(len(sizes), sum(sizes))
+    ends = np.cumsum([0, *sizes])
+    with rings(len(sizes)) as (made, _):
+        parts = at_once(made, lambda ring, rank: ring.reduce_scatter(own[rank], sizes, np.dtype(wire)))
+        joined = at_once(made, lambda ring, rank: ring.all_gather_parts(parts[rank], sizes))
+    exact, magnitudes = np.sum(own, axis=0, dtype=np.float64), np.sum(np.abs(own), axis=0, dtype=np.float64)
+    for rank, part in enumerate(parts):
+        here = slice(ends[rank], ends[rank + 1])
+        assert part.dtype == np.float32
+        assert np.all(np.abs(part - exact[here]) <= 1.01 * len(sizes) * ROUNDING[wire] * magnitudes[here])
+    assert all(one.tobytes() == np.concatenate(parts).tobytes() for one in joined)
+
+
+@pytest.mark.parametrize("num_workers", [2, 3])
+def test_the_halves_send_the_bytes_of_the_whole(monkeypatch, num_workers):
+    sent: dict[TcpRing, int] = {}
+    send = TcpRing._send_bytes
+
+    def counted(ring, view, head):
+        sent[ring] = sent.get(ring, 0) + len(view)
+        send(ring, view, head)
+
+    monkeypatch.setattr(TcpRing, "_send_bytes", counted)
+    sizes = [900_000] * num_workers
+    own = drawn(num_workers, sum(sizes))
+    with rings(num_workers) as (made, _):
+        all_reduced(made, own, np.float32)
+        of_sum = [sent.pop(ring) for ring in made]
+        parts = at_once(made, lambda ring, rank: ring.reduce_scatter(own[rank], sizes, np.dtype(np.float32)))
+        at_once(made, lambda ring, rank: ring.all_gather_parts(parts[rank], sizes))
+        of_halves = [sent.pop(ring) for ring in made]
+    assert of_sum == of_halves == [2 * (num_workers - 1) * 4 * sizes[0]] * num_workers
+
+
+@pytest.mark.parametrize("root", range(3))
+def test_any_rank_can_be_the_root_of_a_broadcast(root):
+    own = drawn(3, 1000)
+    with rings(3) as (made, _):
+        found = at_once(made, lambda ring, rank: ring.broadcast(own[rank], root=root))
+    assert all(one.tobytes() == own[root].tobytes() for one in found)
 
 
 def test_float64_keeps_its_digits():
