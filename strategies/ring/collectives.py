@@ -119,12 +119,54 @@ class WorkerExchange:
                 found[index] = value
 
     def _reduced_on_wire(self, vector: tf.Tensor) -> tf.Tensor:
-        wire = WIRE_PRECISIONS[self.options.precision]
-        if wire is None or vector.dtype != tf.float32:
-            return self._reduced(vector)
+        wire = self._wire_of(vector)
         if self._tcp is not None:
             return self._reduced_by_tcp(vector, wire)
-        return tf.cast(self._reduced(tf.cast(vector, wire)), tf.float32)
+        return tf.cast(self._reduced(tf.cast(vector, wire)), vector.dtype)
+
+    def reduce_scatter(self, vector: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
+        """This worker's part of the sum of all workers' vectors of gradients, on the wire as in `sum_gradients`.
+
+        Args:
+          vector: [sum(sizes)].
+          sizes: number of elements of each worker's part, in order.
+
+        Returns:
+          [sizes[rank]]. In a graph.
+        """
+        if self.num_workers == 1:
+            return vector
+        if self._tcp is None:
+            return tf.split(self._reduced_on_wire(vector), list(sizes))[self.rank]
+        wire = self._wire_of(vector).as_numpy_dtype
+
+        def reduce_scatter(own):
+            return self._tcp.reduce_scatter(own, sizes, wire, purpose=self._purpose)
+
+        return tf.ensure_shape(tf.numpy_function(reduce_scatter, [vector], vector.dtype), [sizes[self.rank]])
+
+    def all_gather(self, own: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
+        """Every worker's vector, joined by rank, bit by bit: [sum(sizes)]. In a graph.
+
+        Args:
+          own: this worker's [sizes[rank]].
+          sizes: the lengths of all workers' vectors.
+        """
+        if self.num_workers == 1:
+            return own
+        if self._tcp is None:
+            rows = self.gather(tf.pad(own, [[0, max(sizes) - sizes[self.rank]]])[tf.newaxis])
+            return tf.concat([rows[rank, :size] for rank, size in enumerate(sizes)], 0)
+
+        def all_gather(given):
+            return self._tcp.all_gather_parts(given, sizes, purpose=self._purpose)
+
+        return tf.ensure_shape(tf.numpy_function(all_gather, [own], own.dtype), [sum(sizes)])
+
+    def _wire_of(self, vector: tf.Tensor) -> tf.DType:
+        """The number format in which a vector of gradients is sent."""
+        wire = WIRE_PRECISIONS[self.options.precision]
+        return vector.dtype if wire is None or vector.dtype != tf.float32 else wire
 
     def _reduced_by_tcp(self, vector: tf.Tensor, wire: tf.DType) -> tf.Tensor:
         """A stateful call: TensorFlow runs these in the order of their creation, the same on every worker."""
@@ -200,14 +242,11 @@ class HostExchange:
             return own[np.newaxis]
         if self._tcp is not None:
             return self._tcp.all_gather(own, purpose=purpose)
-        # TensorFlow never forgets a key, so each purpose reuses its own.
-        if purpose not in self._key_of:
-            self._key_of[purpose] = next(self._keys)
         with tf.device("/device:CPU:0"):
             gathered = tf.raw_ops.CollectiveGatherV2(
                 input=own,
                 ordering_token=[],
-                **_attributes(self.num_workers, self._group_key, self._key_of[purpose], self._options),
+                **_attributes(self.num_workers, self._group_key, self._key_for(purpose), self._options),
             )
         return gathered.numpy().reshape(self.num_workers, -1)
 
@@ -218,23 +257,44 @@ class HostExchange:
         padded = self.gather(purpose, np.pad(own, (0, max(lengths) - len(own))))
         return [bytes(row[:length].astype(np.uint8)).decode() for row, length in zip(padded, lengths, strict=True)]
 
-    def broadcast(self, variables: Sequence[tf.Variable]) -> None:
-        """Sets every worker's variables to those of rank 0, bit by bit."""
-        for index, variable in enumerate(variables if self.num_workers > 1 else ()):
-            if self._tcp is not None:
-                value = self._tcp.broadcast(np.ravel(variable.numpy()), purpose=f"of variable {index}")
-                variable.assign(value.reshape(variable.shape))
-            else:
-                self._broadcast_by_tensorflow(variable)
+    def broadcast(self, variables: Sequence[tf.Variable], *, roots: Sequence[int] | None = None) -> None:
+        """Sets every worker's variables to those of one worker, bit by bit.
 
-    def _broadcast_by_tensorflow(self, variable: tf.Variable) -> None:
-        attributes = _attributes(self.num_workers, self._group_key, next(self._keys), self._options)
+        Args:
+          variables: anything with `shape`, `dtype`, `numpy()`, which its root alone calls, and `assign(value)`.
+          roots: the rank whose value it is, for each variable; None for rank 0.
+        """
+        if self.num_workers == 1:
+            return
+        roots = [0] * len(variables) if roots is None else roots
+        for index, (variable, root) in enumerate(zip(variables, roots, strict=True)):
+            if self._tcp is not None:
+                self._broadcast_by_tcp(variable, root, f"of variable {index}")
+            else:
+                self._broadcast_by_tensorflow(variable, root, f"of variable {index} from {root}")
+
+    def _broadcast_by_tcp(self, variable, root: int, purpose: str) -> None:
+        if self.rank == root:
+            self._tcp.broadcast(np.ravel(variable.numpy()), root=root, purpose=purpose)
+            return
+        like = np.empty(variable.shape.num_elements(), variable.dtype.as_numpy_dtype)
+        value = self._tcp.broadcast(like, root=root, purpose=purpose)
+        variable.assign(value.reshape(variable.shape))
+
+    def _broadcast_by_tensorflow(self, variable, root: int, purpose: str) -> None:
+        attributes = _attributes(self.num_workers, self._group_key, self._key_for(purpose), self._options)
         with tf.device("/device:CPU:0"):
-            if self.rank == 0:
-                tf.raw_ops.CollectiveBcastSendV2(input=tf.identity(variable), **attributes)
+            if self.rank == root:
+                tf.raw_ops.CollectiveBcastSendV2(input=tf.constant(variable.numpy()), **attributes)
                 return
             value = tf.raw_ops.CollectiveBcastRecvV2(T=variable.dtype, shape=variable.shape, **attributes)
         variable.assign(value)
+
+    def _key_for(self, purpose: str) -> int:
+        """TensorFlow never forgets a key, so each purpose reuses its own."""
+        if purpose not in self._key_of:
+            self._key_of[purpose] = next(self._keys)
+        return self._key_of[purpose]
 
 
 def _attributes(num_workers: int, group_key: int, instance_key: int, options: WireOptions) -> dict:

@@ -161,7 +161,45 @@ def given(way: Way) -> list[np.ndarray]:
     return [variable.numpy() for variable in variables]
 
 
-TABLE = {"dense": dense, "rounded": rounded, "sparse": sparse, "mixed": mixed, "host": host, "given": given}
+def halves(way: Way) -> tuple[np.ndarray, np.ndarray]:
+    """This worker's part of a sum, and all parts joined; twice, as in two steps."""
+    exchange, own = way.worker_exchange(), tf.constant(rounded_of(way.rank))
+    sizes = sizes_of_parts(way.ring.num_workers)
+
+    @tf.function
+    def step():
+        part = exchange.reduce_scatter(own, sizes)
+        return part, exchange.all_gather(part, sizes)
+
+    step()
+    return tuple(value.numpy() for value in step())
+
+
+def sizes_of_parts(num_workers: int) -> list[int]:
+    """Lengths of the ranks' parts of `rounded_of`; that of rank 1 is empty."""
+    return [NUM_ROUNDED, 0] if num_workers == 2 else [30_000, 0, NUM_ROUNDED - 30_000]
+
+
+def given_in_turn(way: Way) -> list[np.ndarray]:
+    """Variables by turns from each rank, and then all once more."""
+    exchange = way.host_exchange()
+    variables = [tf.Variable(value) for value in variables_of(way.rank)]
+    roots = [index % way.ring.num_workers for index in range(len(variables))]
+    for _ in range(2):
+        exchange.broadcast(variables, roots=roots)
+    return [variable.numpy() for variable in variables]
+
+
+TABLE = {
+    "dense": dense,
+    "rounded": rounded,
+    "sparse": sparse,
+    "mixed": mixed,
+    "host": host,
+    "given": given,
+    "halves": halves,
+    "given_in_turn": given_in_turn,
+}
 
 
 def attend(way: Way) -> HostExchange:

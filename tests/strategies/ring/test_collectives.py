@@ -156,6 +156,23 @@ def test_broadcast_gives_all_workers_the_variables_of_rank_0_to_the_bit(found):
         assert same_bits(worker["given"], program.variables_of(0))
 
 
+def test_the_halves_of_a_sum(found):
+    """Each worker gets its part of the sum, and all get the joined parts."""
+    own = [program.rounded_of(rank) for rank in range(len(found))]
+    joined = np.concatenate([part for part, _ in (worker["halves"] for worker in found)])
+    assert_sum(joined, own)
+    for worker, size in zip(found, program.sizes_of_parts(len(found)), strict=True):
+        part, gathered = worker["halves"]
+        assert len(part) == size
+        assert same_bits([gathered], [joined])
+
+
+def test_any_worker_can_be_the_root_of_a_broadcast(found):
+    expected = [program.variables_of(index % len(found))[index] for index in range(5)]
+    for worker in found:
+        assert same_bits(worker["given_in_turn"], expected)
+
+
 def test_a_collective_without_one_worker_times_out(ended):
     """The last worker never joins; all others report the timeout."""
     folder, (*waiting, _), way = ended
