@@ -13,17 +13,22 @@ class BusyTime:
 
     def __init__(self):
         with tf.device(HOST):
-            self._began = tf.Variable(0.0, dtype=tf.float64, trainable=False)
+            self._since = tf.Variable(0.0, dtype=tf.float64, trainable=False)
             self._busy = tf.Variable(0.0, dtype=tf.float64, trainable=False)
 
     def start(self) -> None:
         """Call it when a step begins."""
-        self._began.assign(time.time())
+        self._since.assign(time.time())
 
     def stop(self, own: list[gradients.Gradient]) -> None:
-        """Call it in the step's graph with the gradients of this worker's towers, before they are exchanged."""
+        """Call it in the step's graph with the gradients of this worker's towers, before they are exchanged.
+
+        In a step of several microbatches, call it for each: the last call counts.
+        """
         with tf.device(HOST):
-            self._busy.assign_add(_time_of(own[0]) - self._began.read_value())
+            stopped = _time_of(own[0])
+            self._busy.assign_add(stopped - self._since.read_value())
+            self._since.assign(stopped)
 
     def take_seconds(self) -> float:
         """Seconds between `start` and `stop`, summed since the last call."""

@@ -173,6 +173,14 @@ class Strategy(Protocol):
           PeerLost: another process was lost; every method that communicates may raise it.
         """
 
+    def agree_to_save(self, wanted: bool) -> bool:
+        """Whether this process calls `collect` for a checkpoint now; all processes call it at the same points.
+
+        Args:
+          wanted: whether this process is about to write one. If the mode needs the others for that, they get the
+            answer of the process with `keeps_files`.
+        """
+
     def share_restored(self, step: int | None) -> int | None:
         """Gives all processes what the process with `keeps_files` has restored; returns its step.
 
@@ -209,6 +217,9 @@ class Strategy(Protocol):
 
     def collect(self) -> None:
         """Brings the variables that `checkpointables` names up to date with the run; may pause the run."""
+
+    def release(self) -> None:
+        """Forgets what `collect` has brought from other processes, if the run itself does not need it here."""
 
     @property
     def batch_positions(self) -> Sequence[int] | None:

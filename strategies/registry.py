@@ -28,22 +28,23 @@ class _Mode:
       build: function of (task, devices, options, shares=...). A strategy of several processes also takes this
         process's membership, as the argument that `cluster_kind` names.
       cluster_kind: 'ring' or 'servers': the kind of cluster that its processes form; '' for a single process.
-      spreads: whether its parameters and slots can be sharded over the towers, or copied to each.
+      spreads: beginnings of the arguments, as `towers.devices.spread_by` writes them, that put its parameters or
+        slots elsewhere than on one device of each process.
       has_stages: whether a tower is several devices, each with stages of the model; it then takes `pipeline=`.
       has_slices: whether a tower is several devices, each with slices of the layers; it then takes `slices=`.
     """
 
     build: Callable[..., Strategy]
     cluster_kind: str = ""
-    spreads: bool = False
+    spreads: tuple[str, ...] = ()
     has_stages: bool = False
     has_slices: bool = False
 
 
 _MODES = {
-    "towers": _Mode(towers_strategy, spreads=True),
+    "towers": _Mode(towers_strategy, spreads=("parameter_device=", "zero=", "offload=")),
     "mirrored": _Mode(mirrored_strategy),
-    "ring": _Mode(ring_strategy, cluster_kind="ring"),
+    "ring": _Mode(ring_strategy, cluster_kind="ring", spreads=("zero=1", "zero=2")),
     "ps": _Mode(servers_strategy, cluster_kind="servers"),
     "pipeline": _Mode(pipeline_strategy, has_stages=True),
     "slices": _Mode(slices_strategy, has_slices=True),
@@ -119,9 +120,11 @@ def check_spread(name: str, argument: str) -> None:
       name: the strategy's name.
       argument: the argument that asks for it, from `towers.devices.spread_by`; '' if none does.
     """
-    if argument and not _mode(name).spreads:
-        able = " or ".join(repr(other) for other, mode in _MODES.items() if mode.spreads)
+    if argument and not argument.startswith(_mode(name).spreads):
+        able = " or ".join(repr(other) for other, mode in _MODES.items() if argument.startswith(mode.spreads))
         instead = "parameter_device='cpu'" if argument.startswith("parameter_device") else f"omit {argument}"
+        if argument == "zero=3" and "zero=2" in _mode(name).spreads:
+            instead = "zero=2, which divides gradients and optimizer state over the workers"
         raise UserError(
             f"{argument} with strategy {name!r}: only {able} shards its parameters or copies them to each tower; "
             f"use it, or {instead}"

@@ -84,6 +84,9 @@ class SynchronousStrategy:
     def agree(self, move: Move) -> Move:
         return move
 
+    def agree_to_save(self, wanted: bool) -> bool:
+        return wanted
+
     def share_restored(self, step: int | None) -> int | None:
         return step
 
@@ -266,6 +269,9 @@ class SynchronousStrategy:
 
     def collect(self) -> None:
         """Nothing to do: the engine trains these variables themselves."""
+
+    def release(self) -> None:
+        """Nothing to do."""
 
     def restored(self, positions: Sequence[int] | None = None) -> None:
         self._batches = None

@@ -66,7 +66,7 @@ def mean_gradients(
     """
     divisor = sums.weight * loss_scale
     means = owners.each(lambda summed: gradients.merged(gradients.divided(summed, divisor)), sums.gradients)
-    norm = gradients.norm_of_squares(owners.each(gradients.squared_norm, means))
+    norm = owners.norm(owners.each(gradients.squared_norm, means))
     loss_finite = tf.math.is_finite(sums.loss_sum)
     finite = tf.logical_and(loss_finite, tf.math.is_finite(norm))
     return Mean(options.clipping.apply(means, norm, owners), tf.cast(norm, tf.float32), loss_finite, finite)

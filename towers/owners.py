@@ -72,6 +72,9 @@ class Owners(Protocol):
     def each(self, function: Callable[..., T], *parts: Sequence) -> list[T]:
         """`function` of each part, computed on its owner; several lists of parts are given to it side by side."""
 
+    def norm(self, squares: Sequence[tf.Tensor]) -> tf.Tensor:
+        """The Euclidean norm over all parts, a float32 scalar, from the parts' sums of squares."""
+
     def norms(self, squares: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """For each part the Euclidean norm of its whole parameter's gradient, from the parts' sums of squares."""
 
@@ -93,6 +96,9 @@ class CurrentDevice:
 
     def each(self, function, *parts):
         return [function(*given) for given in zip(*parts, strict=True)]
+
+    def norm(self, squares):
+        return gradients.norm_of_squares(squares)
 
     def norms(self, squares):
         return [tf.sqrt(square) for square in squares]
@@ -140,6 +146,9 @@ class ManyOwners:
                 found.append(function(*given))
         return found
 
+    def norm(self, squares):
+        return gradients.norm_of_squares(squares)
+
     def norms(self, squares):
         of_parameter: dict[int, list] = {}
         for parameter, square in zip(self.parameters, squares, strict=True):
@@ -182,6 +191,9 @@ class LateOwners:
 
     def each(self, function, *parts):
         return self.owners.each(function, *parts)
+
+    def norm(self, squares):
+        return self.owners.norm(squares)
 
     def norms(self, squares):
         return self.owners.norms(squares)

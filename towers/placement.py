@@ -81,21 +81,30 @@ class Placement(Protocol):
 class CentralPlacement:
     """Everything on one device, CPU or GPU. Each step sends every tower a copy."""
 
-    owners = CURRENT_DEVICE
     device: str
     parameters: Mapping[str, tf.Variable]
     state: Mapping[str, tf.Variable]
     slots: Mapping[str, Mapping[str, tf.Variable]]
     constraints: Mapping[str, object]
+    owners: Owners = CURRENT_DEVICE
 
     @classmethod
-    def of(cls, variables: ModelVariables, rule: UpdateRule, device: str) -> "CentralPlacement":
-        """Variables on `device` with the template's present values, and slots of zeros."""
+    def of(
+        cls, variables: ModelVariables, rule: UpdateRule, device: str, owners: Owners = CURRENT_DEVICE
+    ) -> "CentralPlacement":
+        """Variables on `device` with the template's present values, and slots of zeros.
+
+        Args:
+          variables: the model's.
+          rule: names the slots.
+          device: where they are.
+          owners: where gradients meet, on `device`; the default is the sum over the towers of this process.
+        """
         with tf.device(device):
             parameters = variables_like(variables.parameters)
             state = variables_like(variables.state)
             slots = make_slots(rule, parameters)
-        return cls(device, parameters, state, slots, constraints_of(variables))
+        return cls(device, parameters, state, slots, constraints_of(variables), owners)
 
     def read(self, rows: Mapping[str, tf.Tensor] | None = None):
         """As `Placement.read`.

@@ -1,24 +1,46 @@
 """A variable that lies on several devices as slices; in a checkpoint it is one tensor, written slice by slice."""
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 import tensorflow as tf
 from tensorflow.python.trackable.base import VARIABLE_VALUE_KEY, Trackable
+from tensorflow.python.training.saving.saveable_object import SaveableObject
 from tensorflow.python.training.saving.saveable_object_util import ResourceVariableSaveable
 
-from towers.copied_variable import CopiedVariable
+
+class OtherPart(Protocol):
+    """A slice that is no plain variable, as `CopiedVariable`."""
+
+    dtype: tf.DType
+    shape: tf.TensorShape
+
+    def read_value(self) -> tf.Tensor:
+        """The value."""
+
+    def numpy(self) -> np.ndarray:
+        """The value."""
+
+    def assign(self, value) -> None:
+        """Sets the value."""
+
+    def saveable(self, place: str, name: str) -> SaveableObject:
+        """What writes and restores it, as `CopiedVariable.saveable`."""
+
+
+Part = tf.Variable | OtherPart
 
 
 class SlicedVariable(Trackable):
     """Slices of a variable, with what a checkpoint and a reader of whole values need.
 
     Attributes:
-      parts: the slices, in order, each a variable on its device, or one with copies on several.
+      parts: the slices, in order, each a variable on its device, one with copies on several, or another worker's.
       dimension: dimension along which they follow each other.
     """
 
-    def __init__(self, parts: Sequence[tf.Variable | CopiedVariable], dimension: int):
+    def __init__(self, parts: Sequence[Part], dimension: int):
         self.parts, self.dimension = tuple(parts), dimension
 
     @property
@@ -31,6 +53,11 @@ class SlicedVariable(Trackable):
         dimensions = self.parts[0].shape.as_list()
         dimensions[self.dimension] = sum(self._lengths)
         return tf.TensorShape(dimensions)
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this process has the values of all slices; a slice of another worker has none at most times."""
+        return all(getattr(part, "is_here", True) for part in self.parts)
 
     @property
     def _lengths(self) -> list[int]:
@@ -65,10 +92,12 @@ class SlicedVariable(Trackable):
         return {VARIABLE_VALUE_KEY: saveables}
 
 
-def _saveable(part: tf.Variable | CopiedVariable, place: str, name: str) -> ResourceVariableSaveable:
-    if isinstance(part, CopiedVariable):
-        return part.saveable(place, name)
-    return ResourceVariableSaveable(part, place, name)
+def _saveable(part: Part, place: str, name: str) -> SaveableObject:
+    return (
+        ResourceVariableSaveable(part, place, name)
+        if isinstance(part, tf.Variable)
+        else part.saveable(place, name)
+    )
 
 
 tf.register_tensor_conversion_function(

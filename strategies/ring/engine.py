@@ -7,7 +7,10 @@ r"""A step on one worker of a ring: its own towers, and the sums over all worker
       mean -> clip -> update                    mean -> clip -> update        the same bits on both
 
 Parameters, state, slots and counters live on every worker. All workers make the same update from the same sums.
+With `strategies.ring.spread_placement` each worker gets the sums of its own parts and makes their update.
 """
+
+from collections.abc import Callable
 
 import tensorflow as tf
 
@@ -16,19 +19,29 @@ from strategies.ring.collectives import WorkerExchange
 from strategies.worker_sums import WorkerSums, added, summed_except_gradients
 from towers.engine import Engine
 from towers.mean_and_update import finish_step
-from towers.placement import CentralPlacement
+from towers.placement import Placement
 from towers.task import Batch, batch_length
+from towers.tower import ModelVariables
 from towers.tower_parts import TowerParts
 from towers.tower_passes import TowerPasses
+from towers.updates.rules import UpdateRule
 
 
 class RingEngine(Engine):
     """Trains on this worker's part of each global batch."""
 
-    def __init__(self, *arguments, exchange: WorkerExchange, parts: TowerParts, **named):
+    def __init__(
+        self,
+        *arguments,
+        exchange: WorkerExchange,
+        parts: TowerParts,
+        place: Callable[[ModelVariables, UpdateRule], Placement],
+        **named,
+    ):
         """Args:
         exchange: sums over the workers.
         parts: how the towers of this process divide its part of a batch.
+        place: makes the placement of the model's variables, whose owners sum gradients over the workers.
         *arguments, **named: as for `Engine`.
 
         Raises:
@@ -36,7 +49,7 @@ class RingEngine(Engine):
         """
         super().__init__(*arguments, **named)
         self._exchange = exchange
-        self.placement = CentralPlacement.of(self.tower.variables, self.options.rule, self.devices.parameters)
+        self.placement = place(self.tower.variables, self.options.rule)
         self._passes = TowerPasses(self.towers, self.devices, parts, self.options)
         self.busy = BusyTime()
 
@@ -58,7 +71,7 @@ class RingEngine(Engine):
         step, loss_scale = self.counters.step.read_value(), self.counters.loss_scale.read_value()
         own = self._passes.train(batch, microbatch_index, parameters, state, step=step, loss_scale=loss_scale)
         with tf.device(self.devices.parameters):
-            return summed_except_gradients(
+            sums = summed_except_gradients(
                 own,
                 state,
                 batch_length(batch),
@@ -66,17 +79,13 @@ class RingEngine(Engine):
                 is_first=self._exchange.rank == 0,
                 policy=self.options.batch_stats,
             )
+            self.busy.stop(own.gradients)
+            kept = self.placement.owners.keep([own.gradients])
+            return sums._replace(towers=sums.towers._replace(gradients=kept))
 
     def apply(self, batch, sums, rate):
-        own = sums.towers.gradients
-        self.busy.stop(own)
         with tf.device(self.devices.parameters):
-            if not self._exchange.sends_any_number_of_rows:
-                own = [
-                    tf.ensure_shape(tf.convert_to_tensor(gradient), variable.shape)
-                    for gradient, variable in zip(own, self.placement.parameters.values(), strict=True)
-                ]
-            summed = sums.towers._replace(gradients=self._exchange.sum_gradients(own))
+            summed = sums.towers._replace(gradients=self.placement.owners.meet(sums.towers.gradients))
         microbatches = (batch,) if isinstance(batch, Batch) else batch
         return finish_step(
             summed,
@@ -88,6 +97,11 @@ class RingEngine(Engine):
             options=self.options,
             counters=self.counters,
         )
+
+    @property
+    def notices(self):
+        notice = getattr(self.placement, "notice", None)
+        return [*super().notices, *([notice] if notice else [])]
 
     def evaluate_towers(self, batch):
         return self._passes.evaluate(self.evaluations, batch, *self.placement.read())

@@ -26,7 +26,10 @@ from strategies.ring.divergence import checksums, what_drifted
 from strategies.ring.engine import RingEngine
 from strategies.ring.joining import Ring
 from strategies.ring.losses import LOST, peer_lost
+from strategies.ring.placements import ring_placement
 from strategies.ring.same_start import check_same_batches, check_same_number, check_same_settings
+from strategies.ring.spread_placement import SpreadPlacement
+from strategies.ring.spread_slots import bring, of_others, release
 from strategies.ring.tcp_connect import connected_tcp_ring
 from strategies.ring.tcp_ring import TcpRing
 from strategies.run_settings import common_settings
@@ -77,6 +80,7 @@ class RingStrategy(SynchronousStrategy):
         own_shares = checked_shares(shares, devices.num_towers, "tower_shares")
         with self._watched():
             check_same_number(self._host, ring.members, "engine", ENGINES.index(ring.options.engine))
+            check_same_number(self._host, ring.members, "stage of ZeRO (zero)", devices.zero)
             self._shares_by_worker = _all_shares(self._host, own_shares, ring.options.worker_shares)
             self.engine_choice = self._chosen_engine(devices)
         self._worker_shares = tuple(sum(of_worker) for of_worker in self._shares_by_worker)
@@ -93,6 +97,8 @@ class RingStrategy(SynchronousStrategy):
         """The same on all workers."""
         wire, counts = self.ring.options.wire, self._host.gather("replicas", [num_gpus(devices)], np.int64)
         needs_own = ["all_reduce=tcp"] if wire.algorithm == "tcp" else []
+        if devices.zero:
+            needs_own.append(f"zero={devices.zero}")
         if len(set(np.ravel(counts))) > 1:
             needs_own.append(f"workers with {', '.join(map(str, np.ravel(counts)))} GPUs")
         return choose_engine(self.ring.options.engine, needs_own, self.carrier_name)
@@ -131,7 +137,8 @@ class RingStrategy(SynchronousStrategy):
             "parts": parts,
         }
         if exchange is not None:
-            return RingEngine(task, model, devices, options, exchange=exchange, **named)
+            place = ring_placement(devices, exchange)
+            return RingEngine(task, model, devices, options, exchange=exchange, place=place, **named)
         replicas = ring.multi_worker or mirrored(devices.towers[: max(1, num_gpus(devices))])
         wire_precision = ring.options.wire.precision if several else "float32"
         return ReplicatedEngine(
@@ -248,14 +255,14 @@ class RingStrategy(SynchronousStrategy):
             faulthandler.cancel_dump_traceback_later()
 
     def check_divergence(self) -> None:
-        """Compares the workers' parameters, state and slots bit by bit.
+        """Compares the workers' parameters, state and slots bit by bit; slots only if all workers have them.
 
         Raises:
           Diverged: a worker's copy differs; the message names it.
         """
         values = self.checkpointables()
         named = {**values["parameters"], **values["state"]}
-        for slot, by_name in values["slots"].items():
+        for slot, by_name in {} if self._spread_slots else values["slots"].items():
             named |= {f"{slot} of {name}": variable for name, variable in by_name.items()}
         found = self._host.gather("checksums", checksums(v.numpy().tobytes() for v in named.values()))
         what_drifted([member.name for member in self.ring.members], list(named), found, self.step)
@@ -306,12 +313,36 @@ class RingStrategy(SynchronousStrategy):
             until=int(until.min()),
         )
 
+    @property
+    def _spread_slots(self) -> list:
+        """The optimizer state with its owners, if each worker has only its own part of it; else nothing."""
+        placement = self.engine.placement
+        return placement.slots_with_owners if isinstance(placement, SpreadPlacement) else []
+
+    def agree_to_save(self, wanted: bool) -> bool:
+        """Rank 0 decides. Only with spread optimizer state do the others have something that it needs."""
+        if not self._spread_slots:
+            return wanted
+        with self._watched():
+            return bool(self._host.gather("save", [wanted])[0, 0])
+
+    def collect(self) -> None:
+        with self._watched():
+            bring(self._host, self._spread_slots)
+
+    def release(self) -> None:
+        release(self._spread_slots)
+
     def share_restored(self, step: int | None) -> int | None:
         with self._watched():
             (saved_step,) = self._host.gather("restored", [-1 if step is None else step], np.int64)[0]
             if saved_step < 0:
                 return None
-            self._host.broadcast(tf.nest.flatten(self.checkpointables()))
+            contents = dict(self.checkpointables())
+            if self._spread_slots:
+                contents["slots"] = [variable for variable, _ in of_others(self._spread_slots)]
+            self._host.broadcast(tf.nest.flatten(contents))
+        release(self._spread_slots)
         self.restored()
         return int(saved_step)
 

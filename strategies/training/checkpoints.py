@@ -112,6 +112,8 @@ class Checkpoints:
                 f"{self.directory}: the checkpoint of step {self._strategy.step} can't be written "
                 f"({_first_line(error)}); earlier ones remain: make room on the disk, then start the run again"
             ) from error
+        finally:
+            self._strategy.release()
         return str(prefix)
 
     def restore_latest(self) -> int | None:

@@ -379,7 +379,9 @@ class Trainer:
         except PeerLost:
             raise  # saving may need the lost process
         except Exception:
-            self._save()
+            # Another process may have failed otherwise: the first error counts.
+            with contextlib.suppress(PeerLost):
+                self._save()
             raise
         if metrics is None:
             return False
@@ -388,11 +390,16 @@ class Trainer:
         return True
 
     def _save(self) -> None:
-        if self._checkpoints is None:
-            return
-        if self._saved_at != self.strategy.step or not self._checkpoints.saved():
-            self._checkpoints.save()
-        self._saved_at, self._saved_time = self.strategy.step, time.monotonic()
+        """Saves, unless it is saved already. All processes of the run call it; the others may have parts of it."""
+        here = self._checkpoints is not None
+        is_new = here and (self._saved_at != self.strategy.step or not self._checkpoints.saved())
+        if self.strategy.agree_to_save(is_new):
+            if here:
+                self._checkpoints.save()
+            else:
+                self.strategy.collect()
+        if here:
+            self._saved_at, self._saved_time = self.strategy.step, time.monotonic()
 
     def _files(self, completed: bool) -> dict[str, pathlib.Path]:
         if self.directory is None:

@@ -22,7 +22,10 @@ class Difference:
 
 
 def differences(strategy: Strategy, reference: Strategy, num_steps: int) -> list[Difference]:
-    """Runs both strategies for `num_steps` more steps; the difference of every variable, largest first."""
+    """Runs both strategies for `num_steps` more steps; the difference of every variable, largest first.
+
+    A process that keeps no files compares what it has itself.
+    """
     strategy.run_steps(num_steps)
     reference.run_steps(num_steps)
     strategy.collect()
@@ -35,12 +38,17 @@ def differences(strategy: Strategy, reference: Strategy, num_steps: int) -> list
                 found += _compared(f"slots/{slot}", by_name, theirs[kind][slot])
         elif kind != "counters":
             found += _compared(kind, values, theirs[kind])
+    strategy.release()
     return sorted(found, key=lambda difference: -difference.relative)
 
 
 def _compared(kind: str, ours: Mapping, theirs: Mapping) -> list[Difference]:
     pairs = zip(ours.items(), theirs.values(), strict=True)
-    return [Difference(kind, name, relative_difference(a.numpy(), b.numpy())) for (name, a), b in pairs]
+    return [
+        Difference(kind, name, relative_difference(a.numpy(), b.numpy()))
+        for (name, a), b in pairs
+        if getattr(a, "is_here", True)
+    ]
 
 
 def relative_difference(value: np.ndarray, reference: np.ndarray) -> float:

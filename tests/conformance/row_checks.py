@@ -33,13 +33,16 @@ TOLERANCE = {"float64": 1e-9, "float32": 1e-5}
 def reference_of(row: Row, task: SmallTask) -> Outcome:
     """The outcome of one device: undivided batches, or the same parts if each part has its own statistics."""
     in_parts = row.shares if task.batch_norm and row.batch_stats != "synced" else ()
-    return outcome_of_reference(task, row.reference.microbatches_for(task.batch_norm), in_parts)
+    microbatches = row.reference.microbatches_for(task.batch_norm)
+    return outcome_of_reference(task, microbatches, in_parts, row.options)
 
 
 @functools.cache
-def outcome_of_reference(task: SmallTask, microbatches: int, in_parts: tuple[float, ...]) -> Outcome:
+def outcome_of_reference(
+    task: SmallTask, microbatches: int, in_parts: tuple[float, ...], options: tuple[tuple[str, object], ...] = ()
+) -> Outcome:
     strategy, policy = (one_device_in_parts(in_parts), "average") if in_parts else (one_device, "synced")
-    return outcomes_of(strategy, twenty_steps(task, policy), microbatches)[-1]
+    return outcomes_of(strategy, twenty_steps(task, policy, options), microbatches)[-1]
 
 
 def outcomes_of_row(row: Row, trial: Trial) -> list[Outcome]:
@@ -102,7 +105,10 @@ def apart(values, expected, tolerance: float) -> dict[str, float]:
 
 
 def check_row(row: Row, task: SmallTask) -> None:
-    outcome, expected = outcomes_of_row(row, twenty_steps(task, row.batch_stats))[-1], reference_of(row, task)
+    outcome, expected = (
+        outcomes_of_row(row, twenty_steps(task, row.batch_stats, row.options))[-1],
+        reference_of(row, task),
+    )
     tolerance = TOLERANCE[task.precision]
     assert outcome.values.keys() == expected.values.keys()
     assert apart(outcome.values, expected.values, tolerance) == {}

@@ -18,6 +18,8 @@ from towers.devices import Devices
 from towers.grid import Grid
 from towers.split import even_shares
 from towers.stages.options import PipelineOptions
+from towers.updates.clipping import Clipping
+from towers.updates.rules import Adam
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -53,6 +55,7 @@ class Row:
       ring: options of a ring; None for other strategies.
       servers: options of parameter servers; None for other strategies.
       num_workers, num_servers: number of processes.
+      options: further options of the step, as (name, value); the one device has them too.
       batch_stats: 'average' if the mode cannot sync statistics over the batch; the reference then computes the
         same parts.
       devices, tower_shares: devices and shares of each worker of parameter servers.
@@ -75,6 +78,7 @@ class Row:
     servers: ServersOptions | None = None
     num_workers: int = 1
     num_servers: int = 0
+    options: tuple[tuple[str, object], ...] = ()
     batch_stats: str = "synced"
     devices: Devices | None = None
     tower_shares: tuple[float, ...] | None = None
@@ -404,6 +408,33 @@ ROWS = (
         shares=even_shares(3),
         # Tests our packs over TensorFlow's collectives, as on GPUs.
         ring=_own_ring(wire=WireOptions(bytes_per_pack=4000, algorithm="ring")),
+        num_workers=3,
+    ),
+    Row(
+        name="own_ring_2_zero_1_shares_2_1",
+        every_trial=True,
+        make_strategy=_ring(cpus(1, zero=1)),
+        shares=(2.0, 1.0),
+        ring=_own_ring(worker_shares=(2.0, 1.0)),
+        num_workers=2,
+    ),
+    Row(
+        name="own_ring_2_zero_2_accumulation_4_clipping",
+        make_strategy=_ring(cpus(1, zero=2)),
+        shares=even_shares(2),
+        accumulation=4,
+        reference=FOUR_MICROBATCHES,
+        # Several packs.
+        ring=_own_ring(wire=WireOptions(bytes_per_pack=4000)),
+        options=(("clipping", Clipping(global_norm=0.5)),),
+        num_workers=2,
+    ),
+    Row(
+        name="own_ring_3_of_2_towers_zero_2_adamw",
+        make_strategy=_ring(cpus(2, zero=2)),
+        shares=even_shares(6),
+        ring=_own_ring(),
+        options=(("rule", Adam(weight_decay=0.1)),),
         num_workers=3,
     ),
     Row(

@@ -18,21 +18,23 @@ RATE = 0.02
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """Some training steps with momentum on a task, from initial weights of a fixed seed.
+    """Some training steps on a task, with momentum unless `others` says otherwise, from weights of a fixed seed.
 
     Attributes:
       task: the task to train.
       calls: number of steps in each call of run_steps.
       batch_stats, on_nan: options of the step.
+      others: further options of the step, as (name, value).
     """
 
     task: SmallTask
     calls: tuple[int, ...] = (NUM_STEPS,)
     batch_stats: str = "synced"
     on_nan: str = "stop"
+    others: tuple[tuple[str, object], ...] = ()
 
     def options(self, accumulation: int) -> StepOptions:
-        return StepOptions(
+        usual = StepOptions(
             rule=Momentum(momentum=0.9),
             schedule=Constant(RATE),
             accumulation=accumulation,
@@ -41,10 +43,11 @@ class Trial:
             on_nan=self.on_nan,
             seed=3,
         )
+        return dataclasses.replace(usual, **dict(self.others))
 
 
-def twenty_steps(task: SmallTask, batch_stats: str) -> Trial:
-    return Trial(task, batch_stats=batch_stats)
+def twenty_steps(task: SmallTask, batch_stats: str, others: tuple[tuple[str, object], ...] = ()) -> Trial:
+    return Trial(task, batch_stats=batch_stats, others=others)
 
 
 def not_synced(batch_stats: str) -> Trial:
@@ -68,9 +71,9 @@ def tasks_of(row: Row) -> Sequence[SmallTask]:
 def trials_of(row: Row, only_quick: bool) -> list[Trial]:
     """The trials of a row: all, or those of the quick tests."""
     if only_quick:
-        quick = [twenty_steps(QUICK_TASK, row.batch_stats)]
+        quick = [twenty_steps(QUICK_TASK, row.batch_stats, row.options)]
         return quick + [not_finite(row.batch_stats)] * row.not_finite_in_quick
-    found = [twenty_steps(task, row.batch_stats) for task in tasks_of(row)]
+    found = [twenty_steps(task, row.batch_stats, row.options) for task in tasks_of(row)]
     if row.every_trial:
         found += [not_finite(row.batch_stats), *(not_synced(name) for name in not_synced_of(row))]
     return found
@@ -88,7 +91,7 @@ FLOAT32_TASK, TRANSFORMER = TASKS[-2:]
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """The state of a strategy after a call of run_steps, with arrays by 'kind/name'."""
+    """The state of a strategy after a call of run_steps, with the arrays of this process by 'kind/name'."""
 
     report: StepReport
     step: int
@@ -115,6 +118,11 @@ def _outcome(strategy: Strategy, report: StepReport) -> Outcome:
         report=report,
         step=strategy.step,
         evaluation=strategy.evaluate(),
-        values={f"{kind}/{name}": v.numpy() for kind, named in compared.items() for name, v in named.items()},
+        values={
+            f"{kind}/{name}": variable.numpy()
+            for kind, named in compared.items()
+            for name, variable in named.items()
+            if getattr(variable, "is_here", True)
+        },
         counters={name: variable.numpy() for name, variable in kept["counters"].items()},
     )

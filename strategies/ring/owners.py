@@ -1,0 +1,125 @@
+"""Where the gradients of a ring's workers meet: all of them on every worker, or each part on its owner."""
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from strategies.ring.collectives import WorkerExchange
+from towers import gradients, packing
+from towers.gradients import Gradient
+from towers.owners import CURRENT_DEVICE, CurrentDevice, ManyOwners
+
+
+class EveryWorker(CurrentDevice):
+    """Implements `towers.owners.Owners`: once a step, every worker gets the sums over all workers."""
+
+    def __init__(self, exchange: WorkerExchange, shapes: Sequence[tf.TensorShape]):
+        """Args:
+        exchange: sums over the workers.
+        shapes: of the parameters.
+        """
+        self._exchange, self._shapes = exchange, shapes
+
+    def meet(self, kept):
+        if not self._exchange.sends_any_number_of_rows:
+            kept = dense(kept, self._shapes)
+        return self._exchange.sum_gradients(kept)
+
+
+class SpreadOwners:
+    """Implements `towers.owners.Owners`: each part's sum over all workers reaches its owner alone.
+
+    Gradients are sent dense, in packs. In a pack the parts of each owner follow each other, so that its
+    reduce-scatter is one call:
+
+        pack    parts of rank 0 | parts of rank 1 | parts of rank 2      ->  each rank gets the sums of its own
+
+    A list of parts contains those of this worker alone, in the model's order.
+    """
+
+    def __init__(
+        self,
+        exchange: WorkerExchange,
+        cuts: ManyOwners,
+        owners: Sequence[int],
+        packs: Sequence[Sequence[int]],
+        shapes: Sequence[tf.TensorShape],
+        *,
+        each_microbatch: bool,
+    ):
+        """Args:
+        exchange: exchanges between the workers.
+        cuts: how gradients are cut into parts; its devices are not used.
+        owners: the rank of each part's owner.
+        packs: indices of the parts that are sent together; those of a pack have one dtype.
+        shapes: of the parameters.
+        each_microbatch: whether gradients are sent after each microbatch, and not once a step. A worker then keeps
+          sums of its own parts alone.
+        """
+        self._exchange, self._cuts, self._shapes = exchange, cuts, shapes
+        self._owners, self._each_microbatch = owners, each_microbatch
+        self._packs = [sorted(pack, key=lambda part: owners[part]) for pack in packs]
+        self._here = [part for part, owner in enumerate(owners) if owner == exchange.rank]
+
+    def cut(self, of_tower):
+        return list(of_tower)
+
+    def keep(self, per_tower):
+        summed = gradients.add_each(per_tower)
+        return self._scattered(summed) if self._each_microbatch else summed
+
+    def add(self, kept):
+        return gradients.add_each(kept)
+
+    def meet(self, kept):
+        return list(kept) if self._each_microbatch else self._scattered(kept)
+
+    def each(self, function, *parts):
+        return CURRENT_DEVICE.each(function, *parts)
+
+    def norm(self, squares):
+        zero = tf.zeros([], tf.float64)
+        (total,) = self._exchange.sum([tf.add_n([zero, *(tf.cast(square, tf.float64) for square in squares)])])
+        return tf.cast(tf.sqrt(total), tf.float32)
+
+    def norms(self, squares):
+        parameters = [self._cuts.parameters[part] for part in self._here]
+        own = [tf.zeros([], tf.float64)] * len(self._shapes)
+        for parameter, square in zip(parameters, squares, strict=True):
+            own[parameter] += tf.cast(square, tf.float64)
+        totals = self._exchange.sum(own)
+        return [
+            tf.cast(tf.sqrt(totals[parameter]), square.dtype)
+            for parameter, square in zip(parameters, squares, strict=True)
+        ]
+
+    def _scattered(self, own: Sequence[Gradient]) -> list[tf.Tensor]:
+        """The sums over all workers of this worker's parts, from each worker's gradients of all parameters."""
+        parts, found = self._cuts.cut(dense(own, self._shapes)), {}
+        for pack in self._packs:
+            vector = packing.joined([parts[part] for part in pack])
+            here = [part for part in pack if self._owners[part] == self._exchange.rank]
+            summed = self._exchange.reduce_scatter(vector, self._sizes(pack, parts))
+            if here:
+                found |= zip(here, packing.parted(summed, [parts[part] for part in here]), strict=True)
+        return [found[part] for part in self._here]
+
+    def _sizes(self, pack: Sequence[int], parts: Sequence[tf.Tensor]) -> list[int]:
+        return sizes_by_owner(
+            [(self._owners[part], parts[part].shape.num_elements()) for part in pack], self._exchange.num_workers
+        )
+
+
+def sizes_by_owner(sizes: Sequence[tuple[int, int]], num_workers: int) -> list[int]:
+    """For each rank the sum of the sizes of its parts; `sizes` has (owner, size) of each part."""
+    found = [0] * num_workers
+    for owner, size in sizes:
+        found[owner] += size
+    return found
+
+
+def dense(own: Sequence[Gradient], shapes: Sequence[tf.TensorShape]) -> list[tf.Tensor]:
+    """Gradients of the parameters of these shapes, sparse ones as dense tensors."""
+    return [
+        tf.ensure_shape(tf.convert_to_tensor(gradient), shape) for gradient, shape in zip(own, shapes, strict=True)
+    ]
