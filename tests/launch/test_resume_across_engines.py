@@ -22,6 +22,7 @@ MODES = {
     "ps, tensorflow": ("--strategy=ps", "--engine=tensorflow"),
     "ring, own": ("--strategy=ring", "--engine=own"),
     "ps, own": ("--strategy=ps", "--engine=own"),
+    "ring, zero 1": ("--strategy=ring", "--zero=1"),
 }
 QUICK_INPUT = {"SECONDS_PER_BATCH": "0"}
 

@@ -1,7 +1,5 @@
 """The TCP ring: ranks in threads of this process, each with real connections to its neighbours."""
 
-import contextlib
-import socket
 import threading
 from collections.abc import Callable, Iterator
 
@@ -11,60 +9,15 @@ import pytest
 
 from strategies.ring import tcp_ring
 from strategies.ring.tcp_ring import TcpRing
+from tests.strategies.ring.threads import at_once, rings
 
 # Largest relative error of a number that is rounded to each type.
 ROUNDING = {np.float64: 2.0**-53, np.float32: 2.0**-24, np.float16: 2.0**-11, ml_dtypes.bfloat16: 2.0**-8}
-LIMIT_SECONDS = 30
-
-
-@contextlib.contextmanager
-def rings(num_workers: int, check: Callable[[int], None] = lambda rank: None, timeout_seconds: float = 20.0):
-    """Context manager: yields one ring for each rank, and the connections from each rank to the next."""
-    connections = [_connection() for _ in range(num_workers)]
-    made = [
-        TcpRing(
-            rank,
-            num_workers,
-            connections[rank][0],
-            connections[rank - 1][1],
-            timeout_seconds=timeout_seconds,
-            check=check,
-        )
-        for rank in range(num_workers)
-    ]
-    try:
-        yield made, connections
-    finally:
-        for ends in connections:
-            for end in ends:
-                end.close()
-
-
-def _connection() -> tuple[socket.socket, socket.socket]:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        begins = socket.create_connection(listener.getsockname())
-        return begins, listener.accept()[0]
 
 
 def all_reduced(made: list[TcpRing], own: list[np.ndarray], wire) -> list[np.ndarray]:
     """The result of an all-reduce on each rank; all ranks call it at the same time."""
     return at_once(made, lambda ring, rank: ring.all_reduce(own[rank], np.dtype(wire)))
-
-
-def at_once(made: list[TcpRing], call: Callable[[TcpRing, int], np.ndarray]) -> list[np.ndarray]:
-    """The result of `call(ring, rank)` on each rank, all at the same time."""
-    found: list = [None] * len(made)
-
-    def of(rank: int) -> None:
-        found[rank] = call(made[rank], rank)
-
-    threads = [threading.Thread(target=of, args=(rank,), daemon=True) for rank in range(len(made))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(LIMIT_SECONDS)
-        assert not thread.is_alive()
-    return found
 
 
 def drawn(num_workers: int, length: int, dtype=np.float32) -> list[np.ndarray]:

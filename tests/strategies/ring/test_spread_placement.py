@@ -1,0 +1,164 @@
+"""ZeRO over two workers in threads: one device's numbers, slots on their owners, and the bytes of a plain ring."""
+
+import contextlib
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+from strategies.ring.remote_variable import RemoteVariable
+from strategies.ring.spread_slots import bring, release
+from strategies.ring.tcp_ring import TcpRing
+from tests.strategies.ring.threads import WorkersInThreads, at_once, rings
+from tests.tiers import first_quick
+from tests.towers.logical_cpus import cpus
+from tests.towers.table_and_matrices import task, trained
+from tests.towers.tiny_tasks import TinyTask, assert_close, parameters_of, stacked, vectors
+from towers.options import StepOptions
+from towers.updates.clipping import Clipping
+from towers.updates.composed_rules import Lookahead
+from towers.updates.rules import Adam, Momentum, Muon
+
+STEPS = 5
+RULES = {
+    "adamw": Adam(weight_decay=0.1),
+    "muon": Muon(momentum=0.9),
+    "lookahead": Lookahead(rule=Momentum(momentum=0.9), num_updates=STEPS, every=2),
+}
+CASES = [
+    (1, "adamw", Clipping(global_norm=0.1)),
+    (2, "adamw", Clipping(norm=0.05)),
+    (1, "muon", Clipping()),
+    (2, "lookahead", Clipping(norm=0.05)),
+]
+
+
+@contextlib.contextmanager
+def workers(rule, *, zero: int, task=task, **options):
+    """Context manager: two workers that have not trained yet. TensorFlow has threads for two that wait."""
+    with rings(2) as (made, _):
+        yield WorkersInThreads(made, task(), StepOptions(rule=rule, **options), zero=zero)
+
+
+def values_of(engine) -> dict[str, np.ndarray]:
+    return {name: variable.numpy() for name, variable in engine.parameters().items()}
+
+
+def assert_same_bits(engines) -> None:
+    first, *others = [values_of(engine) for engine in engines]
+    for other in others:
+        assert {name: value.tobytes() for name, value in first.items()} == {
+            name: value.tobytes() for name, value in other.items()
+        }
+
+
+@pytest.mark.parametrize("zero, rule, clipping", first_quick(CASES), ids=str)
+def test_it_equals_one_device_on_all_workers(zero, rule, clipping):
+    with workers(RULES[rule], zero=zero, clipping=clipping) as found:
+        found.train(STEPS)
+    expected = trained(cpus(1), RULES[rule], steps=STEPS, clipping=clipping)
+    assert_close(values_of(found.engines[0]), parameters_of(expected))
+    assert_same_bits(found.engines)
+
+
+def slot_bytes(engine, kind) -> int:
+    slots = [variable for variable, _ in engine.placement.slots_with_owners if isinstance(variable, kind)]
+    return sum(variable.dtype.size * variable.shape.num_elements() for variable in slots)
+
+
+def test_each_worker_has_half_of_the_optimizer_state():
+    with workers(Adam(), zero=1) as found:
+        held = [slot_bytes(engine, tf.Variable) for engine in found.engines]
+        elsewhere = [slot_bytes(engine, RemoteVariable) for engine in found.engines]
+        total = 2 * sum(value.nbytes for value in values_of(found.engines[0]).values())
+        assert sum(held) == total
+        assert [here + there for here, there in zip(held, elsewhere, strict=True)] == [total] * 2
+        assert max(held) <= 1.1 * total / 2
+        assert ", ".join(f"{count:,}" for count in held) in found.engines[0].notices[-1]
+
+
+def test_a_step_sends_the_bytes_of_a_plain_ring(monkeypatch):
+    sent: dict[TcpRing, int] = {}
+    send = TcpRing._send_bytes
+
+    def counted(ring, view, head):
+        sent[ring] = sent.get(ring, 0) + len(view) + len(head)
+        send(ring, view, head)
+
+    monkeypatch.setattr(TcpRing, "_send_bytes", counted)
+    counts = []
+    for zero in (0, 1, 2):
+        with workers(Adam(), zero=zero, task=wide_task) as found:
+            found.train(1)
+        counts.append(max(sent.values()))
+        sent.clear()
+    plain, *others = counts
+    assert plain > 4 * 10_000, "most of it is parameters"
+    assert all(0.97 * plain < other < 1.03 * plain for other in others), counts
+
+
+def wide_task() -> TinyTask:
+    def build():
+        return stacked(
+            (4,), layers.Dense(800, name="wide"), layers.Dense(16, name="deep"), layers.Dense(3, name="logits")
+        )
+
+    return TinyTask(build=build, examples=vectors(8))
+
+
+def test_a_worker_may_own_nothing():
+    """Muon needs whole matrices, and there is one."""
+
+    def one_matrix() -> TinyTask:
+        return TinyTask(
+            build=lambda: stacked((4,), layers.Dense(3, use_bias=False, name="only")), examples=vectors(8)
+        )
+
+    for clipping in (Clipping(norm=0.01), Clipping(global_norm=0.01)):
+        with workers(Muon(), zero=2, task=one_matrix, clipping=clipping) as found:
+            found.train(2)
+        assert_same_bits(found.engines)
+        assert {part.shard.owner for part in found.engines[0].placement.parts} == {0}
+
+
+def test_a_skipped_step_lowers_the_loss_scale_on_all_workers_alike():
+    counters = []
+    for zero in (0, 1):
+        with workers(Adam(), zero=zero, task=large_numbers, precision="float16", on_nan="skip") as found:
+            found.train(3)
+        of_workers = [
+            {name: float(variable) for name, variable in engine.counters.variables().items()}
+            for engine in found.engines
+        ]
+        assert of_workers[0] == of_workers[1]
+        assert_same_bits(found.engines)
+        counters.append(of_workers[0])
+    assert counters[0] == counters[1]
+    assert counters[0]["skipped"] > 0
+
+
+def large_numbers() -> TinyTask:
+    """In float16 the scaled gradients overflow at first."""
+    examples = vectors(8)
+    return TinyTask(
+        build=lambda: stacked((4,), layers.Dense(3, name="logits")),
+        examples=examples._replace(features=300 * examples.features),
+    )
+
+
+def test_slots_travel_to_the_writer_and_back():
+    with workers(Adam(), zero=1) as found:
+        found.train(1)
+        slots = [engine.placement.slots_with_owners for engine in found.engines]
+        at_once(found.hosts, lambda host, rank: bring(host, slots[rank]))
+        for index, (variable, owner) in enumerate(slots[0]):
+            assert variable.numpy().tobytes() == slots[owner][index][0].numpy().tobytes()
+        for variable, owner in slots[1]:
+            if owner != 1:
+                assert not variable.is_here, "only the writer keeps what arrives"
+        release(slots[0])
+        for variable, owner in slots[0]:
+            if owner != 0:
+                with pytest.raises(RuntimeError, match="call collect"):
+                    variable.numpy()

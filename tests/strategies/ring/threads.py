@@ -1,0 +1,129 @@
+"""Workers of a ring in threads of this process, with real connections to their neighbours."""
+
+import contextlib
+import itertools
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import keras
+import tensorflow as tf
+
+from strategies.ring.collectives import HostExchange, WireOptions, WorkerExchange
+from strategies.ring.engine import RingEngine
+from strategies.ring.placements import ring_placement
+from strategies.ring.tcp_ring import TcpRing
+from tests.towers.logical_cpus import cpus
+from towers.layers.names import fresh_name_counts
+from towers.options import StepOptions
+from towers.precision import layer_precision
+from towers.split import boundaries, even_shares
+from towers.task import InputShard, Task, batch_length
+from towers.tower_parts import TowerParts, open_length
+
+LIMIT_SECONDS = 60
+T, Result = TypeVar("T"), TypeVar("Result")
+
+
+@contextlib.contextmanager
+def rings(num_workers: int, check: Callable[[int], None] = lambda rank: None, timeout_seconds: float = 20.0):
+    """Context manager: yields one ring for each rank, and the connections from each rank to the next."""
+    connections = [_connection() for _ in range(num_workers)]
+    made = [
+        TcpRing(
+            rank,
+            num_workers,
+            connections[rank][0],
+            connections[rank - 1][1],
+            timeout_seconds=timeout_seconds,
+            check=check,
+        )
+        for rank in range(num_workers)
+    ]
+    try:
+        yield made, connections
+    finally:
+        for ends in connections:
+            for end in ends:
+                end.close()
+
+
+def _connection() -> tuple[socket.socket, socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        begins = socket.create_connection(listener.getsockname())
+        return begins, listener.accept()[0]
+
+
+def at_once(made: Sequence[T], call: Callable[[T, int], Result]) -> list[Result]:
+    """The result of `call(one, rank)` for the one of each rank, all at the same time."""
+    found: list = [None] * len(made)
+
+    def of(rank: int) -> None:
+        found[rank] = call(made[rank], rank)
+
+    threads = [threading.Thread(target=of, args=(rank,), daemon=True) for rank in range(len(made))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LIMIT_SECONDS)
+        assert not thread.is_alive()
+    return found
+
+
+class WorkersInThreads:
+    """Our own engine on some workers, with one tower and an even part of each batch each.
+
+    Attributes:
+      engines, hosts: the engine and the host's exchange of each rank.
+    """
+
+    def __init__(self, made: Sequence[TcpRing], task: Task, options: StepOptions, *, zero: int):
+        """Args:
+        made: the connections of each rank.
+        task: the first batch of its training data is trained on.
+        options: options of the step.
+        zero: the stage of ZeRO; 0 for none.
+        """
+        count = len(made)
+        with layer_precision(options.precision), fresh_name_counts():
+            keras.utils.set_random_seed(options.seed)
+            model = task.build_model()
+        batch = next(iter(task.dataset("train", InputShard())))
+        ends = boundaries(int(batch_length(batch)), even_shares(count))
+        self._parts = [
+            tf.nest.map_structure(lambda leaf, part=slice(*part): leaf[part], batch)
+            for part in itertools.pairwise(ends)
+        ]
+        # Several packs, each with a few parameters.
+        wire = WireOptions(bytes_per_pack=600)
+        self.hosts = [HostExchange(count, rank, wire, channel=1, tcp=made[rank]) for rank in range(count)]
+        self.engines = []
+        for rank, tcp in enumerate(made):
+            exchange = WorkerExchange(count, rank, wire, channel=2, tcp=tcp)
+            parts = TowerParts(shares=(1.0,), first_tower=rank, num_towers=count)
+            devices = cpus(1, zero=zero)
+            engine = RingEngine(
+                task,
+                model,
+                devices,
+                options,
+                batch_spec=open_length(tf.nest.map_structure(tf.type_spec_from_value, batch)),
+                all_shares=even_shares(count),
+                parts=parts,
+                exchange=exchange,
+                place=ring_placement(devices, exchange),
+            )
+            # Here, because Keras traces in one thread.
+            engine.train_function.get_concrete_function()
+            self.engines.append(engine)
+
+    def train(self, num_steps: int, rate: float = 0.1) -> None:
+        """Some steps on all workers at the same time."""
+
+        def steps(engine: RingEngine, rank: int) -> None:
+            for _ in range(num_steps):
+                engine.train(self._parts[rank], rate)
+            tf.nest.map_structure(lambda variable: variable.numpy(), engine.counters.variables())
+
+        at_once(self.engines, steps)
