@@ -31,6 +31,7 @@ class _Mode:
       spreads: whether its parameters and slots can be sharded over the towers, or copied to each.
       has_stages: whether a tower is several devices, each with stages of the model; it then takes `pipeline=`.
       has_slices: whether a tower is several devices, each with slices of the layers; it then takes `slices=`.
+      may_have_groups: whether its towers are several devices on request; it then takes `pipeline=` and `slices=`.
     """
 
     build: Callable[..., Strategy]
@@ -38,12 +39,13 @@ class _Mode:
     spreads: bool = False
     has_stages: bool = False
     has_slices: bool = False
+    may_have_groups: bool = False
 
 
 _MODES = {
     "towers": _Mode(towers_strategy, spreads=True),
     "mirrored": _Mode(mirrored_strategy),
-    "ring": _Mode(ring_strategy, cluster_kind="ring"),
+    "ring": _Mode(ring_strategy, cluster_kind="ring", may_have_groups=True),
     "ps": _Mode(servers_strategy, cluster_kind="servers"),
     "pipeline": _Mode(pipeline_strategy, has_stages=True),
     "slices": _Mode(slices_strategy, has_slices=True),
@@ -86,8 +88,8 @@ def build_strategy(
       shares: relative part of this process's examples for each of its towers; None: equal parts.
       ring: this process's membership of a ring; None: a ring of one process.
       servers: the chief's membership of a parameter-server cluster; required by 'ps'.
-      pipeline: stages and schedule of 'pipeline'; None: the defaults.
-      slices: how 'slices' divides layers; None: the defaults.
+      pipeline: stages and schedule of 'pipeline'; None: the defaults. For 'ring': makes each tower a pipeline.
+      slices: how 'slices' divides layers; None: the defaults. For 'ring': makes each tower divide its layers.
 
     Raises:
       UserError: unknown name, no cluster for a strategy that needs one, or an argument that the strategy refuses.
@@ -102,9 +104,11 @@ def build_strategy(
         )
     memberships = {"ring": ring, "servers": servers}
     joined = {mode.cluster_kind: memberships[mode.cluster_kind]} if mode.cluster_kind else {}
-    of_tower = ({"pipeline": pipeline} if mode.has_stages else {}) | (
-        {"slices": slices} if mode.has_slices else {}
-    )
+    grouped = {
+        "pipeline": (pipeline, mode.has_stages or mode.may_have_groups),
+        "slices": (slices, mode.has_slices or mode.may_have_groups),
+    }
+    of_tower = {name: given for name, (given, is_taken) in grouped.items() if is_taken}
     if shares is None and not mode.has_slices:
         membership = joined.get(mode.cluster_kind)
         own = task.batch_size if membership is None else membership.own_examples(task.batch_size)
@@ -146,11 +150,23 @@ def has_slices(name: str) -> bool:
     return _mode(name).has_slices
 
 
+def may_have_groups(name: str) -> bool:
+    """Whether towers of the strategy are several devices on request, each with stages or slices.
+
+    Raises:
+      UserError: unknown name.
+    """
+    return _mode(name).may_have_groups
+
+
 def check_groups(name: str, grouped: bool) -> None:
     """Raises UserError if towers are groups of devices and the strategy has towers of one device."""
-    mode = _mode(name)
-    if grouped and not (mode.has_stages or mode.has_slices):
-        able = " or ".join(repr(other) for other, mode in _MODES.items() if mode.has_stages or mode.has_slices)
+
+    def has_groups(mode: _Mode) -> bool:
+        return mode.has_stages or mode.has_slices or mode.may_have_groups
+
+    if grouped and not has_groups(_mode(name)):
+        able = " or ".join(repr(other) for other, mode in _MODES.items() if has_groups(mode))
         raise UserError(
             f"towers of several devices with strategy {name!r}: only {able} has them; use it, or omit the grid"
         )

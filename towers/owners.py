@@ -72,6 +72,9 @@ class Owners(Protocol):
     def each(self, function: Callable[..., T], *parts: Sequence) -> list[T]:
         """`function` of each part, computed on its owner; several lists of parts are given to it side by side."""
 
+    def by_owner(self, function: Callable[[list], list[T]], parts: Sequence) -> list[T]:
+        """`function` of the list of each owner's parts, computed there; its results in the order of the parts."""
+
     def norms(self, squares: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """For each part the Euclidean norm of its whole parameter's gradient, from the parts' sums of squares."""
 
@@ -93,6 +96,9 @@ class CurrentDevice:
 
     def each(self, function, *parts):
         return [function(*given) for given in zip(*parts, strict=True)]
+
+    def by_owner(self, function, parts):
+        return function(list(parts))
 
     def norms(self, squares):
         return [tf.sqrt(square) for square in squares]
@@ -140,6 +146,16 @@ class ManyOwners:
                 found.append(function(*given))
         return found
 
+    def by_owner(self, function, parts):
+        found = list(parts)
+        for device in dict.fromkeys(self.devices):
+            own = [index for index, owner in enumerate(self.devices) if owner == device]
+            with tf.device(device):
+                results = function([parts[index] for index in own])
+            for index, result in zip(own, results, strict=True):
+                found[index] = result
+        return found
+
     def norms(self, squares):
         of_parameter: dict[int, list] = {}
         for parameter, square in zip(self.parameters, squares, strict=True):
@@ -182,6 +198,9 @@ class LateOwners:
 
     def each(self, function, *parts):
         return self.owners.each(function, *parts)
+
+    def by_owner(self, function, parts):
+        return self.owners.by_owner(function, parts)
 
     def norms(self, squares):
         return self.owners.norms(squares)

@@ -7,7 +7,10 @@ r"""A step on one worker of a ring: its own towers, and the sums over all worker
       mean -> clip -> update                    mean -> clip -> update        the same bits on both
 
 Parameters, state, slots and counters live on every worker. All workers make the same update from the same sums.
+If a tower is several devices, each of them sums, exchanges and updates what it has.
 """
+
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
@@ -16,19 +19,34 @@ from strategies.ring.collectives import WorkerExchange
 from strategies.worker_sums import WorkerSums, added, summed_except_gradients
 from towers.engine import Engine
 from towers.mean_and_update import finish_step
-from towers.placement import CentralPlacement
+from towers.placement import CentralPlacement, Placement
 from towers.task import Batch, batch_length
+from towers.tower import ModelVariables
 from towers.tower_parts import TowerParts
 from towers.tower_passes import TowerPasses
+from towers.updates.rules import UpdateRule
 
 
 class RingEngine(Engine):
     """Trains on this worker's part of each global batch."""
 
-    def __init__(self, *arguments, exchange: WorkerExchange, parts: TowerParts, **named):
+    def __init__(
+        self,
+        *arguments,
+        exchange: WorkerExchange,
+        parts: TowerParts,
+        place: Callable[[ModelVariables, UpdateRule], Placement] | None = None,
+        make_towers: Callable[[Engine], tuple[Sequence[Callable], Sequence[Callable]]] | None = None,
+        microbatches: int | None = None,
+        **named,
+    ):
         """Args:
         exchange: sums over the workers.
         parts: how the towers of this process divide its part of a batch.
+        place, make_towers: as for `towers.one_process_engine.OneProcessEngine`; None for parameters on one device
+          and towers of one device.
+        microbatches: as for `TowerPasses`. A step's batch is then a tuple of this worker's part of each
+          microbatch, or a batch if there is one in all.
         *arguments, **named: as for `Engine`.
 
         Raises:
@@ -36,12 +54,23 @@ class RingEngine(Engine):
         """
         super().__init__(*arguments, **named)
         self._exchange = exchange
-        self.placement = CentralPlacement.of(self.tower.variables, self.options.rule, self.devices.parameters)
-        self._passes = TowerPasses(self.towers, self.devices, parts, self.options)
+        variables, rule = self.tower.variables, self.options.rule
+        self.placement = (
+            place(variables, rule) if place else CentralPlacement.of(variables, rule, self.devices.parameters)
+        )
+        if make_towers is not None:
+            self.towers, self.evaluations = make_towers(self)
+        self._at_once = microbatches or 1
+        self._passes = TowerPasses(
+            self.towers, self.devices, parts, self.options, self.placement.owners, microbatches
+        )
         self.busy = BusyTime()
 
     def train(self, batch, rate):
         self.busy.start()
+        if self._at_once > 1 and self.options.accumulation > 1:
+            firsts = range(0, len(batch), self._at_once)
+            batch = tuple(batch[first : first + self._at_once] for first in firsts)
         return super().train(batch, rate)
 
     def first_sums(self, batch):
@@ -52,7 +81,7 @@ class RingEngine(Engine):
         parameters, _ = self.placement.read()
         own = self._sums_of(batch, microbatch_index, parameters, sums.towers.new_state)
         with tf.device(self.devices.parameters):
-            return added(sums, own)
+            return added(sums, own, self.placement.owners.add)
 
     def _sums_of(self, batch, microbatch_index, parameters, state) -> WorkerSums:
         step, loss_scale = self.counters.step.read_value(), self.counters.loss_scale.read_value()
@@ -61,7 +90,7 @@ class RingEngine(Engine):
             return summed_except_gradients(
                 own,
                 state,
-                batch_length(batch),
+                tf.add_n([batch_length(one) for one in _batches_of(batch)]),
                 self._exchange.sum,
                 is_first=self._exchange.rank == 0,
                 policy=self.options.batch_stats,
@@ -76,13 +105,16 @@ class RingEngine(Engine):
                     tf.ensure_shape(tf.convert_to_tensor(gradient), variable.shape)
                     for gradient, variable in zip(own, self.placement.parameters.values(), strict=True)
                 ]
-            summed = sums.towers._replace(gradients=self._exchange.sum_gradients(own))
-        microbatches = (batch,) if isinstance(batch, Batch) else batch
+            # All workers have the same owners, so they make these calls in the same order.
+            owners = self.placement.owners
+            summed = sums.towers._replace(
+                gradients=owners.by_owner(self._exchange.sum_gradients, owners.meet(own))
+            )
         return finish_step(
             summed,
             rate,
             examples=sums.examples,
-            features=[micro.features for micro in microbatches],
+            features=[one.features for one in _batches_of(batch)],
             placement=self.placement,
             device=self.devices.parameters,
             options=self.options,
@@ -91,3 +123,8 @@ class RingEngine(Engine):
 
     def evaluate_towers(self, batch):
         return self._passes.evaluate(self.evaluations, batch, *self.placement.read())
+
+
+def _batches_of(batch: Batch | tuple) -> list[Batch]:
+    """The batches of a tuple of batches, or of tuples of them."""
+    return [batch] if isinstance(batch, Batch) else [one for part in batch for one in _batches_of(part)]

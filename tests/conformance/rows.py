@@ -11,7 +11,7 @@ from strategies.ring.collectives import WireOptions
 from strategies.ring.joining import RingOptions
 from strategies.ring.strategy import ring_strategy
 from strategies.servers.options import ServersOptions
-from strategies.slices import slices_strategy
+from strategies.slices import SliceOptions, slices_strategy
 from strategies.towers import towers_strategy
 from tests.towers.logical_cpus import cpus, cpus_in_groups
 from towers.devices import Devices
@@ -59,6 +59,8 @@ class Row:
       late_seconds: seconds that worker 1 stands still before it computes step 8; others then compute its part.
       in_quick: whether the quick tests run this row. They try the task that has everything at once, as the full
         tests do with every row.
+      has_batch_norm: whether its first task has batch norms. Towers that pass several microbatches at once average
+        moving statistics once a step, so with several of them these are not one device's.
       transformer: whether the full tests try the transformer with it too, which has tied weights.
       every_task: whether the full tests try every task with it.
       every_trial: whether the full tests also try float32, a batch that is not finite and statistics that are not
@@ -82,6 +84,7 @@ class Row:
     in_quick: bool = False
     every_task: bool = False
     every_trial: bool = False
+    has_batch_norm: bool = True
     transformer: bool = False
     not_finite_in_quick: bool = False
 
@@ -107,8 +110,8 @@ def _mirrored(devices: Devices, shares: tuple[float, ...] | None = None):
     return lambda task, options: mirrored_strategy(task, devices, options, shares=shares)
 
 
-def _ring(devices: Devices, shares: tuple[float, ...] | None = None):
-    return lambda task, options, ring: ring_strategy(task, devices, options, shares=shares, ring=ring)
+def _ring(devices: Devices, shares: tuple[float, ...] | None = None, **of_towers):
+    return lambda task, options, ring: ring_strategy(task, devices, options, shares=shares, ring=ring, **of_towers)
 
 
 def _recomputing(make_strategy, recompute: str):
@@ -405,6 +408,23 @@ ROWS = (
         # Tests our packs over TensorFlow's collectives, as on GPUs.
         ring=_own_ring(wire=WireOptions(bytes_per_pack=4000, algorithm="ring")),
         num_workers=3,
+    ),
+    Row(
+        name="own_ring_2_of_stages_2_shares_2_1",
+        make_strategy=_ring(cpus_in_groups("stage:2"), pipeline=PipelineOptions(microbatches=4)),
+        shares=(2.0, 1.0),
+        ring=RingOptions(worker_shares=(2.0, 1.0), check_divergence_every_steps=5),
+        num_workers=2,
+        batch_stats="average",
+        has_batch_norm=False,
+        transformer=True,
+    ),
+    Row(
+        name="own_ring_2_of_2_towers_of_slices_2",
+        make_strategy=_ring(cpus_in_groups("data:2,slice:2"), slices=SliceOptions()),
+        shares=even_shares(4),
+        ring=RingOptions(check_divergence_every_steps=5),
+        num_workers=2,
     ),
     Row(
         name="own_ring_2_recompute",
