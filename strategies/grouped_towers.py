@@ -19,9 +19,12 @@ from towers.errors import UserError
 from towers.one_process_engine import OneProcessEngine
 from towers.options import StepOptions
 from towers.placement import Placement
+from towers.sharded_placement import ShardedPlacement
+from towers.shards import Shard
 from towers.task import Task
 from towers.tower import ModelVariables
 from towers.updates.rules import UpdateRule
+from towers.zero_of_groups import ZeroOfGroups
 
 # Given a function that decides some numbers, returns those of the process that decides for all.
 Decided = Callable[[Callable[[], Sequence[int]]], Sequence[int]]
@@ -124,8 +127,26 @@ class GroupedStrategy(SynchronousStrategy):
         return self._towers.settings
 
 
-def check_grouped(name: str, options: StepOptions) -> None:
-    """Raises UserError for an option of a step that strategy `name` can't serve with such towers."""
+def placed(devices: Devices, variables: ModelVariables, rule: UpdateRule, shards: Sequence[Shard]) -> Placement:
+    """Where the variables of towers of several devices live.
+
+    Args:
+      devices: with groups.
+      variables, rule: as for `GroupedTowers.place`.
+      shards: of all parameters, in order; the owner of each is the index of a device in its tower.
+    """
+    if devices.zero:
+        return ZeroOfGroups(variables, rule, devices.groups, shards, meet_late=devices.zero == 1)
+    return ShardedPlacement(variables, rule, devices.groups[0], shards)
+
+
+def check_grouped(name: str, options: StepOptions, devices: Devices) -> None:
+    """Raises UserError for an option that strategy `name` can't serve with such towers."""
+    if devices.zero and len(devices.groups) == 1:
+        raise UserError(
+            f"zero={devices.zero} with strategy {name!r} and 1 tower: no other tower shares its optimizer state; "
+            f"omit zero, or use more towers, as grid='data:2,{'stage' if name == 'pipeline' else 'slice'}:2'"
+        )
     if options.xla:
         raise UserError(f"xla=True with strategy {name!r}: XLA can't compile a tower on several devices; omit xla")
     if options.recompute != "none":

@@ -4,15 +4,14 @@ from collections.abc import Mapping
 
 import tensorflow as tf
 
-from strategies.grouped_towers import GroupedStrategy, check_grouped, decided_here
+from strategies.grouped_towers import GroupedStrategy, check_grouped, decided_here, placed
 from towers.devices import Devices
 from towers.engine import Engine
 from towers.errors import UserError
 from towers.grid import Grid
 from towers.options import StepOptions
 from towers.pipeline import grid
-from towers.placement import canonical_names
-from towers.sharded_placement import ShardedPlacement
+from towers.placement import Placement, canonical_names
 from towers.shards import Shard
 from towers.split import checked_shares
 from towers.stages.model_stages import ModelStages, cut_by_parameters, cut_by_sizes, parameter_bytes
@@ -73,7 +72,7 @@ class StagedTowers:
         self._task, self._step, self.options = task, options, pipeline or PipelineOptions()
         self._schedule = self.options.schedule_for(len(self.devices.groups[0]))
         self._num_towers = self.devices.num_towers
-        check_grouped("pipeline", options)
+        check_grouped("pipeline", options, self.devices)
 
     @property
     def microbatches(self) -> int:
@@ -114,8 +113,8 @@ class StagedTowers:
         else:
             self.stages = cut()
 
-    def place(self, variables: ModelVariables, rule: UpdateRule) -> ShardedPlacement:
-        return ShardedPlacement(variables, rule, self.devices.groups[0], self._shards(variables))
+    def place(self, variables: ModelVariables, rule: UpdateRule) -> Placement:
+        return placed(self.devices, variables, rule, self._shards(variables))
 
     def _shards(self, variables: ModelVariables) -> list[Shard]:
         """Each parameter whole on the device of the first stage that reads it."""

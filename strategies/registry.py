@@ -13,7 +13,7 @@ from strategies.ring.strategy import ring_strategy
 from strategies.servers.membership import ServersMembership
 from strategies.slices import SliceOptions, slices_strategy
 from strategies.towers import towers_strategy
-from towers.devices import Devices
+from towers.devices import Devices, spread_by
 from towers.errors import UserError
 from towers.options import StepOptions
 from towers.stages.options import PipelineOptions
@@ -31,6 +31,7 @@ class _Mode:
       spreads: whether its parameters and slots can be sharded over the towers, or copied to each.
       has_stages: whether a tower is several devices, each with stages of the model; it then takes `pipeline=`.
       has_slices: whether a tower is several devices, each with slices of the layers; it then takes `slices=`.
+      zero_of_groups: stages of ZeRO over towers of several devices.
       may_have_groups: whether its towers are several devices on request; it then takes `pipeline=` and `slices=`.
     """
 
@@ -39,6 +40,7 @@ class _Mode:
     spreads: bool = False
     has_stages: bool = False
     has_slices: bool = False
+    zero_of_groups: tuple[int, ...] = ()
     may_have_groups: bool = False
 
 
@@ -47,8 +49,8 @@ _MODES = {
     "mirrored": _Mode(mirrored_strategy),
     "ring": _Mode(ring_strategy, cluster_kind="ring", may_have_groups=True),
     "ps": _Mode(servers_strategy, cluster_kind="servers"),
-    "pipeline": _Mode(pipeline_strategy, has_stages=True),
-    "slices": _Mode(slices_strategy, has_slices=True),
+    "pipeline": _Mode(pipeline_strategy, has_stages=True, zero_of_groups=(1, 2)),
+    "slices": _Mode(slices_strategy, has_slices=True, zero_of_groups=(1, 2)),
 }
 
 
@@ -123,6 +125,8 @@ def check_spread(name: str, argument: str) -> None:
       name: the strategy's name.
       argument: the argument that asks for it, from `towers.devices.spread_by`; '' if none does.
     """
+    if argument in [spread_by("", zero) for zero in _mode(name).zero_of_groups]:
+        return
     if argument and not _mode(name).spreads:
         able = " or ".join(repr(other) for other, mode in _MODES.items() if mode.spreads)
         instead = "parameter_device='cpu'" if argument.startswith("parameter_device") else f"omit {argument}"

@@ -3,13 +3,13 @@
 import dataclasses
 from collections.abc import Mapping
 
-from strategies.grouped_towers import GroupedStrategy, check_grouped, decided_here
+from strategies.grouped_towers import GroupedStrategy, check_grouped, decided_here, placed
 from towers.devices import Devices
 from towers.engine import Engine
 from towers.errors import UserError
 from towers.exchange import TowerExchange
 from towers.options import StepOptions
-from towers.sharded_placement import ShardedPlacement
+from towers.placement import Placement
 from towers.slices.layout import Layout
 from towers.slices.layout_report import large_whole_notices, layout_table
 from towers.slices.sliced_tower import SlicedEvaluation, SlicedTower
@@ -62,7 +62,7 @@ class SlicedTowers:
                 f"strategy 'slices' with {type(options.rule).__name__}: it needs whole parameters, and each "
                 "device updates its slices; use momentum or adamw, or another strategy"
             )
-        check_grouped("slices", options)
+        check_grouped("slices", options, self.devices)
 
     def check(self, shares):
         """Nothing to check: `Engine` does."""
@@ -70,8 +70,8 @@ class SlicedTowers:
     def divide(self, model, decided=decided_here):
         self.layout = Layout(model, len(self.devices.groups[0]), self.options.layout)
 
-    def place(self, variables: ModelVariables, rule: UpdateRule) -> ShardedPlacement:
-        return ShardedPlacement(variables, rule, self.devices.groups[0], self.layout.shards())
+    def place(self, variables: ModelVariables, rule: UpdateRule) -> Placement:
+        return placed(self.devices, variables, rule, self.layout.shards())
 
     def make_towers(self, engine: Engine):
         kernels = self._step.kernels(self.devices)

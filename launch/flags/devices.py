@@ -45,7 +45,8 @@ flags.DEFINE_string(
 flags.DEFINE_integer(
     "zero",
     0,
-    "Stage of ZeRO over the towers' devices (--strategy=towers only). 1 and 2: each device has a copy of all "
+    "Stage of ZeRO over the towers' devices (--strategy=towers; 1 and 2 also with several towers of pipeline or "
+    "slices, whose devices share what they hold alike). 1 and 2: each device has a copy of all "
     "parameters, and its own part of the optimizer state with the update of that part. With --accumulation, 1 "
     "sends gradients once a step, and 2 after each microbatch, so that no device keeps sums of all of them. 3: "
     "each device has its own part of the parameters too, and gets the others' layer by layer while it computes. "

@@ -93,16 +93,15 @@ def _towers(devices: Devices, shares: tuple[float, ...] | None = None):
     return lambda task, options: towers_strategy(task, devices, options, shares=shares)
 
 
-def _pipeline(num_devices: int, microbatches: int, num_towers: int = 1, **options):
+def _pipeline(num_devices: int, microbatches: int, num_towers: int = 1, zero: int = 0, **options):
     """Towers of `num_devices` devices each; `options` are other fields of `PipelineOptions`."""
-    devices = cpus(num_devices * num_towers)
-    devices = devices.grouped(Grid(data=num_towers, stage=num_devices).groups(devices.towers))
+    devices = cpus_in_groups(str(Grid(data=num_towers, stage=num_devices)), zero=zero)
     pipeline = PipelineOptions(microbatches=microbatches, **options)
     return lambda task, step: pipeline_strategy(task, devices, step, pipeline=pipeline)
 
 
-def _slices(grid: str, shares: tuple[float, ...] | None = None):
-    devices = cpus_in_groups(grid)
+def _slices(grid: str, shares: tuple[float, ...] | None = None, **spread):
+    devices = cpus_in_groups(grid, **spread)
     return lambda task, options: slices_strategy(task, devices, options, shares=shares)
 
 
@@ -252,6 +251,22 @@ ROWS = (
         shares=even_shares(2),
         accumulation=4,
         batch_stats="average",
+        reference=FOUR_MICROBATCHES,
+    ),
+    Row(
+        name="pipeline_2_by_2_towers_zero_1_accumulation_4",
+        make_strategy=_pipeline(2, 1, num_towers=2, zero=1),
+        shares=even_shares(2),
+        accumulation=4,
+        batch_stats="average",
+        reference=FOUR_MICROBATCHES,
+        transformer=True,
+    ),
+    Row(
+        name="towers_2_of_slices_2_zero_2_accumulation_4",
+        make_strategy=_slices("data:2,slice:2", (2.0, 1.0), zero=2),
+        shares=(2.0, 1.0),
+        accumulation=4,
         reference=FOUR_MICROBATCHES,
     ),
     Row(
