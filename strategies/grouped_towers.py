@@ -1,10 +1,151 @@
-"""Options that a tower of several devices does not have."""
+"""Towers of several devices: what an engine needs of them, and the strategies that train them in one process.
 
+    data:2,stage:2     groups        devices      each tower
+    tower 0            CPU:0 CPU:1                a pipeline of two stages, or layers in two slices
+    tower 1            CPU:2 CPU:3
+
+The same towers train in one process (`GroupedStrategy`) and on each worker of a ring (`strategies.ring.grouped`).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import keras
+
+from strategies.synchronous import SynchronousStrategy
+from towers.devices import Devices
+from towers.engine import Engine
 from towers.errors import UserError
+from towers.one_process_engine import OneProcessEngine
 from towers.options import StepOptions
+from towers.placement import Placement
+from towers.sharded_placement import ShardedPlacement
+from towers.shards import Shard
+from towers.task import Task
+from towers.tower import ModelVariables
+from towers.updates.rules import UpdateRule
+from towers.zero_of_groups import ZeroOfGroups
+
+# Given a function that decides some numbers, returns those of the process that decides for all.
+Decided = Callable[[Callable[[], Sequence[int]]], Sequence[int]]
 
 
-def check_grouped(name: str, options: StepOptions) -> None:
-    """Raises UserError for an option of a step that strategy `name` can't serve with such towers."""
+def decided_here(decide: Callable[[], Sequence[int]]) -> Sequence[int]:
+    """Implements `Decided` for a run of one process."""
+    return decide()
+
+
+class GroupedTowers(Protocol):
+    """The towers of one process, each of several devices.
+
+    Attributes:
+      name: what the towers are made of, as a strategy's name: 'pipeline' or 'slices'.
+      options: how they divide the model; the same in all processes.
+      devices: with groups.
+      microbatches: number of microbatches that a tower computes in one call; None for towers that get a batch.
+    """
+
+    name: str
+    options: object
+    devices: Devices
+    microbatches: int | None
+
+    def check(self, shares: tuple[float, ...]) -> None:
+        """Checks what depends on the towers of all processes.
+
+        Args:
+          shares: of all towers.
+
+        Raises:
+          UserError: the towers can't divide a batch so.
+        """
+
+    def divide(self, model: keras.Model, decided: Decided = decided_here) -> None:
+        """Divides the model over the devices of a tower. Call it once, before what follows.
+
+        Args:
+          model: a built template.
+          decided: shares what is measured, so that all processes divide the model alike.
+
+        Raises:
+          UserError: the model can't be divided so.
+        """
+
+    def place(self, variables: ModelVariables, rule: UpdateRule) -> Placement:
+        """Where the model's variables live: each parameter, or slice, on its device of a tower."""
+
+    def make_towers(self, engine: Engine) -> tuple[Sequence[Callable], Sequence[Callable]]:
+        """The training passes and the evaluation passes of the towers of an engine."""
+
+    @property
+    def notices(self) -> list[str]:
+        """Lines for the user about how the model is divided."""
+
+    @property
+    def settings(self) -> Mapping[str, object]:
+        """The options of these towers by name, known before the model is divided."""
+
+
+class GroupedStrategy(SynchronousStrategy):
+    """Implements `strategies.contract.Strategy`: towers of several devices in one process."""
+
+    def __init__(
+        self, task: Task, options: StepOptions, towers: GroupedTowers, *, shares: tuple[float, ...] | None = None
+    ):
+        """Args:
+        task, options: what is trained, and how.
+        towers: divides the model.
+        shares: relative sizes of the towers' parts of a batch; None for equal parts.
+        """
+        self._towers = towers
+
+        def make_engine(model, batch_spec):
+            towers.divide(model)
+            return OneProcessEngine(
+                task,
+                model,
+                towers.devices,
+                options,
+                batch_spec=batch_spec,
+                shares=shares,
+                place=towers.place,
+                make_towers=towers.make_towers,
+                microbatches=towers.microbatches,
+            )
+
+        super().__init__(towers.name, task, options, make_engine, towers.devices.num_towers)
+
+    @property
+    def microbatches(self) -> int:
+        return self.options.accumulation * (self._towers.microbatches or 1)
+
+    @property
+    def notices(self) -> list[str]:
+        return [*self._towers.notices, *super().notices]
+
+    def mode_settings(self) -> Mapping[str, object]:
+        return self._towers.settings
+
+
+def placed(devices: Devices, variables: ModelVariables, rule: UpdateRule, shards: Sequence[Shard]) -> Placement:
+    """Where the variables of towers of several devices live.
+
+    Args:
+      devices: with groups.
+      variables, rule: as for `GroupedTowers.place`.
+      shards: of all parameters, in order; the owner of each is the index of a device in its tower.
+    """
+    if devices.zero:
+        return ZeroOfGroups(variables, rule, devices.groups, shards, meet_late=devices.zero == 1)
+    return ShardedPlacement(variables, rule, devices.groups[0], shards)
+
+
+def check_grouped(name: str, options: StepOptions, devices: Devices) -> None:
+    """Raises UserError for an option that strategy `name` can't serve with such towers."""
+    if devices.zero and len(devices.groups) == 1:
+        raise UserError(
+            f"zero={devices.zero} with strategy {name!r} and 1 tower: no other tower shares its optimizer state; "
+            f"omit zero, or use more towers, as grid='data:2,{'stage' if name == 'pipeline' else 'slice'}:2'"
+        )
     if options.xla:
         raise UserError(f"xla=True with strategy {name!r}: XLA can't compile a tower on several devices; omit xla")

@@ -32,6 +32,7 @@ class _Mode:
         slots elsewhere than on one device of each process.
       has_stages: whether a tower is several devices, each with stages of the model; it then takes `pipeline=`.
       has_slices: whether a tower is several devices, each with slices of the layers; it then takes `slices=`.
+      may_have_groups: whether its towers are several devices on request; it then takes `pipeline=` and `slices=`.
     """
 
     build: Callable[..., Strategy]
@@ -39,15 +40,16 @@ class _Mode:
     spreads: tuple[str, ...] = ()
     has_stages: bool = False
     has_slices: bool = False
+    may_have_groups: bool = False
 
 
 _MODES = {
     "towers": _Mode(towers_strategy, spreads=("parameter_device=", "zero=", "offload=")),
     "mirrored": _Mode(mirrored_strategy),
-    "ring": _Mode(ring_strategy, cluster_kind="ring", spreads=("zero=1", "zero=2")),
+    "ring": _Mode(ring_strategy, cluster_kind="ring", spreads=("zero=1", "zero=2"), may_have_groups=True),
     "ps": _Mode(servers_strategy, cluster_kind="servers"),
-    "pipeline": _Mode(pipeline_strategy, has_stages=True),
-    "slices": _Mode(slices_strategy, has_slices=True),
+    "pipeline": _Mode(pipeline_strategy, has_stages=True, spreads=("zero=1", "zero=2")),
+    "slices": _Mode(slices_strategy, has_slices=True, spreads=("zero=1", "zero=2")),
 }
 
 
@@ -87,8 +89,8 @@ def build_strategy(
       shares: relative part of this process's examples for each of its towers; None: equal parts.
       ring: this process's membership of a ring; None: a ring of one process.
       servers: the chief's membership of a parameter-server cluster; required by 'ps'.
-      pipeline: stages and schedule of 'pipeline'; None: the defaults.
-      slices: how 'slices' divides layers; None: the defaults.
+      pipeline: stages and schedule of 'pipeline'; None: the defaults. For 'ring': makes each tower a pipeline.
+      slices: how 'slices' divides layers; None: the defaults. For 'ring': makes each tower divide its layers.
 
     Raises:
       UserError: unknown name, no cluster for a strategy that needs one, or an argument that the strategy refuses.
@@ -103,9 +105,11 @@ def build_strategy(
         )
     memberships = {"ring": ring, "servers": servers}
     joined = {mode.cluster_kind: memberships[mode.cluster_kind]} if mode.cluster_kind else {}
-    of_tower = ({"pipeline": pipeline} if mode.has_stages else {}) | (
-        {"slices": slices} if mode.has_slices else {}
-    )
+    grouped = {
+        "pipeline": (pipeline, mode.has_stages or mode.may_have_groups),
+        "slices": (slices, mode.has_slices or mode.may_have_groups),
+    }
+    of_tower = {name: given for name, (given, is_taken) in grouped.items() if is_taken}
     if shares is None and not mode.has_slices:
         membership = joined.get(mode.cluster_kind)
         own = task.batch_size if membership is None else membership.own_examples(task.batch_size)
@@ -124,7 +128,7 @@ def check_spread(name: str, argument: str) -> None:
         able = " or ".join(repr(other) for other, mode in _MODES.items() if argument.startswith(mode.spreads))
         instead = "parameter_device='cpu'" if argument.startswith("parameter_device") else f"omit {argument}"
         if argument == "zero=3" and "zero=2" in _mode(name).spreads:
-            instead = "zero=2, which divides gradients and optimizer state over the workers"
+            instead = "zero=2, which divides gradients and optimizer state"
         raise UserError(
             f"{argument} with strategy {name!r}: only {able} shards its parameters or copies them to each tower; "
             f"use it, or {instead}"
@@ -149,11 +153,23 @@ def has_slices(name: str) -> bool:
     return _mode(name).has_slices
 
 
+def may_have_groups(name: str) -> bool:
+    """Whether towers of the strategy are several devices on request, each with stages or slices.
+
+    Raises:
+      UserError: unknown name.
+    """
+    return _mode(name).may_have_groups
+
+
 def check_groups(name: str, grouped: bool) -> None:
     """Raises UserError if towers are groups of devices and the strategy has towers of one device."""
-    mode = _mode(name)
-    if grouped and not (mode.has_stages or mode.has_slices):
-        able = " or ".join(repr(other) for other, mode in _MODES.items() if mode.has_stages or mode.has_slices)
+
+    def has_groups(mode: _Mode) -> bool:
+        return mode.has_stages or mode.has_slices or mode.may_have_groups
+
+    if grouped and not has_groups(_mode(name)):
+        able = " or ".join(repr(other) for other, mode in _MODES.items() if has_groups(mode))
         raise UserError(
             f"towers of several devices with strategy {name!r}: only {able} has them; use it, or omit the grid"
         )

@@ -1,19 +1,21 @@
 """The strategy 'slices': the layers of a tower are divided over its devices, towers divide the batch."""
 
 import dataclasses
+from collections.abc import Mapping
 
-from strategies.grouped_towers import check_grouped
-from strategies.synchronous import SynchronousStrategy
+from strategies.grouped_towers import GroupedStrategy, check_grouped, decided_here, placed
 from towers.devices import Devices
+from towers.engine import Engine
 from towers.errors import UserError
 from towers.exchange import TowerExchange
-from towers.one_process_engine import OneProcessEngine
 from towers.options import StepOptions
-from towers.sharded_placement import ShardedPlacement
+from towers.placement import Placement
 from towers.slices.layout import Layout
 from towers.slices.layout_report import large_whole_notices, layout_table
 from towers.slices.sliced_tower import SlicedEvaluation, SlicedTower
 from towers.task import Task
+from towers.tower import ModelVariables
+from towers.updates.rules import UpdateRule
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -27,69 +29,99 @@ class SliceOptions:
     layout: tuple[tuple[str, str], ...] = ()
 
 
-class SlicesStrategy(SynchronousStrategy):
-    """Implements `strategies.contract.Strategy`: `devices.groups` are the devices of each tower.
+class SlicedTowers:
+    """Implements `strategies.grouped_towers.GroupedTowers`: each device of a tower has slices of the layers.
 
     Attributes:
-      layout: how the layers are split.
+      options: how layers are divided.
+      layout: how the layers are split, when the model is divided.
     """
 
-    def __init__(self, task: Task, devices: Devices, options: StepOptions, shares, slices: SliceOptions):
-        self._slices, self._devices, self._shares = slices, devices, shares
-        super().__init__("slices", task, options, self._make_engine, devices.num_towers)
+    name = "slices"
+    microbatches = None
+    layout: Layout
 
-    def _make_engine(self, model, batch_spec):
-        owners = self._devices.groups[0]
-        self.layout = Layout(model, len(owners), self._slices.layout)
+    def __init__(self, task: Task, devices: Devices, options: StepOptions, slices: SliceOptions | None):
+        """Args:
+        task, options: what is trained, and how.
+        devices: its groups are the towers; without groups, all devices are one tower.
+        slices: how layers are divided; None for the defaults.
 
-        def place(variables, rule):
-            return ShardedPlacement(variables, rule, owners, self.layout.shards())
+        Raises:
+          UserError: towers of one device, an update rule that needs whole parameters, or XLA.
+        """
+        self.devices = devices if devices.groups else devices.grouped((devices.towers,))
+        self._task, self._step, self.options = task, options, slices or SliceOptions()
+        if len(self.devices.groups[0]) < 2:
+            raise UserError(
+                "strategy 'slices' with 1 device a tower: nothing is divided; use at least 2, as with "
+                "grid='slice:2', or strategy 'towers'"
+            )
+        if not options.rule.elementwise:
+            raise UserError(
+                f"strategy 'slices' with {type(options.rule).__name__}: it needs whole parameters, and each "
+                "device updates its slices; use momentum or adamw, or another strategy"
+            )
+        check_grouped("slices", options, self.devices)
 
-        return OneProcessEngine(
-            self.task,
-            model,
-            self._devices,
-            self.options,
-            batch_spec=batch_spec,
-            shares=self._shares,
-            place=place,
-            make_towers=self._make_towers,
-        )
+    def check(self, shares):
+        """Nothing to check: `Engine` does."""
 
-    def _make_towers(self, engine):
-        kernels = self.options.kernels(self._devices)
+    def divide(self, model, decided=decided_here):
+        self.layout = Layout(model, len(self.devices.groups[0]), self.options.layout)
+
+    def place(self, variables: ModelVariables, rule: UpdateRule) -> Placement:
+        return placed(self.devices, variables, rule, self.layout.shards())
+
+    def make_towers(self, engine: Engine):
+        kernels = self._step.kernels(self.devices)
         shared = engine.tower.exchange
         towers, evaluations = [], []
-        for group in self._devices.groups:
+        for group in self.devices.groups:
             # Each tower is traced by itself: its exchanges count from 1, as those of its counterparts do.
             own = shared and TowerExchange(shared.num_towers, shared.group_key)
             towers.append(
                 SlicedTower(
-                    self.task,
+                    self._task,
                     engine.tower.model,
                     self.layout,
                     group,
                     exchange=own,
                     kernels=kernels,
-                    recompute=self.options.recompute,
+                    recompute=self._step.recompute,
                 )
             )
             evaluations.append(
-                SlicedEvaluation(self.task, engine.tower.model, self.layout, group, kernels=kernels)
+                SlicedEvaluation(self._task, engine.tower.model, self.layout, group, kernels=kernels)
             )
         return towers, evaluations
 
     @property
-    def notices(self):
-        return super().notices + large_whole_notices(self.layout)
+    def notices(self) -> list[str]:
+        return large_whole_notices(self.layout)
 
     @property
     def layout_table(self) -> str:
         """A line for each parameter: its split, its devices and its collective."""
-        return layout_table(self.layout, self._devices.groups[0])
+        return layout_table(self.layout, self.devices.groups[0])
 
-    def mode_settings(self):
-        return {"num_slices": len(self._devices.groups[0])}
+    @property
+    def settings(self) -> Mapping[str, object]:
+        return {"num_slices": len(self.devices.groups[0])}
+
+
+class SlicesStrategy(GroupedStrategy):
+    """The strategy 'slices' of one process."""
+
+    def __init__(self, task: Task, options: StepOptions, towers: SlicedTowers, **named):
+        """Arguments as for `GroupedStrategy`."""
+        self._sliced = towers
+        super().__init__(task, options, towers, **named)
+
+    @property
+    def layout_table(self) -> str:
+        """As `SlicedTowers.layout_table`."""
+        return self._sliced.layout_table
 
 
 def slices_strategy(
@@ -111,16 +143,4 @@ def slices_strategy(
       UserError: towers of one device, an update rule that needs whole parameters, XLA, or a layout that does not
         fit the model.
     """
-    devices = devices if devices.groups else devices.grouped((devices.towers,))
-    if len(devices.groups[0]) < 2:
-        raise UserError(
-            "strategy 'slices' with 1 device a tower: nothing is divided; use at least 2, as with "
-            "grid='slice:2', or strategy 'towers'"
-        )
-    if not options.rule.elementwise:
-        raise UserError(
-            f"strategy 'slices' with {type(options.rule).__name__}: it needs whole parameters, and each device "
-            "updates its slices; use momentum or adamw, or another strategy"
-        )
-    check_grouped("slices", options)
-    return SlicesStrategy(task, devices, options, shares, slices or SliceOptions())
+    return SlicesStrategy(task, options, SlicedTowers(task, devices, options, slices), shares=shares)

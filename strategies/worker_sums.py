@@ -49,6 +49,6 @@ def summed_except_gradients(
     return WorkerSums(result._replace(new_state=new_state), tf.cast(examples, tf.int32))
 
 
-def added(sums: WorkerSums, more: WorkerSums) -> WorkerSums:
-    """`sums` plus those of the next microbatch."""
-    return WorkerSums(add_to(sums.towers, more.towers, gradients.add_each), sums.examples + more.examples)
+def added(sums: WorkerSums, more: WorkerSums, add: Callable[[Sequence], list] = gradients.add_each) -> WorkerSums:
+    """`sums` plus those of the next microbatch; `add` as `towers.owners.Owners.add`."""
+    return WorkerSums(add_to(sums.towers, more.towers, add), sums.examples + more.examples)

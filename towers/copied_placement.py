@@ -12,46 +12,17 @@ Owners have equal numbers of bytes, for which large parameters are sliced: sums 
 are a reduce-scatter and an all-gather.
 """
 
-import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import tensorflow as tf
 
-from towers.copied_variable import CopiedVariable
+from towers.copied_parts import CopiedPart, CopiedParts
 from towers.optimizer_bytes import told
 from towers.owners import Copies, LateOwners, Slices
-from towers.placement import (
-    apply_rule,
-    canonical_names,
-    constraints_of,
-    finish_rule,
-    make_slots,
-    run_if,
-    set_state,
-    variables_like,
-)
-from towers.sharded_placement import by_name, owners_of, part_of, shards_for
-from towers.shards import Shard
-from towers.sliced_variable import SlicedVariable
+from towers.placement import canonical_names, constraints_of, run_if, set_state, variables_like
+from towers.sharded_placement import by_name, owners_of, shards_for
 from towers.tower import ModelVariables
 from towers.updates.rules import UpdateRule
-
-
-@dataclasses.dataclass(frozen=True)
-class CopiedPart:
-    """A parameter or a slice of it, with its copies and slots.
-
-    Attributes:
-      shard: which part of which parameter it is.
-      device: the owner's device, where its gradient is summed.
-      copies: a copy for each device, the owner's first.
-      slots: by each device that has them (and so makes the update) the slots by slot name.
-    """
-
-    shard: Shard
-    device: str
-    copies: Mapping[str, tf.Variable]
-    slots: Mapping[str, Mapping[str, tf.Variable]]
 
 
 class CopiedPlacement:
@@ -82,26 +53,23 @@ class CopiedPlacement:
         meet_late: whether gradients are sent to their owners once a step, and not after each microbatch. Each
           tower then keeps the sums of all its gradients.
         """
-        self._constraints = constraints_of(variables)
+        constraints = constraints_of(variables)
         self._towers = towers
         devices = list(dict.fromkeys(towers))
         owners = devices if owners is None else owners
         templates = dict(zip(canonical_names(variables.parameters), variables.parameters, strict=True))
         self.parts = []
-        for shard in shards_for(templates, rule, self._constraints, len(owners)):
+        for shard in shards_for(templates, rule, constraints, len(owners)):
             owner = owners[shard.owner]
             holders = list(dict.fromkeys([owner, *devices]))
             updating = holders if slots_everywhere else [owner]
-            self.parts.append(_copied(shard, templates[shard.name], rule, holders, updating))
+            self.parts.append(CopiedPart.of(shard, templates[shard.name], rule, holders, updating))
+        self._copies = CopiedParts(self.parts, constraints)
         meeting = owners_of(self.parts, list(templates))
         self.owners = LateOwners(meeting, towers) if meet_late else meeting
-        self.parameters = self._named([CopiedVariable(part.copies.values()) for part in self.parts])
-        self.slots = {slot: self._named([_slot(part, slot) for part in self.parts]) for slot in rule.slot_names}
+        self.parameters, self.slots = self._copies.parameters(), self._copies.slots(rule)
         with tf.device(devices[0]):
             self.state = variables_like(variables.state)
-
-    def _named(self, of_parts: Sequence) -> dict:
-        return by_name(self.parts, of_parts, SlicedVariable)
 
     def read(self):
         of_towers = []
@@ -114,63 +82,16 @@ class CopiedPlacement:
 
     def update(self, is_allowed, means, new_state, *, rule, rate, update):
         def update_all():
-            for part, mean in zip(self.parts, means, strict=True):
-                for device in part.slots:
-                    with tf.device(device):
-                        apply_rule(rule, *self._described(part, device), [mean], rate, update)
-                _send(part)
+            self._copies.apply(rule, means, rate, update)
             set_state(self.state, new_state)
 
         run_if(is_allowed, update_all)
 
     def finish(self, is_last, *, rule, updates):
-        def finish_all():
-            for part in self.parts:
-                for device in part.slots:
-                    with tf.device(device):
-                        finish_rule(rule, *self._described(part, device), updates)
-                _send(part)
-
-        run_if(is_last, finish_all)
-
-    def _described(self, part: CopiedPart, device: str):
-        """A part's copy, its slots and its constraints by its parameter's name."""
-        name = part.shard.name
-        slots = {slot: {name: own} for slot, own in part.slots[device].items()}
-        return {name: part.copies[device]}, slots, self._constraints
+        run_if(is_last, lambda: self._copies.finish(rule, updates))
 
     @property
     def notice(self) -> str:
         """A line for the user: how much optimizer state each device has."""
-        slots: dict[str, list] = {device: [] for device in self.parts[0].copies}
-        for part in self.parts:
-            for device, own in part.slots.items():
-                slots[device] += own.values()
+        slots = self._copies.slots_on(list(self.parts[0].copies))
         return f"parameters are copied to {len(set(self._towers))} devices; {told(slots)}"
-
-
-def _copied(
-    shard: Shard, template, rule: UpdateRule, holders: Sequence[str], updating: Sequence[str]
-) -> CopiedPart:
-    copies, slots = {}, {}
-    for device in holders:
-        with tf.device(device):
-            copies[device] = part_of(shard, template)
-            if device in updating:
-                of_name = make_slots(rule, {shard.name: copies[device]})
-                slots[device] = {slot: own[shard.name] for slot, own in of_name.items()}
-    return CopiedPart(shard, holders[0], copies, slots)
-
-
-def _slot(part: CopiedPart, slot: str) -> tf.Variable | CopiedVariable:
-    own = [slots[slot] for slots in part.slots.values()]
-    return own[0] if len(own) == 1 else CopiedVariable(own)
-
-
-def _send(part: CopiedPart) -> None:
-    """Sends the owner's value to the copies that nothing has updated."""
-    value = part.copies[part.device].read_value()
-    for device, copy in part.copies.items():
-        if device not in part.slots:
-            with tf.device(device):
-                copy.assign(value)

@@ -21,6 +21,7 @@ from towers.tower import ModelVariables, TowerResult
 from towers.tower_parts import TowerParts, microbatch
 from towers.tower_passes import TowerPasses
 from towers.updates.rules import UpdateRule
+from towers.zero_of_groups import ZeroOfGroups
 
 # A step reads a smaller table as fast as its rows.
 _LARGE_TABLE_BYTES = 4 << 20
@@ -68,7 +69,7 @@ class OneProcessEngine(Engine):
 
     @property
     def notices(self):
-        if isinstance(self.placement, ShardedPlacement | CopiedPlacement):
+        if isinstance(self.placement, ShardedPlacement | CopiedPlacement | ZeroOfGroups):
             return [*super().notices, self.placement.notice]
         return super().notices
 

@@ -127,7 +127,7 @@ class ManyOwners:
             if isinstance(gradient, Slices):
                 found += gradient.parts
             else:
-                found += _parts(gradient, *self.slicing[index]) if index in self.slicing else [gradient]
+                found += parts_of(gradient, *self.slicing[index]) if index in self.slicing else [gradient]
         return found
 
     def keep(self, per_tower):
@@ -204,7 +204,7 @@ class LateOwners:
         return [kept[begin : begin + size] for begin in range(0, len(kept), size)]
 
 
-def _parts(gradient: Gradient, dimension: int, lengths: Sequence[int]) -> list[Gradient]:
+def parts_of(gradient: Gradient, dimension: int, lengths: Sequence[int]) -> list[Gradient]:
     """The slices of a gradient; rows of a sparse one go to the slice that has them."""
     if not isinstance(gradient, tf.IndexedSlices) or dimension != 0:
         return tf.split(tf.convert_to_tensor(gradient), lengths, dimension)

@@ -34,7 +34,12 @@ class Shard:
 
 
 def shards_of(
-    shapes: Mapping[str, Sequence[int]], num_owners: int, *, item_bytes: Mapping[str, int], whole: Collection[str]
+    shapes: Mapping[str, Sequence[int]],
+    num_owners: int,
+    *,
+    item_bytes: Mapping[str, int],
+    whole: Collection[str],
+    dimensions: Mapping[str, int] | None = None,
 ) -> list[Shard]:
     """The shards, in the order of the parameters.
 
@@ -44,7 +49,9 @@ def shards_of(
       item_bytes: bytes of an element of each parameter.
       whole: names of parameters that must not be sliced, because their update rule or constraint needs all of
         them. If none may be sliced, the largest goes first, to the owner with the fewest bytes (Graham 1969).
+      dimensions: for some parameters the dimension along which they may be sliced.
     """
+    dimensions = dimensions or {}
     sizes = {name: math.prod(shape) * item_bytes[name] for name, shape in shapes.items()}
     if all(name in whole for name in shapes):
         return _largest_first(sizes, num_owners)
@@ -53,7 +60,7 @@ def shards_of(
     for name, shape in shapes.items():
         begin, end = position, position + sizes[name]
         may_slice = shape and name not in whole and sizes[name] > mean * _SMALLEST_SLICED
-        dimension = _sliced_dimension(shape) if may_slice else None
+        dimension = dimensions.get(name, _sliced_dimension(shape)) if may_slice else None
         # The cuts that fall into this parameter, as indices of its dimension: 0 and its length are no slices.
         length = 1 if dimension is None else shape[dimension]
         cuts = [mean * k for k in range(owner + 1, num_owners) if mean * k < end]

@@ -39,14 +39,15 @@ class TowerPasses:
         options: options of the step.
         owners: where the gradients meet; the current device is then `devices.parameters`.
         microbatches: number of microbatches that a tower computes in one call, if it is a pipeline. It then gets
-          parts, seeds and gains of all of them, as tuples.
+          parts, seeds and gains of all of them, as tuples. A batch may then be a tuple too: of this process's part
+          of each microbatch.
         """
         self._towers, self._devices, self._parts, self._options = towers, devices, parts, options
         self._owners, self._microbatches = owners, microbatches
 
     def train(
         self,
-        batch: Batch,
+        batch: Batch | tuple[Batch, ...],
         microbatch_index: int | tf.Tensor,
         parameters: Sequence[tf.Tensor],
         state: Sequence[tf.Tensor],
@@ -57,7 +58,7 @@ class TowerPasses:
         """The sums of all towers' training passes; `new_state` is their combined state.
 
         Args:
-          batch: the (micro)batch of this process.
+          batch: the (micro)batch of this process; a tuple as in `__init__`.
           microbatch_index: which microbatch of the step it is.
           parameters, state: one tensor for each variable; parameters may be `Slices` or `Copies`.
           step: int64 scalar, for random seeds.
@@ -86,7 +87,10 @@ class TowerPasses:
             return part, self._seed(step, microbatch_index, tower), activity * loss_scale
         count, given = self._microbatches, []
         for index in range(count):
-            part, activity = self._parts.part_of_microbatch(batch, tower, index, count)
+            if isinstance(batch, Batch):
+                part, activity = self._parts.part_of_microbatch(batch, tower, index, count)
+            else:
+                part, activity = self._parts.part(batch[index], tower)
             seed = self._seed(step, microbatch_index * count + index, tower)
             given.append((part, seed, activity * loss_scale))
         return tuple(zip(*given, strict=True))

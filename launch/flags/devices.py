@@ -45,12 +45,12 @@ flags.DEFINE_string(
 flags.DEFINE_integer(
     "zero",
     0,
-    "Stage of ZeRO over the towers' devices (--strategy=towers) or over the workers (--strategy=ring, 1 and 2). 1 "
-    "and 2: each device or worker has a copy of all parameters, and its own part of the optimizer state with the "
-    "update of that part. With --accumulation, 1 sends gradients once a step, and 2 after each microbatch, so "
-    "that none keeps sums of all of them. 3: each device has its own part of the parameters too, and gets the "
-    "others' layer by layer while it computes. Default: 0, none. Use the lowest stage that fits, without "
-    "--parameter_device.",
+    "Stage of ZeRO over the towers' devices (--strategy=towers; 1 and 2 also with several towers of pipeline or "
+    "slices, whose devices share what they hold alike) or over the workers (--strategy=ring, 1 and 2). 1 and 2: "
+    "each device or worker has a copy of all parameters, and its own part of the optimizer state with the update "
+    "of that part. With --accumulation, 1 sends gradients once a step, and 2 after each microbatch, so that none "
+    "keeps sums of all of them. 3: each device has its own part of the parameters too, and gets the others' layer "
+    "by layer while it computes. Default: 0, none. Use the lowest stage that fits, without --parameter_device.",
     lower_bound=0,
     upper_bound=3,
 )

@@ -3,9 +3,9 @@
 from absl import flags
 
 from launch.flags.checks import listed_in_help
-from strategies.registry import check_groups, has_stages
+from strategies.registry import check_groups, has_slices, has_stages, may_have_groups
 from towers.errors import UserError
-from towers.grid import Grid
+from towers.grid import SLICE, STAGE, Grid
 
 FLAGS = flags.FLAGS
 
@@ -14,9 +14,31 @@ flags.DEFINE_string(
     None,
     "For --strategy=pipeline and slices: number of towers and of devices in each, as data:2,stage:3 or "
     "data:2,slice:2. The towers divide each batch, the devices of a tower the model. Default: --num_towers (or "
-    "one) towers of --stages or --slices devices.",
+    "one) towers of --stages or --slices devices. For --strategy=ring: the towers of each worker. Default there: "
+    "towers of one device.",
 )
 listed_in_help(__name__)
+
+
+def divided_by() -> str | None:
+    """What each device of a tower has, STAGE or SLICE; None if a tower is one device.
+
+    Raises:
+      UserError: a grid that is none, or towers of one device where the strategy has others without a grid.
+    """
+    if has_stages(FLAGS.strategy):
+        return STAGE
+    if has_slices(FLAGS.strategy):
+        return SLICE
+    if FLAGS.grid is None or not may_have_groups(FLAGS.strategy):
+        return None
+    grid = Grid.parse(FLAGS.grid)
+    if grid.num_devices == grid.data:
+        raise UserError(
+            f"--grid={FLAGS.grid} with --strategy={FLAGS.strategy}: its towers are single devices; give stage:2, "
+            f"slice:2 or more, or --num_towers={grid.data} instead"
+        )
+    return STAGE if grid.stage > 1 else SLICE
 
 
 def grid_from_flags(num_stage_devices: int) -> Grid | None:

@@ -1,4 +1,4 @@
-"""Flags of a pipeline: stages, microbatches and schedule."""
+"""Flags of pipelines (--strategy=pipeline, or a grid with stages on a ring): stages, microbatches, schedule."""
 
 import functools
 import pathlib
@@ -6,8 +6,10 @@ import pathlib
 from absl import flags
 
 from launch.flags.checks import listed_in_help, positive
-from strategies.registry import has_stages
+from launch.flags.grid import divided_by
+from strategies.registry import has_stages, may_have_groups
 from towers.errors import UserError
+from towers.grid import STAGE
 from towers.pipeline import builders, schedule_csv
 from towers.pipeline.schedule import Schedule
 from towers.stages.options import PipelineOptions
@@ -18,27 +20,27 @@ _DEFAULT_STAGES = 2
 flags.DEFINE_integer(
     "stages",
     None,
-    "For --strategy=pipeline: number of stages that the model is cut into, each on a device of its own (with "
+    "For pipelines: number of stages that the model is cut into, each on a device of its own (with "
     f"--pipeline_schedule=interleaved several on each device of --grid). Default: the devices of a tower, "
     f"{_DEFAULT_STAGES}.",
 )
 flags.DEFINE_integer(
     "microbatches",
     None,
-    "For --strategy=pipeline: number of microbatches of each batch that are in the pipeline at once. More of them "
+    "For pipelines: number of microbatches of each batch that are in the pipeline at once. More of them "
     "mean less waiting, and smaller parts for each operation. Default: twice the stages.",
 )
 flags.DEFINE_string(
     "pipeline_schedule",
     "1f1b",
-    f"For --strategy=pipeline: the order of the passes: {', '.join(builders.NAMES)}, or a CSV file with a line "
+    f"For pipelines: the order of the passes: {', '.join(builders.NAMES)}, or a CSV file with a line "
     "for each device, such as F0,F1,B0,B1. 1f1b keeps the fewest microbatches in memory; interleaved and zb_h1 "
     "wait less.",
 )
 flags.DEFINE_string(
     "balance",
     "parameters",
-    "For --strategy=pipeline: where the model is cut. parameters: stages of equally many. time: "
+    "For pipelines: where the model is cut. parameters: stages of equally many. time: "
     "stages that take equally long, by a measurement of each operation at the start. Or the number of operations "
     "of each stage, as 5,3.",
 )
@@ -47,12 +49,18 @@ listed_in_help(__name__)
 
 
 def pipeline_from_flags() -> PipelineOptions | None:
-    """The options of a pipeline; None for a strategy without stages.
+    """The options of a pipeline; None if towers have no stages.
 
     Raises:
-      UserError: a file that is no schedule, or another value that is not allowed.
+      UserError: a file that is no schedule, another value that is not allowed, or a flag that needs a grid.
     """
-    if not has_stages(FLAGS.strategy):
+    if divided_by() != STAGE:
+        for name in ("stages", "microbatches"):
+            if FLAGS[name].value and may_have_groups(FLAGS.strategy):
+                raise UserError(
+                    f"--{name}={FLAGS[name].value} with --strategy={FLAGS.strategy}: its towers have no stages; "
+                    f"add --grid=stage:{FLAGS.stages or _DEFAULT_STAGES}, or omit --{name}"
+                )
         return None
     return PipelineOptions(
         stages=FLAGS.stages, microbatches=FLAGS.microbatches, schedule=_schedule(), balance=_balance(FLAGS.balance)

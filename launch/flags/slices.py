@@ -3,10 +3,11 @@
 from absl import flags
 
 from launch.flags.checks import listed_in_help
+from launch.flags.grid import divided_by
 from strategies.registry import has_slices
 from strategies.slices import SliceOptions
 from towers.errors import UserError
-from towers.grid import Grid
+from towers.grid import SLICE, Grid
 from towers.slices.splits import SPLITS
 
 FLAGS = flags.FLAGS
@@ -22,7 +23,8 @@ flags.DEFINE_integer(
 flags.DEFINE_list(
     "layout",
     [],
-    f"For --strategy=slices: how layers are split, as PATTERN=SPLIT,...; SPLIT is one of {', '.join(SPLITS)}. A "
+    "For --strategy=slices, and --strategy=ring with --grid=slice:2: how layers are split, as PATTERN=SPLIT,...; "
+    f"SPLIT is one of {', '.join(SPLITS)}. A "
     "pattern is a layer's path, in which * is any text: --layout='logits=whole,block_*/mlp_up=columns'. The first "
     "pattern that fits counts; the other layers keep their defaults, which --show_layout prints.",
 )
@@ -41,9 +43,11 @@ def sliced_grid() -> Grid | None:
     Raises:
       UserError: flags that another strategy refuses, or that contradict each other.
     """
-    if not has_slices(FLAGS.strategy):
-        _refuse_other_strategies()
+    if divided_by() != SLICE:
+        _refuse("slices", "layout", "show_layout")
         return None
+    if not has_slices(FLAGS.strategy):
+        _refuse("show_layout")
     if FLAGS.grid is None:
         return Grid(data=FLAGS.num_towers or 1, slice=FLAGS.slices or _DEFAULT_SLICES)
     grid = Grid.parse(FLAGS.grid)
@@ -57,12 +61,14 @@ def sliced_grid() -> Grid | None:
     return grid
 
 
-def slices_from_flags() -> SliceOptions:
-    """How layers are divided.
+def slices_from_flags() -> SliceOptions | None:
+    """How layers are divided; None if they are not.
 
     Raises:
       UserError: a part of --layout without '='.
     """
+    if divided_by() != SLICE:
+        return None
     table = []
     for part in FLAGS.layout:
         pattern, equals, split = part.partition("=")
@@ -72,10 +78,11 @@ def slices_from_flags() -> SliceOptions:
     return SliceOptions(layout=tuple(table))
 
 
-def _refuse_other_strategies() -> None:
-    for name in ("slices", "layout", "show_layout"):
+def _refuse(*names: str) -> None:
+    for name in names:
         if FLAGS[name].value:
+            on_rings = "" if name == "show_layout" else ", or --strategy=ring with --grid=slice:2"
             raise UserError(
-                f"--{name} with --strategy={FLAGS.strategy}: only --strategy=slices divides layers; use it, or "
-                f"omit --{name}"
+                f"--{name} with --strategy={FLAGS.strategy}: it belongs to --strategy=slices{on_rings}; use that, "
+                f"or omit --{name}"
             )

@@ -7,10 +7,11 @@ r"""A step on one worker of a ring: its own towers, and the sums over all worker
       mean -> clip -> update                    mean -> clip -> update        the same bits on both
 
 Parameters, state, slots and counters live on every worker. All workers make the same update from the same sums.
-With `strategies.ring.spread_placement` each worker gets the sums of its own parts and makes their update.
+If a tower is several devices, each of them sums, exchanges and updates what it has. With
+`strategies.ring.spread_placement` each worker gets the sums of its own parts and makes their update.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
@@ -19,6 +20,7 @@ from strategies.ring.collectives import WorkerExchange
 from strategies.worker_sums import WorkerSums, added, summed_except_gradients
 from towers.engine import Engine
 from towers.mean_and_update import finish_step
+from towers.owners import CURRENT_DEVICE
 from towers.placement import Placement
 from towers.task import Batch, batch_length
 from towers.tower import ModelVariables
@@ -36,12 +38,17 @@ class RingEngine(Engine):
         exchange: WorkerExchange,
         parts: TowerParts,
         place: Callable[[ModelVariables, UpdateRule], Placement],
+        make_towers: Callable[[Engine], tuple[Sequence[Callable], Sequence[Callable]]] | None = None,
+        microbatches: int | None = None,
         **named,
     ):
         """Args:
         exchange: sums over the workers.
         parts: how the towers of this process divide its part of a batch.
         place: makes the placement of the model's variables, whose owners sum gradients over the workers.
+        make_towers: as for `towers.one_process_engine.OneProcessEngine`; None for towers of one device.
+        microbatches: as for `TowerPasses`. A step's batch is then a tuple of this worker's part of each
+          microbatch, or a batch if there is one in all.
         *arguments, **named: as for `Engine`.
 
         Raises:
@@ -50,11 +57,19 @@ class RingEngine(Engine):
         super().__init__(*arguments, **named)
         self._exchange = exchange
         self.placement = place(self.tower.variables, self.options.rule)
-        self._passes = TowerPasses(self.towers, self.devices, parts, self.options)
+        owners = CURRENT_DEVICE
+        if make_towers is not None:
+            self.towers, self.evaluations = make_towers(self)
+            owners = self.placement.owners
+        self._at_once = microbatches or 1
+        self._passes = TowerPasses(self.towers, self.devices, parts, self.options, owners, microbatches)
         self.busy = BusyTime()
 
     def train(self, batch, rate):
         self.busy.start()
+        if self._at_once > 1 and self.options.accumulation > 1:
+            firsts = range(0, len(batch), self._at_once)
+            batch = tuple(batch[first : first + self._at_once] for first in firsts)
         return super().train(batch, rate)
 
     def first_sums(self, batch):
@@ -65,7 +80,7 @@ class RingEngine(Engine):
         parameters, _ = self.placement.read()
         own = self._sums_of(batch, microbatch_index, parameters, sums.towers.new_state)
         with tf.device(self.devices.parameters):
-            return added(sums, own)
+            return added(sums, own, self.placement.owners.add)
 
     def _sums_of(self, batch, microbatch_index, parameters, state) -> WorkerSums:
         step, loss_scale = self.counters.step.read_value(), self.counters.loss_scale.read_value()
@@ -74,7 +89,7 @@ class RingEngine(Engine):
             sums = summed_except_gradients(
                 own,
                 state,
-                batch_length(batch),
+                tf.add_n([batch_length(one) for one in _batches_of(batch)]),
                 self._exchange.sum,
                 is_first=self._exchange.rank == 0,
                 policy=self.options.batch_stats,
@@ -86,12 +101,11 @@ class RingEngine(Engine):
     def apply(self, batch, sums, rate):
         with tf.device(self.devices.parameters):
             summed = sums.towers._replace(gradients=self.placement.owners.meet(sums.towers.gradients))
-        microbatches = (batch,) if isinstance(batch, Batch) else batch
         return finish_step(
             summed,
             rate,
             examples=sums.examples,
-            features=[micro.features for micro in microbatches],
+            features=[one.features for one in _batches_of(batch)],
             placement=self.placement,
             device=self.devices.parameters,
             options=self.options,
@@ -105,3 +119,8 @@ class RingEngine(Engine):
 
     def evaluate_towers(self, batch):
         return self._passes.evaluate(self.evaluations, batch, *self.placement.read())
+
+
+def _batches_of(batch: Batch | tuple) -> list[Batch]:
+    """The batches of a tuple of batches, or of tuples of them."""
+    return [batch] if isinstance(batch, Batch) else [one for part in batch for one in _batches_of(part)]

@@ -1,5 +1,6 @@
-"""Where the gradients of a ring's workers meet: all of them on every worker, or each part on its owner."""
+"""Where the gradients of a ring's workers meet: on every worker, on its devices, or each part on its owner."""
 
+import dataclasses
 from collections.abc import Sequence
 
 import tensorflow as tf
@@ -24,6 +25,28 @@ class EveryWorker(CurrentDevice):
         if not self._exchange.sends_any_number_of_rows:
             kept = dense(kept, self._shapes)
         return self._exchange.sum_gradients(kept)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Counterparts(ManyOwners):
+    """`ManyOwners` on each worker: once a step, each device gets the sums over its counterparts on all workers.
+
+    Attributes:
+      exchange: sums over the workers.
+    """
+
+    exchange: WorkerExchange
+
+    def meet(self, kept):
+        found = list(kept)
+        # All workers have the same devices, so they make these calls in the same order.
+        for device in dict.fromkeys(self.devices):
+            here = [index for index, owner in enumerate(self.devices) if owner == device]
+            with tf.device(device):
+                summed = self.exchange.sum_gradients([kept[index] for index in here])
+            for index, gradient in zip(here, summed, strict=True):
+                found[index] = gradient
+        return found
 
 
 class SpreadOwners:

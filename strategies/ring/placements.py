@@ -1,11 +1,15 @@
-"""Where our own engine has the parameters of a ring, and their optimizer state: on every worker, or on owners."""
+"""Where our own engine has the parameters of a ring, and their optimizer state.
+
+On every worker; or on every worker, and the optimizer state on owners; or on the devices of each worker's towers.
+"""
 
 from collections.abc import Callable
 
 import tensorflow as tf
 
+from strategies.grouped_towers import GroupedTowers
 from strategies.ring.collectives import WorkerExchange
-from strategies.ring.owners import EveryWorker
+from strategies.ring.owners import Counterparts, EveryWorker
 from strategies.ring.spread_placement import SpreadPlacement
 from towers.devices import Devices
 from towers.placement import CentralPlacement, Placement
@@ -14,9 +18,15 @@ from towers.updates.rules import UpdateRule
 
 
 def ring_placement(
-    devices: Devices, exchange: WorkerExchange
+    devices: Devices, exchange: WorkerExchange, towers: GroupedTowers | None = None
 ) -> Callable[[ModelVariables, UpdateRule], Placement]:
-    """What makes the placement of a model's variables on this worker, as `devices.zero` says."""
+    """What makes the placement of a model's variables on this worker.
+
+    Args:
+      devices: `devices.zero` says whether optimizer state has owners.
+      exchange: exchanges between the workers.
+      towers: this worker's towers, if each is several devices.
+    """
 
     def on_every_worker(variables: ModelVariables, rule: UpdateRule) -> CentralPlacement:
         shapes = [tf.TensorShape(variable.shape) for variable in variables.parameters]
@@ -27,4 +37,11 @@ def ring_placement(
             variables, rule, devices.parameters, exchange=exchange, each_microbatch=devices.zero == 2
         )
 
+    def on_devices(variables: ModelVariables, rule: UpdateRule) -> Placement:
+        placement = towers.place(variables, rule)
+        placement.owners = Counterparts(**vars(placement.owners), exchange=exchange)
+        return placement
+
+    if towers is not None:
+        return on_devices
     return on_owners if devices.zero else on_every_worker

@@ -21,9 +21,11 @@ from strategies.distribute.replicated_engine import ReplicatedEngine
 from strategies.engines import ENGINES, OWN, EngineChoice, choose_engine
 from strategies.errors import PeerLost
 from strategies.first_batches import NUM_COMPARED, check_first_batches
+from strategies.grouped_towers import GroupedTowers
 from strategies.ring.collectives import HostExchange, WorkerExchange
 from strategies.ring.divergence import checksums, what_drifted
 from strategies.ring.engine import RingEngine
+from strategies.ring.grouped import decided_by_first, grouped_towers_of, kind_of
 from strategies.ring.joining import Ring
 from strategies.ring.losses import LOST, peer_lost
 from strategies.ring.placements import ring_placement
@@ -33,6 +35,7 @@ from strategies.ring.spread_slots import bring, of_others, release
 from strategies.ring.tcp_connect import connected_tcp_ring
 from strategies.ring.tcp_ring import TcpRing
 from strategies.run_settings import common_settings
+from strategies.slices import SliceOptions
 from strategies.synchronous import SynchronousStrategy, as_batches
 from towers.devices import Devices
 from towers.engine import Engine
@@ -40,6 +43,7 @@ from towers.errors import UserError
 from towers.exchange import TowerExchange
 from towers.options import StepOptions
 from towers.split import checked_shares
+from towers.stages.options import PipelineOptions
 from towers.task import Batch, InputShard, Task, batch_length
 from towers.tower import EvaluationResult
 from towers.tower_parts import TowerParts
@@ -57,41 +61,71 @@ def ring_strategy(
     *,
     shares: tuple[float, ...] | None = None,
     ring: Ring | None = None,
+    pipeline: PipelineOptions | None = None,
+    slices: SliceOptions | None = None,
 ) -> "RingStrategy":
     """The strategy 'ring'.
 
     Args:
       task, devices, options, shares: as for every strategy.
       ring: this process's membership; None for a ring of one worker.
+      pipeline: stages and schedule of towers that are pipelines; None for others.
+      slices: how towers divide layers; None for others. Without both, each tower is one device.
 
     Raises:
-      UserError: shares that don't fit, a batch too small for all towers, or workers with different settings.
+      UserError: shares that don't fit, a batch too small for all towers, workers with different settings, or an
+        option that towers of several devices don't have.
     """
-    return RingStrategy(task, devices, options, shares, ring or Ring.alone())
+    ring = ring or Ring.alone()
+    towers = grouped_towers_of(task, devices, options, ring.options.wire, pipeline=pipeline, slices=slices)
+    return RingStrategy(task, towers.devices if towers else devices, options, shares, ring, towers)
 
 
 class RingStrategy(SynchronousStrategy):
     """The strategy on one worker of the ring."""
 
-    def __init__(self, task: Task, devices: Devices, options: StepOptions, shares, ring: Ring):
-        self.ring = ring
+    def __init__(
+        self,
+        task: Task,
+        devices: Devices,
+        options: StepOptions,
+        shares,
+        ring: Ring,
+        towers: GroupedTowers | None = None,
+    ):
+        """Args:
+        task, devices, options, shares, ring: as for `ring_strategy`.
+        towers: this worker's towers, if each is several devices.
+        """
+        self.ring, self._towers = ring, towers
         self._tcp: TcpRing | None = None
         self._host = HostExchange(ring.num_workers, ring.rank, ring.options.wire, channel=ring.next_channel())
         own_shares = checked_shares(shares, devices.num_towers, "tower_shares")
         with self._watched():
             check_same_number(self._host, ring.members, "engine", ENGINES.index(ring.options.engine))
             check_same_number(self._host, ring.members, "stage of ZeRO (zero)", devices.zero)
+            check_same_number(self._host, ring.members, "grid", kind_of(towers))
             self._shares_by_worker = _all_shares(self._host, own_shares, ring.options.worker_shares)
             self.engine_choice = self._chosen_engine(devices)
         self._worker_shares = tuple(sum(of_worker) for of_worker in self._shares_by_worker)
-        self._microbatches = options.accumulation
+        if towers is not None:
+            towers.check(self._all_shares)
+        self._microbatches = options.accumulation * ((towers.microbatches if towers else None) or 1)
         exchange = self._own_exchange(devices) if self.engine_choice.name == OWN else None
 
         def make_engine(model, spec):
             with self._deadline():
                 return self._engine(task, model, devices, options, spec, shares, own_shares, exchange)
 
-        super().__init__("ring", task, options, make_engine, sum(map(len, self._shares_by_worker)))
+        super().__init__("ring", task, options, make_engine, len(self._all_shares))
+
+    @property
+    def _all_shares(self) -> tuple[float, ...]:
+        return tuple(share for of_worker in self._shares_by_worker for share in of_worker)
+
+    @property
+    def microbatches(self) -> int:
+        return self._microbatches
 
     def _chosen_engine(self, devices: Devices) -> EngineChoice:
         """The same on all workers."""
@@ -99,6 +133,8 @@ class RingStrategy(SynchronousStrategy):
         needs_own = ["all_reduce=tcp"] if wire.algorithm == "tcp" else []
         if devices.zero:
             needs_own.append(f"zero={devices.zero}")
+        if self._towers is not None:
+            needs_own.append(f"towers of {len(self._towers.devices.groups[0])} devices")
         if len(set(np.ravel(counts))) > 1:
             needs_own.append(f"workers with {', '.join(map(str, np.ravel(counts)))} GPUs")
         return choose_engine(self.ring.options.engine, needs_own, self.carrier_name)
@@ -116,7 +152,7 @@ class RingStrategy(SynchronousStrategy):
         return WorkerExchange(ring.num_workers, ring.rank, wire, channel=ring.next_channel(), tcp=self._tcp)
 
     def _engine(self, task, model, devices, options, spec, shares, own_shares, exchange) -> Engine:
-        ring, all_shares = self.ring, [share for of_worker in self._shares_by_worker for share in of_worker]
+        ring, all_shares = self.ring, self._all_shares
         several = ring.num_workers > 1
         spec = spec if isinstance(spec, Batch) else spec[0]
         stand_in = tf.nest.map_structure(lambda tensor: tensor.numpy(), self._stand_in(task)) if several else None
@@ -137,13 +173,27 @@ class RingStrategy(SynchronousStrategy):
             "parts": parts,
         }
         if exchange is not None:
-            place = ring_placement(devices, exchange)
-            return RingEngine(task, model, devices, options, exchange=exchange, place=place, **named)
+            of_towers = self._divided(model, named) if self._towers is not None else {}
+            place = ring_placement(devices, exchange, self._towers)
+            return RingEngine(task, model, devices, options, exchange=exchange, place=place, **named | of_towers)
         replicas = ring.multi_worker or mirrored(devices.towers[: max(1, num_gpus(devices))])
         wire_precision = ring.options.wire.precision if several else "float32"
         return ReplicatedEngine(
             task, model, devices, options, strategy=replicas, wire_precision=wire_precision, **named
         )
+
+    def _divided(self, model, named) -> dict:
+        """What an engine of towers of several devices takes otherwise, when all workers have divided the model."""
+        towers = self._towers
+        towers.divide(model, decided_by_first(self._host))
+        at_once = towers.microbatches or 1
+        spec = named["batch_spec"] if at_once == 1 else (named["batch_spec"],) * at_once
+        return {
+            "make_towers": towers.make_towers,
+            "microbatches": towers.microbatches,
+            "batch_spec": spec,
+            "step_spec": spec if self.options.accumulation == 1 else (spec,) * self.options.accumulation,
+        }
 
     def _tcp_ring(self, devices: Devices) -> TcpRing | None:
         """Connections for all numbers in the host's memory, so all but synced statistics; None if not used."""
@@ -167,10 +217,11 @@ class RingStrategy(SynchronousStrategy):
     @property
     def notices(self) -> list[str]:
         carrier = f"{self.ring.num_workers} workers over TCP" if self._tcp else self.carrier_name
-        return [self.engine_choice.notice(carrier), *super().notices]
+        of_towers = self._towers.notices if self._towers else []
+        return [self.engine_choice.notice(carrier), *of_towers, *super().notices]
 
     def mode_settings(self) -> dict[str, object]:
-        return {"ring": self.ring.options}
+        return {"ring": self.ring.options, **(self._towers.settings if self._towers else {})}
 
     @property
     def keeps_files(self) -> bool:
@@ -206,7 +257,10 @@ class RingStrategy(SynchronousStrategy):
     def _check_alike(self) -> None:
         """Raises UserError if the workers were not all started with the same settings."""
         shapes = {variable.path: variable.shape for variable in self.model.trainable_variables}
-        own = common_settings(self.task, self.options, evaluates=True, shapes=shapes, ring=self.ring.options)
+        divided = {} if self._towers is None else {self._towers.name: self._towers.options}
+        own = common_settings(
+            self.task, self.options, evaluates=True, shapes=shapes, ring=self.ring.options, **divided
+        )
         with self._watched():
             check_same_settings(self._host, self.ring.members, own)
 

@@ -11,7 +11,7 @@ from strategies.ring.collectives import WireOptions
 from strategies.ring.joining import RingOptions
 from strategies.ring.strategy import ring_strategy
 from strategies.servers.options import ServersOptions
-from strategies.slices import slices_strategy
+from strategies.slices import SliceOptions, slices_strategy
 from strategies.towers import towers_strategy
 from tests.towers.logical_cpus import cpus, cpus_in_groups
 from towers.devices import Devices
@@ -62,6 +62,8 @@ class Row:
       late_seconds: seconds that worker 1 stands still before it computes step 8; others then compute its part.
       in_quick: whether the quick tests run this row. They try the task that has everything at once, as the full
         tests do with every row.
+      has_batch_norm: whether its first task has batch norms. Towers that pass several microbatches at once average
+        moving statistics once a step, so with several of them these are not one device's.
       transformer: whether the full tests try the transformer with it too, which has tied weights.
       every_task: whether the full tests try every task with it.
       every_trial: whether the full tests also try float32, a batch that is not finite and statistics that are not
@@ -86,6 +88,7 @@ class Row:
     in_quick: bool = False
     every_task: bool = False
     every_trial: bool = False
+    has_batch_norm: bool = True
     transformer: bool = False
     not_finite_in_quick: bool = False
 
@@ -94,16 +97,15 @@ def _towers(devices: Devices, shares: tuple[float, ...] | None = None):
     return lambda task, options: towers_strategy(task, devices, options, shares=shares)
 
 
-def _pipeline(num_devices: int, microbatches: int, num_towers: int = 1, **options):
+def _pipeline(num_devices: int, microbatches: int, num_towers: int = 1, zero: int = 0, **options):
     """Towers of `num_devices` devices each; `options` are other fields of `PipelineOptions`."""
-    devices = cpus(num_devices * num_towers)
-    devices = devices.grouped(Grid(data=num_towers, stage=num_devices).groups(devices.towers))
+    devices = cpus_in_groups(str(Grid(data=num_towers, stage=num_devices)), zero=zero)
     pipeline = PipelineOptions(microbatches=microbatches, **options)
     return lambda task, step: pipeline_strategy(task, devices, step, pipeline=pipeline)
 
 
-def _slices(grid: str, shares: tuple[float, ...] | None = None):
-    devices = cpus_in_groups(grid)
+def _slices(grid: str, shares: tuple[float, ...] | None = None, **spread):
+    devices = cpus_in_groups(grid, **spread)
     return lambda task, options: slices_strategy(task, devices, options, shares=shares)
 
 
@@ -111,8 +113,8 @@ def _mirrored(devices: Devices, shares: tuple[float, ...] | None = None):
     return lambda task, options: mirrored_strategy(task, devices, options, shares=shares)
 
 
-def _ring(devices: Devices, shares: tuple[float, ...] | None = None):
-    return lambda task, options, ring: ring_strategy(task, devices, options, shares=shares, ring=ring)
+def _ring(devices: Devices, shares: tuple[float, ...] | None = None, **of_towers):
+    return lambda task, options, ring: ring_strategy(task, devices, options, shares=shares, ring=ring, **of_towers)
 
 
 def _recomputing(make_strategy, recompute: str):
@@ -253,6 +255,22 @@ ROWS = (
         shares=even_shares(2),
         accumulation=4,
         batch_stats="average",
+        reference=FOUR_MICROBATCHES,
+    ),
+    Row(
+        name="pipeline_2_by_2_towers_zero_1_accumulation_4",
+        make_strategy=_pipeline(2, 1, num_towers=2, zero=1),
+        shares=even_shares(2),
+        accumulation=4,
+        batch_stats="average",
+        reference=FOUR_MICROBATCHES,
+        transformer=True,
+    ),
+    Row(
+        name="towers_2_of_slices_2_zero_2_accumulation_4",
+        make_strategy=_slices("data:2,slice:2", (2.0, 1.0), zero=2),
+        shares=(2.0, 1.0),
+        accumulation=4,
         reference=FOUR_MICROBATCHES,
     ),
     Row(
@@ -412,7 +430,6 @@ ROWS = (
     ),
     Row(
         name="own_ring_2_zero_1_shares_2_1",
-        every_trial=True,
         make_strategy=_ring(cpus(1, zero=1)),
         shares=(2.0, 1.0),
         ring=_own_ring(worker_shares=(2.0, 1.0)),
@@ -436,6 +453,23 @@ ROWS = (
         ring=_own_ring(),
         options=(("rule", Adam(weight_decay=0.1)),),
         num_workers=3,
+    ),
+    Row(
+        name="own_ring_2_of_stages_2_shares_2_1",
+        make_strategy=_ring(cpus_in_groups("stage:2"), pipeline=PipelineOptions(microbatches=4)),
+        shares=(2.0, 1.0),
+        ring=RingOptions(worker_shares=(2.0, 1.0), check_divergence_every_steps=5),
+        num_workers=2,
+        batch_stats="average",
+        has_batch_norm=False,
+        transformer=True,
+    ),
+    Row(
+        name="own_ring_2_of_2_towers_of_slices_2",
+        make_strategy=_ring(cpus_in_groups("data:2,slice:2"), slices=SliceOptions()),
+        shares=even_shares(4),
+        ring=RingOptions(check_divergence_every_steps=5),
+        num_workers=2,
     ),
     Row(
         name="own_ring_2_recompute",

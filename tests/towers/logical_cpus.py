@@ -19,8 +19,8 @@ def cpus(num_towers: int, parameters: int = 0, **spread) -> Devices:
     )
 
 
-def cpus_in_groups(grid: str) -> Devices:
-    """Towers of several of the first CPUs, as 'data:2,slice:2' says."""
+def cpus_in_groups(grid: str, **spread) -> Devices:
+    """Towers of several of the first CPUs, as 'data:2,slice:2' says; `spread` as for `cpus`."""
     parsed = Grid.parse(grid)
-    devices = cpus(parsed.num_devices)
+    devices = cpus(parsed.num_devices, **spread)
     return devices.grouped(parsed.groups(devices.towers))

@@ -196,7 +196,10 @@ class _TrainingRun:
         found = []
         for parameter, indices in sorted(of_parameters.items()):
             with tf.device(homes[parameter]):
-                found.append(gradients.add([self._gradient(index) for index in indices]))
+                summed = gradients.add([self._gradient(index) for index in indices])
+            if not isinstance(summed, tf.IndexedSlices):
+                summed.set_shape(self._passes.variables.parameters[parameter].shape)
+            found.append(summed)
         with tf.device(self._devices[-1]):
             scalars = [self._trace.scalars_of(values) for values in self._values]
             return TowerResult(

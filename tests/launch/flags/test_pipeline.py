@@ -31,6 +31,8 @@ def given():
         ({}, Grid(stage=2)),
         ({"stages": 3, "num_towers": 2}, Grid(data=2, stage=3)),
         ({"grid": "data:2,stage:2", "stages": 4, "pipeline_schedule": "interleaved"}, Grid(data=2, stage=2)),
+        ({"strategy": "ring"}, None),
+        ({"strategy": "ring", "grid": "stage:3"}, Grid(stage=3)),
     ],
     ids=str,
 )
@@ -52,6 +54,19 @@ def test_a_schedule_in_a_file(given, tmp_path):
         pipeline_from_flags()
     given(pipeline_schedule="1f2b")
     with refused("--pipeline_schedule=1f2b: no such schedule and no such file"):
+        pipeline_from_flags()
+
+
+def test_a_ring_whose_towers_are_pipelines(given):
+    given(strategy="ring")
+    assert pipeline_from_flags() is None
+    given(strategy="ring", microbatches=4)
+    with refused("--microbatches=4 with --strategy=ring: its towers have no stages; add --grid=stage:2"):
+        pipeline_from_flags()
+    given(strategy="ring", grid="stage:2", microbatches=4)
+    assert pipeline_from_flags().microbatches == 4
+    given(strategy="ring", grid="data:2")
+    with refused("--grid=data:2 with --strategy=ring: its towers are single devices", "--num_towers=2 instead"):
         pipeline_from_flags()
 
 

@@ -30,6 +30,8 @@ def given():
         ({"strategy": "slices"}, Grid(slice=2)),
         ({"strategy": "slices", "slices": 3, "num_towers": 2}, Grid(data=2, slice=3)),
         ({"strategy": "slices", "grid": "data:2,slice:4", "slices": 4}, Grid(data=2, slice=4)),
+        ({"strategy": "ring", "grid": "data:2,slice:2", "layout": ["logits=whole"]}, Grid(data=2, slice=2)),
+        ({"strategy": "ring", "grid": "stage:2"}, None),
     ],
 )
 def test_devices_of_a_tower(given, settings, grid):
@@ -47,6 +49,8 @@ def test_devices_of_a_tower(given, settings, grid):
             {"strategy": "towers", "show_layout": True},
             ("--show_layout with --strategy=towers", "--strategy=slices"),
         ),
+        ({"strategy": "ring", "layout": ["logits=whole"]}, ("--layout with --strategy=ring", "--grid=slice:2")),
+        ({"strategy": "ring", "grid": "slice:2", "show_layout": True}, ("--show_layout with --strategy=ring",)),
     ],
 )
 def test_flags_that_contradict_each_other(given, settings, parts):
@@ -56,7 +60,7 @@ def test_flags_that_contradict_each_other(given, settings, parts):
 
 
 def test_the_layout(given):
-    given(layout=["logits=whole", "block_*/mlp_up = columns"])
+    given(strategy="slices", layout=["logits=whole", "block_*/mlp_up = columns"])
     assert slices_from_flags().layout == (("logits", "whole"), ("block_*/mlp_up", "columns"))
     given(layout=["logits"])
     with refused("--layout: 'logits'", "PATTERN=SPLIT"):
