@@ -4,6 +4,7 @@ import dataclasses
 import difflib
 from collections.abc import Callable
 
+from strategies.branches import branches_strategy
 from strategies.contract import Strategy
 from strategies.distribute.mirrored import mirrored_strategy
 from strategies.parameter_servers import servers_strategy
@@ -13,6 +14,7 @@ from strategies.ring.strategy import ring_strategy
 from strategies.servers.membership import ServersMembership
 from strategies.slices import SliceOptions, slices_strategy
 from strategies.towers import towers_strategy
+from towers.branches.options import BranchOptions
 from towers.devices import Devices
 from towers.errors import UserError
 from towers.options import StepOptions
@@ -31,6 +33,7 @@ class _Mode:
       spreads: whether its parameters and slots can be sharded over the towers, or copied to each.
       has_stages: whether a tower is several devices, each with stages of the model; it then takes `pipeline=`.
       has_slices: whether a tower is several devices, each with slices of the layers; it then takes `slices=`.
+      has_branches: whether a tower is several devices, each with branches of the model; it then takes `branches=`.
     """
 
     build: Callable[..., Strategy]
@@ -38,6 +41,12 @@ class _Mode:
     spreads: bool = False
     has_stages: bool = False
     has_slices: bool = False
+    has_branches: bool = False
+
+    @property
+    def is_grouped(self) -> bool:
+        """Whether a tower is several devices."""
+        return self.has_stages or self.has_slices or self.has_branches
 
 
 _MODES = {
@@ -47,6 +56,7 @@ _MODES = {
     "ps": _Mode(servers_strategy, cluster_kind="servers"),
     "pipeline": _Mode(pipeline_strategy, has_stages=True),
     "slices": _Mode(slices_strategy, has_slices=True),
+    "branches": _Mode(branches_strategy, has_branches=True),
 }
 
 
@@ -75,6 +85,7 @@ def build_strategy(
     servers: ServersMembership | None = None,
     pipeline: PipelineOptions | None = None,
     slices: SliceOptions | None = None,
+    branches: BranchOptions | None = None,
 ) -> Strategy:
     """A strategy at step 0, with initial weights drawn from the options' seed.
 
@@ -88,6 +99,7 @@ def build_strategy(
       servers: the chief's membership of a parameter-server cluster; required by 'ps'.
       pipeline: stages and schedule of 'pipeline'; None: the defaults.
       slices: how 'slices' divides layers; None: the defaults.
+      branches: how 'branches' assigns branches to devices; None: the defaults.
 
     Raises:
       UserError: unknown name, no cluster for a strategy that needs one, or an argument that the strategy refuses.
@@ -102,10 +114,12 @@ def build_strategy(
         )
     memberships = {"ring": ring, "servers": servers}
     joined = {mode.cluster_kind: memberships[mode.cluster_kind]} if mode.cluster_kind else {}
-    of_tower = ({"pipeline": pipeline} if mode.has_stages else {}) | (
-        {"slices": slices} if mode.has_slices else {}
+    of_tower = (
+        ({"pipeline": pipeline} if mode.has_stages else {})
+        | ({"slices": slices} if mode.has_slices else {})
+        | ({"branches": branches} if mode.has_branches else {})
     )
-    if shares is None and not mode.has_slices:
+    if shares is None and not (mode.has_slices or mode.has_branches):
         membership = joined.get(mode.cluster_kind)
         own = task.batch_size if membership is None else membership.own_examples(task.batch_size)
         devices = devices.for_examples(own // options.accumulation)
@@ -146,11 +160,19 @@ def has_slices(name: str) -> bool:
     return _mode(name).has_slices
 
 
+def has_branches(name: str) -> bool:
+    """Whether a tower of the strategy is several devices, each with branches of the model.
+
+    Raises:
+      UserError: unknown name.
+    """
+    return _mode(name).has_branches
+
+
 def check_groups(name: str, grouped: bool) -> None:
     """Raises UserError if towers are groups of devices and the strategy has towers of one device."""
-    mode = _mode(name)
-    if grouped and not (mode.has_stages or mode.has_slices):
-        able = " or ".join(repr(other) for other, mode in _MODES.items() if mode.has_stages or mode.has_slices)
+    if grouped and not _mode(name).is_grouped:
+        able = " or ".join(repr(other) for other, mode in _MODES.items() if mode.is_grouped)
         raise UserError(
             f"towers of several devices with strategy {name!r}: only {able} has them; use it, or omit the grid"
         )

@@ -3,7 +3,7 @@
 from absl import flags
 
 from launch.flags.checks import listed_in_help
-from strategies.registry import has_slices
+from strategies.registry import has_branches, has_slices
 from strategies.slices import SliceOptions
 from towers.errors import UserError
 from towers.grid import Grid
@@ -29,7 +29,8 @@ flags.DEFINE_list(
 flags.DEFINE_bool(
     "show_layout",
     False,
-    "For --strategy=slices: print each parameter's shape, split, bytes of each device and collective, and exit.",
+    "Print how a tower is divided, and exit. --strategy=slices: each parameter's shape, split, bytes of each "
+    "device and collective. --strategy=branches: each branch's device and cost.",
 )
 flags.register_validator("slices", lambda count: count is None or count > 1, message="give 2 or more")
 listed_in_help(__name__)
@@ -74,7 +75,7 @@ def slices_from_flags() -> SliceOptions:
 
 def _refuse_other_strategies() -> None:
     for name in ("slices", "layout", "show_layout"):
-        if FLAGS[name].value:
+        if FLAGS[name].value and not (name == "show_layout" and has_branches(FLAGS.strategy)):
             raise UserError(
                 f"--{name} with --strategy={FLAGS.strategy}: only --strategy=slices divides layers; use it, or "
                 f"omit --{name}"
