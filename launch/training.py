@@ -18,6 +18,7 @@ from collections.abc import Callable
 from absl import app, flags
 
 from launch import binary
+from launch.flags.branches import branches_from_flags
 from launch.flags.checks import numbers_from
 from launch.flags.devices import devices_from_flags
 from launch.flags.pipeline import pipeline_from_flags
@@ -89,6 +90,7 @@ def build_strategy(task: Task, options: StepOptions | None = None) -> Strategy:
         servers=membership,
         pipeline=pipeline_from_flags(),
         slices=slices_from_flags(),
+        branches=branches_from_flags(),
     )
     if FLAGS.show_layout:
         print(strategy.layout_table)

@@ -123,6 +123,11 @@ class GroupedStrategy(SynchronousStrategy):
     def notices(self) -> list[str]:
         return [*self._towers.notices, *super().notices]
 
+    @property
+    def layout_table(self) -> str:
+        """As the towers' `layout_table`: those of slices and branches have one."""
+        return self._towers.layout_table
+
     def mode_settings(self) -> Mapping[str, object]:
         return self._towers.settings
 

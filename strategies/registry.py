@@ -4,6 +4,7 @@ import dataclasses
 import difflib
 from collections.abc import Callable
 
+from strategies.branches import branches_strategy
 from strategies.contract import Strategy
 from strategies.distribute.mirrored import mirrored_strategy
 from strategies.parameter_servers import servers_strategy
@@ -13,6 +14,7 @@ from strategies.ring.strategy import ring_strategy
 from strategies.servers.membership import ServersMembership
 from strategies.slices import SliceOptions, slices_strategy
 from strategies.towers import towers_strategy
+from towers.branches.options import BranchOptions
 from towers.devices import Devices
 from towers.errors import UserError
 from towers.options import StepOptions
@@ -33,6 +35,7 @@ class _Mode:
       has_stages: whether a tower is several devices, each with stages of the model; it then takes `pipeline=`.
       has_slices: whether a tower is several devices, each with slices of the layers; it then takes `slices=`.
       may_have_groups: whether its towers are several devices on request; it then takes `pipeline=` and `slices=`.
+      has_branches: whether a tower is several devices, each with branches of the model; it then takes `branches=`.
     """
 
     build: Callable[..., Strategy]
@@ -41,6 +44,12 @@ class _Mode:
     has_stages: bool = False
     has_slices: bool = False
     may_have_groups: bool = False
+    has_branches: bool = False
+
+    @property
+    def is_grouped(self) -> bool:
+        """Whether a tower is several devices, or may be."""
+        return self.has_stages or self.has_slices or self.has_branches or self.may_have_groups
 
 
 _MODES = {
@@ -50,6 +59,7 @@ _MODES = {
     "ps": _Mode(servers_strategy, cluster_kind="servers"),
     "pipeline": _Mode(pipeline_strategy, has_stages=True, spreads=("zero=1", "zero=2")),
     "slices": _Mode(slices_strategy, has_slices=True, spreads=("zero=1", "zero=2")),
+    "branches": _Mode(branches_strategy, has_branches=True),
 }
 
 
@@ -78,6 +88,7 @@ def build_strategy(
     servers: ServersMembership | None = None,
     pipeline: PipelineOptions | None = None,
     slices: SliceOptions | None = None,
+    branches: BranchOptions | None = None,
 ) -> Strategy:
     """A strategy at step 0, with initial weights drawn from the options' seed.
 
@@ -91,6 +102,7 @@ def build_strategy(
       servers: the chief's membership of a parameter-server cluster; required by 'ps'.
       pipeline: stages and schedule of 'pipeline'; None: the defaults. For 'ring': makes each tower a pipeline.
       slices: how 'slices' divides layers; None: the defaults. For 'ring': makes each tower divide its layers.
+      branches: how 'branches' assigns branches to devices; None: the defaults.
 
     Raises:
       UserError: unknown name, no cluster for a strategy that needs one, or an argument that the strategy refuses.
@@ -108,9 +120,10 @@ def build_strategy(
     grouped = {
         "pipeline": (pipeline, mode.has_stages or mode.may_have_groups),
         "slices": (slices, mode.has_slices or mode.may_have_groups),
+        "branches": (branches, mode.has_branches),
     }
     of_tower = {name: given for name, (given, is_taken) in grouped.items() if is_taken}
-    if shares is None and not mode.has_slices:
+    if shares is None and not (mode.has_slices or mode.has_branches):
         membership = joined.get(mode.cluster_kind)
         own = task.batch_size if membership is None else membership.own_examples(task.batch_size)
         devices = devices.for_examples(own // options.accumulation)
@@ -153,6 +166,15 @@ def has_slices(name: str) -> bool:
     return _mode(name).has_slices
 
 
+def has_branches(name: str) -> bool:
+    """Whether a tower of the strategy is several devices, each with branches of the model.
+
+    Raises:
+      UserError: unknown name.
+    """
+    return _mode(name).has_branches
+
+
 def may_have_groups(name: str) -> bool:
     """Whether towers of the strategy are several devices on request, each with stages or slices.
 
@@ -164,12 +186,8 @@ def may_have_groups(name: str) -> bool:
 
 def check_groups(name: str, grouped: bool) -> None:
     """Raises UserError if towers are groups of devices and the strategy has towers of one device."""
-
-    def has_groups(mode: _Mode) -> bool:
-        return mode.has_stages or mode.has_slices or mode.may_have_groups
-
-    if grouped and not has_groups(_mode(name)):
-        able = " or ".join(repr(other) for other, mode in _MODES.items() if has_groups(mode))
+    if grouped and not _mode(name).is_grouped:
+        able = " or ".join(repr(other) for other, mode in _MODES.items() if mode.is_grouped)
         raise UserError(
             f"towers of several devices with strategy {name!r}: only {able} has them; use it, or omit the grid"
         )

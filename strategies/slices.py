@@ -110,20 +110,6 @@ class SlicedTowers:
         return {"num_slices": len(self.devices.groups[0])}
 
 
-class SlicesStrategy(GroupedStrategy):
-    """The strategy 'slices' of one process."""
-
-    def __init__(self, task: Task, options: StepOptions, towers: SlicedTowers, **named):
-        """Arguments as for `GroupedStrategy`."""
-        self._sliced = towers
-        super().__init__(task, options, towers, **named)
-
-    @property
-    def layout_table(self) -> str:
-        """As `SlicedTowers.layout_table`."""
-        return self._sliced.layout_table
-
-
 def slices_strategy(
     task: Task,
     devices: Devices,
@@ -131,7 +117,7 @@ def slices_strategy(
     *,
     shares: tuple[float, ...] | None = None,
     slices: SliceOptions | None = None,
-) -> SlicesStrategy:
+) -> GroupedStrategy:
     """Builds the strategy 'slices'.
 
     Args:
@@ -143,4 +129,4 @@ def slices_strategy(
       UserError: towers of one device, an update rule that needs whole parameters, XLA, or a layout that does not
         fit the model.
     """
-    return SlicesStrategy(task, options, SlicedTowers(task, devices, options, slices), shares=shares)
+    return GroupedStrategy(task, options, SlicedTowers(task, devices, options, slices), shares=shares)

@@ -9,8 +9,8 @@ import math
 
 from towers.errors import UserError
 
-DATA, STAGE, SLICE = "data", "stage", "slice"
-AXES = (DATA, STAGE, SLICE)
+DATA, STAGE, SLICE, BRANCH = "data", "stage", "slice", "branch"
+AXES = (DATA, STAGE, SLICE, BRANCH)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -21,18 +21,21 @@ class Grid:
       data: number of towers, which divide each batch.
       stage: number of devices of a tower, each with some layers of the model.
       slice: number of devices of a tower, each with a slice of the layers.
+      branch: number of devices of a tower, each with some branches of the model's blocks.
     """
 
     data: int = 1
     stage: int = 1
     slice: int = 1
+    branch: int = 1
 
     def __post_init__(self):
-        if min(self.data, self.stage, self.slice) < 1:
+        of_tower = (self.stage, self.slice, self.branch)
+        if min(self.data, *of_tower) < 1:
             raise UserError(f"grid {self}: each axis must be at least 1")
-        if self.stage > 1 and self.slice > 1:
+        if sum(size > 1 for size in of_tower) > 1:
             raise UserError(
-                f"grid {self}: a tower is divided into stages or into slices, not both; omit one of them"
+                f"grid {self}: a tower is divided into stages, slices or branches; omit all but one of these axes"
             )
 
     @classmethod
@@ -52,10 +55,10 @@ class Grid:
 
     @property
     def num_devices(self) -> int:
-        return math.prod((self.data, self.stage, self.slice))
+        return math.prod((self.data, self.stage, self.slice, self.branch))
 
     def groups(self, devices: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
-        """The devices of each tower, in the order of stages or slices.
+        """The devices of each tower, in the order of stages, slices or branches.
 
         Raises:
           UserError: there are more or fewer devices than the grid has.

@@ -4,6 +4,7 @@ import os
 
 from absl import flags
 
+from launch.flags.branches import branched_grid
 from launch.flags.checks import listed_in_help, positive
 from launch.flags.grid import grid_from_flags
 from launch.flags.pipeline import num_stage_devices
@@ -19,7 +20,8 @@ flags.DEFINE_string(
     "strategy",
     "towers",
     f"How to train: {', '.join(strategy_names())}. towers: all devices of one process. slices: the same, with the "
-    "layers of each tower divided over several devices. mirrored: towers with tf.distribute's MirroredStrategy. "
+    "layers of each tower divided over several devices. branches: the same, with the branches of its blocks on "
+    "several devices. mirrored: towers with tf.distribute's MirroredStrategy. "
     "ring: several processes with an all-reduce. ps: several processes with parameter servers.",
 )
 flags.DEFINE_integer(
@@ -80,7 +82,7 @@ def devices_from_flags() -> Devices:
     """Configures this process's devices. Call it before TensorFlow computes anything."""
     # `build_strategy` checks it too, but of servers and their workers only the chief calls that.
     check_spread(FLAGS.strategy, spread_by(FLAGS.parameter_device, FLAGS.zero, FLAGS.offload))
-    grid = sliced_grid() or grid_from_flags(num_stage_devices())
+    grid = sliced_grid() or branched_grid() or grid_from_flags(num_stage_devices())
     devices = configure_devices(
         num_towers=FLAGS.num_towers if grid is None else grid.num_devices,
         kind=FLAGS.tower_device,

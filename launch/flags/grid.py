@@ -12,10 +12,10 @@ FLAGS = flags.FLAGS
 flags.DEFINE_string(
     "grid",
     None,
-    "For --strategy=pipeline and slices: number of towers and of devices in each, as data:2,stage:3 or "
-    "data:2,slice:2. The towers divide each batch, the devices of a tower the model. Default: --num_towers (or "
-    "one) towers of --stages or --slices devices. For --strategy=ring: the towers of each worker. Default there: "
-    "towers of one device.",
+    "For --strategy=pipeline, slices and branches: number of towers and of devices in each, as data:2,stage:3, "
+    "data:2,slice:2 or data:2,branch:2. The towers divide each batch, the devices of a tower the model. Default: "
+    "--num_towers (or one) towers of --stages, --slices or --branch_devices devices. For --strategy=ring: the "
+    "towers of each worker (stages or slices). Default there: towers of one device.",
 )
 listed_in_help(__name__)
 
@@ -54,8 +54,9 @@ def grid_from_flags(num_stage_devices: int) -> Grid | None:
         return Grid(data=FLAGS.num_towers or 1, stage=num_stage_devices) if has_stages(FLAGS.strategy) else None
     check_groups(FLAGS.strategy, grouped=True)
     grid = Grid.parse(FLAGS.grid)
-    if grid.slice > 1:
-        raise UserError(f"--grid={FLAGS.grid}: --strategy={FLAGS.strategy} has stages, no slices; use stage:N")
+    if grid.slice > 1 or grid.branch > 1:
+        other = "slices" if grid.slice > 1 else "branches"
+        raise UserError(f"--grid={FLAGS.grid}: --strategy={FLAGS.strategy} has stages, no {other}; use stage:N")
     if FLAGS.num_towers not in (None, grid.data):
         raise UserError(
             f"--grid={FLAGS.grid} has {grid.data} towers, --num_towers={FLAGS.num_towers}: omit --num_towers"

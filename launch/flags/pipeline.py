@@ -40,9 +40,9 @@ flags.DEFINE_string(
 flags.DEFINE_string(
     "balance",
     "parameters",
-    "For pipelines: where the model is cut. parameters: stages of equally many. time: "
-    "stages that take equally long, by a measurement of each operation at the start. Or the number of operations "
-    "of each stage, as 5,3.",
+    "For pipelines and --strategy=branches: how a tower's devices are balanced. parameters: stages or branches of "
+    "equally many. time: of equal time, by a measurement of each operation at the start. For pipelines also the "
+    "number of operations of each stage, as 5,3.",
 )
 positive("stages", "microbatches")
 listed_in_help(__name__)

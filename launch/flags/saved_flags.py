@@ -25,7 +25,7 @@ _NOT_SAVED = (
     "show_layout",
 )
 # Other strategies refuse these.
-_OF_ONE_STRATEGY = ("grid", "slices", "layout")
+_OF_ONE_STRATEGY = ("grid", "slices", "layout", "branch_devices")
 
 
 def flag_settings() -> Mapping[str, object]:

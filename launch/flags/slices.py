@@ -4,7 +4,7 @@ from absl import flags
 
 from launch.flags.checks import listed_in_help
 from launch.flags.grid import divided_by
-from strategies.registry import has_slices
+from strategies.registry import has_branches, has_slices
 from strategies.slices import SliceOptions
 from towers.errors import UserError
 from towers.grid import SLICE, Grid
@@ -31,7 +31,8 @@ flags.DEFINE_list(
 flags.DEFINE_bool(
     "show_layout",
     False,
-    "For --strategy=slices: print each parameter's shape, split, bytes of each device and collective, and exit.",
+    "Print how a tower is divided, and exit. --strategy=slices: each parameter's shape, split, bytes of each "
+    "device and collective. --strategy=branches: each branch's device and cost.",
 )
 flags.register_validator("slices", lambda count: count is None or count > 1, message="give 2 or more")
 listed_in_help(__name__)
@@ -80,7 +81,7 @@ def slices_from_flags() -> SliceOptions | None:
 
 def _refuse(*names: str) -> None:
     for name in names:
-        if FLAGS[name].value:
+        if FLAGS[name].value and not (name == "show_layout" and has_branches(FLAGS.strategy)):
             on_rings = "" if name == "show_layout" else ", or --strategy=ring with --grid=slice:2"
             raise UserError(
                 f"--{name} with --strategy={FLAGS.strategy}: it belongs to --strategy=slices{on_rings}; use that, "

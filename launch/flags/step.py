@@ -143,7 +143,7 @@ flags.DEFINE_enum(
     "Activations that the backward pass computes again instead of keeping them: saves memory, costs up to a third "
     "more time. The numbers stay. blocks: those within the blocks that the model repeats. full: within all parts "
     "of the model. sqrt: within about sqrt(n) segments of equal size. Not with --xla or towers of several devices "
-    "(--strategy=pipeline, --strategy=slices).",
+    "(--strategy=pipeline, slices, branches).",
 )
 flags.DEFINE_enum(
     "on_nan",

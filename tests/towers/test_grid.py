@@ -25,7 +25,7 @@ def test_sizes_that_do_not_multiply_to_the_devices():
 
 
 def test_stages_of_slices():
-    with refused("grid stage:2,slice:2: a tower is divided into stages or into slices, not both"):
+    with refused("grid stage:2,slice:2: a tower is divided into stages, slices or branches; omit all but one"):
         Grid(stage=2, slice=2)
 
 

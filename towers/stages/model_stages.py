@@ -88,8 +88,12 @@ def cut_by_sizes(model: keras.Model, sizes: Sequence[int]) -> ModelStages:
     return _cut(functional, sized_boundaries(sizes, len(nodes_of(functional))))
 
 
-def functional_of(model: keras.Model) -> keras.Model:
+def functional_of(model: keras.Model, done: str = "cut into stages") -> keras.Model:
     """The functional model that computes `model`.
+
+    Args:
+      model: any model.
+      done: what is to be done with its graph, for the message.
 
     Raises:
       UserError: the model's own code decides what it computes, so there is no graph to cut.
@@ -100,7 +104,7 @@ def functional_of(model: keras.Model) -> keras.Model:
     is_functional = hasattr(found, "_run_through_graph") and type(found).call is Functional.call
     if not is_functional or type(model).call not in (Functional.call, keras.Sequential.call):
         raise UserError(
-            f"model {model.name!r} of class {type(model).__name__} can't be cut into stages, because its own "
+            f"model {model.name!r} of class {type(model).__name__} can't be {done}, because its own "
             "call() decides what it computes: build it as keras.Model(inputs, outputs) or keras.Sequential with "
             "an Input, or use strategy='towers'"
         )

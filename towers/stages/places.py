@@ -18,7 +18,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from towers.pipeline.action import Kind
-from towers.stages.staged_run import Marks
+from towers.stages.marks import Marks
 
 
 class Place(NamedTuple):

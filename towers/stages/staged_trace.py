@@ -10,11 +10,12 @@ import tensorflow as tf
 from towers import gradients
 from towers.layers.shadowing import shadowed
 from towers.pipeline.action import Kind
+from towers.stages.marks import Marks
 from towers.stages.model_stages import ModelStages
 from towers.stages.pieces import Piece, pieces_of
 from towers.stages.places import Place, Source, places_of, with_late_weights
 from towers.stages.recomputed import recomputed_in_stages
-from towers.stages.staged_run import Marks, StagedRun
+from towers.stages.staged_run import StagedRun
 from towers.tower import ModelVariables, TowerResult
 
 

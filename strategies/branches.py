@@ -1,0 +1,126 @@
+"""The strategy 'branches': the branches of a model's blocks are on different devices of a tower."""
+
+from collections.abc import Mapping
+
+import tensorflow as tf
+
+from strategies.grouped_towers import GroupedStrategy, check_grouped, decided_here, placed
+from towers.branches.branch_report import plan_lines, plan_table
+from towers.branches.branched_once import BranchedOnce
+from towers.branches.options import BranchOptions
+from towers.branches.plan import BranchPlan, plan_of
+from towers.devices import Devices
+from towers.engine import Engine
+from towers.errors import UserError
+from towers.exchange import TowerExchange
+from towers.grid import Grid
+from towers.options import StepOptions
+from towers.placement import Placement, canonical_names
+from towers.shards import Shard
+from towers.task import Task
+from towers.tower import EvaluationFunction, ModelVariables, TowerFunction
+from towers.updates.rules import UpdateRule
+
+
+class BranchedTowers:
+    """Implements `strategies.grouped_towers.GroupedTowers` in one process: each device of a tower has branches.
+
+    Attributes:
+      options: what balances the devices.
+      plan: which device computes each branch, when the model is divided.
+    """
+
+    name = "branches"
+    microbatches = None
+    plan: BranchPlan
+
+    def __init__(self, task: Task, devices: Devices, options: StepOptions, branches: BranchOptions | None):
+        """Args:
+        task, options: what is trained, and how.
+        devices: its groups are the towers; without groups, all devices are one tower.
+        branches: what balances the devices; None for the defaults.
+
+        Raises:
+          UserError: towers of one device, or an option that such towers don't have.
+        """
+        self.devices = devices if devices.groups else devices.grouped((devices.towers,))
+        self._task, self._step, self.options = task, options, branches or BranchOptions()
+        if len(self.devices.groups[0]) < 2:
+            raise UserError(
+                "strategy 'branches' with 1 device a tower: nothing is divided; use at least 2, as with "
+                "grid='branch:2', or strategy 'towers'"
+            )
+        if options.recompute != "none":
+            raise UserError(
+                f"recompute={options.recompute!r} with strategy 'branches': nothing is computed again there; "
+                "omit recompute, or use another strategy"
+            )
+        check_grouped("branches", options, self.devices)
+
+    def check(self, shares):
+        """Nothing to check: `Engine` does."""
+
+    def divide(self, model, decided=decided_here):
+        num_passes = self._step.accumulation * self.devices.num_towers
+        with tf.device(self.devices.groups[0][0]):
+            self.plan = plan_of(
+                model,
+                len(self.devices.groups[0]),
+                self.options,
+                num_examples=max(1, self._task.batch_size // num_passes),
+                kernels=self._step.kernels(self.devices),
+            )
+
+    def place(self, variables: ModelVariables, rule: UpdateRule) -> Placement:
+        names, homes = canonical_names(variables.parameters), self.plan.devices_of(variables.parameters)
+        shards = [Shard(name, home) for name, home in zip(names, homes, strict=True)]
+        return placed(self.devices, variables, rule, shards)
+
+    def make_towers(self, engine: Engine):
+        kernels, shared, model = self._step.kernels(self.devices), engine.tower.exchange, engine.tower.model
+        parameter_devices = self.plan.devices_of(engine.tower.variables.parameters)
+        towers, evaluations = [], []
+        for group in self.devices.groups:
+            # Each tower is traced by itself: its exchanges count from 1, as those of its counterparts do.
+            own = shared and TowerExchange(shared.num_towers, shared.group_key)
+            traced = BranchedOnce(self.plan, group, parameter_devices)
+            towers.append(TowerFunction(self._task, model, exchange=own, kernels=kernels, traced=traced))
+            evaluations.append(EvaluationFunction(self._task, model, kernels=kernels, traced=traced))
+        return towers, evaluations
+
+    @property
+    def notices(self) -> list[str]:
+        return plan_lines(self.plan, self.devices.groups[0])
+
+    @property
+    def layout_table(self) -> str:
+        """A line for each branch: its block, its device and what it costs."""
+        return plan_table(self.plan, self.devices.groups[0])
+
+    @property
+    def settings(self) -> Mapping[str, object]:
+        grid = Grid(data=self.devices.num_towers, branch=len(self.devices.groups[0]))
+        return {"grid": str(grid), "balance": self.options.balance}
+
+
+def branches_strategy(
+    task: Task,
+    devices: Devices,
+    options: StepOptions,
+    *,
+    shares: tuple[float, ...] | None = None,
+    branches: BranchOptions | None = None,
+) -> GroupedStrategy:
+    """Builds the strategy 'branches'.
+
+    Args:
+      task, options, shares: as for `strategies.registry.build_strategy`.
+      devices: `devices.groups` are the devices of each tower; without groups, all devices are one tower.
+      branches: what balances the devices; None for the defaults.
+
+    Raises:
+      UserError: towers of one device, a model without branches or with fewer than devices, or an option that such
+        towers don't have.
+    """
+    towers = BranchedTowers(task, devices, options, branches)
+    return GroupedStrategy(task, options, towers, shares=shares)

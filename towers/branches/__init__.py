@@ -1,0 +1,1 @@
+"""A tower of several devices that compute the independent branches of a model's blocks at the same time."""

@@ -1,0 +1,83 @@
+"""Which device computes each branch of a block, so that the busiest one is done soonest.
+
+The longest branch goes first, each to the device with the least work (Graham 1969: at most 4/3 - 1/(3n) times the
+best). What does not move is work of device 0. Blocks follow each other, so each is balanced by itself.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+from towers.branches.blocks import Block, Branch
+
+# The cost of a branch that is not divided.
+Cost = Callable[[Branch], float]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class AssignedBlock:
+    """A block with a device for each branch.
+
+    Attributes:
+      block: the block.
+      costs: of each branch.
+      devices: index of the device of each branch.
+    """
+
+    block: Block
+    costs: tuple[float, ...]
+    devices: tuple[int, ...]
+
+    @property
+    def largest(self) -> float:
+        """The cost of the device with the most work."""
+        return max(_loads(self.costs, self.devices))
+
+
+def assigned(blocks: Sequence[Block], cost_of: Cost, num_devices: int) -> list[AssignedBlock]:
+    """The blocks with their devices, in order.
+
+    Where a branch has blocks inside, either the block's own branches are divided over the devices or those of the
+    blocks inside it: whichever is done sooner.
+
+    Args:
+      blocks: from `towers.branches.blocks.blocks_of`.
+      cost_of: the cost of a branch.
+      num_devices: number of devices.
+    """
+    held = [0.0] * num_devices
+    return [_assigned(block, cost_of, held) for one in blocks for block in _chosen(one, cost_of, num_devices)[1]]
+
+
+def _chosen(block: Block, cost_of: Cost, num_devices: int) -> tuple[float, list[Block]]:
+    """The cost of a block, and the blocks to divide: itself, or those inside it."""
+    outer = _assigned(block, cost_of, [0.0] * num_devices).largest
+    inner, chosen = 0.0, []
+    for branch in block.branches:
+        inner += cost_of(branch)
+        for one in branch.blocks:
+            cost, found = _chosen(one, cost_of, num_devices)
+            inner += cost - sum(map(cost_of, one.branches))
+            chosen += found
+    return (inner, chosen) if chosen and inner < outer else (outer, [block])
+
+
+def _assigned(block: Block, cost_of: Cost, held: list[float]) -> AssignedBlock:
+    """A block with its devices; of two with equal work that with less in `held` is taken. Adds to `held`."""
+    costs = tuple(map(cost_of, block.branches))
+    loads = [0.0] * len(held)
+    devices = [0] * len(costs)
+    # `sorted` keeps the order of equal costs, and all of what stays goes first.
+    for index in sorted(range(len(costs)), key=lambda index: (block.branches[index].moves, -costs[index])):
+        if block.branches[index].moves:
+            devices[index] = min(range(len(held)), key=lambda device: (loads[device], held[device], device))
+        loads[devices[index]] += costs[index]
+    for device, load in enumerate(loads):
+        held[device] += load
+    return AssignedBlock(block, costs, tuple(devices))
+
+
+def _loads(costs: Sequence[float], devices: Sequence[int]) -> list[float]:
+    loads = [0.0] * (max(devices) + 1)
+    for cost, device in zip(costs, devices, strict=True):
+        loads[device] += cost
+    return loads

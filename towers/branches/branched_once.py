@@ -1,0 +1,55 @@
+"""A pass of a tower as a graph whose branches are on different devices."""
+
+from collections.abc import Callable, Sequence
+
+import tensorflow as tf
+
+from towers.branches.operation_devices import operation_devices
+from towers.branches.placed_run import PlacedRun
+from towers.branches.plan import BranchPlan
+from towers.layers.shadowing import shadowed
+from towers.stages.marks import Marks
+from towers.traced_once import Change, TracedOnce
+
+
+class BranchedOnce:
+    """Makes the graphs of a tower, as `TracedOnce` does. The first argument of its functions are the parameters.
+
+    The pass is traced once, forward, loss and backward, as on one device; then its operations get their devices.
+    """
+
+    def __init__(self, plan: BranchPlan, devices: Sequence[str], parameter_devices: Sequence[int]):
+        """Args:
+        plan: of the model.
+        devices: the tower's devices by index.
+        parameter_devices: for each parameter the index of the device that has it.
+        """
+        self._plan, self._devices, self._parameters = plan, tuple(devices), tuple(parameter_devices)
+        self._marks: dict[tf.Graph, Marks] = {}
+
+    def __call__(self, function: Callable, *, xla: bool = False, change: Change | None = None) -> TracedOnce:
+        """The function as a graph; `xla` and `change` are not for branches, as `check_grouped` says."""
+        assert not xla and change is None
+
+        def marked(*arguments):
+            graph = tf.compat.v1.get_default_graph()
+            marks = self._marks[graph] = Marks(graph)
+            runs = [
+                (functional, "_run_through_graph", PlacedRun(functional, self._plan.homes, marks))
+                for functional in self._plan.functionals
+            ]
+            with shadowed(runs):
+                return function(*arguments)
+
+        return TracedOnce(marked, change=self._place)
+
+    def _place(self, graph: tf.Graph, graph_def: tf.compat.v1.GraphDef) -> None:
+        """Sets the devices of the nodes of a traced graph."""
+        names = [tensor.op.name for tensor in graph.inputs]
+        sources = dict.fromkeys(names) | dict(zip(names, self._parameters, strict=False))
+        homes = operation_devices(graph, self._marks.pop(graph).stages(), sources)
+        for node in graph_def.node:
+            if node.name in homes:
+                node.device = self._devices[homes[node.name]]
+                # Operations that a gradient should be beside, by name: both have their devices now.
+                node.attr.pop("_class", None)
