@@ -18,6 +18,7 @@ from towers.engine import Engine
 from towers.mean_and_update import finish_step
 from towers.placement import CentralPlacement
 from towers.task import Batch, batch_length
+from towers.timeline.activities import EXCHANGE_SCOPE
 from towers.tower_parts import TowerParts
 from towers.tower_passes import TowerPasses
 
@@ -57,7 +58,7 @@ class RingEngine(Engine):
     def _sums_of(self, batch, microbatch_index, parameters, state) -> WorkerSums:
         step, loss_scale = self.counters.step.read_value(), self.counters.loss_scale.read_value()
         own = self._passes.train(batch, microbatch_index, parameters, state, step=step, loss_scale=loss_scale)
-        with tf.device(self.devices.parameters):
+        with tf.device(self.devices.parameters), tf.name_scope(EXCHANGE_SCOPE):
             return summed_except_gradients(
                 own,
                 state,
@@ -70,7 +71,7 @@ class RingEngine(Engine):
     def apply(self, batch, sums, rate):
         own = sums.towers.gradients
         self.busy.stop(own)
-        with tf.device(self.devices.parameters):
+        with tf.device(self.devices.parameters), tf.name_scope(EXCHANGE_SCOPE):
             if not self._exchange.sends_any_number_of_rows:
                 own = [
                     tf.ensure_shape(tf.convert_to_tensor(gradient), variable.shape)
