@@ -8,6 +8,7 @@ import collections
 import dataclasses
 from collections.abc import Iterable, Sequence
 
+from towers.pipeline.action import Kind
 from towers.timeline.activities import Activity, Work, activity_of
 from towers.timeline.operations import Span, TracedOperation, TracedSteps
 
@@ -66,7 +67,7 @@ def _of_device(device: str, step: int, operations: Sequence[TracedOperation]) ->
         else:
             actions[activity].append(one)
     spans = [(activity, _span(of_one)) for activity, of_one in actions.items()]
-    kept = _one_after_another(device, step, spans)
+    kept = _one_after_another(device, step, [*spans, *_empty_passes(spans)])
     rest = []
     for one, activity in others:
         rest += [Interval(*span, device, step, activity) for span in _outside(one, kept)]
@@ -78,6 +79,19 @@ def _span(operations: Sequence[TracedOperation]) -> tuple[float, float]:
     arrived = [one.arrival_seconds for one in operations if one.arrival_seconds is not None]
     start = max(arrived, default=min(one.start_seconds for one in operations))
     return start, max(start, max(one.end_seconds for one in operations))
+
+
+def _empty_passes(spans: Iterable[tuple[Activity, tuple[float, float]]]) -> list:
+    """Backward passes without an operation: of a split one, stage 0 sends no gradient, so all of it is WEIGHTS."""
+    found = dict(spans)
+    empty = []
+    for activity, (start, _) in found.items():
+        if activity.work is Work.WEIGHTS:
+            action = dataclasses.replace(activity.action, kind=Kind.BACKWARD)
+            backward = dataclasses.replace(activity, work=Work.BACKWARD, action=action)
+            if backward not in found:
+                empty.append((backward, (start, start)))
+    return empty
 
 
 def _one_after_another(
