@@ -144,7 +144,8 @@ def save_timeline(traced: TracedSteps, directory: pathlib.Path) -> Sequence[str]
     return lines
 
 
-def _in_order(row: str) -> tuple[str, int]:
-    """'CPU:10' after 'CPU:9'."""
-    kind, _, index = row.partition(":")
-    return kind, int(index) if index.isdecimal() else 0
+def _in_order(row: str) -> tuple[str, int, str]:
+    """'CPU:10' after 'CPU:9', and 'CPU:9 exchange' between them."""
+    kind, _, rest = row.partition(":")
+    index, _, more = rest.partition(" ")
+    return kind, int(index) if index.isdecimal() else 0, more

@@ -14,6 +14,8 @@ from towers.timeline.operations import Span, TracedOperation, TracedSteps
 
 # The row of what the process itself does.
 HOST_ROW = "input"
+# What the row of a device's exchange with other processes is called, after the device: it computes meanwhile.
+_EXCHANGE_ROW = "exchange"
 # Operations of the same kind with a shorter pause between them are drawn as one interval.
 _PAUSE_SECONDS = 2e-4
 
@@ -23,7 +25,7 @@ class Interval(Span):
     """A stretch of time of a row.
 
     Attributes:
-      row: the device, or HOST_ROW.
+      row: the device, its exchange ('CPU:0 exchange'), or HOST_ROW.
       step: number of the step.
       activity: what it did.
     """
@@ -48,16 +50,17 @@ def intervals_of(traced: TracedSteps) -> list[Interval]:
             for one in traced.reads
             if span.start_seconds <= one.start_seconds < span.end_seconds
         ]
-        by_device: dict[str, list[TracedOperation]] = collections.defaultdict(list)
+        by_row: dict[str, list[TracedOperation]] = collections.defaultdict(list)
         for one in traced.operations:
             if span.start_seconds <= one.start_seconds < span.end_seconds:
-                by_device[one.device].append(one)
-        for device, operations in by_device.items():
-            found += _of_device(device, step, operations)
+                is_exchange = one.waits and activity_of(one.name).work is Work.EXCHANGE
+                by_row[f"{one.device} {_EXCHANGE_ROW}" if is_exchange else one.device].append(one)
+        for row, operations in by_row.items():
+            found += _of_row(row, step, operations)
     return sorted(found, key=lambda one: (one.start_seconds, one.row))
 
 
-def _of_device(device: str, step: int, operations: Sequence[TracedOperation]) -> list[Interval]:
+def _of_row(row: str, step: int, operations: Sequence[TracedOperation]) -> list[Interval]:
     actions: dict[Activity, list[TracedOperation]] = collections.defaultdict(list)
     others = []
     for one in operations:
@@ -67,10 +70,10 @@ def _of_device(device: str, step: int, operations: Sequence[TracedOperation]) ->
         else:
             actions[activity].append(one)
     spans = [(activity, _span(of_one)) for activity, of_one in actions.items()]
-    kept = _one_after_another(device, step, [*spans, *_empty_passes(spans)])
+    kept = _one_after_another(row, step, [*spans, *_empty_passes(spans)])
     rest = []
     for one, activity in others:
-        rest += [Interval(*span, device, step, activity) for span in _outside(one, kept)]
+        rest += [Interval(*span, row, step, activity) for span in _outside(one, kept)]
     return kept + _joined(rest, kept)
 
 

@@ -24,6 +24,8 @@ _GPU_PLANE = re.compile(r"/device:(GPU:\d+)$")
 _NAMED = re.compile(r"^([^:]+):\w+$")
 # The ends of the names of the operations that send and receive.
 _SEND, _RECV = "Send", "Recv"
+# The beginnings of the names of the operations that wait for other processes.
+_WAITING = ("Collective", "EagerPyFunc", "PyFunc")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,11 +43,13 @@ class TracedOperation(Span):
     Attributes:
       name: its name in the graph that ran.
       device: its device, as 'CPU:0'.
+      waits: whether it waits for other processes: a collective, or a call of Python that sends and receives.
       arrival_seconds: when the last of its inputs that other activities compute had arrived; None if it has none.
     """
 
     name: str
     device: str
+    waits: bool = False
     arrival_seconds: float | None = None
 
 
@@ -195,7 +199,12 @@ def _operations(events: Sequence[_Event], nodes: Mapping) -> list[TracedOperatio
             ]
             found.append(
                 TracedOperation(
-                    event.start, event.end, event.name, _short(node.device), max(arrived, default=None)
+                    event.start,
+                    event.end,
+                    event.name,
+                    _short(node.device),
+                    waits=node.op.startswith(_WAITING),
+                    arrival_seconds=max(arrived, default=None),
                 )
             )
     return found
