@@ -148,7 +148,6 @@ def callbacks_from_flags() -> list[Callback]:
     if FLAGS.profile_steps is not None:
         callbacks.append(Profiler(*_range_of("profile_steps")))
     if FLAGS.timeline_steps is not None:
-        _check_timeline()
         callbacks.append(TimelineOfSteps(*_range_of("timeline_steps"), say=display.message))
     return callbacks
 
@@ -160,7 +159,10 @@ def _range_of(name: str) -> tuple[int, int]:
     return int(first), int(last)
 
 
-def _check_timeline() -> None:
+def check_timeline() -> None:
+    """Raises UserError, in all processes of a run, if --timeline_steps can't be had beside the other flags."""
+    if FLAGS.timeline_steps is None:
+        return
     given = f"--timeline_steps={FLAGS.timeline_steps}"
     if FLAGS.profile_steps is not None:
         raise UserError(
