@@ -34,7 +34,8 @@ def chrome_trace(
         _complete(label(one), one.activity.work.value, one, begin, threads[one.row], step=one.step)
         for one in intervals
     ]
-    for index, one in enumerate(between_actions(transfers)):
+    shown = [one for one in between_actions(transfers) if one.source in threads and one.target in threads]
+    for index, one in enumerate(shown):
         common = {"cat": "transfer", "name": "transfer", "pid": _PROCESS, "id": index}
         ends = (("s", one.source, one.start_seconds), ("f", one.target, one.end_seconds))
         for phase, row, seconds in ends:

@@ -116,7 +116,11 @@ class TimelineOfSteps(Callback):
         spaces = [xplane_pb2.XSpace.FromString(path.read_bytes()) for path in self._folder.rglob("*.xplane.pb")]
         self._folder = None
         self._ends.close()
-        for line in save_timeline(read_trace(spaces, self._graphs), self._directory):
+        traced, self._graphs = read_trace(spaces, self._graphs), None
+        if not traced.steps or not traced.operations:
+            self._say(f"{self._named}: TensorFlow's profiler traced no operation of these steps; nothing is drawn")
+            return
+        for line in save_timeline(traced, self._directory):
             self._say(line)
 
 

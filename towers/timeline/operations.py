@@ -97,9 +97,14 @@ class RunGraphs:
             self._functions.append({node.name: node for node in nodes})
 
     def nodes_of_call(self, names: Iterable[str]) -> Mapping:
-        """The nodes by name of the function that has most of these operations: names repeat between functions."""
+        """The nodes by name of the function that has most of these operations: names repeat between functions.
+
+        None if no function has half of them: then it is a call of another one, such as of the input pipeline.
+        """
         names = list(names)
-        return max(self._functions, key=lambda nodes: sum(name in nodes for name in names), default={})
+        counts = [sum(name in nodes for name in names) for nodes in self._functions]
+        most = max(counts, default=0)
+        return self._functions[counts.index(most)] if 2 * most >= max(1, len(names)) else {}
 
 
 def read_trace(spaces: Iterable, graphs: RunGraphs) -> TracedSteps:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from towers.errors import UserError
 from towers.pipeline import builders
 from towers.pipeline.action import Kind
+from towers.pipeline.faults import find_faults
 from towers.pipeline.schedule import Schedule
 from towers.pipeline.simulator import simulate
 from towers.pipeline.timeline import EQUAL_SECONDS, StageSeconds, TimedAction, Timeline
@@ -35,12 +36,13 @@ class PipelineRun:
 
 
 def pipeline_runs(intervals: Iterable[Interval]) -> list[PipelineRun]:
-    """The pipelines of each step; none if the towers are single devices."""
+    """The pipelines of each step; none if the towers are single devices, or if a trace lacks an action."""
     actions: dict[tuple[int, int], list[Interval]] = collections.defaultdict(list)
     for one in intervals:
         if one.activity.action is not None and one.activity.tower is not None:
             actions[one.step, one.activity.tower].append(one)
-    return [_run(step, tower, of_one) for (step, tower), of_one in sorted(actions.items())]
+    found = [_run(step, tower, of_one) for (step, tower), of_one in sorted(actions.items())]
+    return [run for run in found if not find_faults(run.timeline.schedule)]
 
 
 def _run(step: int, tower: int, intervals: Sequence[Interval]) -> PipelineRun:

@@ -117,7 +117,7 @@ def test_towers_pass_forward_then_backward_then_update(options, tmp_path):
     assert ("CPU:0", "update") in kinds
 
 
-def test_what_can_not_be_drawn_is_refused_before_the_run(tmp_path):
+def test_what_can_not_be_drawn_is_refused_before_the_run(tmp_path, monkeypatch):
     strategy = small_strategy()
     with refused("timeline_steps=0:2: this run runs steps 0 to 5"):
         trained(strategy, tmp_path / "run", first=0)
@@ -129,3 +129,6 @@ def test_what_can_not_be_drawn_is_refused_before_the_run(tmp_path):
     assert [path.name for path in (tmp_path / "run").iterdir()] == [PICTURE]
     with refused("timeline_steps=3:3: give FIRST:LAST"):
         TimelineOfSteps(3, 3)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with refused("timeline_steps=2:4: matplotlib is not installed"):
+        trained(strategy, tmp_path / "other")
