@@ -20,6 +20,10 @@
     python -m launch.benchmark --group=input
         measures the augmented input stream alone, and the training that reads it
 
+    python -m launch.benchmark --group=larger_than_a_device --network=transformer --measured_batch=64
+        measures pipelines of two devices beside one device; divided, copied and sliced parameters and
+        recomputation beside plain towers; --group=pipeline, sharded or recompute measures a part of it
+
     python -m launch.benchmark --row=towers,2,resnet20,256,bfloat16 --row=ring,2,vgg16,128
         measures rows of your own: STRATEGY,COUNT[,NETWORK[,BATCH[,PRECISION]]]
 
@@ -47,7 +51,7 @@ from launch import binary
 from launch.flags.checks import positive
 from launch.health.machine import devices, threads
 from launch.health.versions import versions
-from launch.measuring.case import MEGABITS, NO_LINK, Case
+from launch.measuring.case import MEGABITS, NO_LINK, Case, measured_networks
 from launch.measuring.comparison import changes, not_compared, only_in_one
 from launch.measuring.groups import GROUPS, cases
 from launch.measuring.measured_program import MEASUREMENTS
@@ -56,7 +60,6 @@ from launch.measuring.results import load, results, save
 from launch.measuring.running import Interrupted, run_case
 from launch.measuring.tables import rate_text, ratios, table
 from launch.supervision.network_namespaces import why_no_hosts
-from models.networks.registry import network_names
 from strategies.training.stop_signals import StopSignals
 from towers.errors import UserError
 
@@ -83,7 +86,9 @@ flags.DEFINE_float(
     0.0,
     "Seconds by which the first worker's input delays each of its batches, to measure the effect of a straggler.",
 )
-flags.DEFINE_enum("network", "resnet20", list(network_names()), "Network to measure, as launch.train's --model.")
+flags.DEFINE_enum(
+    "network", "resnet20", list(measured_networks()), "Network to measure, as launch.train's --model."
+)
 flags.DEFINE_enum(
     "measure",
     None,

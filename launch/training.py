@@ -24,7 +24,7 @@ from launch.flags.devices import devices_from_flags
 from launch.flags.pipeline import pipeline_from_flags
 from launch.flags.recipes import apply_recipe
 from launch.flags.ring import joined_ring
-from launch.flags.run import callbacks_from_flags, run_directory, trainer_options_from_flags
+from launch.flags.run import callbacks_from_flags, check_timeline, run_directory, trainer_options_from_flags
 from launch.flags.saved_flags import SavedFlags, flag_settings
 from launch.flags.servers import servers_membership
 from launch.flags.slices import slices_from_flags
@@ -48,6 +48,7 @@ def _configure_at_start() -> None:
     """Configures devices and joins the cluster before `main`, whose first line may already use TensorFlow."""
     try:
         apply_recipe()
+        check_timeline()
         devices_from_flags()
         joined_ring()
         servers_membership()

@@ -6,15 +6,15 @@ import pathlib
 UNFINISHED = ".new"
 
 
-def write_atomically(path: pathlib.Path, text: str) -> None:
-    """Replaces the contents of a file by `text`.
+def write_atomically(path: pathlib.Path, contents: str | bytes) -> None:
+    """Replaces the contents of a file.
 
     Raises:
       OSError: the file can't be written; its old contents remain.
     """
     temporary = path.with_name(path.name + UNFINISHED)
     try:
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_bytes(contents.encode("utf-8") if isinstance(contents, str) else contents)
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)

@@ -18,6 +18,7 @@ from towers.owners import CURRENT_DEVICE, Owners
 from towers.placement import Placement
 from towers.precision import loss_scaling_for
 from towers.task import WeightedValue
+from towers.timeline.activities import UPDATE_SCOPE
 from towers.tower import TowerResult
 
 
@@ -112,11 +113,12 @@ def updated(
     Returns:
       What the step reports, and the mean without its gradients.
     """
-    with tf.device(device):
+    with tf.device(device), tf.name_scope(UPDATE_SCOPE):
         mean = mean_gradients(sums, options, counters.loss_scale.read_value(), placement.owners)
     with tf.device(HOST):
         is_allowed, update = may_update(mean, counters), counters.updates.read_value()
-    placement.update(is_allowed, mean.gradients, sums.new_state, rule=options.rule, rate=rate, update=update)
+    with tf.name_scope(UPDATE_SCOPE):
+        placement.update(is_allowed, mean.gradients, sums.new_state, rule=options.rule, rate=rate, update=update)
     with tf.device(HOST):
         return outcome(examples, features, sums, mean), mean._replace(gradients=[])
 

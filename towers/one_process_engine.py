@@ -17,6 +17,7 @@ from towers.placement import CentralPlacement, Placement
 from towers.sharded_placement import ShardedPlacement
 from towers.sums import add_to
 from towers.task import batch_length
+from towers.timeline.activities import EXCHANGE_SCOPE
 from towers.tower import ModelVariables, TowerResult
 from towers.tower_parts import TowerParts, microbatch
 from towers.tower_passes import TowerPasses
@@ -109,7 +110,7 @@ class OneProcessEngine(Engine):
         return self._passes.train(own, microbatch_index, parameters, state, step=step, loss_scale=loss_scale)
 
     def apply(self, batch, sums, rate):
-        with tf.device(self.devices.parameters):
+        with tf.device(self.devices.parameters), tf.name_scope(EXCHANGE_SCOPE):
             summed = self.placement.owners.meet(sums.gradients)
         return finish_step(
             sums._replace(gradients=summed),

@@ -22,6 +22,7 @@ from towers.layers.shadowing import shadowed
 from towers.layers.table_rows import TableRows, layers_of_tables, lookups_in_rows
 from towers.recompute.recomputation import Recomputation
 from towers.task import Batch, Task, WeightedValue
+from towers.timeline.activities import BACKWARD_SCOPE
 from towers.traced_once import TracedOnce
 
 _SEED_STATE = "seed_generator_state"
@@ -171,7 +172,8 @@ class TowerFunction:
             loss = self._task.loss(outputs, batch)
             loss_sum = total_loss(loss, losses)
             objective = loss_sum * gain
-        gradients = self._gradients(parameters, traced.gradients(tape, objective, watched))
+        with tf.name_scope(BACKWARD_SCOPE):
+            gradients = self._gradients(parameters, traced.gradients(tape, objective, watched))
         metrics = weighted_metrics(self._task, outputs, batch, active)
         return TowerResult(loss_sum * active, loss.weight * active, gradients, new_state, metrics)
 

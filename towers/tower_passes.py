@@ -16,6 +16,7 @@ from towers.devices import HOST, Devices
 from towers.options import StepOptions
 from towers.owners import CURRENT_DEVICE, Owners, at_tower
 from towers.task import Batch
+from towers.timeline.activities import EXCHANGE_SCOPE, tower_scope
 from towers.tower import EvaluationResult, TowerResult
 from towers.tower_parts import TowerParts
 
@@ -69,9 +70,11 @@ class TowerPasses:
             with tf.device(HOST):
                 given = self._given(batch, microbatch_index, tower, step, loss_scale)
             with tf.device(device):
-                result = self._towers[tower](at_tower(parameters, tower), state, *given)
-                results.append(result._replace(gradients=self._owners.cut(result.gradients)))
-        with tf.device(self._devices.parameters):
+                with tf.name_scope(tower_scope(tower)):
+                    result = self._towers[tower](at_tower(parameters, tower), state, *given)
+                with tf.name_scope(EXCHANGE_SCOPE):
+                    results.append(result._replace(gradients=self._owners.cut(result.gradients)))
+        with tf.device(self._devices.parameters), tf.name_scope(EXCHANGE_SCOPE):
             new_state = batch_stats.combined(
                 state,
                 [result.new_state for result in results],

@@ -8,8 +8,10 @@ from absl import flags
 
 from launch.flags.checks import listed_in_help, positive
 from strategies.callbacks import Callback
+from strategies.registry import cluster_kind
 from strategies.reports.profiler import Profiler
 from strategies.reports.progress_display import ProgressDisplay
+from strategies.reports.timeline import TimelineOfSteps
 from strategies.training.trainer_options import TrainerOptions
 from towers.errors import UserError
 from towers.precision import PRECISIONS
@@ -59,6 +61,13 @@ flags.DEFINE_string(
     None,
     "FIRST:LAST, as 10:20: run TensorFlow's profiler from step FIRST up to, not including, step LAST, and write "
     "to profile/ in the run's directory.",
+)
+flags.DEFINE_string(
+    "timeline_steps",
+    None,
+    "FIRST:LAST, as 10:13: draw what each device did when from step FIRST up to, not including, step LAST. Writes "
+    "timeline.png and timeline.json (for chrome://tracing and ui.perfetto.dev) to the run's directory, and prints "
+    "the bubble of a pipeline. In a ring the first worker draws itself. Excludes --profile_steps.",
 )
 flags.DEFINE_bool("dry_run", False, "Train two steps, evaluate once and write no files.")
 flags.DEFINE_bool(
@@ -133,11 +142,35 @@ def run_directory() -> pathlib.Path:
 
 
 def callbacks_from_flags() -> list[Callback]:
-    """The progress display, and the profiler if --profile_steps is set."""
-    callbacks: list[Callback] = [ProgressDisplay()]
+    """The progress display, and what --profile_steps and --timeline_steps ask for."""
+    display = ProgressDisplay()
+    callbacks: list[Callback] = [display]
     if FLAGS.profile_steps is not None:
-        first, separator, last = FLAGS.profile_steps.partition(":")
-        if not (separator and first.isdecimal() and last.isdecimal()):
-            raise UserError(f"--profile_steps={FLAGS.profile_steps}: give FIRST:LAST, as 10:20")
-        callbacks.append(Profiler(int(first), int(last)))
+        callbacks.append(Profiler(*_range_of("profile_steps")))
+    if FLAGS.timeline_steps is not None:
+        callbacks.append(TimelineOfSteps(*_range_of("timeline_steps"), say=display.message))
     return callbacks
+
+
+def _range_of(name: str) -> tuple[int, int]:
+    first, separator, last = FLAGS[name].value.partition(":")
+    if not (separator and first.isdecimal() and last.isdecimal()):
+        raise UserError(f"--{name}={FLAGS[name].value}: give FIRST:LAST, as 10:20")
+    return int(first), int(last)
+
+
+def check_timeline() -> None:
+    """Raises UserError, in all processes of a run, if --timeline_steps can't be had beside the other flags."""
+    if FLAGS.timeline_steps is None:
+        return
+    given = f"--timeline_steps={FLAGS.timeline_steps}"
+    if FLAGS.profile_steps is not None:
+        raise UserError(
+            f"{given} and --profile_steps={FLAGS.profile_steps}: both use TensorFlow's profiler, which runs once "
+            "at a time; give only one of them"
+        )
+    if cluster_kind(FLAGS.strategy) == "servers":
+        raise UserError(
+            f"{given} with --strategy={FLAGS.strategy}: the process that keeps the run's files computes no step; "
+            "use another strategy, or omit --timeline_steps"
+        )

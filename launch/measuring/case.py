@@ -10,6 +10,7 @@ from absl import flags
 
 from launch.supervision.own_program import own_program
 from models.networks.registry import network_names
+from models.networks.transformer import TRANSFORMERS
 from strategies.cluster import CHIEF, SERVER, WORKER
 from strategies.engines import ENGINES, TENSORFLOW
 from towers.errors import UserError
@@ -32,9 +33,23 @@ _PEERS_BY_TF_CONFIG = ("keras_step.py", "ps_step.py")
 _PROCESSES = {
     "towers": lambda count: {},
     "mirrored": lambda count: {},
+    "pipeline": lambda count: {},
+    "slices": lambda count: {},
     "ring": lambda count: {WORKER: count},
     "ps": lambda count: {CHIEF: 1, WORKER: count, SERVER: 1},
 }
+
+
+# Flags for the devices of a strategy whose tower has several; each has a thread.
+_OF_ONE_TOWER = {
+    "pipeline": lambda count: (f"--stages={count}", "--threads_per_tower=1"),
+    "slices": lambda count: (f"--slices={count}", "--threads_per_tower=1"),
+}
+
+
+def measured_networks() -> tuple[str, ...]:
+    """Networks to measure: of images, and the transformers."""
+    return (*network_names(), *TRANSFORMERS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +65,8 @@ class Work:
       engine: whose runtime carries a ring or parameter servers; '' where there is no choice.
       link: the link of each process to the others, a key of MEGABITS; 'none': this machine's loopback.
       steps: number of measured steps in each round.
+      allowed_speedup: how many times the rate of one device a pipeline can have: devices * (1 - bubble), for
+        stages that take equally long; 0 for other work.
     """
 
     strategy: str
@@ -60,6 +77,7 @@ class Work:
     engine: str = ""
     link: str = NO_LINK
     steps: int = 0
+    allowed_speedup: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,7 +145,9 @@ def linked(name: str, work: Work) -> tuple[str, Work]:
 
 
 def devices_of(work: Work) -> tuple[str, ...]:
-    """Flags for the devices: `count` towers in one process, or one tower of one thread in each of several."""
+    """Flags for the devices: `count` in one process, or one tower of one thread in each of several."""
+    if work.strategy in _OF_ONE_TOWER:
+        return _OF_ONE_TOWER[work.strategy](work.count)
     if not _PROCESSES[work.strategy](1):
         return (f"--num_towers={work.count}",)
     return ("--num_towers=1", "--threads_per_tower=1")
@@ -153,7 +173,7 @@ def named_case(row: str) -> Case:
     work = Work(
         strategy,
         int(count),
-        _one_of(row, "network", network or FLAGS.network, network_names()),
+        _one_of(row, "network", network or FLAGS.network, measured_networks()),
         int(batch or FLAGS.measured_batch),
         _one_of(row, "precision", precision or FLOAT32, PRECISIONS),
         engine or (TENSORFLOW if has_engine else ""),

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from absl import flags
 
 from launch.measuring.case import BFLOAT16, FLOAT32, Case, Work, named_case, own_case, peer_case, work_of_flags
+from launch.measuring.larger_models import larger_cases, pipeline_cases, recompute_cases, sharded_cases
 from strategies.cluster import CHIEF, SERVER, WORKER
 from strategies.engines import OWN, TENSORFLOW
 from towers.errors import UserError
@@ -190,4 +191,8 @@ GROUPS: Mapping[str, Callable[[], list[Case]]] = {
     "engines_servers": engines_servers_cases,
     "slow_worker": slow_worker_cases,
     "input": input_cases,
+    "pipeline": pipeline_cases,
+    "sharded": sharded_cases,
+    "recompute": recompute_cases,
+    "larger_than_a_device": larger_cases,
 }

@@ -12,9 +12,11 @@ from absl import flags
 
 from launch import training
 from launch.membership.this_process import cluster_of_this_process
+from models.data.drawn_text import DrawnText
 from models.data.image_store import ImageSet, ImageStore
 from models.image_task import ImageTask
 from models.networks.registry import build_network
+from models.networks.transformer import TRANSFORMERS, transformer
 from models.own_task import OwnTask
 from strategies.callbacks import Callback
 from strategies.contract import StepReport, Strategy
@@ -29,15 +31,13 @@ FLAGS = flags.FLAGS
 _SERVERS_WARM_UP_STEPS, _SERVERS_WARM_UP_SECONDS = 20, 5.0
 # Batches to measure per --measured_steps: a batch takes much less time than a step.
 _INPUT_FACTOR = 10
+_TEXT = DrawnText()
 
 
 def measured_task() -> OwnTask:
-    """A task whose data is one batch of random images in memory, repeated. The peers do the same work."""
-    generator = np.random.default_rng(0)
+    """A task whose data is one random batch in memory, repeated. The peers do the same work."""
     batch = FLAGS.measured_batch
-    images = generator.random((batch, 32, 32, 3), np.float32)
-    labels = generator.integers(0, 10, batch)
-    data = tf.data.Dataset.from_tensors((images, labels))
+    data = tf.data.Dataset.from_tensors(_drawn_batch(batch))
     if FLAGS.slow_seconds and is_first_worker():
         data = data.map(slowed)
     return OwnTask(
@@ -47,6 +47,15 @@ def measured_task() -> OwnTask:
         losses=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         batch_size=batch,
     )
+
+
+def _drawn_batch(batch: int) -> tuple[np.ndarray, np.ndarray]:
+    """Images and labels, or tokens and the tokens that follow."""
+    generator = np.random.default_rng(0)
+    if FLAGS.network in TRANSFORMERS:
+        tokens = generator.integers(1, _TEXT.num_tokens, (batch, _TEXT.length + 1))
+        return tokens[:, :-1].astype(np.int32), tokens[:, 1:]
+    return generator.random((batch, 32, 32, 3), np.float32), generator.integers(0, 10, batch)
 
 
 def is_first_worker() -> bool:
@@ -66,6 +75,8 @@ def slowed(images: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def _network() -> keras.Model:
+    if FLAGS.network in TRANSFORMERS:
+        return transformer(TRANSFORMERS[FLAGS.network], num_tokens=_TEXT.num_tokens, length=_TEXT.length)
     return build_network(FLAGS.network, image_shape=(32, 32, 3), num_classes=10)
 
 

@@ -71,10 +71,21 @@ def ratios(found: Mapping) -> list[str]:
         if "loop_over_step" in one["figures"]
     ]
     alone = [one for one in own if is_one_tower(one)]
+    lines += [_of_allowed(one, alone[0]) for one in own if alone and one.get("allowed_speedup")]
     most = max(own, key=lambda one: one["count"] if one["strategy"] == "towers" else 0, default=None)
     if alone and most is not alone[0] and FIRST_STEP in most["figures"]:
         lines.append(_ratio(most, alone[0], FIRST_STEP, "time to first step, "))
     return lines
+
+
+def _of_allowed(one: Mapping, alone: Mapping) -> str:
+    """A pipeline's rate beside one device's, and the share of what the schedule's bubble allows."""
+    quotient = one["figures"][RATE]["median"] / alone["figures"][RATE]["median"]
+    allowed = one["allowed_speedup"]
+    return (
+        f"{one['name']} / {alone['name']}: {quotient:.2f}, {quotient / allowed:.0%} of the {allowed:.2f} that the "
+        "bubble allows"
+    )
 
 
 def _beside(peer: Mapping, own: Sequence[Mapping]) -> Sequence[Mapping]:

@@ -22,6 +22,7 @@ from towers.engine import Engine
 from towers.mean_and_update import count_step, finish_run, updated
 from towers.sums import add_evaluations
 from towers.task import Batch, batch_length
+from towers.timeline.activities import EXCHANGE_SCOPE
 from towers.tower_parts import TowerParts, microbatch
 from towers.tower_passes import TowerPasses
 
@@ -98,9 +99,10 @@ class ReplicatedEngine(Engine):
         )
         # The replicas of a process divide the same batch, so one of them counts its examples.
         examples = batch_length(given) if replica == 0 else tf.constant(0)
-        return summed_except_gradients(
-            own, state, examples, self._exchange.sum, is_first=is_first, policy=self.options.batch_stats
-        )
+        with tf.name_scope(EXCHANGE_SCOPE):
+            return summed_except_gradients(
+                own, state, examples, self._exchange.sum, is_first=is_first, policy=self.options.batch_stats
+            )
 
     @property
     def _gets_microbatches(self) -> bool:
@@ -132,8 +134,10 @@ class ReplicatedEngine(Engine):
         if replica == 0:
             self.busy.stop(own)
         microbatches = (batch,) if isinstance(batch, Batch) else batch
+        with tf.name_scope(EXCHANGE_SCOPE):
+            summed = self._exchange.sum_gradients(own)
         return updated(
-            sums.towers._replace(gradients=self._exchange.sum_gradients(own)),
+            sums.towers._replace(gradients=summed),
             rate,
             examples=sums.examples,
             features=[micro.features for micro in microbatches],

@@ -23,6 +23,7 @@ from towers.mean_and_update import finish_step
 from towers.owners import CURRENT_DEVICE
 from towers.placement import Placement
 from towers.task import Batch, batch_length
+from towers.timeline.activities import EXCHANGE_SCOPE
 from towers.tower import ModelVariables
 from towers.tower_parts import TowerParts
 from towers.tower_passes import TowerPasses
@@ -85,7 +86,7 @@ class RingEngine(Engine):
     def _sums_of(self, batch, microbatch_index, parameters, state) -> WorkerSums:
         step, loss_scale = self.counters.step.read_value(), self.counters.loss_scale.read_value()
         own = self._passes.train(batch, microbatch_index, parameters, state, step=step, loss_scale=loss_scale)
-        with tf.device(self.devices.parameters):
+        with tf.device(self.devices.parameters), tf.name_scope(EXCHANGE_SCOPE):
             sums = summed_except_gradients(
                 own,
                 state,
@@ -99,7 +100,7 @@ class RingEngine(Engine):
             return sums._replace(towers=sums.towers._replace(gradients=kept))
 
     def apply(self, batch, sums, rate):
-        with tf.device(self.devices.parameters):
+        with tf.device(self.devices.parameters), tf.name_scope(EXCHANGE_SCOPE):
             summed = sums.towers._replace(gradients=self.placement.owners.meet(sums.towers.gradients))
         return finish_step(
             summed,

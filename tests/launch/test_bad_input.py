@@ -66,6 +66,14 @@ CASES = {
     "a seed that is too large": (["--seed=99999999999"], ("seed=99999999999",)),
     "a profile of nonsense": (["--profile_steps=5"], ("--profile_steps=5", "FIRST:LAST")),
     "a profile of steps backwards": (["--profile_steps=9:5"], ("profile_steps=9:5", "FIRST < LAST")),
+    "a timeline of servers": (
+        ["--timeline_steps=1:2", "--strategy=ps"],
+        ("--timeline_steps=1:2 with --strategy=ps", "use another strategy"),
+    ),
+    "a timeline of a profile": (
+        ["--timeline_steps=1:2", "--profile_steps=1:2"],
+        ("--timeline_steps=1:2 and --profile_steps=1:2", "give only one"),
+    ),
     "no checkpoint to keep": (["--keep_checkpoints=0"], ("--keep_checkpoints=0", "above 0")),
     "a network of images for clicks": (["--task=clicks"], ("network='tiny'", "trains only 'dlrm'")),
     "dlrm for images": (["--model=dlrm"], ("network='dlrm'", "task='shapes' has images")),

@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterable, Sequence
 import tensorflow as tf
 
 from towers.recompute.ranges import Range
+from towers.timeline.activities import RECOMPUTED_SUFFIX as _SUFFIX
 
-_SUFFIX = "_recomputed"
 # Elements of the largest result that is kept in place of being computed again.
 _SMALL = 4096
 _NEVER_COPIED = ("Const", "Placeholder", "NoOp")

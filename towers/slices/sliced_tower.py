@@ -20,6 +20,7 @@ from towers.slices.layout import Layout
 from towers.slices.sliced_calls import sliced_calls
 from towers.slices.sliced_values import SlicedValues
 from towers.task import Batch, Task
+from towers.timeline.activities import BACKWARD_SCOPE
 from towers.tower import (
     EvaluationResult,
     ModelVariables,
@@ -109,7 +110,8 @@ class SlicedTower:
             loss = self._task.loss(outputs, batch)
             loss_sum = total_loss(loss, losses)
             objective = loss_sum * gain
-        gradients = values.gradients_of(objective, traced)
+        with tf.name_scope(BACKWARD_SCOPE):
+            gradients = values.gradients_of(objective, traced)
         check_gradients(self._model.variables.parameters, gradients)
         metrics = weighted_metrics(self._task, outputs, batch, active)
         return TowerResult(loss_sum * active, loss.weight * active, gradients, new_state, metrics)

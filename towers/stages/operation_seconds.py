@@ -56,7 +56,7 @@ def _seconds_of(node, num_examples: int) -> float:
     @tf.function(autograph=False)
     def passes(*values):
         with keras.StatelessScope(), tf.GradientTape() as tape:
-            tape.watch(values)
+            tape.watch([value for value in values if value.dtype.is_floating])
             args, kwargs = node.arguments.fill_in(
                 {id(x): value for x, value in zip(node.input_tensors, values, strict=True)}
             )

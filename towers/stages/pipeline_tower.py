@@ -20,6 +20,7 @@ from towers.stages.places import Place
 from towers.stages.staged_passes import StagedPasses
 from towers.stages.staged_trace import StagedTrace
 from towers.task import Batch
+from towers.timeline.activities import EXCHANGE_SCOPE, action_scope
 from towers.tower import EvaluationResult, TowerResult
 
 
@@ -160,13 +161,15 @@ class _TrainingRun:
             for index, home in enumerate(self._state_homes):
                 if home == action.stage:
                     values[self._trace.state[index]] = self._state[index]
-        outputs = self._shared.compute(Place(action.stage, action.kind), values, self._ends.get(device, ()))
+        with tf.name_scope(action_scope(action)):
+            outputs = self._shared.compute(Place(action.stage, action.kind), values, self._ends.get(device, ()))
         if not outputs:
             return
         ends = [values[name] for name in outputs if name in self._sent or name in self._trace.results]
         with tf.device(device):
             self._ends[device] = [tf.identity(value) for value in ends or [values[name] for name in outputs]]
-        self._add_gradients(outputs, values)
+        with tf.name_scope(EXCHANGE_SCOPE):
+            self._add_gradients(outputs, values)
         if action.kind is Kind.FORWARD:
             self._pass_state_on(outputs, action.microbatch)
 
@@ -195,12 +198,12 @@ class _TrainingRun:
             of_parameters.setdefault(reading.parameter, []).append(index)
         found = []
         for parameter, indices in sorted(of_parameters.items()):
-            with tf.device(homes[parameter]):
+            with tf.device(homes[parameter]), tf.name_scope(EXCHANGE_SCOPE):
                 summed = gradients.add([self._gradient(index) for index in indices])
             if not isinstance(summed, tf.IndexedSlices):
                 summed.set_shape(self._passes.variables.parameters[parameter].shape)
             found.append(summed)
-        with tf.device(self._devices[-1]):
+        with tf.device(self._devices[-1]), tf.name_scope(EXCHANGE_SCOPE):
             scalars = [self._trace.scalars_of(values) for values in self._values]
             return TowerResult(
                 tf.add_n([of_one.loss_sum for of_one in scalars]),

@@ -92,3 +92,20 @@ def test_a_mistake_in_a_row_is_reported_before_anything_is_measured(peers, rows,
 def test_processes_must_be_numbers_from_two_on(peers, given):
     with flagsaver.flagsaver(processes=given), refused("--processes=", "at least 2", "give for example 2,4"):
         GROUPS["engines_ring"]()
+
+
+def test_pipelines_stand_beside_one_device_with_the_same_microbatches(peers):
+    alone, *rows = GROUPS["pipeline"]()
+    assert {"--num_towers=1", "--threads_per_tower=1", "--accumulation=8"} <= set(alone.command)
+    assert [row.name for row in rows] == [
+        f"pipeline 2, {name}" for name in ("gpipe", "1f1b", "zb_h1", "interleaved")
+    ]
+    assert all({"--microbatches=8", "--threads_per_tower=1"} <= set(row.command) for row in rows)
+    # GPipe's bubble of 8 microbatches on 2 devices is 1/9.
+    assert rows[0].work.allowed_speedup == pytest.approx(2 * 8 / 9)
+
+
+def test_all_that_is_for_larger_models_is_measured_once(peers):
+    parts = [row.command for group in ("pipeline", "sharded", "recompute") for row in GROUPS[group]()]
+    commands = [row.command for row in GROUPS["larger_than_a_device"]()]
+    assert len(set(commands)) == len(commands) == len(parts) - 1

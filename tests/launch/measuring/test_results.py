@@ -86,6 +86,12 @@ def test_the_table_and_the_ratios():
     assert ratios(whole) == ["two / peer: 2.00", "time to first step, two / one: 1.00"]
 
 
+def test_a_pipelines_rate_is_a_share_of_what_its_bubble_allows():
+    cases = [case("pipe", "pipeline", allowed_speedup=1.6), case("one", count=1)]
+    both = results(cases, {"pipe": [measured(120)], "one": [measured(100)]}, {})
+    assert "pipe / one: 1.20, 75% of the 1.60 that the bubble allows" in ratios(both)
+
+
 def test_a_slow_rate_keeps_its_digits():
     whole = results([case("slow")], {"slow": [measured(3.04), measured(3.06)]}, {})
     assert table(whole)[2].startswith("| slow | tiny, 64 | 3.05 | 3.04 - 3.06 | 0.01 |")

@@ -1,0 +1,155 @@
+"""The callback that traces a few steps and draws who did what when."""
+
+import contextlib
+import importlib.util
+import json
+import os
+import pathlib
+import statistics
+import tempfile
+from collections.abc import Callable, Sequence
+
+import tensorflow as tf
+from tensorflow.python.eager import context  # the one way to collect the graphs that TensorFlow runs
+from tensorflow.tsl.profiler.protobuf import xplane_pb2
+
+from strategies.atomic_write import write_atomically
+from strategies.callbacks import Callback, Run, unwritable
+from strategies.reports.chrome_trace import chrome_trace
+from strategies.reports.timeline_picture import picture
+from towers.errors import UserError
+from towers.timeline.intervals import HOST_ROW, intervals_of
+from towers.timeline.operations import STEP_EVENT, STEP_NUMBER, RunGraphs, TracedSteps, read_trace
+from towers.timeline.pipeline_run import described, pipeline_runs
+
+PICTURE, TRACE = "timeline.png", "timeline.json"
+_MOST_STEPS, _MOST_PANELS = 20, 3
+# At this level TensorFlow traces operations that take less than a microsecond too.
+_ALL_OPERATIONS = 3
+
+
+class TimelineOfSteps(Callback):
+    """Draws the steps from `first` up to `last` into timeline.png and timeline.json in the run's directory.
+
+    The steps run one at a time then. Of several processes, the one that has the run's files draws what it did.
+    """
+
+    def __init__(self, first: int, last: int, *, say: Callable[[str], None] = print):
+        """Args:
+        first, last: the steps, the last one excluded.
+        say: gets lines for the user when the steps have run.
+
+        Raises:
+          UserError: they are not a few steps.
+        """
+        self._named = f"timeline_steps={first}:{last}"
+        if not 0 <= first < last <= first + _MOST_STEPS:
+            raise UserError(
+                f"{self._named}: give FIRST:LAST with 0 <= FIRST < LAST, at most {_MOST_STEPS} steps, as 10:13"
+            )
+        self._first, self._last, self._say = first, last, say
+        self._graphs: RunGraphs | None = None
+        self._ends = contextlib.ExitStack()
+        self._folder: pathlib.Path | None = None
+        self._is_collecting = False
+
+    def check(self, run: Run) -> None:
+        if run.directory is None:
+            raise UserError(
+                f"{self._named}: this run has no directory for the picture (a dry run writes no files); give a "
+                "directory, or omit timeline_steps"
+            )
+        # The first step traces the graphs, and TensorFlow's own preparation hides what the devices do.
+        if not run.first_step < self._first < self._last <= run.last_step:
+            raise UserError(
+                f"{self._named}: this run runs steps {run.first_step} to {run.last_step - 1}; give steps among "
+                "them, after the first"
+            )
+        if importlib.util.find_spec("matplotlib") is None:
+            raise UserError(f"{self._named}: matplotlib is not installed: install it, or omit timeline_steps")
+        for name in (PICTURE, TRACE):
+            path = run.directory / name
+            if path.is_dir() or (path.exists() and not os.access(path, os.W_OK)):
+                raise UserError(f"{path}: can't be written: move it away, or give another directory")
+
+    def begin(self, run: Run) -> None:
+        self._directory = run.directory
+        context.enable_graph_collection()
+        self._is_collecting = True
+
+    def boundaries(self):
+        return tuple(range(self._first, self._last + 1))
+
+    def before_steps(self, step):
+        if step == self._first:
+            self._folder = pathlib.Path(self._ends.enter_context(tempfile.TemporaryDirectory()))
+            options = tf.profiler.experimental.ProfilerOptions(host_tracer_level=_ALL_OPERATIONS)
+            tf.profiler.experimental.start(str(self._folder), options)
+        if self._folder is not None:
+            self._step = tf.profiler.experimental.Trace(STEP_EVENT, **{STEP_NUMBER: step})
+            self._step.__enter__()
+
+    def steps(self, report):
+        if self._is_collecting:
+            self._graphs = RunGraphs(context.export_run_metadata())
+            self._stop_collecting()
+        if self._folder is not None:
+            self._step.__exit__(None, None, None)
+            if report.step >= self._last:
+                self._draw()
+
+    def end(self):
+        """A run that ends before the last step draws nothing."""
+        if self._folder is not None:
+            tf.profiler.experimental.stop(save=False)
+            self._folder = None
+        self._stop_collecting()
+        self._ends.close()
+
+    def _stop_collecting(self) -> None:
+        if self._is_collecting:
+            self._is_collecting = False
+            context.disable_graph_collection()
+
+    def _draw(self) -> None:
+        tf.profiler.experimental.stop()
+        spaces = [xplane_pb2.XSpace.FromString(path.read_bytes()) for path in self._folder.rglob("*.xplane.pb")]
+        self._folder = None
+        self._ends.close()
+        traced, self._graphs = read_trace(spaces, self._graphs), None
+        if not traced.steps or not traced.operations:
+            self._say(f"{self._named}: TensorFlow's profiler traced no operation of these steps; nothing is drawn")
+            return
+        for line in save_timeline(traced, self._directory):
+            self._say(line)
+
+
+def save_timeline(traced: TracedSteps, directory: pathlib.Path) -> Sequence[str]:
+    """Writes timeline.png and timeline.json; returns lines for the user.
+
+    Raises:
+      UserError: a file can't be written.
+    """
+    intervals = intervals_of(traced)
+    rows = [*sorted({one.row for one in intervals} - {HOST_ROW}, key=_in_order), HOST_ROW]
+    runs = pipeline_runs(intervals)
+    trace = json.dumps(chrome_trace(traced.steps, rows, intervals, traced.transfers))
+    shown = dict(sorted(traced.steps.items())[:_MOST_PANELS])
+    drawn = picture(shown, rows, intervals, traced.transfers, runs)
+    try:
+        write_atomically(directory / TRACE, trace)
+        write_atomically(directory / PICTURE, drawn)
+    except OSError as error:
+        raise unwritable(directory / PICTURE, error.strerror or str(error)) from error
+    lines = [f"timeline of steps {min(traced.steps)} to {max(traced.steps)}: {directory / PICTURE}, {TRACE}"]
+    if runs:
+        seconds = statistics.median(span.end_seconds - span.start_seconds for span in traced.steps.values())
+        lines += described(runs, seconds, traced.transfers)
+    return lines
+
+
+def _in_order(row: str) -> tuple[str, int, str]:
+    """'CPU:10' after 'CPU:9', and 'CPU:9 exchange' between them."""
+    kind, _, rest = row.partition(":")
+    index, _, more = rest.partition(" ")
+    return kind, int(index) if index.isdecimal() else 0, more

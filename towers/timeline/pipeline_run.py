@@ -1,0 +1,192 @@
+"""A pipeline as it ran beside the schedule's own times: the bubble, the time of each stage, and more stages."""
+
+import collections
+import dataclasses
+import statistics
+from collections.abc import Iterable, Sequence
+
+from towers.errors import UserError
+from towers.pipeline import builders
+from towers.pipeline.action import Kind
+from towers.pipeline.faults import find_faults
+from towers.pipeline.schedule import Schedule
+from towers.pipeline.simulator import simulate
+from towers.pipeline.timeline import EQUAL_SECONDS, StageSeconds, TimedAction, Timeline
+from towers.timeline.activities import activity_of
+from towers.timeline.intervals import Interval
+from towers.timeline.operations import Transfer
+
+
+@dataclasses.dataclass(frozen=True)
+class PipelineRun:
+    """A tower's pass through a pipeline in one step.
+
+    Attributes:
+      step, tower: which.
+      devices: [devices] names, in the order of the schedule.
+      start_seconds: when the first action began, in the trace's clock.
+      timeline: the actions with their measured times, from that moment on.
+    """
+
+    step: int
+    tower: int
+    devices: tuple[str, ...]
+    start_seconds: float
+    timeline: Timeline
+
+
+def pipeline_runs(intervals: Iterable[Interval]) -> list[PipelineRun]:
+    """The pipelines of each step; none if the towers are single devices, or if a trace lacks an action."""
+    actions: dict[tuple[int, int], list[Interval]] = collections.defaultdict(list)
+    for one in intervals:
+        if one.activity.action is not None and one.activity.tower is not None:
+            actions[one.step, one.activity.tower].append(one)
+    found = [_run(step, tower, of_one) for (step, tower), of_one in sorted(actions.items())]
+    return [run for run in found if not find_faults(run.timeline.schedule)]
+
+
+def _run(step: int, tower: int, intervals: Sequence[Interval]) -> PipelineRun:
+    begin = min(one.start_seconds for one in intervals)
+    by_device: dict[str, list[Interval]] = collections.defaultdict(list)
+    # Device i of a schedule is the one with stage i.
+    for one in sorted(intervals, key=lambda one: one.activity.action.stage):
+        by_device[one.row].append(one)
+    devices = []
+    for of_device in by_device.values():
+        of_device.sort(key=lambda one: (one.start_seconds, one.end_seconds))
+        devices.append(
+            tuple(
+                TimedAction(one.activity.action, one.start_seconds - begin, one.end_seconds - begin)
+                for one in of_device
+            )
+        )
+    schedule = Schedule(tuple(tuple(timed.action for timed in of_device) for of_device in devices))
+    return PipelineRun(step, tower, tuple(by_device), begin, Timeline(schedule, tuple(devices)))
+
+
+def stage_seconds(runs: Sequence[PipelineRun], transfers: Sequence[Transfer] = ()) -> list[StageSeconds]:
+    """[stages] the medians over microbatches, steps and towers.
+
+    The backward passes of a schedule that is not split are wholly in `backward_input_seconds`.
+
+    Args:
+      runs: at least one, all of the same schedule.
+      transfers: of these steps.
+    """
+    taken: dict[tuple[int, Kind], list[float]] = collections.defaultdict(list)
+    for run in runs:
+        for timed in (timed for of_device in run.timeline.devices for timed in of_device):
+            taken[timed.action.stage, timed.action.kind].append(timed.end_seconds - timed.start_seconds)
+    sent: dict[int, list[float]] = collections.defaultdict(list)
+    for one in transfers:
+        action = activity_of(one.name).action
+        if action is not None:
+            sent[action.stage].append(one.end_seconds - one.start_seconds)
+    return [
+        StageSeconds(
+            *(statistics.median(taken.get((stage, kind)) or [0.0]) for kind in Kind),
+            transfer_seconds=statistics.median(sent.get(stage) or [0.0]),
+        )
+        for stage in range(runs[0].timeline.schedule.num_stages)
+    ]
+
+
+def schedule_name(schedule: Schedule) -> str | None:
+    """The name of the schedule among the builders'; None for one of the user's own."""
+    for name in builders.NAMES:
+        try:
+            built = builders.build(
+                name,
+                num_devices=len(schedule.devices),
+                num_stages=schedule.num_stages,
+                num_microbatches=schedule.num_microbatches,
+            )
+        except UserError:
+            continue
+        if built == schedule:
+            return name
+    return None
+
+
+def predicted_seconds(name: str, schedule: Schedule, stages: Sequence[StageSeconds], num_devices: int) -> float:
+    """What a microbatch's work would take on another number of devices, all stages equally long.
+
+    The total of each pass is divided equally; a transfer takes as long as the longest here.
+
+    Args:
+      name: of a schedule.
+      schedule: the one that ran: gives microbatches and stages a device.
+      stages: [stages] its measured times.
+      num_devices: devices of the other pipeline.
+    """
+    num_stages = num_devices * (schedule.num_stages // len(schedule.devices))
+    each = StageSeconds(
+        sum(stage.forward_seconds for stage in stages) / num_stages,
+        sum(stage.backward_input_seconds for stage in stages) / num_stages,
+        sum(stage.backward_weights_seconds for stage in stages) / num_stages,
+        max(stage.transfer_seconds for stage in stages),
+    )
+    other = builders.build(
+        name, num_devices=num_devices, num_stages=num_stages, num_microbatches=schedule.num_microbatches
+    )
+    return simulate(other, [each] * num_stages).total_seconds
+
+
+def described(
+    runs: Sequence[PipelineRun],
+    step_seconds: float,
+    transfers: Sequence[Transfer] = (),
+    more: Sequence[int] = (4, 8),
+) -> list[str]:
+    """Lines about a pipeline: its stages, its bubble beside the schedule's, and a prediction for more stages.
+
+    Args:
+      runs: of several steps; at least one.
+      step_seconds: median time of a step.
+      transfers: of these steps.
+      more: numbers of devices to predict.
+    """
+    schedule = runs[0].timeline.schedule
+    stages = stage_seconds(runs, transfers)
+    name = schedule_name(schedule)
+    simulated = simulate(schedule, stages)
+    measured = statistics.median(run.timeline.total_seconds for run in runs)
+    bubble = statistics.median(run.timeline.bubble_share for run in runs)
+    lines = [_stage_line(stage, one, runs[0]) for stage, one in enumerate(stages)]
+    lines += [
+        f"a step takes {_ms(step_seconds)}, its pipeline {_ms(measured)}; simulated with the times of the stages "
+        f"{_ms(simulated.total_seconds)}",
+        f"bubble: measured {bubble:.1%}, simulated {simulated.bubble_share:.1%}, with equal stages "
+        f"{equal_bubble(schedule):.1%}; GPipe's (K-1)/(M+K-1) is {gpipe_bubble(schedule):.1%}",
+    ]
+    others = [count for count in more if count > len(schedule.devices)]
+    if name is not None and others:
+        rest = max(0.0, step_seconds - measured)
+        predicted = [(count, rest + predicted_seconds(name, schedule, stages, count)) for count in others]
+        told = ", ".join(f"{count} devices {_ms(seconds)}" for count, seconds in predicted)
+        lines.append(f"predicted for a step with the same work in equal stages: {told}")
+    return lines
+
+
+def equal_bubble(schedule: Schedule) -> float:
+    """The bubble if all stages take equally long, and each half of a backward pass as long as a forward pass."""
+    return simulate(schedule, [EQUAL_SECONDS] * schedule.num_stages).bubble_share
+
+
+def gpipe_bubble(schedule: Schedule) -> float:
+    """(K - 1) / (M + K - 1) for K devices and M microbatches (Huang et al. 2019, arXiv 1811.06965, sec. 2.3)."""
+    return (len(schedule.devices) - 1) / (schedule.num_microbatches + len(schedule.devices) - 1)
+
+
+def _stage_line(stage: int, seconds: StageSeconds, run: PipelineRun) -> str:
+    device = run.devices[run.timeline.schedule.stage_devices[stage]]
+    weights = seconds.backward_weights_seconds
+    late = f", weight gradients {_ms(weights)}" if weights else ""
+    return (
+        f"stage {stage} on {device}: for each microbatch forward {_ms(seconds.forward_seconds)}, "
+        f"backward {_ms(seconds.backward_input_seconds)}{late}"
+    )
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.3g} ms" if seconds < 1.0 else f"{1e3 * seconds:.0f} ms"
