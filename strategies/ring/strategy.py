@@ -16,17 +16,19 @@ from contextlib import contextmanager, suppress
 import numpy as np
 import tensorflow as tf
 
+from strategies.batch_checksums import NUM_COMPARED, BatchChecksums
 from strategies.cluster import Member
 from strategies.contract import Move, StepReport, WorkerTime
 from strategies.distribute.mirrored import mirrored, num_gpus
 from strategies.distribute.replicated_engine import ReplicatedEngine
 from strategies.engines import ENGINES, OWN, EngineChoice, choose_engine
 from strategies.errors import PeerLost
-from strategies.first_batches import NUM_COMPARED, check_first_batches
+from strategies.first_batches import check_first_batches
 from strategies.ring.collectives import HostExchange, WorkerExchange
 from strategies.ring.divergence import checksums, what_drifted
 from strategies.ring.engine import RingEngine
 from strategies.ring.joining import Ring
+from strategies.ring.same_batches import SPLITS, check_same_batches
 from strategies.ring.tcp_connect import connected_tcp_ring
 from strategies.ring.tcp_ring import OutOfStep, TcpRing
 from strategies.run_settings import check_same, common_settings
@@ -217,26 +219,15 @@ class RingStrategy(SynchronousStrategy):
     def _check_data(self) -> None:
         """Also raises UserError if the workers read other batches: each computes its part of what it reads."""
         self._check_alike()
-        num_compared = NUM_COMPARED if self.ring.num_workers > 1 else 1
+        is_divided = self.ring.num_workers > 1 or self._microbatches > 1
+        num_compared = NUM_COMPARED if is_divided else 1
         found = check_first_batches(self.task, self.model, num_compared=num_compared)
-        own = np.zeros((2, num_compared))
-        for index, split in enumerate(("train", "eval")):
-            of_split = found.get(split, ())
-            own[index, : len(of_split)] = of_split
+        own = [found.get(split, BatchChecksums()).numbers(num_compared) for split in SPLITS]
         with self._watched():
-            of_all = self._host.gather("first batches", np.ravel(own)).reshape(-1, 2, num_compared)
-        for index, split in enumerate(("train", "eval")):
-            self._check_same_batches(split, of_all[:, index])
-
-    def _check_same_batches(self, split: str, found: np.ndarray) -> None:
-        """Raises UserError if the checksums of a rank differ from those of rank 0."""
-        for rank in np.flatnonzero((found != found[0]).any(axis=1))[:1]:
-            with self._refusal():
-                raise UserError(
-                    f"{self.ring.members[rank].name} and {self.ring.members[0].name} read different batches of "
-                    f"{split!r}: each computes its part of a batch, so some examples would count twice and others "
-                    "not at all; if the data are shuffled, use shuffle(..., seed=1)"
-                )
+            of_all = self._host.gather("first batches", np.ravel(own))
+        names = [member.name for member in self.ring.members]
+        with self._refusal():
+            check_same_batches(names, of_all.reshape(len(names), len(SPLITS), -1), microbatches=self._microbatches)
 
     def _check_same(self, what: str, found: np.ndarray) -> None:
         """Raises UserError if the number of a rank differs from that of rank 0."""
