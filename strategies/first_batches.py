@@ -6,20 +6,18 @@ The model computes some examples of the batch, and the task their loss and metri
 import os
 import sysconfig
 import traceback
-import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from strategies.data_errors import readable_input, reason_of
+from strategies.batch_checksums import BatchChecksums, first_batches
+from strategies.data_errors import reason_of
 from towers.errors import UserError
-from towers.task import Batch, InputShard, Task, as_batch
+from towers.task import Batch, Task
 
-# First batches of each split that are compared over processes that divide each batch.
-NUM_COMPARED = 4
 # What is wrong with such weights.
 ARE_BELOW_0 = "are below 0: a weight is how much an example counts, so it must be at least 0"
 _NUM_EXAMPLES = 8
@@ -27,16 +25,16 @@ _LIBRARIES = (sysconfig.get_paths()["purelib"], sysconfig.get_paths()["stdlib"])
 _OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
-def check_first_batches(task: Task, model: keras.Model, *, num_compared: int = 1) -> Mapping[str, Sequence[int]]:
+def check_first_batches(task: Task, model: keras.Model, *, num_compared: int = 1) -> Mapping[str, BatchChecksums]:
     """Checks the batch size, and the first batch of each split unless the task has checked its data itself.
 
     Args:
       task: what to train. `task.data_is_checked`, if it has this attribute, says that no batch need be read.
       model: the task's model, which is not changed.
-      num_compared: how many batches of each split are read.
+      num_compared: how many batches of each split are read; if they are several, they are read twice.
 
     Returns:
-      By split, a checksum of each batch that was read. It tells which examples are in it: see `_checksum`.
+      By split, the checksums of the batches that were read.
 
     Raises:
       UserError: the message says what came, what was expected and how to mend it.
@@ -53,21 +51,11 @@ def check_first_batches(task: Task, model: keras.Model, *, num_compared: int = 1
     for split in ("train", "eval"):
         if split == "train" or task.num_examples(split) != 0:
             with tf.device("/device:CPU:0"):
-                batches = _first_batches(task, split, num_compared)
-                found[split] = [_checksum(batch) for batch in batches]
+                batches = first_batches(task, split, num_compared)
+                again = first_batches(task, split, num_compared) if num_compared > 1 else None
+                found[split] = BatchChecksums.of(batches, again)
                 _check_first_batch(task, model, split, batches[0])
     return found
-
-
-def first_checksums(task: Task, split: str) -> Sequence[int]:
-    """Checksums of a split's first batches: which examples are in them. None of a task that checks its own data.
-
-    Processes that divide each batch between them must read the same ones.
-    """
-    if getattr(task, "data_is_checked", False):
-        return ()
-    with tf.device("/device:CPU:0"):
-        return [_checksum(batch) for batch in _first_batches(task, split, NUM_COMPARED)]
 
 
 def not_finite_parts(batch: Batch) -> list[str]:
@@ -104,32 +92,6 @@ def _check_parts(split: str, batch: Batch) -> None:
     weights = [np.asarray(tensor) for tensor in tf.nest.flatten(batch.weights)]
     if any(array.dtype.kind in "fi" and (array < 0).any() for array in weights):
         raise UserError(f"weights of the first batch of {split!r} {ARE_BELOW_0}; correct the weights")
-
-
-def _first_batches(task: Task, split: str, count: int) -> list[Batch]:
-    dataset = task.dataset(split, InputShard())
-    if split == "eval" and dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
-        raise UserError(
-            "the 'eval' data never end: an evaluation reads each example once; remove repeat(), or add "
-            ".take(number of batches)"
-        )
-    with readable_input(split, "its first batches"):
-        found = [as_batch(element) for element in dataset.take(count)]
-    if not found:
-        raise UserError(f"the {split!r} split is empty: it needs at least one example")
-    return found
-
-
-def _checksum(batch: Batch) -> int:
-    """CRC-32 of the labels; of the features if there are none. Random augmentation seldom changes labels."""
-    tensors = tf.nest.flatten(batch.labels, expand_composites=True)
-    crc = 0
-    for tensor in tensors or tf.nest.flatten(batch.features, expand_composites=True):
-        array = np.asarray(tensor)
-        # An array of strings holds their addresses.
-        content = b"\0".join(np.ravel(array)) if array.dtype.hasobject else array.tobytes()
-        crc = zlib.crc32(content, crc)
-    return crc
 
 
 def _check_length(task: Task, length: int) -> None:

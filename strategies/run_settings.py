@@ -85,9 +85,10 @@ def fields_of(value: Any) -> dict[str, Any]:
     return {field.name: getattr(value, field.name) for field in fields}
 
 
-# What to do about a setting that differs, where it is no argument.
+# What to do about a setting that differs, where it is no argument. A process that has none of these may differ.
 _ADVICE = {
-    "first_batches": "each computes its part of a batch; if the data are shuffled, use shuffle(..., seed=1)"
+    "first_batches": "all must read the same data; if they are shuffled, use shuffle(..., seed=1)",
+    "first_features": "all must read the same data; if they are augmented with a seed, use one seed",
 }
 
 
@@ -100,7 +101,8 @@ def check_same(found: Mapping[str, Mapping[str, Plain]]) -> None:
     (first, wanted), *others = found.items()
     for name, settings in others:
         for what in dict.fromkeys([*wanted, *settings]):
-            if settings.get(what) != wanted.get(what):
+            is_unknown = what in _ADVICE and not (what in settings and what in wanted)
+            if settings.get(what) != wanted.get(what) and not is_unknown:
                 advice = _ADVICE.get(what, "start all processes with the same settings")
                 raise UserError(
                     f"{name} was started with {what}={_shown(settings.get(what))}, and {first} with "

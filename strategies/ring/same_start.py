@@ -10,7 +10,10 @@ from contextlib import contextmanager, suppress
 import numpy as np
 import tensorflow as tf
 
+from strategies.batch_checksums import BatchChecksums
 from strategies.cluster import Member
+from strategies.errors import PeerLost
+from strategies.ring import same_batches
 from strategies.ring.collectives import HostExchange
 from strategies.run_settings import Plain, check_same
 from towers.errors import UserError
@@ -47,30 +50,25 @@ def check_same_settings(host: HostExchange, members: Sequence[Member], own: Mapp
 
 
 def check_same_batches(
-    host: HostExchange, members: Sequence[Member], own: Mapping[str, Sequence[float]], num_compared: int
+    host: HostExchange,
+    members: Sequence[Member],
+    own: Mapping[str, BatchChecksums],
+    *,
+    num_compared: int,
+    microbatches: int,
 ) -> None:
-    """Raises UserError if a worker reads other batches than rank 0: each computes its part of what it reads.
+    """Raises UserError as `strategies.ring.same_batches.check_same_batches`.
 
     Args:
       host, members: as for `check_same_number`.
-      own: checksums of this worker's first batches, by split.
-      num_compared: the largest number of checksums of a split.
+      own: of this worker's first batches, by split.
+      num_compared: the largest number of batches of a split.
+      microbatches: how often a worker reads the training data.
     """
-    splits = ("train", "eval")
-    sent = np.zeros((len(splits), num_compared))
-    for index, split in enumerate(splits):
-        of_split = own.get(split, ())
-        sent[index, : len(of_split)] = of_split
-    found = host.gather("first batches", np.ravel(sent)).reshape(-1, *sent.shape)
-    for index, split in enumerate(splits):
-        differs = (found[:, index] != found[0, index]).any(axis=1)
-        for rank in np.flatnonzero(differs)[:1]:
-            with _refusal(host):
-                raise UserError(
-                    f"{members[rank].name} and {members[0].name} read different batches of {split!r}: each "
-                    "computes its part of a batch, so some examples would count twice and others not at all; if "
-                    "the data are shuffled, use shuffle(..., seed=1)"
-                )
+    sent = [own.get(split, BatchChecksums()).numbers(num_compared) for split in same_batches.SPLITS]
+    found = host.gather("first batches", np.ravel(sent)).reshape(len(members), len(sent), -1)
+    with _refusal(host):
+        same_batches.check_same_batches([member.name for member in members], found, microbatches=microbatches)
 
 
 @contextmanager
@@ -82,6 +80,6 @@ def _refusal(host: HostExchange) -> Iterator[None]:
     try:
         yield
     except UserError:
-        with suppress(tf.errors.OpError, OSError):
+        with suppress(tf.errors.OpError, OSError, PeerLost):
             host.gather("refusal", [0.0])
         raise

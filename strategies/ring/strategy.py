@@ -15,12 +15,13 @@ from contextlib import contextmanager
 import numpy as np
 import tensorflow as tf
 
+from strategies.batch_checksums import NUM_COMPARED
 from strategies.contract import Move, StepReport, WorkerTime
 from strategies.distribute.mirrored import mirrored, num_gpus
 from strategies.distribute.replicated_engine import ReplicatedEngine
 from strategies.engines import ENGINES, OWN, EngineChoice, choose_engine
 from strategies.errors import PeerLost
-from strategies.first_batches import NUM_COMPARED, check_first_batches
+from strategies.first_batches import check_first_batches
 from strategies.grouped_towers import GroupedTowers
 from strategies.ring.collectives import HostExchange, WorkerExchange
 from strategies.ring.divergence import checksums, what_drifted
@@ -267,10 +268,13 @@ class RingStrategy(SynchronousStrategy):
     def _check_data(self) -> None:
         """Also raises UserError if the workers read other batches: each computes its part of what it reads."""
         self._check_alike()
-        num_compared = NUM_COMPARED if self.ring.num_workers > 1 else 1
+        is_divided = self.ring.num_workers > 1 or self._microbatches > 1
+        num_compared = NUM_COMPARED if is_divided else 1
         found = check_first_batches(self.task, self.model, num_compared=num_compared)
         with self._watched():
-            check_same_batches(self._host, self.ring.members, found, num_compared)
+            check_same_batches(
+                self._host, self.ring.members, found, num_compared=num_compared, microbatches=self._microbatches
+            )
 
     def run_steps(self, num_steps: int) -> StepReport:
         first = self.step

@@ -14,7 +14,7 @@ import heapq
 import math
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from strategies.servers.batch_order import BatchOrder
 
@@ -89,18 +89,26 @@ class Admission:
         """Issues no more tickets."""
         self._change(lambda: setattr(self, "_ended", True))
 
-    def begin(self, worker: int, seconds: float) -> Ticket | None:
+    def begin(self, worker: int, seconds: float, is_lost: Callable[[], bool] = lambda: False) -> Ticket | None:
         """The worker's next ticket; None if none can be issued to it within `seconds`.
 
         A worker with an open ticket gets its answer at once: other workers may be waiting for that ticket.
+
+        Args:
+          worker: index of the worker.
+          seconds: how long to wait.
+          is_lost: whether the connection that asks is lost; it is true before `lost` is called. A ticket for it
+            would stay open: `lost` has taken back all that it ever will.
         """
         with self._changed:
+            if is_lost():
+                return None
             self._absent.discard(worker)
             self._away_since.pop(worker, None)
             self._present.add(worker)
             patience = 0 if self._busy(worker) else seconds
-            self._changed.wait_for(lambda: self._ended or self._may_begin(worker), patience)
-            if self._ended or not self._may_begin(worker):
+            self._changed.wait_for(lambda: self._ended or is_lost() or self._may_begin(worker), patience)
+            if self._ended or is_lost() or not self._may_begin(worker):
                 return None
             step = heapq.heappop(self._returned) if self._returned else self._next
             self._next = max(self._next, step + 1)

@@ -73,6 +73,8 @@ class Coordination:
         self._lease_numbers = itertools.count()
         # Workers that are connected, and those that another worker has replaced since they were lost or late.
         self._present: set[int] = set()
+        # Of each worker the number of its connection. A worker that restarts has another one.
+        self._connections: dict[int, int] = {}
         self._replaced: set[int] = set()
         self._lost: set[int] = set()
         self._tally, self._log = Tally(), DecisionLog()
@@ -229,7 +231,10 @@ class Coordination:
             return {"again": True}, ()
         admitted = None
         if self._refusal is None and self._end is None:
-            admitted = self._admission.begin(worker, PATIENCE_SECONDS)
+            connection = message.get("connection")
+            admitted = self._admission.begin(
+                worker, PATIENCE_SECONDS, is_lost=lambda: self._connections.get(worker) != connection
+            )
         # Also while it waited for its step.
         self._raise_refusal()
         if admitted is None:
@@ -288,8 +293,13 @@ class Coordination:
             "worker:%d is away at step %d: worker:%d computes its batches too", owner, ticket.step, ticket.worker
         )
 
+    def connected(self, worker: int, connection: int) -> None:
+        """The worker asks by this connection from now on, until it is lost."""
+        self._connections[worker] = connection
+
     def lost(self, worker: int) -> None:
         """Counts a worker whose connection broke as lost."""
+        self._connections.pop(worker, None)
         with self._state_lock:
             self._present.discard(worker)
             self._lost.add(worker)

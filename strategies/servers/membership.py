@@ -4,8 +4,9 @@ import dataclasses
 import zlib
 from collections.abc import Mapping, Sequence
 
+from strategies.batch_checksums import KEEPS_ORDER_ADVICE, batch_checksums
 from strategies.cluster import CHIEF, SERVER, WORKER, Cluster, Member
-from strategies.first_batches import first_checksums
+from strategies.engines import OWN
 from strategies.run_settings import Plain, common_settings, plain_settings, step_settings
 from strategies.servers.options import ServersOptions
 from towers.errors import UserError
@@ -73,8 +74,41 @@ class ServersMembership:
     def settings_with(
         self, task: Task, options: StepOptions, shapes: Mapping[str, Sequence[int]] | None = None
     ) -> dict[str, Plain]:
-        """What the chief and the workers must have been started with; arguments as for `common_settings`."""
-        more = {"servers": self.options}
-        if self.options.is_sync:
-            more["first_batches"] = " ".join(map(str, first_checksums(task, "train")))
+        """What the chief and the workers must have been started with; arguments as for `common_settings`.
+
+        Raises:
+          UserError: the task's data are in another order at each reading, where they must not be.
+        """
+        more = {"servers": self.options, **self._first_batches(task, options)}
         return common_settings(task, options, evaluates=False, shapes=shapes, **more)
+
+    def _first_batches(self, task: Task, options: StepOptions) -> dict[str, str]:
+        """Checksums of the first training batches, which are read twice; none if they need not be the same."""
+        is_own = self.options.engine_choice().name == OWN
+        why = self._why_order_matters(options) if is_own else None
+        # Arrays are settings, which are compared anyway.
+        if why is None and not (is_own and task.num_examples("train") is None):
+            return {}
+        found = batch_checksums(task, "train")
+        if why is not None and not found.keeps_order:
+            raise UserError(
+                f"{self.cluster.this.name} reads the 'train' data in another order each time, and with {why}, so "
+                f"some examples would count twice and others not at all; {KEEPS_ORDER_ADVICE}"
+            )
+        # Asynchronous workers may shuffle by themselves: data that differ at each reading tell nothing.
+        is_told = self._is_in_step or (found.keeps_order and found.features)
+        examples = {"first_batches": " ".join(map(str, found.examples))} if found.examples and is_told else {}
+        return examples | ({"first_features": " ".join(map(str, found.features))} if found.features else {})
+
+    @property
+    def _is_in_step(self) -> bool:
+        """Whether the processes must agree on each batch."""
+        return self.options.is_sync or self.options.is_serial
+
+    def _why_order_matters(self, options: StepOptions) -> str | None:
+        """Why several readings must give the same batches; None if they need not."""
+        if self._is_in_step:
+            return f"staleness={self.options.staleness} all processes must agree on each batch"
+        if options.accumulation > 1:
+            return f"accumulation={options.accumulation} a worker reads them once for each microbatch"
+        return None

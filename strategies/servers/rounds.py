@@ -18,7 +18,7 @@ import itertools
 import math
 import threading
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 # A part is late after this many times the seconds that the round's slowest gradient took, if that is longer than
 # the patience: where all steps are long, nobody stands still.
@@ -110,20 +110,22 @@ class Rounds:
             self._ended = True
             self._changed.notify_all()
 
-    def begin(self, worker: int, seconds: float) -> Lease | None:
+    def begin(self, worker: int, seconds: float, is_lost: Callable[[], bool] = lambda: False) -> Lease | None:
         """A part for the worker to compute: its own, or that of a worker that is away; None if there is none
-        within `seconds`."""
+        within `seconds`, or if the connection that asks is lost (as for `Admission.begin`)."""
         with self._changed:
+            if is_lost():
+                return None
             self._seen.add(worker)
             self._away.discard(worker)
             until = time.monotonic() + seconds
             # Nobody wakes this thread when a part becomes late, so it looks several times.
             tick = max(_SHORTEST_TICK_SECONDS, self._patience_seconds / 4)
-            while (part := self._part_for(worker)) is None and not self._ended:
+            while (part := self._part_for(worker)) is None and not (self._ended or is_lost()):
                 if (left := until - time.monotonic()) <= 0:
                     break
                 self._changed.wait(min(left, tick))
-            if part is None or self._ended:
+            if part is None or self._ended or is_lost():
                 return None
             replaces = self._replaced_by(worker, part)
             if replaces is not None:

@@ -1,6 +1,7 @@
 """The process of a parameter server: its connections, lost members, and the end of the run."""
 
 import contextlib
+import itertools
 import logging
 import socket
 import threading
@@ -77,6 +78,7 @@ class Server:
         self._connections: dict[Connection, Member | None] = {}
         self._strangers = Strangers()
         self._workers: dict[int, Connection] = {}
+        self._numbers = itertools.count()
         self._closed_sent = self._closed_received = 0
         self._end: str | None = None
         # Which process the chief is; None until it connects. There is no other one until this server ends.
@@ -193,8 +195,9 @@ class Server:
                 self._strangers.remove(connection)
                 with self._lock:
                     self._connections[connection] = peer
-                self._replace_worker(connection, peer)
-                self._answer_all(connection, peer)
+                number = next(self._numbers)
+                self._replace_worker(connection, peer, number)
+                self._answer_all(connection, number)
         except OSError as error:
             # The connection is lost; `_note_loss` below deals with it.
             if peer is not None and peer.role == CHIEF and isinstance(error, TimeoutError):
@@ -228,10 +231,11 @@ class Server:
             self._chief = process
             return None
 
-    def _answer_all(self, connection: Connection, peer: Member) -> None:
+    def _answer_all(self, connection: Connection, number: int) -> None:
         replies: list[Content] = []
         while True:
             message, arrays = connection.receive()
+            message["connection"] = number
             if message["ask"] == "end":
                 # A process that connects from now on belongs to the next run.
                 self._close_listener()
@@ -264,7 +268,7 @@ class Server:
         counts = {"pulls": self._store.pulls, "pushes": self._store.pushes}
         return {**counts, "sent_bytes": sent, "received_bytes": received}, ()
 
-    def _replace_worker(self, connection: Connection, peer: Member) -> None:
+    def _replace_worker(self, connection: Connection, peer: Member, number: int) -> None:
         """If the worker was connected before, it has restarted: counts its earlier connection as lost."""
         if peer.role != WORKER or self._coordination is None:
             return
@@ -275,6 +279,7 @@ class Server:
             self._note_loss(peer, before)
         with self._lock:
             self._workers[peer.index] = connection
+        self._coordination.connected(peer.index, number)
 
     def _note_loss(self, peer: Member | None, connection: Connection) -> None:
         if peer is None or self._end is not None:

@@ -2,10 +2,8 @@
 
 import contextlib
 import dataclasses
-import functools
 import os
 import pathlib
-import shutil
 import subprocess
 import sys
 import time
@@ -15,6 +13,7 @@ from collections.abc import Callable, Iterator
 import psutil
 
 from tests.launch.programs import LIMIT_SECONDS, Ended, ended, environment
+from tests.launch.system_networks import permits_private_network
 
 _MARK = "TOWERS_TEST_MARK"
 PROGRAM = ("python", "program.py")
@@ -75,20 +74,9 @@ class Launched:
         return path.read_text()
 
 
-@functools.cache
 def network_flags() -> tuple[str, ...]:
-    """--noprivate_network where the system permits no private network, so that the launcher prints no warning.
-
-    Other programs than ours are asked, so that a mistake of ours does not look like a refusal of the system.
-    """
-    path = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/sbin"))
-    in_it = ("ip", "link", "set", "lo", "up") if shutil.which("ip", path=path) else ("true",)
-    for namespaces in (("--net",), ("--user", "--map-root-user", "--net")):
-        with contextlib.suppress(FileNotFoundError):
-            done = subprocess.run(["unshare", *namespaces, *in_it], env={"PATH": path}, capture_output=True)
-            if done.returncode == 0:
-                return ()
-    return ("--noprivate_network",)
+    """--noprivate_network where the system permits no private network, so that the launcher prints no warning."""
+    return () if permits_private_network() else ("--noprivate_network",)
 
 
 @contextlib.contextmanager

@@ -1,4 +1,7 @@
-"""Starts `python ...` at once: forks of a process that has imported everything and computed nothing."""
+"""Starts `python ...` at once: forks of a process that has imported everything and computed nothing.
+
+It is in a private network, because TensorFlow's server listens on every interface: other machines could reach it.
+"""
 
 import atexit
 import contextlib
@@ -13,7 +16,9 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
+from launch.supervision.held_network import private_network
 from tests.launch.programs import Ended, ended, environment
+from tests.launch.system_networks import permits_private_network
 
 # Reads one request a line: to start a program, which returns its process id; or, for a process id, to return the
 # exit code, null while the process runs.
@@ -53,11 +58,19 @@ while line := sys.stdin.readline():
 
 
 class Nursery:
-    """A process that has imported TensorFlow and this project; each program is a fork of it."""
+    """A process that has imported TensorFlow and this project; each program is a fork of it.
+
+    Attributes:
+      inside: the words before a command that run it in the network of these programs.
+    """
 
     def __init__(self):
+        self._network = contextlib.ExitStack()
+        network = self._network.enter_context(private_network())
+        self.inside = network.inside
+        assert self.inside or not permits_private_network(), f"no private network: {network.problem}"
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _PROGRAM],
+            [*self.inside, sys.executable, "-c", _PROGRAM],
             env=environment(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -95,6 +108,7 @@ class Nursery:
         """Kills this process; the programs that it started go on."""
         self._process.kill()
         self._process.communicate(timeout=20)
+        self._network.close()
 
 
 @functools.cache

@@ -7,7 +7,9 @@ import shutil
 import pytest
 
 from tests.launch.nursery import run_forked
-from tests.launch.programs import LAST_STEP, listing, run
+from tests.launch.programs import LAST_STEP, TINY, listing, run
+from tests.launch.server_groups import ServerGroup
+from tests.launch.server_runs import all_end
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.full]
 
@@ -174,6 +176,19 @@ def test_export(copied, tmp_path):
     assert float(second.split()[-1]) <= 1e-6
     assert listing(tmp_path) == ["exported", "exported/model.keras"]
     assert weights_of(path) == weights_of(pathlib.Path(copied) / "model.keras")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("engine", ["tensorflow", "own"])
+def test_a_run_that_servers_trained_is_exported_by_one_process(tmp_path, engine):
+    flags = ("--strategy=ps", f"--engine={engine}", "--steps=10", "--learning_rate=0.001", "--directory=run")
+    command = ("-m", "launch.train", *(flag for flag in TINY if "steps=" not in flag), *flags)
+    with ServerGroup(command, workers=1, servers=2, cwd=tmp_path) as group:
+        all_end(group)
+    done = run_forked("-m", EXPORT, "--directory=run", "--output=model.keras", cwd=tmp_path)
+    assert (done.code, done.err) == (0, ""), done.err
+    assert done.out.startswith("exported step 10 to ")
+    assert weights_of(tmp_path / "model.keras") == weights_of(tmp_path / "run" / "model.keras")
 
 
 @pytest.mark.full

@@ -4,13 +4,15 @@ import json
 import pathlib
 import re
 import signal
-import socket
+import subprocess
+import sys
 import time
 
 import pytest
 
 from launch.binary import INTERRUPTED, NOT_FINITE, PEER_LOST, USER_ERROR
 from launch.membership.free_ports import free_addresses
+from tests.launch.nursery import nursery
 from tests.launch.programs import LAST_STEP, ROOT, Ended, assert_same_end, errors, wait_for
 from tests.launch.workers import LONG, TRAIN, Workers
 from tests.tiers import first_quick
@@ -181,7 +183,12 @@ def test_sigterm_to_the_chief_stops_both_at_the_same_step(tmp_path):
 def test_a_port_that_is_in_use(tmp_path):
     addresses = free_addresses(2)
     host, port = addresses[1].split(":")
-    with socket.create_server((host, int(port))):
+    listens = (
+        f"import socket, sys; s = socket.create_server(('{host}', {port})); print(flush=True); sys.stdin.read()"
+    )
+    command = (*nursery().inside, sys.executable, "-c", listens)
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        other.stdout.readline()
         command = (*TRAIN, "--startup_timeout_seconds=10")
         with ring(command, cwd=tmp_path, addresses=addresses) as workers:
             # The other worker can't tell, and ends a minute later, or when its launcher ends it.

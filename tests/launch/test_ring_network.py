@@ -8,11 +8,11 @@ import pytest
 
 from launch.binary import PEER_LOST
 from launch.supervision.network_namespaces import Network, hosts, namespaces
-from tests.launch.network_namespaces import needs_network_namespaces
 from tests.launch.programs import Ended, assert_same_end, checkpoint_values, errors, wait_for
+from tests.launch.system_networks import needs_hosts
 from tests.launch.workers import TRAIN, Workers
 
-pytestmark = [pytest.mark.timeout(280), needs_network_namespaces, pytest.mark.full]
+pytestmark = [pytest.mark.timeout(280), needs_hosts, pytest.mark.full]
 
 LIMIT_SECONDS = 200
 SLOW_MEGABITS = 20

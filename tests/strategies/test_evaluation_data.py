@@ -21,6 +21,8 @@ DATA = {
     "weights only in evaluation": ((X, LABELS), (X, LABELS, WEIGHTS)),
     "weights only in training": ((X, LABELS, WEIGHTS), (X, LABELS)),
     "other labels": ((X, LABELS.astype(np.int32)), (X, LABELS.astype(np.int64))),
+    "whole numbers only in training": ((np.round(10 * X).astype(np.int64), LABELS), (X, LABELS)),
+    "whole numbers only in evaluation": ((X, LABELS), (np.round(10 * X).astype(np.int64), LABELS)),
     "other weights": ((X, LABELS, WEIGHTS), (X, LABELS, WEIGHTS.astype(np.float64))),
 }
 

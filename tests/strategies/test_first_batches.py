@@ -6,7 +6,6 @@ import pytest
 import tensorflow as tf
 
 from models.own_task import OwnTask
-from strategies.first_batches import check_first_batches
 from strategies.registry import build_strategy
 from tests.strategies.small_task import small_strategy, small_task
 from tests.tiers import first_quick
@@ -240,17 +239,3 @@ def test_the_check_changes_nothing():
 def test_a_batch_of_a_built_in_task_must_not_be_larger_than_its_data():
     with refused("batch_size=38: there are 37 training examples", "at most batch_size=37"):
         small_strategy(small_task(batch_size=38))
-
-
-def test_checksums_tell_the_order_of_the_examples_and_not_their_augmentation():
-    def checksums(order, features=X, count=3):
-        ordered = dataset(features[order], Y[order]).batch(20)
-        task = OwnTask(model=build, train_data=ordered, eval_data=(X, Y), losses=SPARSE, batch_size=20)
-        return check_first_batches(task, build(), num_compared=count)["train"]
-
-    order = np.arange(N)
-    other = np.random.default_rng(1).permutation(N)
-    assert len(checksums(order)) == 3
-    assert checksums(order, count=2) == checksums(order)[:2]
-    assert checksums(order, features=X + 1) == checksums(order)
-    assert checksums(other) != checksums(order)

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from launch.health import selftest
-from tests.launch.private_networks import needs_private_network
+from tests.launch.system_networks import needs_private_network
 
 RANK = "import json, os, sys, time; rank = json.loads(os.environ['TF_CONFIG'])['task']['index']\n"
 

@@ -14,9 +14,8 @@ from launch.measuring.peer_on_hosts import on_hosts
 from launch.measuring.running import Interrupted, run_case
 from launch.supervision.network_namespaces import namespaces
 from strategies.errors import PeerLost
-from tests.launch.network_namespaces import needs_network_namespaces
-from tests.launch.private_networks import needs_private_network
 from tests.launch.programs import started
+from tests.launch.system_networks import needs_hosts, needs_private_network
 from tests.towers.user_errors import refused
 
 pytestmark = pytest.mark.timeout(100)
@@ -183,7 +182,7 @@ class TestEachProcessIsOnItsHost:
         }
 
     @pytest.mark.full
-    @needs_network_namespaces
+    @needs_hosts
     @pytest.mark.parametrize("is_peer", [False, True])
     def test_a_link_has_its_rate(self, tmp_path, is_peer):
         program = tmp_path / "transfer.py"
@@ -202,7 +201,7 @@ class TestEachProcessIsOnItsHost:
         assert namespaces() == []
 
 
-@needs_network_namespaces
+@needs_hosts
 class TestNoHostIsLeft:
     def test_after_a_failure(self):
         with pytest.raises(PeerLost):

@@ -8,7 +8,7 @@ import pytest
 
 from launch.supervision import held_network
 from launch.supervision.held_network import private_network
-from tests.launch.private_networks import needs_private_network
+from tests.launch.system_networks import needs_private_network
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.full]
 SERVE = "import socket; s = socket.create_server(('', 0)); print(s.getsockname()[1], flush=True); s.accept()"

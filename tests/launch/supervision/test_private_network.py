@@ -6,13 +6,11 @@ import sys
 
 import pytest
 
-from tests.launch.clusters import launched, network_flags, run_cluster
+from tests.launch.clusters import launched, run_cluster
 from tests.launch.programs import environment
+from tests.launch.system_networks import needs_private_network
 
 pytestmark = pytest.mark.timeout(120)
-needs_namespaces = pytest.mark.skipif(
-    bool(network_flags()), reason="this system does not permit network namespaces"
-)
 
 SERVER = """
 import socket
@@ -43,7 +41,7 @@ def reachable_from_here(folder, *flags) -> tuple[bool, str]:
         return reached, cluster.ended().out
 
 
-@needs_namespaces
+@needs_private_network
 def test_only_the_cluster_reaches_its_ports(tmp_path):
     reached, out = reachable_from_here(tmp_path)
     assert not reached
@@ -54,7 +52,7 @@ def test_without_a_private_network_the_port_is_reachable(tmp_path):
     assert reachable_from_here(tmp_path, "--noprivate_network")[0]
 
 
-@needs_namespaces
+@needs_private_network
 def test_the_owner_of_new_files_stays_the_same(tmp_path):
     done = run_cluster(tmp_path, "print(os.getuid(), os.getgid()); mark(name)", "--workers=1")
     assert done.out.split()[1:] == [str(tmp_path.stat().st_uid), str(tmp_path.stat().st_gid)]
@@ -78,7 +76,7 @@ except OSError as error:
 
 
 @pytest.mark.full
-@needs_namespaces
+@needs_private_network
 def test_a_system_that_refuses_a_later_step_leaves_the_process_in_its_network():
     """As where a namespace may be made but its loopback interface may not be raised."""
     done = subprocess.run(

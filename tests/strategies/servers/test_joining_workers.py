@@ -34,6 +34,7 @@ from towers.updates.schedules import Constant
 
 LAYOUT = ParameterLayout.of({"kernel": (4, 3)}, {}, decays=lambda name, shape: False, num_servers=2)
 TASK = small_task()
+ROWS = np.arange(64, dtype=np.float32)
 OTHER_IMAGES = dataclasses.replace(TASK.images, name="other")
 
 
@@ -143,10 +144,10 @@ def test_what_may_differ():
     assert settings(small_task(num_input_threads=7, eval_batch_size=3)) == settings()
 
 
-def shuffled(seed: int | None, staleness: str):
+def shuffled(seed: int | None, staleness: str, *, reshuffles=False, rows=ROWS, accumulation=1):
     """Settings of a process whose data are shuffled with a seed, or by itself."""
-    rows = np.arange(64, dtype=np.float32)
-    data = tf.data.Dataset.from_tensor_slices((rows[:, None], rows)).shuffle(64, seed=seed).batch(8)
+    data = tf.data.Dataset.from_tensor_slices((rows[:, None], ROWS))
+    data = data.shuffle(64, seed=seed, reshuffle_each_iteration=reshuffles).batch(8)
     task = OwnTask(
         model=keras.Sequential,
         train_data=data,
@@ -155,12 +156,28 @@ def shuffled(seed: int | None, staleness: str):
         batch_size=8,
     )
     cluster = Cluster(addresses={"chief": ("a:1",), "worker": ("b:1",), "ps": ("c:1",)}, role="worker", index=0)
-    membership = ServersMembership(cluster=cluster, options=ServersOptions(staleness=staleness))
-    return membership.settings_with(task, StepOptions())
+    membership = ServersMembership(cluster=cluster, options=ServersOptions(engine="own", staleness=staleness))
+    return membership.settings_with(task, StepOptions(accumulation=accumulation))
 
 
-def test_workers_of_one_batch_must_shuffle_alike():
+@pytest.mark.parametrize("staleness", ["sync", "0", "async", "4"])
+def test_processes_must_read_the_same_data(staleness):
     with refused("worker:1 was started with first_batches=", "use shuffle(..., seed=1)"):
-        check_same({"chief:0": shuffled(None, "sync"), "worker:1": shuffled(None, "sync")})
-    check_same({"chief:0": shuffled(1, "sync"), "worker:1": shuffled(1, "sync")})
-    check_same({"chief:0": shuffled(None, "async"), "worker:1": shuffled(None, "async")})
+        check_same({"chief:0": shuffled(None, staleness), "worker:1": shuffled(None, staleness)})
+    with refused("worker:1 was started with first_features=", "all must read the same data"):
+        check_same({"chief:0": shuffled(1, staleness), "worker:1": shuffled(1, staleness, rows=ROWS + 1)})
+    check_same({"chief:0": shuffled(1, staleness), "worker:1": shuffled(1, staleness)})
+
+
+def test_asynchronous_workers_may_shuffle_in_their_own_order_at_each_reading():
+    found = shuffled(None, "async", reshuffles=True), shuffled(None, "async", reshuffles=True)
+    check_same(dict(zip(("chief:0", "worker:1"), found, strict=True)))
+
+
+@pytest.mark.parametrize("staleness, accumulation", [("sync", 1), ("0", 1), ("4", 2)])
+def test_data_in_another_order_at_each_reading(staleness, accumulation):
+    """A worker that replaces another one, or the second microbatch, would compute other examples."""
+    more = {"staleness": staleness, "accumulation": accumulation}
+    with refused("worker:0 reads the 'train' data in another order each time", "reshuffle_each_iteration=False"):
+        shuffled(1, reshuffles=True, **more)
+    shuffled(1, **more)

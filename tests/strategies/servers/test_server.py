@@ -447,6 +447,9 @@ class Losses:
         self.workers: queue.Queue[int] = queue.Queue()
         self.is_closed = False
 
+    def connected(self, worker: int, connection: int) -> None:
+        """It only counts losses."""
+
     def lost(self, worker: int) -> None:
         self.workers.put(worker)
 

@@ -1,0 +1,94 @@
+"""A worker that restarts while its earlier process waits for a step: the step goes to the one that lives."""
+
+import contextlib
+import functools
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from launch.membership.free_ports import free_addresses
+from strategies.cluster import CHIEF, SERVER, WORKER, Member
+from strategies.servers.admission import Admission
+from strategies.servers.coordination import KEY, Coordination
+from strategies.servers.group import Group
+from strategies.servers.handlers import StoreHandlers
+from strategies.servers.options import ServersOptions
+from strategies.servers.rounds import Rounds
+from strategies.servers.server import Server
+from tests.strategies.servers.at_once import LIMIT_SECONDS, TOO_LONG, Started
+from towers.updates.clipping import Clipping
+from towers.updates.rules import SGD
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        Admission(0, bound=None, num_workers=2),
+        Admission(0, bound=0, num_workers=2),
+        Rounds(0, num_workers=2, needed=2),
+    ],
+    ids=["no bound", "turns", "rounds"],
+)
+def test_a_connection_that_is_lost_while_it_waits_gets_no_step(found):
+    is_lost, waits = threading.Event(), threading.Event()
+
+    def asks():
+        waits.set()
+        return is_lost.is_set()
+
+    waiting = Started(functools.partial(found.begin, 0, TOO_LONG, is_lost=asks))
+    assert waits.wait(LIMIT_SECONDS)
+    is_lost.set()
+    found.lost(0)
+    assert waiting.result() is None
+    found.run_to(1)
+    # Nothing of the lost connection comes back after that: it may be read from a buffer.
+    assert found.begin(0, 0, is_lost=is_lost.is_set) is None
+    assert found.begin(0, 0) is not None
+
+
+@pytest.fixture
+def connect():
+    """Connects members to a server that nobody has started a run on."""
+    (address,) = free_addresses(1)
+    member = Member(SERVER, 0, address)
+    serving = []
+
+    def connect(staleness: str, role: str, index: int) -> Group:
+        if not serving:
+            store, options = StoreHandlers(SGD(), Clipping()), ServersOptions(staleness=staleness)
+            coordination = Coordination(
+                options, Clipping(), store, num_workers=1, stops_if_bad=True, connect_others=lambda: Group((), ())
+            )
+            server = Server(member, store, settings={}, secret="", coordination=coordination)
+            serving.append(Started(functools.partial(server.serve, LIMIT_SECONDS)))
+        seconds = {"startup_timeout_seconds": LIMIT_SECONDS, "timeout_seconds": LIMIT_SECONDS}
+        return Group.connected([member], Member(role, index), settings={}, secret="", **seconds)
+
+    yield connect
+    assert serving[0].result() == "done"
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("staleness", ["async", "0", "sync"])
+def test_a_step_goes_to_the_workers_new_connection(connect, staleness):
+    begin = {"what": "begin", "worker": 0, "stop_asked": False, "settled": 0}
+    with contextlib.ExitStack() as groups:
+        chief, before = (
+            groups.enter_context(contextlib.closing(connect(staleness, *member)))
+            for member in ((CHIEF, 0), (WORKER, 0))
+        )
+        chief.ask(0, "init", [np.zeros(2), np.zeros(2, bool)], key=KEY)
+        chief.ask(0, "start", [np.zeros(0), np.zeros(0, bool)], step=0)
+        waits = Started(functools.partial(before.ask, 0, **begin))
+        while chief.ask(0, "run_to", wanted=0, until=0)[0]["absent"]:
+            time.sleep(0.01)
+        again = groups.enter_context(contextlib.closing(connect(staleness, WORKER, 0)))
+        # The run goes on when the earlier connection is replaced and its thread still waits.
+        chief.ask(0, "run_to", wanted=0, until=1)
+        assert again.ask(0, **begin)[0].get("step") == 0
+        chief.ask(0, "end", how="done")
+        with contextlib.suppress(Exception):
+            waits.result()
