@@ -1,7 +1,5 @@
 """A variable of another worker, as this worker's checkpoint sees it: a name, a shape, and for a moment a value."""
 
-from collections.abc import Sequence
-
 import numpy as np
 import tensorflow as tf
 from tensorflow.python.trackable.base import VARIABLE_VALUE_KEY, Trackable
@@ -12,15 +10,17 @@ class RemoteVariable(Trackable):
     """Has a value only between its arrival and `release`, and only on the worker that writes checkpoints.
 
     Attributes:
-      shape, dtype: as of a variable.
+      shape, dtype, device: as of a variable.
     """
 
-    def __init__(self, shape: Sequence[int], dtype: tf.DType, *, keeps: bool):
+    def __init__(self, like: tf.Variable, *, keeps: bool):
         """Args:
-        shape, dtype: of the variable.
+        like: a variable of this worker with the same shape and dtype.
         keeps: whether this worker keeps a value that is assigned; the others drop it.
         """
-        self.shape, self.dtype = tf.TensorShape(shape), tf.as_dtype(dtype)
+        self.shape, self.dtype = like.shape, like.dtype
+        # TensorFlow restores variables of several tasks in a graph, without values for us.
+        self.device = like.device
         self._keeps = keeps
         self._value: np.ndarray | None = None
 
@@ -64,7 +64,7 @@ class RemoteVariable(Trackable):
 class _RemoteSaveable(SaveableObject):
     def __init__(self, variable: RemoteVariable, place: str, name: str):
         self._variable = variable
-        spec = SaveSpec(variable.read_value, place, name, dtype=variable.dtype, device="/device:CPU:0")
+        spec = SaveSpec(variable.read_value, place, name, dtype=variable.dtype, device=variable.device)
         super().__init__(variable, [spec], name)
 
     def restore(self, restored_tensors, restored_shapes):

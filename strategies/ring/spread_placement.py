@@ -172,7 +172,7 @@ def _part(shard: Shard, template, rule: UpdateRule, device: str, rank: int) -> S
     if shard.owner == rank:
         slots = {slot: own[shard.name] for slot, own in make_slots(rule, {shard.name: variable}).items()}
     else:
-        slots = {slot: RemoteVariable(variable.shape, variable.dtype, keeps=rank == 0) for slot in rule.slot_names}
+        slots = {slot: RemoteVariable(variable, keeps=rank == 0) for slot in rule.slot_names}
     return SpreadPart(shard, device, variable, slots)
 
 
