@@ -1,0 +1,47 @@
+"""Which stages of ZeRO a ring has, and on which engine. A ring of one process needs no other."""
+
+import pytest
+
+from strategies.engines import OWN, TENSORFLOW, EngineChoice
+from strategies.registry import build_strategy, check_spread
+from strategies.ring.joining import Ring, RingOptions
+from tests.strategies.small_task import small_task
+from tests.towers.logical_cpus import cpus
+from tests.towers.tiny_tasks import assert_close, parameters_of
+from tests.towers.user_errors import refused
+from towers.options import StepOptions
+from towers.updates.clipping import Clipping
+
+
+def ring_of_one(zero: int, engine: str = "auto"):
+    options = StepOptions(clipping=Clipping(norm=0.1))
+    return build_strategy(
+        "ring", small_task(), cpus(2, zero=zero), options, ring=Ring.alone(RingOptions(engine=engine))
+    )
+
+
+def test_zero_chooses_our_own_engine_and_says_why():
+    strategy, plain = ring_of_one(zero=2), ring_of_one(zero=0)
+    assert strategy.engine_choice == EngineChoice(OWN, "because MultiWorkerMirroredStrategy cannot serve zero=2")
+    assert plain.engine_choice.name == TENSORFLOW
+    for one in (strategy, plain):
+        one.run_steps(2)
+    assert_close(parameters_of(strategy), parameters_of(plain))
+
+
+def test_tensorflows_engine_refuses_it_in_one_line():
+    with refused("engine='tensorflow': MultiWorkerMirroredStrategy cannot serve zero=1; use engine='auto'"):
+        ring_of_one(zero=1, engine="tensorflow")
+
+
+@pytest.mark.parametrize(
+    "argument, instead",
+    [
+        ("zero=3", "use it, or zero=2"),
+        ("parameter_device='sharded'", "parameter_device='cpu'"),
+        ("offload='optimizer'", "omit"),
+    ],
+)
+def test_what_a_ring_has_not_is_refused(argument, instead):
+    with refused(f"{argument} with strategy 'ring': only 'towers'", instead):
+        check_spread("ring", argument)
