@@ -75,11 +75,12 @@ def load_flags(directory: str | None) -> None:
             "launch.train printed"
         )
     given = {name for name in FLAGS if FLAGS[name].present}
-    for line in path.read_text(encoding="utf-8").splitlines():
-        name, _, value = line.removeprefix("--").partition("=")
-        if name == "strategy" and cluster_kind(value):
+    lines = path.read_text(encoding="utf-8").splitlines()
+    saved = {name: value for name, _, value in (line.removeprefix("--").partition("=") for line in lines)}
+    has_processes = bool(cluster_kind(saved.get("strategy", "towers")))
+    omitted = _OF_ONE_STRATEGY if has_processes or "strategy" in given else ()
+    for name, value in saved.items():
+        if name == "strategy" and has_processes:
             continue
-        if name in _OF_ONE_STRATEGY and "strategy" in given:
-            continue
-        if name in FLAGS and name not in given:
+        if name in FLAGS and name not in given and name not in omitted:
             FLAGS[name].parse(value)

@@ -1,0 +1,126 @@
+"""Towers of several devices on a ring: where their gradients are exchanged, one cut for all, what is refused."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from strategies.engines import OWN
+from strategies.registry import build_strategy
+from strategies.ring.collectives import WireOptions, WorkerExchange
+from strategies.ring.grouped import decided_by_first
+from strategies.ring.joining import Ring, RingOptions
+from strategies.slices import SliceOptions
+from tests.towers.logical_cpus import cpus, cpus_in_groups
+from tests.towers.partitioned_graphs import recorded_graphs
+from tests.towers.tiny_tasks import dense_task
+from tests.towers.user_errors import refused
+from towers.options import StepOptions
+from towers.stages.options import PipelineOptions
+from towers.updates.rules import Momentum
+from towers.updates.schedules import Constant
+
+STAGES = PipelineOptions(microbatches=2, balance=(1, 1))
+
+
+def ring_strategy(grid="stage:2", ring=None, **of_towers):
+    options = StepOptions(rule=Momentum(momentum=0.9), schedule=Constant(0.1))
+    return build_strategy("ring", dense_task(), cpus_in_groups(grid), options, ring=ring, **of_towers)
+
+
+def test_each_stage_computes_exchanges_and_updates_on_its_device(monkeypatch):
+    """A stand-in for the exchange: a call of the host for each owner, as over TCP."""
+    sizes = []
+
+    def sum_gradients(self, own):
+        sizes.append(sum(gradient.shape.num_elements() for gradient in own))
+        flat = tf.concat([tf.reshape(gradient, [-1]) for gradient in own], 0)
+        sent = tf.numpy_function(lambda values: values, [flat], flat.dtype)
+        parts = tf.split(tf.ensure_shape(sent, flat.shape), [gradient.shape.num_elements() for gradient in own])
+        return [tf.reshape(part, gradient.shape) for part, gradient in zip(parts, own, strict=True)]
+
+    monkeypatch.setattr(WorkerExchange, "sum_gradients", sum_gradients)
+    strategy = ring_strategy(pipeline=STAGES)
+    with recorded_graphs() as graphs:
+        strategy.run_steps(1)
+    on_each = {"CPU:0", "CPU:1"}
+    # The second stage's layer is as wide as its kernel and bias; PyFuncStateless is the clock of the step.
+    assert sizes == [4 * 5 + 5, 5 * 3 + 3]
+    exchanged = [node for node in graphs.nodes if node.op == "PyFunc"]
+    assert {node.device.rpartition("device:")[2] for node in exchanged} == on_each
+    assert len(exchanged) == 2
+    for kind in ("MatMul", "ResourceApply"):
+        assert graphs.devices_of(kind).keys() == on_each, kind
+    assert graphs.devices_of("ResourceApply") == {"CPU:0": 2, "CPU:1": 2}
+
+
+def test_the_engine_and_why():
+    strategy = ring_strategy("slice:2", slices=SliceOptions())
+    assert strategy.engine_choice.name == OWN
+    assert "cannot serve towers of 2 devices" in strategy.notices[0]
+
+
+class Row:
+    """A `HostExchange` of the worker `rank`, whose first worker sends `numbers`."""
+
+    def __init__(self, rank: int, numbers: list[int]):
+        self.rank, self._numbers = rank, numbers
+        self.gathered: list[list[float]] = []
+
+    def gather(self, purpose, own):
+        self.gathered.append(list(own))
+        first = [len(self._numbers)] if purpose.startswith("number of") else self._numbers
+        assert self.rank > 0 or list(own) == first
+        assert len(own) == len(first), "all workers send equally many"
+        return np.array([first, own], np.float64)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_first_worker_decides_for_all(rank):
+    """A measurement gives each worker other numbers, and all must cut the model alike."""
+    measured = []
+
+    def measure():
+        measured.append(rank)
+        return [5, 3]
+
+    assert decided_by_first(Row(rank, [5, 3]))(measure) == [5, 3]
+    assert measured == [0] * (rank == 0)
+
+
+def test_a_cut_by_time():
+    strategy = ring_strategy(pipeline=dataclasses.replace(STAGES, balance="time"))
+    assert strategy.run_steps(1).step == 1
+
+
+@pytest.mark.parametrize(
+    "named, parts",
+    [
+        ({}, ("towers of several devices with strategy 'ring'", "pass pipeline=")),
+        ({"pipeline": STAGES, "slices": SliceOptions()}, ("a tower has stages or slices; omit one",)),
+        (
+            {"pipeline": STAGES, "ring": Ring.alone(RingOptions(engine="tensorflow"))},
+            ("engine='tensorflow'", "cannot serve towers of 2 devices", "use engine='auto'"),
+        ),
+        (
+            {"pipeline": STAGES, "ring": Ring.alone(RingOptions(wire=WireOptions(algorithm="nccl")))},
+            ("all_reduce='nccl' with towers of several devices", "all_reduce='tcp'"),
+        ),
+        ({"pipeline": PipelineOptions(microbatches=16)}, ("microbatches=16, num_towers=1 and a batch of 8",)),
+    ],
+    ids=str,
+)
+def test_what_is_refused(named, parts):
+    with refused(*parts):
+        ring_strategy(**named)
+
+
+def test_pipelines_refuse_synced_statistics_over_the_towers_of_all_workers():
+    with refused("batch_stats='synced' with a pipeline of 2 towers"):
+        options = StepOptions(batch_stats="synced")
+        build_strategy("ring", dense_task(), cpus_in_groups("data:2,stage:2"), options, pipeline=STAGES)
+
+
+def test_a_device_alone_is_no_group():
+    assert build_strategy("ring", dense_task(), cpus(1), StepOptions()).microbatches == 1
