@@ -65,11 +65,13 @@ class BranchedTowers(SynchronousStrategy):
     def _make_towers(self, engine):
         kernels, shared, model = self.options.kernels(self._devices), engine.tower.exchange, engine.tower.model
         parameter_devices = self.plan.devices_of(engine.tower.variables.parameters)
+        num_devices = len(self._devices.groups[0])
+        keys = [TowerExchange(shared.num_towers).group_key for _ in range(num_devices)] if shared else ()
         towers, evaluations = [], []
         for group in self._devices.groups:
             # Each tower is traced by itself: its exchanges count from 1, as those of its counterparts do.
             own = shared and TowerExchange(shared.num_towers, shared.group_key)
-            traced = BranchedOnce(self.plan, group, parameter_devices)
+            traced = BranchedOnce(self.plan, group, parameter_devices, keys)
             towers.append(TowerFunction(self.task, model, exchange=own, kernels=kernels, traced=traced))
             evaluations.append(EvaluationFunction(self.task, model, kernels=kernels, traced=traced))
         return towers, evaluations
