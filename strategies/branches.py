@@ -79,11 +79,13 @@ class BranchedTowers:
     def make_towers(self, engine: Engine):
         kernels, shared, model = self._step.kernels(self.devices), engine.tower.exchange, engine.tower.model
         parameter_devices = self.plan.devices_of(engine.tower.variables.parameters)
+        num_devices = len(self.devices.groups[0])
+        keys = [TowerExchange(shared.num_towers).group_key for _ in range(num_devices)] if shared else ()
         towers, evaluations = [], []
         for group in self.devices.groups:
             # Each tower is traced by itself: its exchanges count from 1, as those of its counterparts do.
             own = shared and TowerExchange(shared.num_towers, shared.group_key)
-            traced = BranchedOnce(self.plan, group, parameter_devices)
+            traced = BranchedOnce(self.plan, group, parameter_devices, keys)
             towers.append(TowerFunction(self._task, model, exchange=own, kernels=kernels, traced=traced))
             evaluations.append(EvaluationFunction(self._task, model, kernels=kernels, traced=traced))
         return towers, evaluations

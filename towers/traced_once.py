@@ -159,9 +159,20 @@ def _optimized_graph(concrete, graph_def: tf.compat.v1.GraphDef) -> tf.compat.v1
         # Function optimization would lower loops to nodes of one graph, which breaks a second import and the loops
         # of gradients.
         config.graph_options.rewrite_options.function_optimization = rewriter_config_pb2.RewriterConfig.OFF
+    if any(map(_has_odd_channels, concrete.graph.get_operations())):
+        config.graph_options.rewrite_options.remapping = rewriter_config_pb2.RewriterConfig.OFF
     cpu = device_properties_pb2.NamedDevice(name="/job:localhost/replica:0/task:0/device:CPU:0")
     cpu.properties.CopyFrom(device_properties_pb2.DeviceProperties(type="CPU", num_cores=1, frequency=1000))
     return tf_optimizer.OptimizeGraph(config, described, cluster=cluster.Cluster(devices=[cpu]))
+
+
+def _has_odd_channels(operation: tf.Operation) -> bool:
+    """Whether it is a batch norm that the optimizer must not join with a ReLU.
+
+    Where TensorFlow uses oneDNN, it would make a _FusedBatchNormEx, whatever the number of channels, but that
+    operation takes multiples of four only (TensorFlow 2.21).
+    """
+    return operation.type == "FusedBatchNormV3" and (operation.outputs[1].shape[0] or 1) % 4 != 0
 
 
 def _bypass_identities(

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Callable
 
+from strategies.branches import branches_strategy
 from strategies.contract import Strategy
 from strategies.distribute.mirrored import mirrored_strategy
 from strategies.parameter_servers import servers_strategy
@@ -65,6 +66,7 @@ class Row:
       has_batch_norm: whether its first task has batch norms. Towers that pass several microbatches at once average
         moving statistics once a step, so with several of them these are not one device's.
       transformer: whether the full tests try the transformer with it too, which has tied weights.
+      branches: whether the full tests try the network with branches with it too.
       every_task: whether the full tests try every task with it.
       every_trial: whether the full tests also try float32, a batch that is not finite and statistics that are not
         synced with it.
@@ -90,6 +92,7 @@ class Row:
     every_trial: bool = False
     has_batch_norm: bool = True
     transformer: bool = False
+    branches: bool = False
     not_finite_in_quick: bool = False
 
 
@@ -107,6 +110,11 @@ def _pipeline(num_devices: int, microbatches: int, num_towers: int = 1, zero: in
 def _slices(grid: str, shares: tuple[float, ...] | None = None, **spread):
     devices = cpus_in_groups(grid, **spread)
     return lambda task, options: slices_strategy(task, devices, options, shares=shares)
+
+
+def _branches(grid: str, shares: tuple[float, ...] | None = None):
+    devices = cpus_in_groups(grid)
+    return lambda task, options: branches_strategy(task, devices, options, shares=shares)
 
 
 def _mirrored(devices: Devices, shares: tuple[float, ...] | None = None):
@@ -334,6 +342,26 @@ ROWS = (
         in_quick=True,
         transformer=True,
         make_strategy=_slices("data:2,slice:2", (2.0, 1.0)),
+        shares=(2.0, 1.0),
+    ),
+    Row(
+        name="branches_2",
+        branches=True,
+        make_strategy=_branches("branch:2"),
+    ),
+    Row(
+        # The blocks of the quick task are its inputs with their layers: images and two tables.
+        name="branches_3_accumulation_4",
+        in_quick=True,
+        branches=True,
+        make_strategy=_branches("branch:3"),
+        accumulation=4,
+        reference=FOUR_MICROBATCHES,
+    ),
+    Row(
+        name="towers_2_of_branches_2_shares_2_1",
+        branches=True,
+        make_strategy=_branches("data:2,branch:2", (2.0, 1.0)),
         shares=(2.0, 1.0),
     ),
     Row(name="mirrored_1", make_strategy=_mirrored(cpus(1))),

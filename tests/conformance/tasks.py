@@ -17,6 +17,7 @@ from keras import layers
 from models.data.drawn_text import DrawnText
 from models.networks.transformer import TransformerSize
 from models.text_task import TextTask
+from tests.towers.branches.branched_networks import conv_norm_relu, inception_block
 from tests.towers.tiny_tasks import without_autotune
 from towers.task import Batch, InputShard, WeightedLoss, WeightedValue
 
@@ -199,6 +200,21 @@ class SmallText(_InBatches):
         return float(np.sum((found.labels["next"] > 0) * found.weights[:, None]))
 
 
+@dataclasses.dataclass(frozen=True)
+class SmallInception(SmallImages):
+    """The same task with a network of two blocks, whose branches have batch norms."""
+
+    def build_model(self) -> keras.Model:
+        image, tags = layers.Input((8, 8, 3), name="image"), layers.Input((2,), dtype="int32", name="tags")
+        outputs = conv_norm_relu(image, 4, 3, "stem")
+        for name in ("a", "b"):
+            outputs = inception_block(outputs, name, dropout=0.0)
+        outputs = layers.GlobalAveragePooling2D(name="mean")(outputs)
+        tagged = layers.Flatten(name="flatten_tags")(layers.Embedding(NUM_TAGS, 3, name="table_of_tags")(tags))
+        outputs = layers.Dense(NUM_CLASSES, name="logits")(layers.Concatenate(name="all")([outputs, tagged]))
+        return keras.Model({"image": image, "tags": tags}, outputs)
+
+
 # An epoch of 70 images ends with a batch of 10. An epoch of 61 ends with a batch of 1: most towers are idle in it.
 BATCH_NORM_LAST_1 = SmallImages("batch_norm_last_1", num_images=61, batch_norm=True)
 TASKS = (
@@ -211,5 +227,7 @@ TASKS = (
 )
 # A task of the table.
 SmallTask = SmallImages | SmallText
+# For the rows that divide branches.
+INCEPTION = SmallInception("inception_last_1", num_images=61, batch_norm=True)
 # Its second batch is not finite, because of an image in the last tower's part.
 NAN_IN_BATCH_1 = SmallImages("nan_in_batch_1", num_images=70, batch_norm=True, nan_image=59)

@@ -7,7 +7,7 @@ import numpy as np
 
 from strategies.contract import StepReport, Strategy
 from tests.conformance.rows import Row
-from tests.conformance.tasks import BATCH_NORM_LAST_1, NAN_IN_BATCH_1, TASKS, SmallTask
+from tests.conformance.tasks import BATCH_NORM_LAST_1, INCEPTION, NAN_IN_BATCH_1, TASKS, SmallTask
 from towers.options import StepOptions
 from towers.updates.rules import Momentum
 from towers.updates.schedules import Constant
@@ -66,7 +66,7 @@ def tasks_of(row: Row) -> Sequence[SmallTask]:
     if row.every_trial:
         return QUICK_TASK, FLOAT32_TASK, TRANSFORMER
     first = QUICK_TASK if row.has_batch_norm else WITHOUT_BATCH_NORM
-    return (first, TRANSFORMER) if row.transformer else (first,)
+    return (first, *[TRANSFORMER] * row.transformer, *[INCEPTION] * row.branches)
 
 
 def trials_of(row: Row, only_quick: bool) -> list[Trial]:

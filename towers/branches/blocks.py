@@ -1,8 +1,12 @@
 """Blocks of a functional model whose branches don't depend on each other.
 
-    x -+- 1x1 -----------------+
-       +- 1x1 reduce -- 3x3 ---+- join          from a fork (a node, an input, or all inputs) to the first node
-       +-----------------------+                that is on all paths from it; a skip connection is no branch
+    x -+- 1x1 -----------------+                  ids 0 -- table 0 -+- join
+       +- 1x1 reduce -- 3x3 ---+- join            ids 1 -- table 1 -+
+       +-----------------------+                  dense -- MLP -----+-------- join of the next block
+
+A block is what lies between a fork (a node or an input) and the first node that is on all paths from it; a skip
+connection is no branch of it. Or it is what leads to one node only, if parts of it don't read each other: inputs
+with layers of their own, heads of a model.
 
 Branches share no variables: those that do count as one. A branch that shares variables with the rest of the model
 stays on the first device, and so does one without parameters.
@@ -10,7 +14,7 @@ stays on the first device, and so does one without parameters.
 
 import collections
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import keras
 
@@ -41,7 +45,7 @@ class Branch:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Block:
-    """What lies between a fork and the node that joins its branches; at least two of them move.
+    """Branches that the same node joins; at least two of them move.
 
     Attributes:
       join: name of the operation that joins them, or 'the outputs'.
@@ -77,15 +81,30 @@ def blocks_of(functional: keras.Model) -> list[Block]:
     """
     order = GraphOrder(functional)
     users = _users(order)
-    meetings = order.meetings()
     found = []
-    for fork in range(order.end):
-        region = order.after[fork] & order.before[meetings[fork]]
-        branches = _branches(order, users, region) if len(order.readers[fork]) > 1 else ()
+    for join, region in _regions(order):
+        branches = _branches(order, users, region)
         if sum(moves for _, moves in branches) > 1:
-            found.append(_Found(meetings[fork], branches))
+            found.append(_Found(join, branches))
     largest_first = sorted(found, key=lambda one: -one.region.bit_count())
     return _nested(order, largest_first, None)
+
+
+def _regions(order: GraphOrder) -> Iterator[tuple[int, int]]:
+    """A join and the set of vertices before it, for all forks and all joins."""
+    meetings = order.meetings()
+    for fork in range(1, order.end):
+        if len(order.readers[fork]) > 1:
+            yield meetings[fork], order.after[fork] & order.before[meetings[fork]]
+    # Of each vertex the set of those that lead to it only, itself included.
+    leading = [1 << vertex for vertex in range(order.end + 1)]
+    parts = collections.defaultdict(list)
+    for vertex in range(order.end):
+        leading[meetings[vertex]] |= leading[vertex]
+        parts[meetings[vertex]].append(vertex)
+    for join, own in parts.items():
+        last = [one for one in own if not any(order.after[one] & leading[other] for other in own if other != one)]
+        yield join, _union([leading[one] for one in last])
 
 
 def _users(order: GraphOrder) -> dict[int, int]:

@@ -18,13 +18,21 @@ class BranchedOnce:
     The pass is traced once, forward, loss and backward, as on one device; then its operations get their devices.
     """
 
-    def __init__(self, plan: BranchPlan, devices: Sequence[str], parameter_devices: Sequence[int]):
+    def __init__(
+        self,
+        plan: BranchPlan,
+        devices: Sequence[str],
+        parameter_devices: Sequence[int],
+        group_keys: Sequence[int] = (),
+    ):
         """Args:
         plan: of the model.
         devices: the tower's devices by index.
         parameter_devices: for each parameter the index of the device that has it.
+        group_keys: of each device, for exchanges with that device of the other towers; none without exchanges.
         """
         self._plan, self._devices, self._parameters = plan, tuple(devices), tuple(parameter_devices)
+        self._group_keys = tuple(group_keys)
         self._marks: dict[tf.Graph, Marks] = {}
 
     def __call__(self, function: Callable, *, xla: bool = False, change: Change | None = None) -> TracedOnce:
@@ -44,7 +52,7 @@ class BranchedOnce:
         return TracedOnce(marked, change=self._place)
 
     def _place(self, graph: tf.Graph, graph_def: tf.compat.v1.GraphDef) -> None:
-        """Sets the devices of the nodes of a traced graph."""
+        """Sets the devices of a traced graph's nodes. The optimizer keeps operations of different ones apart."""
         names = [tensor.op.name for tensor in graph.inputs]
         sources = dict.fromkeys(names) | dict(zip(names, self._parameters, strict=False))
         homes = operation_devices(graph, self._marks.pop(graph).stages(), sources)
@@ -53,3 +61,6 @@ class BranchedOnce:
                 node.device = self._devices[homes[node.name]]
                 # Operations that a gradient should be beside, by name: both have their devices now.
                 node.attr.pop("_class", None)
+                if node.op == "CollectiveReduce":
+                    # A group is one device of each tower.
+                    node.attr["group_key"].i = self._group_keys[homes[node.name]]
