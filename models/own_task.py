@@ -15,10 +15,12 @@ of all batches are added and divided once. Losses that layers add (`model.losses
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from models.data.batch_stream import BatchSlice, eval_stream, train_stream
@@ -99,10 +101,23 @@ class OwnTask:
         for what, data in (("train_data", self.train_data), ("eval_data", self.eval_data)):
             if data is not None or what == "train_data":
                 check_data(what, data)
+        self._check_plain_fields()
         batch_size = checked_batch_size(self.train_data, self.batch_size)
         check_size("eval_batch_size", self.eval_batch_size)
         object.__setattr__(self, "batch_size", batch_size)
         object.__setattr__(self, "eval_batch_size", self.eval_batch_size or batch_size)
+
+    def _check_plain_fields(self) -> None:
+        if not isinstance(self.model, keras.Model) and not callable(self.model):
+            raise UserError(
+                f"model={self.model!r}: must be a built keras.Model or a function that returns one; pass for "
+                "example model=build"
+            )
+        if not isinstance(self.seed, int | np.integer) or isinstance(self.seed, bool):
+            raise UserError(f"seed={self.seed!r}: must be an integer; use for example seed=0")
+        factors = [one for one in tf.nest.flatten(self.loss_weights) if isinstance(one, float)]
+        if not all(map(math.isfinite, factors)):
+            raise UserError(f"loss_weights={self.loss_weights!r}: must be finite numbers; correct them")
 
     def num_examples(self, split: str) -> int | None:
         """Number of examples in 'train' or 'eval'; None for a tf.data dataset; 0 for eval_data=None."""

@@ -3,11 +3,14 @@
 import contextlib
 import re
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
+import keras
 import tensorflow as tf
 
 from towers.errors import UserError
+from towers.task import Batch
 
 _LIBRARIES = (sysconfig.get_paths()["purelib"], sysconfig.get_paths()["stdlib"])
 _LABEL = re.compile(r"label value of (-?\d+) which is outside the valid range of \[0, (\d+)\)")
@@ -22,18 +25,42 @@ def user_error_in(error: tf.errors.OpError) -> UserError | None:
 
 
 @contextlib.contextmanager
-def readable_errors(where: str) -> Iterator[None]:
-    """Context manager: raises TensorFlow's error about a label or an id out of range as a UserError of one line.
+def readable_errors(where: str, model: keras.Model | None = None, batch: Any = ()) -> Iterator[None]:
+    """Context manager: raises TensorFlow's error about data as a UserError of one line.
 
     Args:
       where: the step, for the message.
+      model: the model that computes; None if its inputs are not compared with the batch.
+      batch: what it computes, one batch or several.
     """
     try:
         yield
     except tf.errors.InvalidArgumentError as error:
-        if (found := out_of_range(error, where)) is not None:
+        if (found := out_of_range(error, where) or _of_other_shape(where, model, batch)) is not None:
             raise found from error
         raise
+
+
+def _of_other_shape(where: str, model: keras.Model | None, batch: Any) -> UserError | None:
+    """The UserError for features that are no input of the model; None if they fit, or if nothing is known."""
+    inputs = getattr(model, "inputs", None) or ()  # None for a subclassed model
+    for one in [batch] if isinstance(batch, Batch) else batch:
+        features = tf.nest.flatten(one.features)
+        for given, wanted in zip(features, inputs, strict=True) if len(features) == len(inputs) else ():
+            if not _fits(given.shape[1:], wanted.shape[1:]):
+                return UserError(
+                    f"{where}: the features of a batch have shape {_shape(given)}, and the model takes "
+                    f"{_shape(wanted)}: correct the data or the pipeline that reads them"
+                )
+    return None
+
+
+def _fits(given: Sequence[int], wanted: Sequence[int | None]) -> bool:
+    return len(given) == len(wanted) and all(size in (None, own) for own, size in zip(given, wanted, strict=True))
+
+
+def _shape(tensor: Any) -> str:
+    return f"[{', '.join(['N', *map(str, tensor.shape[1:])])}]"
 
 
 def out_of_range(error: tf.errors.OpError, where: str) -> UserError | None:

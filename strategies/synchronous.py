@@ -148,7 +148,7 @@ class SynchronousStrategy:
             asked = time.perf_counter()
             batch = self._next_batch()
             input_seconds += time.perf_counter() - asked
-            with readable_errors(f"step {step}"):
+            with readable_errors(f"step {step}", self.model, batch):
                 outcomes.append(self.engine.train(batch, self.options.schedule(step)))
         outcomes = [tf.nest.map_structure(np.asarray, outcome) for outcome in outcomes]
         self._stop_if_bad(first, outcomes)
@@ -224,7 +224,7 @@ class SynchronousStrategy:
         for batch in _readable(dataset if num_batches is None else dataset.take(num_batches)):
             if stop_requested is not None and not self._all_true(not stop_requested()):
                 return None
-            with readable_errors("evaluation"):
+            with readable_errors("evaluation", self.model, batch):
                 result = evaluate(batch)
             for name, value in {"loss": (result.loss_sum, result.weight), **result.metric_sums}.items():
                 sums[name] = sums.get(name, 0.0) + np.array([float(part) for part in value])

@@ -12,6 +12,7 @@ from towers.task import Batch, InputShard, as_batch, batch_length
 
 # Dates, times and records of NumPy.
 _KINDS_WITHOUT_NUMBERS = tuple("MmV")
+_DENSE = "its batches can't be cut into parts for towers; convert it with tf.sparse.to_dense"
 
 
 def check_data(what: str, data: Any) -> None:
@@ -26,6 +27,7 @@ def check_data(what: str, data: Any) -> None:
         are not finite, are below 0 or are all 0.
     """
     if isinstance(data, tf.data.Dataset):
+        _check_kinds(what, tf.nest.flatten(data.element_spec))
         _check_batches(what, tf.nest.flatten(data.element_spec))
         return
     if isinstance(data, keras.utils.PyDataset) or callable(data) or isinstance(data, Iterator):
@@ -42,9 +44,11 @@ def check_data(what: str, data: Any) -> None:
 
 def _check_dense(what: str, array: Any) -> None:
     """Raises UserError for what is no array of numbers or texts."""
-    if isinstance(array, tf.RaggedTensor | tf.SparseTensor):
+    if isinstance(array, tf.SparseTensor):
+        raise UserError(f"{what} has a SparseTensor: {_DENSE}")
+    if isinstance(array, tf.RaggedTensor):
         raise UserError(
-            f"{what} has a {type(array).__name__}: must be dense arrays; pass a tf.data dataset of batches instead"
+            f"{what} has a RaggedTensor: must be dense arrays; pass a tf.data dataset of batches instead"
         )
     dtype = getattr(array, "dtype", None)
     if getattr(dtype, "hasobject", False) or getattr(dtype, "kind", "") in _KINDS_WITHOUT_NUMBERS:
@@ -68,6 +72,17 @@ def _check_weights(what: str, weights: Sequence[np.ndarray]) -> None:
         )
     if weights and not any(array.any() for array in weights):
         raise UserError(f"{what} has only weights of 0: no example would count; omit or correct the weights")
+
+
+def _check_kinds(what: str, specs: Sequence[tf.TypeSpec]) -> None:
+    """Raises UserError for components that can't be cut into parts, or of which too little is known."""
+    if any(isinstance(spec, tf.SparseTensorSpec) for spec in specs):
+        raise UserError(f"{what} has a SparseTensor: {_DENSE}")
+    if any(spec.shape.rank is None for spec in specs):
+        raise UserError(
+            f"{what} has tensors of unknown shape: at least their number of dimensions must be known; pass "
+            "output_signature=tf.TensorSpec([None, ...], dtype) to from_generator, or use tf.ensure_shape"
+        )
 
 
 def _check_batches(what: str, specs: Sequence[tf.TypeSpec]) -> None:

@@ -3,13 +3,14 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 
+import keras
 import numpy as np
 import tensorflow as tf
 
 from strategies.data_errors import readable_errors, user_error_in
 from strategies.servers.worker_graph import Outputs, WorkerGraph
 from towers.layers.table_rows import TableRows
-from towers.task import Batch, batch_length
+from towers.task import Batch, Task, batch_length
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,9 +46,10 @@ class WorkerEngine:
       options, tower, layout: those of its `WorkerGraph`.
     """
 
-    def __init__(self, *arguments, sends_sums: bool, **named):
+    def __init__(self, task: Task, model: keras.Model, *arguments, sends_sums: bool, **named):
         """Arguments as for `WorkerGraph`."""
-        self.graph = WorkerGraph(*arguments, sends_sums=sends_sums, **named)
+        self.graph = WorkerGraph(task, model, *arguments, sends_sums=sends_sums, **named)
+        self._model = model
         self.options, self.tower, self.layout = self.graph.options, self.graph.tower, self.graph.layout
         self._sends_sums = sends_sums
         # The number of a table's rows differs in each step: the second one makes it an open dimension.
@@ -97,7 +99,7 @@ class WorkerEngine:
         where, step, part = f"step {step}", tf.constant(step, tf.int64), tf.constant(part, tf.int32)
         rows = [TableRows(tf.constant(ids), tf.constant(values)) for ids, values in rows]
         run = self._whole_function if len(batches) == 1 else self._microbatches
-        with readable_errors(where):
+        with readable_errors(where, self._model, batches):
             out = run(vector, rows, state, step, part, *batches)
             weight, norm, finite, *sums = out.numbers.numpy().tolist()
         return Computed(

@@ -113,6 +113,25 @@ def test_ids_out_of_range():
         strategy_of(model=with_table, train_data=(IDS, Y), eval_data=(spoilt, Y)).evaluate()
 
 
+def narrow() -> tf.data.Dataset:
+    """From its third batch on, features of another width."""
+
+    def batches():
+        for index in range(4):
+            yield X[:20, : 5 if index < NUM_GOOD else 4], Y[:20]
+
+    signature = (tf.TensorSpec((None, None)), tf.TensorSpec((None,), tf.int64))
+    return tf.data.Dataset.from_generator(batches, output_signature=signature)
+
+
+def test_features_of_another_width_in_a_later_batch():
+    problem = "the features of a batch have shape [N, 4], and the model takes [N, 5]", "correct the data"
+    with refused("step 2: ", *problem):
+        strategy_of(train_data=narrow()).run_steps(3)
+    with refused("evaluation: ", *problem):
+        strategy_of(eval_data=narrow()).evaluate()
+
+
 @pytest.mark.full
 def test_evaluation_data_without_weight():
     weights = tf.data.Dataset.from_tensor_slices((X, Y, np.zeros(60, np.float32))).batch(20)

@@ -63,6 +63,10 @@ def generator():
     yield X, Y
 
 
+def without_shapes():
+    return tf.data.Dataset.from_generator(generator, output_types=(tf.float32, tf.int64))
+
+
 class Sequence(keras.utils.PyDataset):
     def __len__(self):
         return 1
@@ -159,8 +163,19 @@ MISTAKES = {
     ),
     "a sparse tensor": (
         {"eval_data": lambda: (tf.sparse.from_dense(X), Y)},
-        ("eval_data has a SparseTensor", "tf.data dataset of batches"),
+        ("eval_data has a SparseTensor", "tf.sparse.to_dense"),
     ),
+    "a sparse tensor in a dataset": (
+        {"train_data": lambda: dataset(tf.sparse.from_dense(X), Y).batch(20)},
+        ("train_data has a SparseTensor", "tf.sparse.to_dense"),
+    ),
+    "tensors of unknown shape": (
+        {"train_data": lambda: without_shapes()},
+        ("train_data has tensors of unknown shape", "output_signature"),
+    ),
+    "no model": ({"model": 5}, ("model=5", "a built keras.Model or a function")),
+    "a seed that is text": ({"seed": "x"}, ("seed='x'", "an integer")),
+    "a loss weight that is NaN": ({"loss_weights": float("nan")}, ("loss_weights=nan", "finite")),
     "a batch size that is no integer": ({"batch_size": 2.5}, ("batch_size=2.5", "an integer of at least 1")),
     "a batch size that is text": ({"batch_size": "32"}, ("batch_size='32'", "an integer of at least 1")),
     "no examples in a batch": ({"eval_batch_size": 0}, ("eval_batch_size=0", "an integer of at least 1")),
