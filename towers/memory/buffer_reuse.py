@@ -27,6 +27,7 @@ _UNARY = {
     *("OnesLike", "ClipByValue"),
 }
 _GRADIENTS = {"ReluGrad", "Relu6Grad", "LeakyReluGrad", "EluGrad", "SeluGrad", "SoftplusGrad", "SoftsignGrad"}
+_REDUCTIONS = {"Sum", "Mean", "Max", "Min", "Prod", "Any", "All"}
 _ALIGNMENT_BYTES = 64
 
 
@@ -40,6 +41,11 @@ def shared_input(operation: tf.Operation, position: int) -> int | None:
         return 0 if _is_run_of_rows(operation.inputs[0].shape, operation.outputs[0].shape) else None
     if operation.type == "SplitV" and tf.get_static_value(operation.inputs[2]) == 0:
         return 0 if _begins_aligned(operation.inputs[0], operation.outputs[:position]) else None
+    if operation.type in _REDUCTIONS:
+        # Over no dimension, or over one of size 1.
+        whole, reduced = operation.inputs[0].shape, operation.outputs[0].shape
+        is_same = reduced.is_fully_defined() and whole.num_elements() == reduced.num_elements()
+        return 0 if is_same else None
     if operation.type in ("ConcatV2", "AddN") and operation.get_attr("N") == 1:
         return 0
     return None

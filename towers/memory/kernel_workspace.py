@@ -1,14 +1,15 @@
 """What TensorFlow's CPU kernels allocate besides their outputs, in bytes.
 
-Source: the allocations of a traced step (TensorFlow 2.21, two cores without oneDNN's kernels), and the sources in
-tensorflow/core/kernels. The gradients of a convolution copy the image's patches to a matrix [shard, P, F], for as
-many examples as fit the L3 cache together with the other matrices of the product; P pixels of the output and F
-elements of a filter, D channels of the output:
+Source: the allocations of traced steps (TensorFlow 2.21, two cores with and without oneDNN's kernels), and the
+sources in tensorflow/core/kernels. The gradients of a convolution copy the image's patches to a matrix
+[shard, P, F], for as many examples as fit the L3 cache together with the other matrices of the product; P pixels
+of the output and F elements of a filter, D channels of the output:
 
     shard = ceil(L3 / item / (P F + F D + P D))        one example in the gradient of the image, if that is large
 
-Where TensorFlow uses oneDNN's kernels (`TF_ENABLE_ONEDNN_OPTS`, by itself on some Intel CPUs) they need less than
-that. On GPUs cuDNN chooses its workspace as it runs.
+oneDNN's kernels need none of this: see `towers.memory.onednn_kernels`. An Einsum is a product of matrices: it
+copies inputs whose dimensions are in another order, and its result from another order. On GPUs cuDNN chooses its
+workspace as it runs.
 """
 
 import functools
@@ -17,6 +18,8 @@ import pathlib
 from collections.abc import Callable
 
 import tensorflow as tf
+
+from towers.memory.onednn_kernels import runs_onednn
 
 _L3_SIZE = pathlib.Path("/sys/devices/system/cpu/cpu0/cache/index3/size")
 _USUAL_L3_BYTES = 32 << 20
@@ -27,9 +30,13 @@ _POSITION_BYTES = 8
 
 def workspace_bytes(operation: tf.Operation) -> int:
     """The workspace of an operation whose shapes are known; 0 for one that is not listed here."""
-    if "GPU" in operation.device or operation.type not in _WORKSPACES:
+    if "GPU" in operation.device:
         return 0
-    return _WORKSPACES[operation.type](operation)
+    if operation.type == "Einsum":
+        return _of_einsum(operation)
+    if operation.type not in _OWN_KERNELS or runs_onednn():
+        return 0
+    return _OWN_KERNELS[operation.type](operation)
 
 
 @functools.cache
@@ -74,7 +81,29 @@ def _of_max_pool_gradient(operation: tf.Operation) -> int:
     return count * (operation.inputs[1].dtype.size + _POSITION_BYTES)
 
 
-_WORKSPACES: dict[str, Callable[[tf.Operation], int]] = {
+def _of_einsum(operation: tf.Operation) -> int:
+    """Copies of inputs and of the result whose dimensions a product of matrices has in another order."""
+    equation = operation.get_attr("equation").decode()
+    inputs, _, result = equation.partition("->")
+    first, _, second = inputs.partition(",")
+    tensors = [*operation.inputs, operation.outputs[0]]
+    if not second or "." in equation or not all(tensor.shape.is_fully_defined() for tensor in tensors):
+        return 0
+    batch = [label for label in first if label in second and label in result]
+    contracted = [label for label in first if label in second and label not in result]
+    free = [[label for label in labels if label not in batch + contracted] for labels in (first, second)]
+    orders = [
+        *({"".join(batch + own + contracted), "".join(batch + contracted + own)} for own in free),
+        {"".join(batch + free[0] + free[1])},
+    ]
+    return sum(
+        tensor.dtype.size * tensor.shape.num_elements()
+        for tensor, labels, order in zip(tensors, (first, second, result), orders, strict=True)
+        if labels not in order
+    )
+
+
+_OWN_KERNELS: dict[str, Callable[[tf.Operation], int]] = {
     "Conv2DBackpropFilter": functools.partial(_of_convolution, of_image=False),
     "Conv2DBackpropInput": functools.partial(_of_convolution, of_image=True),
     "MaxPoolGrad": _of_max_pool_gradient,

@@ -6,16 +6,16 @@
     relu        y       z        x z  (z in y's place)  x z            nothing else reads y
     gradient    x z     w        x z w                  w
 
-A tensor lives from the operation that writes it until the last one that reads it has run. Operations wait in a
-queue from when their inputs are complete; each of several threads takes the first one. That is TensorFlow's
-executor but for what it keeps on the same thread. A thread takes longer for an operation of more bytes, so that
-independent operations, such as those of two towers, run side by side.
+A tensor lives from the operation that writes it until the last one that reads it has run. Operations run in the
+order of `towers.memory.executor_order`. A thread takes longer for an operation of more bytes, so that independent
+operations, such as those of two towers, run side by side.
 """
 
 import collections
 import dataclasses
-import heapq
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+
+from towers.memory.executor_order import schedule
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,6 +51,8 @@ class Operation:
       workspace_bytes: what it needs only while it runs.
       cost: how long it runs, in any unit.
       memory: the memory of its workspace.
+      executor: the device that runs it.
+      is_cheap: whether a thread runs it without putting it into a queue.
     """
 
     name: str
@@ -60,6 +62,8 @@ class Operation:
     workspace_bytes: int = 0
     cost: float = 1.0
     memory: str = ""
+    executor: str = ""
+    is_cheap: bool = False
 
 
 WORKSPACE = "workspace"
@@ -78,43 +82,6 @@ class Peak:
     total_bytes: int = 0
     operation: str = ""
     kinds: Mapping[str, int] = dataclasses.field(default_factory=dict)
-
-
-def schedule(operations: Sequence[Operation], num_threads: int = 1) -> Iterator[tuple[int, bool]]:
-    """Yields when each operation begins and ends, in order: its index, and whether it ends.
-
-    Args:
-      operations: of the graph.
-      num_threads: number of operations that may run at once.
-
-    Raises:
-      ValueError: operations wait for each other in a circle.
-    """
-    sources = [sorted({source for source, _ in one.reads} | set(one.after)) for one in operations]
-    waits = [len(before) for before in sources]
-    followers: list[list[int]] = [[] for _ in operations]
-    for index, before in enumerate(sources):
-        for source in before:
-            followers[source].append(index)
-    ready = collections.deque(index for index, count in enumerate(waits) if not count)
-    # (time of the end, order of the beginning, index)
-    running: list[tuple[float, int, int]] = []
-    now, begun = 0.0, 0
-    while ready or running:
-        while ready and len(running) < num_threads:
-            index = ready.popleft()
-            begun += 1
-            heapq.heappush(running, (now + operations[index].cost, begun, index))
-            yield index, False
-        now, _, index = heapq.heappop(running)
-        yield index, True
-        for follower in followers[index]:
-            waits[follower] -= 1
-            if not waits[follower]:
-                ready.append(follower)
-    if begun < len(operations):
-        left = [one.name for one, count in zip(operations, waits, strict=True) if count]
-        raise ValueError(f"these operations wait for each other: {', '.join(left[:5])}")
 
 
 def peaks(operations: Sequence[Operation], num_threads: int = 1) -> dict[str, Peak]:

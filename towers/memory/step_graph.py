@@ -19,6 +19,7 @@ from tensorflow.python.ops import handle_data_util  # the one way to give an arg
 from towers.memory.buffer_reuse import reusable_inputs, shared_input
 from towers.memory.kernel_workspace import workspace_bytes
 from towers.memory.lifetimes import Operation, Output, peaks
+from towers.memory.onednn_kernels import positions_bytes, reserved_bytes
 
 # Kinds of tensors: the batch itself; what grows with it; what depends on its numbers alone; what does not.
 BATCH, ACTIVATIONS, GRADIENTS, COPIES = "batch", "activations", "gradients", "copies"
@@ -29,6 +30,13 @@ _ARGUMENT = "argument/"
 _OF_CALLS = ("input_control_node", "output_control_node")
 _PRODUCTS = ("Conv", "MatMul", "Einsum")
 _PRODUCT_COST = 10
+_EACH_COST = 10_000
+# Kernels that say that they are not expensive (`OpKernel::IsExpensive`); traces show none of them.
+_CHEAP = {
+    *("Const", "Identity", "IdentityN", "Reshape", "Shape", "ShapeN", "Rank", "Size", "ExpandDims", "Squeeze"),
+    *("NoOp", "VarHandleOp", "Placeholder", "PlaceholderWithDefault", "StopGradient", "PreventGradient"),
+    *("EnsureShape", "Bitcast", "BroadcastGradientArgs", "BroadcastArgs", "ConcatOffset"),
+}
 # Their tensors lie in the graph or in a variable, or the caller has them.
 _WITHOUT_BUFFER = {"Const", "ReadVariableOp", "VarHandleOp", "Placeholder"}
 
@@ -143,28 +151,47 @@ def _bytes(tensor: tf.Tensor) -> int:
     return tensor.dtype.size * math.prod(tensor.shape)
 
 
+def _device_name(device: str) -> str:
+    spec = tf.DeviceSpec.from_string(device)
+    return f"{spec.device_type or 'CPU'}:{spec.device_index or 0}"
+
+
+def _is_cheap(operation: tf.Operation) -> bool:
+    """Whether TensorFlow's threads run it at once. All kernels of GPUs are: they only start something there."""
+    return operation.type in _CHEAP or "GPU" in operation.device
+
+
 class _Reading:
     """A graph with known shapes as operations.
 
     Attributes:
-      operations: those of the graph, and the copies between memories.
+      operations: those of the graph, and those that send tensors to other devices.
     """
 
     def __init__(self, graph: tf.Graph, kinds: Mapping[str, str], results: Mapping[str, int], *, one_memory: bool):
         self._kinds, self._results, self._one_memory = kinds, results, one_memory
         self._library = {function.signature.name: function for function in graph.as_graph_def().library.function}
         self._indices: dict[str, int] = {}
-        self._copies: dict[tuple[str, str], tuple[int, int]] = {}
+        # By tensor and device where it is after it was sent there.
+        self._sent: dict[tuple[str, str], tuple[int, int]] = {}
+        # Max poolings with a second output.
+        self._with_positions: set[str] = set()
         self.operations: list[Operation] = []
         for operation in graph.get_operations():
             self._add(operation)
 
     def _add(self, operation: tf.Operation) -> None:
         memory = self._memory_of(operation.device)
-        reads = [self._read(tensor, memory) for tensor in operation.inputs]
+        reads = [self._read(tensor, operation) for tensor in operation.inputs]
+        if operation.type == "MaxPoolGrad" and operation.inputs[1].op.name in self._with_positions:
+            # Beside the result of the max pooling it reads where the largest inputs were.
+            reads.append((self._indices[operation.inputs[1].op.name], 1))
         before = [one.name for one in operation.control_inputs if not any(name in one.name for name in _OF_CALLS)]
         after = [self._indices[name] for name in before if name in self._indices]
         outputs = [self._output(operation, k, memory) for k in range(len(operation.outputs))]
+        if positions := positions_bytes(operation):
+            outputs.append(Output(num_bytes=positions, kind=outputs[0].kind, memory=memory))
+            self._with_positions.add(operation.name)
         self._indices[operation.name] = len(self.operations)
         self.operations.append(
             Operation(
@@ -175,43 +202,59 @@ class _Reading:
                 workspace_bytes=workspace_bytes(operation) + self._of_bodies(operation),
                 cost=self._cost(operation, reads, outputs),
                 memory=memory,
+                executor=_device_name(operation.device),
+                is_cheap=_is_cheap(operation),
             )
         )
 
     def _cost(self, operation: tf.Operation, reads: Sequence[tuple[int, int]], outputs: Sequence[Output]) -> float:
-        """The bytes that it moves; matrix products take longer."""
+        """The bytes that it moves; matrix products take longer, views only what each operation takes."""
+        if operation.type in _CHEAP:
+            return _EACH_COST
         moved = [self.operations[source].outputs[position].num_bytes for source, position in reads]
         written = sum(output.num_bytes for output in outputs if output.shares is None)
         is_product = any(word in operation.type for word in _PRODUCTS)
-        return (sum(moved) + written) * (_PRODUCT_COST if is_product else 1)
+        return _EACH_COST + (sum(moved) + written) * (_PRODUCT_COST if is_product else 1)
 
     def _memory_of(self, device: str) -> str:
-        spec = tf.DeviceSpec.from_string(device)
-        if spec.device_type in (None, "CPU") and (self._one_memory or spec.device_type is None):
-            return HOST_MEMORY
-        return f"{spec.device_type}:{spec.device_index or 0}"
+        name = _device_name(device)
+        return HOST_MEMORY if self._one_memory and name.startswith("CPU") else name
 
-    def _read(self, tensor: tf.Tensor, memory: str) -> tuple[int, int]:
-        """Where an operation reads a tensor: a copy in its own memory if one of the two is not a CPU's."""
+    def _read(self, tensor: tf.Tensor, operation: tf.Operation) -> tuple[int, int]:
+        """Where an operation reads a tensor: on another device what was sent to it, in another memory a copy."""
         index, position = self._indices[tensor.op.name], tensor.value_index
-        source = self.operations[index].memory
-        if source == memory or (source.startswith("CPU") and memory.startswith("CPU")):
+        source, reader = self.operations[index].executor, _device_name(operation.device)
+        if source == reader:
             return index, position
-        if (tensor.name, memory) not in self._copies:
-            self._copies[tensor.name, memory] = (len(self.operations), 0)
-            copied = Output(num_bytes=_bytes(tensor), kind=self._kinds[tensor.name], memory=memory)
-            name = f"{tensor.op.name} to {memory}"
-            self.operations.append(
-                Operation(name=name, outputs=(copied,), reads=((index, position),), memory=memory)
+        if (tensor.name, reader) not in self._sent:
+            self._sent[tensor.name, reader] = (len(self.operations), 0)
+            is_copied = not (source.startswith("CPU") and reader.startswith("CPU"))
+            sent = Output(
+                num_bytes=_bytes(tensor),
+                kind=self._kinds.get(tensor.name, COPIES),
+                memory=self._memory_of(operation.device) if is_copied else self.operations[index].memory,
+                shares=None if is_copied else 0,
             )
-        return self._copies[tensor.name, memory]
+            self.operations.append(
+                Operation(
+                    name=f"{tensor.op.name} to {reader}",
+                    outputs=(sent,),
+                    reads=((index, position),),
+                    cost=_EACH_COST,
+                    memory=sent.memory,
+                    executor=source,
+                )
+            )
+        return self._sent[tensor.name, reader]
 
     def _output(self, operation: tf.Operation, position: int, memory: str) -> Output:
         tensor = operation.outputs[position]
         is_held = operation.type in _WITHOUT_BUFFER and self._kinds.get(tensor.name) != BATCH
+        reserved = reserved_bytes(operation, position)
+        num_bytes = _bytes(tensor) if reserved is None else reserved
         return Output(
-            num_bytes=0 if is_held else _bytes(tensor),
-            kind=self._kinds.get(tensor.name, COPIES),
+            num_bytes=0 if is_held else num_bytes,
+            kind=self._kinds.get(tensor.name, COPIES) if reserved is None else ACTIVATIONS,
             memory=memory,
             shares=shared_input(operation, position),
             may_reuse=tuple(reusable_inputs(operation, position)),
