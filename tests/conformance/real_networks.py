@@ -60,6 +60,18 @@ MODES = MappingProxyType(
         "mirrored_2": ((), ("--strategy=mirrored", "--num_towers=2")),
         "ring_2": (("--workers=2",), ("--strategy=ring", "--num_towers=1")),
         "own_ring_2": (("--workers=2",), ("--strategy=ring", "--engine=own", "--num_towers=1")),
+        "ring_2_zero_1": (("--workers=2",), ("--strategy=ring", "--zero=1", "--num_towers=1")),
+        "ring_3_zero_2": (("--workers=3",), ("--strategy=ring", "--zero=2", "--num_towers=1")),
+        "ring_2_of_stages_2": (
+            ("--workers=2",),
+            ("--strategy=ring", "--grid=stage:2", "--microbatches=2", "--batch_stats=average"),
+        ),
+        "ring_2_of_slices_2": (("--workers=2",), ("--strategy=ring", "--grid=slice:2")),
+        "grid_stages_zero_1": (
+            (),
+            ("--strategy=pipeline", "--grid=data:2,stage:2", "--zero=1", "--batch_stats=average"),
+        ),
+        "grid_slices_zero_2": ((), ("--strategy=slices", "--grid=data:2,slice:2", "--zero=2")),
     }
 )
 
