@@ -110,7 +110,7 @@ class RingStrategy(SynchronousStrategy):
             self.engine_choice = self._chosen_engine(devices)
         self._worker_shares = tuple(sum(of_worker) for of_worker in self._shares_by_worker)
         if towers is not None:
-            towers.check(self._all_shares)
+            towers.check(self._shares_of_all)
         self._microbatches = options.accumulation * ((towers.microbatches if towers else None) or 1)
         exchange = self._own_exchange(devices) if self.engine_choice.name == OWN else None
 
@@ -118,10 +118,10 @@ class RingStrategy(SynchronousStrategy):
             with self._deadline():
                 return self._engine(task, model, devices, options, spec, shares, own_shares, exchange)
 
-        super().__init__("ring", task, options, make_engine, len(self._all_shares))
+        super().__init__("ring", task, options, make_engine, len(self._shares_of_all))
 
     @property
-    def _all_shares(self) -> tuple[float, ...]:
+    def _shares_of_all(self) -> tuple[float, ...]:
         return tuple(share for of_worker in self._shares_by_worker for share in of_worker)
 
     @property
@@ -153,7 +153,7 @@ class RingStrategy(SynchronousStrategy):
         return WorkerExchange(ring.num_workers, ring.rank, wire, channel=ring.next_channel(), tcp=self._tcp)
 
     def _engine(self, task, model, devices, options, spec, shares, own_shares, exchange) -> Engine:
-        ring, all_shares = self.ring, self._all_shares
+        ring, all_shares = self.ring, self._shares_of_all
         several = ring.num_workers > 1
         spec = spec if isinstance(spec, Batch) else spec[0]
         stand_in = tf.nest.map_structure(lambda tensor: tensor.numpy(), self._stand_in(task)) if several else None

@@ -21,6 +21,7 @@ MODES = {
     "ring, tensorflow": ("--strategy=ring", "--engine=tensorflow"),
     "ps, tensorflow": ("--strategy=ps", "--engine=tensorflow"),
     "ring, own": ("--strategy=ring", "--engine=own"),
+    "ring, slices": ("--strategy=ring", "--grid=slice:2"),
     "ps, own": ("--strategy=ps", "--engine=own"),
     "ring, zero 1": ("--strategy=ring", "--zero=1"),
 }

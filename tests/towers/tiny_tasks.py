@@ -72,7 +72,8 @@ class TinyTask:
         return WeightedLoss(tf.reduce_sum(losses), tf.cast(tf.size(losses), tf.float32))
 
     def metrics(self, outputs, batch: Batch) -> dict[str, WeightedValue]:
-        return {"loss_again": WeightedValue(*self.loss(outputs, batch))}
+        total, weight = self.loss(outputs, batch)
+        return {"loss_again": WeightedValue(tf.cast(total, tf.float32), weight)}
 
 
 def images(count: int) -> Batch:

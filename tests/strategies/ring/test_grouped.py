@@ -12,9 +12,10 @@ from strategies.ring.collectives import WireOptions, WorkerExchange
 from strategies.ring.grouped import decided_by_first
 from strategies.ring.joining import Ring, RingOptions
 from strategies.slices import SliceOptions
+from tests.strategies.small_task import small_task
 from tests.towers.logical_cpus import cpus, cpus_in_groups
 from tests.towers.partitioned_graphs import recorded_graphs
-from tests.towers.tiny_tasks import dense_task
+from tests.towers.tiny_tasks import assert_close, dense_task, parameters_of
 from tests.towers.user_errors import refused
 from towers.options import StepOptions
 from towers.stages.options import PipelineOptions
@@ -53,6 +54,21 @@ def test_each_stage_computes_exchanges_and_updates_on_its_device(monkeypatch):
     for kind in ("MatMul", "ResourceApply"):
         assert graphs.devices_of(kind).keys() == on_each, kind
     assert graphs.devices_of("ResourceApply") == {"CPU:0": 2, "CPU:1": 2}
+
+
+@pytest.mark.full
+def test_microbatches_of_pipelines_within_those_of_accumulation():
+    """Every fifth batch has 5 examples for 4 microbatches of 2 towers."""
+    options = StepOptions(
+        rule=Momentum(momentum=0.9), schedule=Constant(0.05), accumulation=2, precision="float64"
+    )
+    devices = cpus_in_groups("data:2,stage:2")
+    found = build_strategy("ring", small_task(), devices, options, pipeline=PipelineOptions(microbatches=2))
+    options = dataclasses.replace(options, accumulation=found.microbatches)
+    expected = build_strategy("towers", small_task(), cpus(1), options)
+    assert found.run_steps(6).examples == expected.run_steps(6).examples
+    assert found.microbatches == 4
+    assert_close(parameters_of(found), parameters_of(expected))
 
 
 def test_the_engine_and_why():

@@ -1,0 +1,21 @@
+"""The flags of a run, as programs that read its checkpoint load them."""
+
+import pytest
+from absl import flags
+from absl.testing import flagsaver
+
+from launch import train  # noqa: F401, defines the flags
+from launch.flags.saved_flags import FLAG_FILE, load_flags
+
+GRID = "stage:2"
+
+
+@pytest.mark.parametrize("strategy, grid", [("ring", None), ("pipeline", GRID)])
+def test_the_grid_of_a_run_of_several_processes_is_not_that_of_one(tmp_path, strategy, grid):
+    """A run on a ring is read by towers of one device, which have no grid."""
+    (tmp_path / FLAG_FILE).write_text(f"--grid={GRID}\n--microbatches=4\n--strategy={strategy}\n")
+    with flagsaver.flagsaver():
+        flags.FLAGS.mark_as_parsed()
+        load_flags(str(tmp_path))
+        assert flags.FLAGS.grid == grid
+        assert flags.FLAGS.strategy == ("towers" if grid is None else strategy)
