@@ -6,6 +6,9 @@
     python -m launch.memory --task=text --model=transformer --device_memory=16GiB
         prints the largest batch that fits a device too
 
+    python -m launch.memory --strategy=pipeline --stages=2 --device_memory=16GiB
+        the table is the same; the largest batch is that of the mode that the flags choose
+
     python -m launch.memory --model=vgg16 --measure
         runs each mode of one process in a fresh process for some steps, and prints the measured peak beside
 
@@ -23,15 +26,20 @@ from absl import flags
 from launch import binary, training
 from launch.flags.checks import positive
 from launch.flags.devices import devices_from_flags
+from launch.flags.pipeline import pipeline_from_flags
+from launch.flags.slices import slices_from_flags
 from launch.flags.step import options_from_flags
 from launch.flags.task import task_from_flags
 from launch.forecast.byte_text import byte_text, bytes_from
-from launch.forecast.columns import MODES, Run
+from launch.forecast.columns import Run, columns_of
 from launch.forecast.measured_modes import measure_here, measured
-from launch.forecast.table import as_json, saved_by_zero, table
+from launch.forecast.modes_of_a_process import TOWERS, ProcessMode, ProcessModes, all_devices
+from launch.forecast.table import as_json, saved_by_recomputation, saved_by_zero, table
 from launch.measuring.running import Interrupted
+from towers.devices import Devices
 from towers.errors import UserError
 from towers.memory.largest_batch import largest_batch
+from towers.stages.options import PipelineOptions
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string(
@@ -53,38 +61,60 @@ def main(_) -> int:
     if FLAGS.xla:
         raise UserError("--xla: what a compiled tower needs is known only when it runs; omit it for a prediction")
     task = task_from_flags()
-    run = Run(
-        task, devices_from_flags(), options_from_flags(training.run_length(task)), FLAGS.workers, FLAGS.servers
+    modes = ProcessModes(
+        task,
+        devices_from_flags(),
+        options_from_flags(training.run_length(task)),
+        pipeline_from_flags() or PipelineOptions(),
+        slices_from_flags(),
     )
     if FLAGS.measure_here:
-        print(json.dumps(measure_here(run, FLAGS.measured_steps)))
+        print(json.dumps(measure_here(modes.strategy(_asked(modes.devices)).engine, task, FLAGS.measured_steps)))
         return binary.DONE
-    columns = [column for mode in MODES for column in mode(run)]
+    run = Run(modes, FLAGS.workers, FLAGS.servers)
+    columns, refusals = columns_of(run)
     try:
-        peaks = measured(run, columns) if FLAGS.measure else {}
+        peaks = measured(modes, columns) if FLAGS.measure else {}
     except Interrupted:
         return binary.INTERRUPTED
-    largest = None if limit is None else _largest(run, limit)
+    largest = None if limit is None else _largest(modes, limit)
     if FLAGS.json:
-        print(
-            json.dumps({"batch_size": task.batch_size, "modes": as_json(columns, peaks), "largest_batch": largest})
-        )
+        found = {"batch_size": task.batch_size, "modes": as_json(columns, peaks), "left_out": refusals}
+        print(json.dumps({**found, "largest_batch": largest}))
         return binary.DONE
     print(f"{FLAGS.model}, {run.num_parameters:,} parameters, batch of {task.batch_size}")
     count = max(2, run.num_towers)
     lines = [*table(columns, peaks), "", *saved_by_zero(run.num_parameters, run.bytes_per_parameter, count)]
-    print("\n".join(lines))
+    print("\n".join([*lines, *saved_by_recomputation(columns, run.central.name), *refusals]))
     if largest is not None:
-        where = f"{run.num_towers} towers in a process" if run.devices.on_cpu else "a device"
+        where = f"{_asked(modes.devices).name} in a process" if modes.devices.on_cpu else "a device"
         print(f"the largest batch of {where} with {byte_text(limit)}: {largest}")
     return binary.DONE
 
 
-def _largest(run: Run, limit_bytes: int) -> int:
-    def needed(length: int) -> float:
-        return run.process_or_gpu(run.num_towers, length, sharded=run.devices.sharded).total_bytes
+def _asked(devices: Devices) -> ProcessMode:
+    """The mode that the flags choose, on all devices; of a ring and of servers, the towers of a worker."""
+    grouped = FLAGS.strategy if devices.groups else TOWERS
+    count = len(all_devices(devices))
+    return ProcessMode(
+        name=f"{count} towers" if grouped == TOWERS else f"{grouped} on {count} devices",
+        num_devices=count,
+        strategy=grouped,
+        num_towers=devices.num_towers if devices.groups else 1,
+        sharded=devices.sharded,
+        replicated=devices.replicated,
+        zero=devices.zero,
+        offload=devices.offload,
+    )
 
-    return largest_batch(needed, limit_bytes, multiple=run.num_towers * run.options.accumulation)
+
+def _largest(modes: ProcessModes, limit_bytes: int) -> int:
+    mode = _asked(modes.devices)
+
+    def needed(length: int) -> float:
+        return modes.process_or_gpu(mode, length).total_bytes
+
+    return largest_batch(needed, limit_bytes, multiple=modes.multiple(mode))
 
 
 def cli() -> None:

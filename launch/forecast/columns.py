@@ -6,17 +6,14 @@ A column is read off the graph that the mode runs, or computed from such a colum
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import tensorflow as tf
 
-from strategies.registry import build_strategy
-from strategies.synchronous import SynchronousStrategy
-from towers.devices import Devices
-from towers.memory.engine_memory import EngineMemory, StepMemory
+from launch.forecast.modes_of_a_process import PIPELINE, SLICES, ProcessMode, ProcessModes, all_devices
+from towers.errors import UserError
+from towers.memory.engine_memory import StepMemory
 from towers.memory.zero import BytesPerParameter, model_states
-from towers.options import StepOptions
-from towers.task import Task
 
 GRAPH, ARITHMETIC = "graph", "arithmetic"
 
@@ -28,14 +25,16 @@ class Column:
     Attributes:
       name: the mode.
       basis: GRAPH if it is read off the mode's graph, ARITHMETIC if a formula made it from another column.
-      device: the fullest device.
+      device: the fullest device, or the one that the name says.
       process: the whole process if its towers are on CPUs, which share a memory; else None.
+      mode: what a process runs for it, if it is to be measured.
     """
 
     name: str
     basis: str
     device: StepMemory
     process: StepMemory | None = None
+    mode: ProcessMode | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,39 +42,38 @@ class Run:
     """What is to be trained, for the functions of `MODES`.
 
     Attributes:
-      task: gives model and batch.
-      devices: all towers.
-      options: how a step computes.
+      modes: task, devices and options, and the modes of one process.
       num_workers: processes of a ring, and workers of parameter servers.
       num_servers: parameter servers.
     """
 
-    task: Task
-    devices: Devices
-    options: StepOptions
+    modes: ProcessModes
     num_workers: int = 2
     num_servers: int = 1
 
-    @functools.cache  # noqa: B019  a run lives as long as the program
-    def strategy(self, num_towers: int, *, sharded: bool) -> SynchronousStrategy:
-        """The strategy 'towers' on the first towers."""
-        towers = self.devices.towers[:num_towers]
-        devices = dataclasses.replace(self.devices, towers=towers, groups=(), sharded=sharded)
-        return build_strategy("towers", self.task, devices, self.options, shares=(1.0,) * num_towers)
-
-    @functools.cache  # noqa: B019
-    def memory(self, num_towers: int, *, sharded: bool) -> EngineMemory:
-        """The memory of the strategy 'towers' on the first towers."""
-        return EngineMemory(self.strategy(num_towers, sharded=sharded).engine)
+    @property
+    def batch_size(self) -> int:
+        return self.modes.task.batch_size
 
     @property
     def num_towers(self) -> int:
-        return self.devices.num_towers
+        """Towers if each device of the process is one."""
+        return len(all_devices(self.modes.devices))
 
     @property
+    def one(self) -> ProcessMode:
+        """One tower."""
+        return ProcessMode(name="1 tower", num_devices=1)
+
+    @property
+    def central(self) -> ProcessMode:
+        """A tower on each device, parameters on one."""
+        return ProcessMode(name=f"{self.num_towers} towers", num_devices=self.num_towers)
+
+    @functools.cached_property
     def parameters(self) -> Mapping[str, tf.Variable]:
         """The model's parameters by name."""
-        return self.strategy(1, sharded=False).engine.parameters()
+        return self.modes.strategy(self.one).engine.parameters()
 
     @property
     def num_parameters(self) -> int:
@@ -86,55 +84,116 @@ class Run:
     def bytes_per_parameter(self) -> BytesPerParameter:
         """What each costs: itself, its gradient and its slots, in the first one's format."""
         item = next(iter(self.parameters.values())).dtype.size
-        return BytesPerParameter(item, item, item * len(self.options.rule.slot_names))
+        return BytesPerParameter(item, item, item * len(self.modes.options.rule.slot_names))
 
-    def process_or_gpu(self, num_towers: int, length: int, *, sharded: bool = False) -> StepMemory:
-        """What a batch has to fit: the process's memory if its towers are on CPUs, else the fullest GPU's."""
-        memory = self.memory(num_towers, sharded=sharded)
-        if self.devices.on_cpu:
-            return memory.in_all(length)
-        return max(memory.by_device(length).values(), key=lambda one: one.total_bytes)
+    def of_process(self, mode: ProcessMode) -> Column:
+        """The column of a mode of this process: its fullest device."""
+        device = max(self._by_device(mode).values(), key=lambda one: one.total_bytes)
+        return Column(mode.name, GRAPH, device, self._in_all(mode), mode)
 
-    def of_towers(self, name: str, num_towers: int, *, sharded: bool = False) -> Column:
-        """The column of a mode of this process."""
-        memory = self.memory(num_towers, sharded=sharded)
-        of_devices = memory.by_device(self.task.batch_size).values()
-        device = max(of_devices, key=lambda one: one.total_bytes)
-        process = memory.in_all(self.task.batch_size) if self.devices.on_cpu else None
-        return Column(name, GRAPH, device, process)
+    def of_each_device(self, mode: ProcessMode, device_name: str) -> list[Column]:
+        """A column for each device of a mode of this process; the first one has the process too."""
+        by_device = self._by_device(mode)
+        names = [name.removeprefix("/device:") for name in all_devices(mode.devices(self.modes.devices))]
+        found = [
+            Column(f"{mode.name}, {device_name} {index}", GRAPH, by_device[name])
+            for index, name in enumerate(names)
+        ]
+        return [dataclasses.replace(found[0], process=self._in_all(mode), mode=mode), *found[1:]]
+
+    def _by_device(self, mode: ProcessMode) -> dict[str, StepMemory]:
+        return self.modes.memory(mode).by_device(self.batch_size)
+
+    def _in_all(self, mode: ProcessMode) -> StepMemory | None:
+        return self.modes.memory(mode).in_all(self.batch_size) if self.modes.devices.on_cpu else None
 
 
-def one_tower(run: Run) -> list[Column]:
+def one_tower(run: Run) -> Iterator[Column]:
     """One device."""
-    return [run.of_towers("1 tower", 1)]
+    yield run.of_process(run.one)
 
 
-def central_towers(run: Run) -> list[Column]:
+def central_towers(run: Run) -> Iterator[Column]:
     """Parameters on one device, towers on all."""
-    return [run.of_towers(f"{run.num_towers} towers", run.num_towers)] if run.num_towers > 1 else []
+    if run.num_towers > 1:
+        yield run.of_process(run.central)
 
 
-def sharded_towers(run: Run) -> list[Column]:
+def sharded_towers(run: Run) -> Iterator[Column]:
     """An owner for each parameter."""
-    name = f"{run.num_towers} towers, sharded"
-    return [run.of_towers(name, run.num_towers, sharded=True)] if run.num_towers > 1 else []
+    if run.num_towers > 1:
+        name = f"{run.num_towers} towers, sharded"
+        yield run.of_process(dataclasses.replace(run.central, name=name, sharded=True))
 
 
-def ring(run: Run) -> list[Column]:
+def zero_stages(run: Run) -> Iterator[Column]:
+    """ZeRO over the towers; with one tower its formulas for two devices.
+
+    The formulas: model states by `towers.memory.zero`, the rest as of one tower. What it exchanges: a gradient on
+    its way to its owner (stages 1 and 2); two gathered layers (3).
+    """
+    if run.num_towers > 1:
+        for zero in (1, 2, 3):
+            name = f"{run.num_towers} towers, ZeRO-{zero}"
+            yield run.of_process(dataclasses.replace(run.central, name=name, zero=zero))
+        return
+    own = run.modes.process_or_gpu(run.one, math.ceil(run.batch_size / 2))
+    layers, each = layer_bytes(run.parameters), run.bytes_per_parameter
+    for zero in (1, 2, 3):
+        states = model_states(run.num_parameters, 2, zero=zero, each=each)
+        column = dataclasses.replace(
+            own,
+            parameters_bytes=states.parameters_bytes,
+            gradients_bytes=states.gradients_bytes,
+            optimizer_bytes=states.optimizer_bytes,
+            collectives_bytes=sum(layers[:2]) if zero == 3 else layers[0],
+        )
+        yield Column(f"ZeRO-{zero}, 1 of 2", ARITHMETIC, column)
+
+
+def recomputed_blocks(run: Run) -> Iterator[Column]:
+    """The towers with activations of repeated blocks computed again."""
+    yield from _recomputed(run, "blocks")
+
+
+def recomputed_fully(run: Run) -> Iterator[Column]:
+    """The towers with activations of all parts computed again."""
+    yield from _recomputed(run, "full")
+
+
+def _recomputed(run: Run, recompute: str) -> Iterator[Column]:
+    if run.modes.options.recompute == "none":
+        name = f"{run.central.name}, recompute={recompute}"
+        yield run.of_process(dataclasses.replace(run.central, name=name, recompute=recompute))
+
+
+def pipeline(run: Run) -> Iterator[Column]:
+    """One tower over all devices, a column for each stage's device."""
+    if run.num_towers > 1:
+        mode = dataclasses.replace(run.central, name="pipeline", strategy=PIPELINE)
+        yield from run.of_each_device(mode, "device")
+
+
+def slices(run: Run) -> Iterator[Column]:
+    """One tower whose layers are divided over all devices."""
+    if run.num_towers > 1:
+        yield run.of_process(dataclasses.replace(run.central, name=f"{run.num_towers} slices", strategy=SLICES))
+
+
+def ring(run: Run) -> Iterator[Column]:
     """A worker: its towers on its part of the batch; gradients packed to vectors, and the vectors' sums."""
-    part = math.ceil(run.task.batch_size / run.num_workers)
-    own = run.process_or_gpu(run.num_towers, part)
+    own = run.modes.process_or_gpu(run.central, math.ceil(run.batch_size / run.num_workers))
     worker = dataclasses.replace(own, collectives_bytes=2 * own.parameters_bytes)
-    return [Column(f"ring, 1 of {run.num_workers} workers", ARITHMETIC, worker)]
+    yield Column(f"ring, 1 of {run.num_workers} workers", ARITHMETIC, worker)
 
 
-def parameter_servers(run: Run) -> list[Column]:
+def parameter_servers(run: Run) -> Iterator[Column]:
     """An asynchronous worker computes a whole batch from a pulled vector; a server has a piece and its slots.
 
     A worker has the pulled vector beside the parameters that it is cut into, and its gradient as a vector. A
     server may hold a gradient of each worker.
     """
-    own = run.process_or_gpu(run.num_towers, run.task.batch_size)
+    own = run.modes.process_or_gpu(run.central, run.batch_size)
     parameters = own.parameters_bytes
     worker = dataclasses.replace(own, optimizer_bytes=0, collectives_bytes=2 * parameters)
     server = StepMemory(
@@ -142,33 +201,8 @@ def parameter_servers(run: Run) -> list[Column]:
         optimizer_bytes=own.optimizer_bytes / run.num_servers,
         gradients_bytes=run.num_workers * parameters / run.num_servers,
     )
-    return [
-        Column("ps, worker", ARITHMETIC, worker),
-        Column(f"ps, 1 of {run.num_servers} servers", ARITHMETIC, server),
-    ]
-
-
-def zero_stages(run: Run) -> list[Column]:
-    """ZeRO's formulas over the towers: model states by `towers.memory.zero`, the rest as of one of several towers.
-
-    What it exchanges: a gradient on its way to its owner (stages 1 and 2); two gathered layers (3).
-    """
-    count = max(2, run.num_towers)
-    own = run.process_or_gpu(1, math.ceil(run.task.batch_size / count))
-    layers, each = layer_bytes(run.parameters), run.bytes_per_parameter
-    found = []
-    for zero in (1, 2, 3):
-        states = model_states(run.num_parameters, count, zero=zero, each=each)
-        exchanged = sum(layers[:2]) if zero == 3 else layers[0]
-        column = dataclasses.replace(
-            own,
-            parameters_bytes=states.parameters_bytes,
-            gradients_bytes=states.gradients_bytes,
-            optimizer_bytes=states.optimizer_bytes,
-            collectives_bytes=exchanged,
-        )
-        found.append(Column(f"ZeRO-{zero}, 1 of {count}", ARITHMETIC, column))
-    return found
+    yield Column("ps, worker", ARITHMETIC, worker)
+    yield Column(f"ps, 1 of {run.num_servers} servers", ARITHMETIC, server)
 
 
 def layer_bytes(parameters: Mapping[str, tf.Variable]) -> list[int]:
@@ -180,11 +214,31 @@ def layer_bytes(parameters: Mapping[str, tf.Variable]) -> list[int]:
     return sorted(found.values(), reverse=True)
 
 
-MODES: Sequence[Callable[[Run], list[Column]]] = (
+MODES: Sequence[Callable[[Run], Iterator[Column]]] = (
     one_tower,
     central_towers,
     sharded_towers,
+    zero_stages,
+    recomputed_blocks,
+    recomputed_fully,
+    pipeline,
+    slices,
     ring,
     parameter_servers,
-    zero_stages,
 )
+
+
+def columns_of(run: Run) -> tuple[list[Column], list[str]]:
+    """All columns, and a line for each mode that refuses the model, the batch or an option.
+
+    Raises:
+      UserError: one tower refuses it too.
+    """
+    found: list[Column] = list(one_tower(run))
+    refusals = []
+    for mode in MODES[1:]:
+        try:
+            found += mode(run)
+        except UserError as error:
+            refusals.append(f"no column {mode.__name__.replace('_', ' ')}: {error}")
+    return found, refusals

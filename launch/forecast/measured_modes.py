@@ -6,22 +6,25 @@ from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
-from launch.forecast.columns import GRAPH, Column, Run
+from launch.forecast.columns import Column
+from launch.forecast.modes_of_a_process import SLICES, ProcessMode, ProcessModes, all_devices
 from launch.measuring.allocation_trace import USE_TRACED_ALLOCATOR, allocated_peak
 from launch.measuring.case import Case, Work
 from launch.measuring.running import run_case
 from launch.supervision.own_program import own_program
 from strategies.synchronous import as_batches
 from strategies.training.stop_signals import StopSignals
-from towers.devices import SHARDED
-from towers.task import InputShard
+from towers.engine import Engine
+from towers.task import InputShard, Task
 
 # What a process prints: bytes that a step allocates beside what it holds, or all bytes of the fullest GPU.
 PASSING, FULLEST = "passing_bytes", "fullest_gpu_bytes"
 _TIMEOUT_SECONDS = 900.0
+# Flags that choose another mode, and would contradict the one that is measured.
+_OF_MODES = ("strategy", "num_towers", "grid", "slices", "parameter_device", "zero", "offload")
 
 
-def measured(run: Run, columns: Sequence[Column]) -> dict[str, float]:
+def measured(modes: ProcessModes, columns: Sequence[Column]) -> dict[str, float]:
     """The measured peak in bytes of each mode that one process can run, by the column's name.
 
     It is that of the process if its towers are on CPUs, else that of the fullest GPU.
@@ -29,20 +32,16 @@ def measured(run: Run, columns: Sequence[Column]) -> dict[str, float]:
     Raises:
       PeerLost, UserError, Interrupted: as `launch.measuring.running.run_case`.
     """
-    ways = {"1 tower": (1, False)}
-    ways[f"{run.num_towers} towers"] = (run.num_towers, False)
-    ways[f"{run.num_towers} towers, sharded"] = (run.num_towers, True)
     found = {}
     with StopSignals() as signals:
         for column in columns:
-            if column.basis == GRAPH and column.name in ways:
-                num_towers, sharded = ways[column.name]
+            if column.mode is not None:
                 figures = run_case(
-                    _case(run, column.name, num_towers, sharded=sharded),
+                    _case(modes, column.mode),
                     timeout_seconds=_TIMEOUT_SECONDS,
                     is_interrupted=signals.requested,
                 )
-                passing = run.memory(num_towers, sharded=sharded).passing_bytes(run.task.batch_size)
+                passing = modes.memory(column.mode).passing_bytes(modes.task.batch_size)
                 found[column.name] = _of_process(column, figures, passing)
     return found
 
@@ -54,33 +53,43 @@ def _of_process(column: Column, figures: Mapping[str, float], passing_bytes: int
     return column.process.total_bytes - passing_bytes + figures[PASSING]
 
 
-def _case(run: Run, name: str, num_towers: int, *, sharded: bool) -> Case:
-    # Of a flag that is given twice, the last counts.
-    words = [word for word in sys.argv[1:] if word not in ("--json", "--measure")]
-    here = ["--measure_here", f"--num_towers={num_towers}"]
-    here += [f"--parameter_device={SHARDED}"] if sharded else ["--parameter_device=cpu"]
-    command, variables = own_program("launch.memory", *words, *here)
-    work = Work("towers", num_towers, "", run.task.batch_size)
-    return Case(name, work, command, variables={**variables, **USE_TRACED_ALLOCATOR})
+def _case(modes: ProcessModes, mode: ProcessMode) -> Case:
+    others = _OF_MODES if mode.strategy == SLICES else (*_OF_MODES, "layout")
+    words = [word for word in _without(sys.argv[1:], *others) if word not in ("--json", "--measure")]
+    command, variables = own_program("launch.memory", *words, "--measure_here", *mode.flags)
+    work = Work("towers", mode.num_devices, "", modes.task.batch_size)
+    return Case(mode.name, work, command, variables={**variables, **USE_TRACED_ALLOCATOR})
 
 
-def measure_here(run: Run, num_steps: int) -> dict[str, float]:
+def _without(words: Sequence[str], *names: str) -> list[str]:
+    """The command line without these flags, whose values follow a '=' or are the next word."""
+    found, skips = [], False
+    for word in words:
+        name, equals, _ = word.lstrip("-").partition("=")
+        is_named = word.startswith("-") and name in names
+        if not (is_named or skips):
+            found.append(word)
+        skips = is_named and not equals
+    return found
+
+
+def measure_here(engine: Engine, task: Task, num_steps: int) -> dict[str, float]:
     """Runs steps on one batch in this process, and measures the last one's memory.
 
     Args:
-      run: with the towers of the mode.
+      engine: of the mode.
+      task: gives the batch.
       num_steps: number of steps.
     """
-    engine = run.strategy(run.num_towers, sharded=run.devices.sharded).engine
-    batch = next(iter(as_batches(run.task.dataset("train", InputShard()))))
+    batch = next(iter(as_batches(task.dataset("train", InputShard()))))
 
     def step():
-        return float(engine.train(batch, run.options.schedule(0)).loss_sum)
+        return float(engine.train(batch, engine.options.schedule(0)).loss_sum)
 
     for _ in itertools.repeat(None, num_steps - 1):
         step()
-    if run.devices.on_cpu:
+    if engine.devices.on_cpu:
         return {PASSING: allocated_peak(step)}
     step()
-    gpus = [tower.removeprefix("/device:") for tower in run.devices.towers]
+    gpus = [tower.removeprefix("/device:") for tower in all_devices(engine.devices)]
     return {FULLEST: max(tf.config.experimental.get_memory_info(gpu)["peak"] for gpu in gpus)}

@@ -50,6 +50,26 @@ def saved_by_zero(num_parameters: int, each: BytesPerParameter, count: int) -> l
     return found
 
 
+def saved_by_recomputation(columns: Sequence[Column], whole: str) -> list[str]:
+    """A line for each kind of recomputation: what it saves on the fullest device.
+
+    Args:
+      columns: the modes.
+      whole: name of the mode that keeps its activations; the names of the others begin with it.
+    """
+    by_name = {one.name: one.device for one in columns}
+    found = []
+    for name, device in by_name.items():
+        kind = name.removeprefix(f"{whole}, recompute=")
+        if kind != name and whole in by_name:
+            before = by_name[whole].total_bytes
+            found.append(
+                f"recompute={kind} would save {byte_text(max(0, before - device.total_bytes))} a device, of "
+                f"{byte_text(before)} in all"
+            )
+    return found
+
+
 def as_json(columns: Sequence[Column], measured: Mapping[str, float]) -> list[dict]:
     """The table as JSON objects, one for each mode."""
     return [

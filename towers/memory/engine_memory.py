@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import tensorflow as tf
 
+from towers.copied_variable import CopiedVariable
 from towers.cores import num_cores
 from towers.engine import Engine
 from towers.memory.lifetimes import Peak, peaks
@@ -135,10 +136,18 @@ def _step_memory(peak: Peak, held: _Held, *, constant_bytes: int, sums_bytes: in
 def _by_memory(variables: Iterable, memory_of) -> dict[str, int]:
     found: dict[str, int] = {}
     for variable in variables:
-        for part in variable.parts if isinstance(variable, SlicedVariable) else [variable]:
+        for part in _parts_of(variable):
             memory = memory_of(part.device)
             found[memory] = found.get(memory, 0) + _bytes_of(part)
     return found
+
+
+def _parts_of(variable) -> list[tf.Variable]:
+    """The variables of slices and copies."""
+    if isinstance(variable, SlicedVariable | CopiedVariable):
+        parts = variable.parts if isinstance(variable, SlicedVariable) else variable.copies
+        return [inner for part in parts for inner in _parts_of(part)]
+    return [variable]
 
 
 def _short(device: str) -> str:

@@ -1,0 +1,135 @@
+"""The modes that one process runs, and the graphs of their steps."""
+
+import dataclasses
+import functools
+
+from strategies.registry import build_strategy
+from strategies.slices import SliceOptions
+from strategies.synchronous import SynchronousStrategy
+from towers.devices import HOST, Devices
+from towers.memory.engine_memory import EngineMemory, StepMemory
+from towers.options import StepOptions
+from towers.stages.options import PipelineOptions
+from towers.task import Task
+
+TOWERS, PIPELINE, SLICES = "towers", "pipeline", "slices"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ProcessMode:
+    """What a process runs on its first devices.
+
+    Attributes:
+      name: for the user.
+      num_devices: how many of the process's devices it uses.
+      strategy: TOWERS, or for one tower over all devices PIPELINE or SLICES.
+      num_towers: towers of a pipeline or of slices; those of TOWERS are the devices.
+      sharded, replicated, zero, offload: as of `towers.devices.Devices`.
+      recompute: what the backward pass computes again; None for what the options say.
+    """
+
+    name: str
+    num_devices: int
+    strategy: str = TOWERS
+    num_towers: int = 1
+    sharded: bool = False
+    replicated: bool = False
+    zero: int = 0
+    offload: str = ""
+    recompute: str | None = None
+
+    def devices(self, of_process: Devices) -> Devices:
+        """The devices of the mode."""
+        used = all_devices(of_process)[: self.num_devices]
+        grouped = self.strategy != TOWERS
+        size = self.num_devices // self.num_towers
+        groups = tuple(used[first : first + size] for first in range(0, len(used), size)) if grouped else ()
+        is_spread = self.sharded or self.replicated or bool(self.zero)
+        return dataclasses.replace(
+            of_process,
+            towers=tuple(group[0] for group in groups) if grouped else used,
+            parameters=(used[0] if not of_process.on_cpu else HOST) if is_spread else of_process.parameters,
+            default_of_cores=0,
+            lowered_from=0,
+            sharded=self.sharded,
+            replicated=self.replicated,
+            zero=self.zero,
+            offload=self.offload,
+            groups=groups,
+        )
+
+    @property
+    def flags(self) -> list[str]:
+        """The flags that choose the mode in a fresh process."""
+        if self.strategy != TOWERS:
+            axis = "stage" if self.strategy == PIPELINE else "slice"
+            size = self.num_devices // self.num_towers
+            return [f"--strategy={self.strategy}", f"--grid=data:{self.num_towers},{axis}:{size}"]
+        spread = "sharded" if self.sharded else "replicated" if self.replicated else "cpu"
+        found = [f"--strategy={TOWERS}", f"--num_towers={self.num_devices}", f"--zero={self.zero}"]
+        found += [f"--parameter_device={spread}"] * (not self.zero) + [f"--offload={self.offload}"]
+        return found + [f"--recompute={self.recompute}"] * (self.recompute is not None)
+
+
+def all_devices(devices: Devices) -> tuple[str, ...]:
+    """All devices on which a process computes, whether each is a tower or not."""
+    return tuple(one for group in devices.groups for one in group) or devices.towers
+
+
+@dataclasses.dataclass(frozen=True)
+class ProcessModes:
+    """Builds the modes of one process, each once.
+
+    Attributes:
+      task: gives model and batch.
+      devices: all devices of the process.
+      options: how a step computes.
+      pipeline, slices: how a tower is divided over several devices.
+    """
+
+    task: Task
+    devices: Devices
+    options: StepOptions
+    pipeline: PipelineOptions = dataclasses.field(default_factory=PipelineOptions)
+    slices: SliceOptions = dataclasses.field(default_factory=SliceOptions)
+
+    @functools.cache  # noqa: B019  the modes live as long as the program
+    def strategy(self, mode: ProcessMode) -> SynchronousStrategy:
+        """The mode's strategy.
+
+        Raises:
+          UserError: the mode refuses the model, the batch or an option.
+        """
+        devices = mode.devices(self.devices)
+        options = self.options
+        if mode.recompute is not None:
+            options = dataclasses.replace(options, recompute=mode.recompute)
+        return build_strategy(
+            mode.strategy,
+            self.task,
+            devices,
+            options,
+            # Given, so that a small batch does not lower the number of towers.
+            shares=None if mode.strategy == SLICES else (1.0,) * devices.num_towers,
+            **{PIPELINE: {"pipeline": self.pipeline}, SLICES: {"slices": self.slices}}.get(mode.strategy, {}),
+        )
+
+    @functools.cache  # noqa: B019
+    def memory(self, mode: ProcessMode) -> EngineMemory:
+        """What a step of the mode needs. Raises UserError as `strategy`."""
+        return EngineMemory(self.strategy(mode).engine)
+
+    def process_or_gpu(self, mode: ProcessMode, length: int) -> StepMemory:
+        """What a batch has to fit: the process's memory if its towers are on CPUs, else the fullest GPU's."""
+        memory = self.memory(mode)
+        if self.devices.on_cpu:
+            return memory.in_all(length)
+        return max(memory.by_device(length).values(), key=lambda one: one.total_bytes)
+
+    def multiple(self, mode: ProcessMode) -> int:
+        """Parts into which a step of the mode divides a batch, so that all can be equal."""
+        devices = mode.devices(self.devices)
+        if mode.strategy != PIPELINE:
+            return devices.num_towers * self.options.accumulation
+        microbatches = self.pipeline.schedule_for(len(devices.groups[0])).num_microbatches
+        return devices.num_towers * self.options.accumulation * microbatches
