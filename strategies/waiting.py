@@ -1,6 +1,7 @@
 """Waiting at the start until all processes of a cluster listen on their addresses."""
 
 import contextlib
+import math
 import socket
 import threading
 import time
@@ -16,6 +17,8 @@ _CONNECT_SECONDS = 0.3
 _ANSWER_SECONDS = 1.0
 # A process that listens and says nothing for so long is of another kind.
 _SILENT_SECONDS = 10.0
+# A process of the other kind connects again and again for so long; a stranger that knows its first bytes does not.
+_INSISTS_SECONDS, _LONGEST_GAP_SECONDS = 3.0, 1.5
 _LONGEST_WORD = 64
 # Begins no connection of a process that says no word.
 _NOBODY = b"\0"
@@ -31,7 +34,7 @@ def wait_for_all(
 ) -> None:
     """Listens on this member's address until every other member listens on its own.
 
-    Anyone may connect meanwhile: all but the bytes `other_kind` are ignored.
+    Anyone may connect meanwhile. Only who begins with `other_kind` again and again is not ignored.
 
     Args:
       this: this process.
@@ -64,7 +67,7 @@ def wait_for_all(
 def _check_word(this, missing, word, door: "_Doorkeeper", silent_since: dict[Member, float]) -> None:
     """Raises UserError if another process was started with another word."""
     advice = "start all processes of the cluster with the same engine"
-    if door.was_disturbed:
+    if door.is_pressed:
         raise UserError(f"{this.name}: a process connected that does not use engine={word!r}: {advice}")
     for member in missing:
         if not listens(member.address):
@@ -111,12 +114,12 @@ class _Doorkeeper:
     """Context manager: says the word to whoever connects to a listening socket. Nobody is waited for.
 
     Attributes:
-      was_disturbed: whether a connection began with the bytes of another kind of process.
+      is_pressed: whether connections with the bytes of another kind of process keep coming.
     """
 
     def __init__(self, listener: socket.socket, word: str, other_kind: bytes):
         self._door = Door(listener, other_kind, greeting=word.encode())
-        self.was_disturbed = False
+        self.is_pressed = False
         self._thread = threading.Thread(target=self._answer_all, daemon=True)
         self._is_over = False
 
@@ -129,11 +132,14 @@ class _Doorkeeper:
         self._thread.join()
 
     def _answer_all(self) -> None:
+        first = last = -math.inf
         with self._door as door:
             while not self._is_over:
                 if (found := door.let_in(_PROBE_SECONDS)) is not None:
                     found.close()
-                    self.was_disturbed = True
+                    now = time.monotonic()
+                    first, last = (now if now - last > _LONGEST_GAP_SECONDS else first), now
+                    self.is_pressed = last - first >= _INSISTS_SECONDS
 
 
 def listening(member: Member) -> socket.socket:

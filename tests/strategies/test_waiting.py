@@ -166,25 +166,31 @@ class TestWords:
             other.join(WAIT_SECONDS)
 
     @pytest.mark.timeout(60)
-    def test_a_process_of_the_other_kind_is_noticed(self):
-        here = Member("ps", 0, free())
+    def test_a_process_of_the_other_kind_is_noticed(self, monkeypatch):
+        """It tries again and again."""
+        monkeypatch.setattr(waiting, "_INSISTS_SECONDS", 0.5)
+        here, over = Member("ps", 0, free()), threading.Event()
 
         def speak():
-            with connected_to(here) as other:
-                other.sendall(MAGIC + b"and more")
-                other.recv(100)
+            while not over.is_set():
+                with contextlib.suppress(OSError), connected_to(here) as other:
+                    other.sendall(MAGIC + b"and more")
+                    other.recv(100)
 
         speaker = threading.Thread(target=speak)
         speaker.start()
         with refused("ps:0: a process connected that does not use engine='tensorflow'"):
             wait_for_all(here, [Member("ps", 1, free())], WAIT_SECONDS, word="tensorflow", other_kind=MAGIC)
-        speaker.join(WAIT_SECONDS)
+        over.set()
+        # The speaker waits for somebody who listens.
+        with listening(here):
+            speaker.join(WAIT_SECONDS)
 
     @pytest.mark.timeout(60)
     def test_strangers_neither_end_the_wait_nor_prolong_it(self):
         """A port scanner, a health probe, an idle client: whatever they send, and however many they are."""
         here, last = Member("ps", 0, free()), Member("ps", 1, free())
-        said = (b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\x00\x01", b"TOW", b"", bytes(range(256)))
+        said = (b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\x00\x01", b"TOW", b"", bytes(range(256)), MAGIC * 9)
         with concurrent.futures.ThreadPoolExecutor(1) as pool, contextlib.ExitStack() as opened:
             waited = pool.submit(wait_for_all, here, [last], WAIT_SECONDS, word="tensorflow", other_kind=MAGIC)
             for each in said:
@@ -193,6 +199,8 @@ class TestWords:
             began = time.monotonic()
             idle[-1].settimeout(WAIT_SECONDS)
             assert idle[-1].recv(100) == b"tensorflow" and time.monotonic() - began < 1
+            # Long enough for it to look at what they said.
+            time.sleep(4 * waiting._PROBE_SECONDS)
             assert not waited.done()
             with listening(last) as listener, waiting._Doorkeeper(listener, "tensorflow", MAGIC):
                 waited.result()
