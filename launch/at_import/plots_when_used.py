@@ -3,12 +3,14 @@
 Keras imports it for two functions that show images, which costs each process half a second and 29 MiB.
 """
 
+import contextlib
 import importlib
-import importlib.abc
-import importlib.machinery
 import importlib.util
 import sys
 import types
+from collections.abc import Iterator
+
+from launch.at_import.around_import import around_import
 
 # What Keras 3.15 imports. Whatever else it asks for is imported at once, and matplotlib with it.
 _SUBMODULES = ("pyplot", "patches")
@@ -19,8 +21,7 @@ def import_plots_when_used() -> None:
 
     Does nothing if Keras or matplotlib is imported already. Without matplotlib Keras hears so, as ever.
     """
-    if "keras" not in sys.modules and "matplotlib" not in sys.modules:
-        sys.meta_path.insert(0, _KerasFinder())
+    around_import("keras", _with_stand_ins)
 
 
 class _StandIn(types.ModuleType):
@@ -39,37 +40,17 @@ def _remove_stand_ins() -> None:
         del sys.modules[name]
 
 
-class _KerasFinder(importlib.abc.MetaPathFinder):
-    """Finds Keras as Python does, and wraps its loader in a `_KerasLoader`."""
-
-    def find_spec(self, fullname, path, target=None):
-        if fullname != "keras":
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
-        if spec is not None and "matplotlib" not in sys.modules and importlib.util.find_spec("matplotlib"):
-            spec.loader = _KerasLoader(spec.loader)
-        return spec
-
-
-class _KerasLoader(importlib.abc.Loader):
-    """Executes Keras's modules while the stand-ins are in place."""
-
-    def __init__(self, loader: importlib.abc.Loader):
-        self._loader = loader
-
-    def __getattr__(self, name: str):
-        return getattr(self._loader, name)
-
-    def create_module(self, spec):
-        return self._loader.create_module(spec)
-
-    def exec_module(self, module: types.ModuleType) -> None:
-        package = sys.modules["matplotlib"] = _StandIn("matplotlib")
-        for name in _SUBMODULES:
-            stand_in = sys.modules[f"matplotlib.{name}"] = _StandIn(f"matplotlib.{name}")
-            setattr(package, name, stand_in)
-        try:
-            self._loader.exec_module(module)
-        finally:
-            _remove_stand_ins()
+@contextlib.contextmanager
+def _with_stand_ins(keras: types.ModuleType) -> Iterator[None]:
+    """Context manager around the import of Keras."""
+    if "matplotlib" in sys.modules or importlib.util.find_spec("matplotlib") is None:
+        yield
+        return
+    package = sys.modules["matplotlib"] = _StandIn("matplotlib")
+    for name in _SUBMODULES:
+        stand_in = sys.modules[f"matplotlib.{name}"] = _StandIn(f"matplotlib.{name}")
+        setattr(package, name, stand_in)
+    try:
+        yield
+    finally:
+        _remove_stand_ins()

@@ -1,0 +1,54 @@
+"""Does something before and after a module is imported, whoever imports it first."""
+
+import importlib.abc
+import importlib.machinery
+import sys
+import types
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+Around = Callable[[types.ModuleType], AbstractContextManager]
+
+
+def around_import(name: str, around: Around) -> None:
+    """Executes a module inside a context manager. Does nothing if it is imported already.
+
+    Args:
+      name: of a module without a dot.
+      around: makes the context manager, for the module that is about to be executed.
+    """
+    if name not in sys.modules:
+        sys.meta_path.insert(0, _Finder(name, around))
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds one module as Python does, and wraps its loader in a `_Loader`."""
+
+    def __init__(self, name: str, around: Around):
+        self._name, self._around = name, around
+
+    def find_spec(self, fullname, path, target=None):
+        if fullname != self._name:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        if spec is not None:
+            spec.loader = _Loader(spec.loader, self._around)
+        return spec
+
+
+class _Loader(importlib.abc.Loader):
+    """Executes a module as another loader does, inside a context manager."""
+
+    def __init__(self, loader: importlib.abc.Loader, around: Around):
+        self._loader, self._around = loader, around
+
+    def __getattr__(self, name: str):
+        return getattr(self._loader, name)
+
+    def create_module(self, spec):
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        with self._around(module):
+            self._loader.exec_module(module)
