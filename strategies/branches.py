@@ -15,8 +15,8 @@ from towers.errors import UserError
 from towers.exchange import TowerExchange
 from towers.grid import Grid
 from towers.options import StepOptions
-from towers.placement import Placement, canonical_names
-from towers.shards import Shard
+from towers.parameters.placement import Placement, canonical_names
+from towers.parameters.shards import Shard
 from towers.task import Task
 from towers.tower import EvaluationFunction, ModelVariables, TowerFunction
 from towers.updates.rules import UpdateRule

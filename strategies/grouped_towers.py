@@ -18,13 +18,13 @@ from towers.engine import Engine
 from towers.errors import UserError
 from towers.one_process_engine import OneProcessEngine
 from towers.options import StepOptions
-from towers.placement import Placement
-from towers.sharded_placement import ShardedPlacement
-from towers.shards import Shard
+from towers.parameters.placement import Placement
+from towers.parameters.sharded_placement import ShardedPlacement
+from towers.parameters.shards import Shard
+from towers.parameters.zero_of_groups import ZeroOfGroups
 from towers.task import Task
 from towers.tower import ModelVariables
 from towers.updates.rules import UpdateRule
-from towers.zero_of_groups import ZeroOfGroups
 
 # Given a function that decides some numbers, returns those of the process that decides for all.
 Decided = Callable[[Callable[[], Sequence[int]]], Sequence[int]]

@@ -4,9 +4,9 @@ import dataclasses
 
 from strategies.distribute import coordinated_roles
 from strategies.engines import OWN
-from strategies.servers import own_roles
 from strategies.servers.chief import ServersStrategy
 from strategies.servers.membership import ServersMembership
+from strategies.servers.own import roles as own_roles
 
 
 def joined_servers(membership: ServersMembership, *, num_cpus: int) -> ServersMembership:

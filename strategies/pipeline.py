@@ -10,9 +10,9 @@ from towers.engine import Engine
 from towers.errors import UserError
 from towers.grid import Grid
 from towers.options import StepOptions
+from towers.parameters.placement import Placement, canonical_names
+from towers.parameters.shards import Shard
 from towers.pipeline import grid
-from towers.placement import Placement, canonical_names
-from towers.shards import Shard
 from towers.split import checked_shares
 from towers.stages.model_stages import ModelStages, cut_by_parameters, cut_by_sizes, parameter_bytes
 from towers.stages.options import TIME, PipelineOptions, check_microbatches

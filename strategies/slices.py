@@ -9,7 +9,7 @@ from towers.engine import Engine
 from towers.errors import UserError
 from towers.exchange import TowerExchange
 from towers.options import StepOptions
-from towers.placement import Placement
+from towers.parameters.placement import Placement
 from towers.slices.layout import Layout
 from towers.slices.layout_report import large_whole_notices, layout_table
 from towers.slices.sliced_tower import SlicedEvaluation, SlicedTower

@@ -18,7 +18,7 @@ from towers.exchange import TowerExchange
 from towers.layers.batch_norm import check_synchronized
 from towers.mean_and_update import StepOutcome
 from towers.options import StepOptions
-from towers.placement import Placement
+from towers.parameters.placement import Placement
 from towers.precision import loss_scaling_for
 from towers.task import Batch, Task, batch_length
 from towers.tower import EvaluationFunction, EvaluationResult, TowerFunction, TowerResult

@@ -13,7 +13,7 @@ import tensorflow as tf
 from towers.layers.kernels import LayerKernels
 from towers.layers.shadowing import shadowed
 from towers.layers.table_rows import layers_of_tables, row_ids
-from towers.placement import canonical_names
+from towers.parameters.placement import canonical_names
 from towers.task import Batch
 from towers.tower import ModelVariables, run_model
 

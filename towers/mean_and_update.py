@@ -14,8 +14,8 @@ from towers import gradients
 from towers.counters import Counters
 from towers.devices import HOST
 from towers.options import StepOptions
-from towers.owners import CURRENT_DEVICE, Owners
-from towers.placement import Placement
+from towers.parameters.owners import CURRENT_DEVICE, Owners
+from towers.parameters.placement import Placement
 from towers.precision import loss_scaling_for
 from towers.task import WeightedValue
 from towers.timeline.activities import UPDATE_SCOPE

@@ -8,13 +8,14 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from towers.copied_placement import CopiedPlacement
 from towers.devices import HOST
 from towers.engine import Engine
 from towers.lookups import Lookups
 from towers.mean_and_update import finish_step
-from towers.placement import CentralPlacement, Placement
-from towers.sharded_placement import ShardedPlacement
+from towers.parameters.copied_placement import CopiedPlacement
+from towers.parameters.placement import CentralPlacement, Placement
+from towers.parameters.sharded_placement import ShardedPlacement
+from towers.parameters.zero_of_groups import ZeroOfGroups
 from towers.sums import add_to
 from towers.task import batch_length
 from towers.timeline.activities import EXCHANGE_SCOPE
@@ -22,7 +23,6 @@ from towers.tower import ModelVariables, TowerResult
 from towers.tower_parts import TowerParts, microbatch
 from towers.tower_passes import TowerPasses
 from towers.updates.rules import UpdateRule
-from towers.zero_of_groups import ZeroOfGroups
 
 # A step reads a smaller table as fast as its rows.
 _LARGE_TABLE_BYTES = 4 << 20

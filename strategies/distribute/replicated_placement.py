@@ -2,14 +2,14 @@
 
 import tensorflow as tf
 
-from towers.owners import CURRENT_DEVICE
-from towers.placement import apply_rule, constraints_of, finish_rule, make_slots, run_if, variables_like
+from towers.parameters.owners import CURRENT_DEVICE
+from towers.parameters.placement import apply_rule, constraints_of, finish_rule, make_slots, run_if, variables_like
 from towers.tower import ModelVariables
 from towers.updates.rules import UpdateRule
 
 
 class ReplicatedPlacement:
-    """Implements `towers.placement.Placement`; `read` and `update` are called inside `strategy.run`."""
+    """Implements `towers.parameters.placement.Placement`; `read` and `update` are called inside `strategy.run`."""
 
     owners = CURRENT_DEVICE
 

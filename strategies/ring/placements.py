@@ -12,7 +12,7 @@ from strategies.ring.collectives import WorkerExchange
 from strategies.ring.owners import Counterparts, EveryWorker
 from strategies.ring.spread_placement import SpreadPlacement
 from towers.devices import Devices
-from towers.placement import CentralPlacement, Placement
+from towers.parameters.placement import CentralPlacement, Placement
 from towers.tower import ModelVariables
 from towers.updates.rules import UpdateRule
 

@@ -53,7 +53,7 @@ class RemoteVariable(Trackable):
         self._value = None
 
     def saveable(self, place: str, name: str) -> SaveableObject:
-        """What writes and restores it; arguments as for `towers.copied_variable.CopiedVariable.saveable`."""
+        """What writes and restores it; arguments as for `CopiedVariable.saveable`."""
         return _RemoteSaveable(self, place, name)
 
     def _gather_saveables_for_checkpoint(self):

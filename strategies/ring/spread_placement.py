@@ -5,7 +5,8 @@
     sums of worker 1 --+                    +--> / weight, clip, update its parts --+              +--> every part
 
 Both exchanges together send what an all-reduce sends. Each pack of parameters is divided evenly, for which large
-ones are sliced (`towers.shards`). With stage 1 gradients are sent once a step, with stage 2 after each microbatch.
+ones are sliced (`towers.parameters.shards`). With stage 1 gradients are sent once a step, with stage 2 after each
+microbatch.
 """
 
 import dataclasses
@@ -17,7 +18,7 @@ from strategies.ring.collectives import WorkerExchange
 from strategies.ring.owners import SpreadOwners, sizes_by_owner
 from strategies.ring.remote_variable import RemoteVariable
 from towers import packing
-from towers.placement import (
+from towers.parameters.placement import (
     apply_rule,
     canonical_names,
     constraints_of,
@@ -27,9 +28,9 @@ from towers.placement import (
     set_state,
     variables_like,
 )
-from towers.sharded_placement import by_name, owners_of, part_of, shards_for
-from towers.shards import Shard
-from towers.sliced_variable import SlicedVariable
+from towers.parameters.sharded_placement import by_name, owners_of, part_of, shards_for
+from towers.parameters.shards import Shard
+from towers.parameters.sliced_variable import SlicedVariable
 from towers.tower import ModelVariables
 from towers.updates.rules import UpdateRule
 
@@ -57,7 +58,7 @@ class SpreadPart:
 
 
 class SpreadPlacement:
-    """Implements `towers.placement.Placement` on one worker. Everything of the worker is on one device.
+    """Implements `towers.parameters.placement.Placement` on one worker. Everything of the worker is on one device.
 
     Attributes:
       parts: the parts of all parameters, in order.

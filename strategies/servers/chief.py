@@ -17,9 +17,9 @@ from strategies.engines import OWN
 from strategies.errors import NonFiniteStep, PeerLost
 from strategies.servers.carrier import Carrier, Start, Values
 from strategies.servers.options import ServersOptions
+from strategies.servers.piece_update import check_rule
 from strategies.servers.report_section import SECTION, SUMMED, ServersReport, WorkerFigures
 from strategies.servers.server_memory import check_memory, variable_bytes
-from strategies.servers.store import check_rule
 from strategies.servers.tables import Stored
 from strategies.servers.worker_graph import layout_of
 from strategies.synchronous import SynchronousStrategy, mean_of

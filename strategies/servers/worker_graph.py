@@ -18,7 +18,7 @@ from towers.layers.table_rows import TableRows
 from towers.lookups import Lookups
 from towers.mean_and_update import mean_gradients
 from towers.options import StepOptions
-from towers.placement import canonical_names
+from towers.parameters.placement import canonical_names
 from towers.sums import add_to
 from towers.task import Batch, Task
 from towers.tower import ModelVariables, TowerFunction, TowerResult

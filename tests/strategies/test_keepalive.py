@@ -8,7 +8,7 @@ import pytest
 from strategies.ring.tcp_ring import prepare
 from strategies.servers import wire
 from tests.strategies.servers import at_once
-from tests.strategies.servers.test_server import WORKER, group, serving
+from tests.strategies.servers.own.test_server import WORKER, group, serving
 
 needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="other systems have other options")
 

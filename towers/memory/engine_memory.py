@@ -5,12 +5,12 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import tensorflow as tf
 
-from towers.copied_variable import CopiedVariable
 from towers.cores import num_cores
 from towers.engine import Engine
 from towers.memory.lifetimes import Peak, peaks
 from towers.memory.step_graph import ACTIVATIONS, GRADIENTS, HOST_MEMORY, StepGraph
-from towers.sliced_variable import SlicedVariable
+from towers.parameters.copied_variable import CopiedVariable
+from towers.parameters.sliced_variable import SlicedVariable
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -14,8 +14,8 @@ import keras
 import tensorflow as tf
 
 from towers.errors import UserError
-from towers.placement import canonical_names, constraints_of
-from towers.shards import Shard
+from towers.parameters.placement import canonical_names, constraints_of
+from towers.parameters.shards import Shard
 from towers.slices.elementwise import feeder, is_elementwise
 from towers.slices.splits import READS_PARTS_OF, SPLITS, VOCABULARY, WHOLE, Cut, cuts_of
 from towers.tower import ModelVariables

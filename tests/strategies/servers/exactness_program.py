@@ -12,12 +12,12 @@ import numpy as np
 from launch.membership.tf_config import cluster_from
 from strategies.cluster import SERVER, Cluster, Member
 from strategies.parameter_servers import run_server, run_worker
-from strategies.servers.group import Group
-from strategies.servers.handlers import StoreHandlers
-from strategies.servers.key_value import KeyValueStore
 from strategies.servers.membership import ServersMembership
 from strategies.servers.options import ServersOptions
-from strategies.servers.server import Server
+from strategies.servers.own.group import Group
+from strategies.servers.own.handlers import StoreHandlers
+from strategies.servers.own.key_value import KeyValueStore
+from strategies.servers.own.server import Server
 from tests.conftest import make_devices
 from tests.strategies.small_task import small_task
 from tests.towers.logical_cpus import cpus

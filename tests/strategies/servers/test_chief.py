@@ -6,12 +6,12 @@ import pytest
 from launch.membership.free_ports import free_addresses
 from strategies.cluster import CHIEF, SERVER, Member
 from strategies.servers.chief import ServersStrategy
-from strategies.servers.coordination import KEY, Coordination
-from strategies.servers.group import Group
-from strategies.servers.handlers import StoreHandlers
 from strategies.servers.options import ServersOptions
-from strategies.servers.own_carrier import OwnCarrier
-from strategies.servers.server import Server
+from strategies.servers.own.carrier import OwnCarrier
+from strategies.servers.own.coordination import KEY, Coordination
+from strategies.servers.own.group import Group
+from strategies.servers.own.handlers import StoreHandlers
+from strategies.servers.own.server import Server
 from tests.launch.spoilt_task import spoilt_task, with_statistics
 from tests.strategies.servers.at_once import LIMIT_SECONDS, Started
 from tests.strategies.small_task import small_task

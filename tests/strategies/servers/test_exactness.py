@@ -11,8 +11,8 @@ import pytest
 from launch.membership.tf_config import cluster_from
 from strategies.cluster import CHIEF, SERVER, Cluster
 from strategies.registry import build_strategy
-from strategies.servers.group import Group
-from strategies.servers.key_value import KeyValueStore
+from strategies.servers.own.group import Group
+from strategies.servers.own.key_value import KeyValueStore
 from strategies.training.trainer import Trainer
 from strategies.training.trainer_options import TrainerOptions
 from tests.launch.server_groups import ServerGroup

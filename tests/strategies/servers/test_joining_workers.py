@@ -16,13 +16,13 @@ from models.own_task import OwnTask
 from strategies.cluster import CHIEF, SERVER, WORKER, Cluster, Member
 from strategies.run_settings import check_same
 from strategies.servers.carrier import Start, Values
-from strategies.servers.coordination import Coordination
-from strategies.servers.group import Group
-from strategies.servers.handlers import StoreHandlers
 from strategies.servers.membership import ServersMembership
 from strategies.servers.options import ServersOptions
-from strategies.servers.own_carrier import OwnCarrier
-from strategies.servers.server import Server
+from strategies.servers.own.carrier import OwnCarrier
+from strategies.servers.own.coordination import Coordination
+from strategies.servers.own.group import Group
+from strategies.servers.own.handlers import StoreHandlers
+from strategies.servers.own.server import Server
 from strategies.servers.tables import ParameterLayout, Stored
 from tests.strategies.servers.at_once import LIMIT_SECONDS, Started
 from tests.strategies.small_task import small_task

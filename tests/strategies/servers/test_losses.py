@@ -8,12 +8,12 @@ import pytest
 from launch.membership.free_ports import free_addresses
 from strategies.cluster import CHIEF, SERVER, WORKER, Member
 from strategies.errors import PeerLost
-from strategies.servers.admission import Admission
-from strategies.servers.coordination import KEY, Coordination
-from strategies.servers.group import Group
-from strategies.servers.handlers import StoreHandlers
 from strategies.servers.options import ServersOptions
-from strategies.servers.server import Server
+from strategies.servers.own.admission import Admission
+from strategies.servers.own.coordination import KEY, Coordination
+from strategies.servers.own.group import Group
+from strategies.servers.own.handlers import StoreHandlers
+from strategies.servers.own.server import Server
 from strategies.servers.wire import Refused
 from towers.updates.clipping import Clipping
 from towers.updates.rules import SGD

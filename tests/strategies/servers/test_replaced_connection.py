@@ -10,13 +10,13 @@ import pytest
 
 from launch.membership.free_ports import free_addresses
 from strategies.cluster import CHIEF, SERVER, WORKER, Member
-from strategies.servers.admission import Admission
-from strategies.servers.coordination import KEY, Coordination
-from strategies.servers.group import Group
-from strategies.servers.handlers import StoreHandlers
 from strategies.servers.options import ServersOptions
-from strategies.servers.rounds import Rounds
-from strategies.servers.server import Server
+from strategies.servers.own.admission import Admission
+from strategies.servers.own.coordination import KEY, Coordination
+from strategies.servers.own.group import Group
+from strategies.servers.own.handlers import StoreHandlers
+from strategies.servers.own.rounds import Rounds
+from strategies.servers.own.server import Server
 from tests.strategies.servers.at_once import LIMIT_SECONDS, TOO_LONG, Started
 from towers.updates.clipping import Clipping
 from towers.updates.rules import SGD

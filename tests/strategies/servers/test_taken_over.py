@@ -5,10 +5,10 @@ import time
 import numpy as np
 import pytest
 
-from strategies.servers.coordination import KEY, Coordination
-from strategies.servers.group import Group
-from strategies.servers.handlers import StoreHandlers
 from strategies.servers.options import SYNC, ServersOptions
+from strategies.servers.own.coordination import KEY, Coordination
+from strategies.servers.own.group import Group
+from strategies.servers.own.handlers import StoreHandlers
 from towers.updates.clipping import Clipping
 from towers.updates.rules import SGD
 

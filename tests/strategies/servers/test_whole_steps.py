@@ -13,17 +13,17 @@ from launch.membership.free_ports import free_addresses
 from strategies.cluster import CHIEF, SERVER, WORKER, Member
 from strategies.errors import PeerLost
 from strategies.servers.carrier import Start, Values
-from strategies.servers.coordination import Coordination
-from strategies.servers.group import Group
-from strategies.servers.handlers import StoreHandlers
 from strategies.servers.options import ServersOptions
-from strategies.servers.own_carrier import OwnCarrier
-from strategies.servers.server import Server
-from strategies.servers.worker import Worker
-from strategies.servers.worker_engine import WorkerEngine
+from strategies.servers.own.carrier import OwnCarrier
+from strategies.servers.own.coordination import Coordination
+from strategies.servers.own.group import Group
+from strategies.servers.own.handlers import StoreHandlers
+from strategies.servers.own.server import Server
+from strategies.servers.own.worker import Worker
+from strategies.servers.own.worker_engine import WorkerEngine
 from strategies.synchronous import as_batches
 from tests.strategies.servers.at_once import LIMIT_SECONDS, Started
-from tests.strategies.servers.test_worker import NUM_SERVERS, RATE, worker_engine
+from tests.strategies.servers.own.test_worker import NUM_SERVERS, RATE, worker_engine
 from tests.strategies.small_task import small_task
 from towers.options import StepOptions
 from towers.task import InputShard

@@ -1,0 +1,1 @@
+"""Parameter servers of our own: their server, worker and chief, and the messages between them."""

@@ -1,0 +1,179 @@
+"""The requests that every server answers: its keys and values, and its piece of a synchronous step."""
+
+import functools
+import threading
+from collections.abc import Mapping
+
+import numpy as np
+
+from strategies.servers.own.decisions import Decisions
+from strategies.servers.own.held_gradients import HeldGradients
+from strategies.servers.own.piece_gradient import PieceGradient
+from strategies.servers.own.rows import SplitGradient
+from strategies.servers.own.staged_updates import StagedUpdates
+from strategies.servers.own.store import Store, Vector
+from strategies.servers.server_memory import free_bytes
+from strategies.servers.wire import Content, Handler, Message
+from towers.updates.clipping import Clipping
+from towers.updates.rules import UpdateRule
+
+
+class StoreHandlers:
+    """One method for each request.
+
+    Attributes:
+      requests: the method that answers a request, by the request's name.
+    """
+
+    def __init__(self, rule: UpdateRule, clipping: Clipping, *, lazily: bool = False):
+        """Args:
+        rule, clipping: how gradients are applied.
+        lazily: whether tables are updated lazily (`towers.updates.sparse_updates`).
+        """
+        self._lazily = lazily
+        self._store, self._held, self._clipping = Store(rule), HeldGradients(), clipping
+        self._about: dict[str, object] = {}
+        self._count_lock, self._staged = threading.Lock(), StagedUpdates()
+        self.pulls = self.pushes = 0
+        self.requests: Mapping[str, Handler] = {
+            "memory": self.memory,
+            "init": self.init,
+            "init_table": self.init_table,
+            "set_table": self.set_table,
+            "get_table": self.get_table,
+            "pull_rows": self.pull_rows,
+            "keys": self.keys,
+            "pull": self.pull,
+            "push": self.push,
+            "stage": self.stage,
+            "settle": self.settle,
+            "get_slots": self.get_slots,
+            "set": self.set,
+            "hold": self.hold,
+            "square": self.square,
+            "apply": self.apply,
+        }
+
+    def memory(self, message: Message, arrays) -> Content:
+        return {"free_bytes": free_bytes()}, ()
+
+    def init(self, message: Message, arrays) -> Content:
+        """Makes a vector; "about" is the clients' description of it, returned by `keys`."""
+        value, *decays = arrays
+        self._store.init(message["key"], value, *decays)
+        self._about[message["key"]] = message.get("about")
+        return {}, ()
+
+    def init_table(self, message: Message, arrays) -> Content:
+        """Adds this server's rows of a matrix of tables to a vector."""
+        (value,) = arrays
+        vector = self._store.vector(message["key"])
+        vector.add_table(message["table"], value, decays=message["decays"], lazily=self._lazily)
+        return {}, ()
+
+    def set_table(self, message: Message, arrays) -> Content:
+        value, *slots = arrays
+        named = dict(zip(message["names"], slots, strict=True))
+        self._store.vector(message["key"]).set_table(message["table"], value, named)
+        return {}, ()
+
+    def get_table(self, message: Message, arrays) -> Content:
+        """All rows of a matrix of tables, and its slots."""
+        value, slots = self._store.vector(message["key"]).table(message["table"])
+        return {"names": list(slots)}, [value, *slots.values()]
+
+    def pull_rows(self, message: Message, arrays) -> Content:
+        """Some rows of several matrices of tables, given their ids on this server."""
+        ids = dict(zip(message["tables"], arrays, strict=True))
+        return {}, self._store.vector(message["key"]).rows(ids)
+
+    def keys(self, message: Message, arrays) -> Content:
+        return {"about": dict(self._about)}, ()
+
+    def pull(self, message: Message, arrays) -> Content:
+        """This server's piece of a vector; after the updates that "decided", if given, names."""
+        if message.get("decided") is not None:
+            self.settle(message, ())
+        value, version = self._store.vector(message["key"]).read()
+        with self._count_lock:
+            self.pulls += 1
+        return {"version": version}, [value]
+
+    def push(self, message: Message, arrays) -> Content:
+        """Applies one update at once."""
+        vector = self._store.vector(message["key"])
+        gradient = _gradient(message, arrays, vector.dtype)
+        since, aware = message.get("since"), message.get("aware", False)
+        staleness = _applied(vector, gradient, message["rate"], since=since, aware=aware)
+        self._count_push()
+        return {"staleness": staleness}, ()
+
+    def stage(self, message: Message, arrays) -> Content:
+        """Holds an asynchronous gradient until server 0 has decided on its lease: see `decisions`."""
+        vector = self._store.vector(message["key"])
+        gradient = _gradient(message, arrays, vector.dtype)
+        vector.check(gradient.vector, gradient.rows)
+        self._staged.stage(message["lease"], gradient)
+        self._count_push()
+        return {}, ()
+
+    def settle(self, message: Message, arrays) -> Content:
+        """Applies the updates that server 0 has decided on."""
+        vector = self._store.vector(message["key"])
+        self._staged.settle(Decisions(**message["decided"]), functools.partial(_applied, vector))
+        return {}, ()
+
+    def _count_push(self) -> None:
+        with self._count_lock:
+            self.pushes += 1
+
+    def get_slots(self, message: Message, arrays) -> Content:
+        slots = self._store.vector(message["key"]).slots()
+        return {"names": list(slots)}, list(slots.values())
+
+    def set(self, message: Message, arrays) -> Content:
+        self._staged = StagedUpdates()
+        value, *slots = arrays
+        named = dict(zip(message["names"], slots, strict=True))
+        self._store.vector(message["key"]).set(value, named, message["version"])
+        return {}, ()
+
+    def hold(self, message: Message, arrays) -> Content:
+        """Holds a gradient SUM until `apply` averages it with those of other workers."""
+        vector = self._store.vector(message["key"])
+        gradient = _gradient(message, arrays, vector.dtype)
+        self._held.hold(message["step"], message["lease"], gradient)
+        self._count_push()
+        return {}, ()
+
+    def square(self, message: Message, arrays) -> Content:
+        """The squared norm of this server's piece of the sum of these leases' gradients."""
+        return {"square": self._held.total(message["step"], message["leases"]).square}, ()
+
+    def apply(self, message: Message, arrays) -> Content:
+        """One step's update from the held gradients: mean = SUM / weight, then clipping.
+
+        The message's "weight" and "scale" are the step's whole weight and the factor of global-norm clipping.
+        """
+        step = message["step"]
+        if message["finite"]:
+            vector = self._store.vector(message["key"])
+            mean = self._held.mean(step, message["leases"], message["weight"])
+            scale, bound = vector.dtype(message["scale"]), self._clipping.value
+            mean = mean.map(lambda values: values * scale)
+            if bound is not None:
+                mean = mean.map(lambda values: np.clip(values, -bound, bound))
+            _applied(vector, mean, message["rate"])
+        self._held.drop(step)
+        return {}, ()
+
+
+def _gradient(message: Message, arrays, dtype) -> PieceGradient:
+    """The gradient of a push: that of the vector, which may hold rows of its own, and those of the tables."""
+    of_vector = 1 + 2 * len(message["rows"])
+    vector = SplitGradient.unpacked(message["rows"], arrays[:of_vector]).whole(dtype)
+    return PieceGradient.unpacked(vector, arrays[of_vector:])
+
+
+def _applied(vector: Vector, gradient: PieceGradient, rate: float, **named) -> int:
+    return vector.apply(gradient.vector, rate, rows=gradient.rows, **named)

@@ -1,0 +1,314 @@
+"""The process of a parameter server: its connections, lost members, and the end of the run."""
+
+import contextlib
+import itertools
+import logging
+import socket
+import threading
+import time
+from collections.abc import Mapping
+
+from strategies.cluster import CHIEF, WORKER, Member
+from strategies.errors import PeerLost
+from strategies.servers.one_chief import refusal_of_second
+from strategies.servers.own.coordination import Coordination
+from strategies.servers.own.entrance import Entrance, check_secret
+from strategies.servers.own.handlers import StoreHandlers
+from strategies.servers.own.strangers import Strangers
+from strategies.servers.wire import Connection, Content, Handler, Message, Refused
+from towers.errors import UserError
+
+log = logging.getLogger(__name__)
+
+# The longest wait, after the run's end, for workers to learn of it.
+_LAST_SECONDS = 10.0
+# The same for a process that is not let in yet: a late worker takes milliseconds, a stranger may stay silent.
+_LAST_INTRODUCTION_SECONDS = 1.0
+# A process that connects has so long to be let in.
+_INTRODUCTION_SECONDS = 10.0
+_TICK_SECONDS = 0.2
+
+
+class Server:
+    """Answers requests until the chief ends the run."""
+
+    def __init__(
+        self,
+        member: Member,
+        store: StoreHandlers,
+        *,
+        settings: Mapping[str, int],
+        secret: str,
+        cluster: int = 0,
+        admit_anyone: bool = False,
+        coordination: Coordination | None = None,
+        timeout_seconds: float | None = None,
+    ):
+        """Args:
+        member: this process.
+        store: its keys and values.
+        settings: checksums of the settings that must be the same in all processes, by name.
+        secret: the secret that a process must know to connect; '' lets in processes that have none.
+        cluster: checksum of the addresses of chief and servers; 0 lets in the workers of any cluster.
+        admit_anyone: whether it may have no secret although other machines can reach it.
+        coordination: answers the requests that server 0 alone answers; None on other servers.
+        timeout_seconds: seconds that the chief may be silent before it counts as lost; None for no limit. A chief
+          that calls `Group.show_life` is silent only if it stands still.
+
+        Raises:
+          UserError: the port is taken, this process may not listen on it, or whoever connects would be let in.
+        """
+        check_secret([member], secret, admit_anyone=admit_anyone)
+        self.member = member
+        self._store, self._coordination = store, coordination
+        self._timeout_seconds = timeout_seconds
+        self._entrance = Entrance(
+            member, settings=settings, secret=secret, cluster=cluster, refusal_of_chief=self._refusal_of_chief
+        )
+        self._listener = _listening(member)
+        self._lock = threading.Lock()
+        self._requests: Mapping[str, Handler] = {
+            "figures": self._figures,
+            "alive": lambda message, arrays: ({}, ()),
+            # `_answer_all` acts on it.
+            "end": lambda message, arrays: ({}, ()),
+            **store.requests,
+            **({} if coordination is None else coordination.requests),
+        }
+        self._connections: dict[Connection, Member | None] = {}
+        self._strangers = Strangers()
+        self._workers: dict[int, Connection] = {}
+        self._numbers = itertools.count()
+        self._closed_sent = self._closed_received = 0
+        self._end: str | None = None
+        # Which process the chief is; None until it connects. There is no other one until this server ends.
+        self._chief: str | None = None
+        self._chief_is_lost, self._how_lost = False, "lost"
+        self._refusal: str | None = None
+        self._startup_error: UserError | None = None
+
+    def serve(self, startup_timeout_seconds: float) -> str:
+        """Answers all processes; returns how the run ended: 'done' or 'interrupted'.
+
+        Args:
+          startup_timeout_seconds: seconds to wait for the chief to connect.
+
+        Raises:
+          PeerLost: the chief did not connect in time, or was lost before the end.
+          UserError: a process was started with other settings.
+        """
+        threading.Thread(target=self._accept_all, daemon=True).start()
+        deadline = time.monotonic() + startup_timeout_seconds
+        try:
+            while self._end is None:
+                time.sleep(_TICK_SECONDS)
+                if self._startup_error is not None:
+                    raise self._startup_error
+                if self._chief_is_lost:
+                    advice = "restart all processes; they resume from the last checkpoint"
+                    raise PeerLost(f"the chief was {self._how_lost}: {advice}")
+                if self._chief is None and time.monotonic() > deadline:
+                    raise PeerLost(
+                        f"the chief did not connect within {startup_timeout_seconds:g} seconds: start it, or "
+                        "raise startup_timeout_seconds"
+                    )
+                self._drop_overdue()
+            self._wait_for_the_others()
+        finally:
+            self._close()
+        if self._refusal is not None:
+            raise UserError(self._refusal)
+        return self._end
+
+    def _drop_overdue(self) -> None:
+        """Ends the connections of workers that have held a step for too long; they then count as lost."""
+        overdue = set() if self._coordination is None else self._coordination.overdue()
+        with self._lock:
+            dropped = [
+                connection
+                for connection, peer in self._connections.items()
+                if peer is not None and peer.role == WORKER and peer.index in overdue
+            ]
+        for connection in dropped:
+            connection.end()
+
+    def _wait_for_the_others(self) -> None:
+        """Waits for the workers: they learn of the end from their next request, then close their connections."""
+        now = time.monotonic()
+        deadline, introduced_by = now + _LAST_SECONDS, now + _LAST_INTRODUCTION_SECONDS
+        while (self._has_members() and now < deadline) or (self._connections and now < introduced_by):
+            time.sleep(0.01)
+            now = time.monotonic()
+
+    def _has_members(self) -> bool:
+        with self._lock:
+            return any(peer is not None for peer in self._connections.values())
+
+    def _close_listener(self) -> None:
+        # A thread that waits in accept holds the port until the shutdown wakes it.
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+    def _close(self) -> None:
+        self._close_listener()
+        if self._coordination is not None:
+            self._coordination.close()
+        for connection in list(self._connections):
+            connection.end()
+
+    def _accept_all(self) -> None:
+        while True:
+            try:
+                accepted, _ = self._listener.accept()
+            except OSError:
+                if self._listener.fileno() < 0:
+                    return
+                # The client has closed the connection already, or too many connections are open for now.
+                time.sleep(_TICK_SECONDS)
+                continue
+            try:
+                self._start_serving(accepted)
+            except (RuntimeError, MemoryError, OSError):
+                # No thread or memory for it now; the client tries again.
+                accepted.close()
+                time.sleep(_TICK_SECONDS)
+
+    def _start_serving(self, accepted: socket.socket) -> None:
+        """Serves a connection in a thread of its own; nothing of it is left if that fails."""
+        connection = Connection(accepted, _INTRODUCTION_SECONDS)
+        self._strangers.add(connection)
+        with self._lock:
+            self._connections[connection] = None
+        try:
+            threading.Thread(target=self._serve_one, args=(connection,), daemon=True).start()
+        except BaseException:
+            self._forget(connection)
+            raise
+
+    def _serve_one(self, connection: Connection) -> None:
+        peer = None
+        try:
+            peer = self._entrance.let_in(connection)
+            if peer is not None:
+                connection.let_in(self._timeout_seconds if peer.role == CHIEF else None)
+                self._strangers.remove(connection)
+                with self._lock:
+                    self._connections[connection] = peer
+                number = next(self._numbers)
+                self._replace_worker(connection, peer, number)
+                self._answer_all(connection, number)
+        except OSError as error:
+            # The connection is lost; `_note_loss` below deals with it.
+            if peer is not None and peer.role == CHIEF and isinstance(error, TimeoutError):
+                self._how_lost = f"silent for {self._timeout_seconds:g} seconds"
+        except UserError as error:
+            # Without its chief it waits in vain. During a run it is a second one, of which the run knows nothing.
+            if self._chief is None:
+                self._startup_error = error
+        except Exception:
+            # No thread waits for this one, so the error is logged; closing the connection ends the client's wait.
+            log.exception("a request of %s could not be answered", peer and peer.name)
+        finally:
+            self._forget(connection)
+            connection.close()
+            self._note_loss(peer, connection)
+
+    def _forget(self, connection: Connection) -> None:
+        self._strangers.remove(connection)
+        with self._lock:
+            del self._connections[connection]
+            self._closed_sent += connection.sent_bytes
+            self._closed_received += connection.received_bytes
+
+    def _refusal_of_chief(self, process: str) -> str | None:
+        """Why this process may not be the chief; None if it is the chief from now on."""
+        with self._lock:
+            if self._chief_is_lost:
+                raise ConnectionError("this server ends, because it has lost its chief")
+            if self._chief is not None:
+                return refusal_of_second(self.member.name, self._chief)
+            self._chief = process
+            return None
+
+    def _answer_all(self, connection: Connection, number: int) -> None:
+        replies: list[Content] = []
+        while True:
+            message, arrays = connection.receive()
+            message["connection"] = number
+            if message["ask"] == "end":
+                # A process that connects from now on belongs to the next run.
+                self._close_listener()
+                self._refusal = message.get("why")
+                self._end = message["how"]
+            try:
+                reply = self._handler(message)(message, arrays)
+            except UserError as error:
+                reply = {"user_error": str(error)}, ()
+            except Refused as error:
+                reply = {"refused": str(error)}, ()
+            except PeerLost as error:
+                reply = {"peer_lost": str(error)}, ()
+            replies.append(reply)
+            # Requests that were sent in one go are answered in one go: each separate reply would wake the client.
+            if not connection.has_more:
+                connection.send_all(replies)
+                replies.clear()
+
+    def _handler(self, message: Message) -> Handler:
+        name = message["ask"]
+        if name not in self._requests:
+            raise Refused(f"there is no request {name!r}")
+        return self._requests[name]
+
+    def _figures(self, message, arrays):
+        with self._lock:
+            sent = self._closed_sent + sum(connection.sent_bytes for connection in self._connections)
+            received = self._closed_received + sum(connection.received_bytes for connection in self._connections)
+        counts = {"pulls": self._store.pulls, "pushes": self._store.pushes}
+        return {**counts, "sent_bytes": sent, "received_bytes": received}, ()
+
+    def _replace_worker(self, connection: Connection, peer: Member, number: int) -> None:
+        """If the worker was connected before, it has restarted: counts its earlier connection as lost."""
+        if peer.role != WORKER or self._coordination is None:
+            return
+        with self._lock:
+            before = self._workers.get(peer.index)
+        if before is not None:
+            before.end()
+            self._note_loss(peer, before)
+        with self._lock:
+            self._workers[peer.index] = connection
+        self._coordination.connected(peer.index, number)
+
+    def _note_loss(self, peer: Member | None, connection: Connection) -> None:
+        if peer is None or self._end is not None:
+            return
+        if peer.role == CHIEF:
+            self._chief_is_lost = True
+        elif peer.role == WORKER and self._coordination is not None:
+            with self._lock:
+                # A loss counts once, and not when the worker has connected again.
+                is_current = self._workers.get(peer.index) is connection
+                if is_current:
+                    del self._workers[peer.index]
+            if is_current:
+                self._coordination.lost(peer.index)
+
+
+def _listening(member: Member) -> socket.socket:
+    """Listens on the member's own address if this machine has it, else on all of the machine's addresses."""
+    try:
+        return socket.create_server((member.host, member.port), family=member.family)
+    except PermissionError as error:
+        raise UserError(
+            f"{member.name} can't listen on {member.address} ({error.strerror}): give it a port above 1023"
+        ) from error
+    except OSError as first:
+        try:
+            return socket.create_server(("", member.port), family=member.family)
+        except OSError as error:
+            raise UserError(
+                f"{member.name} can't listen on {member.address} ({error.strerror or first.strerror}): "
+                "end the process that uses the port, or give this member another port"
+            ) from error

@@ -1,0 +1,113 @@
+"""What a worker sends: the gradient as one vector; for an embedding, only the rows that the batch used."""
+
+import keras
+import ml_dtypes
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+from strategies.servers.own.worker_engine import Computed, WorkerEngine
+from strategies.servers.tables import Stored
+from strategies.synchronous import as_batches
+from tests.towers.logical_cpus import cpus
+from tests.towers.tiny_tasks import NUM_CLASSES, TinyTask
+from towers.lookups import Lookups
+from towers.options import StepOptions
+from towers.task import Batch, InputShard
+from towers.updates.clipping import Clipping
+
+WORDS, WIDTH, LENGTH = 50, 4, 3
+# The rows of the embedding that the examples use.
+USED = (7, 11, 49)
+
+
+def task() -> TinyTask:
+    draw = np.random.default_rng(0)
+    words = draw.choice(USED, (6, LENGTH)).astype(np.int32)
+    words[0] = USED
+
+    def build():
+        inputs = keras.Input((LENGTH,), dtype="int32")
+        hidden = layers.Flatten()(layers.Embedding(WORDS, WIDTH, name="words")(inputs))
+        return keras.Model(inputs, layers.Dense(NUM_CLASSES, name="logits")(hidden))
+
+    return TinyTask(build=build, examples=Batch(words, draw.integers(0, NUM_CLASSES, 6).astype(np.int32)))
+
+
+def computed(num_towers: int = 1, *, wire: str = "float32", sends_sums: bool = False, **options):
+    """The engine, the whole vector of parameters, and what the engine computed from the first batch."""
+    keras.utils.set_random_seed(1)
+    own, model = task(), task().build_model()
+    data = as_batches(own.dataset("train", InputShard()))
+    engine = WorkerEngine(
+        own,
+        model,
+        cpus(num_towers),
+        StepOptions(**options),
+        Lookups(model, data.element_spec),
+        num_servers=1,
+        num_sharing=1,
+        sends_sums=sends_sums,
+        stand_in=None,
+        wire_precision=wire,
+    )
+    stored = engine.layout.stored({variable.path: variable.numpy() for variable in model.trainable_variables})
+    batches = [next(iter(data))]
+    rows = [(ids, table[ids]) for ids, table in zip(engine.wanted(batches), stored.tables, strict=True)]
+    return engine, engine.compute(0, 0, stored.vector, rows, np.zeros(0), batches)
+
+
+def whole(engine: WorkerEngine, found: Computed) -> np.ndarray:
+    """The gradient of all parameters, in the model's order, in float32."""
+    [(ids, values)] = found.rows
+    table = np.zeros((WORDS, WIDTH), np.float32)
+    table[ids] = values
+    by_name = engine.layout.by_name(Stored(found.gradient.astype(np.float32), [table]))
+    return np.concatenate([np.ravel(gradient) for gradient in by_name.values()])
+
+
+def exact_gradient() -> np.ndarray:
+    """Gradient of the mean loss, by a tape over Keras's own model."""
+    keras.utils.set_random_seed(1)
+    own, model = task(), task().build_model()
+    with tf.GradientTape() as tape:
+        logits = model(own.examples.features)
+        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(own.examples.labels, logits)
+        loss = tf.reduce_mean(losses)
+    found = tape.gradient(loss, model.trainable_variables)
+    return np.concatenate([np.ravel(tf.convert_to_tensor(gradient)) for gradient in found])
+
+
+@pytest.mark.parametrize("num_towers", [1, 3])
+def test_the_gradient_is_that_of_the_mean_loss(num_towers):
+    engine, found = computed(num_towers)
+    np.testing.assert_allclose(whole(engine, found), exact_gradient(), rtol=1e-5, atol=1e-7)
+    assert found.examples == 6
+    assert found.norm == pytest.approx(np.linalg.norm(exact_gradient()), rel=1e-5)
+
+
+@pytest.mark.parametrize("num_towers", [1, 3])
+def test_an_embedding_sends_only_the_rows_that_were_used(num_towers):
+    engine, found = computed(num_towers)
+    [(ids, values)] = found.rows
+    assert sorted(ids) == list(USED) and values.shape == (len(USED), WIDTH)
+    assert len(found.gradient) == LENGTH * WIDTH * NUM_CLASSES + NUM_CLASSES
+
+
+def test_synchronous_workers_send_sums():
+    engine, found = computed(sends_sums=True)
+    np.testing.assert_allclose(whole(engine, found), 6 * exact_gradient(), rtol=1e-5, atol=1e-6)
+    assert found.weight == 6
+
+
+def test_gradients_are_sent_in_the_wire_precision():
+    engine, found = computed(wire="bfloat16")
+    assert {array.dtype for array in (found.gradient, found.rows[0][1])} == {np.dtype(ml_dtypes.bfloat16)}
+    np.testing.assert_allclose(whole(engine, found), exact_gradient(), rtol=2.0**-8, atol=1e-7)
+
+
+def test_the_gradient_is_clipped_before_it_is_sent():
+    engine, found = computed(clipping=Clipping(global_norm=0.01))
+    assert np.linalg.norm(whole(engine, found)) == pytest.approx(0.01, rel=1e-5)
+    assert found.norm > 0.01, "the reported norm is before clipping"

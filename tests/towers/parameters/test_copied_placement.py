@@ -1,0 +1,120 @@
+"""Copies of the parameters on each tower's device: equal copies, where slots are, clipping, and checkpoints."""
+
+import pytest
+import tensorflow as tf
+
+from strategies.registry import build_strategy
+from strategies.training.checkpoints import Checkpoints
+from tests.tiers import first_quick
+from tests.towers.logical_cpus import cpus
+from tests.towers.table_and_matrices import task, trained
+from tests.towers.tiny_tasks import assert_close, parameters_of
+from tests.towers.user_errors import refused
+from towers.options import StepOptions
+from towers.parameters.copied_placement import CopiedPlacement
+from towers.updates.clipping import Clipping
+from towers.updates.composed_rules import Lookahead
+from towers.updates.rules import Adam, Momentum, Muon
+
+REPLICATED, ZERO_1, ZERO_2, ZERO_3 = {"replicated": True}, {"zero": 1}, {"zero": 2}, {"zero": 3}
+CENTRAL: dict = {}
+
+
+def assert_copies_are_equal(strategy) -> None:
+    for part in strategy.engine.placement.parts:
+        for copies in (part.copies, *_by_slot(part.slots)):
+            first, *others = [variable.numpy().tobytes() for variable in copies.values()]
+            assert all(other == first for other in others), part.shard.name
+
+
+def _by_slot(slots):
+    names = next(iter(slots.values()))
+    return [{device: own[name] for device, own in slots.items()} for name in names]
+
+
+RULES = {
+    "adamw": Adam(weight_decay=0.1),
+    "momentum": Momentum(momentum=0.9),
+    "muon": Muon(momentum=0.9),
+    "lookahead": Lookahead(rule=Momentum(momentum=0.9), num_updates=5, every=2),
+}
+
+
+CASES = [
+    (REPLICATED, "adamw", Clipping(global_norm=0.1)),
+    (ZERO_2, "adamw", Clipping(norm=0.05)),
+    (ZERO_1, "momentum", Clipping(global_norm=0.1)),
+    (REPLICATED, "muon", Clipping()),
+    (ZERO_2, "lookahead", Clipping()),
+]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("spread, rule, clipping", CASES, ids=str)
+def test_it_equals_one_device_and_its_copies_are_equal_to_the_bit(spread, rule, clipping):
+    found, expected = (
+        trained(devices, RULES[rule], clipping=clipping) for devices in (cpus(3, **spread), cpus(1))
+    )
+    assert_close(parameters_of(found), parameters_of(expected))
+    assert_copies_are_equal(found)
+
+
+@pytest.mark.parametrize("spread, share", first_quick([(ZERO_1, 0.5), (REPLICATED, 1.0)]), ids=str)
+def test_slots_are_on_every_device_or_in_equal_parts_on_their_owners(spread, share):
+    strategy = trained(cpus(2, **spread), Adam(), steps=1)
+    parts = strategy.engine.placement.parts
+    slots = [variable for part in parts for own in part.slots.values() for variable in own.values()]
+    held = {device: sum(_bytes(one) for one in slots if one.device.endswith(device)) for device in cpus(2).towers}
+    total = 2 * sum(_bytes(part.copies[part.device]) for part in parts)
+    assert max(held.values()) <= 1.1 * share * total
+    for part in parts:
+        assert {variable.device[-13:] for variable in part.copies.values()} == set(cpus(2).towers)
+    first, second = held.values()
+    assert f"optimizer state: {first:,} bytes on cpu:0, {second:,} on cpu:1" in " ".join(strategy.notices)
+
+
+@pytest.mark.full
+def test_offloaded_slots_are_on_the_parameter_device_alone():
+    strategy = trained(cpus(2, parameters=3, offload="optimizer"), Adam(weight_decay=0.1))
+    placement = strategy.engine.placement
+    assert {variable.device[-13:] for by_name in placement.slots.values() for variable in by_name.values()} == {
+        "/device:CPU:3"
+    }
+    assert {device for part in placement.parts for device in part.copies} == {*cpus(2).towers, "/device:CPU:3"}
+    assert_close(parameters_of(strategy), parameters_of(trained(cpus(1), Adam(weight_decay=0.1))))
+    assert_copies_are_equal(strategy)
+
+
+def _bytes(variable) -> int:
+    return variable.dtype.size * variable.shape.num_elements()
+
+
+CHAINS = [(ZERO_1, REPLICATED), (ZERO_1, CENTRAL, ZERO_3), (ZERO_3, {"sharded": True}, ZERO_2)]
+
+
+@pytest.mark.parametrize("chain", first_quick([(chain,) for chain in CHAINS]), ids=str)
+def test_each_mode_resumes_from_the_checkpoint_of_another(tmp_path, chain):
+    """Two steps in each mode, against as many on one device."""
+    for leg, spread in enumerate(chain):
+        strategy = trained(cpus(3, **spread), Adam(), steps=0)
+        checkpoints = Checkpoints(tmp_path, strategy)
+        if leg:
+            assert checkpoints.restore_latest() == 2 * leg
+            strategy.restored()
+        else:
+            checkpoints.prepare()
+        strategy.run_steps(2)
+        if isinstance(strategy.engine.placement, CopiedPlacement):
+            assert_copies_are_equal(strategy)
+        path = checkpoints.save()
+    assert_close(parameters_of(strategy), parameters_of(trained(cpus(1), Adam(), steps=2 * len(chain))))
+    shapes = tf.train.load_checkpoint(path).get_variable_to_shape_map()
+    assert sum(shape == [40, 6] for shape in shapes.values()) == 3, "the table and its two slots, once"
+
+
+@pytest.mark.parametrize(
+    "spread, value", [(REPLICATED, "parameter_device='replicated'"), (ZERO_2, "zero=2")], ids=str
+)
+def test_other_modes_refuse_it_in_one_line(spread, value):
+    with refused(f"{value} with strategy 'mirrored': only 'towers'"):
+        build_strategy("mirrored", task(), cpus(2, **spread), StepOptions())

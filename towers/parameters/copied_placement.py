@@ -1,0 +1,97 @@
+"""A copy of every parameter on each tower's device. Gradients meet at owners, and the copies stay equal.
+
+    tower 0's gradient --+--> sum, / weight, norm, clip on the owner --+--> copy 0
+    tower 1's gradient --+                                             +--> copy 1
+
+    slots on every device   the owner sends the mean gradient; every device makes the same update   (replicated)
+    slots on the owner      the owner makes the update and sends the new value                      (ZeRO 1, 2)
+
+With ZeRO 1 gradients meet once a step, with ZeRO 2 after each microbatch.
+
+Owners have equal numbers of bytes, for which large parameters are sliced: sums at the owners and the sending back
+are a reduce-scatter and an all-gather.
+"""
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from towers.parameters.copied_parts import CopiedPart, CopiedParts
+from towers.parameters.optimizer_bytes import told
+from towers.parameters.owners import Copies, LateOwners, Slices
+from towers.parameters.placement import canonical_names, constraints_of, run_if, set_state, variables_like
+from towers.parameters.sharded_placement import by_name, owners_of, shards_for
+from towers.tower import ModelVariables
+from towers.updates.rules import UpdateRule
+
+
+class CopiedPlacement:
+    """Implements `towers.parameters.placement.Placement`. All state is on the first tower's device: it is small.
+
+    Attributes:
+      parts: the parts of all parameters, in order.
+      owners: where their gradients meet.
+      parameters, state, slots: as `Placement`; copied and sliced ones are `CopiedVariable` and `SlicedVariable`.
+    """
+
+    def __init__(
+        self,
+        variables: ModelVariables,
+        rule: UpdateRule,
+        towers: Sequence[str],
+        *,
+        owners: Sequence[str] | None = None,
+        slots_everywhere: bool = False,
+        meet_late: bool = False,
+    ):
+        """Args:
+        variables: give the first values.
+        rule: says which slots there are.
+        towers: the device of each tower.
+        owners: the devices that own parts; None for the towers' devices.
+        slots_everywhere: whether every device has all slots and makes every update; otherwise the owners do.
+        meet_late: whether gradients are sent to their owners once a step, and not after each microbatch. Each
+          tower then keeps the sums of all its gradients.
+        """
+        constraints = constraints_of(variables)
+        self._towers = towers
+        devices = list(dict.fromkeys(towers))
+        owners = devices if owners is None else owners
+        templates = dict(zip(canonical_names(variables.parameters), variables.parameters, strict=True))
+        self.parts = []
+        for shard in shards_for(templates, rule, constraints, len(owners)):
+            owner = owners[shard.owner]
+            holders = list(dict.fromkeys([owner, *devices]))
+            updating = holders if slots_everywhere else [owner]
+            self.parts.append(CopiedPart.of(shard, templates[shard.name], rule, holders, updating))
+        self._copies = CopiedParts(self.parts, constraints)
+        meeting = owners_of(self.parts, list(templates))
+        self.owners = LateOwners(meeting, towers) if meet_late else meeting
+        self.parameters, self.slots = self._copies.parameters(), self._copies.slots(rule)
+        with tf.device(devices[0]):
+            self.state = variables_like(variables.state)
+
+    def read(self):
+        of_towers = []
+        for device in self._towers:
+            with tf.device(device):
+                values = [part.copies[device].read_value() for part in self.parts]
+            of_towers.append(by_name(self.parts, values, Slices).values())
+        parameters = [Copies(values) for values in zip(*of_towers, strict=True)]
+        return parameters, [variable.read_value() for variable in self.state.values()]
+
+    def update(self, is_allowed, means, new_state, *, rule, rate, update):
+        def update_all():
+            self._copies.apply(rule, means, rate, update)
+            set_state(self.state, new_state)
+
+        run_if(is_allowed, update_all)
+
+    def finish(self, is_last, *, rule, updates):
+        run_if(is_last, lambda: self._copies.finish(rule, updates))
+
+    @property
+    def notice(self) -> str:
+        """A line for the user: how much optimizer state each device has."""
+        slots = self._copies.slots_on(list(self.parts[0].copies))
+        return f"parameters are copied to {len(set(self._towers))} devices; {told(slots)}"

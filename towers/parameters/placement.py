@@ -1,0 +1,199 @@
+"""Where parameters, state and slots live, and so where gradients are summed and updates run; a class per policy.
+
+These are the only variables of a run. The Keras model is a template: it gives the structure, the names and the
+first values.
+"""
+
+import collections
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import keras
+import tensorflow as tf
+
+from towers import gradients
+from towers.layers.table_rows import TableRows
+from towers.parameters.owners import CURRENT_DEVICE, Copies, Owners, Slices
+from towers.tower import ModelVariables
+from towers.updates.rules import UpdateRule
+
+
+def canonical_names(variables: Sequence[keras.Variable]) -> list[str]:
+    """One name for each variable, the same in every mode: its Keras path; a repeated path gets '#2', '#3', ..."""
+    seen = collections.Counter()
+    names = []
+    for variable in variables:
+        seen[variable.path] += 1
+        names.append(variable.path if seen[variable.path] == 1 else f"{variable.path}#{seen[variable.path]}")
+    return names
+
+
+class Placement(Protocol):
+    """A policy of placement.
+
+    Attributes:
+      owners: where the gradients of its parameters, or of slices of them, meet.
+      parameters, state: by canonical name, in the model's order.
+      slots: by slot name and canonical name.
+    """
+
+    owners: Owners
+    parameters: Mapping[str, tf.Variable]
+    state: Mapping[str, tf.Variable]
+    slots: Mapping[str, Mapping[str, tf.Variable]]
+
+    def read(self) -> tuple[list[tf.Tensor | TableRows | Slices | Copies], list[tf.Tensor]]:
+        """Parameters and state as tensors, read once a step."""
+
+    def update(
+        self,
+        is_allowed: tf.Tensor,
+        means: Sequence[gradients.Gradient],
+        new_state: Sequence[tf.Tensor],
+        *,
+        rule: UpdateRule,
+        rate: tf.Tensor,
+        update: tf.Tensor,
+    ) -> None:
+        """Applies the rule to every parameter and sets the state, or changes nothing.
+
+        Args:
+          is_allowed: bool scalar, whether to do it.
+          means: mean gradients, one for each part that an owner has: for each parameter, or each slice.
+          new_state: one tensor for each variable of the state.
+          rule: computes the update.
+          rate: float32 scalar, learning rate.
+          update: int64 scalar, number of updates before this one.
+        """
+
+    def finish(self, is_last: tf.Tensor, *, rule: UpdateRule, updates: tf.Tensor) -> None:
+        """Finishes the rule's work on every parameter if `is_last`. Called after each step of such a rule.
+
+        Args:
+          is_last: bool scalar, whether it was the run's last step.
+          rule: has a `num_steps`.
+          updates: int64 scalar, number of updates of the run.
+        """
+
+
+@dataclasses.dataclass(frozen=True)
+class CentralPlacement:
+    """Everything on one device, CPU or GPU. Each step sends every tower a copy."""
+
+    device: str
+    parameters: Mapping[str, tf.Variable]
+    state: Mapping[str, tf.Variable]
+    slots: Mapping[str, Mapping[str, tf.Variable]]
+    constraints: Mapping[str, object]
+    owners: Owners = CURRENT_DEVICE
+
+    @classmethod
+    def of(
+        cls, variables: ModelVariables, rule: UpdateRule, device: str, owners: Owners = CURRENT_DEVICE
+    ) -> "CentralPlacement":
+        """Variables on `device` with the template's present values, and slots of zeros.
+
+        Args:
+          variables: the model's.
+          rule: names the slots.
+          device: where they are.
+          owners: where gradients meet, on `device`; the default is the sum over the towers of this process.
+        """
+        with tf.device(device):
+            parameters = variables_like(variables.parameters)
+            state = variables_like(variables.state)
+            slots = make_slots(rule, parameters)
+        return cls(device, parameters, state, slots, constraints_of(variables), owners)
+
+    def read(self, rows: Mapping[str, tf.Tensor] | None = None):
+        """As `Placement.read`.
+
+        Args:
+          rows: of some tables, by canonical name, the rows to read: int64 [n], ascending, each once. A whole table
+            that is read in a step is copied before its update.
+        """
+        rows = rows or {}
+        with tf.device(self.device):
+            values = [
+                TableRows(rows[name], tf.gather(variable, rows[name])) if name in rows else variable.read_value()
+                for name, variable in self.parameters.items()
+            ]
+            return values, [variable.read_value() for variable in self.state.values()]
+
+    def update(self, is_allowed, means, new_state, *, rule, rate, update):
+        def update_all():
+            with tf.device(self.device):
+                apply_rule(rule, self.parameters, self.slots, self.constraints, means, rate, update)
+            set_state(self.state, new_state)
+
+        run_if(is_allowed, update_all)
+
+    def finish(self, is_last, *, rule, updates):
+        def finish_all():
+            with tf.device(self.device):
+                finish_rule(rule, self.parameters, self.slots, self.constraints, updates)
+
+        run_if(is_last, finish_all)
+
+
+def variables_like(templates: Sequence[keras.Variable]) -> dict[str, tf.Variable]:
+    """New variables with the templates' values, by canonical name, on the current device."""
+    return {
+        name: tf.Variable(tf.convert_to_tensor(template.value), name=name.replace("#", "_"), trainable=False)
+        for name, template in zip(canonical_names(templates), templates, strict=True)
+    }
+
+
+def make_slots(rule: UpdateRule, parameters: Mapping[str, tf.Variable]) -> dict[str, dict[str, tf.Variable]]:
+    """Slots of zeros, by slot name and canonical name, on the current device."""
+    return {
+        slot: {name: tf.Variable(tf.zeros_like(value), trainable=False) for name, value in parameters.items()}
+        for slot in rule.slot_names
+    }
+
+
+def constraints_of(variables: ModelVariables) -> dict[str, object]:
+    """The Keras constraints (non-negative weights, unit norms) of those parameters that have one, by name."""
+    names = canonical_names(variables.parameters)
+    found = {name: variable.constraint for name, variable in zip(names, variables.parameters, strict=True)}
+    return {name: constraint for name, constraint in found.items() if constraint is not None}
+
+
+def run_if(condition: tf.Tensor, act: Callable[[], None]) -> None:
+    """Runs `act`, in a graph too, if the bool scalar is true."""
+
+    def run():
+        act()
+        return tf.constant(True)
+
+    tf.cond(condition, run, lambda: tf.constant(False))
+
+
+def set_state(state: Mapping[str, tf.Variable], values: Sequence[tf.Tensor]) -> None:
+    """Assigns a value to each variable of the state."""
+    for variable, value in zip(state.values(), values, strict=True):
+        variable.assign(value)
+
+
+def apply_rule(rule, parameters, slots, constraints, means, rate, update) -> None:
+    """One update of all parameters. As in Keras, a constraint is applied after its parameter's update."""
+    for (name, variable), mean in zip(parameters.items(), means, strict=True):
+        rule.apply(name, variable, _slots_of(name, slots), mean, rate, update)
+        _constrain(name, variable, constraints)
+
+
+def finish_rule(rule, parameters, slots, constraints, updates) -> None:
+    """The rule's `finish` for all parameters, and their constraints."""
+    for name, variable in parameters.items():
+        rule.finish(name, variable, _slots_of(name, slots), updates)
+        _constrain(name, variable, constraints)
+
+
+def _slots_of(name, slots):
+    return {slot: by_name[name] for slot, by_name in slots.items()}
+
+
+def _constrain(name, variable, constraints) -> None:
+    if name in constraints:
+        variable.assign(constraints[name](variable.read_value()))
