@@ -50,5 +50,5 @@ def summed_except_gradients(
 
 
 def added(sums: WorkerSums, more: WorkerSums, add: Callable[[Sequence], list] = gradients.add_each) -> WorkerSums:
-    """`sums` plus those of the next microbatch; `add` as `towers.parameters.owners.Owners.add`."""
+    """`sums` plus those of the next microbatch; `add` as `towers.owners.Owners.add`."""
     return WorkerSums(add_to(sums.towers, more.towers, add), sums.examples + more.examples)

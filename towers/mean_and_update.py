@@ -14,7 +14,7 @@ from towers import gradients
 from towers.counters import Counters
 from towers.devices import HOST
 from towers.options import StepOptions
-from towers.parameters.owners import CURRENT_DEVICE, Owners
+from towers.owners import CURRENT_DEVICE, Owners
 from towers.parameters.placement import Placement
 from towers.precision import loss_scaling_for
 from towers.task import WeightedValue

@@ -14,7 +14,7 @@ import tensorflow as tf
 from towers import batch_stats, sums
 from towers.devices import HOST, Devices
 from towers.options import StepOptions
-from towers.parameters.owners import CURRENT_DEVICE, Owners, at_tower
+from towers.owners import CURRENT_DEVICE, Owners, at_tower
 from towers.task import Batch
 from towers.timeline.activities import EXCHANGE_SCOPE, tower_scope
 from towers.tower import EvaluationResult, TowerResult

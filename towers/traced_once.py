@@ -15,7 +15,7 @@ from tensorflow.python.framework import meta_graph
 from tensorflow.python.grappler import cluster, tf_optimizer  # the one way to call the graph optimizer
 
 from towers.layers.table_rows import TableRows
-from towers.parameters.owners import Slices, whole
+from towers.owners import Slices, whole
 from towers.task import Batch
 
 # Changes the description of a graph in place.

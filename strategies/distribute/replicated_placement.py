@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from towers.parameters.owners import CURRENT_DEVICE
+from towers.owners import CURRENT_DEVICE
 from towers.parameters.placement import apply_rule, constraints_of, finish_rule, make_slots, run_if, variables_like
 from towers.tower import ModelVariables
 from towers.updates.rules import UpdateRule

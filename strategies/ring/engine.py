@@ -20,7 +20,7 @@ from strategies.ring.collectives import WorkerExchange
 from strategies.worker_sums import WorkerSums, added, summed_except_gradients
 from towers.engine import Engine
 from towers.mean_and_update import finish_step
-from towers.parameters.owners import CURRENT_DEVICE
+from towers.owners import CURRENT_DEVICE
 from towers.parameters.placement import Placement
 from towers.task import Batch, batch_length
 from towers.timeline.activities import EXCHANGE_SCOPE

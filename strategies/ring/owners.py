@@ -8,11 +8,11 @@ import tensorflow as tf
 from strategies.ring.collectives import WorkerExchange
 from towers import gradients, packing
 from towers.gradients import Gradient
-from towers.parameters.owners import CURRENT_DEVICE, CurrentDevice, ManyOwners
+from towers.owners import CURRENT_DEVICE, CurrentDevice, ManyOwners
 
 
 class EveryWorker(CurrentDevice):
-    """Implements `towers.parameters.owners.Owners`: once a step, every worker gets the sums over all workers."""
+    """Implements `towers.owners.Owners`: once a step, every worker gets the sums over all workers."""
 
     def __init__(self, exchange: WorkerExchange, shapes: Sequence[tf.TensorShape]):
         """Args:
@@ -50,7 +50,7 @@ class Counterparts(ManyOwners):
 
 
 class SpreadOwners:
-    """Implements `towers.parameters.owners.Owners`: each part's sum over all workers reaches its owner alone.
+    """Implements `towers.owners.Owners`: each part's sum over all workers reaches its owner alone.
 
     Gradients are sent dense, in packs. In a pack the parts of each owner follow each other, so that its
     reduce-scatter is one call:

@@ -9,7 +9,7 @@ from towers.errors import UserError
 from towers.gathering.rewired import Parts, with_gathers
 from towers.gathering.units import units_of
 from towers.gathering.uses import node_of, uses_of
-from towers.parameters.owners import Slices
+from towers.owners import Slices
 from towers.task import Batch
 from towers.traced_once import Change, batch_key, flat_graph, specs_of
 

@@ -16,9 +16,9 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from towers.owners import Copies, LateOwners, Slices
 from towers.parameters.copied_parts import CopiedPart, CopiedParts
 from towers.parameters.optimizer_bytes import told
-from towers.parameters.owners import Copies, LateOwners, Slices
 from towers.parameters.placement import canonical_names, constraints_of, run_if, set_state, variables_like
 from towers.parameters.sharded_placement import by_name, owners_of, shards_for
 from towers.tower import ModelVariables

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from towers import gradients
 from towers.layers.table_rows import TableRows
-from towers.parameters.owners import CURRENT_DEVICE, Copies, Owners, Slices
+from towers.owners import CURRENT_DEVICE, Copies, Owners, Slices
 from towers.tower import ModelVariables
 from towers.updates.rules import UpdateRule
 

@@ -8,8 +8,8 @@ from typing import Protocol
 import keras
 import tensorflow as tf
 
+from towers.owners import ManyOwners, Slices
 from towers.parameters.optimizer_bytes import told
-from towers.parameters.owners import ManyOwners, Slices
 from towers.parameters.placement import (
     apply_rule,
     canonical_names,

@@ -16,9 +16,9 @@ import tensorflow as tf
 
 from towers import gradients
 from towers.gradients import Gradient
+from towers.owners import Copies, ManyOwners, Slices, parts_of
 from towers.parameters.copied_parts import CopiedPart, CopiedParts
 from towers.parameters.optimizer_bytes import told
-from towers.parameters.owners import Copies, ManyOwners, Slices, parts_of
 from towers.parameters.placement import canonical_names, constraints_of, run_if, set_state, variables_like
 from towers.parameters.sharded_placement import by_name, owners_of
 from towers.parameters.shards import Shard, shards_of
@@ -61,7 +61,7 @@ class Held:
 
 @dataclasses.dataclass(frozen=True)
 class OwnersOfGroups:
-    """Implements `towers.parameters.owners.Owners` for towers of several devices.
+    """Implements `towers.owners.Owners` for towers of several devices.
 
     Attributes:
       owners: where the gradients of the parts meet.

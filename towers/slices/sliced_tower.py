@@ -14,7 +14,7 @@ import tensorflow as tf
 from towers.exchange import TowerExchange
 from towers.layers.kernels import LayerKernels
 from towers.layers.shadowing import shadowed
-from towers.parameters.owners import Slices
+from towers.owners import Slices
 from towers.recompute.recomputation import Recomputation
 from towers.slices.layout import Layout
 from towers.slices.sliced_calls import sliced_calls

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import tensorflow as tf
 
 from towers import gradients, sums
-from towers.parameters.owners import whole
+from towers.owners import whole
 from towers.pipeline.action import Action, Kind
 from towers.pipeline.timeline import EQUAL_SECONDS, play
 from towers.stages.pieces import Piece

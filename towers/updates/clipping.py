@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from towers.errors import UserError
 from towers.gradients import Gradient, map_values, squared_norm
-from towers.parameters.owners import CURRENT_DEVICE, Owners
+from towers.owners import CURRENT_DEVICE, Owners
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
