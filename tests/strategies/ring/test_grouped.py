@@ -125,7 +125,7 @@ def test_a_cut_by_time():
         ),
         ({"pipeline": PipelineOptions(microbatches=16)}, ("microbatches=16, num_towers=1 and a batch of 8",)),
     ],
-    ids=str,
+    ids=["neither", "both", "engine", "all_reduce", "microbatches"],
 )
 def test_what_is_refused(named, parts):
     with refused(*parts):
