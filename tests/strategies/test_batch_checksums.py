@@ -17,7 +17,7 @@ def noisy(features, labels):
 
 
 def flipped_sometimes(features, labels):
-    draw = tf.numpy_function(lambda: np.float32(DRAWS.random()), [], tf.float32)
+    draw = tf.ensure_shape(tf.numpy_function(lambda: np.float32(DRAWS.random()), [], tf.float32), [])
     return tf.where(draw < 0.5, features[::-1], features), labels
 
 

@@ -34,7 +34,7 @@ def test_a_server_and_its_client(monkeypatch):
             ends.append(connected)
 
     for module in ("server", "group"):
-        monkeypatch.setattr(f"strategies.servers.{module}.Connection", Watched)
+        monkeypatch.setattr(f"strategies.servers.own.{module}.Connection", Watched)
     with serving() as (member, _), group(member, this=WORKER) as worker:
         worker.ask(0, "keys")
         assert len(ends) == 2 and ends[0].getpeername() == ends[1].getsockname()
