@@ -50,11 +50,6 @@ class BranchedTowers:
                 "strategy 'branches' with 1 device a tower: nothing is divided; use at least 2, as with "
                 "grid='branch:2', or strategy 'towers'"
             )
-        if options.recompute != "none":
-            raise UserError(
-                f"recompute={options.recompute!r} with strategy 'branches': nothing is computed again there; "
-                "omit recompute, or use another strategy"
-            )
         check_grouped("branches", options, self.devices)
 
     def check(self, shares):
@@ -86,7 +81,16 @@ class BranchedTowers:
             # Each tower is traced by itself: its exchanges count from 1, as those of its counterparts do.
             own = shared and TowerExchange(shared.num_towers, shared.group_key)
             traced = BranchedOnce(self.plan, group, parameter_devices, keys)
-            towers.append(TowerFunction(self._task, model, exchange=own, kernels=kernels, traced=traced))
+            towers.append(
+                TowerFunction(
+                    self._task,
+                    model,
+                    exchange=own,
+                    kernels=kernels,
+                    traced=traced,
+                    recompute=self._step.recompute,
+                )
+            )
             evaluations.append(EvaluationFunction(self._task, model, kernels=kernels, traced=traced))
         return towers, evaluations
 

@@ -36,8 +36,14 @@ class BranchedOnce:
         self._marks: dict[tf.Graph, Marks] = {}
 
     def __call__(self, function: Callable, *, xla: bool = False, change: Change | None = None) -> TracedOnce:
-        """The function as a graph; `xla` and `change` are not for branches, as `check_grouped` says."""
-        assert not xla and change is None
+        """The function as a graph; `xla` is not for branches, as `check_grouped` says."""
+        assert not xla
+
+        def placed(graph: tf.Graph, graph_def: tf.compat.v1.GraphDef) -> None:
+            self._place(graph, graph_def)
+            if change is not None:
+                # What it copies has the device of the first one.
+                change(graph, graph_def)
 
         def marked(*arguments):
             graph = tf.compat.v1.get_default_graph()
@@ -49,7 +55,7 @@ class BranchedOnce:
             with shadowed(runs):
                 return function(*arguments)
 
-        return TracedOnce(marked, change=self._place)
+        return TracedOnce(marked, change=placed)
 
     def _place(self, graph: tf.Graph, graph_def: tf.compat.v1.GraphDef) -> None:
         """Sets the devices of a traced graph's nodes. The optimizer keeps operations of different ones apart."""

@@ -1,15 +1,18 @@
 """Towers of several devices compute activations again: the same bits, and less is kept for the backward pass."""
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from keras import layers
 
+from strategies.branches import branches_strategy
 from strategies.pipeline import pipeline_strategy
 from strategies.slices import slices_strategy
 from tests.tiers import first_quick
 from tests.towers.logical_cpus import cpus, cpus_in_groups
 from tests.towers.recompute.test_recomputation import NUM_BLOCKS, residual_network
-from tests.towers.tiny_tasks import TinyTask, images, parameters_of
+from tests.towers.tiny_tasks import NUM_CLASSES, TinyTask, images, parameters_of
 from towers.layers.kernels import DEFAULT_KERNELS
 from towers.options import StepOptions
 from towers.pipeline.action import Kind
@@ -21,6 +24,17 @@ from towers.task import Batch
 from towers.updates.rules import Momentum
 from towers.updates.schedules import Constant
 
+
+def branched_network() -> keras.Model:
+    """Two blocks of two branches."""
+    outputs = inputs = layers.Input((6, 6, 3))
+    for _ in range(2):
+        wide, small = (layers.Conv2D(4, size, padding="same", activation="relu")(outputs) for size in (3, 1))
+        outputs = layers.BatchNormalization()(layers.Concatenate()([wide, small]))
+    return keras.Model(inputs, layers.Dense(NUM_CLASSES)(layers.Flatten()(outputs)))
+
+
+BRANCHED = TinyTask(build=branched_network, examples=images(12))
 TASK = TinyTask(build=residual_network, examples=images(12))
 
 
@@ -41,7 +55,13 @@ def slices(options: StepOptions):
     return slices_strategy(TASK, cpus_in_groups("slice:2"), options)
 
 
-CASES = first_quick([(pipeline(), "full"), (pipeline(schedule="zb_h1"), "blocks"), (slices, "blocks")])
+def branches(options: StepOptions):
+    return branches_strategy(BRANCHED, cpus_in_groups("branch:2"), options)
+
+
+CASES = first_quick(
+    [(pipeline(), "full"), (pipeline(schedule="zb_h1"), "blocks"), (slices, "blocks"), (branches, "full")]
+)
 
 
 @pytest.mark.parametrize("make, recompute", CASES)
