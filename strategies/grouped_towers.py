@@ -149,8 +149,8 @@ def check_grouped(name: str, options: StepOptions, devices: Devices) -> None:
     """Raises UserError for an option that strategy `name` can't serve with such towers."""
     if devices.zero and len(devices.groups) == 1:
         raise UserError(
-            f"zero={devices.zero} with strategy {name!r} and 1 tower: no other tower shares its optimizer state; "
-            f"omit zero, or use more towers, as grid='data:2,{'stage' if name == 'pipeline' else 'slice'}:2'"
+            f"zero={devices.zero} with strategy {name!r} and 1 tower: ZeRO divides optimizer state between "
+            f"towers; omit zero, or use more, as grid='data:2,{'stage' if name == 'pipeline' else 'slice'}:2'"
         )
     if options.xla:
         raise UserError(f"xla=True with strategy {name!r}: XLA can't compile a tower on several devices; omit xla")

@@ -143,8 +143,7 @@ def check_spread(name: str, argument: str) -> None:
         if argument == "zero=3" and "zero=2" in _mode(name).spreads:
             instead = "zero=2, which divides gradients and optimizer state"
         raise UserError(
-            f"{argument} with strategy {name!r}: only {able} shards its parameters or copies them to each tower; "
-            f"use it, or {instead}"
+            f"{argument} with strategy {name!r}: only {able} supports it; use one of these, or {instead}"
         )
 
 

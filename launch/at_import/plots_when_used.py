@@ -19,7 +19,7 @@ _SUBMODULES = ("pyplot", "patches")
 def import_plots_when_used() -> None:
     """Gives Keras stand-ins for modules of matplotlib, which import it when they are used.
 
-    Does nothing if Keras or matplotlib is imported already. Without matplotlib Keras hears so, as ever.
+    Does nothing if Keras or matplotlib is imported already. If matplotlib is not installed, Keras finds that out.
     """
     around_import("keras", _with_stand_ins)
 
@@ -35,7 +35,7 @@ class _StandIn(types.ModuleType):
 
 
 def _remove_stand_ins() -> None:
-    """So that whoever imports matplotlib from now on gets matplotlib."""
+    """Later imports get matplotlib."""
     for name in [name for name, module in sys.modules.items() if isinstance(module, _StandIn)]:
         del sys.modules[name]
 

@@ -19,10 +19,10 @@ FLAGS = flags.FLAGS
 flags.DEFINE_string(
     "strategy",
     "towers",
-    f"How to train: {', '.join(strategy_names())}. towers: all devices of one process. slices: the same, with the "
-    "layers of each tower divided over several devices. branches: the same, with the branches of its blocks on "
-    "several devices. mirrored: towers with tf.distribute's MirroredStrategy. "
-    "ring: several processes with an all-reduce. ps: several processes with parameter servers.",
+    f"How to train: {', '.join(strategy_names())}. towers: a copy of the model on each device of one process. "
+    "slices, branches, pipeline: each copy is divided over several devices, by parts of the layers, by branches, "
+    "or by stages. mirrored: towers with tf.distribute's MirroredStrategy. ring: several processes with an "
+    "all-reduce. ps: several processes with parameter servers.",
 )
 flags.DEFINE_integer(
     "num_towers",
@@ -47,12 +47,12 @@ flags.DEFINE_string(
 flags.DEFINE_integer(
     "zero",
     0,
-    "Stage of ZeRO over the towers' devices (--strategy=towers; 1 and 2 also with several towers of pipeline or "
-    "slices, whose devices share what they hold alike) or over the workers (--strategy=ring, 1 and 2). 1 and 2: "
-    "each device or worker has a copy of all parameters, and its own part of the optimizer state with the update "
-    "of that part. With --accumulation, 1 sends gradients once a step, and 2 after each microbatch, so that none "
-    "keeps sums of all of them. 3: each device has its own part of the parameters too, and gets the others' layer "
-    "by layer while it computes. Default: 0, none. Use the lowest stage that fits, without --parameter_device.",
+    "Stage of ZeRO. It divides state over the towers (--strategy=towers: 1, 2, 3; several towers of pipeline or "
+    "slices: 1, 2) or over the workers (--strategy=ring: 1, 2). 1: each device or worker has all parameters, and "
+    "holds and updates its own part of the optimizer state. 2: also its own part of the summed gradients: with "
+    "--accumulation it sends gradients after each microbatch instead of once a step. 3: also its own part of the "
+    "parameters; it gathers the others layer by layer. Default: 0, off. Use the lowest stage that fits in memory, "
+    "without --parameter_device.",
     lower_bound=0,
     upper_bound=3,
 )

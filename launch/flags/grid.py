@@ -12,10 +12,10 @@ FLAGS = flags.FLAGS
 flags.DEFINE_string(
     "grid",
     None,
-    "For --strategy=pipeline, slices and branches: number of towers and of devices in each, as data:2,stage:3, "
-    "data:2,slice:2 or data:2,branch:2. The towers divide each batch, the devices of a tower the model. Default: "
-    "--num_towers (or one) towers of --stages, --slices or --branch_devices devices. For --strategy=ring: the "
-    "towers of each worker (stages or slices). Default there: towers of one device.",
+    "Number of towers and of devices in each tower: data:2,stage:3 (--strategy=pipeline), data:2,slice:2 (slices) "
+    "or data:2,branch:2 (branches). Towers divide each batch; the devices of a tower divide the model. Default: "
+    "--num_towers (or one) towers of --stages, --slices or --branch_devices devices. --strategy=ring: the towers "
+    "of each worker, with stage or slice; default: towers of one device.",
 )
 listed_in_help(__name__)
 
@@ -24,7 +24,7 @@ def divided_by() -> str | None:
     """What each device of a tower has, STAGE or SLICE; None if a tower is one device.
 
     Raises:
-      UserError: a grid that is none, or towers of one device where the strategy has others without a grid.
+      UserError: --grid is malformed, its towers have one device each, or branches on a ring.
     """
     if has_stages(FLAGS.strategy):
         return STAGE
@@ -37,6 +37,10 @@ def divided_by() -> str | None:
         raise UserError(
             f"--grid={FLAGS.grid} with --strategy={FLAGS.strategy}: its towers are single devices; give stage:2, "
             f"slice:2 or more, or --num_towers={grid.data} instead"
+        )
+    if grid.branch > 1:
+        raise UserError(
+            f"--grid={FLAGS.grid}: --strategy={FLAGS.strategy} has no branches; use stage:N or slice:N"
         )
     return STAGE if grid.stage > 1 else SLICE
 

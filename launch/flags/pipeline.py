@@ -27,8 +27,8 @@ flags.DEFINE_integer(
 flags.DEFINE_integer(
     "microbatches",
     None,
-    "For pipelines: number of microbatches of each batch that are in the pipeline at once. More of them "
-    "mean less waiting, and smaller parts for each operation. Default: twice the stages.",
+    "For pipelines: number of microbatches that each batch is split into. More microbatches make the bubble "
+    "smaller, but each operation works on fewer examples. Default: twice the stages.",
 )
 flags.DEFINE_string(
     "pipeline_schedule",
@@ -40,9 +40,9 @@ flags.DEFINE_string(
 flags.DEFINE_string(
     "balance",
     "parameters",
-    "For pipelines and --strategy=branches: how a tower's devices are balanced. parameters: stages or branches of "
-    "equally many. time: of equal time, by a measurement of each operation at the start. For pipelines also the "
-    "number of operations of each stage, as 5,3.",
+    "For pipelines and --strategy=branches: what is balanced over a tower's devices. parameters: the number of "
+    "parameters. time: the time of each operation, measured at the start. 5,3 (pipelines only): the number of "
+    "operations in each stage.",
 )
 positive("stages", "microbatches")
 listed_in_help(__name__)

@@ -82,8 +82,8 @@ def slices_from_flags() -> SliceOptions | None:
 def _refuse(*names: str) -> None:
     for name in names:
         if FLAGS[name].value and not (name == "show_layout" and has_branches(FLAGS.strategy)):
-            on_rings = "" if name == "show_layout" else ", or --strategy=ring with --grid=slice:2"
+            others = " or branches" if name == "show_layout" else ", or --strategy=ring with --grid=slice:2"
             raise UserError(
-                f"--{name} with --strategy={FLAGS.strategy}: it belongs to --strategy=slices{on_rings}; use that, "
+                f"--{name} with --strategy={FLAGS.strategy}: it belongs to --strategy=slices{others}; use that, "
                 f"or omit --{name}"
             )

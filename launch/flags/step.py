@@ -140,10 +140,9 @@ flags.DEFINE_enum(
     "recompute",
     "none",
     RECOMPUTE_POLICIES,
-    "Activations that the backward pass computes again instead of keeping them: saves memory, costs up to a third "
-    "more time. The numbers stay. blocks: those within the blocks that the model repeats. full: within all parts "
-    "of the model. sqrt: within about sqrt(n) segments of equal size. Not with --xla or towers of several devices "
-    "(--strategy=pipeline, slices, branches).",
+    "Activations that the backward pass computes again instead of keeping them: saves memory, and costs up to one "
+    "more forward pass. The results are the same. blocks: those within the blocks that the model repeats. full: "
+    "within all parts of the model. sqrt: within about sqrt(n) segments of equal size. Not with --xla.",
 )
 flags.DEFINE_enum(
     "on_nan",

@@ -64,8 +64,8 @@ def saved_by_recomputation(columns: Sequence[Column], whole: str) -> list[str]:
         if kind != name and whole in by_name:
             before = by_name[whole].total_bytes
             found.append(
-                f"recompute={kind} would save {byte_text(max(0, before - device.total_bytes))} a device, of "
-                f"{byte_text(before)} in all"
+                f"recompute={kind} would save {byte_text(max(0, before - device.total_bytes))} of "
+                f"{byte_text(before)} on the fullest device"
             )
     return found
 

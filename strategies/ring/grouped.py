@@ -48,8 +48,8 @@ def grouped_towers_of(
         raise UserError("pipeline= and slices= with strategy 'ring': a tower has stages or slices; omit one")
     if devices.spread:
         raise UserError(
-            f"{devices.spread} with towers of several devices on a ring: optimizer state is not shared over "
-            "workers then; omit it, or use strategy 'pipeline' or 'slices' in one process"
+            f"{devices.spread} with towers of several devices on a ring: ZeRO over workers needs towers of one "
+            "device; omit it, or use strategy 'pipeline' or 'slices' in one process"
         )
     if wire.algorithm not in ("auto", "tcp") or "CPU" not in devices.parameters:
         what = f"all_reduce={wire.algorithm!r}" if "CPU" in devices.parameters else "parameters on a GPU"

@@ -164,8 +164,8 @@ class SpreadPlacement:
         held = [0] * self._exchange.num_workers
         for variable, owner in self.slots_with_owners:
             held[owner] += variable.dtype.size * variable.shape.num_elements()
-        written = ", ".join(f"{count:,}" for count in held)
-        return f"optimizer state is spread over {len(held)} workers: {written} bytes"
+        written = ", ".join(f"{count:,} on worker {rank}" for rank, count in enumerate(held))
+        return f"optimizer state is divided over {len(held)} workers, in bytes: {written}"
 
 
 def _part(shard: Shard, template, rule: UpdateRule, device: str, rank: int) -> SpreadPart:

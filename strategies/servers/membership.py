@@ -92,8 +92,8 @@ class ServersMembership:
         found = batch_checksums(task, "train")
         if why is not None and not found.keeps_order:
             raise UserError(
-                f"{self.cluster.this.name} reads the 'train' data in another order each time, and with {why}, so "
-                f"some examples would count twice and others not at all; {KEEPS_ORDER_ADVICE}"
+                f"{self.cluster.this.name} reads the 'train' data in another order each time, but with {why}: "
+                f"examples would be repeated or skipped; {KEEPS_ORDER_ADVICE}"
             )
         # Asynchronous workers may shuffle by themselves: data that differ at each reading tell nothing.
         is_told = self._is_in_step or (found.keeps_order and found.features)

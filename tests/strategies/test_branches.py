@@ -103,8 +103,8 @@ def test_parameters_are_updated_where_they_are_and_never_sent(step):
 def test_the_first_lines_of_a_run_name_the_devices(step):
     strategy, _ = step
     assert strategy.notices[:3] == [
-        "branches of 2 blocks on 3 devices, everything else on CPU:0; the fullest of each block has 68% of its "
-        "parameters",
+        "branches of 2 blocks on 3 devices, everything else on CPU:0; the fullest device of a "
+        "block has 68% of its parameters on average",
         "joined by a_join: CPU:0 a_reduce; CPU:1 a_direct; CPU:2 a_pooled",
         "joined by b_join: CPU:0 b_pooled; CPU:1 b_direct; CPU:2 b_reduce",
     ]

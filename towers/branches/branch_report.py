@@ -26,9 +26,9 @@ def plan_lines(plan: BranchPlan, devices: Sequence[str]) -> list[str]:
     alone, divided = (sum(sum(one.costs) for one in plan.blocks), sum(one.largest for one in plan.blocks))
     count = f"{len(plan.blocks)} block{'s' if len(plan.blocks) > 1 else ''}"
     if plan.is_measured:
-        balance = f"{divided * 1e3:.3g} ms instead of {alone * 1e3:.3g} on one device, without sending"
+        balance = f"{divided * 1e3:.3g} ms instead of {alone * 1e3:.3g} ms on one device, transfers not counted"
     else:
-        balance = f"the fullest of each block has {divided / alone:.0%} of its parameters"
+        balance = f"the fullest device of a block has {divided / alone:.0%} of its parameters on average"
     lines = [f"branches of {count} on {len(devices)} devices, everything else on {names[0]}; {balance}"]
     if len(plan.blocks) > _MOST_BLOCKS:
         return [*lines, "show_layout=True lists them"]

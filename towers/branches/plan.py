@@ -103,8 +103,9 @@ def _costs(functional: keras.Model, options: BranchOptions, num_examples, kernel
 def _check_width(model: keras.Model, blocks: Sequence[AssignedBlock], num_devices: int) -> None:
     if not blocks:
         raise UserError(
-            f"model {model.name!r} has no branches: strategy 'branches' needs a tensor that two or more runs of "
-            "layers read, each with parameters of its own, and a layer that joins them; use strategy='towers'"
+            f"model {model.name!r} has no branches: strategy 'branches' needs a tensor that feeds two or more "
+            "chains of layers, each with parameters of its own, and a layer that joins them, or several such "
+            "inputs or heads; use strategy='towers'"
         )
     widest = max(one.block.num_moving for one in blocks)
     if num_devices > widest:

@@ -123,7 +123,7 @@ def test_what_recomputation_saves_is_the_difference_of_the_devices():
     sizes = {"2 towers": 10, "2 towers, recompute=full": 4, "2 slices": 3}
     columns = [Column(name, "graph", StepMemory(activations_bytes=size * 2**20)) for name, size in sizes.items()]
     assert saved_by_recomputation(columns, "2 towers") == [
-        "recompute=full would save 6 MiB a device, of 10 MiB in all"
+        "recompute=full would save 6 MiB of 10 MiB on the fullest device"
     ]
 
 

@@ -106,7 +106,7 @@ def chain() -> keras.Model:
 @pytest.mark.parametrize(
     "build, num_devices, parts",
     [
-        (chain, 2, ("model 'chain' has no branches", "two or more runs of layers", "strategy='towers'")),
+        (chain, 2, ("model 'chain' has no branches", "two or more chains of layers", "strategy='towers'")),
         (Subclassed, 2, ("'own' of class Subclassed can't be divided into branches", "its own call()")),
         (small_inception, 4, ("4 devices a tower", "has 3 branches with parameters", "use 3 devices")),
     ],

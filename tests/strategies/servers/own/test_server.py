@@ -16,7 +16,7 @@ from launch.membership.free_ports import free_addresses
 from strategies.cluster import Member
 from strategies.errors import PeerLost
 from strategies.servers.own import server as server_module
-from strategies.servers.own import strangers
+from strategies.servers.own import stranger_limit as strangers
 from strategies.servers.own.entrance import introduce
 from strategies.servers.own.group import Group
 from strategies.servers.own.handlers import StoreHandlers
