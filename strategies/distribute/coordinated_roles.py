@@ -6,9 +6,9 @@ from strategies.cluster import CHIEF, Cluster
 from strategies.distribute.claims import Claims
 from strategies.distribute.coordinated_carrier import CoordinatedCarrier
 from strategies.distribute.coordinator_connection import CoordinatorConnection
+from strategies.distribute.first_server import functions
 from strategies.distribute.helping_process import HelpingProcess
 from strategies.distribute.own_batches import OwnBatches
-from strategies.distribute.server_zero import functions
 from strategies.run_settings import check_same
 from strategies.servers.chief import ServersStrategy, check_options
 from strategies.servers.membership import ServersMembership

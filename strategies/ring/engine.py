@@ -8,7 +8,7 @@ r"""A step on one worker of a ring: its own towers, and the sums over all worker
 
 Parameters, state, slots and counters live on every worker. All workers make the same update from the same sums.
 If a tower is several devices, each of them sums, exchanges and updates what it has. With
-`strategies.ring.spread_placement` each worker gets the sums of its own parts and makes their update.
+`strategies.ring.zero_placement` each worker gets the sums of its own parts and makes their update.
 """
 
 from collections.abc import Callable, Sequence

@@ -10,7 +10,7 @@ import tensorflow as tf
 from strategies.grouped_towers import GroupedTowers
 from strategies.ring.collectives import WorkerExchange
 from strategies.ring.owners import Counterparts, EveryWorker
-from strategies.ring.spread_placement import SpreadPlacement
+from strategies.ring.zero_placement import SpreadPlacement
 from towers.devices import Devices
 from towers.parameters.placement import CentralPlacement, Placement
 from towers.tower import ModelVariables

@@ -2,7 +2,7 @@
 
 A step is `strategies.distribute.replicated_engine` (TensorFlow's engine) or `strategies.ring.engine` (our own).
 This file is input, evaluation and agreement between the workers. What they compare at the start is in
-`same_start.py`, lost workers are in `losses.py`.
+`same_start.py`, lost workers are in `lost_workers.py`.
 """
 
 import dataclasses
@@ -28,13 +28,13 @@ from strategies.ring.divergence import checksums, what_drifted
 from strategies.ring.engine import RingEngine
 from strategies.ring.grouped import decided_by_first, grouped_towers_of, kind_of
 from strategies.ring.joining import Ring
-from strategies.ring.losses import LOST, peer_lost
+from strategies.ring.lost_workers import LOST, peer_lost
 from strategies.ring.placements import ring_placement
 from strategies.ring.same_start import check_same_batches, check_same_number, check_same_settings
-from strategies.ring.spread_placement import SpreadPlacement
-from strategies.ring.spread_slots import bring, of_others, release
 from strategies.ring.tcp_connect import connected_tcp_ring
 from strategies.ring.tcp_ring import TcpRing
+from strategies.ring.zero_placement import SpreadPlacement
+from strategies.ring.zero_slots import bring, of_others, release
 from strategies.run_settings import common_settings
 from strategies.slices import SliceOptions
 from strategies.synchronous import SynchronousStrategy, as_batches

@@ -14,7 +14,7 @@ from strategies.servers.one_chief import refusal_of_second
 from strategies.servers.own.coordination import Coordination
 from strategies.servers.own.entrance import Entrance, check_secret
 from strategies.servers.own.handlers import StoreHandlers
-from strategies.servers.own.strangers import Strangers
+from strategies.servers.own.stranger_limit import Strangers
 from strategies.servers.wire import Connection, Content, Handler, Message, Refused
 from towers.errors import UserError
 

@@ -8,8 +8,8 @@ import tensorflow as tf
 from keras import layers
 
 from strategies.ring.remote_variable import RemoteVariable
-from strategies.ring.spread_slots import bring, release
 from strategies.ring.tcp_ring import TcpRing
+from strategies.ring.zero_slots import bring, release
 from tests.strategies.ring.threads import WorkersInThreads, at_once, rings
 from tests.tiers import first_quick
 from tests.towers.logical_cpus import cpus
