@@ -32,6 +32,8 @@ REPLACED = {flag.partition("=")[0] for flag in (*CLICKS, *DRY)} | {
     "--directory",
     "--epochs",
     "--verify",
+    # A dry run writes no files.
+    "--timeline_steps",
 }
 # 'python -m launch.NAME' up to the first word that is none of a command, with the '-- ' of a launcher before it.
 _WORD = r"(?:--?[\w-]*(?:=(?:'[^']*'|[^\s`'\"]*))?|python|launch\.\w+|script|[\w./-]+\.(?:json|gz))"

@@ -347,12 +347,14 @@ def test_without_a_bound_the_updates_of_a_slow_worker_are_stale(own, tmp_path):
 
 @pytest.mark.full
 def test_a_backup_worker_is_not_waited_for(own, tmp_path):
-    slow = {"worker:2": {"SECONDS_PER_BATCH": "0.4"}}
-    with own(SYNC, "--backup_workers=1", workers=3, variables=slow) as group:
+    slow = {"worker:2": {"SECONDS_PER_BATCH": "0.2"}}
+    # Before the start it reads some batches twice, which takes two seconds.
+    num_steps = 2 * STEPS
+    with own(SYNC, "--backup_workers=1", f"--steps={num_steps}", workers=3, variables=slow) as group:
         all_end(group)
     found = summary(tmp_path)
-    assert found["steps"] == STEPS
+    assert found["steps"] == num_steps
     workers = found["parameter_servers"]["workers"]
-    assert sum(worker["steps"] for worker in workers.values()) == 2 * STEPS, "two gradients a step"
+    assert sum(worker["steps"] for worker in workers.values()) == 2 * num_steps, "two gradients a step"
     assert found["parameter_servers"]["turned_away"] > 0
-    assert workers.get("worker:2", {"steps": 0})["steps"] < STEPS / 2
+    assert workers.get("worker:2", {"steps": 0})["steps"] < num_steps / 2

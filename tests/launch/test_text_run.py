@@ -25,6 +25,11 @@ FLAGS = (
 )
 
 
+def own_lines(errors: str) -> str:
+    """Without a line that TensorFlow 2.21 writes as an error on CPUs with oneDNN, and trains on."""
+    return "".join(line for line in errors.splitlines(True) if "oneDNN supports DT_INT64 only" not in line)
+
+
 def test_a_run_is_trained_evaluated_and_exported(tmp_path):
     calls = {
         "train": FLAGS,
@@ -32,7 +37,9 @@ def test_a_run_is_trained_evaluated_and_exported(tmp_path):
         "export": ("--directory=run", "--output=other.keras"),
     }
     ends = {name: run_forked("-m", f"launch.{name}", *flags, cwd=tmp_path) for name, flags in calls.items()}
-    assert {name: (ended.code, ended.err) for name, ended in ends.items()} == dict.fromkeys(calls, (0, ""))
+    assert {name: (ended.code, own_lines(ended.err)) for name, ended in ends.items()} == dict.fromkeys(
+        calls, (0, "")
+    )
     evaluation = json.loads((tmp_path / "run" / "summary.json").read_text())["evaluation"]
     assert set(evaluation) == {"loss", "accuracy"}
     assert json.loads(ends["evaluate"].out) == {"step": 10, **evaluation}

@@ -50,7 +50,7 @@ def found(tmp_path_factory) -> tuple[dict[str, list[Pushed]], Mapping]:
     """Ten keys, one after another, for each rule; and the summary of a run. This process is the chief."""
     command = ["-m", "tests.strategies.servers.exactness_program"]
     counts = {"workers": program.NUM_WORKERS, "servers": program.NUM_SERVERS}
-    with ServerGroup(command, **counts, missing=["chief:0"]) as group:
+    with ServerGroup(command, **counts, missing=["chief:0"], with_this_process=True) as group:
         task = {"cluster": group.cluster, "task": {"type": CHIEF, "index": 0}}
         cluster = cluster_from(json.dumps(task))
         pushed = {

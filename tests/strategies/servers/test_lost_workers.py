@@ -34,7 +34,7 @@ def group_of():
         variables = {worker: {"SIGNAL": str(int(number))}}
         command = ["-m", program.__name__]
         counts = {"workers": NUM_WORKERS, "servers": NUM_SERVERS}
-        return ServerGroup(command, **counts, missing=["chief:0"], variables=variables)
+        return ServerGroup(command, **counts, missing=["chief:0"], variables=variables, with_this_process=True)
 
     return group
 
