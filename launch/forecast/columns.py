@@ -68,7 +68,8 @@ class Run:
     @property
     def central(self) -> ProcessMode:
         """A tower on each device, parameters on one."""
-        return ProcessMode(name=f"{self.num_towers} towers", num_devices=self.num_towers)
+        name = self.one.name if self.num_towers == 1 else f"{self.num_towers} towers"
+        return ProcessMode(name=name, num_devices=self.num_towers)
 
     @functools.cached_property
     def parameters(self) -> Mapping[str, tf.Variable]:
