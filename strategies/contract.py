@@ -174,11 +174,11 @@ class Strategy(Protocol):
         """
 
     def agree_to_save(self, wanted: bool) -> bool:
-        """Whether this process calls `collect` for a checkpoint now; all processes call it at the same points.
+        """Decides whether to collect for a checkpoint now. All processes call it at the same points.
 
         Args:
-          wanted: whether this process is about to write one. If the mode needs the others for that, they get the
-            answer of the process with `keeps_files`.
+          wanted: whether this process is about to write one. If saving needs all processes, the one with
+            `keeps_files` decides.
         """
 
     def share_restored(self, step: int | None) -> int | None:
@@ -219,7 +219,7 @@ class Strategy(Protocol):
         """Brings the variables that `checkpointables` names up to date with the run; may pause the run."""
 
     def release(self) -> None:
-        """Forgets what `collect` has brought from other processes, if the run itself does not need it here."""
+        """Frees the copies that `collect` fetched from other processes and that the run does not need here."""
 
     @property
     def batch_positions(self) -> Sequence[int] | None:

@@ -50,7 +50,7 @@ def _of_other_shape(where: str, model: keras.Model | None, batch: Any) -> UserEr
             if not _fits(given.shape[1:], wanted.shape[1:]):
                 return UserError(
                     f"{where}: the features of a batch have shape {_shape(given)}, and the model takes "
-                    f"{_shape(wanted)}: correct the data or the pipeline that reads them"
+                    f"{_shape(wanted)}: correct the data, or the tf.data dataset"
                 )
     return None
 

@@ -34,7 +34,7 @@ def wait_for_all(
 ) -> None:
     """Listens on this member's address until every other member listens on its own.
 
-    Anyone may connect meanwhile. Only who begins with `other_kind` again and again is not ignored.
+    Strangers may connect meanwhile and are ignored, unless connections that begin with `other_kind` keep coming.
 
     Args:
       this: this process.

@@ -67,7 +67,7 @@ flags.DEFINE_string(
     None,
     "FIRST:LAST, as 10:13: draw what each device did when from step FIRST up to, not including, step LAST. Writes "
     "timeline.png and timeline.json (for chrome://tracing and ui.perfetto.dev) to the run's directory, and prints "
-    "the bubble of a pipeline. In a ring the first worker draws itself. Excludes --profile_steps.",
+    "the bubble of a pipeline. In a ring only worker 0 is drawn. Excludes --profile_steps.",
 )
 flags.DEFINE_bool("dry_run", False, "Train two steps, evaluate once and write no files.")
 flags.DEFINE_bool(

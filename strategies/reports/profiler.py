@@ -22,7 +22,7 @@ class Profiler(Callback):
             )
         if not run.first_step <= self._first < run.last_step:
             raise UserError(
-                f"profile_steps={self._first}:{self._last}: this run runs steps {run.first_step} to "
+                f"profile_steps={self._first}:{self._last}: this run has steps {run.first_step} to "
                 f"{run.last_step - 1}; give a FIRST among them"
             )
 

@@ -1,4 +1,4 @@
-"""The callback that traces a few steps and draws who did what when."""
+"""The callback that traces a few steps and draws what each device did when."""
 
 import contextlib
 import importlib.util
@@ -40,7 +40,7 @@ class TimelineOfSteps(Callback):
         say: gets lines for the user when the steps have run.
 
         Raises:
-          UserError: they are not a few steps.
+          UserError: not 0 <= first < last, or too many steps.
         """
         self._named = f"timeline_steps={first}:{last}"
         if not 0 <= first < last <= first + _MOST_STEPS:
@@ -62,7 +62,7 @@ class TimelineOfSteps(Callback):
         # The first step traces the graphs, and TensorFlow's own preparation hides what the devices do.
         if not run.first_step < self._first < self._last <= run.last_step:
             raise UserError(
-                f"{self._named}: this run runs steps {run.first_step} to {run.last_step - 1}; give steps among "
+                f"{self._named}: this run has steps {run.first_step} to {run.last_step - 1}; give steps among "
                 "them, after the first"
             )
         if importlib.util.find_spec("matplotlib") is None:

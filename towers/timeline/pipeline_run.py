@@ -109,7 +109,7 @@ def schedule_name(schedule: Schedule) -> str | None:
 
 
 def predicted_seconds(name: str, schedule: Schedule, stages: Sequence[StageSeconds], num_devices: int) -> float:
-    """What a microbatch's work would take on another number of devices, all stages equally long.
+    """Seconds of the whole pipeline, all microbatches, on another number of devices, all stages equally long.
 
     The total of each pass is divided equally; a transfer takes as long as the longest here.
 

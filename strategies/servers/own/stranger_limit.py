@@ -1,4 +1,7 @@
-"""Connections whose other side is not let in yet: only some, because anyone may connect."""
+"""How many connections may wait to be let in: only some, because anyone may connect.
+
+What each may send, and for how long, is in `entrance.py`.
+"""
 
 import threading
 from typing import Protocol

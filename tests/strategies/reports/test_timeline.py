@@ -119,9 +119,9 @@ def test_towers_pass_forward_then_backward_then_update(options, tmp_path):
 
 def test_what_can_not_be_drawn_is_refused_before_the_run(tmp_path, monkeypatch):
     strategy = small_strategy()
-    with refused("timeline_steps=0:2: this run runs steps 0 to 5"):
+    with refused("timeline_steps=0:2: this run has steps 0 to 5"):
         trained(strategy, tmp_path / "run", first=0)
-    with refused("timeline_steps=5:7: this run runs steps 0 to 5"):
+    with refused("timeline_steps=5:7: this run has steps 0 to 5"):
         trained(strategy, tmp_path / "run", first=5)
     (tmp_path / "run" / PICTURE).mkdir(parents=True)
     with refused(f"{tmp_path}/run/{PICTURE}: can't be written: move it away"):

@@ -750,7 +750,7 @@ class TestFiles:
     @pytest.mark.parametrize("first, last", first_quick([(12, 14), (20, 30)]))
     def test_a_profile_of_steps_after_the_last_is_refused(self, first, last, tmp_path):
         strategy = small_strategy()
-        with refused(f"profile_steps={first}:{last}", "this run runs steps 0 to 11"):
+        with refused(f"profile_steps={first}:{last}", "this run has steps 0 to 11"):
             fitted(strategy, callbacks=[Profiler(first, last)], steps=12, directory=tmp_path)
         assert strategy.step == 0
 
