@@ -37,7 +37,7 @@ def test_tensorflows_engine_refuses_it_in_one_line():
 @pytest.mark.parametrize(
     "argument, instead",
     [
-        ("zero=3", "use it, or zero=2"),
+        ("zero=3", "or zero=2"),
         ("parameter_device='sharded'", "parameter_device='cpu'"),
         ("offload='optimizer'", "omit"),
     ],
