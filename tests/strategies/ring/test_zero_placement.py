@@ -75,7 +75,10 @@ def test_each_worker_has_half_of_the_optimizer_state():
         assert sum(held) == total
         assert [here + there for here, there in zip(held, elsewhere, strict=True)] == [total] * 2
         assert max(held) <= 1.1 * total / 2
-        assert ", ".join(f"{count:,}" for count in held) in found.engines[0].notices[-1]
+        assert (
+            ", ".join(f"{count:,} on worker {rank}" for rank, count in enumerate(held))
+            in found.engines[0].notices[-1]
+        )
 
 
 def test_a_step_sends_the_bytes_of_a_plain_ring(monkeypatch):
