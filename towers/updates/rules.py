@@ -1,5 +1,7 @@
 """Update rules: the arithmetic of a step, by TensorFlow's fused kernels on the variable's own device.
 
+SGD; Momentum, plain or Nesterov's; Adam, which with decoupled weight decay is AdamW; Muon.
+
 The kernels lock the variable while they change it, so simultaneous updates lose nothing. A rule holds numbers
 only. Its slots (momenta) are variables that the placement creates with the parameters.
 """
