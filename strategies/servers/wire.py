@@ -20,7 +20,7 @@ import ml_dtypes
 import numpy as np
 
 from strategies.errors import PeerLost
-from strategies.keepalive import keep_alive
+from strategies.keepalive import is_unanswered, keep_alive
 from towers.errors import UserError
 
 Message = dict[str, object]
@@ -161,6 +161,12 @@ class Connection:
         poll.register(self._socket, getattr(select, "POLLRDHUP", select.POLLHUP))
         if poll.poll(0):
             raise ConnectionError("the connection was closed")
+
+    def is_unanswered(self) -> bool:
+        """Whether the other machine has vanished while bytes were sent to it; any thread may ask."""
+        with self._closing, contextlib.suppress(OSError):
+            return is_unanswered(self._socket)
+        return False
 
     def end(self) -> None:
         """Ends the connection from another thread. The thread that uses it gets an OSError, and closes it.

@@ -1,14 +1,24 @@
 """Both ends of each connection of ours detect a silent machine: the options of real sockets."""
 
+import contextlib
 import socket
 import sys
+import time
+from collections.abc import Iterator
 
+import numpy as np
 import pytest
 
+from launch.supervision.network_namespaces import Network, enter, hosts
+from strategies import keepalive
+from strategies.cluster import Member
+from strategies.errors import PeerLost
 from strategies.ring.tcp_ring import prepare
 from strategies.servers import wire
+from strategies.servers.own.group import Group
+from tests.launch.system_networks import needs_hosts
 from tests.strategies.servers import at_once
-from tests.strategies.servers.own.test_server import WORKER, group, serving
+from tests.strategies.servers.own.test_server import CHIEF, WORKER, Losses, group, new_server, serving
 
 needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="other systems have other options")
 
@@ -48,3 +58,72 @@ def test_a_rings_neighbours():
             assert silent_seconds(end) == 0
             prepare(end)
             assert silent_seconds(end) == 30
+
+
+# Larger than what the system holds of a connection that nobody reads.
+LARGE = np.arange(16 * 2**20, dtype=np.float32)
+
+
+@contextlib.contextmanager
+def server_and_worker(losses: Losses) -> Iterator[tuple[Network, Group]]:
+    """A server on host 0, and a worker that is connected to it from host 1."""
+    with hosts(2) as network:
+
+        def on_host(host: int, act):
+            def run():
+                enter(network.namespace(host))
+                return act()
+
+            # A socket stays in the network of the thread that made it.
+            return at_once.Started(run).result()
+
+        member = Member("ps", 0, f"{network.address(0)}:2222")
+        server = on_host(0, lambda: new_server(member, losses))
+        started = at_once.Started(lambda: server.serve(at_once.LIMIT_SECONDS))
+        with contextlib.ExitStack() as stack:
+            chief, worker = (
+                on_host(1, lambda this=this: stack.enter_context(group(member, this=this)))
+                for this in (CHIEF, WORKER)
+            )
+            chief.ask(0, "init", [LARGE], key="a")
+            yield network, worker
+            network.plug(1)
+            with contextlib.suppress(PeerLost):
+                chief.ask(0, "end", how="done")
+        with contextlib.suppress(PeerLost):
+            started.result()
+
+
+@pytest.mark.full
+@needs_hosts
+@pytest.mark.timeout(120)
+class TestAVanishedMachine:
+    @pytest.fixture(autouse=True)
+    def impatient(self, monkeypatch):
+        # 0.2 + 0.4 + 0.8 + 1.6 seconds.
+        monkeypatch.setattr(keepalive, "_MOST_UNANSWERED", 3)
+
+    def test_in_the_middle_of_an_answer(self):
+        losses = Losses()
+        with server_and_worker(losses) as (network, worker):
+            worker.connections[0].send({"ask": "pull", "key": "a"})
+            time.sleep(0.5)
+            network.pull(1)
+            assert losses.workers.get(timeout=12) == WORKER.index
+
+    def test_in_the_middle_of_a_request(self):
+        with server_and_worker(Losses()) as (network, worker):
+            network.pull(1)
+            began = time.monotonic()
+            with pytest.raises(PeerLost, match="ps:0 .* was lost"):
+                worker.ask(0, "set", [LARGE], key="a", names=[], version=9)
+            assert time.monotonic() - began < 12
+
+    def test_a_living_process_that_does_not_read_is_not_lost(self):
+        losses = Losses()
+        with server_and_worker(losses) as (_, worker):
+            worker.connections[0].send({"ask": "pull", "key": "a"})
+            time.sleep(8)
+            assert losses.workers.empty()
+            _, (found,) = worker.connections[0].answer()
+            assert np.array_equal(found, LARGE)

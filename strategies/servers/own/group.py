@@ -16,6 +16,8 @@ from towers.errors import UserError
 
 _RETRY_SECONDS = 0.1
 _CONNECT_SECONDS = 5.0
+# How often a connection is looked at whose server may have vanished.
+_LOOK_SECONDS = 1.0
 
 
 class Group:
@@ -75,7 +77,9 @@ class Group:
                 found = _introduced(server, introduced, deadline, startup_timeout_seconds, timeout_seconds)
                 connections.append(to_close.enter_context(contextlib.closing(found)))
             to_close.pop_all()
-        return cls(servers, connections)
+        found = cls(servers, connections)
+        threading.Thread(target=found._end_unanswered, daemon=True).start()
+        return found
 
     def ask(self, server: int, what: str, arrays: Sequence[np.ndarray] = (), **fields) -> tuple[Message, list]:
         """One server's reply to the request named `what`.
@@ -153,6 +157,13 @@ class Group:
                     return
                 finally:
                     self._turn.release()
+
+    def _end_unanswered(self) -> None:
+        """Until `close`: ends a connection whose machine vanished while a request was sent to it."""
+        while not self._is_over.wait(_LOOK_SECONDS):
+            for connection in self.connections:
+                if connection.is_unanswered():
+                    connection.end()
 
     def check(self, server: int) -> None:
         """Raises PeerLost if the server has closed its connection since its last reply."""

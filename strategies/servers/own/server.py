@@ -121,14 +121,18 @@ class Server:
         return self._end
 
     def _drop_overdue(self) -> None:
-        """Ends the connections of workers that have held a step for too long; they then count as lost."""
+        """Ends the connections of workers that have held a step for too long, and those of vanished machines.
+
+        Their processes then count as lost.
+        """
         overdue = set() if self._coordination is None else self._coordination.overdue()
         with self._lock:
-            dropped = [
-                connection
-                for connection, peer in self._connections.items()
-                if peer is not None and peer.role == WORKER and peer.index in overdue
-            ]
+            connections = dict(self._connections)
+        dropped = [
+            connection
+            for connection, peer in connections.items()
+            if (peer is not None and peer.role == WORKER and peer.index in overdue) or connection.is_unanswered()
+        ]
         for connection in dropped:
             connection.end()
 
