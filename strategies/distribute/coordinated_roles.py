@@ -53,9 +53,10 @@ def coordinated_strategy(
     """
     check_options(options, servers.options, servers.num_workers)
     connection = servers.joined
-    described = connection.descriptions(servers.startup_timeout_seconds)
-    _check_alike(described, servers.settings_with(task, options), servers.settings(options))
-    of_workers = _devices_of_workers(described)
+    with connection.telling_all():
+        described = connection.descriptions(servers.startup_timeout_seconds)
+        _check_alike(described, servers.settings_with(task, options), servers.settings(options))
+        of_workers = _devices_of_workers(described)
 
     def make_carrier(strategy: ServersStrategy) -> CoordinatedCarrier:
         graph = WorkerGraph(
@@ -102,13 +103,14 @@ def run_coordinated_server(options: StepOptions, membership: ServersMembership) 
     """Serves until the run ends; returns how it ended: 'done' or 'interrupted'.
 
     Raises:
-      UserError: options that servers can't support.
+      UserError: options that servers can't support, or the chief refused the run.
       PeerLost: the chief was lost.
     """
     check_options(options, membership.options, membership.num_workers)
     offered = functions(Claims()) if membership.cluster.index == 0 else {}
-    description = {"settings": membership.settings(options), "free_bytes": free_bytes()}
-    return _helped(membership, offered, description)
+    return _helped(
+        membership, offered, lambda: {"settings": membership.settings(options), "free_bytes": free_bytes()}
+    )
 
 
 def run_coordinated_worker(
@@ -130,7 +132,7 @@ def run_coordinated_worker(
       before_step: called with the number of each step before it is computed.
 
     Raises:
-      UserError: options that servers can't support.
+      UserError: options that servers can't support, or the chief refused the run.
       PeerLost: the chief was lost.
     """
     check_options(options, membership.options, membership.num_workers)
@@ -141,16 +143,19 @@ def run_coordinated_worker(
         stop_asked=stop_asked,
         before_step=before_step,
     )
-    description = {
-        "settings": membership.settings_with(task, options),
-        "towers": list(devices.towers),
-        "parameters": devices.parameters,
-    }
-    return _helped(membership, {"next_batch": batches.next_batch}, description)
+
+    def describe() -> Mapping:
+        return {
+            "settings": membership.settings_with(task, options),
+            "towers": list(devices.towers),
+            "parameters": devices.parameters,
+        }
+
+    return _helped(membership, {"next_batch": batches.next_batch}, describe)
 
 
-def _helped(membership: ServersMembership, offered, description) -> str:
-    return membership.joined.run(offered, description, timeout_seconds=membership.options.timeout_seconds)
+def _helped(membership: ServersMembership, offered, describe) -> str:
+    return membership.joined.run(offered, describe, timeout_seconds=membership.options.timeout_seconds)
 
 
 def _check_alike(described: Mapping[str, Mapping], of_worker: Mapping, of_server: Mapping) -> None:

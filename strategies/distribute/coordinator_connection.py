@@ -6,7 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import tensorflow as tf
 from absl import logging
@@ -102,17 +102,32 @@ class CoordinatorConnection:
         """
         self._runs += 1
         deadline = time.monotonic() + timeout_seconds
-        found = {}
-        for member in (*self.servers, *self.workers):
-            while (described := self._description(member)) is None:
-                if time.monotonic() > deadline:
-                    raise PeerLost(
-                        f"{member.name} ({member.address}) did not take part within {timeout_seconds:g} seconds: "
-                        "restart all processes"
-                    )
+        members = (*self.servers, *self.workers)
+        found: dict[str, Mapping] = {}
+        # All are asked in each turn: they prepare their descriptions at the same time.
+        while missing := [member for member in members if member.name not in found]:
+            if time.monotonic() > deadline:
+                first = missing[0]
+                raise PeerLost(
+                    f"{first.name} ({first.address}) did not take part within {timeout_seconds:g} seconds: "
+                    "restart all processes"
+                )
+            described = {member.name: self._description(member) for member in missing}
+            found |= {name: one for name, one in described.items() if one is not None}
+            if len(found) < len(members):
                 time.sleep(_RETRY_SECONDS)
-            found[member.name] = described
-        return found
+        return {member.name: found[member.name] for member in members}
+
+    @contextmanager
+    def telling_all(self) -> Iterator[None]:
+        """Context manager: a UserError ends all servers and workers with the same line, as it ends the chief."""
+        try:
+            yield
+        except UserError as error:
+            for member in (*self.servers, *self.workers):
+                with suppress(PeerLost, UserError, tf.errors.OpError):
+                    self.ask(member, "refuse", str(error), output=BOOL)
+            raise
 
     def _description(self, member: Member) -> Mapping | None:
         """What a process says; None while it prepares this run."""
@@ -122,7 +137,7 @@ class CoordinatorConnection:
             if "Could not find callback" not in str(error):
                 raise
             return None
-        return described if described["run"] == self._runs else None
+        return described if described.get("run") == self._runs else None
 
 
 def _connected(resolver, num_servers: int):

@@ -1,6 +1,5 @@
 """A worker or server of ParameterServerStrategy: TensorFlow's server, and this process's own host functions."""
 
-import json
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -10,11 +9,13 @@ import tensorflow as tf
 
 from strategies.cluster import CHIEF, Cluster
 from strategies.distribute.coordinator_connection import INTER_OP_THREADS
+from strategies.distribute.description import Answer
 from strategies.distribute.host_functions import HostFunctions
 from strategies.engines import TENSORFLOW
 from strategies.errors import PeerLost
 from strategies.servers.wire import MAGIC
 from strategies.waiting import grpc_answers, wait_for_all
+from towers.errors import UserError
 
 _PROBE_SECONDS = 1.0
 # Refused connections in a row after which the chief counts as lost.
@@ -49,28 +50,33 @@ class HelpingProcess:
             config=_session_config(num_cpus),
         )
         self._runs = 0
-        self._ended, self._how = threading.Event(), ""
+        self._ended, self._how, self._refusal = threading.Event(), "", ""
         self._called_at: float | None = None
 
-    def run(self, functions: Mapping[str, Callable], description: Mapping, *, timeout_seconds: float) -> str:
+    def run(
+        self, functions: Mapping[str, Callable], describe: Callable[[], Mapping], *, timeout_seconds: float
+    ) -> str:
         """Serves until the chief ends the run; returns how it ended: 'done' or 'interrupted'.
 
         Args:
           functions: what graphs may call in this process, by name.
-          description: what the chief compares before training.
+          describe: returns what the chief compares before training. Called once, in a thread of its own, when the
+            chief first asks; the chief does not ask a process that replaces another one during training.
           timeout_seconds: seconds without a sign of life after which the chief counts as lost.
 
         Raises:
           PeerLost: the chief was lost.
+          UserError: the chief refused the run.
         """
         self._runs += 1
         self._ended.clear()
         self._called_at = None
-        about = json.dumps({**description, "run": self._runs}).encode()
-        own = {"describe": lambda: about, "end": self._end}
+        own = {"describe": Answer(self._runs, describe).text, "end": self._end, "refuse": self._refuse}
         offered = HostFunctions({name: self._timed(call) for name, call in {**functions, **own}.items()})
         self._wait_for_the_end(timeout_seconds)
         offered.withdraw()
+        if self._refusal:
+            raise UserError(self._refusal)
         return self._how
 
     def _timed(self, function):
@@ -82,6 +88,11 @@ class HelpingProcess:
 
     def _end(self, how):
         self._how = how.decode()
+        self._ended.set()
+        return np.bool_(True)
+
+    def _refuse(self, why):
+        self._refusal = why.decode()
         self._ended.set()
         return np.bool_(True)
 

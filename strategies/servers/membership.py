@@ -84,10 +84,11 @@ class ServersMembership:
 
     def _first_batches(self, task: Task, options: StepOptions) -> dict[str, str]:
         """Checksums of the first training batches, which are read twice; none if they need not be the same."""
+        # On TensorFlow's engine a worker reads each batch whole, and no other worker reads it.
         is_own = self.options.engine_choice().name == OWN
         why = self._why_order_matters(options) if is_own else None
         # Arrays are settings, which are compared anyway.
-        if why is None and not (is_own and task.num_examples("train") is None):
+        if why is None and task.num_examples("train") is not None:
             return {}
         found = batch_checksums(task, "train")
         if why is not None and not found.keeps_order:

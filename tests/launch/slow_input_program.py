@@ -4,6 +4,7 @@ SECONDS_PER_BATCH              seconds that the input of each batch takes; defau
 SECONDS_PER_EVALUATION_BATCH   likewise, of an evaluation; default: 0
 BATCH_NORM                     1: the model has a batch norm
 NAN_FROM                       the input is not finite from the batch with this index on
+DATA_SEED                      the training data are a tf.data pipeline, drawn with this seed; not slow then
 """
 
 import os
@@ -12,12 +13,13 @@ import time
 import numpy as np
 
 from launch import binary, training
-from tests.launch.spoilt_task import build, spoilt_task, with_statistics
+from tests.launch.spoilt_task import build, pipeline_task, spoilt_task, with_statistics
 
 _SECONDS = float(os.environ.get("SECONDS_PER_BATCH", 0.04))
 _EVALUATION_SECONDS = float(os.environ.get("SECONDS_PER_EVALUATION_BATCH", 0))
 _MODEL = with_statistics if os.environ.get("BATCH_NORM") else build
 _NAN_FROM = int(os.environ.get("NAN_FROM", 2**31))
+_DATA_SEED = os.environ.get("DATA_SEED")
 
 
 def slow_input(batch_index):
@@ -32,7 +34,10 @@ def slow_evaluation(batch_index):
 
 def main(_):
     training.serve_if_server()
-    task = spoilt_task(slow_input, _MODEL, slow_evaluation if _EVALUATION_SECONDS else None)
+    if _DATA_SEED is not None:
+        task = pipeline_task(int(_DATA_SEED))
+    else:
+        task = spoilt_task(slow_input, _MODEL, slow_evaluation if _EVALUATION_SECONDS else None)
     training.build_trainer(training.build_strategy(task)).fit()
 
 

@@ -49,8 +49,20 @@ def spoilt_task(
 
             return batches.enumerate(shard.first_batch).map(spoilt)
 
-    draw = np.random.default_rng(0)
-    x = draw.normal(size=(96, 4)).astype(np.float32)
-    y = draw.integers(0, 3, 96)
-    losses = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    return SpoiltTask(model=model, train_data=(x, y), eval_data=(x, y), losses=losses, batch_size=24)
+    data = _drawn(0)
+    return SpoiltTask(model=model, train_data=data, eval_data=data, losses=_loss(), batch_size=24)
+
+
+def pipeline_task(seed: int) -> OwnTask:
+    """Likewise, from a tf.data pipeline that never ends; its examples are drawn with this seed."""
+    batches = tf.data.Dataset.from_tensor_slices(_drawn(seed)).batch(24).repeat()
+    return OwnTask(model=build, train_data=batches, eval_data=_drawn(0), losses=_loss(), batch_size=24)
+
+
+def _drawn(seed: int) -> tuple[np.ndarray, np.ndarray]:
+    draw = np.random.default_rng(seed)
+    return draw.normal(size=(96, 4)).astype(np.float32), draw.integers(0, 3, 96)
+
+
+def _loss() -> keras.losses.Loss:
+    return keras.losses.SparseCategoricalCrossentropy(from_logits=True)

@@ -229,10 +229,23 @@ def test_nan_is_skipped(group_of, tmp_path):
 @pytest.mark.full
 def test_a_process_with_different_flags_is_refused(group_of):
     with group_of(more_flags={"worker:1": ["--momentum=0.5"]}) as group:
-        refused = group.end("chief:0", LIMIT_SECONDS)
-    assert refused.code == USER_ERROR
-    (line,) = errors(refused)
-    assert "worker:1 was started with optimizer.momentum=0.5, and chief:0 with optimizer.momentum=0.9" in line
+        ends = all_end(group, USER_ERROR)
+    for ended in ends.values():
+        (line,) = errors(ended)
+        assert "worker:1 was started with optimizer.momentum=0.5, and chief:0 with optimizer.momentum=0.9" in line
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seed", ["1", "2"], ids=["the_same", "other"])
+def test_a_worker_that_reads_other_data_is_refused(group_of, seed):
+    variables = {f"{name}:{index}": {"DATA_SEED": "1"} for name in ("worker", "ps") for index in range(2)}
+    variables |= {"chief:0": {"DATA_SEED": "1"}, "worker:1": {"DATA_SEED": seed}}
+    with group_of(variables=variables) as group:
+        ends = all_end(group, DONE if seed == "1" else USER_ERROR)
+    for ended in ends.values() if seed != "1" else ():
+        (line,) = errors(ended)
+        assert "worker:1 was started with first_batches=" in line
+        assert "all must read the same data" in line
 
 
 @pytest.mark.full

@@ -1,0 +1,37 @@
+"""What a worker or server says of itself when the chief asks: computed when it first asks, and not before."""
+
+import concurrent.futures
+import json
+import threading
+from collections.abc import Callable, Mapping
+
+
+class Answer:
+    """Answers at once: the chief asks again until the description is there, so no call keeps it waiting."""
+
+    def __init__(self, run: int, describe: Callable[[], Mapping]):
+        """Args:
+        run: number of the run, as the chief counts.
+        describe: returns the description.
+        """
+        self._run, self._describe = run, describe
+        self._found: concurrent.futures.Future | None = None
+
+    def text(self) -> bytes:
+        """JSON: the description and 'run'; without 'run' while it is computed.
+
+        Raises:
+          Exception: the description raised it.
+        """
+        if self._found is None:
+            self._found = concurrent.futures.Future()
+            threading.Thread(target=self._compute, daemon=True).start()
+        if not self._found.done():
+            return b"{}"
+        return json.dumps({**self._found.result(), "run": self._run}).encode()
+
+    def _compute(self) -> None:
+        try:
+            self._found.set_result(self._describe())
+        except BaseException as error:  # `text` raises it
+            self._found.set_exception(error)
