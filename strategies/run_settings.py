@@ -58,25 +58,28 @@ def common_settings(
       shapes: shapes of the model's parameters by name; None if this process has no model.
       **of_mode: further settings, which the mode adds.
     """
-    found = {
+    first = {
         "task": type(task).__name__,
         "batch_size": task.batch_size,
         "num_examples": task.num_examples("train"),
+    }
+    others = {
         **step_settings(options),
         **of_mode,
         "parameters": {name: str(tuple(shape)) for name, shape in (shapes or {}).items()},
     }
-    of_task = {name: value for name, value in fields_of(task).items() if name not in found}
+    of_task = {name: value for name, value in fields_of(task).items() if name not in first | others}
     if not evaluates:
         of_task = {name: value for name, value in of_task.items() if not name.startswith("eval_")}
-    plain = plain_settings(found | of_task)
+    # The first difference is named: causes come before what follows from them.
+    plain = plain_settings(first | of_task | others)
     return {name: value for name, value in plain.items() if not _OF_ONE_PROCESS & set(name.split("."))}
 
 
 def step_settings(options: StepOptions) -> dict[str, Any]:
     """How a step computes, by the names of flags and arguments."""
     found = fields_of(options)
-    return {"learning_rate": found.pop("schedule"), "optimizer": found.pop("rule"), **found}
+    return {"optimizer": found.pop("rule"), "learning_rate": found.pop("schedule"), **found}
 
 
 def fields_of(value: Any) -> dict[str, Any]:

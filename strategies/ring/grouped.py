@@ -62,12 +62,12 @@ def grouped_towers_of(
     return SlicedTowers(task, devices, options, slices)
 
 
-def kind_of(towers: GroupedTowers | None) -> int:
-    """A number that says what a worker's towers are; workers with other numbers can't train together."""
+def kind_of(towers: GroupedTowers | None) -> str:
+    """What a worker's towers are, as a grid without 'data'; workers with other towers can't train together."""
     if towers is None:
-        return 0
-    size = len(towers.devices.groups[0])
-    return size if towers.name == StagedTowers.name else -size
+        return "none"
+    axis = "stage" if towers.name == StagedTowers.name else "slice"
+    return f"{axis}:{len(towers.devices.groups[0])}"
 
 
 def decided_by_first(host: HostExchange) -> Decided:

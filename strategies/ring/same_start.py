@@ -19,32 +19,18 @@ from strategies.run_settings import Plain, check_same
 from towers.errors import UserError
 
 
-def check_same_number(host: HostExchange, members: Sequence[Member], what: str, number: float) -> None:
-    """Raises UserError if the number of a rank differs from that of rank 0.
+def check_same_settings(
+    host: HostExchange, members: Sequence[Member], own: Mapping[str, Plain], *, purpose: str = "settings"
+) -> None:
+    """Raises UserError if a worker was started with other settings than rank 0.
 
     Args:
       host: the exchange.
       members: the workers, by rank.
-      what: the setting's name.
-      number: this worker's.
+      own: this worker's settings, as from `strategies.run_settings.common_settings`.
+      purpose: names the call; another one for each call.
     """
-    found = host.gather(what, [number])[:, 0]
-    for rank in np.flatnonzero(found != found[0])[:1]:
-        with _refusal(host):
-            raise UserError(
-                f"{members[rank].name} was started with another {what} than {members[0].name}: start all workers "
-                "with the same settings"
-            )
-
-
-def check_same_settings(host: HostExchange, members: Sequence[Member], own: Mapping[str, Plain]) -> None:
-    """Raises UserError if a worker was started with other settings than rank 0.
-
-    Args:
-      host, members: as for `check_same_number`.
-      own: this worker's settings, from `strategies.run_settings.common_settings`.
-    """
-    texts = host.gather_texts("settings", json.dumps(own))
+    texts = host.gather_texts(purpose, json.dumps(own))
     with _refusal(host):
         check_same(dict(zip([member.name for member in members], map(json.loads, texts), strict=True)))
 
@@ -60,7 +46,7 @@ def check_same_batches(
     """Raises UserError as `strategies.ring.same_batches.check_same_batches`.
 
     Args:
-      host, members: as for `check_same_number`.
+      host, members: as for `check_same_settings`.
       own: of this worker's first batches, by split.
       num_compared: the largest number of batches of a split.
       microbatches: how often a worker reads the training data.

@@ -19,7 +19,7 @@ from strategies.batch_checksums import NUM_COMPARED
 from strategies.contract import Move, StepReport, WorkerTime
 from strategies.distribute.mirrored import mirrored, num_gpus
 from strategies.distribute.replicated_engine import ReplicatedEngine
-from strategies.engines import ENGINES, OWN, EngineChoice, choose_engine
+from strategies.engines import OWN, EngineChoice, choose_engine
 from strategies.errors import PeerLost
 from strategies.first_batches import check_first_batches
 from strategies.grouped_towers import GroupedTowers
@@ -30,7 +30,7 @@ from strategies.ring.grouped import decided_by_first, grouped_towers_of, kind_of
 from strategies.ring.joining import Ring
 from strategies.ring.lost_workers import LOST, peer_lost
 from strategies.ring.placements import ring_placement
-from strategies.ring.same_start import check_same_batches, check_same_number, check_same_settings
+from strategies.ring.same_start import check_same_batches, check_same_settings
 from strategies.ring.tcp_connect import connected_tcp_ring
 from strategies.ring.tcp_ring import TcpRing
 from strategies.ring.zero_placement import SpreadPlacement
@@ -103,9 +103,9 @@ class RingStrategy(SynchronousStrategy):
         self._host = HostExchange(ring.num_workers, ring.rank, ring.options.wire, channel=ring.next_channel())
         own_shares = checked_shares(shares, devices.num_towers, "tower_shares")
         with self._watched():
-            check_same_number(self._host, ring.members, "engine", ENGINES.index(ring.options.engine))
-            check_same_number(self._host, ring.members, "stage of ZeRO (zero)", devices.zero)
-            check_same_number(self._host, ring.members, "grid", kind_of(towers))
+            # The other settings are compared when the models are built: these say which calls come before that.
+            first = {"engine": ring.options.engine, "zero": devices.zero, "grid": kind_of(towers)}
+            check_same_settings(self._host, ring.members, first, purpose="first settings")
             self._shares_by_worker = _all_shares(self._host, own_shares, ring.options.worker_shares)
             self.engine_choice = self._chosen_engine(devices)
         self._worker_shares = tuple(sum(of_worker) for of_worker in self._shares_by_worker)
@@ -205,7 +205,8 @@ class RingStrategy(SynchronousStrategy):
             return None
         by_tcp = on_cpu and algorithm in ("auto", "tcp")
         with self._watched():
-            check_same_number(self._host, self.ring.members, "all-reduce algorithm", by_tcp)
+            used = {"all_reduce": "tcp" if by_tcp else "ring or nccl"}
+            check_same_settings(self._host, self.ring.members, used, purpose="all_reduce")
         if not by_tcp:
             return None
         seconds = self.ring.options.wire.timeout_seconds

@@ -10,8 +10,10 @@ import tensorflow as tf
 
 from models.own_task import OwnTask
 from strategies.run_settings import changes, check_same, common_settings, plain_settings
+from tests.strategies.small_task import small_task
 from tests.towers.user_errors import refused
 from towers.options import StepOptions
+from towers.updates.rules import SGD, Momentum
 from towers.updates.schedules import Constant, WarmUp
 
 X = np.random.default_rng(0).normal(size=(50, 3)).astype(np.float32)
@@ -82,6 +84,21 @@ class TestTheSameInAllProcesses:
         message = "worker:2 was started with optimizer.momentum=0.5, and worker:0 with optimizer.momentum=0.9"
         with refused(message, "start all processes with the same settings"):
             check_same({"worker:0": same, "worker:1": same, "worker:2": same | {"optimizer.momentum": 0.5}})
+
+    def test_a_cause_is_named_before_what_follows_from_it(self):
+        """Another network has other parameters; another optimizer has another default of the learning rate."""
+        small, large = (
+            common_settings(
+                small_task(network=network),
+                StepOptions(rule=rule, schedule=Constant(rate)),
+                evaluates=True,
+                shapes={"kernel": (width,)},
+            )
+            for network, rule, rate, width in (("tiny", SGD(), 0.1, 1), ("resnet20", Momentum(), 0.2, 2))
+        )
+        with refused("worker:1 was started with network=resnet20, and worker:0 with network=tiny"):
+            check_same({"worker:0": small, "worker:1": large})
+        assert list(small).index("optimizer") < list(small).index("learning_rate")
 
     def test_a_setting_that_one_process_lacks(self):
         with refused("worker:1 was started with width=3, and worker:0 with width=None"):
