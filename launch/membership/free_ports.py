@@ -9,12 +9,15 @@ LOOPBACK = "127.0.0.1"
 _RANGE_FILE = pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range")
 _LOWEST_PORT = 10000
 _ANY_PORT = 0
+_ALL_ADDRESSES = ""
 # Not random's global generator: two programs with the same seed must get different ports.
 _DRAW = random.SystemRandom()
 
 
 def free_addresses(count: int) -> list[str]:
-    """`count` different addresses '127.0.0.1:port' whose ports are free now.
+    """`count` different addresses '127.0.0.1:port' whose ports are free now, on all of this machine's addresses.
+
+    TensorFlow's server listens on all of them.
 
     The ports lie below the kernel's range for outgoing connections. With a port in that range, a process that
     connects to a peer before the peer listens may be assigned the peer's port and connect to itself.
@@ -31,7 +34,7 @@ def _bound(ports: list[int]) -> socket.socket:
     while True:
         candidate = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         try:
-            candidate.bind((LOOPBACK, ports.pop() if ports else _ANY_PORT))
+            candidate.bind((_ALL_ADDRESSES, ports.pop() if ports else _ANY_PORT))
             return candidate
         except OSError:
             candidate.close()

@@ -11,6 +11,7 @@ import ctypes
 import dataclasses
 import os
 import pathlib
+import select
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,6 +22,8 @@ from towers.errors import UserError
 
 _ENTER_NETWORK = str(pathlib.Path(__file__).with_name("enter_network.py"))
 _READY = "ready"
+# It takes a fraction of a second to begin and to end, unless somebody stopped it.
+_LIMIT_SECONDS = 10
 # From <sys/prctl.h>.
 _PR_SET_DUMPABLE = 4
 
@@ -39,8 +42,20 @@ class PrivateNetwork:
 @contextlib.contextmanager
 def private_network() -> Iterator[PrivateNetwork]:
     """Context manager: a network that has only a loopback interface, if the system permits one."""
+    with _holder() as holder:
+        is_told = select.select([holder.stdout], [], [], _LIMIT_SECONDS)[0]
+        said = holder.stdout.readline().strip() if is_told else f"nothing was heard for {_LIMIT_SECONDS} seconds"
+        if said == _READY:
+            yield PrivateNetwork(inside=(sys.executable, "-I", "-S", _ENTER_NETWORK, str(holder.pid)))
+        else:
+            yield PrivateNetwork(problem=said or "its process ended without a word")
+
+
+@contextlib.contextmanager
+def _holder() -> Iterator[subprocess.Popen]:
+    """Context manager: the process that holds the network; it ends with this context, also if it stands still."""
     command, variables = own_program("launch.supervision.held_network")
-    with subprocess.Popen(
+    holder = subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -48,12 +63,18 @@ def private_network() -> Iterator[PrivateNetwork]:
         text=True,
         # Ctrl-C in the terminal must not end it before the processes in the network.
         start_new_session=True,
-    ) as holder:
-        said = holder.stdout.readline().strip()
-        if said == _READY:
-            yield PrivateNetwork(inside=(sys.executable, "-I", "-S", _ENTER_NETWORK, str(holder.pid)))
-        else:
-            yield PrivateNetwork(problem=said or f"its process ended with code {holder.wait()}")
+    )
+    try:
+        yield holder
+    finally:
+        with contextlib.suppress(OSError):
+            holder.stdin.close()
+        try:
+            holder.wait(_LIMIT_SECONDS)
+        except subprocess.TimeoutExpired:
+            holder.kill()
+            holder.wait()
+        holder.stdout.close()
 
 
 def main() -> None:

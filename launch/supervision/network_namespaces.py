@@ -173,15 +173,18 @@ def _ip(*words: str) -> str:
 
 def _run(name: str, *words: str) -> str:
     """Runs a command and returns its output; raises NetworkError with its stderr if it fails."""
-    done = subprocess.run(
-        [_program(name), *words],
-        capture_output=True,
-        text=True,
-        timeout=_COMMAND_SECONDS,
-        check=False,
-        # Ctrl-C must not end it halfway: it signals all processes of the terminal's session.
-        start_new_session=True,
-    )
+    try:
+        done = subprocess.run(
+            [_program(name), *words],
+            capture_output=True,
+            text=True,
+            timeout=_COMMAND_SECONDS,
+            check=False,
+            # Ctrl-C must not end it halfway: it signals all processes of the terminal's session.
+            start_new_session=True,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NetworkError(f"{name} {' '.join(words)}: {error}") from error
     if done.returncode:
         raise NetworkError(f"{name} {' '.join(words)}: {done.stderr.strip()}")
     return done.stdout
@@ -211,8 +214,10 @@ def enter(namespace: str) -> None:
     Raises:
       OSError: the system does not permit it.
     """
-    descriptor = os.open(namespace, os.O_RDONLY)
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.setns(descriptor, _NETWORK_NAMESPACE) != 0:
-        raise OSError(ctypes.get_errno(), f"could not enter {namespace}")
-    os.close(descriptor)
+    descriptor = os.open(namespace, os.O_RDONLY)
+    try:
+        if libc.setns(descriptor, _NETWORK_NAMESPACE) != 0:
+            raise OSError(ctypes.get_errno(), f"could not enter {namespace}")
+    finally:
+        os.close(descriptor)

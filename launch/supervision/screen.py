@@ -31,6 +31,11 @@ def screen_for(names: Sequence[str], reporter: str) -> Screen:
       names: the names of the processes, as 'worker:1', in the order of their colours.
       reporter: the process whose progress lines become the bar.
     """
+    for stream in (sys.stdout, sys.stderr):
+        # Another program that has the same terminal or pipe may have made it non-blocking. A slow reader would
+        # then look like a reader that is gone.
+        with contextlib.suppress(OSError):
+            os.set_blocking(stream.fileno(), True)
     console = Console(highlight=False)
     if sys.stdout.isatty() and not console.is_dumb_terminal:
         return TerminalScreen(console, names, reporter)

@@ -53,7 +53,10 @@ class StandstillGuard:
 
 
 def watch(process: int, limit_seconds: float, why: str) -> None:
-    """Kills a process that is stopped for so long; returns when that is done, or when standard input ends.
+    """Kills its parent `process` if that is stopped for so long; returns then, or when standard input ends.
+
+    Standard input stays open while any process that the parent forked lives. So the guard also ends when its
+    parent has died: the system may give the parent's number to a stranger.
 
     It counts the looks that found it stopped, not the time: if the guard is stopped too, as when Slurm suspends a
     job, nobody stands still alone.
@@ -61,6 +64,8 @@ def watch(process: int, limit_seconds: float, why: str) -> None:
     pause = min(_LONGEST_PAUSE_SECONDS, limit_seconds / _LOOKS)
     stopped_seconds = 0.0
     while not select.select([sys.stdin], [], [], pause)[0]:
+        if os.getppid() != process:
+            return
         stopped_seconds = stopped_seconds + pause if _is_stopped(process) else 0.0
         if stopped_seconds >= limit_seconds:
             print(why, file=sys.stderr, flush=True)

@@ -95,7 +95,8 @@ class Supervisor:
 
     def _replace(self, failed: Exit) -> bool:
         """Starts a replacement for a failed process if possible; returns whether it did."""
-        if self._interrupted_at is not None or self._failed_at is not None:
+        is_ending = self._interrupted_at is not None or self._failed_at is not None
+        if is_ending or (failed.name in self._awaited and self._is_idle(failed.name)):
             return False
         other = self._replacement(failed)
         if other is not None:
@@ -114,10 +115,13 @@ class Supervisor:
 
     def _end_idle_servers(self) -> None:
         """Ends each process that serves when all processes that it serves have ended."""
-        running = {process.name for process in self._running}
         for process in self._running:
-            if process.name in self._awaited and running.isdisjoint(self._awaited[process.name]):
+            if process.name in self._awaited and self._is_idle(process.name):
                 process.ask_to_end()
+
+    def _is_idle(self, name: str) -> bool:
+        """Whether all processes that this one serves have ended."""
+        return {process.name for process in self._running}.isdisjoint(self._awaited[name])
 
     def _end_after_failure(self) -> None:
         """Ends the others: a stopped process at once, because it can't end by itself; the rest some time later."""

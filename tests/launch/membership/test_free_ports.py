@@ -3,6 +3,7 @@
 import contextlib
 import random
 import socket
+import sys
 
 import pytest
 
@@ -54,6 +55,17 @@ def test_a_port_in_use_is_skipped(monkeypatch):
             used.enter_context(socket.socket()).bind(("127.0.0.1", port))
         monkeypatch.setattr(free_ports._DRAW, "sample", lambda population, k: [next(iter(population)), *taken])
         assert not set(ports_of(free_addresses(2))) & set(taken)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have one loopback address")
+def test_a_port_in_use_on_another_address_is_skipped(monkeypatch):
+    """TensorFlow's server listens on all addresses."""
+    (taken,) = ports_of(free_addresses(1))
+    with socket.socket() as other:
+        other.bind(("127.0.0.2", taken))
+        other.listen()
+        monkeypatch.setattr(free_ports._DRAW, "sample", lambda population, k: [next(iter(population)), taken])
+        assert ports_of(free_addresses(1)) != [taken]
 
 
 @pytest.mark.parametrize("text", ["1024 65535", "", "nonsense"])

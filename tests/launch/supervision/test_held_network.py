@@ -1,5 +1,6 @@
 """A private network that a process gives to others: who is in it, and that its own network stays."""
 
+import os
 import socket
 import subprocess
 import sys
@@ -42,3 +43,22 @@ def test_without_permission_commands_run_where_they_are(monkeypatch):
     monkeypatch.setattr(held_network, "own_program", lambda module: (command, {}))
     with private_network() as network:
         assert (network.inside, network.problem) == ((), "Operation not permitted")
+
+
+def test_a_holder_that_stands_still_is_ended(monkeypatch):
+    command = (sys.executable, "-c", "import time; print('ready', flush=True); time.sleep(60)")
+    monkeypatch.setattr(held_network, "own_program", lambda module: (command, {}))
+    monkeypatch.setattr(held_network, "_LIMIT_SECONDS", 5)
+    with private_network() as network:
+        holder = int(network.inside[-1])
+        monkeypatch.setattr(held_network, "_LIMIT_SECONDS", 0.2)
+    with pytest.raises(ProcessLookupError):
+        os.kill(holder, 0)
+
+
+def test_a_holder_that_says_nothing(monkeypatch):
+    command = (sys.executable, "-c", "import time; time.sleep(60)")
+    monkeypatch.setattr(held_network, "own_program", lambda module: (command, {}))
+    monkeypatch.setattr(held_network, "_LIMIT_SECONDS", 0.2)
+    with private_network() as network:
+        assert (network.inside, network.problem) == ((), "nothing was heard for 0.2 seconds")

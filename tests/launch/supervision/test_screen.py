@@ -11,6 +11,7 @@ import struct
 import subprocess
 import sys
 import termios
+import time
 
 import pytest
 
@@ -129,3 +130,34 @@ def test_errors_redirected_to_a_file(tmp_path):
     text = (tmp_path / "errors").read_text()
     assert "\x1b" not in text
     assert {"[worker:0] trouble", "[worker:1] trouble"} <= set(text.splitlines())
+
+
+NUM_LINES = 20_000
+MANY_LINES = f"""
+for number in range({NUM_LINES}):
+    print(f"{{number:06d}} and so on")
+"""
+
+
+def test_a_slow_reader_of_a_pipe_that_another_program_made_non_blocking(tmp_path):
+    """A full pipe is no pipe without a reader."""
+    (tmp_path / "program.py").write_text(MANY_LINES)
+    read_end, write_end = os.pipe()
+    os.set_blocking(write_end, False)
+    command = [sys.executable, "-m", "launch.local", *network_flags(), "--workers=1", "--", "python", "program.py"]
+    process = subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        env=environment(),
+        stdout=write_end,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    os.close(write_end)
+    # The pipe is full by then.
+    time.sleep(2)
+    with os.fdopen(read_end, "rb") as reader:
+        lines = reader.read().splitlines()
+    assert process.wait(60) == 0
+    assert len(lines) == NUM_LINES
+    assert lines[-1] == b"[worker:0] 019999 and so on"

@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from launch.supervision import standstill_guard
 from tests.launch.programs import ROOT
 
 PROGRAM = """
@@ -50,3 +51,18 @@ def test_a_process_that_continues_in_time_lives():
         os.kill(process.pid, signal.SIGCONT)
         time.sleep(4)
         assert process.poll() is None
+
+
+def test_a_stranger_that_has_the_number_of_a_dead_parent_lives():
+    """A forked child of the parent may keep the guard's standard input open."""
+    sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
+    with subprocess.Popen(sleep) as stranger, subprocess.Popen(sleep, stdout=subprocess.PIPE) as waits:
+        try:
+            os.kill(stranger.pid, signal.SIGSTOP)
+            command = (sys.executable, "-I", "-S", standstill_guard.__file__, str(stranger.pid), "0.2", "killed")
+            guard = subprocess.run(command, stdin=waits.stdout, capture_output=True, timeout=20, check=False)
+            assert (guard.returncode, guard.stderr) == (0, b"")
+            assert stranger.poll() is None
+        finally:
+            stranger.kill()
+            waits.kill()
