@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
-from strategies.cluster import CHIEF, Cluster
+from strategies.cluster import CHIEF, SERVER, WORKER, Cluster
 from strategies.distribute.claims import Claims
 from strategies.distribute.coordinated_carrier import CoordinatedCarrier
 from strategies.distribute.coordinator_connection import CoordinatorConnection
@@ -160,17 +160,9 @@ def _helped(membership: ServersMembership, offered, describe) -> str:
 
 def _check_alike(described: Mapping[str, Mapping], of_worker: Mapping, of_server: Mapping) -> None:
     """Raises UserError if a process was started with other settings than the chief."""
-    check_same(
-        {"chief:0": of_worker}
-        | {name: found["settings"] for name, found in described.items() if name.startswith("worker")}
-    )
-    for name, found in described.items():
-        for what, checksum in () if name.startswith("worker") else of_server.items():
-            if found["settings"].get(what) != checksum:
-                raise UserError(
-                    f"{name} was started with another {what} than the chief: start all processes with the same "
-                    "settings"
-                )
+    for role, wanted in ((WORKER, of_worker), (SERVER, of_server)):
+        found = {name: one["settings"] for name, one in described.items() if name.startswith(role)}
+        check_same({"chief:0": wanted} | found)
 
 
 def _check_collectives(graph: WorkerGraph, servers: ServersMembership) -> None:

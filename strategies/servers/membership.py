@@ -63,13 +63,12 @@ class ServersMembership:
         addresses = self.cluster.addresses
         return zlib.crc32(repr([tuple(addresses[role]) for role in (CHIEF, SERVER)]).encode())
 
-    def settings(self, options: StepOptions) -> dict[str, int]:
-        """Checksums of the settings that must be the same in all processes, by name."""
+    def settings(self, options: StepOptions) -> dict[str, Plain]:
+        """The settings that must be the same in all processes, servers too."""
         found = step_settings(options)
         # Its length may depend on the data, which a server need not have.
         del found["learning_rate"]
-        plain = plain_settings({**found, "servers": self.options})
-        return {name: zlib.crc32(repr(value).encode()) for name, value in plain.items()}
+        return plain_settings({**found, "servers": self.options})
 
     def settings_with(
         self, task: Task, options: StepOptions, shapes: Mapping[str, Sequence[int]] | None = None

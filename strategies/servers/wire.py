@@ -32,8 +32,8 @@ Handler = Callable[[Message, Sequence[np.ndarray]], Content]
 _PREFIX = struct.Struct("<4sI")
 # The first bytes of every message, and so of every connection.
 MAGIC = b"TOW1"
-# The longest JSON text of a stranger, which may send no array, and of a process that was let in.
-_STRANGERS_TEXT, _LONGEST_TEXT = 4096, 4 * 2**20
+# The longest JSON text of a stranger, which says its settings and sends no array, and of who was let in.
+_STRANGERS_TEXT, _LONGEST_TEXT = 16 * 1024, 4 * 2**20
 _DEEPEST_TEXT = 32
 _ARRAYS = ""
 _BUFFER_BYTES = 64 * 1024

@@ -284,7 +284,7 @@ def test_a_server_with_different_flags_is_refused(own):
     for ended in ends.values():
         assert ended.code == USER_ERROR, outputs(ends)
         (line,) = errors(ended)
-        assert "chief:0 and ps:0 were started with different optimizer.momentum" in line
+        assert "chief:0 was started with optimizer.momentum=0.9, and ps:0 with optimizer.momentum=0.5" in line
 
 
 @pytest.mark.full

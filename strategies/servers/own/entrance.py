@@ -16,6 +16,7 @@ import secrets
 from collections.abc import Callable, Iterable, Mapping
 
 from strategies.cluster import CHIEF, WORKER, Member
+from strategies.run_settings import Plain, check_same
 from strategies.servers.one_chief import process_name
 from strategies.servers.wire import Connection
 from towers.errors import UserError
@@ -42,7 +43,7 @@ def introduce(
     this: Member,
     server: Member,
     *,
-    settings: Mapping[str, int],
+    settings: Mapping[str, Plain],
     secret: str,
     cluster: int = 0,
 ) -> None:
@@ -51,7 +52,7 @@ def introduce(
     Args:
       connection: to the server.
       this, server: the two processes.
-      settings: checksums of the settings that must be the same in all processes, by name; {} checks nothing.
+      settings: the settings that must be the same in all processes, by name; {} checks nothing.
       secret: the run's secret.
       cluster: of a worker, checksum of the addresses of its chief and servers; 0 checks nothing.
 
@@ -82,14 +83,14 @@ class Entrance:
         self,
         server: Member,
         *,
-        settings: Mapping[str, int],
+        settings: Mapping[str, Plain],
         secret: str,
         cluster: int = 0,
         refusal_of_chief: Callable[[str], str | None] = lambda process: None,
     ):
         """Args:
         server: this process.
-        settings: checksums of the settings that must be the same in all processes, by name.
+        settings: the settings that must be the same in all processes, by name.
         secret: the run's secret.
         cluster: checksum of the addresses of chief and servers; 0 lets in the workers of any cluster.
         refusal_of_chief: why a process, named so, may not be the chief; None if it is the chief from now on.
@@ -114,14 +115,13 @@ class Entrance:
             return None
         peer = Member(about["role"], about["index"])
         theirs = about["settings"]
-        for what, checksum in self._settings.items() if theirs else ():
-            if theirs.get(what) != checksum:
-                text = f"{peer.name} and {self._server.name} were started with different {what}"
-                error = UserError(f"{text}: start all processes with the same settings")
-                connection.send({"user_error": str(error)})
-                if peer.role == CHIEF:
-                    raise error
-                return None
+        try:
+            check_same({self._server.name: self._settings} | ({peer.name: theirs} if theirs else {}))
+        except UserError as error:
+            connection.send({"user_error": str(error)})
+            if peer.role == CHIEF:
+                raise
+            return None
         if refusal := self._refusal(peer, about):
             connection.send({"user_error": refusal})
             return None

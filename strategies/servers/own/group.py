@@ -10,6 +10,7 @@ import numpy as np
 
 from strategies.cluster import Member
 from strategies.errors import PeerLost
+from strategies.run_settings import Plain
 from strategies.servers.own.entrance import check_secret, introduce
 from strategies.servers.wire import Connection, Content, Message, Refused
 from towers.errors import UserError
@@ -41,7 +42,7 @@ class Group:
         servers: Sequence[Member],
         this: Member,
         *,
-        settings: Mapping[str, int],
+        settings: Mapping[str, Plain],
         secret: str,
         cluster: int = 0,
         admit_anyone: bool = False,
@@ -53,7 +54,7 @@ class Group:
         Args:
           servers: the servers to connect to.
           this: this process.
-          settings: checksums of the settings that must be the same in all processes, by name; {} checks nothing.
+          settings: the settings that must be the same in all processes, by name; {} checks nothing.
           secret: the servers' secret.
           cluster: of a worker, checksum of the addresses of its chief and servers; 0 checks nothing.
           admit_anyone: whether there may be no secret although other machines can reach a server.

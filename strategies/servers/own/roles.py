@@ -1,12 +1,13 @@
 """The chief, a server and a worker of our own servers, each from start to end."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import keras
 import tensorflow as tf
 
 from strategies.cluster import Member
 from strategies.data_errors import readable_input
+from strategies.run_settings import Plain
 from strategies.servers.chief import ServersStrategy, check_options
 from strategies.servers.membership import ServersMembership
 from strategies.servers.own.carrier import OwnCarrier
@@ -31,7 +32,7 @@ from towers.updates.sparse_updates import LAZY
 _LONGEST_SILENCE_SECONDS, _SIGNS_IN_A_TIMEOUT = 10.0, 4
 
 
-def connected(membership: ServersMembership, servers: Sequence[Member], settings: dict[str, int]) -> Group:
+def connected(membership: ServersMembership, servers: Sequence[Member], settings: Mapping[str, Plain]) -> Group:
     """Connects to some servers; raises as `Group.connected`."""
     return Group.connected(
         servers,

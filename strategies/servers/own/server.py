@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from strategies.cluster import CHIEF, WORKER, Member
 from strategies.errors import PeerLost
+from strategies.run_settings import Plain
 from strategies.servers.one_chief import refusal_of_second
 from strategies.servers.own.coordination import Coordination
 from strategies.servers.own.entrance import Entrance, check_secret
@@ -37,7 +38,7 @@ class Server:
         member: Member,
         store: StoreHandlers,
         *,
-        settings: Mapping[str, int],
+        settings: Mapping[str, Plain],
         secret: str,
         cluster: int = 0,
         admit_anyone: bool = False,
@@ -47,7 +48,7 @@ class Server:
         """Args:
         member: this process.
         store: its keys and values.
-        settings: checksums of the settings that must be the same in all processes, by name.
+        settings: the settings that must be the same in all processes, by name.
         secret: the secret that a process must know to connect; '' lets in processes that have none.
         cluster: checksum of the addresses of chief and servers; 0 lets in the workers of any cluster.
         admit_anyone: whether it may have no secret although other machines can reach it.

@@ -209,7 +209,7 @@ class TestStrangers:
             tracemalloc.stop()
 
     def test_a_long_text(self):
-        text = json.dumps({"name": "a" * 5000, "": []}).encode()
+        text = json.dumps({"name": "a" * 17_000, "": []}).encode()
         with loopback() as (here, there), pytest.raises(ConnectionError, match="not a message of this program"):
             here.sendall(message_of(text))
             Connection(there, 5.0).receive()

@@ -230,7 +230,10 @@ class TestAdmission:
     def test_other_settings(self, settings):
         with (
             serving() as (member, _),
-            refused("worker:1 and ps:0 were started with different rule", "the same settings"),
+            refused(
+                "worker:1 was started with rule=",
+                "and ps:0 with rule=2: start all",
+            ),
             group(member, this=WORKER, settings=settings),
         ):
             pass
@@ -238,7 +241,7 @@ class TestAdmission:
     def test_a_chief_with_other_settings_ends_the_server_that_waits_for_it(self):
         server = new_server(member := new_member())
         started = Started(lambda: server.serve(LIMIT_SECONDS))
-        message = "chief:0 and ps:0 were started with different rule"
+        message = "chief:0 was started with rule=3, and ps:0 with rule=2"
         with refused(message), group(member, settings={**SETTINGS, "rule": 3}):
             pass
         with refused(message):
