@@ -25,6 +25,8 @@ _LONGEST_LIST = 16
 # Parts of the names of settings that may differ between the processes of a run.
 _OF_ONE_PROCESS = {"num_input_threads", "paths"}
 _SHOWN_CHARACTERS = 80
+# What follows the number of elements in the value of a list.
+_LIST = " values"
 
 Plain = bool | int | float | str | None
 
@@ -108,13 +110,16 @@ def check_same(found: Mapping[str, Mapping[str, Plain]]) -> None:
             if settings.get(what) != wanted.get(what) and not is_unknown:
                 advice = _ADVICE.get(what, "start all processes with the same settings")
                 raise UserError(
-                    f"{name} was started with {what}={_shown(settings.get(what))}, and {first} with "
-                    f"{what}={_shown(wanted.get(what))}: {advice}"
+                    f"{name} was started with {what}={_shown(settings, what)}, and {first} with "
+                    f"{what}={_shown(wanted, what)}: {advice}"
                 )
 
 
-def _shown(value: Plain) -> str:
-    text = str(value)
+def _shown(settings: Mapping[str, Plain], what: str) -> str:
+    """A setting's value; of a list its elements."""
+    text = str(settings.get(what))
+    if text.endswith(_LIST):
+        text = ",".join(str(value) for name, value in settings.items() if name.startswith(f"{what}.")) or text
     return text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "..."
 
 
@@ -133,11 +138,11 @@ def _describe(name: str, value: Any, found: dict[str, Plain]) -> None:
         # A number that JSON can't hold is compared by its text.
         found[name] = value if not isinstance(value, float) or np.isfinite(value) else str(value)
     elif isinstance(value, Mapping):
-        found[name] = f"{len(value)} values"
+        found[name] = f"{len(value)}{_LIST}"
         for key, child in value.items():
             _describe(f"{name}.{key}", child, found)
     elif isinstance(value, list | tuple) and len(value) <= _LONGEST_LIST:
-        found[name] = f"{len(value)} values"
+        found[name] = f"{len(value)}{_LIST}"
         for index, child in enumerate(value):
             _describe(f"{name}.{index}", child, found)
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):

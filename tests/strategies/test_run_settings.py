@@ -100,6 +100,11 @@ class TestTheSameInAllProcesses:
             check_same({"worker:0": small, "worker:1": large})
         assert list(small).index("optimizer") < list(small).index("learning_rate")
 
+    def test_a_list_is_named_by_its_elements(self):
+        found = {name: plain_settings({"shares": shares}) for name, shares in (("a:0", None), ("a:1", (2.0, 1.0)))}
+        with refused("a:1 was started with shares=2.0,1.0, and a:0 with shares=None"):
+            check_same(found)
+
     def test_a_setting_that_one_process_lacks(self):
         with refused("worker:1 was started with width=3, and worker:0 with width=None"):
             check_same({"worker:0": {}, "worker:1": {"width": 3}})

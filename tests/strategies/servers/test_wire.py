@@ -215,7 +215,7 @@ class TestStrangers:
             Connection(there, 5.0).receive()
         with loopback() as (here, there):
             here.sendall(message_of(text))
-            assert let_in(there).receive()[0] == {"name": "a" * 5000}
+            assert let_in(there).receive()[0] == {"name": "a" * 17_000}
 
     def test_one_byte_now_and_then_does_not_prolong_it(self):
         def drip():
