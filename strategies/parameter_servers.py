@@ -34,10 +34,11 @@ def servers_strategy(task, devices, options, *, shares=None, servers: ServersMem
     return build(task, devices, options, shares=shares, servers=servers)
 
 
-def run_server(options, membership: ServersMembership) -> str:
+def run_server(options, membership: ServersMembership, *, stop_asked=lambda: False) -> str:
     """A server's whole run; as `own_roles.run_own_server` and `coordinated_roles.run_coordinated_server`."""
-    run = own_roles.run_own_server if _is_own(membership) else coordinated_roles.run_coordinated_server
-    return run(options, membership)
+    if _is_own(membership):
+        return own_roles.run_own_server(options, membership, stop_asked=stop_asked)
+    return coordinated_roles.run_coordinated_server(options, membership)
 
 
 def run_worker(task, devices, options, membership: ServersMembership, **named) -> str:

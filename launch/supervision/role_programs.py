@@ -24,9 +24,9 @@ _CODES = {"done": binary.DONE, "interrupted": binary.INTERRUPTED}
 
 
 def serve(options: StepOptions, membership: ServersMembership) -> int:
-    """Runs a server to its end; returns its exit code. A stop signal does not end it, because the chief does."""
+    """Runs a server to its end; returns its exit code. Stop signals do not end it once its chief has connected."""
     with StopSignals() as signals, _ended_if_stopped(membership):
-        code = _code_of(lambda: run_server(options, membership))
+        code = _code_of(lambda: run_server(options, membership, stop_asked=signals.requested))
         if code == binary.INTERRUPTED:
             signals.ignore_sigterm_afterwards()
         return code

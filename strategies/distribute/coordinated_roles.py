@@ -100,7 +100,7 @@ def coordinated_strategy(
 
 
 def run_coordinated_server(options: StepOptions, membership: ServersMembership) -> str:
-    """Serves until the run ends; returns how it ended: 'done' or 'interrupted'.
+    """Serves until the chief, which has started, ends the run; returns how it ended: 'done' or 'interrupted'.
 
     Raises:
       UserError: options that servers can't support, or the chief refused the run.

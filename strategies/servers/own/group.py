@@ -48,6 +48,7 @@ class Group:
         admit_anyone: bool = False,
         startup_timeout_seconds: float,
         timeout_seconds: float,
+        gives_up: Callable[[], bool] = lambda: False,
     ) -> "Group":
         """Connects to all servers, and waits until each of them listens.
 
@@ -60,6 +61,7 @@ class Group:
           admit_anyone: whether there may be no secret although other machines can reach a server.
           startup_timeout_seconds: seconds to wait for the servers to listen.
           timeout_seconds: seconds that a connected server may be silent before it counts as lost.
+          gives_up: whether to wait no longer.
 
         Raises:
           PeerLost: a server did not listen in time; the message names it.
@@ -75,7 +77,9 @@ class Group:
         connections = []
         with contextlib.ExitStack() as to_close:
             for server in servers:
-                found = _introduced(server, introduced, deadline, startup_timeout_seconds, timeout_seconds)
+                found = _introduced(
+                    server, introduced, deadline, startup_timeout_seconds, timeout_seconds, gives_up
+                )
                 connections.append(to_close.enter_context(contextlib.closing(found)))
             to_close.pop_all()
         found = cls(servers, connections)
@@ -205,6 +209,7 @@ def _introduced(
     deadline: float,
     waited: float,
     timeout_seconds: float,
+    gives_up: Callable[[], bool],
 ) -> Connection:
     while True:
         # The deadline holds also for a server that accepts the connection and then is silent.
@@ -222,7 +227,7 @@ def _introduced(
         except Refused as error:
             raise UserError(f"{server.name} ({server.address}) refused this process: {error}") from error
         except OSError as error:
-            if time.monotonic() > deadline:
+            if time.monotonic() > deadline or gives_up():
                 raise PeerLost(
                     f"{server.name} ({server.address}) could not be reached within {waited:g} seconds "
                     f"({error}): start it, or raise startup_timeout_seconds"

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from strategies.cluster import Member
 from strategies.data_errors import readable_input
+from strategies.errors import PeerLost
 from strategies.run_settings import Plain
 from strategies.servers.chief import ServersStrategy, check_options
 from strategies.servers.membership import ServersMembership
@@ -32,8 +33,14 @@ from towers.updates.sparse_updates import LAZY
 _LONGEST_SILENCE_SECONDS, _SIGNS_IN_A_TIMEOUT = 10.0, 4
 
 
-def connected(membership: ServersMembership, servers: Sequence[Member], settings: Mapping[str, Plain]) -> Group:
-    """Connects to some servers; raises as `Group.connected`."""
+def connected(
+    membership: ServersMembership,
+    servers: Sequence[Member],
+    settings: Mapping[str, Plain],
+    *,
+    gives_up: Callable[[], bool] = lambda: False,
+) -> Group:
+    """Connects to some servers; arguments and errors as of `Group.connected`."""
     return Group.connected(
         servers,
         membership.cluster.this,
@@ -43,6 +50,7 @@ def connected(membership: ServersMembership, servers: Sequence[Member], settings
         admit_anyone=membership.admit_anyone,
         startup_timeout_seconds=membership.startup_timeout_seconds,
         timeout_seconds=membership.options.timeout_seconds,
+        gives_up=gives_up,
     )
 
 
@@ -79,8 +87,15 @@ def own_servers_strategy(
     )
 
 
-def run_own_server(options: StepOptions, membership: ServersMembership) -> str:
+def run_own_server(
+    options: StepOptions, membership: ServersMembership, *, stop_asked: Callable[[], bool] = lambda: False
+) -> str:
     """Serves until the run ends; returns how it ended: 'done' or 'interrupted'.
+
+    Args:
+      options: how a step is computed.
+      membership: the cluster and this server's membership.
+      stop_asked: as for `Server.serve`.
 
     Raises:
       UserError: options that servers can't support, or a port that is taken.
@@ -115,7 +130,7 @@ def run_own_server(options: StepOptions, membership: ServersMembership) -> str:
         coordination=coordination,
         timeout_seconds=membership.options.timeout_seconds,
     )
-    return server.serve(membership.startup_timeout_seconds)
+    return server.serve(membership.startup_timeout_seconds, stop_asked=stop_asked)
 
 
 def run_own_worker(
@@ -141,7 +156,12 @@ def run_own_worker(
     """
     check_options(options, membership.options, membership.num_workers)
     # What it was started with is compared with the chief's settings, in `join`.
-    group = connected(membership, membership.servers, {})
+    try:
+        group = connected(membership, membership.servers, {}, gives_up=stop_asked)
+    except PeerLost:
+        if stop_asked():
+            return "interrupted"
+        raise
     engine = _worker_engine(task, devices, options, membership, shares)
     settings = membership.settings_with(task, options, engine.layout.shapes)
     worker = Worker(

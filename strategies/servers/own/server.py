@@ -6,7 +6,7 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from strategies.cluster import CHIEF, WORKER, Member
 from strategies.errors import PeerLost
@@ -88,11 +88,12 @@ class Server:
         self._refusal: str | None = None
         self._startup_error: UserError | None = None
 
-    def serve(self, startup_timeout_seconds: float) -> str:
+    def serve(self, startup_timeout_seconds: float, *, stop_asked: Callable[[], bool] = lambda: False) -> str:
         """Answers all processes; returns how the run ended: 'done' or 'interrupted'.
 
         Args:
           startup_timeout_seconds: seconds to wait for the chief to connect.
+          stop_asked: whether this process was asked to stop. Once the chief has connected, it decides.
 
         Raises:
           PeerLost: the chief did not connect in time, or was lost before the end.
@@ -108,6 +109,8 @@ class Server:
                 if self._chief_is_lost:
                     advice = "restart all processes; they resume from the last checkpoint"
                     raise PeerLost(f"the chief was {self._how_lost}: {advice}")
+                if self._chief is None and stop_asked():
+                    return "interrupted"
                 if self._chief is None and time.monotonic() > deadline:
                     raise PeerLost(
                         f"the chief did not connect within {startup_timeout_seconds:g} seconds: start it, or "

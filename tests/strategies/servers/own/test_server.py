@@ -1,6 +1,7 @@
 """A server and the processes that connect to it: admission, requests, losses and the end."""
 
 import contextlib
+import functools
 import os
 import queue
 import socket
@@ -13,19 +14,23 @@ import numpy as np
 import pytest
 
 from launch.membership.free_ports import free_addresses
-from strategies.cluster import Member
+from strategies.cluster import Cluster, Member
 from strategies.errors import PeerLost
+from strategies.servers.membership import ServersMembership
+from strategies.servers.options import ServersOptions
 from strategies.servers.own import server as server_module
 from strategies.servers.own import stranger_limit as strangers
 from strategies.servers.own.entrance import introduce
 from strategies.servers.own.group import Group
 from strategies.servers.own.handlers import StoreHandlers
+from strategies.servers.own.roles import run_own_worker
 from strategies.servers.own.rows import Rows, SplitGradient
 from strategies.servers.own.server import Server
 from strategies.servers.wire import Connection, Refused
 from strategies.waiting import listens
 from tests.strategies.servers.at_once import LIMIT_SECONDS, Started, at_once, let_in, loopback
 from tests.towers.user_errors import refused
+from towers.options import StepOptions
 from towers.updates.clipping import Clipping
 from towers.updates.rules import Momentum
 
@@ -557,6 +562,30 @@ class TestLost:
                 for _ in range(10):
                     time.sleep(0.02)
                     chief.ask(0, "keys")
+
+    def test_a_stop_signal_ends_a_server_that_waits_for_its_chief(self):
+        server = new_server(new_member())
+        assert Started(lambda: server.serve(LIMIT_SECONDS, stop_asked=lambda: True)).result() == "interrupted"
+
+    def test_a_stop_signal_during_a_run_is_left_to_the_chief(self):
+        asked = threading.Event()
+        server = new_server(member := new_member())
+        started = Started(lambda: server.serve(LIMIT_SECONDS, stop_asked=asked.is_set))
+        with group(member) as chief:
+            asked.set()
+            time.sleep(0.2)
+            assert started.is_running
+            chief.ask(0, "end", how="done")
+        assert started.result() == "done"
+
+    def test_a_stop_signal_ends_a_worker_that_waits_for_its_servers(self):
+        addresses = {role: (new_member().address,) for role in ("chief", "worker", "ps")}
+        cluster = Cluster(addresses=addresses, role="worker", index=0)
+        membership = ServersMembership(cluster=cluster, options=ServersOptions(engine="own"), secret=SECRET)
+        began = time.monotonic()
+        run = functools.partial(run_own_worker, None, None, StepOptions(), membership)
+        assert Started(lambda: run(stop_asked=lambda: True)).result() == "interrupted"
+        assert time.monotonic() - began < 5
 
     def test_a_chief_that_never_connects(self):
         server = new_server(new_member())
