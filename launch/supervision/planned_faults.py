@@ -77,6 +77,11 @@ def planned_faults(
             raise UserError(
                 f"{fault.flag}: {fault.name} already has {found[fault.name].flag}; give one fault for each process"
             )
+        if fault.name not in roles.trainers:
+            raise UserError(
+                f"{fault.flag}: {fault.name} takes no steps, so the fault would never happen; name one of "
+                f"{', '.join(roles.trainers)}"
+            )
         if kind == "stop" and not set(roles.trainers) - {fault.name}:
             raise UserError(
                 f"{fault.flag}: no other worker would notice that {fault.name} hangs; add a worker, or use --kill"

@@ -548,6 +548,11 @@ MISTAKES = (
         "--kill=worker:2@step3: this cluster has no worker:2; name one of worker:0, worker:1",
     ),
     (
+        ["--ps=1", "--chief", "--kill=ps:0@step3", "--max_restarts=1", "--", "ls"],
+        "--kill=ps:0@step3: ps:0 takes no steps, so the fault would never happen; name one of chief:0, worker:0, "
+        "worker:1",
+    ),
+    (
         ["--kill=worker:1", "--", "ls"],
         "--kill=worker:1: give a process and a step, for example --kill=worker:0@step20",
     ),
