@@ -6,8 +6,9 @@ import socket
 _KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}
 # From <linux/tcp.h>: in `struct tcp_info`, two bytes count retransmissions and probes. Each answer sets them to 0.
 _COUNTS = slice(2, 4)
-# Each is sent after twice the time of the one before, from 0.2 seconds on: the eighth is due after 25 seconds.
-_MOST_UNANSWERED = 7
+# The pause before each one is twice as long as the one before, at first 0.2 seconds or more: the seventh is sent
+# after 25 seconds.
+_MOST_UNANSWERED = 6
 
 
 def keep_alive(connection: socket.socket) -> None:
