@@ -1,11 +1,15 @@
 """Programs and flags: the only package that reads flags and the environment and that starts processes."""
 
 from launch.at_import.ending_signals import end_at_early_signals
-from launch.at_import.own_packages import check_own_packages, running_program
-from launch.at_import.plots_when_used import import_plots_when_used
-from launch.at_import.quiet_tensorflow import keep_tensorflow_quiet
+from launch.at_import.running_program import running_program
 
+# Before the other imports, which take longer: until here a signal ends the process as Python does, without a line.
 end_at_early_signals(running_program())
+
+from launch.at_import.own_packages import check_own_packages  # noqa: E402
+from launch.at_import.plots_when_used import import_plots_when_used  # noqa: E402
+from launch.at_import.quiet_tensorflow import keep_tensorflow_quiet  # noqa: E402
+
 check_own_packages()
 keep_tensorflow_quiet()
 import_plots_when_used()

@@ -8,6 +8,8 @@ import importlib.util
 import os
 import sys
 
+from launch.at_import.running_program import running_program
+
 _EXIT_CODE = 2  # `launch.binary.USER_ERROR`; launch.binary cannot be imported before this check.
 _PACKAGES = ("towers", "models", "strategies")
 
@@ -58,13 +60,3 @@ def _fix(found: str) -> str:
 def _own_root() -> str:
     """The folder that holds `launch`."""
     return os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-
-
-def running_program() -> str | None:
-    """Name of the running program of launch/, as its messages begin; None in a program of a user's own."""
-    # While Python looks for the module of `python -m launch.train --steps=5`, argv is ['-m', '--steps=5'].
-    if sys.argv[0] == "-m":
-        module = sys.orig_argv[len(sys.orig_argv) - len(sys.argv)].removeprefix("-m")
-        return module.removeprefix("launch.") if module.startswith("launch.") else None
-    script = os.path.basename(sys.argv[0])
-    return script if script.startswith("towers-") else None

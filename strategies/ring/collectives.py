@@ -22,13 +22,16 @@ _FIRST_GROUP_KEY = 2_000_000
 
 ALGORITHMS = ("auto", "tcp", "ring", "nccl")
 
+# The default size of a pack, and of the least that each worker has of it.
+_PACK_BYTES, _CHUNK_BYTES = 4 * 2**20, 512 * 2**10
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WireOptions:
     """How gradients are sent.
 
     Attributes:
-      bytes_per_pack: size of the packs; the gradients of a pack share one collective.
+      bytes_per_pack: size of the packs; the gradients of a pack share one collective. None: see `pack_bytes`.
       precision: 'float32' sends gradients as computed; 'bfloat16' and 'float16' halve the bytes. With W workers
         each element of the sum then has an error of at most W units of rounding (2^-8 in bfloat16, 2^-11 in
         float16) times the sum of the W magnitudes: one for the casts, and one for each of the W - 1 sums. In
@@ -38,14 +41,14 @@ class WireOptions:
       timeout_seconds: a collective that waits longer fails.
     """
 
-    bytes_per_pack: int = 4 * 2**20
+    bytes_per_pack: int | None = None
     precision: str = "float32"
     algorithm: str = "auto"
     timeout_seconds: float = 600.0
 
     def __post_init__(self):
-        if self.bytes_per_pack < 1:
-            raise UserError(f"bytes_per_pack={self.bytes_per_pack}: it must be above 0; the default is 4194304")
+        if self.bytes_per_pack is not None and self.bytes_per_pack < 1:
+            raise UserError(f"bytes_per_pack={self.bytes_per_pack}: it must be above 0; omit it for the default")
         if self.precision not in WIRE_PRECISIONS:
             known = ", ".join(WIRE_PRECISIONS)
             raise UserError(f"wire_precision={self.precision!r} is unknown: use one of {known}")
@@ -53,6 +56,14 @@ class WireOptions:
             raise UserError(f"all_reduce={self.algorithm!r} is unknown: use one of {', '.join(ALGORITHMS)}")
         if not self.timeout_seconds > 0:
             raise UserError(f"collective_timeout_seconds={self.timeout_seconds:g}: it must be above 0")
+
+    def pack_bytes(self, num_workers: int) -> int:
+        """Bytes of a pack.
+
+        By default 4 MiB, and with more than eight workers 512 KiB for each: a ring cuts a pack into one chunk for
+        each worker and takes 2 * (workers - 1) rounds for it, in which short chunks take as long as their latency.
+        """
+        return self.bytes_per_pack or max(_PACK_BYTES, num_workers * _CHUNK_BYTES)
 
 
 class WorkerExchange:
@@ -111,7 +122,7 @@ class WorkerExchange:
     def _sum_dense(self, found, indices) -> None:
         """Replaces this worker's gradients of one dtype, at `indices` of `found`, by their sums."""
         sizes = [found[index].shape.num_elements() * found[index].dtype.size for index in indices]
-        for pack in packing.packs(sizes, self.options.bytes_per_pack):
+        for pack in packing.packs(sizes, self.options.pack_bytes(self.num_workers)):
             chosen = [indices[position] for position in pack]
             own = [found[index] for index in chosen]
             summed = packing.parted(self._reduced_on_wire(packing.joined(own)), own)

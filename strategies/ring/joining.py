@@ -135,7 +135,7 @@ def _multi_worker(cluster: Cluster, wire: WireOptions, num_gpus: int) -> tf.dist
     )
     implementations = tf.distribute.experimental.CommunicationImplementation
     communication = tf.distribute.experimental.CommunicationOptions(
-        bytes_per_pack=wire.bytes_per_pack,
+        bytes_per_pack=wire.pack_bytes(len(cluster.ring)),
         timeout_seconds=wire.timeout_seconds,
         implementation={"ring": implementations.RING, "nccl": implementations.NCCL}.get(
             wire.algorithm, implementations.AUTO

@@ -13,6 +13,8 @@ rank sends:
 One rank computes the sum of a chunk and the others copy it, so all have the same bits. The two halves are also
 calls of their own, a reduce-scatter and an all-gather, with a part of any size for each rank.
 
+A short vector takes half the rounds if each rank sends its own around and sums all of them.
+
 A long vector goes around in parts, whose chunks have the same size for any number of workers: shorter chunks would
 take as long as their latency. Each piece of a chunk is sent on as soon as it is summed, so that no hop waits for a
 whole chunk.
@@ -45,6 +47,8 @@ _SUMMED_BYTES = 256 * 1024
 _PASSED_BYTES = 512 * 1024
 _CHUNK_BYTES = 2 * 2**20
 _SOCKET_BYTES = 4 * 2**20
+# Up to this size, all ranks' vectors go around sooner than chunks do twice: a round takes as long as its latency.
+_GATHERED_BYTES = 8 * 1024
 # After this time without a byte, a worker checks whether the others are alive.
 PATIENCE_SECONDS = 5.0
 # Up to this size, copying behind the head is cheaper than another system call.
@@ -105,8 +109,11 @@ class TcpRing:
           wire: number format that is sent; sums are computed in own's dtype and rounded to it before each hop.
           purpose: what the call is for.
         """
-        total = np.empty_like(own)
         with self._call(f"sum {purpose}"):
+            if own.nbytes <= _GATHERED_BYTES and wire == own.dtype:
+                of_all = self._gathered(own, [len(own)] * self._num_workers)
+                return of_all.reshape(self._num_workers, len(own)).sum(axis=0, dtype=own.dtype)
+            total = np.empty_like(own)
             for part in _parts(own, self._num_workers * _CHUNK_BYTES):
                 self._reduce_part(own[part], total[part], wire)
             self._wait_until_sent()
@@ -148,17 +155,8 @@ class TcpRing:
           sizes: the length of each rank's vector; the same on all ranks.
           purpose: what the call is for.
         """
-        ends = np.cumsum([0, *sizes])
-        parts = [slice(*bounds) for bounds in itertools.pairwise(ends)]
-        joined = np.empty(ends[-1], own.dtype)
-        joined[parts[self._rank]] = own
         with self._call(f"gather {purpose}"):
-            self._send(own)
-            for hop in range(1, self._num_workers):
-                part = parts[(self._rank - hop) % self._num_workers]
-                self._relay(joined[part], passes_on=hop < self._num_workers - 1)
-            self._wait_until_sent()
-        return joined
+            return self._gathered(own, sizes)
 
     def broadcast(self, own: np.ndarray, *, root: int = 0, purpose: str = "") -> np.ndarray:
         """The `own` [n] of rank `root`, bit by bit. That of the others only says length and dtype."""
@@ -200,6 +198,19 @@ class TcpRing:
             self._relay(received[chunk], passes_on=hop < self._num_workers - 2)
         if received is not total:
             total[:] = received
+
+    def _gathered(self, own: np.ndarray, sizes: Sequence[int]) -> np.ndarray:
+        """Every rank's vector of the current call, as `all_gather_parts`."""
+        ends = np.cumsum([0, *sizes])
+        parts = [slice(*bounds) for bounds in itertools.pairwise(ends)]
+        joined = np.empty(ends[-1], own.dtype)
+        joined[parts[self._rank]] = own
+        self._send(own)
+        for hop in range(1, self._num_workers):
+            part = parts[(self._rank - hop) % self._num_workers]
+            self._relay(joined[part], passes_on=hop < self._num_workers - 1)
+        self._wait_until_sent()
+        return joined
 
     def _sum_chunks(
         self, own: np.ndarray, received: np.ndarray, chunks: Sequence[slice], *, passes_on: bool

@@ -185,7 +185,7 @@ def _shards_and_packs(templates, rule, constraints, exchange) -> tuple[list[Shar
     names = list(templates)
     whole = None if rule.elementwise else shards_for(templates, rule, constraints, exchange.num_workers)
     of_name: dict[str, list[Shard]] = {} if whole is None else {shard.name: [shard] for shard in whole}
-    packs = _packs(templates, exchange.options.bytes_per_pack)
+    packs = _packs(templates, exchange.options.pack_bytes(exchange.num_workers))
     if whole is None:
         for pack in packs:
             of_pack = {name: templates[name] for name in pack}

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from tests.launch.clusters import launched, run_cluster, wait_until
-from tests.launch.programs import run_many
+from tests.launch.programs import run, run_many
 from tests.tiers import first_quick
 
 pytestmark = pytest.mark.timeout(300)
@@ -141,6 +141,20 @@ else:
             begin = time.monotonic()
             assert cluster.process.wait(60) == 0
             assert time.monotonic() - begin < 4
+
+
+DEFAULT_SECONDS = """
+from absl import flags
+from launch import binary, local
+
+flags.FLAGS(["local"])
+plan = local.plan_from_flags(["python", "program.py"])
+print(plan.seconds_to_save == binary.SECONDS_TO_SAVE, plan.seconds_to_notice < plan.seconds_to_save)
+"""
+
+
+def test_processes_have_as_long_to_save_as_under_the_other_launchers(tmp_path):
+    assert run("-c", DEFAULT_SECONDS, cwd=tmp_path).out == "True True\n"
 
 
 class TestSignals:

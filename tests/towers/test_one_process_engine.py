@@ -10,6 +10,7 @@ from strategies.errors import NonFiniteStep
 from strategies.registry import build_strategy
 from tests.tiers import first_quick
 from tests.towers.logical_cpus import cpus
+from tests.towers.partitioned_graphs import recorded_graphs
 from tests.towers.tiny_tasks import (
     NUM_CLASSES,
     TinyTask,
@@ -327,7 +328,9 @@ def test_xla_gives_the_same_numbers(num_towers):
     found = []
     for xla in (False, True):
         strategy = trainer_of(dense_task(8, batch_size=6), num_towers, xla=xla)
-        strategy.run_steps(4)
+        with recorded_graphs() as graphs:
+            strategy.run_steps(4)
+        assert any(node.attr["_XlaMustCompile"].b for node in graphs.nodes) is xla
         found.append(parameters_of(strategy))
     assert_close(found[1], found[0])
 

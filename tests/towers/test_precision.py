@@ -57,6 +57,7 @@ def test_training_keeps_the_parameters_dtype(name, num_towers):
 def test_losses_are_near_float32(name, tolerance):
     found = [trainer_of(dense_task(24), precision=p).run_steps(10).loss for p in ("float32", name)]
     assert found[1] == pytest.approx(found[0], rel=tolerance)
+    assert found[1] != found[0], "the layers compute in another precision"
 
 
 # --- loss scaling

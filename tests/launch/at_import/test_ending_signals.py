@@ -33,6 +33,12 @@ def test_a_script_of_a_users_own(tmp_path, number):
     assert (done.code, done.out, done.err) == (75, "begins\n", line("own", number))
 
 
+def test_the_handlers_come_before_other_imports_of_launch(tmp_path):
+    (tmp_path / "logging.py").write_text(DIES.format("SIGTERM"))
+    done = run("-m", "launch.train", cwd=tmp_path)
+    assert (done.code, done.out, done.err) == (75, "", "a notice\n" + line("train", "SIGTERM"))
+
+
 def test_a_module_of_a_script_sets_no_handlers(tmp_path):
     (tmp_path / "module.py").write_text("import launch\n")
     program = "import module, signal\nprint(signal.getsignal(signal.SIGTERM) == signal.SIG_DFL)\n"

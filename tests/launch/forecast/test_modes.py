@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from keras import layers
 
 from launch.forecast import columns as columns_module
 from launch.forecast.columns import ARITHMETIC, Column, Run, columns_of
@@ -12,7 +13,7 @@ from launch.forecast.table import as_json, saved_by_recomputation, saved_by_zero
 from launch.measuring.allocation_trace import peak_of
 from tests.launch.nursery import run_forked
 from tests.towers.logical_cpus import cpus
-from tests.towers.tiny_tasks import dense_task
+from tests.towers.tiny_tasks import NUM_CLASSES, TinyTask, dense_task, stacked, vectors
 from towers.errors import UserError
 from towers.memory.engine_memory import StepMemory
 from towers.memory.zero import MIXED_PRECISION_ADAM
@@ -72,6 +73,25 @@ def test_each_device_holds_its_part_of_the_states(columns):
     assert sum(parameters[name] for name in stages) == DENSE
     assert sum(slots[name] for name in stages) == 2 * DENSE
     assert (slots["ps, worker"], slots["ps, 1 of 2 servers"]) == (0, DENSE)
+
+
+def deep_task() -> TinyTask:
+    """Six blocks, each with two tensors inside that only its backward pass reads."""
+
+    def build():
+        blocks = [[layers.Dense(32), layers.BatchNormalization(), layers.ReLU()] for _ in range(6)]
+        return stacked((4,), *(layer for block in blocks for layer in block), layers.Dense(NUM_CLASSES))
+
+    return TinyTask(build=build, examples=vectors(64))
+
+
+def test_recomputation_needs_fewer_activations():
+    modes = run_of(deep_task()).modes
+    kept, again = (
+        modes.memory(ProcessMode(name=recompute, num_devices=1, recompute=recompute)).in_all(64).activations_bytes
+        for recompute in ("none", "full")
+    )
+    assert again < 0.75 * kept
 
 
 def test_a_mode_runs_with_the_flags_that_measure_it():

@@ -6,6 +6,7 @@ import signal
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from strategies.ring.collectives import HostExchange, WireOptions, WorkerExchange
 from tests.launch.workers import Workers
@@ -193,6 +194,34 @@ def test_one_worker_exchanges_nothing():
     host = HostExchange(1, 0, WireOptions(), channel=2)
     assert host.gather("x", [1, 2], np.int64).tolist() == [[1, 2]]
     host.broadcast([None])
+
+
+class _CountedRing:
+    """Stands in for the connections of many workers, whose gradients are all zero."""
+
+    def __init__(self):
+        self.packs: list[int] = []
+
+    def all_reduce(self, own, wire, *, purpose):
+        self.packs.append(own.nbytes)
+        return own
+
+
+MEBIBYTE = 2**20
+
+
+@pytest.mark.parametrize(
+    "num_workers, options, packs",
+    [(2, {}, [4] * 15), (8, {}, [4] * 15), (64, {}, [32, 28]), (64, {"bytes_per_pack": MEBIBYTE}, [1] * 60)],
+    ids=["two", "eight", "many", "as asked"],
+)
+def test_many_workers_send_larger_packs(num_workers, options, packs):
+    """A pack takes two rounds a worker: with packs of one size 64 workers waited for their latency."""
+    ring = _CountedRing()
+    exchange = WorkerExchange(num_workers, 0, WireOptions(**options), channel=1, tcp=ring)
+    gradients = [tf.ones([MEBIBYTE // 4]) for _ in range(60)]
+    tf.function(exchange.sum_gradients, autograph=False)(gradients)
+    assert sorted(ring.packs, reverse=True) == [count * MEBIBYTE for count in packs]
 
 
 @pytest.mark.parametrize(

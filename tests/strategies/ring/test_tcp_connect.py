@@ -26,9 +26,8 @@ def connect(listener: socket.socket, sent: bytes = b"") -> socket.socket:
     return connection
 
 
-def reset(listener: socket.socket) -> None:
-    """A connection that is closed with an error, before it is accepted."""
-    connection = connect(listener, b"0123")
+def reset(connection: socket.socket) -> None:
+    """Closes a connection with an error."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     connection.close()
 
@@ -42,7 +41,7 @@ def test_strangers_neither_fail_it_nor_keep_it_waiting(listener):
         for sent in (b"", b"0123", b"x" * 16, b"GET / HTTP/1.1\r\n\r\n"):
             opened.enter_context(connect(listener, sent))
         connect(listener).close()
-        reset(listener)
+        reset(connect(listener, b"0123"))
         member = opened.enter_context(connect(listener, TOKEN + b"and more"))
         began = time.monotonic()
         found = opened.enter_context(accepted(listener))
@@ -50,6 +49,19 @@ def test_strangers_neither_fail_it_nor_keep_it_waiting(listener):
         assert found.getpeername() == member.getsockname()
         found.settimeout(5.0)
         assert found.recv(100) == b"and more"
+
+
+def test_a_stranger_may_reset_its_connection_when_it_is_read_already(listener):
+    with door.Door(listener, TOKEN) as opened:
+        stranger = connect(listener, b"0123")
+        for _ in range(3):
+            assert opened.let_in(0.1) is None
+        reset(stranger)
+        assert opened.let_in(1.0) is None
+        with connect(listener, TOKEN) as member:
+            found = [opened.let_in(1.0) for _ in range(2)]
+            assert [one and one.getpeername() for one in found] == [None, member.getsockname()]
+            found[1].close()
 
 
 def test_a_crowd_does_not_keep_a_member_out(listener, monkeypatch):

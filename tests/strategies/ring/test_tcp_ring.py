@@ -1,5 +1,8 @@
 """The TCP ring: ranks in threads of this process, each with real connections to its neighbours."""
 
+import concurrent.futures
+import contextlib
+import socket
 import threading
 from collections.abc import Callable, Iterator
 
@@ -9,7 +12,7 @@ import pytest
 
 from strategies.ring import tcp_ring
 from strategies.ring.tcp_ring import TcpRing
-from tests.strategies.ring.threads import at_once, rings
+from tests.strategies.ring.threads import at_once, connection, rings
 
 # Largest relative error of a number that is rounded to each type.
 ROUNDING = {np.float64: 2.0**-53, np.float32: 2.0**-24, np.float16: 2.0**-11, ml_dtypes.bfloat16: 2.0**-8}
@@ -30,7 +33,7 @@ def drawn(num_workers: int, length: int, dtype=np.float32) -> list[np.ndarray]:
 def test_sums(num_workers, wire):
     """Vectors with fewer elements than ranks, and longer than a part; several on the same connections."""
     with rings(num_workers) as (made, _):
-        for length in (1, 2, 7, 1000, 1_300_001):
+        for length in (0, 1, 2, 7, 1000, 3000, 1_300_001):
             own = drawn(num_workers, length)
             found = all_reduced(made, own, wire)
             exact = np.sum(own, axis=0, dtype=np.float64)
@@ -39,6 +42,17 @@ def test_sums(num_workers, wire):
             assert np.all(np.abs(found[0] - exact) <= allowed)
             assert all(one.dtype == np.float32 for one in found)
             assert all(one.tobytes() == found[0].tobytes() for one in found)
+
+
+@pytest.mark.full
+def test_sixty_four_workers():
+    """Whole numbers, whose sums are exact in any order."""
+    with rings(64, timeout_seconds=50.0) as (made, _):
+        for length in (10, 70_001):
+            own = [np.arange(length, dtype=np.float32) + rank for rank in range(64)]
+            found = all_reduced(made, own, np.float32)
+            expected = 64 * np.arange(length) + 64 * 63 / 2
+            assert all(np.array_equal(one, expected) for one in found)
 
 
 # Lengths of the ranks' parts. The last are longer than a chunk.
@@ -62,8 +76,9 @@ def test_the_halves_of_a_sum(sizes, wire):
     assert all(one.tobytes() == np.concatenate(parts).tobytes() for one in joined)
 
 
-@pytest.mark.parametrize("num_workers", [2, 3])
-def test_the_halves_send_the_bytes_of_the_whole(monkeypatch, num_workers):
+@pytest.mark.parametrize("num_workers, wire", [(2, np.float32), (3, np.float32), (2, ml_dtypes.bfloat16)])
+def test_the_halves_send_the_bytes_of_the_whole(monkeypatch, num_workers, wire):
+    """A short wire sends half of them, if what follows the reduce-scatter is as short."""
     sent: dict[TcpRing, int] = {}
     send = TcpRing._send_bytes
 
@@ -75,12 +90,12 @@ def test_the_halves_send_the_bytes_of_the_whole(monkeypatch, num_workers):
     sizes = [900_000] * num_workers
     own = drawn(num_workers, sum(sizes))
     with rings(num_workers) as (made, _):
-        all_reduced(made, own, np.float32)
+        all_reduced(made, own, wire)
         of_sum = [sent.pop(ring) for ring in made]
-        parts = at_once(made, lambda ring, rank: ring.reduce_scatter(own[rank], sizes, np.dtype(np.float32)))
-        at_once(made, lambda ring, rank: ring.all_gather_parts(parts[rank], sizes))
+        parts = at_once(made, lambda ring, rank: ring.reduce_scatter(own[rank], sizes, np.dtype(wire)))
+        at_once(made, lambda ring, rank: ring.all_gather_parts(parts[rank].astype(wire), sizes))
         of_halves = [sent.pop(ring) for ring in made]
-    assert of_sum == of_halves == [2 * (num_workers - 1) * 4 * sizes[0]] * num_workers
+    assert of_sum == of_halves == [2 * (num_workers - 1) * np.dtype(wire).itemsize * sizes[0]] * num_workers
 
 
 @pytest.mark.parametrize("root", range(3))
@@ -214,6 +229,48 @@ def test_the_frames_of_many_workers_are_as_long_as_those_of_two():
         found = all_reduced(made, own, np.float32)
     np.testing.assert_allclose(found[0], np.sum(own, axis=0), rtol=1e-3, atol=1e-5)
     assert max(lengths) > 2**20
+
+
+@pytest.mark.parametrize("length, rounds", [(2048, 7), (2049, 14)])
+def test_a_short_sum_takes_one_round_a_worker(length, rounds):
+    """Longer ones take two, and send less."""
+    frames = []
+    with rings(8) as (made, _):
+        send = made[3]._send_bytes
+        made[3]._send_bytes = lambda view, head: frames.append(head) or send(view, head)
+        own = drawn(8, length)
+        found = all_reduced(made, own, np.float32)
+    assert len(frames) == rounds
+    np.testing.assert_allclose(found[0], np.sum(own, axis=0), rtol=1e-3, atol=1e-5)
+    assert all(one.tobytes() == found[0].tobytes() for one in found)
+
+
+def received(end: socket.socket, count: int) -> bytes:
+    end.settimeout(5.0)
+    found = b""
+    while len(found) < count:
+        found += end.recv(count - len(found))
+    return found
+
+
+def test_a_piece_of_a_chunk_is_sent_on_before_the_next_one_arrives():
+    """Otherwise each hop of a ring would wait for whole chunks."""
+    vector, arrived = np.arange(2**19, dtype=np.float32), 600 * 1024
+    ends = [connection() for _ in range(3)]
+    (of_root, after_root), (before_middle, into_middle), (of_middle, after_middle) = ends
+    options = {"timeout_seconds": 20.0, "check": lambda rank: None}
+    root = TcpRing(0, 3, of_root, of_root, **options)
+    middle = TcpRing(1, 3, of_middle, into_middle, **options)
+    with contextlib.ExitStack() as opened, concurrent.futures.ThreadPoolExecutor(2) as pool:
+        for pair in ends:
+            opened.callback(lambda pair=pair: [end.close() for end in pair])
+        calls = [pool.submit(ring.broadcast, value) for ring, value in ((root, vector), (middle, 0 * vector))]
+        sent = received(after_root, arrived)
+        before_middle.sendall(sent)
+        assert received(after_middle, tcp_ring._PASSED_BYTES) == sent[: tcp_ring._PASSED_BYTES]
+        before_middle.sendall(received(after_root, vector.nbytes + tcp_ring._HEAD.size - arrived))
+        received(after_middle, vector.nbytes + tcp_ring._HEAD.size - tcp_ring._PASSED_BYTES)
+        assert all(np.array_equal(call.result(20), vector) for call in calls)
 
 
 def test_a_closed_connection_raises():

@@ -7,6 +7,8 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
+from strategies.ring.collectives import WireOptions
+from strategies.ring.placements import ring_placement
 from strategies.ring.remote_variable import RemoteVariable
 from strategies.ring.tcp_ring import TcpRing
 from strategies.ring.zero_slots import bring, release
@@ -16,6 +18,7 @@ from tests.towers.logical_cpus import cpus
 from tests.towers.table_and_matrices import task, trained
 from tests.towers.tiny_tasks import TinyTask, assert_close, parameters_of, stacked, vectors
 from towers.options import StepOptions
+from towers.tower import ModelVariables
 from towers.updates.clipping import Clipping
 from towers.updates.composed_rules import Lookahead
 from towers.updates.rules import Adam, Momentum, Muon
@@ -99,6 +102,35 @@ def test_a_step_sends_the_bytes_of_a_plain_ring(monkeypatch):
     plain, *others = counts
     assert plain > 4 * 10_000, "most of it is parameters"
     assert all(0.97 * plain < other < 1.03 * plain for other in others), counts
+
+
+class CountedExchange:
+    """Stands in for the exchange of two workers with the same gradients: each gets its own part of them."""
+
+    num_workers, rank, options = 2, 0, WireOptions(bytes_per_pack=600)
+
+    def __init__(self):
+        self.num_sent = 0
+
+    def reduce_scatter(self, vector, sizes):
+        self.num_sent += 1
+        return vector[: sizes[0]]
+
+
+@pytest.mark.parametrize("zero, sent", [(1, [0, 0, 1]), (2, [1, 2, 2])], ids=["ZeRO 1", "ZeRO 2"])
+def test_gradients_are_sent_once_a_step_or_after_each_microbatch(zero, sent):
+    exchange, model = CountedExchange(), wide_task().build_model()
+    owners = ring_placement(cpus(1, zero=zero), exchange)(ModelVariables.of(model), Adam()).owners
+    gradients = [tf.ones(variable.shape) for variable in model.trainable_variables]
+    kept, counts = [], []
+    for _ in range(2):
+        kept.append(owners.keep([gradients]))
+        counts.append(exchange.num_sent)
+    summed = owners.meet(owners.add(kept))
+    counts.append(exchange.num_sent)
+    assert [count / (max(counts) / max(sent)) for count in counts] == sent
+    assert all(np.all(part == 2) for part in summed)
+    assert 0.4 < sum(map(np.size, summed)) / model.count_params() < 0.6, "this worker's part"
 
 
 def wide_task() -> TinyTask:

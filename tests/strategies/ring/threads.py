@@ -29,7 +29,7 @@ T, Result = TypeVar("T"), TypeVar("Result")
 @contextlib.contextmanager
 def rings(num_workers: int, check: Callable[[int], None] = lambda rank: None, timeout_seconds: float = 20.0):
     """Context manager: yields one ring for each rank, and the connections from each rank to the next."""
-    connections = [_connection() for _ in range(num_workers)]
+    connections = [connection() for _ in range(num_workers)]
     made = [
         TcpRing(
             rank,
@@ -49,7 +49,7 @@ def rings(num_workers: int, check: Callable[[int], None] = lambda rank: None, ti
                 end.close()
 
 
-def _connection() -> tuple[socket.socket, socket.socket]:
+def connection() -> tuple[socket.socket, socket.socket]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         begins = socket.create_connection(listener.getsockname())
         return begins, listener.accept()[0]

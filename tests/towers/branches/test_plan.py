@@ -6,10 +6,12 @@ from keras import layers
 
 from tests.towers.branches.branched_networks import small_inception
 from tests.towers.user_errors import refused
+from towers.branches import plan as plan_module
 from towers.branches.assignment import assigned
 from towers.branches.blocks import Block, Branch
 from towers.branches.options import BranchOptions
 from towers.branches.plan import plan_of
+from towers.stages.model_stages import nodes_of
 
 
 def block(*costs: float, stays: int = 0) -> Block:
@@ -78,6 +80,19 @@ def test_a_plan_by_time_gives_each_device_a_branch():
     plan = plan_of(small_inception(), 3, BranchOptions(balance="time"), num_examples=2)
     assert plan.is_measured
     assert all(sorted(set(one.devices)) == [0, 1, 2] for one in plan.blocks)
+
+
+def test_a_plan_by_time_goes_by_the_measurement(monkeypatch):
+    """Of the first block the branch with fewest parameters takes longest."""
+    long = {"a_pool": 5.0, "a_direct": 3.0, "b_direct": 9.0}
+
+    def seconds(functional, num_examples, kernels):
+        return [long.get(node.operation.name, 0.1) for node in nodes_of(functional)]
+
+    monkeypatch.setattr(plan_module, "operation_seconds", seconds)
+    plan = plan_of(small_inception(), 2, BranchOptions(balance="time"), num_examples=2)
+    assert names_on(plan, 0) == {"a_pooled", "b_reduce", "b_pooled"}
+    assert names_on(plan, 1) == {"a_direct", "a_reduce", "b_direct"}
 
 
 def test_blocks_of_a_model_inside_the_model():

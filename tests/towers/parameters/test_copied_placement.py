@@ -73,6 +73,16 @@ def test_slots_are_on_every_device_or_in_equal_parts_on_their_owners(spread, sha
     assert f"optimizer state: {first:,} bytes on cpu:0, {second:,} on cpu:1" in " ".join(strategy.notices)
 
 
+@pytest.mark.parametrize("zero", [1, 2])
+def test_what_is_kept_between_microbatches(zero):
+    """Every tower's gradients, which meet once a step, or the sum of each part."""
+    strategy = trained(cpus(2, zero=zero), Adam(), steps=0, accumulation=2)
+    kept = strategy.engine.first_function(strategy._next_batch()).gradients
+    num_parts, num_parameters = len(strategy.engine.placement.parts), len(strategy.engine.parameters())
+    assert num_parts == num_parameters + 1, "one is sliced"
+    assert len(kept) == (2 * num_parameters if zero == 1 else num_parts)
+
+
 @pytest.mark.full
 def test_offloaded_slots_are_on_the_parameter_device_alone():
     strategy = trained(cpus(2, parameters=3, offload="optimizer"), Adam(weight_decay=0.1))

@@ -78,6 +78,17 @@ def test_counterparts_share_the_optimizer_state_of_what_they_hold_alike(mode):
     )
 
 
+@pytest.mark.parametrize("zero", [1, 2])
+def test_what_is_kept_between_microbatches(zero):
+    """The gradients of both towers, which meet once a step, or the sum of each part."""
+    strategy = built(slices(zero), accumulation=2)
+    kept = strategy.engine.first_function(strategy._next_batch()).gradients
+    placement = strategy.engine.placement
+    num_parts, num_gradients = len(placement.parts), 2 * len(placement.owners.held)
+    assert num_parts != num_gradients, "or this test shows nothing"
+    assert len(kept) == {1: num_gradients, 2: num_parts}[zero]
+
+
 CASES = [
     (pipeline(2), Momentum(momentum=0.9), {"clipping": Clipping(norm=0.05), "accumulation": 2}),
     (slices(1), Adam(weight_decay=0.1), {"clipping": Clipping(global_norm=0.1)}),

@@ -1,5 +1,8 @@
 """Towers of several devices compute activations again: the same bits, and less is kept for the backward pass."""
 
+import collections
+import re
+
 import keras
 import numpy as np
 import pytest
@@ -9,8 +12,10 @@ from keras import layers
 from strategies.branches import branches_strategy
 from strategies.pipeline import pipeline_strategy
 from strategies.slices import slices_strategy
+from strategies.towers import towers_strategy
 from tests.tiers import first_quick
 from tests.towers.logical_cpus import cpus, cpus_in_groups
+from tests.towers.partitioned_graphs import recorded_graphs
 from tests.towers.recompute.test_recomputation import NUM_BLOCKS, residual_network
 from tests.towers.tiny_tasks import NUM_CLASSES, TinyTask, images, parameters_of
 from towers.layers.kernels import DEFAULT_KERNELS
@@ -21,6 +26,7 @@ from towers.stages.options import PipelineOptions
 from towers.stages.places import Place
 from towers.stages.staged_passes import StagedPasses
 from towers.task import Batch
+from towers.timeline.activities import RECOMPUTED_SUFFIX
 from towers.updates.rules import Momentum
 from towers.updates.schedules import Constant
 
@@ -69,6 +75,41 @@ def test_a_run_gives_the_same_bits(make, recompute):
     found, expected = after_two_steps(make, recompute), after_two_steps(make, "none")
     for name, value in expected.items():
         np.testing.assert_array_equal(found[name], value, err_msg=name)
+
+
+def towers(options: StepOptions):
+    return towers_strategy(TASK, cpus(2), options)
+
+
+def computed_again(make, recompute: str) -> dict[str, dict[str, int]]:
+    """How many convolutions and norms each device computes a second time in a step."""
+    with recorded_graphs() as graphs:
+        make(StepOptions(recompute=recompute)).run_steps(1)
+    again = {node.name: node for node in graphs.nodes if node.name.endswith(RECOMPUTED_SUFFIX)}
+    readers = [node for node in graphs.nodes if node.name not in again and "Grad" in node.op + node.name]
+    read = {name.split(":")[0] for node in readers for name in node.input}
+    assert bool(read & again.keys()) is bool(again), "the backward pass reads second results"
+    # oneDNN's kernels have prefixes, and other names where a ReLU follows.
+    kinds = {"convolution": r"(_\w*)?Conv2D", "norm": r"(_\w*)?FusedBatchNorm(V3|Ex)"}
+    return {
+        kind: collections.Counter(node.device[-5:] for node in again.values() if re.fullmatch(pattern, node.op))
+        for kind, pattern in kinds.items()
+    }
+
+
+@pytest.mark.parametrize(
+    "make, convolutions, norms",
+    [
+        (towers, {"CPU:0": NUM_BLOCKS, "CPU:1": NUM_BLOCKS}, {"CPU:0": NUM_BLOCKS, "CPU:1": NUM_BLOCKS}),
+        # Of two blocks with two branches all but the first branch: its input and its result are alive anyway.
+        (branches, {"CPU:0": 1, "CPU:1": 2}, {"CPU:0": 2}),
+        (slices, {"CPU:0": NUM_BLOCKS, "CPU:1": NUM_BLOCKS}, {"CPU:0": NUM_BLOCKS}),
+    ],
+    ids=["towers", "branches", "slices"],
+)
+def test_each_device_computes_its_part_again(make, convolutions, norms):
+    assert computed_again(make, "none") == {"convolution": {}, "norm": {}}
+    assert computed_again(make, "full") == {"convolution": convolutions, "norm": norms}
 
 
 def kept(recompute: str) -> set[str]:

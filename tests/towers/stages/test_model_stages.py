@@ -6,7 +6,10 @@ from keras import layers
 
 from models.networks.transformer import TransformerSize, transformer
 from tests.towers.user_errors import refused
-from towers.stages.model_stages import cut_by_parameters, cut_by_sizes, parameter_bytes
+from towers.layers.kernels import DEFAULT_KERNELS
+from towers.stages import options as options_module
+from towers.stages.model_stages import cut_by_parameters, cut_by_sizes, nodes_of, parameter_bytes
+from towers.stages.operation_seconds import operation_seconds
 from towers.stages.options import PipelineOptions, check_microbatches
 from towers.stages.staged_trace import readings_of
 from towers.tower import ModelVariables
@@ -23,6 +26,32 @@ def test_stages_have_about_equally_many_parameters():
         [["dense0", "dense1"], ["dense2", "dense3", "dense4"]],
     )
     assert names_of(cut_by_sizes(model, (1, 4)))[0] == ["dense0"]
+
+
+def test_stages_take_equally_long(monkeypatch):
+    """Of four equal layers the first takes as long as the others together."""
+    asked = []
+
+    def seconds(functional, num_examples, kernels):
+        asked.append(num_examples)
+        return [3.0, 1.0, 1.0, 1.0]
+
+    monkeypatch.setattr(options_module, "operation_seconds", seconds)
+    model = keras.Sequential([layers.Input((4,)), *(layers.Dense(4, name=f"dense{index}") for index in range(4))])
+    stages = PipelineOptions(balance="time").stages_of(model, 2, num_examples=5)
+    assert names_of(stages) == [["dense0"], ["dense1", "dense2", "dense3"]]
+    assert names_of(PipelineOptions().stages_of(model, 2)) == [["dense0", "dense1"], ["dense2", "dense3"]]
+    assert asked == [5]
+
+
+def test_an_operation_with_more_to_compute_takes_longer():
+    """The convolution has a hundredth of the parameters and makes 60 times the products."""
+    images = layers.Input((64, 64, 3))
+    pooled = layers.GlobalMaxPooling2D()(layers.Conv2D(32, 5, name="long")(images))
+    model = keras.Model(images, layers.Dense(8000, name="short")(pooled))
+    named = zip(nodes_of(model), operation_seconds(model, 8, DEFAULT_KERNELS), strict=True)
+    seconds = {node.operation.name: taken for node, taken in named}
+    assert seconds["long"] > 2 * seconds["short"] > 0
 
 
 def test_a_tied_table_lives_in_the_first_stage_that_reads_it():
