@@ -87,6 +87,11 @@ class Cluster:
         return self.members(*RING_ROLES)
 
     @property
+    def computing(self) -> tuple[Member, ...]:
+        """The members with towers: the workers of parameter servers, or the whole ring."""
+        return self.members(WORKER) if self.addresses.get(SERVER) else self.ring
+
+    @property
     def rank(self) -> int:
         """Index of this process in `ring`.
 

@@ -168,7 +168,7 @@ def configure_devices(
     threads = 0 if on_gpu else threads_per_tower or threads_for(count, cores)
     own_device = ("gpu:0" if on_gpu else "cpu:0") if spread_by(parameter_device, zero) else parameter_device
     parameters = _parameter_device(own_device, num_cpus=1 if on_gpu else count, num_gpus=len(gpus))
-    _configure_runtime(gpus, num_cpus=1 if on_gpu else count, threads=threads)
+    _configure_runtime(gpus, num_cpus=1 if on_gpu else count, threads=threads, cores=cores)
     if zero == 3:
         _keep_gathers()
     towers = tuple(f"/device:{'GPU' if on_gpu else 'CPU'}:{index}" for index in range(count))
@@ -232,13 +232,13 @@ def _parameter_device(text: str, *, num_cpus: int, num_gpus: int) -> str:
     return f"/device:{kind.upper()}:{index}"
 
 
-def _configure_runtime(gpus, *, num_cpus: int, threads: int) -> None:
+def _configure_runtime(gpus, *, num_cpus: int, threads: int, cores: int) -> None:
     """Sets logical devices, memory growth and threads. All of them can be set only before TensorFlow starts."""
     try:
         for gpu in gpus:
             tf.config.experimental.set_memory_growth(gpu, True)
         if threads:
-            _set_threads(threads)
+            _set_threads(threads, max(2, cores))
             _optimize_towers_alone()
         cpu = tf.config.list_physical_devices("CPU")[0]
         if len(tf.config.get_logical_device_configuration(cpu) or [None]) < num_cpus:
@@ -267,10 +267,13 @@ def _keep_gathers() -> None:
     tf.config.optimizer.set_experimental_options({"dependency_optimization": False})
 
 
-def _set_threads(threads: int) -> None:
-    """Sets the numbers of threads. If TensorFlow already runs, its own numbers stay."""
+def _set_threads(threads: int, at_once: int) -> None:
+    """Sets the numbers of threads of an operation, and of operations at once.
+
+    If TensorFlow already runs, its own numbers stay.
+    """
     try:
         tf.config.threading.set_intra_op_parallelism_threads(threads)
-        tf.config.threading.set_inter_op_parallelism_threads(max(2, num_cores()))
+        tf.config.threading.set_inter_op_parallelism_threads(at_once)
     except RuntimeError:
         pass

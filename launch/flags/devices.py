@@ -1,7 +1,5 @@
 """Flags of the strategy and its devices."""
 
-import os
-
 from absl import flags
 
 from launch.flags.branches import branched_grid
@@ -9,8 +7,9 @@ from launch.flags.checks import listed_in_help, positive
 from launch.flags.grid import grid_from_flags
 from launch.flags.pipeline import num_stage_devices
 from launch.flags.slices import sliced_grid
+from launch.membership.shared_cores import processes_here
 from launch.membership.this_process import cluster_of_this_process
-from strategies.cluster import WORKER
+from strategies.cluster import Cluster
 from strategies.registry import check_spread, cluster_kind, strategy_names
 from towers.devices import KINDS, Devices, configure_devices, spread_by
 
@@ -28,9 +27,9 @@ flags.DEFINE_integer(
     "num_towers",
     None,
     "Number of towers in this process; each computes its part of a batch on its own device. Default: one per "
-    "visible GPU; without GPUs one per CPU core (affinity and container limits count), but at most one for each "
-    "32 examples that this process computes at once. With batch norm or dropout the numbers depend on it: see "
-    "--batch_stats.",
+    "visible GPU; without GPUs one per CPU core (affinity and container limits count, and the processes of a "
+    "cluster on one machine divide its cores), but at most one for each 32 examples that this process computes at "
+    "once. With batch norm or dropout the numbers depend on it: see --batch_stats.",
 )
 flags.DEFINE_enum(
     "tower_device", "auto", KINDS, "Device type of the towers. auto: GPUs if any is visible, otherwise CPUs."
@@ -72,7 +71,9 @@ flags.DEFINE_list(
 flags.DEFINE_integer(
     "threads_per_tower",
     None,
-    "Threads that one operation of a CPU tower may use. Default: this process's cores divided by its towers.",
+    "Threads that one operation of a CPU tower may use. Default: this process's cores divided by its towers. "
+    "Processes of a cluster that have the same host in TF_CONFIG divide the machine's cores, unless affinity or a "
+    "container's limit gives this process only some of them.",
 )
 positive("num_towers", "threads_per_tower")
 listed_in_help(__name__)
@@ -88,7 +89,7 @@ def devices_from_flags() -> Devices:
         kind=FLAGS.tower_device,
         parameter_device=FLAGS.parameter_device,
         threads_per_tower=FLAGS.threads_per_tower,
-        num_processes=int(os.environ.get("TOWERS_PROCESSES_HERE", "1")),
+        num_processes=processes_here(_own_cluster()),
         batch_size=_own_examples(),
         zero=FLAGS.zero,
         offload=FLAGS.offload,
@@ -109,8 +110,12 @@ def _own_examples() -> int | None:
 
 def _num_sharing() -> int:
     """Number of workers that divide each batch."""
-    kind = cluster_kind(FLAGS.strategy)
-    cluster = cluster_of_this_process() if kind else None
-    if cluster is None or (kind == "servers" and FLAGS.staleness != "sync"):
+    cluster = _own_cluster()
+    if cluster is None or (cluster_kind(FLAGS.strategy) == "servers" and FLAGS.staleness != "sync"):
         return 1
-    return max(1, len(cluster.members(WORKER) if kind == "servers" else cluster.ring))
+    return max(1, len(cluster.computing))
+
+
+def _own_cluster() -> Cluster | None:
+    """The cluster that this process trains in; None if it trains alone."""
+    return cluster_of_this_process() if cluster_kind(FLAGS.strategy) else None

@@ -35,8 +35,11 @@ class Roles:
 
     @property
     def num_computing(self) -> int:
-        """Number of processes that share the machine's cores: all except the parameter servers."""
-        return len(self.names) - self.ps
+        """Number of processes that share the machine's cores: all except parameter servers and their chief.
+
+        That chief computes evaluations alone, while the workers pause.
+        """
+        return len(self.names) - self.ps - int(self.chief and self.ps > 0)
 
     @property
     def trainers(self) -> tuple[str, ...]:

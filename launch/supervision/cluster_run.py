@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from launch import binary
 from launch.membership.roles import Roles
+from launch.membership.shared_cores import VARIABLE as PROCESSES_HERE
 from launch.membership.tf_config import tf_config_text
 from launch.supervision.group_guard import GroupGuard
 from launch.supervision.line_relay import LineRelay
@@ -131,7 +132,7 @@ class LocalRun:
             "PYTHONUNBUFFERED": "1",
             "TOWERS_RUN_DIRECTORY": str(self._plan.directory),
             "TOWERS_SECRET": self._secret,
-            "TOWERS_PROCESSES_HERE": str(self._plan.roles.num_computing),
+            PROCESSES_HERE: str(self._plan.roles.num_computing),
             **({} if fault is None else {FAULT_VARIABLE: fault.order}),
         }
 

@@ -72,7 +72,7 @@ until_marked("chief:0", "worker:0", "worker:1", "ps:0", "evaluator:0")
     def test_environment(self, found_by_name):
         for found in found_by_name.values():
             environment = found["environment"]
-            assert environment["TOWERS_PROCESSES_HERE"] == "4", "parameter servers don't compute"
+            assert environment["TOWERS_PROCESSES_HERE"] == "3", "parameter servers and their chief don't compute"
             assert environment["PYTHONUNBUFFERED"] == "1"
             assert re.fullmatch(
                 re.escape(found["here"]) + r"/runs/\d{8}-\d{6}-\d+", environment["TOWERS_RUN_DIRECTORY"]

@@ -6,7 +6,7 @@ import pytest
 
 from tests.towers.control_group_files import linux
 from towers.control_groups import core_quota
-from towers.cores import num_cores
+from towers.cores import may_use_all_cores, num_cores
 
 
 @pytest.fixture
@@ -57,3 +57,11 @@ def test_a_system_without_control_groups(eight_cores, tmp_path):
 def test_affinity_counts(monkeypatch, tmp_path):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3}, raising=False)
     assert num_cores(linux(tmp_path, VERSION_2, **{"job/step/cpu.max": "400000 100000\n"})) == 1
+
+
+def test_some_cores_are_not_all(eight_cores, monkeypatch, tmp_path):
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    assert may_use_all_cores(tmp_path)
+    assert not may_use_all_cores(linux(tmp_path, VERSION_2, **{"job/step/cpu.max": "400000 100000\n"}))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1}, raising=False)
+    assert not may_use_all_cores(tmp_path)

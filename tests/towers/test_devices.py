@@ -115,6 +115,7 @@ def in_new_process(arguments: str) -> dict:
             "threads_per_tower": devices.threads_per_tower,
             "logical": len(tf.config.list_logical_devices("CPU")),
             "intra": tf.config.threading.get_intra_op_parallelism_threads(),
+            "inter": tf.config.threading.get_inter_op_parallelism_threads(),
         }}))
     """
     command = [sys.executable, "-c", textwrap.dedent(script)]
@@ -144,6 +145,13 @@ def test_a_new_process_with_one_tower_for_each_core():
 def test_a_new_process_with_a_small_batch():
     found = in_new_process("batch_size=63")
     assert found["towers"] == list(cpus(1).towers) and found["intra"] == num_cores()
+
+
+@pytest.mark.full
+def test_a_new_process_among_many():
+    found = in_new_process(f'kind="cpu", num_processes={2 * num_cores()}')
+    assert found["towers"] == list(cpus(1).towers)
+    assert (found["intra"], found["inter"]) == (1, 2), "operations at once are not for all the machine's cores"
 
 
 @pytest.mark.full

@@ -1,4 +1,4 @@
-"""Flags of devices: how many examples this process computes, which limits its default number of towers."""
+"""Flags of devices: the examples that this process computes, and the processes that share its cores."""
 
 import json
 
@@ -8,25 +8,29 @@ from absl.testing import flagsaver
 
 from launch import train  # noqa: F401, defines the flags
 from launch.flags import devices
+from launch.membership import shared_cores
 
 CLUSTER = {"chief": ["a:1"], "worker": ["b:1", "b:2"], "ps": ["c:1"]}
 RING = {"worker": ["b:1", "b:2", "b:3", "b:4"]}
 
 
 @pytest.mark.parametrize(
-    "cluster, settings, batch_size",
+    "cluster, settings, batch_size, num_processes",
     [
-        ({}, {}, 128),
-        ({}, {"accumulation": 4}, 32),
-        ({}, {"tower_shares": ["1", "2"]}, None),
-        (RING, {"strategy": "ring"}, 32),
-        (CLUSTER, {"strategy": "ps"}, 128),
-        (CLUSTER, {"strategy": "ps", "staleness": "sync"}, 64),
+        ({}, {}, 128, 1),
+        ({}, {"accumulation": 4}, 32, 1),
+        ({}, {"tower_shares": ["1", "2"]}, None, 1),
+        (RING, {"strategy": "ring"}, 32, 4),
+        (RING, {}, 128, 1),
+        (CLUSTER, {"strategy": "ps"}, 128, 2),
+        (CLUSTER, {"strategy": "ps", "staleness": "sync"}, 64, 2),
     ],
 )
-def test_examples_of_this_process(monkeypatch, cluster, settings, batch_size):
+def test_examples_and_neighbours_of_this_process(monkeypatch, cluster, settings, batch_size, num_processes):
     task = {"type": "worker", "index": 1}
     monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": task} if cluster else {}))
+    monkeypatch.delenv(shared_cores.VARIABLE, raising=False)
+    monkeypatch.setattr(shared_cores, "may_use_all_cores", lambda: True)
     found = {}
     monkeypatch.setattr(devices, "configure_devices", lambda **named: found.update(named))
     with flagsaver.flagsaver():
@@ -35,3 +39,4 @@ def test_examples_of_this_process(monkeypatch, cluster, settings, batch_size):
             flags.FLAGS[name].value = value
         devices.devices_from_flags()
     assert found["batch_size"] == batch_size and found["num_towers"] is None
+    assert found["num_processes"] == num_processes

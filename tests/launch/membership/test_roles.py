@@ -30,6 +30,7 @@ def test_servers():
 def test_servers_with_a_chief():
     roles = Roles(workers=1, ps=1, chief=True)
     assert roles.awaited() == {"ps:0": ("chief:0", "worker:0"), "worker:0": ("chief:0",)}
+    assert roles.num_computing == 1
 
 
 def test_a_cluster_for_each_process():
