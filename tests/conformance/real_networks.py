@@ -18,7 +18,7 @@ TIMEOUT_SECONDS = 1200
 NETWORKS = MappingProxyType(
     {
         "resnet20": ("--model=resnet20", "--batch_size=30"),
-        "vgg16": ("--model=vgg16", "--batch_size=8", "--augment=false"),
+        "vgg16": ("--model=vgg16", "--batch_size=8", "--augment=false", "--batch_stats=average"),
         "transformer": ("--task=text", "--model=transformer", "--batch_size=30"),
     }
 )
