@@ -4,16 +4,15 @@ from collections.abc import Mapping
 
 import tensorflow as tf
 
-from strategies.grouped_towers import GroupedStrategy, check_grouped, decided_here, placed
+from strategies.grouped_towers import GroupedStrategy, check_grouped, decided_here, placed, towers_of_several
 from towers.branches.branch_report import plan_lines, plan_table
 from towers.branches.branched_once import BranchedOnce
 from towers.branches.options import BranchOptions
 from towers.branches.plan import BranchPlan, plan_of
 from towers.devices import Devices
 from towers.engine import Engine
-from towers.errors import UserError
 from towers.exchange import TowerExchange
-from towers.grid import Grid
+from towers.grid import BRANCH, Grid
 from towers.options import StepOptions
 from towers.parameters.placement import Placement, canonical_names
 from towers.parameters.shards import Shard
@@ -43,14 +42,9 @@ class BranchedTowers:
         Raises:
           UserError: towers of one device, or an option that such towers don't have.
         """
-        self.devices = devices if devices.groups else devices.grouped((devices.towers,))
+        self.devices = towers_of_several(devices, self.name, BRANCH)
         self._task, self._step, self.options = task, options, branches or BranchOptions()
-        if len(self.devices.groups[0]) < 2:
-            raise UserError(
-                "strategy 'branches' with 1 device a tower: nothing is divided; use at least 2, as with "
-                "grid='branch:2', or strategy 'towers'"
-            )
-        check_grouped("branches", options, self.devices)
+        check_grouped(self.name, options, self.devices)
 
     def check(self, shares):
         """Nothing to check: `Engine` does."""
@@ -78,8 +72,7 @@ class BranchedTowers:
         keys = [TowerExchange(shared.num_towers).group_key for _ in range(num_devices)] if shared else ()
         towers, evaluations = [], []
         for group in self.devices.groups:
-            # Each tower is traced by itself: its exchanges count from 1, as those of its counterparts do.
-            own = shared and TowerExchange(shared.num_towers, shared.group_key)
+            own = shared and shared.again()
             traced = BranchedOnce(self.plan, group, parameter_devices, keys)
             towers.append(
                 TowerFunction(

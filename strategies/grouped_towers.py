@@ -145,6 +145,26 @@ def placed(devices: Devices, variables: ModelVariables, rule: UpdateRule, shards
     return ShardedPlacement(variables, rule, devices.groups[0], shards)
 
 
+def towers_of_several(devices: Devices, name: str, axis: str) -> Devices:
+    """The devices in groups, each a tower; without groups, all of them are one tower.
+
+    Args:
+      devices: of this process.
+      name: the strategy's name.
+      axis: of `towers.grid`: what each device of a tower has.
+
+    Raises:
+      UserError: towers of one device.
+    """
+    found = devices if devices.groups else devices.grouped((devices.towers,))
+    if len(found.groups[0]) < 2:
+        raise UserError(
+            f"strategy {name!r} with 1 device a tower: nothing is divided; use at least 2, as with "
+            f"grid='{axis}:2', or strategy 'towers'"
+        )
+    return found
+
+
 def check_grouped(name: str, options: StepOptions, devices: Devices) -> None:
     """Raises UserError for an option that strategy `name` can't serve with such towers."""
     if devices.zero and len(devices.groups) == 1:

@@ -3,11 +3,11 @@
 import dataclasses
 from collections.abc import Mapping
 
-from strategies.grouped_towers import GroupedStrategy, check_grouped, decided_here, placed
+from strategies.grouped_towers import GroupedStrategy, check_grouped, decided_here, placed, towers_of_several
 from towers.devices import Devices
 from towers.engine import Engine
 from towers.errors import UserError
-from towers.exchange import TowerExchange
+from towers.grid import SLICE
 from towers.options import StepOptions
 from towers.parameters.placement import Placement
 from towers.slices.layout import Layout
@@ -50,19 +50,14 @@ class SlicedTowers:
         Raises:
           UserError: towers of one device, an update rule that needs whole parameters, or XLA.
         """
-        self.devices = devices if devices.groups else devices.grouped((devices.towers,))
+        self.devices = towers_of_several(devices, self.name, SLICE)
         self._task, self._step, self.options = task, options, slices or SliceOptions()
-        if len(self.devices.groups[0]) < 2:
-            raise UserError(
-                "strategy 'slices' with 1 device a tower: nothing is divided; use at least 2, as with "
-                "grid='slice:2', or strategy 'towers'"
-            )
         if not options.rule.elementwise:
             raise UserError(
                 f"strategy 'slices' with {type(options.rule).__name__}: it needs whole parameters, and each "
                 "device updates its slices; use momentum or adamw, or another strategy"
             )
-        check_grouped("slices", options, self.devices)
+        check_grouped(self.name, options, self.devices)
 
     def check(self, shares):
         """Nothing to check: `Engine` does."""
@@ -78,8 +73,7 @@ class SlicedTowers:
         shared = engine.tower.exchange
         towers, evaluations = [], []
         for group in self.devices.groups:
-            # Each tower is traced by itself: its exchanges count from 1, as those of its counterparts do.
-            own = shared and TowerExchange(shared.num_towers, shared.group_key)
+            own = shared and shared.again()
             towers.append(
                 SlicedTower(
                     self._task,

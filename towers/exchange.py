@@ -22,6 +22,10 @@ class TowerExchange:
     group_key: int = dataclasses.field(default_factory=lambda: next(_next_group_key))
     _instances: itertools.count = dataclasses.field(default_factory=lambda: itertools.count(1))
 
+    def again(self) -> "TowerExchange":
+        """An exchange of the same towers that counts from 1: for a tower that is traced by itself, as all are."""
+        return TowerExchange(self.num_towers, self.group_key)
+
     def sum(self, value: tf.Tensor) -> tf.Tensor:
         """The sum of `value` (same shape on every tower) over all towers, on every tower. No gradient."""
         # CollectiveReduceV2 never returns between logical devices of one process (TensorFlow 2.21). This first
