@@ -11,7 +11,6 @@ from towers.branches.options import BranchOptions
 from towers.branches.plan import BranchPlan, plan_of
 from towers.devices import Devices
 from towers.engine import Engine
-from towers.exchange import TowerExchange
 from towers.grid import BRANCH, Grid
 from towers.options import StepOptions
 from towers.parameters.placement import Placement, canonical_names
@@ -22,7 +21,7 @@ from towers.updates.rules import UpdateRule
 
 
 class BranchedTowers:
-    """Implements `strategies.grouped_towers.GroupedTowers` in one process: each device of a tower has branches.
+    """Implements `strategies.grouped_towers.GroupedTowers`: each device of a tower has branches.
 
     Attributes:
       options: what balances the devices.
@@ -30,6 +29,7 @@ class BranchedTowers:
     """
 
     name = "branches"
+    axis = BRANCH
     microbatches = None
     plan: BranchPlan
 
@@ -42,15 +42,16 @@ class BranchedTowers:
         Raises:
           UserError: towers of one device, or an option that such towers don't have.
         """
-        self.devices = towers_of_several(devices, self.name, BRANCH)
+        self.devices = towers_of_several(devices, self.name, self.axis)
         self._task, self._step, self.options = task, options, branches or BranchOptions()
+        self._num_towers = self.devices.num_towers
         check_grouped(self.name, options, self.devices)
 
     def check(self, shares):
-        """Nothing to check: `Engine` does."""
+        self._num_towers = len(shares)
 
     def divide(self, model, decided=decided_here):
-        num_passes = self._step.accumulation * self.devices.num_towers
+        num_passes = self._step.accumulation * self._num_towers
         with tf.device(self.devices.groups[0][0]):
             self.plan = plan_of(
                 model,
@@ -58,6 +59,7 @@ class BranchedTowers:
                 self.options,
                 num_examples=max(1, self._task.batch_size // num_passes),
                 kernels=self._step.kernels(self.devices),
+                decided=decided,
             )
 
     def place(self, variables: ModelVariables, rule: UpdateRule) -> Placement:
@@ -69,7 +71,7 @@ class BranchedTowers:
         kernels, shared, model = self._step.kernels(self.devices), engine.tower.exchange, engine.tower.model
         parameter_devices = self.plan.devices_of(engine.tower.variables.parameters)
         num_devices = len(self.devices.groups[0])
-        keys = [TowerExchange(shared.num_towers).group_key for _ in range(num_devices)] if shared else ()
+        keys = [shared.new_group_key() for _ in range(num_devices)] if shared else ()
         towers, evaluations = [], []
         for group in self.devices.groups:
             own = shared and shared.again()

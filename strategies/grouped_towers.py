@@ -1,13 +1,14 @@
 """Towers of several devices: what an engine needs of them, and the strategies that train them in one process.
 
     data:2,stage:2     groups        devices      each tower
-    tower 0            CPU:0 CPU:1                a pipeline of two stages, or layers in two slices
+    tower 0            CPU:0 CPU:1                two stages, slices of layers, or branches
     tower 1            CPU:2 CPU:3
 
 The same towers train in one process (`GroupedStrategy`) and on each worker of a ring (`strategies.ring.grouped`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Protocol
 
 import keras
@@ -16,6 +17,7 @@ from strategies.synchronous import SynchronousStrategy
 from towers.devices import Devices
 from towers.engine import Engine
 from towers.errors import UserError
+from towers.grid import BRANCH, SLICE, STAGE
 from towers.one_process_engine import OneProcessEngine
 from towers.options import StepOptions
 from towers.parameters.placement import Placement
@@ -25,6 +27,9 @@ from towers.parameters.zero_of_groups import ZeroOfGroups
 from towers.task import Task
 from towers.tower import ModelVariables
 from towers.updates.rules import UpdateRule
+
+# The arguments with the options of towers, by what each device of a tower has: an axis of `towers.grid`.
+OPTIONS_BY_AXIS = MappingProxyType({STAGE: "pipeline", SLICE: "slices", BRANCH: "branches"})
 
 # Given a function that decides some numbers, returns those of the process that decides for all.
 Decided = Callable[[Callable[[], Sequence[int]]], Sequence[int]]
@@ -39,13 +44,15 @@ class GroupedTowers(Protocol):
     """The towers of one process, each of several devices.
 
     Attributes:
-      name: what the towers are made of, as a strategy's name: 'pipeline' or 'slices'.
+      name: what the towers are made of, as a strategy's name: 'pipeline', 'slices' or 'branches'.
+      axis: of `towers.grid`: what each device of a tower has.
       options: how they divide the model; the same in all processes.
       devices: with groups.
       microbatches: number of microbatches that a tower computes in one call; None for towers that get a batch.
     """
 
     name: str
+    axis: str
     options: object
     devices: Devices
     microbatches: int | None

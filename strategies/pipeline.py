@@ -8,7 +8,7 @@ from strategies.grouped_towers import GroupedStrategy, check_grouped, decided_he
 from towers.devices import Devices
 from towers.engine import Engine
 from towers.errors import UserError
-from towers.grid import Grid
+from towers.grid import STAGE, Grid
 from towers.options import StepOptions
 from towers.parameters.placement import Placement, canonical_names
 from towers.parameters.shards import Shard
@@ -57,6 +57,7 @@ class StagedTowers:
     """
 
     name = "pipeline"
+    axis = STAGE
     stages: ModelStages
 
     def __init__(self, task: Task, devices: Devices, options: StepOptions, pipeline: PipelineOptions | None):

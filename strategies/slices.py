@@ -38,6 +38,7 @@ class SlicedTowers:
     """
 
     name = "slices"
+    axis = SLICE
     microbatches = None
     layout: Layout
 
@@ -50,7 +51,7 @@ class SlicedTowers:
         Raises:
           UserError: towers of one device, an update rule that needs whole parameters, or XLA.
         """
-        self.devices = towers_of_several(devices, self.name, SLICE)
+        self.devices = towers_of_several(devices, self.name, self.axis)
         self._task, self._step, self.options = task, options, slices or SliceOptions()
         if not options.rule.elementwise:
             raise UserError(

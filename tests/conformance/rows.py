@@ -15,6 +15,7 @@ from strategies.servers.options import ServersOptions
 from strategies.slices import SliceOptions, slices_strategy
 from strategies.towers import towers_strategy
 from tests.towers.logical_cpus import cpus, cpus_in_groups
+from towers.branches.options import BranchOptions
 from towers.devices import Devices
 from towers.grid import Grid
 from towers.split import even_shares
@@ -498,6 +499,14 @@ ROWS = (
         shares=even_shares(4),
         ring=RingOptions(check_divergence_every_steps=5),
         num_workers=2,
+    ),
+    Row(
+        name="own_ring_2_of_branches_2_shares_2_1",
+        make_strategy=_ring(cpus_in_groups("branch:2"), branches=BranchOptions()),
+        shares=(2.0, 1.0),
+        ring=RingOptions(worker_shares=(2.0, 1.0), check_divergence_every_steps=5),
+        num_workers=2,
+        branches=True,
     ),
     Row(
         name="own_ring_2_recompute",

@@ -114,7 +114,10 @@ def test_a_cut_by_time():
     "named, parts",
     [
         ({}, ("towers of several devices with strategy 'ring'", "pass pipeline=")),
-        ({"pipeline": STAGES, "slices": SliceOptions()}, ("a tower has stages or slices; omit one",)),
+        (
+            {"pipeline": STAGES, "slices": SliceOptions()},
+            ("pipeline= and slices= with strategy 'ring'", "omit all but one"),
+        ),
         (
             {"pipeline": STAGES, "ring": Ring.alone(RingOptions(engine="tensorflow"))},
             ("engine='tensorflow'", "cannot serve towers of 2 devices", "use engine='auto'"),
