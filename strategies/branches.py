@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import tensorflow as tf
 
-from strategies.grouped_towers import GroupedStrategy, check_grouped, decided_here, placed, towers_of_several
+from strategies.grouped_towers import GroupedStrategy, check_grouped, decided_here, towers_of_several
 from towers.branches.branch_report import plan_lines, plan_table
 from towers.branches.branched_once import BranchedOnce
 from towers.branches.options import BranchOptions
@@ -13,11 +13,10 @@ from towers.devices import Devices
 from towers.engine import Engine
 from towers.grid import BRANCH, Grid
 from towers.options import StepOptions
-from towers.parameters.placement import Placement, canonical_names
+from towers.parameters.placement import canonical_names
 from towers.parameters.shards import Shard
 from towers.task import Task
-from towers.tower import EvaluationFunction, ModelVariables, TowerFunction
-from towers.updates.rules import UpdateRule
+from towers.tower import EvaluationFunction, TowerFunction
 
 
 class BranchedTowers:
@@ -45,7 +44,7 @@ class BranchedTowers:
         self.devices = towers_of_several(devices, self.name, self.axis)
         self._task, self._step, self.options = task, options, branches or BranchOptions()
         self._num_towers = self.devices.num_towers
-        check_grouped(self.name, options, self.devices)
+        check_grouped(self.name, options)
 
     def check(self, shares):
         self._num_towers = len(shares)
@@ -62,10 +61,9 @@ class BranchedTowers:
                 decided=decided,
             )
 
-    def place(self, variables: ModelVariables, rule: UpdateRule) -> Placement:
+    def shards(self, variables):
         names, homes = canonical_names(variables.parameters), self.plan.devices_of(variables.parameters)
-        shards = [Shard(name, home) for name, home in zip(names, homes, strict=True)]
-        return placed(self.devices, variables, rule, shards)
+        return [Shard(name, home) for name, home in zip(names, homes, strict=True)]
 
     def make_towers(self, engine: Engine):
         kernels, shared, model = self._step.kernels(self.devices), engine.tower.exchange, engine.tower.model

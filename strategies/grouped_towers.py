@@ -78,8 +78,8 @@ class GroupedTowers(Protocol):
           UserError: the model can't be divided so.
         """
 
-    def place(self, variables: ModelVariables, rule: UpdateRule) -> Placement:
-        """Where the model's variables live: each parameter, or slice, on its device of a tower."""
+    def shards(self, variables: ModelVariables) -> list[Shard]:
+        """All parameters, or slices of them, in order; the owner of each is the index of a device in its tower."""
 
     def make_towers(self, engine: Engine) -> tuple[Sequence[Callable], Sequence[Callable]]:
         """The training passes and the evaluation passes of the towers of an engine."""
@@ -105,6 +105,10 @@ class GroupedStrategy(SynchronousStrategy):
         shares: relative sizes of the towers' parts of a batch; None for equal parts.
         """
         self._towers = towers
+        _check_zero(towers)
+
+        def place(variables: ModelVariables, rule: UpdateRule) -> Placement:
+            return _placed(towers.devices, variables, rule, towers.shards(variables))
 
         def make_engine(model, batch_spec):
             towers.divide(model)
@@ -115,7 +119,7 @@ class GroupedStrategy(SynchronousStrategy):
                 options,
                 batch_spec=batch_spec,
                 shares=shares,
-                place=towers.place,
+                place=place,
                 make_towers=towers.make_towers,
                 microbatches=towers.microbatches,
             )
@@ -139,19 +143,6 @@ class GroupedStrategy(SynchronousStrategy):
         return self._towers.settings
 
 
-def placed(devices: Devices, variables: ModelVariables, rule: UpdateRule, shards: Sequence[Shard]) -> Placement:
-    """Where the variables of towers of several devices live.
-
-    Args:
-      devices: with groups.
-      variables, rule: as for `GroupedTowers.place`.
-      shards: of all parameters, in order; the owner of each is the index of a device in its tower.
-    """
-    if devices.zero:
-        return ZeroOfGroups(variables, rule, devices.groups, shards, meet_late=devices.zero == 1)
-    return ShardedPlacement(variables, rule, devices.groups[0], shards)
-
-
 def towers_of_several(devices: Devices, name: str, axis: str) -> Devices:
     """The devices in groups, each a tower; without groups, all of them are one tower.
 
@@ -172,12 +163,23 @@ def towers_of_several(devices: Devices, name: str, axis: str) -> Devices:
     return found
 
 
-def check_grouped(name: str, options: StepOptions, devices: Devices) -> None:
+def check_grouped(name: str, options: StepOptions) -> None:
     """Raises UserError for an option that strategy `name` can't serve with such towers."""
-    if devices.zero and len(devices.groups) == 1:
-        raise UserError(
-            f"zero={devices.zero} with strategy {name!r} and 1 tower: ZeRO divides optimizer state between "
-            f"towers; omit zero, or use more, as grid='data:2,{'stage' if name == 'pipeline' else 'slice'}:2'"
-        )
     if options.xla:
         raise UserError(f"xla=True with strategy {name!r}: XLA can't compile a tower on several devices; omit xla")
+
+
+def _placed(devices: Devices, variables: ModelVariables, rule: UpdateRule, shards: Sequence[Shard]) -> Placement:
+    """Where the variables of the towers of one process live; `shards` as from `GroupedTowers.shards`."""
+    if devices.zero:
+        return ZeroOfGroups(variables, rule, devices.groups, shards, meet_late=devices.zero == 1)
+    return ShardedPlacement(variables, rule, devices.groups[0], shards)
+
+
+def _check_zero(towers: GroupedTowers) -> None:
+    zero, axis = towers.devices.zero, towers.axis
+    if zero and len(towers.devices.groups) == 1:
+        raise UserError(
+            f"zero={zero} with strategy {towers.name!r} and 1 tower: ZeRO divides optimizer state between towers; "
+            f"omit zero, or use more, as grid='data:2,{axis}:2'"
+        )

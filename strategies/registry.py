@@ -58,7 +58,7 @@ _MODES = {
     "ps": _Mode(servers_strategy, cluster_kind="servers"),
     "pipeline": _Mode(pipeline_strategy, divides=STAGE, spreads=("zero=1", "zero=2")),
     "slices": _Mode(slices_strategy, divides=SLICE, spreads=("zero=1", "zero=2")),
-    "branches": _Mode(branches_strategy, divides=BRANCH),
+    "branches": _Mode(branches_strategy, divides=BRANCH, spreads=("zero=1", "zero=2")),
 }
 
 

@@ -3,19 +3,16 @@
 import dataclasses
 from collections.abc import Mapping
 
-from strategies.grouped_towers import GroupedStrategy, check_grouped, decided_here, placed, towers_of_several
+from strategies.grouped_towers import GroupedStrategy, check_grouped, decided_here, towers_of_several
 from towers.devices import Devices
 from towers.engine import Engine
 from towers.errors import UserError
 from towers.grid import SLICE
 from towers.options import StepOptions
-from towers.parameters.placement import Placement
 from towers.slices.layout import Layout
 from towers.slices.layout_report import large_whole_notices, layout_table
 from towers.slices.sliced_tower import SlicedEvaluation, SlicedTower
 from towers.task import Task
-from towers.tower import ModelVariables
-from towers.updates.rules import UpdateRule
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,7 +55,7 @@ class SlicedTowers:
                 f"strategy 'slices' with {type(options.rule).__name__}: it needs whole parameters, and each "
                 "device updates its slices; use momentum or adamw, or another strategy"
             )
-        check_grouped(self.name, options, self.devices)
+        check_grouped(self.name, options)
 
     def check(self, shares):
         """Nothing to check: `Engine` does."""
@@ -66,8 +63,8 @@ class SlicedTowers:
     def divide(self, model, decided=decided_here):
         self.layout = Layout(model, len(self.devices.groups[0]), self.options.layout)
 
-    def place(self, variables: ModelVariables, rule: UpdateRule) -> Placement:
-        return placed(self.devices, variables, rule, self.layout.shards())
+    def shards(self, variables):
+        return self.layout.shards()
 
     def make_towers(self, engine: Engine):
         kernels = self._step.kernels(self.devices)

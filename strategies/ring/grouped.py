@@ -47,10 +47,10 @@ def grouped_towers_of(
     if len(given) > 1:
         named = " and ".join(f"{OPTIONS_BY_AXIS[axis]}=" for axis in given)
         raise UserError(f"{named} with strategy 'ring': a tower has stages, slices or branches; omit all but one")
-    if devices.spread:
+    if devices.spread not in ("", "zero=1", "zero=2"):
         raise UserError(
-            f"{devices.spread} with towers of several devices on a ring: ZeRO over workers needs towers of one "
-            "device; omit it, or use strategy 'pipeline' or 'slices' in one process"
+            f"{devices.spread} with towers of several devices on a ring: their workers can divide gradients and "
+            "optimizer state alone; use zero=2, or towers of one device"
         )
     if wire.algorithm not in ("auto", "tcp") or "CPU" not in devices.parameters:
         what = f"all_reduce={wire.algorithm!r}" if "CPU" in devices.parameters else "parameters on a GPU"

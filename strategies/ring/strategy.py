@@ -33,6 +33,7 @@ from strategies.ring.placements import ring_placement
 from strategies.ring.same_start import check_same_batches, check_same_number, check_same_settings
 from strategies.ring.tcp_connect import connected_tcp_ring
 from strategies.ring.tcp_ring import TcpRing
+from strategies.ring.zero_of_groups import SpreadGroups
 from strategies.ring.zero_placement import SpreadPlacement
 from strategies.ring.zero_slots import bring, of_others, release
 from strategies.run_settings import common_settings
@@ -386,7 +387,7 @@ class RingStrategy(SynchronousStrategy):
     def _spread_slots(self) -> list:
         """The optimizer state with its owners, if each worker has only its own part of it; else nothing."""
         placement = self.engine.placement
-        return placement.slots_with_owners if isinstance(placement, SpreadPlacement) else []
+        return placement.slots_with_owners if isinstance(placement, SpreadPlacement | SpreadGroups) else []
 
     def agree_to_save(self, wanted: bool) -> bool:
         """Rank 0 decides. Only with spread optimizer state do the others have something that it needs."""
