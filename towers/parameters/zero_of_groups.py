@@ -4,7 +4,7 @@
     stage 0's parameters     copy on CPU:0    copy on CPU:2      half of their slots and updates on each
     stage 1's parameters     copy on CPU:1    copy on CPU:3      half of their slots and updates on each
 
-Likewise for slices of layers. Gradients meet at the owners of their parts, and new values go back to the copies: a
+Likewise for slices and branches. Gradients meet at the owners of their parts, new values go back to the copies: a
 reduce-scatter and an all-gather over the counterparts. What is on a device of a tower stays there otherwise.
 """
 
@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from towers import gradients
 from towers.gradients import Gradient
-from towers.owners import Copies, ManyOwners, Slices, parts_of
+from towers.owners import Copies, MetAtOwners, Slices, parts_of
 from towers.parameters.copied_parts import CopiedPart, PlacementOfCopies
 from towers.parameters.optimizer_bytes import told
 from towers.parameters.placement import canonical_names, constraints_of
@@ -60,7 +60,7 @@ class Held:
 
 
 @dataclasses.dataclass(frozen=True)
-class OwnersOfGroups:
+class OwnersOfGroups(MetAtOwners):
     """Implements `towers.owners.Owners` for towers of several devices.
 
     Attributes:
@@ -70,7 +70,6 @@ class OwnersOfGroups:
       meet_late: whether they meet once a step, and not after each microbatch.
     """
 
-    owners: ManyOwners
     held: Sequence[Held]
     groups: Groups
     meet_late: bool
@@ -110,15 +109,6 @@ class OwnersOfGroups:
     def _homes(self) -> list[tuple[str, Held]]:
         """What is held and its device, tower by tower."""
         return [(group[held.shard.owner], held) for group in self.groups for held in self.held]
-
-    def each(self, function, *parts):
-        return self.owners.each(function, *parts)
-
-    def norm(self, squares):
-        return self.owners.norm(squares)
-
-    def norms(self, squares):
-        return self.owners.norms(squares)
 
 
 class ZeroOfGroups(PlacementOfCopies):
