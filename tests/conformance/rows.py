@@ -537,11 +537,15 @@ ROWS = (
         transformer=True,
     ),
     Row(
-        name="own_ring_2_of_2_towers_of_branches_2_zero_1_clipping",
-        make_strategy=_ring(cpus_in_groups("data:2,branch:2", zero=1), branches=BranchOptions()),
+        name="own_ring_2_of_2_towers_of_branches_2_zero_2_accumulation_4_adamw",
+        make_strategy=_recomputing(
+            _ring(cpus_in_groups("data:2,branch:2", zero=2), branches=BranchOptions()), "sqrt"
+        ),
+        accumulation=4,
         shares=even_shares(4),
+        reference=FOUR_MICROBATCHES,
         ring=RingOptions(check_divergence_every_steps=5),
-        options=(("clipping", Clipping(global_norm=0.5)),),
+        options=(("rule", Adam(weight_decay=0.1)), ("clipping", Clipping(global_norm=0.5))),
         num_workers=2,
         branches=True,
     ),

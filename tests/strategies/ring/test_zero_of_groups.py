@@ -12,6 +12,7 @@ from strategies.ring.placements import ring_placement
 from strategies.ring.remote_variable import RemoteVariable
 from strategies.slices import SlicedTowers
 from tests.strategies.ring.threads import WorkersInThreads, rings
+from tests.tiers import first_quick
 from tests.towers.logical_cpus import cpus, cpus_in_groups
 from tests.towers.partitioned_graphs import recorded_graphs
 from tests.towers.table_and_matrices import task, trained
@@ -79,11 +80,10 @@ def test_each_device_sends_what_it_holds(monkeypatch, zero):
     assert graphs.devices_of("ResourceApply") == {"CPU:0": 2, "CPU:1": 2}
 
 
-@pytest.mark.parametrize(
-    "zero, rule, clipping",
-    [(1, Adam(weight_decay=0.1), Clipping(norm=0.05)), (2, Momentum(momentum=0.9), Clipping(global_norm=0.1))],
-    ids=["zero 1, adamw", "zero 2, momentum"],
-)
+CASES = [(1, Adam(weight_decay=0.1), Clipping(norm=0.05)), (2, Momentum(momentum=0.9), Clipping(global_norm=0.1))]
+
+
+@pytest.mark.parametrize("zero, rule, clipping", first_quick(CASES), ids=["zero 1, adamw", "zero 2, momentum"])
 def test_it_equals_one_device_on_all_workers(zero, rule, clipping):
     """A table and matrices in slices, whose norms span the devices and the workers."""
     devices = cpus_in_groups("slice:2", zero=zero)
