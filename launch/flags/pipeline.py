@@ -40,7 +40,7 @@ flags.DEFINE_string(
 flags.DEFINE_string(
     "balance",
     "parameters",
-    "For pipelines and --strategy=branches: what is balanced over a tower's devices. parameters: the number of "
+    "For pipelines and branches: what is balanced over a tower's devices. parameters: the number of "
     "parameters. time: the time of each operation, measured at the start. 5,3 (pipelines only): the number of "
     "operations in each stage.",
 )
