@@ -4,26 +4,23 @@ from collections.abc import Mapping
 
 import tensorflow as tf
 
-from strategies.grouped_towers import GroupedStrategy, check_grouped, decided_here, placed
+from strategies.grouped_towers import GroupedStrategy, check_grouped, decided_here, towers_of_several
 from towers.branches.branch_report import plan_lines, plan_table
 from towers.branches.branched_once import BranchedOnce
 from towers.branches.options import BranchOptions
 from towers.branches.plan import BranchPlan, plan_of
 from towers.devices import Devices
 from towers.engine import Engine
-from towers.errors import UserError
-from towers.exchange import TowerExchange
-from towers.grid import Grid
+from towers.grid import BRANCH, Grid
 from towers.options import StepOptions
-from towers.parameters.placement import Placement, canonical_names
+from towers.parameters.placement import canonical_names
 from towers.parameters.shards import Shard
 from towers.task import Task
-from towers.tower import EvaluationFunction, ModelVariables, TowerFunction
-from towers.updates.rules import UpdateRule
+from towers.tower import EvaluationFunction, TowerFunction
 
 
 class BranchedTowers:
-    """Implements `strategies.grouped_towers.GroupedTowers` in one process: each device of a tower has branches.
+    """Implements `strategies.grouped_towers.GroupedTowers`: each device of a tower has branches.
 
     Attributes:
       options: what balances the devices.
@@ -31,6 +28,7 @@ class BranchedTowers:
     """
 
     name = "branches"
+    axis = BRANCH
     microbatches = None
     plan: BranchPlan
 
@@ -43,20 +41,16 @@ class BranchedTowers:
         Raises:
           UserError: towers of one device, or an option that such towers don't have.
         """
-        self.devices = devices if devices.groups else devices.grouped((devices.towers,))
+        self.devices = towers_of_several(devices, self.name, self.axis)
         self._task, self._step, self.options = task, options, branches or BranchOptions()
-        if len(self.devices.groups[0]) < 2:
-            raise UserError(
-                "strategy 'branches' with 1 device a tower: nothing is divided; use at least 2, as with "
-                "grid='branch:2', or strategy 'towers'"
-            )
-        check_grouped("branches", options, self.devices)
+        self._num_towers = self.devices.num_towers
+        check_grouped(self.name, options)
 
     def check(self, shares):
-        """Nothing to check: `Engine` does."""
+        self._num_towers = len(shares)
 
     def divide(self, model, decided=decided_here):
-        num_passes = self._step.accumulation * self.devices.num_towers
+        num_passes = self._step.accumulation * self._num_towers
         with tf.device(self.devices.groups[0][0]):
             self.plan = plan_of(
                 model,
@@ -64,22 +58,21 @@ class BranchedTowers:
                 self.options,
                 num_examples=max(1, self._task.batch_size // num_passes),
                 kernels=self._step.kernels(self.devices),
+                decided=decided,
             )
 
-    def place(self, variables: ModelVariables, rule: UpdateRule) -> Placement:
+    def shards(self, variables):
         names, homes = canonical_names(variables.parameters), self.plan.devices_of(variables.parameters)
-        shards = [Shard(name, home) for name, home in zip(names, homes, strict=True)]
-        return placed(self.devices, variables, rule, shards)
+        return [Shard(name, home) for name, home in zip(names, homes, strict=True)]
 
     def make_towers(self, engine: Engine):
         kernels, shared, model = self._step.kernels(self.devices), engine.tower.exchange, engine.tower.model
         parameter_devices = self.plan.devices_of(engine.tower.variables.parameters)
         num_devices = len(self.devices.groups[0])
-        keys = [TowerExchange(shared.num_towers).group_key for _ in range(num_devices)] if shared else ()
+        keys = [shared.new_group_key() for _ in range(num_devices)] if shared else ()
         towers, evaluations = [], []
         for group in self.devices.groups:
-            # Each tower is traced by itself: its exchanges count from 1, as those of its counterparts do.
-            own = shared and TowerExchange(shared.num_towers, shared.group_key)
+            own = shared and shared.again()
             traced = BranchedOnce(self.plan, group, parameter_devices, keys)
             towers.append(
                 TowerFunction(

@@ -1,13 +1,14 @@
 """Towers of several devices: what an engine needs of them, and the strategies that train them in one process.
 
     data:2,stage:2     groups        devices      each tower
-    tower 0            CPU:0 CPU:1                a pipeline of two stages, or layers in two slices
+    tower 0            CPU:0 CPU:1                two stages, slices of layers, or branches
     tower 1            CPU:2 CPU:3
 
 The same towers train in one process (`GroupedStrategy`) and on each worker of a ring (`strategies.ring.grouped`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Protocol
 
 import keras
@@ -16,6 +17,7 @@ from strategies.synchronous import SynchronousStrategy
 from towers.devices import Devices
 from towers.engine import Engine
 from towers.errors import UserError
+from towers.grid import BRANCH, SLICE, STAGE
 from towers.one_process_engine import OneProcessEngine
 from towers.options import StepOptions
 from towers.parameters.placement import Placement
@@ -25,6 +27,9 @@ from towers.parameters.zero_of_groups import ZeroOfGroups
 from towers.task import Task
 from towers.tower import ModelVariables
 from towers.updates.rules import UpdateRule
+
+# The arguments with the options of towers, by what each device of a tower has: an axis of `towers.grid`.
+OPTIONS_BY_AXIS = MappingProxyType({STAGE: "pipeline", SLICE: "slices", BRANCH: "branches"})
 
 # Given a function that decides some numbers, returns those of the process that decides for all.
 Decided = Callable[[Callable[[], Sequence[int]]], Sequence[int]]
@@ -39,13 +44,15 @@ class GroupedTowers(Protocol):
     """The towers of one process, each of several devices.
 
     Attributes:
-      name: what the towers are made of, as a strategy's name: 'pipeline' or 'slices'.
+      name: what the towers are made of, as a strategy's name: 'pipeline', 'slices' or 'branches'.
+      axis: of `towers.grid`: what each device of a tower has.
       options: how they divide the model; the same in all processes.
       devices: with groups.
       microbatches: number of microbatches that a tower computes in one call; None for towers that get a batch.
     """
 
     name: str
+    axis: str
     options: object
     devices: Devices
     microbatches: int | None
@@ -71,8 +78,8 @@ class GroupedTowers(Protocol):
           UserError: the model can't be divided so.
         """
 
-    def place(self, variables: ModelVariables, rule: UpdateRule) -> Placement:
-        """Where the model's variables live: each parameter, or slice, on its device of a tower."""
+    def shards(self, variables: ModelVariables) -> list[Shard]:
+        """All parameters, or slices of them, in order; the owner of each is the index of a device in its tower."""
 
     def make_towers(self, engine: Engine) -> tuple[Sequence[Callable], Sequence[Callable]]:
         """The training passes and the evaluation passes of the towers of an engine."""
@@ -98,6 +105,10 @@ class GroupedStrategy(SynchronousStrategy):
         shares: relative sizes of the towers' parts of a batch; None for equal parts.
         """
         self._towers = towers
+        _check_zero(towers)
+
+        def place(variables: ModelVariables, rule: UpdateRule) -> Placement:
+            return _placed(towers.devices, variables, rule, towers.shards(variables))
 
         def make_engine(model, batch_spec):
             towers.divide(model)
@@ -108,7 +119,7 @@ class GroupedStrategy(SynchronousStrategy):
                 options,
                 batch_spec=batch_spec,
                 shares=shares,
-                place=towers.place,
+                place=place,
                 make_towers=towers.make_towers,
                 microbatches=towers.microbatches,
             )
@@ -132,25 +143,43 @@ class GroupedStrategy(SynchronousStrategy):
         return self._towers.settings
 
 
-def placed(devices: Devices, variables: ModelVariables, rule: UpdateRule, shards: Sequence[Shard]) -> Placement:
-    """Where the variables of towers of several devices live.
+def towers_of_several(devices: Devices, name: str, axis: str) -> Devices:
+    """The devices in groups, each a tower; without groups, all of them are one tower.
 
     Args:
-      devices: with groups.
-      variables, rule: as for `GroupedTowers.place`.
-      shards: of all parameters, in order; the owner of each is the index of a device in its tower.
+      devices: of this process.
+      name: the strategy's name.
+      axis: of `towers.grid`: what each device of a tower has.
+
+    Raises:
+      UserError: towers of one device.
     """
+    found = devices if devices.groups else devices.grouped((devices.towers,))
+    if len(found.groups[0]) < 2:
+        raise UserError(
+            f"strategy {name!r} with 1 device a tower: nothing is divided; use at least 2, as with "
+            f"grid='{axis}:2', or strategy 'towers'"
+        )
+    return found
+
+
+def check_grouped(name: str, options: StepOptions) -> None:
+    """Raises UserError for an option that strategy `name` can't serve with such towers."""
+    if options.xla:
+        raise UserError(f"xla=True with strategy {name!r}: XLA can't compile a tower on several devices; omit xla")
+
+
+def _placed(devices: Devices, variables: ModelVariables, rule: UpdateRule, shards: Sequence[Shard]) -> Placement:
+    """Where the variables of the towers of one process live; `shards` as from `GroupedTowers.shards`."""
     if devices.zero:
         return ZeroOfGroups(variables, rule, devices.groups, shards, meet_late=devices.zero == 1)
     return ShardedPlacement(variables, rule, devices.groups[0], shards)
 
 
-def check_grouped(name: str, options: StepOptions, devices: Devices) -> None:
-    """Raises UserError for an option that strategy `name` can't serve with such towers."""
-    if devices.zero and len(devices.groups) == 1:
+def _check_zero(towers: GroupedTowers) -> None:
+    zero, axis = towers.devices.zero, towers.axis
+    if zero and len(towers.devices.groups) == 1:
         raise UserError(
-            f"zero={devices.zero} with strategy {name!r} and 1 tower: ZeRO divides optimizer state between "
-            f"towers; omit zero, or use more, as grid='data:2,{'stage' if name == 'pipeline' else 'slice'}:2'"
+            f"zero={zero} with strategy {towers.name!r} and 1 tower: ZeRO divides optimizer state between towers; "
+            f"omit zero, or use more, as grid='data:2,{axis}:2'"
         )
-    if options.xla:
-        raise UserError(f"xla=True with strategy {name!r}: XLA can't compile a tower on several devices; omit xla")

@@ -4,13 +4,13 @@ from collections.abc import Mapping
 
 import tensorflow as tf
 
-from strategies.grouped_towers import GroupedStrategy, check_grouped, decided_here, placed
+from strategies.grouped_towers import GroupedStrategy, check_grouped, decided_here
 from towers.devices import Devices
 from towers.engine import Engine
 from towers.errors import UserError
-from towers.grid import Grid
+from towers.grid import STAGE, Grid
 from towers.options import StepOptions
-from towers.parameters.placement import Placement, canonical_names
+from towers.parameters.placement import canonical_names
 from towers.parameters.shards import Shard
 from towers.pipeline import grid
 from towers.split import checked_shares
@@ -19,8 +19,6 @@ from towers.stages.options import TIME, PipelineOptions, check_microbatches
 from towers.stages.pipeline_tower import PipelineEvaluation, PipelineTower
 from towers.stages.staged_passes import StagedPasses
 from towers.task import Task
-from towers.tower import ModelVariables
-from towers.updates.rules import UpdateRule
 
 # A longer grid is not printed at the start of a run.
 _WIDEST_GRID = 110
@@ -57,6 +55,7 @@ class StagedTowers:
     """
 
     name = "pipeline"
+    axis = STAGE
     stages: ModelStages
 
     def __init__(self, task: Task, devices: Devices, options: StepOptions, pipeline: PipelineOptions | None):
@@ -72,7 +71,7 @@ class StagedTowers:
         self._task, self._step, self.options = task, options, pipeline or PipelineOptions()
         self._schedule = self.options.schedule_for(len(self.devices.groups[0]))
         self._num_towers = self.devices.num_towers
-        check_grouped("pipeline", options, self.devices)
+        check_grouped("pipeline", options)
 
     @property
     def microbatches(self) -> int:
@@ -113,10 +112,7 @@ class StagedTowers:
         else:
             self.stages = cut()
 
-    def place(self, variables: ModelVariables, rule: UpdateRule) -> Placement:
-        return placed(self.devices, variables, rule, self._shards(variables))
-
-    def _shards(self, variables: ModelVariables) -> list[Shard]:
+    def shards(self, variables):
         """Each parameter whole on the device of the first stage that reads it."""
         names = canonical_names(variables.parameters)
         homes = self._schedule.stage_devices

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from strategies.branches import branches_strategy
 from strategies.contract import Strategy
 from strategies.distribute.mirrored import mirrored_strategy
+from strategies.grouped_towers import OPTIONS_BY_AXIS
 from strategies.parameter_servers import servers_strategy
 from strategies.pipeline import pipeline_strategy
 from strategies.ring.joining import Ring
@@ -17,9 +18,13 @@ from strategies.towers import towers_strategy
 from towers.branches.options import BranchOptions
 from towers.devices import Devices
 from towers.errors import UserError
+from towers.grid import BRANCH, SLICE, STAGE
 from towers.options import StepOptions
 from towers.stages.options import PipelineOptions
 from towers.task import Task
+
+# What a mode divides whose towers are one device unless its caller says otherwise.
+ON_REQUEST = "on request"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,34 +37,28 @@ class _Mode:
       cluster_kind: 'ring' or 'servers': the kind of cluster that its processes form; '' for a single process.
       spreads: beginnings of the arguments, as `towers.devices.spread_by` writes them, that put its parameters or
         slots elsewhere than on one device of each process.
-      has_stages: whether a tower is several devices, each with stages of the model; it then takes `pipeline=`.
-      has_slices: whether a tower is several devices, each with slices of the layers; it then takes `slices=`.
-      may_have_groups: whether its towers are several devices on request; it then takes `pipeline=` and `slices=`.
-      has_branches: whether a tower is several devices, each with branches of the model; it then takes `branches=`.
+      divides: what each device of a tower has: STAGE, SLICE or BRANCH of `towers.grid`; ON_REQUEST for any of
+        these, or none; '' if a tower is one device. `build` takes the arguments in `OPTIONS_BY_AXIS` for it.
     """
 
     build: Callable[..., Strategy]
     cluster_kind: str = ""
     spreads: tuple[str, ...] = ()
-    has_stages: bool = False
-    has_slices: bool = False
-    may_have_groups: bool = False
-    has_branches: bool = False
+    divides: str = ""
 
-    @property
-    def is_grouped(self) -> bool:
-        """Whether a tower is several devices, or may be."""
-        return self.has_stages or self.has_slices or self.has_branches or self.may_have_groups
+    def may_divide(self, axis: str) -> bool:
+        """Whether the devices of a tower may have this: an axis of `towers.grid`."""
+        return self.divides in (axis, ON_REQUEST)
 
 
 _MODES = {
     "towers": _Mode(towers_strategy, spreads=("parameter_device=", "zero=", "offload=")),
     "mirrored": _Mode(mirrored_strategy),
-    "ring": _Mode(ring_strategy, cluster_kind="ring", spreads=("zero=1", "zero=2"), may_have_groups=True),
+    "ring": _Mode(ring_strategy, cluster_kind="ring", spreads=("zero=1", "zero=2"), divides=ON_REQUEST),
     "ps": _Mode(servers_strategy, cluster_kind="servers"),
-    "pipeline": _Mode(pipeline_strategy, has_stages=True, spreads=("zero=1", "zero=2")),
-    "slices": _Mode(slices_strategy, has_slices=True, spreads=("zero=1", "zero=2")),
-    "branches": _Mode(branches_strategy, has_branches=True),
+    "pipeline": _Mode(pipeline_strategy, divides=STAGE, spreads=("zero=1", "zero=2")),
+    "slices": _Mode(slices_strategy, divides=SLICE, spreads=("zero=1", "zero=2")),
+    "branches": _Mode(branches_strategy, divides=BRANCH, spreads=("zero=1", "zero=2")),
 }
 
 
@@ -102,7 +101,8 @@ def build_strategy(
       servers: the chief's membership of a parameter-server cluster; required by 'ps'.
       pipeline: stages and schedule of 'pipeline'; None: the defaults. For 'ring': makes each tower a pipeline.
       slices: how 'slices' divides layers; None: the defaults. For 'ring': makes each tower divide its layers.
-      branches: how 'branches' assigns branches to devices; None: the defaults.
+      branches: how 'branches' assigns branches to devices; None: the defaults. For 'ring': makes each tower divide
+        its branches.
 
     Raises:
       UserError: unknown name, no cluster for a strategy that needs one, or an argument that the strategy refuses.
@@ -117,13 +117,9 @@ def build_strategy(
         )
     memberships = {"ring": ring, "servers": servers}
     joined = {mode.cluster_kind: memberships[mode.cluster_kind]} if mode.cluster_kind else {}
-    grouped = {
-        "pipeline": (pipeline, mode.has_stages or mode.may_have_groups),
-        "slices": (slices, mode.has_slices or mode.may_have_groups),
-        "branches": (branches, mode.has_branches),
-    }
-    of_tower = {name: given for name, (given, is_taken) in grouped.items() if is_taken}
-    if shares is None and not (mode.has_slices or mode.has_branches):
+    given = {"pipeline": pipeline, "slices": slices, "branches": branches}
+    of_tower = {name: given[name] for axis, name in OPTIONS_BY_AXIS.items() if mode.may_divide(axis)}
+    if shares is None and mode.divides not in (SLICE, BRANCH):
         membership = joined.get(mode.cluster_kind)
         own = task.batch_size if membership is None else membership.own_examples(task.batch_size)
         devices = devices.for_examples(own // options.accumulation)
@@ -147,46 +143,21 @@ def check_spread(name: str, argument: str) -> None:
         )
 
 
-def has_stages(name: str) -> bool:
-    """Whether a tower of the strategy is several devices, each with stages of the model.
+def divides(name: str) -> str:
+    """What each device of a tower of the strategy has: STAGE, SLICE or BRANCH of `towers.grid`, or ON_REQUEST.
+
+    '' if its towers are single devices.
 
     Raises:
       UserError: unknown name.
     """
-    return _mode(name).has_stages
-
-
-def has_slices(name: str) -> bool:
-    """Whether a tower of the strategy is several devices, each with slices of the layers.
-
-    Raises:
-      UserError: unknown name.
-    """
-    return _mode(name).has_slices
-
-
-def has_branches(name: str) -> bool:
-    """Whether a tower of the strategy is several devices, each with branches of the model.
-
-    Raises:
-      UserError: unknown name.
-    """
-    return _mode(name).has_branches
-
-
-def may_have_groups(name: str) -> bool:
-    """Whether towers of the strategy are several devices on request, each with stages or slices.
-
-    Raises:
-      UserError: unknown name.
-    """
-    return _mode(name).may_have_groups
+    return _mode(name).divides
 
 
 def check_groups(name: str, grouped: bool) -> None:
     """Raises UserError if towers are groups of devices and the strategy has towers of one device."""
-    if grouped and not _mode(name).is_grouped:
-        able = " or ".join(repr(other) for other, mode in _MODES.items() if mode.is_grouped)
+    if grouped and not _mode(name).divides:
+        able = " or ".join(repr(other) for other, mode in _MODES.items() if mode.divides)
         raise UserError(
             f"towers of several devices with strategy {name!r}: only {able} has them; use it, or omit the grid"
         )

@@ -3,19 +3,16 @@
 import dataclasses
 from collections.abc import Mapping
 
-from strategies.grouped_towers import GroupedStrategy, check_grouped, decided_here, placed
+from strategies.grouped_towers import GroupedStrategy, check_grouped, decided_here, towers_of_several
 from towers.devices import Devices
 from towers.engine import Engine
 from towers.errors import UserError
-from towers.exchange import TowerExchange
+from towers.grid import SLICE
 from towers.options import StepOptions
-from towers.parameters.placement import Placement
 from towers.slices.layout import Layout
 from towers.slices.layout_report import large_whole_notices, layout_table
 from towers.slices.sliced_tower import SlicedEvaluation, SlicedTower
 from towers.task import Task
-from towers.tower import ModelVariables
-from towers.updates.rules import UpdateRule
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,6 +35,7 @@ class SlicedTowers:
     """
 
     name = "slices"
+    axis = SLICE
     microbatches = None
     layout: Layout
 
@@ -50,19 +48,14 @@ class SlicedTowers:
         Raises:
           UserError: towers of one device, an update rule that needs whole parameters, or XLA.
         """
-        self.devices = devices if devices.groups else devices.grouped((devices.towers,))
+        self.devices = towers_of_several(devices, self.name, self.axis)
         self._task, self._step, self.options = task, options, slices or SliceOptions()
-        if len(self.devices.groups[0]) < 2:
-            raise UserError(
-                "strategy 'slices' with 1 device a tower: nothing is divided; use at least 2, as with "
-                "grid='slice:2', or strategy 'towers'"
-            )
         if not options.rule.elementwise:
             raise UserError(
                 f"strategy 'slices' with {type(options.rule).__name__}: it needs whole parameters, and each "
                 "device updates its slices; use momentum or adamw, or another strategy"
             )
-        check_grouped("slices", options, self.devices)
+        check_grouped(self.name, options)
 
     def check(self, shares):
         """Nothing to check: `Engine` does."""
@@ -70,16 +63,15 @@ class SlicedTowers:
     def divide(self, model, decided=decided_here):
         self.layout = Layout(model, len(self.devices.groups[0]), self.options.layout)
 
-    def place(self, variables: ModelVariables, rule: UpdateRule) -> Placement:
-        return placed(self.devices, variables, rule, self.layout.shards())
+    def shards(self, variables):
+        return self.layout.shards()
 
     def make_towers(self, engine: Engine):
         kernels = self._step.kernels(self.devices)
         shared = engine.tower.exchange
         towers, evaluations = [], []
         for group in self.devices.groups:
-            # Each tower is traced by itself: its exchanges count from 1, as those of its counterparts do.
-            own = shared and TowerExchange(shared.num_towers, shared.group_key)
+            own = shared and shared.again()
             towers.append(
                 SlicedTower(
                     self._task,

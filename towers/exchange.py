@@ -6,7 +6,9 @@ as over NCCL, and holds no thread while it waits.
 """
 
 import dataclasses
+import functools
 import itertools
+from collections.abc import Callable
 
 import tensorflow as tf
 
@@ -16,11 +18,22 @@ _next_group_key = itertools.count(1_000_000)
 
 @dataclasses.dataclass
 class TowerExchange:
-    """Sums tensors over `num_towers` towers that run the same graph at the same time."""
+    """Sums tensors over `num_towers` towers that run the same graph at the same time.
+
+    Attributes:
+      num_towers: number of towers.
+      group_key: says which devices take part: one of each tower.
+      new_group_key: makes keys for the towers' other devices; the same in all processes that have such towers.
+    """
 
     num_towers: int
     group_key: int = dataclasses.field(default_factory=lambda: next(_next_group_key))
+    new_group_key: Callable[[], int] = functools.partial(next, _next_group_key)
     _instances: itertools.count = dataclasses.field(default_factory=lambda: itertools.count(1))
+
+    def again(self) -> "TowerExchange":
+        """An exchange of the same towers that counts from 1: for a tower that is traced by itself, as all are."""
+        return TowerExchange(self.num_towers, self.group_key, self.new_group_key)
 
     def sum(self, value: tf.Tensor) -> tf.Tensor:
         """The sum of `value` (same shape on every tower) over all towers, on every tower. No gradient."""

@@ -157,7 +157,27 @@ class ManyOwners:
 
 
 @dataclasses.dataclass(frozen=True)
-class LateOwners:
+class MetAtOwners:
+    """What `Owners` do with gradients that have met.
+
+    Attributes:
+      owners: where they meet.
+    """
+
+    owners: ManyOwners
+
+    def each(self, function, *parts):
+        return self.owners.each(function, *parts)
+
+    def norm(self, squares):
+        return self.owners.norm(squares)
+
+    def norms(self, squares):
+        return self.owners.norms(squares)
+
+
+@dataclasses.dataclass(frozen=True)
+class LateOwners(MetAtOwners):
     """Implements `Owners` for gradients that each tower sums over the microbatches; they meet after the last one.
 
     Attributes:
@@ -165,7 +185,6 @@ class LateOwners:
       towers: the device of each tower.
     """
 
-    owners: ManyOwners
     towers: Sequence[str]
 
     def cut(self, of_tower):
@@ -188,15 +207,6 @@ class LateOwners:
             with tf.device(device):
                 per_tower.append(self.owners.cut(of_tower))
         return self.owners.add(per_tower)
-
-    def each(self, function, *parts):
-        return self.owners.each(function, *parts)
-
-    def norm(self, squares):
-        return self.owners.norm(squares)
-
-    def norms(self, squares):
-        return self.owners.norms(squares)
 
     def _by_tower(self, kept: Sequence[Gradient]) -> list[Sequence[Gradient]]:
         """What is kept of each tower."""

@@ -1,12 +1,12 @@
-"""Flags of --strategy=branches. --balance is in launch/flags/pipeline.py."""
+"""Flags of branches (--strategy=branches, or a grid with branches on a ring). --balance is in pipeline.py."""
 
 from absl import flags
 
 from launch.flags.checks import listed_in_help
-from strategies.registry import has_branches
+from launch.flags.grid import divided_by, grid_along
 from towers.branches.options import BranchOptions
 from towers.errors import UserError
-from towers.grid import Grid
+from towers.grid import BRANCH, Grid
 
 FLAGS = flags.FLAGS
 _DEFAULT_DEVICES = 2
@@ -29,30 +29,20 @@ def branched_grid() -> Grid | None:
     Raises:
       UserError: flags that another strategy refuses, or that contradict each other.
     """
-    if not has_branches(FLAGS.strategy):
+    if divided_by() != BRANCH:
         if FLAGS.branch_devices is not None:
             raise UserError(
-                f"--branch_devices with --strategy={FLAGS.strategy}: only --strategy=branches divides branches; "
-                "use it, or omit --branch_devices"
+                f"--branch_devices with --strategy={FLAGS.strategy}: it belongs to --strategy=branches, or "
+                "--strategy=ring with --grid=branch:2; use that, or omit --branch_devices"
             )
         return None
-    if FLAGS.grid is None:
-        return Grid(data=FLAGS.num_towers or 1, branch=FLAGS.branch_devices or _DEFAULT_DEVICES)
-    grid = Grid.parse(FLAGS.grid)
-    if grid.branch < 2:
-        raise UserError(f"--grid={FLAGS.grid} with --strategy={FLAGS.strategy}: it needs branch:2 or more")
-    for name, size in (("branch_devices", grid.branch), ("num_towers", grid.data)):
-        if FLAGS[name].value not in (None, size):
-            raise UserError(
-                f"--{name}={FLAGS[name].value} with --grid={FLAGS.grid}: the grid says {size}; omit one"
-            )
-    return grid
+    return grid_along(BRANCH, "branch_devices", _DEFAULT_DEVICES)
 
 
 def branches_from_flags() -> BranchOptions | None:
-    """How branches are balanced; None for a strategy that does not divide them.
+    """How branches are balanced; None if they are not divided.
 
     Raises:
       UserError: a balance that is only for pipelines.
     """
-    return BranchOptions(balance=FLAGS.balance) if has_branches(FLAGS.strategy) else None
+    return BranchOptions(balance=FLAGS.balance) if divided_by() == BRANCH else None

@@ -46,12 +46,12 @@ flags.DEFINE_string(
 flags.DEFINE_integer(
     "zero",
     0,
-    "Stage of ZeRO. It divides state over the towers (--strategy=towers: 1, 2, 3; several towers of pipeline or "
-    "slices: 1, 2) or over the workers (--strategy=ring: 1, 2). 1: each device or worker has all parameters, and "
-    "holds and updates its own part of the optimizer state. 2: also its own part of the summed gradients: with "
-    "--accumulation it sends gradients after each microbatch instead of once a step. 3: also its own part of the "
-    "parameters; it gathers the others layer by layer. Default: 0, off. Use the lowest stage that fits in memory, "
-    "without --parameter_device.",
+    "Stage of ZeRO. It divides state over the towers (--strategy=towers: 1, 2, 3; several towers of pipeline, "
+    "slices or branches: 1, 2) or over the workers (--strategy=ring: 1, 2). 1: each device or worker has all "
+    "parameters, and holds and updates its own part of the optimizer state. 2: also its own part of the summed "
+    "gradients: with --accumulation it sends gradients after each microbatch instead of once a step. 3: also its "
+    "own part of the parameters; it gathers the others layer by layer. Default: 0, off. Use the lowest stage that "
+    "fits in memory, without --parameter_device.",
     lower_bound=0,
     upper_bound=3,
 )

@@ -3,9 +3,9 @@
 from absl import flags
 
 from launch.flags.checks import listed_in_help
-from strategies.registry import check_groups, has_slices, has_stages, may_have_groups
+from strategies.registry import ON_REQUEST, check_groups, divides
 from towers.errors import UserError
-from towers.grid import SLICE, STAGE, Grid
+from towers.grid import BRANCH, SLICE, STAGE, Grid
 
 FLAGS = flags.FLAGS
 
@@ -15,34 +15,53 @@ flags.DEFINE_string(
     "Number of towers and of devices in each tower: data:2,stage:3 (--strategy=pipeline), data:2,slice:2 (slices) "
     "or data:2,branch:2 (branches). Towers divide each batch; the devices of a tower divide the model. Default: "
     "--num_towers (or one) towers of --stages, --slices or --branch_devices devices. --strategy=ring: the towers "
-    "of each worker, with stage or slice; default: towers of one device.",
+    "of each worker, with stage, slice or branch; default: towers of one device.",
 )
 listed_in_help(__name__)
 
 
 def divided_by() -> str | None:
-    """What each device of a tower has, STAGE or SLICE; None if a tower is one device.
+    """What each device of a tower has, STAGE, SLICE or BRANCH; None if a tower is one device.
 
     Raises:
-      UserError: --grid is malformed, its towers have one device each, or branches on a ring.
+      UserError: --grid is malformed, or its towers have one device each.
     """
-    if has_stages(FLAGS.strategy):
-        return STAGE
-    if has_slices(FLAGS.strategy):
-        return SLICE
-    if FLAGS.grid is None or not may_have_groups(FLAGS.strategy):
+    axis = divides(FLAGS.strategy)
+    if axis != ON_REQUEST:
+        return axis or None
+    if FLAGS.grid is None:
         return None
     grid = Grid.parse(FLAGS.grid)
     if grid.num_devices == grid.data:
         raise UserError(
             f"--grid={FLAGS.grid} with --strategy={FLAGS.strategy}: its towers are single devices; give stage:2, "
-            f"slice:2 or more, or --num_towers={grid.data} instead"
+            f"slice:2, branch:2 or more, or --num_towers={grid.data} instead"
         )
-    if grid.branch > 1:
-        raise UserError(
-            f"--grid={FLAGS.grid}: --strategy={FLAGS.strategy} has no branches; use stage:N or slice:N"
-        )
-    return STAGE if grid.stage > 1 else SLICE
+    return next(axis for axis in (STAGE, SLICE, BRANCH) if getattr(grid, axis) > 1)
+
+
+def grid_along(axis: str, flag: str, default: int) -> Grid:
+    """The grid of this process's devices, if each device of a tower has slices or branches.
+
+    Args:
+      axis: SLICE or BRANCH.
+      flag: name of the flag with the number of devices of a tower.
+      default: that number if neither the flag nor --grid says it.
+
+    Raises:
+      UserError: a grid without this axis, or one that the other flags contradict.
+    """
+    if FLAGS.grid is None:
+        return Grid(**{"data": FLAGS.num_towers or 1, axis: FLAGS[flag].value or default})
+    grid = Grid.parse(FLAGS.grid)
+    if getattr(grid, axis) < 2:
+        raise UserError(f"--grid={FLAGS.grid} with --strategy={FLAGS.strategy}: it needs {axis}:2 or more")
+    for name, size in ((flag, getattr(grid, axis)), ("num_towers", grid.data)):
+        if FLAGS[name].value not in (None, size):
+            raise UserError(
+                f"--{name}={FLAGS[name].value} with --grid={FLAGS.grid}: the grid says {size}; omit one"
+            )
+    return grid
 
 
 def grid_from_flags(num_stage_devices: int) -> Grid | None:
@@ -55,7 +74,9 @@ def grid_from_flags(num_stage_devices: int) -> Grid | None:
       UserError: a grid that is none, that the strategy can't use, or that --num_towers contradicts.
     """
     if FLAGS.grid is None:
-        return Grid(data=FLAGS.num_towers or 1, stage=num_stage_devices) if has_stages(FLAGS.strategy) else None
+        if divides(FLAGS.strategy) != STAGE:
+            return None
+        return Grid(data=FLAGS.num_towers or 1, stage=num_stage_devices)
     check_groups(FLAGS.strategy, grouped=True)
     grid = Grid.parse(FLAGS.grid)
     if grid.slice > 1 or grid.branch > 1:

@@ -7,7 +7,7 @@ from absl import flags
 
 from launch.flags.checks import listed_in_help, positive
 from launch.flags.grid import divided_by
-from strategies.registry import has_stages, may_have_groups
+from strategies.registry import ON_REQUEST, divides
 from towers.errors import UserError
 from towers.grid import STAGE
 from towers.pipeline import builders, schedule_csv
@@ -40,7 +40,7 @@ flags.DEFINE_string(
 flags.DEFINE_string(
     "balance",
     "parameters",
-    "For pipelines and --strategy=branches: what is balanced over a tower's devices. parameters: the number of "
+    "For pipelines and branches: what is balanced over a tower's devices. parameters: the number of "
     "parameters. time: the time of each operation, measured at the start. 5,3 (pipelines only): the number of "
     "operations in each stage.",
 )
@@ -56,7 +56,7 @@ def pipeline_from_flags() -> PipelineOptions | None:
     """
     if divided_by() != STAGE:
         for name in ("stages", "microbatches"):
-            if FLAGS[name].value and may_have_groups(FLAGS.strategy):
+            if FLAGS[name].value and divides(FLAGS.strategy) == ON_REQUEST:
                 raise UserError(
                     f"--{name}={FLAGS[name].value} with --strategy={FLAGS.strategy}: its towers have no stages; "
                     f"add --grid=stage:{FLAGS.stages or _DEFAULT_STAGES}, or omit --{name}"
@@ -69,7 +69,7 @@ def pipeline_from_flags() -> PipelineOptions | None:
 
 def num_stage_devices() -> int:
     """Devices of a tower if --grid does not say it."""
-    schedule = _schedule() if has_stages(FLAGS.strategy) else ""
+    schedule = _schedule() if divides(FLAGS.strategy) == STAGE else ""
     return len(schedule.devices) if isinstance(schedule, Schedule) else FLAGS.stages or _DEFAULT_STAGES
 
 

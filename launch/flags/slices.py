@@ -3,11 +3,11 @@
 from absl import flags
 
 from launch.flags.checks import listed_in_help
-from launch.flags.grid import divided_by
-from strategies.registry import has_branches, has_slices
+from launch.flags.grid import divided_by, grid_along
+from strategies.registry import divides
 from strategies.slices import SliceOptions
 from towers.errors import UserError
-from towers.grid import SLICE, Grid
+from towers.grid import BRANCH, SLICE, Grid
 from towers.slices.splits import SPLITS
 
 FLAGS = flags.FLAGS
@@ -47,19 +47,9 @@ def sliced_grid() -> Grid | None:
     if divided_by() != SLICE:
         _refuse("slices", "layout", "show_layout")
         return None
-    if not has_slices(FLAGS.strategy):
+    if divides(FLAGS.strategy) != SLICE:
         _refuse("show_layout")
-    if FLAGS.grid is None:
-        return Grid(data=FLAGS.num_towers or 1, slice=FLAGS.slices or _DEFAULT_SLICES)
-    grid = Grid.parse(FLAGS.grid)
-    if grid.slice < 2:
-        raise UserError(f"--grid={FLAGS.grid} with --strategy={FLAGS.strategy}: it needs slice:2 or more")
-    for name, size in (("slices", grid.slice), ("num_towers", grid.data)):
-        if FLAGS[name].value not in (None, size):
-            raise UserError(
-                f"--{name}={FLAGS[name].value} with --grid={FLAGS.grid}: the grid says {size}; omit one"
-            )
-    return grid
+    return grid_along(SLICE, "slices", _DEFAULT_SLICES)
 
 
 def slices_from_flags() -> SliceOptions | None:
@@ -81,7 +71,7 @@ def slices_from_flags() -> SliceOptions | None:
 
 def _refuse(*names: str) -> None:
     for name in names:
-        if FLAGS[name].value and not (name == "show_layout" and has_branches(FLAGS.strategy)):
+        if FLAGS[name].value and not (name == "show_layout" and divides(FLAGS.strategy) == BRANCH):
             others = " or branches" if name == "show_layout" else ", or --strategy=ring with --grid=slice:2"
             raise UserError(
                 f"--{name} with --strategy={FLAGS.strategy}: it belongs to --strategy=slices{others}; use that, "

@@ -20,7 +20,6 @@ from strategies.ring.collectives import WorkerExchange
 from strategies.worker_sums import WorkerSums, added, summed_except_gradients
 from towers.engine import Engine
 from towers.mean_and_update import finish_step
-from towers.owners import CURRENT_DEVICE
 from towers.parameters.placement import Placement
 from towers.task import Batch, batch_length
 from towers.timeline.activities import EXCHANGE_SCOPE
@@ -58,12 +57,11 @@ class RingEngine(Engine):
         super().__init__(*arguments, **named)
         self._exchange = exchange
         self.placement = place(self.tower.variables, self.options.rule)
-        owners = CURRENT_DEVICE
         if make_towers is not None:
             self.towers, self.evaluations = make_towers(self)
-            owners = self.placement.owners
         self._at_once = microbatches or 1
-        self._passes = TowerPasses(self.towers, self.devices, parts, self.options, owners, microbatches)
+        own = self.placement.owners.of_towers
+        self._passes = TowerPasses(self.towers, self.devices, parts, self.options, own, microbatches)
         self.busy = BusyTime()
 
     def train(self, batch, rate):

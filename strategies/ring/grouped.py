@@ -1,4 +1,4 @@
-r"""Towers of several devices on the workers of a ring: each worker's tower is a pipeline, or layers in slices.
+r"""Towers of several devices on the workers of a ring: their devices have stages, slices or branches of the model.
 
     worker 0    stage 0 on CPU:0 --+      stage 1 on CPU:1 --+      sums over microbatches and own towers
     worker 1    stage 0 on CPU:0 --+      stage 1 on CPU:1 --+      then over the workers, stage by stage
@@ -6,50 +6,50 @@ r"""Towers of several devices on the workers of a ring: each worker's tower is a
 Every worker divides the model alike, so each device exchanges with its counterparts.
 """
 
-from strategies.grouped_towers import Decided, GroupedTowers
+from collections.abc import Mapping
+
+from strategies.branches import BranchedTowers
+from strategies.grouped_towers import OPTIONS_BY_AXIS, Decided, GroupedTowers
 from strategies.pipeline import StagedTowers
 from strategies.ring.collectives import HostExchange, WireOptions
-from strategies.slices import SlicedTowers, SliceOptions
+from strategies.slices import SlicedTowers
 from towers.devices import Devices
 from towers.errors import UserError
 from towers.options import StepOptions
-from towers.stages.options import PipelineOptions
 from towers.task import Task
+
+_TOWERS = {towers.axis: towers for towers in (StagedTowers, SlicedTowers, BranchedTowers)}
 
 
 def grouped_towers_of(
-    task: Task,
-    devices: Devices,
-    options: StepOptions,
-    wire: WireOptions,
-    *,
-    pipeline: PipelineOptions | None = None,
-    slices: SliceOptions | None = None,
+    task: Task, devices: Devices, options: StepOptions, wire: WireOptions, of_towers: Mapping[str, object]
 ) -> GroupedTowers | None:
     """The towers of this worker; None if each is one device.
 
     Args:
       task, devices, options: as for every strategy.
       wire: how the workers exchange gradients.
-      pipeline: stages and schedule of towers that are pipelines.
-      slices: how towers divide layers.
+      of_towers: how towers are divided, by axis of `towers.grid`: `PipelineOptions`, `SliceOptions`,
+        `BranchOptions`, or None for an axis that they are not divided along.
 
     Raises:
-      UserError: options that don't fit such towers, or groups of devices for which neither is given.
+      UserError: options that don't fit such towers, several of them, or groups of devices without any.
     """
-    if pipeline is None and slices is None:
+    given = {axis: found for axis, found in of_towers.items() if found is not None}
+    if not given:
         if devices.groups:
             raise UserError(
-                "towers of several devices with strategy 'ring': pass pipeline= if these are stages, or slices= "
-                "if they divide layers"
+                "towers of several devices with strategy 'ring': pass pipeline= if these are stages, slices= if "
+                "they divide layers, or branches= if they divide branches"
             )
         return None
-    if pipeline is not None and slices is not None:
-        raise UserError("pipeline= and slices= with strategy 'ring': a tower has stages or slices; omit one")
-    if devices.spread:
+    if len(given) > 1:
+        named = " and ".join(f"{OPTIONS_BY_AXIS[axis]}=" for axis in given)
+        raise UserError(f"{named} with strategy 'ring': a tower has stages, slices or branches; omit all but one")
+    if devices.spread not in ("", "zero=1", "zero=2"):
         raise UserError(
-            f"{devices.spread} with towers of several devices on a ring: ZeRO over workers needs towers of one "
-            "device; omit it, or use strategy 'pipeline' or 'slices' in one process"
+            f"{devices.spread} with towers of several devices on a ring: their workers can divide gradients and "
+            "optimizer state alone; use zero=2, or towers of one device"
         )
     if wire.algorithm not in ("auto", "tcp") or "CPU" not in devices.parameters:
         what = f"all_reduce={wire.algorithm!r}" if "CPU" in devices.parameters else "parameters on a GPU"
@@ -57,17 +57,15 @@ def grouped_towers_of(
             f"{what} with towers of several devices on a ring: their devices exchange gradients over TCP; use "
             "all_reduce='tcp' and parameter_device='cpu'"
         )
-    if pipeline is not None:
-        return StagedTowers(task, devices, options, pipeline)
-    return SlicedTowers(task, devices, options, slices)
+    ((axis, own),) = given.items()
+    return _TOWERS[axis](task, devices, options, own)
 
 
 def kind_of(towers: GroupedTowers | None) -> str:
     """What a worker's towers are, as a grid without 'data'; workers with other towers can't train together."""
     if towers is None:
         return "none"
-    axis = "stage" if towers.name == StagedTowers.name else "slice"
-    return f"{axis}:{len(towers.devices.groups[0])}"
+    return f"{towers.axis}:{len(towers.devices.groups[0])}"
 
 
 def decided_by_first(host: HostExchange) -> Decided:

@@ -1,4 +1,7 @@
-"""Where the gradients of a ring's workers meet: on every worker, on its devices, or each part on its owner."""
+"""Where the gradients of a ring's workers meet: on every worker, on its devices, or each part on its owner.
+
+Each class says in `of_towers` where those of a worker's own towers meet before.
+"""
 
 import dataclasses
 from collections.abc import Sequence
@@ -13,6 +16,8 @@ from towers.owners import CURRENT_DEVICE, CurrentDevice, ManyOwners
 
 class EveryWorker(CurrentDevice):
     """Implements `towers.owners.Owners`: once a step, every worker gets the sums over all workers."""
+
+    of_towers = CURRENT_DEVICE
 
     def __init__(self, exchange: WorkerExchange, shapes: Sequence[tf.TensorShape]):
         """Args:
@@ -37,6 +42,10 @@ class Counterparts(ManyOwners):
 
     exchange: WorkerExchange
 
+    @property
+    def of_towers(self) -> ManyOwners:
+        return self
+
     def meet(self, kept):
         found = list(kept)
         # All workers have the same devices, so they make these calls in the same order.
@@ -59,6 +68,8 @@ class SpreadOwners:
 
     A list of parts contains those of this worker alone, in the model's order.
     """
+
+    of_towers = CURRENT_DEVICE
 
     def __init__(
         self,
@@ -107,14 +118,7 @@ class SpreadOwners:
 
     def norms(self, squares):
         parameters = [self._cuts.parameters[part] for part in self._here]
-        own = [tf.zeros([], tf.float64)] * len(self._shapes)
-        for parameter, square in zip(parameters, squares, strict=True):
-            own[parameter] += tf.cast(square, tf.float64)
-        totals = self._exchange.sum(own)
-        return [
-            tf.cast(tf.sqrt(totals[parameter]), square.dtype)
-            for parameter, square in zip(parameters, squares, strict=True)
-        ]
+        return norms_over_workers(self._exchange, parameters, len(self._shapes), squares)
 
     def _scattered(self, own: Sequence[Gradient]) -> list[tf.Tensor]:
         """The sums over all workers of this worker's parts, from each worker's gradients of all parameters."""
@@ -131,6 +135,27 @@ class SpreadOwners:
         return sizes_by_owner(
             [(self._owners[part], parts[part].shape.num_elements()) for part in pack], self._exchange.num_workers
         )
+
+
+def norms_over_workers(
+    exchange: WorkerExchange, parameters: Sequence[int], num_parameters: int, squares: Sequence[tf.Tensor]
+) -> list[tf.Tensor]:
+    """For each part of this worker the Euclidean norm of its whole parameter's gradient.
+
+    Args:
+      exchange: sums over the workers.
+      parameters: the index of each part's parameter.
+      num_parameters: of all workers.
+      squares: the sums of squares of the parts.
+    """
+    own = [tf.zeros([], tf.float64)] * num_parameters
+    for parameter, square in zip(parameters, squares, strict=True):
+        own[parameter] += tf.cast(square, tf.float64)
+    totals = exchange.sum(own)
+    return [
+        tf.cast(tf.sqrt(totals[parameter]), square.dtype)
+        for parameter, square in zip(parameters, squares, strict=True)
+    ]
 
 
 def sizes_by_owner(sizes: Sequence[tuple[int, int]], num_workers: int) -> list[int]:

@@ -1,6 +1,6 @@
 """Where our own engine has the parameters of a ring, and their optimizer state.
 
-On every worker; or on every worker, and the optimizer state on owners; or on the devices of each worker's towers.
+On every worker, or on the devices of each worker's towers; and the optimizer state beside them, or on owners.
 """
 
 from collections.abc import Callable
@@ -10,9 +10,11 @@ import tensorflow as tf
 from strategies.grouped_towers import GroupedTowers
 from strategies.ring.collectives import WorkerExchange
 from strategies.ring.owners import Counterparts, EveryWorker
+from strategies.ring.zero_of_groups import SpreadGroups
 from strategies.ring.zero_placement import SpreadPlacement
 from towers.devices import Devices
 from towers.parameters.placement import CentralPlacement, Placement
+from towers.parameters.sharded_placement import ShardedPlacement
 from towers.tower import ModelVariables
 from towers.updates.rules import UpdateRule
 
@@ -38,7 +40,10 @@ def ring_placement(
         )
 
     def on_devices(variables: ModelVariables, rule: UpdateRule) -> Placement:
-        placement = towers.place(variables, rule)
+        shards, own = towers.shards(variables), towers.devices.groups[0]
+        if devices.zero:
+            return SpreadGroups(variables, rule, own, shards, exchange=exchange, each_microbatch=devices.zero == 2)
+        placement = ShardedPlacement(variables, rule, own, shards)
         placement.owners = Counterparts(**vars(placement.owners), exchange=exchange)
         return placement
 

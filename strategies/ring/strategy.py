@@ -33,15 +33,18 @@ from strategies.ring.placements import ring_placement
 from strategies.ring.same_start import check_same_batches, check_same_settings
 from strategies.ring.tcp_connect import connected_tcp_ring
 from strategies.ring.tcp_ring import TcpRing
+from strategies.ring.zero_of_groups import SpreadGroups
 from strategies.ring.zero_placement import SpreadPlacement
 from strategies.ring.zero_slots import bring, of_others, release
 from strategies.run_settings import common_settings
 from strategies.slices import SliceOptions
 from strategies.synchronous import SynchronousStrategy, as_batches
+from towers.branches.options import BranchOptions
 from towers.devices import Devices
 from towers.engine import Engine
 from towers.errors import UserError
 from towers.exchange import TowerExchange
+from towers.grid import BRANCH, SLICE, STAGE
 from towers.options import StepOptions
 from towers.split import checked_shares
 from towers.stages.options import PipelineOptions
@@ -64,6 +67,7 @@ def ring_strategy(
     ring: Ring | None = None,
     pipeline: PipelineOptions | None = None,
     slices: SliceOptions | None = None,
+    branches: BranchOptions | None = None,
 ) -> "RingStrategy":
     """The strategy 'ring'.
 
@@ -71,14 +75,16 @@ def ring_strategy(
       task, devices, options, shares: as for every strategy.
       ring: this process's membership; None for a ring of one worker.
       pipeline: stages and schedule of towers that are pipelines; None for others.
-      slices: how towers divide layers; None for others. Without both, each tower is one device.
+      slices: how towers divide layers; None for others.
+      branches: how towers divide a model's branches; None for others. Without these, each tower is one device.
 
     Raises:
       UserError: shares that don't fit, a batch too small for all towers, workers with different settings, or an
         option that towers of several devices don't have.
     """
     ring = ring or Ring.alone()
-    towers = grouped_towers_of(task, devices, options, ring.options.wire, pipeline=pipeline, slices=slices)
+    of_towers = {STAGE: pipeline, SLICE: slices, BRANCH: branches}
+    towers = grouped_towers_of(task, devices, options, ring.options.wire, of_towers)
     return RingStrategy(task, towers.devices if towers else devices, options, shares, ring, towers)
 
 
@@ -163,12 +169,18 @@ class RingStrategy(SynchronousStrategy):
             num_towers=len(all_shares),
             stand_in=stand_in,
         )
-        group_key = _FIRST_TOWERS_GROUP_KEY + ring.next_channel()
+
+        def new_group_key() -> int:
+            return _FIRST_TOWERS_GROUP_KEY + ring.next_channel()
+
+        exchange_of_towers = None
+        if len(all_shares) > 1:
+            exchange_of_towers = TowerExchange(len(all_shares), new_group_key(), new_group_key)
         named = {
             "batch_spec": spec,
             "shares": shares,
             "all_shares": all_shares,
-            "tower_exchange": TowerExchange(len(all_shares), group_key) if len(all_shares) > 1 else None,
+            "tower_exchange": exchange_of_towers,
             # With accumulation a step's batch is a tuple of microbatches.
             "step_spec": spec if self._microbatches == 1 else (spec,) * self._microbatches,
             "parts": parts,
@@ -376,7 +388,7 @@ class RingStrategy(SynchronousStrategy):
     def _spread_slots(self) -> list:
         """The optimizer state with its owners, if each worker has only its own part of it; else nothing."""
         placement = self.engine.placement
-        return placement.slots_with_owners if isinstance(placement, SpreadPlacement) else []
+        return placement.slots_with_owners if isinstance(placement, SpreadPlacement | SpreadGroups) else []
 
     def agree_to_save(self, wanted: bool) -> bool:
         """Rank 0 decides. Only with spread optimizer state do the others have something that it needs."""

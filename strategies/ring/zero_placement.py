@@ -75,6 +75,7 @@ class SpreadPlacement:
         *,
         exchange: WorkerExchange,
         each_microbatch: bool,
+        dimensions: Mapping[str, int] | None = None,
     ):
         """Args:
         variables: give the first values.
@@ -82,11 +83,12 @@ class SpreadPlacement:
         device: where this worker has its copies and its slots.
         exchange: exchanges between the workers.
         each_microbatch: as for `SpreadOwners`.
+        dimensions: as for `towers.parameters.shards.shards_of`.
         """
         self._device, self._exchange = device, exchange
         self._constraints = constraints_of(variables)
         templates = dict(zip(canonical_names(variables.parameters), variables.parameters, strict=True))
-        shards, packs = _shards_and_packs(templates, rule, self._constraints, exchange)
+        shards, packs = _shards_and_packs(templates, rule, self._constraints, exchange, dimensions)
         with tf.device(device):
             self.parts = [_part(shard, templates[shard.name], rule, device, exchange.rank) for shard in shards]
             self.state = variables_like(variables.state)
@@ -160,12 +162,17 @@ class SpreadPlacement:
 
     @property
     def notice(self) -> str:
-        """A line for the user: how much of the optimizer state this worker has."""
-        held = [0] * self._exchange.num_workers
-        for variable, owner in self.slots_with_owners:
-            held[owner] += variable.dtype.size * variable.shape.num_elements()
-        written = ", ".join(f"{count:,} on worker {rank}" for rank, count in enumerate(held))
-        return f"optimizer state is divided over {len(held)} workers, in bytes: {written}"
+        """A line for the user: how much of the optimizer state each worker has."""
+        return told_by_worker(self.slots_with_owners, self._exchange.num_workers)
+
+
+def told_by_worker(slots_with_owners: Sequence[tuple], num_workers: int) -> str:
+    """A line with the bytes of optimizer state of each worker, from slots and the ranks of their owners."""
+    held = [0] * num_workers
+    for variable, owner in slots_with_owners:
+        held[owner] += variable.dtype.size * variable.shape.num_elements()
+    written = ", ".join(f"{count:,} on worker {rank}" for rank, count in enumerate(held))
+    return f"optimizer state is divided over {len(held)} workers, in bytes: {written}"
 
 
 def _part(shard: Shard, template, rule: UpdateRule, device: str, rank: int) -> SpreadPart:
@@ -177,7 +184,7 @@ def _part(shard: Shard, template, rule: UpdateRule, device: str, rank: int) -> S
     return SpreadPart(shard, device, variable, slots)
 
 
-def _shards_and_packs(templates, rule, constraints, exchange) -> tuple[list[Shard], list[list[int]]]:
+def _shards_and_packs(templates, rule, constraints, exchange, dimensions) -> tuple[list[Shard], list[list[int]]]:
     """The shards of all parameters, in order, and the indices of the shards in each pack.
 
     Parameters that can be sliced are divided pack by pack, so that all workers send and sum equally much of each.
@@ -189,7 +196,7 @@ def _shards_and_packs(templates, rule, constraints, exchange) -> tuple[list[Shar
     if whole is None:
         for pack in packs:
             of_pack = {name: templates[name] for name in pack}
-            for shard in shards_for(of_pack, rule, constraints, exchange.num_workers):
+            for shard in shards_for(of_pack, rule, constraints, exchange.num_workers, dimensions):
                 of_name.setdefault(shard.name, []).append(shard)
     shards = [shard for name in names for shard in of_name[name]]
     indices: dict[str, list[int]] = {}

@@ -15,6 +15,7 @@ from strategies.servers.options import ServersOptions
 from strategies.slices import SliceOptions, slices_strategy
 from strategies.towers import towers_strategy
 from tests.towers.logical_cpus import cpus, cpus_in_groups
+from towers.branches.options import BranchOptions
 from towers.devices import Devices
 from towers.grid import Grid
 from towers.split import even_shares
@@ -112,8 +113,8 @@ def _slices(grid: str, shares: tuple[float, ...] | None = None, **spread):
     return lambda task, options: slices_strategy(task, devices, options, shares=shares)
 
 
-def _branches(grid: str, shares: tuple[float, ...] | None = None):
-    devices = cpus_in_groups(grid)
+def _branches(grid: str, shares: tuple[float, ...] | None = None, **spread):
+    devices = cpus_in_groups(grid, **spread)
     return lambda task, options: branches_strategy(task, devices, options, shares=shares)
 
 
@@ -364,6 +365,12 @@ ROWS = (
         make_strategy=_branches("data:2,branch:2", (2.0, 1.0)),
         shares=(2.0, 1.0),
     ),
+    Row(
+        name="towers_2_of_branches_2_zero_2",
+        branches=True,
+        make_strategy=_branches("data:2,branch:2", zero=2),
+        shares=even_shares(2),
+    ),
     Row(name="mirrored_1", make_strategy=_mirrored(cpus(1))),
     Row(
         name="mirrored_2",
@@ -498,6 +505,49 @@ ROWS = (
         shares=even_shares(4),
         ring=RingOptions(check_divergence_every_steps=5),
         num_workers=2,
+    ),
+    Row(
+        name="own_ring_2_of_branches_2_shares_2_1",
+        make_strategy=_ring(cpus_in_groups("branch:2"), branches=BranchOptions()),
+        shares=(2.0, 1.0),
+        ring=RingOptions(worker_shares=(2.0, 1.0), check_divergence_every_steps=5),
+        num_workers=2,
+        branches=True,
+    ),
+    Row(
+        name="own_ring_2_of_stages_2_zero_2_accumulation_2_clipping",
+        make_strategy=_ring(cpus_in_groups("stage:2", zero=2), pipeline=PipelineOptions(microbatches=2)),
+        accumulation=2,
+        shares=even_shares(2),
+        # Several packs.
+        ring=RingOptions(wire=WireOptions(bytes_per_pack=1000), check_divergence_every_steps=5),
+        options=(("clipping", Clipping(norm=0.05)),),
+        num_workers=2,
+        batch_stats="average",
+        has_batch_norm=False,
+        transformer=True,
+    ),
+    Row(
+        name="own_ring_2_of_slices_2_zero_1_adamw_shares_2_1",
+        make_strategy=_recomputing(_ring(cpus_in_groups("slice:2", zero=1), slices=SliceOptions()), "sqrt"),
+        shares=(2.0, 1.0),
+        ring=RingOptions(worker_shares=(2.0, 1.0), check_divergence_every_steps=5),
+        options=(("rule", Adam(weight_decay=0.1)),),
+        num_workers=2,
+        transformer=True,
+    ),
+    Row(
+        name="own_ring_2_of_2_towers_of_branches_2_zero_2_accumulation_4_adamw",
+        make_strategy=_recomputing(
+            _ring(cpus_in_groups("data:2,branch:2", zero=2), branches=BranchOptions()), "sqrt"
+        ),
+        accumulation=4,
+        shares=even_shares(4),
+        reference=FOUR_MICROBATCHES,
+        ring=RingOptions(check_divergence_every_steps=5),
+        options=(("rule", Adam(weight_decay=0.1)), ("clipping", Clipping(global_norm=0.5))),
+        num_workers=2,
+        branches=True,
     ),
     Row(
         name="own_ring_2_recompute",

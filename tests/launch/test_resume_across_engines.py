@@ -22,6 +22,7 @@ MODES = {
     "ps, tensorflow": ("--strategy=ps", "--engine=tensorflow"),
     "ring, own": ("--strategy=ring", "--engine=own"),
     "ring, slices": ("--strategy=ring", "--grid=slice:2"),
+    "ring, slices, zero 1": ("--strategy=ring", "--grid=slice:2", "--zero=1"),
     "ps, own": ("--strategy=ps", "--engine=own"),
     "ring, zero 1": ("--strategy=ring", "--zero=1"),
 }

@@ -188,7 +188,7 @@ def test_what_it_refuses(devices, options, parts):
 
 
 def test_a_model_without_branches_is_refused():
-    with refused("has no branches", "use strategy='towers'"):
+    with refused("has no branches", "strategy='towers', or a ring without a grid"):
         branches_strategy(dense_task(), cpus(2), StepOptions())
     with refused("balance='5,3' with branches"):
         BranchOptions(balance="5,3")

@@ -4,14 +4,7 @@ import dataclasses
 
 import pytest
 
-from strategies.registry import (
-    build_strategy,
-    cluster_kind,
-    has_branches,
-    has_slices,
-    has_stages,
-    strategy_names,
-)
+from strategies.registry import ON_REQUEST, build_strategy, cluster_kind, divides, strategy_names
 from tests.strategies.small_task import small_strategy, small_task
 from tests.towers.logical_cpus import cpus
 from tests.towers.tiny_tasks import TinyTask, dense_network, vectors
@@ -19,7 +12,7 @@ from tests.towers.user_errors import refused
 from towers.options import StepOptions
 
 # A single process can't build a strategy with parameter servers. Some strategies have towers of several devices.
-GROUPED = [name for name in strategy_names() if has_stages(name) or has_slices(name) or has_branches(name)]
+GROUPED = [name for name in strategy_names() if divides(name) not in ("", ON_REQUEST)]
 ALONE = [name for name in strategy_names() if cluster_kind(name) != "servers" and name not in GROUPED]
 
 

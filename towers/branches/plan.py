@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import keras
 
@@ -15,6 +15,9 @@ from towers.recompute.chain import functional_form
 from towers.stages.model_stages import functional_of, nodes_of, variables_of
 from towers.stages.operation_seconds import operation_seconds
 from towers.stages.options import TIME
+
+# Measures whole nanoseconds.
+Measure = Callable[[], Sequence[int]]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -54,6 +57,7 @@ def plan_of(
     *,
     num_examples: int = 1,
     kernels: LayerKernels = DEFAULT_KERNELS,
+    decided: Callable[[Measure], Sequence[int]] = lambda measure: measure(),
 ) -> BranchPlan:
     """The plan of a model.
 
@@ -63,6 +67,7 @@ def plan_of(
       options: what a branch costs.
       num_examples: examples of a pass, for a measurement on the current device.
       kernels: which layers use other kernels than Keras's, for a measurement.
+      decided: given a measurement, returns its result, or that of the process which measures for all.
 
     Raises:
       UserError: the model's code decides what it computes, it has no block, or no block has a branch for each
@@ -70,7 +75,7 @@ def plan_of(
     """
     functionals, blocks, homes = [functional_of(model, "divided into branches")], [], {}
     for functional in functionals:
-        costs = _costs(functional, options, num_examples, kernels)
+        costs = _costs(functional, options, num_examples, kernels, decided)
 
         def cost_of(branch: Branch, costs=costs) -> float:
             return sum(costs[id(node)] for node in branch.nodes)
@@ -88,11 +93,15 @@ def plan_of(
     return BranchPlan(num_devices, tuple(functionals), tuple(blocks), homes, options.balance == TIME)
 
 
-def _costs(functional: keras.Model, options: BranchOptions, num_examples, kernels) -> dict[int, float]:
+def _costs(functional: keras.Model, options: BranchOptions, num_examples, kernels, decided) -> dict[int, float]:
     """The cost of each node, by id."""
     nodes = nodes_of(functional)
     if options.balance == TIME:
-        costs = operation_seconds(functional, num_examples, kernels)
+
+        def nanoseconds() -> list[int]:
+            return [round(1e9 * seconds) for seconds in operation_seconds(functional, num_examples, kernels)]
+
+        costs = [1e-9 * count for count in decided(nanoseconds)]
     else:
         costs = [
             float(sum(math.prod(v.shape) for v in variables_of(node.operation) if v.trainable)) for node in nodes
@@ -103,9 +112,9 @@ def _costs(functional: keras.Model, options: BranchOptions, num_examples, kernel
 def _check_width(model: keras.Model, blocks: Sequence[AssignedBlock], num_devices: int) -> None:
     if not blocks:
         raise UserError(
-            f"model {model.name!r} has no branches: strategy 'branches' needs a tensor that feeds two or more "
-            "chains of layers, each with parameters of its own, and a layer that joins them, or several such "
-            "inputs or heads; use strategy='towers'"
+            f"model {model.name!r} has no branches: these need a tensor that feeds two or more chains of layers, "
+            "each with parameters of its own, and a layer that joins them, or several such inputs or heads; use "
+            "towers of one device: strategy='towers', or a ring without a grid"
         )
     widest = max(one.block.num_moving for one in blocks)
     if num_devices > widest:

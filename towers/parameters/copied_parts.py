@@ -1,4 +1,4 @@
-"""Parameters, or slices of them, with equal copies on several devices: one device makes an update, or all do."""
+"""Placements with equal copies of parameters, or of slices, on several devices: one device updates, or all do."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -6,11 +6,21 @@ from collections.abc import Mapping, Sequence
 import keras
 import tensorflow as tf
 
+from towers.owners import Owners
 from towers.parameters.copied_variable import CopiedVariable
-from towers.parameters.placement import apply_rule, finish_rule, make_slots
+from towers.parameters.placement import (
+    apply_rule,
+    constraints_of,
+    finish_rule,
+    make_slots,
+    run_if,
+    set_state,
+    variables_like,
+)
 from towers.parameters.sharded_placement import by_name, part_of
 from towers.parameters.shards import Shard
 from towers.parameters.sliced_variable import SlicedVariable
+from towers.tower import ModelVariables
 from towers.updates.rules import UpdateRule
 
 
@@ -71,53 +81,63 @@ class CopiedPart:
                     copy.assign(value)
 
 
-@dataclasses.dataclass(frozen=True)
-class CopiedParts:
-    """The parts of all parameters.
+class PlacementOfCopies:
+    """Implements `towers.parameters.placement.Placement` without `read`: what all placements with copies share.
 
     Attributes:
-      parts: in the order of the parameters.
-      constraints: Keras's, by canonical name.
+      parts: the parts of all parameters, in order.
+      owners: where their gradients meet.
+      parameters, state, slots: as `Placement`; copied and sliced ones are `CopiedVariable` and `SlicedVariable`.
     """
 
-    parts: Sequence[CopiedPart]
-    constraints: Mapping[str, object]
-
-    def parameters(self) -> dict:
-        """By canonical name; copied and sliced ones are `CopiedVariable` and `SlicedVariable`."""
-        return self._named([CopiedVariable(part.copies.values()) for part in self.parts])
-
-    def slots(self, rule: UpdateRule) -> dict[str, dict]:
-        """By slot name and canonical name."""
-        return {slot: self._named([part.slot(slot) for part in self.parts]) for slot in rule.slot_names}
+    def __init__(
+        self, variables: ModelVariables, rule: UpdateRule, parts: Sequence[CopiedPart], owners: Owners, device: str
+    ):
+        """Args:
+        variables: give the first values of the state.
+        rule: says which slots there are.
+        parts, owners: become the attributes.
+        device: has the state, which is small.
+        """
+        self.parts, self.owners = parts, owners
+        self._constraints = constraints_of(variables)
+        self.parameters = self._named([CopiedVariable(part.copies.values()) for part in parts])
+        self.slots = {slot: self._named([part.slot(slot) for part in parts]) for slot in rule.slot_names}
+        with tf.device(device):
+            self.state = variables_like(variables.state)
 
     def _named(self, of_parts: Sequence) -> dict:
         return by_name(self.parts, of_parts, SlicedVariable)
 
-    def apply(self, rule: UpdateRule, means: Sequence, rate: tf.Tensor, update: tf.Tensor) -> None:
-        """One update of all parts from their mean gradients; arguments as for `Placement.update`."""
-        for part, mean in zip(self.parts, means, strict=True):
-            for device in part.slots:
-                with tf.device(device):
-                    apply_rule(rule, *self._described(part, device), [mean], rate, update)
-            part.send()
+    def update(self, is_allowed, means, new_state, *, rule, rate, update):
+        def update_all():
+            for part, mean in zip(self.parts, means, strict=True):
+                for device in part.slots:
+                    with tf.device(device):
+                        apply_rule(rule, *self._described(part, device), [mean], rate, update)
+                part.send()
+            set_state(self.state, new_state)
 
-    def finish(self, rule: UpdateRule, updates: tf.Tensor) -> None:
-        """The rule's `finish` for all parts; arguments as for `Placement.finish`."""
-        for part in self.parts:
-            for device in part.slots:
-                with tf.device(device):
-                    finish_rule(rule, *self._described(part, device), updates)
-            part.send()
+        run_if(is_allowed, update_all)
+
+    def finish(self, is_last, *, rule, updates):
+        def finish_all():
+            for part in self.parts:
+                for device in part.slots:
+                    with tf.device(device):
+                        finish_rule(rule, *self._described(part, device), updates)
+                part.send()
+
+        run_if(is_last, finish_all)
 
     def _described(self, part: CopiedPart, device: str):
         """A part's copy, its slots and its constraints by its parameter's name."""
         name = part.shard.name
         slots = {slot: {name: own} for slot, own in part.slots[device].items()}
-        return {name: part.copies[device]}, slots, self.constraints
+        return {name: part.copies[device]}, slots, self._constraints
 
     def slots_on(self, devices: Sequence[str]) -> dict[str, list]:
-        """The slots of each device, for `towers.parameters.optimizer_bytes.told`."""
+        """The slots of each of some devices, for `towers.parameters.optimizer_bytes.told`."""
         found: dict[str, list] = {device: [] for device in devices}
         for part in self.parts:
             for device, own in part.slots.items():

@@ -17,21 +17,18 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from towers.owners import Copies, LateOwners, Slices
-from towers.parameters.copied_parts import CopiedPart, CopiedParts
+from towers.parameters.copied_parts import CopiedPart, PlacementOfCopies
 from towers.parameters.optimizer_bytes import told
-from towers.parameters.placement import canonical_names, constraints_of, run_if, set_state, variables_like
+from towers.parameters.placement import canonical_names, constraints_of
 from towers.parameters.sharded_placement import by_name, owners_of, shards_for
 from towers.tower import ModelVariables
 from towers.updates.rules import UpdateRule
 
 
-class CopiedPlacement:
+class CopiedPlacement(PlacementOfCopies):
     """Implements `towers.parameters.placement.Placement`. All state is on the first tower's device: it is small.
 
-    Attributes:
-      parts: the parts of all parameters, in order.
-      owners: where their gradients meet.
-      parameters, state, slots: as `Placement`; copied and sliced ones are `CopiedVariable` and `SlicedVariable`.
+    Attributes as `PlacementOfCopies`.
     """
 
     def __init__(
@@ -58,18 +55,16 @@ class CopiedPlacement:
         devices = list(dict.fromkeys(towers))
         owners = devices if owners is None else owners
         templates = dict(zip(canonical_names(variables.parameters), variables.parameters, strict=True))
-        self.parts = []
+        parts = []
         for shard in shards_for(templates, rule, constraints, len(owners)):
             owner = owners[shard.owner]
             holders = list(dict.fromkeys([owner, *devices]))
             updating = holders if slots_everywhere else [owner]
-            self.parts.append(CopiedPart.of(shard, templates[shard.name], rule, holders, updating))
-        self._copies = CopiedParts(self.parts, constraints)
-        meeting = owners_of(self.parts, list(templates))
-        self.owners = LateOwners(meeting, towers) if meet_late else meeting
-        self.parameters, self.slots = self._copies.parameters(), self._copies.slots(rule)
-        with tf.device(devices[0]):
-            self.state = variables_like(variables.state)
+            parts.append(CopiedPart.of(shard, templates[shard.name], rule, holders, updating))
+        meeting = owners_of(parts, list(templates))
+        super().__init__(
+            variables, rule, parts, LateOwners(meeting, towers) if meet_late else meeting, device=devices[0]
+        )
 
     def read(self):
         of_towers = []
@@ -80,18 +75,8 @@ class CopiedPlacement:
         parameters = [Copies(values) for values in zip(*of_towers, strict=True)]
         return parameters, [variable.read_value() for variable in self.state.values()]
 
-    def update(self, is_allowed, means, new_state, *, rule, rate, update):
-        def update_all():
-            self._copies.apply(rule, means, rate, update)
-            set_state(self.state, new_state)
-
-        run_if(is_allowed, update_all)
-
-    def finish(self, is_last, *, rule, updates):
-        run_if(is_last, lambda: self._copies.finish(rule, updates))
-
     @property
     def notice(self) -> str:
         """A line for the user: how much optimizer state each device has."""
-        slots = self._copies.slots_on(list(self.parts[0].copies))
+        slots = self.slots_on(list(self.parts[0].copies))
         return f"parameters are copied to {len(set(self._towers))} devices; {told(slots)}"

@@ -132,14 +132,22 @@ class ShardedPlacement:
 
 
 def shards_for(
-    templates: Mapping[str, keras.Variable], rule: UpdateRule, constraints: Collection[str], num_owners: int
+    templates: Mapping[str, keras.Variable],
+    rule: UpdateRule,
+    constraints: Collection[str],
+    num_owners: int,
+    dimensions: Mapping[str, int] | None = None,
 ) -> list[Shard]:
-    """The shards of parameters by canonical name; whole ones where the rule or a constraint needs that."""
+    """The shards of parameters by canonical name; whole ones where the rule or a constraint needs that.
+
+    `dimensions` as for `shards_of`.
+    """
     return shards_of(
         {name: tuple(template.shape) for name, template in templates.items()},
         num_owners,
         item_bytes={name: tf.as_dtype(template.dtype).size for name, template in templates.items()},
         whole=constraints if rule.elementwise else templates,
+        dimensions=dimensions,
     )
 
 

@@ -4,7 +4,7 @@
     stage 0's parameters     copy on CPU:0    copy on CPU:2      half of their slots and updates on each
     stage 1's parameters     copy on CPU:1    copy on CPU:3      half of their slots and updates on each
 
-Likewise for slices of layers. Gradients meet at the owners of their parts, and new values go back to the copies: a
+Likewise for slices and branches. Gradients meet at the owners of their parts, new values go back to the copies: a
 reduce-scatter and an all-gather over the counterparts. What is on a device of a tower stays there otherwise.
 """
 
@@ -16,10 +16,10 @@ import tensorflow as tf
 
 from towers import gradients
 from towers.gradients import Gradient
-from towers.owners import Copies, ManyOwners, Slices, parts_of
-from towers.parameters.copied_parts import CopiedPart, CopiedParts
+from towers.owners import Copies, MetAtOwners, Slices, parts_of
+from towers.parameters.copied_parts import CopiedPart, PlacementOfCopies
 from towers.parameters.optimizer_bytes import told
-from towers.parameters.placement import canonical_names, constraints_of, run_if, set_state, variables_like
+from towers.parameters.placement import canonical_names, constraints_of
 from towers.parameters.sharded_placement import by_name, owners_of
 from towers.parameters.shards import Shard, shards_of
 from towers.tower import ModelVariables
@@ -60,7 +60,7 @@ class Held:
 
 
 @dataclasses.dataclass(frozen=True)
-class OwnersOfGroups:
+class OwnersOfGroups(MetAtOwners):
     """Implements `towers.owners.Owners` for towers of several devices.
 
     Attributes:
@@ -70,7 +70,6 @@ class OwnersOfGroups:
       meet_late: whether they meet once a step, and not after each microbatch.
     """
 
-    owners: ManyOwners
     held: Sequence[Held]
     groups: Groups
     meet_late: bool
@@ -111,23 +110,11 @@ class OwnersOfGroups:
         """What is held and its device, tower by tower."""
         return [(group[held.shard.owner], held) for group in self.groups for held in self.held]
 
-    def each(self, function, *parts):
-        return self.owners.each(function, *parts)
 
-    def norm(self, squares):
-        return self.owners.norm(squares)
-
-    def norms(self, squares):
-        return self.owners.norms(squares)
-
-
-class ZeroOfGroups:
+class ZeroOfGroups(PlacementOfCopies):
     """Implements `towers.parameters.placement.Placement`. The state is small, so the first device has all of it.
 
-    Attributes:
-      parts: the parts of all parameters, in order.
-      owners: where their gradients meet.
-      parameters, state, slots: as `Placement`; copied and sliced ones are `CopiedVariable` and `SlicedVariable`.
+    Attributes as `PlacementOfCopies`.
     """
 
     def __init__(
@@ -155,12 +142,9 @@ class ZeroOfGroups:
         whole = constraints if rule.elementwise else templates
         cuts = {owner: _cut_of(owner, shards, templates, whole, len(groups)) for owner in range(len(groups[0]))}
         self._held = [_held(shard, cuts[shard.owner][shard.name], templates, rule, groups) for shard in shards]
-        self.parts = [part for held in self._held for part in held.parts]
-        self._copies = CopiedParts(self.parts, constraints)
-        self.owners = OwnersOfGroups(owners_of(self.parts, list(templates)), self._held, groups, meet_late)
-        self.parameters, self.slots = self._copies.parameters(), self._copies.slots(rule)
-        with tf.device(groups[0][0]):
-            self.state = variables_like(variables.state)
+        parts = [part for held in self._held for part in held.parts]
+        owners = OwnersOfGroups(owners_of(parts, list(templates)), self._held, groups, meet_late)
+        super().__init__(variables, rule, parts, owners, device=groups[0][0])
 
     def read(self):
         of_towers = []
@@ -170,21 +154,11 @@ class ZeroOfGroups:
         parameters = [Copies(values) for values in zip(*of_towers, strict=True)]
         return parameters, [variable.read_value() for variable in self.state.values()]
 
-    def update(self, is_allowed, means, new_state, *, rule, rate, update):
-        def update_all():
-            self._copies.apply(rule, means, rate, update)
-            set_state(self.state, new_state)
-
-        run_if(is_allowed, update_all)
-
-    def finish(self, is_last, *, rule, updates):
-        run_if(is_last, lambda: self._copies.finish(rule, updates))
-
     @property
     def notice(self) -> str:
         """A line for the user: how much optimizer state each device has."""
         devices = [device for group in self._groups for device in group]
-        slots = self._copies.slots_on(devices)
+        slots = self.slots_on(devices)
         return f"{len(self._groups)} towers share their optimizer state, device by device; {told(slots)}"
 
 

@@ -33,6 +33,8 @@ def given():
         ({}, Grid(branch=2)),
         ({"branch_devices": 3, "num_towers": 2}, Grid(data=2, branch=3)),
         ({"grid": "data:2,branch:4", "branch_devices": 4}, Grid(data=2, branch=4)),
+        ({"strategy": "ring", "grid": "data:2,branch:2"}, Grid(data=2, branch=2)),
+        ({"strategy": "ring", "grid": "stage:2"}, None),
     ],
     ids=str,
 )
@@ -40,6 +42,7 @@ def test_devices_of_a_tower(given, settings, grid):
     given(**settings)
     assert branched_grid() == grid
     assert sliced_grid() is None
+    assert (branches_from_flags() is None) == (grid is None)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +52,7 @@ def test_devices_of_a_tower(given, settings, grid):
         ({"grid": "slice:2"}, ("--grid=slice:2", "branch:2 or more")),
         ({"grid": "branch:3", "branch_devices": 2}, ("--branch_devices=2 with --grid=branch:3", "omit one")),
         ({"grid": "branch:3", "num_towers": 2}, ("--num_towers=2", "the grid says 1")),
-        ({"strategy": "towers", "branch_devices": 2}, ("--branch_devices with --strategy=towers", "use it")),
+        ({"strategy": "towers", "branch_devices": 2}, ("--branch_devices with --strategy=towers", "use that")),
     ],
     ids=str,
 )

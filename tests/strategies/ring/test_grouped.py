@@ -1,22 +1,28 @@
 """Towers of several devices on a ring: where their gradients are exchanged, one cut for all, what is refused."""
 
+import collections
 import dataclasses
+import math
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from strategies.branches import BranchedTowers
 from strategies.engines import OWN
+from strategies.pipeline import StagedTowers
 from strategies.registry import build_strategy
 from strategies.ring.collectives import WireOptions, WorkerExchange
-from strategies.ring.grouped import decided_by_first
+from strategies.ring.grouped import decided_by_first, kind_of
 from strategies.ring.joining import Ring, RingOptions
-from strategies.slices import SliceOptions
+from strategies.slices import SlicedTowers, SliceOptions
 from tests.strategies.small_task import small_task
+from tests.towers.branches.branched_networks import small_inception
 from tests.towers.logical_cpus import cpus, cpus_in_groups
 from tests.towers.partitioned_graphs import recorded_graphs
-from tests.towers.tiny_tasks import assert_close, dense_task, parameters_of
+from tests.towers.tiny_tasks import TinyTask, assert_close, dense_task, images, parameters_of
 from tests.towers.user_errors import refused
+from towers.branches.options import BranchOptions
 from towers.options import StepOptions
 from towers.stages.options import PipelineOptions
 from towers.updates.rules import Momentum
@@ -30,8 +36,13 @@ def ring_strategy(grid="stage:2", ring=None, **of_towers):
     return build_strategy("ring", dense_task(), cpus_in_groups(grid), options, ring=ring, **of_towers)
 
 
-def test_each_stage_computes_exchanges_and_updates_on_its_device(monkeypatch):
-    """A stand-in for the exchange: a call of the host for each owner, as over TCP."""
+def branched_task() -> TinyTask:
+    return TinyTask(build=small_inception, examples=images(9), batch_size=5)
+
+
+@pytest.fixture
+def sent_sizes(monkeypatch) -> list[int]:
+    """The elements of each exchange of gradients. A stand-in for it: a call of the host, as over TCP."""
     sizes = []
 
     def sum_gradients(self, own):
@@ -42,18 +53,37 @@ def test_each_stage_computes_exchanges_and_updates_on_its_device(monkeypatch):
         return [tf.reshape(part, gradient.shape) for part, gradient in zip(parts, own, strict=True)]
 
     monkeypatch.setattr(WorkerExchange, "sum_gradients", sum_gradients)
+    return sizes
+
+
+def devices_of_exchanges(graphs) -> list[str]:
+    """In order of their names. PyFuncStateless is the clock of the step."""
+    return sorted(node.device.rpartition("device:")[2] for node in graphs.nodes if node.op == "PyFunc")
+
+
+def test_each_stage_computes_exchanges_and_updates_on_its_device(sent_sizes):
     strategy = ring_strategy(pipeline=STAGES)
     with recorded_graphs() as graphs:
         strategy.run_steps(1)
     on_each = {"CPU:0", "CPU:1"}
-    # The second stage's layer is as wide as its kernel and bias; PyFuncStateless is the clock of the step.
-    assert sizes == [4 * 5 + 5, 5 * 3 + 3]
-    exchanged = [node for node in graphs.nodes if node.op == "PyFunc"]
-    assert {node.device.rpartition("device:")[2] for node in exchanged} == on_each
-    assert len(exchanged) == 2
+    # The second stage's layer is as wide as its kernel and bias.
+    assert sent_sizes == [4 * 5 + 5, 5 * 3 + 3]
+    assert devices_of_exchanges(graphs) == ["CPU:0", "CPU:1"]
     for kind in ("MatMul", "ResourceApply"):
         assert graphs.devices_of(kind).keys() == on_each, kind
     assert graphs.devices_of("ResourceApply") == {"CPU:0": 2, "CPU:1": 2}
+
+
+def test_each_branch_exchanges_and_updates_on_its_device(sent_sizes):
+    devices, options = cpus_in_groups("branch:3"), StepOptions(rule=Momentum(momentum=0.9))
+    strategy = build_strategy("ring", branched_task(), devices, options, branches=BranchOptions())
+    with recorded_graphs() as graphs:
+        strategy.run_steps(1)
+    homes = [variable.device.rpartition("device:")[2] for variable in strategy.engine.parameters().values()]
+    assert min(homes.count(f"CPU:{index}") for index in range(3)) > 5
+    assert graphs.devices_of("ResourceApply") == collections.Counter(homes)
+    assert devices_of_exchanges(graphs) == ["CPU:0", "CPU:1", "CPU:2"]
+    assert sum(sent_sizes) == sum(math.prod(v.shape) for v in strategy.engine.parameters().values())
 
 
 @pytest.mark.full
@@ -114,7 +144,10 @@ def test_a_cut_by_time():
     "named, parts",
     [
         ({}, ("towers of several devices with strategy 'ring'", "pass pipeline=")),
-        ({"pipeline": STAGES, "slices": SliceOptions()}, ("a tower has stages or slices; omit one",)),
+        (
+            {"pipeline": STAGES, "slices": SliceOptions()},
+            ("pipeline= and slices= with strategy 'ring'", "omit all but one"),
+        ),
         (
             {"pipeline": STAGES, "ring": Ring.alone(RingOptions(engine="tensorflow"))},
             ("engine='tensorflow'", "cannot serve towers of 2 devices", "use engine='auto'"),
@@ -124,12 +157,38 @@ def test_a_cut_by_time():
             ("all_reduce='nccl' with towers of several devices", "all_reduce='tcp'"),
         ),
         ({"pipeline": PipelineOptions(microbatches=16)}, ("microbatches=16, num_towers=1 and a batch of 8",)),
+        ({"branches": BranchOptions()}, ("has no branches", "strategy='towers', or a ring without a grid")),
     ],
-    ids=["neither", "both", "engine", "all_reduce", "microbatches"],
+    ids=["neither", "both", "engine", "all_reduce", "microbatches", "branches"],
 )
 def test_what_is_refused(named, parts):
     with refused(*parts):
         ring_strategy(**named)
+
+
+def test_workers_with_other_towers_are_told_apart():
+    made = [
+        StagedTowers(dense_task(), cpus_in_groups("stage:2"), StepOptions(), STAGES),
+        SlicedTowers(dense_task(), cpus_in_groups("slice:2"), StepOptions(), None),
+        SlicedTowers(dense_task(), cpus_in_groups("slice:3"), StepOptions(), None),
+        BranchedTowers(dense_task(), cpus_in_groups("branch:2"), StepOptions(), None),
+    ]
+    assert len({kind_of(towers) for towers in [None, *made]}) == 5
+
+
+def test_branches_are_divided_by_the_times_of_the_first_worker():
+    task, of_plans = branched_task(), []
+    options = StepOptions(rule=Momentum(momentum=0.9))
+    for reverse in (False, True):
+        towers = BranchedTowers(task, cpus_in_groups("branch:3"), options, BranchOptions(balance="time"))
+
+        def decided(measure, reverse=reverse):
+            return sorted(range(1, len(measure()) + 1), reverse=reverse)
+
+        towers.divide(task.build_model(), decided)
+        of_plans.append([one.costs for one in towers.plan.blocks])
+    assert towers.plan.is_measured
+    assert of_plans[0] != of_plans[1]
 
 
 def test_pipelines_refuse_synced_statistics_over_the_towers_of_all_workers():

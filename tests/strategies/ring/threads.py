@@ -10,11 +10,13 @@ from typing import TypeVar
 import keras
 import tensorflow as tf
 
+from strategies.grouped_towers import GroupedTowers
 from strategies.ring.collectives import HostExchange, WireOptions, WorkerExchange
 from strategies.ring.engine import RingEngine
 from strategies.ring.placements import ring_placement
 from strategies.ring.tcp_ring import TcpRing
 from tests.towers.logical_cpus import cpus
+from towers.devices import Devices
 from towers.layers.names import fresh_name_counts
 from towers.options import StepOptions
 from towers.precision import layer_precision
@@ -78,12 +80,23 @@ class WorkersInThreads:
       engines, hosts: the engine and the host's exchange of each rank.
     """
 
-    def __init__(self, made: Sequence[TcpRing], task: Task, options: StepOptions, *, zero: int):
+    def __init__(
+        self,
+        made: Sequence[TcpRing],
+        task: Task,
+        options: StepOptions,
+        *,
+        zero: int = 0,
+        devices: Devices | None = None,
+        make_towers: Callable[[Task, Devices, StepOptions], GroupedTowers] | None = None,
+    ):
         """Args:
         made: the connections of each rank.
         task: the first batch of its training data is trained on.
         options: options of the step.
         zero: the stage of ZeRO; 0 for none.
+        devices: of each worker; None for one CPU.
+        make_towers: makes the tower of a worker if it is several devices.
         """
         count = len(made)
         with layer_precision(options.precision), fresh_name_counts():
@@ -102,7 +115,12 @@ class WorkersInThreads:
         for rank, tcp in enumerate(made):
             exchange = WorkerExchange(count, rank, wire, channel=2, tcp=tcp)
             parts = TowerParts(shares=(1.0,), first_tower=rank, num_towers=count)
-            devices = cpus(1, zero=zero)
+            devices = devices or cpus(1, zero=zero)
+            towers = make_towers and make_towers(task, devices, options)
+            of_towers = {}
+            if towers is not None:
+                towers.divide(model)
+                of_towers = {"make_towers": towers.make_towers, "microbatches": towers.microbatches}
             engine = RingEngine(
                 task,
                 model,
@@ -112,7 +130,8 @@ class WorkersInThreads:
                 all_shares=even_shares(count),
                 parts=parts,
                 exchange=exchange,
-                place=ring_placement(devices, exchange),
+                place=ring_placement(devices, exchange, towers),
+                **of_towers,
             )
             # Here, because Keras traces in one thread.
             engine.train_function.get_concrete_function()

@@ -106,7 +106,7 @@ def test_it_equals_one_device(mode, rule, options):
     assert_close(parameters_of(found), parameters_of(expected), 1e-9)
 
 
-RING_OF_STAGES = ("ring", cpus_in_groups("stage:2"), {"pipeline": PipelineOptions(microbatches=2)})
+RING_OF_STAGES = ("ring", cpus_in_groups("stage:2", zero=1), {"pipeline": PipelineOptions(microbatches=2)})
 
 
 @pytest.mark.full
@@ -131,6 +131,10 @@ def test_each_mode_resumes_from_the_checkpoint_of_another(tmp_path):
     "mode, parts",
     [
         (pipeline(1, "stage:2"), ("zero=1 with strategy 'pipeline' and 1 tower", "grid='data:2,stage:2'")),
+        (
+            ("branches", cpus_in_groups("branch:2", zero=1)),
+            ("zero=1 with strategy 'branches' and 1 tower", "grid='data:2,branch:2'"),
+        ),
         (slices(3), ("zero=3 with strategy 'slices'", "'towers'")),
     ],
     ids=lambda given: given[0],

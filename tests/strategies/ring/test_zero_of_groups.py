@@ -1,0 +1,102 @@
+"""ZeRO over the workers of a ring of towers of several devices: who holds what, where it is sent, the numbers."""
+
+import collections
+
+import pytest
+import tensorflow as tf
+
+from strategies.pipeline import StagedTowers
+from strategies.registry import build_strategy
+from strategies.ring.collectives import WireOptions, WorkerExchange
+from strategies.ring.placements import ring_placement
+from strategies.ring.remote_variable import RemoteVariable
+from strategies.slices import SlicedTowers
+from tests.strategies.ring.threads import WorkersInThreads, rings
+from tests.tiers import first_quick
+from tests.towers.logical_cpus import cpus, cpus_in_groups
+from tests.towers.partitioned_graphs import recorded_graphs
+from tests.towers.table_and_matrices import task, trained
+from tests.towers.tiny_tasks import assert_close, dense_task, parameters_of
+from tests.towers.user_errors import refused
+from towers.options import StepOptions
+from towers.stages.options import PipelineOptions
+from towers.tower import ModelVariables
+from towers.updates.clipping import Clipping
+from towers.updates.rules import Adam, Momentum
+from towers.updates.schedules import Constant
+
+STAGES = PipelineOptions(microbatches=2, balance=(1, 1))
+STEPS = 5
+
+
+def sliced_towers(task, devices, options):
+    return SlicedTowers(task, devices, options, None)
+
+
+def staged_towers(task, devices, options):
+    return StagedTowers(task, devices, options, PipelineOptions(microbatches=2))
+
+
+@pytest.mark.parametrize("grid, made", [("stage:2", staged_towers), ("slice:2", sliced_towers)], ids=str)
+def test_each_device_shares_its_optimizer_state_with_its_counterpart(grid, made):
+    devices, model = cpus_in_groups(grid, zero=1), task().build_model()
+    towers = made(task(), devices, StepOptions())
+    towers.divide(model)
+    held = collections.Counter()
+    for rank in range(2):
+        exchange = WorkerExchange(2, rank, WireOptions(), channel=1)
+        placement = ring_placement(devices, exchange, towers)(ModelVariables.of(model), Adam())
+        for slot, owner in placement.slots_with_owners:
+            assert isinstance(slot, RemoteVariable) == (owner != rank)
+            if owner == rank:
+                held[slot.device[-5:], rank] += slot.dtype.size * slot.shape.num_elements()
+    assert sum(held.values()) == 2 * 4 * model.count_params(), "two slots a parameter, each once in all"
+    for device in ("CPU:0", "CPU:1"):
+        shared = [held[device, rank] for rank in range(2)]
+        assert 0 < max(shared) <= 0.6 * sum(shared), held
+
+
+@pytest.mark.parametrize("zero", [1, 2])
+def test_each_device_sends_what_it_holds(monkeypatch, zero):
+    """Stand-ins for the exchanges: a call of the host, as over TCP."""
+    sizes = []
+
+    def sent(self, vector, of_workers):
+        assert sum(of_workers) == vector.shape.num_elements()
+        sizes.append(sum(of_workers))
+        return tf.ensure_shape(tf.numpy_function(lambda values: values, [vector], vector.dtype), vector.shape)
+
+    monkeypatch.setattr(WorkerExchange, "reduce_scatter", sent)
+    monkeypatch.setattr(WorkerExchange, "all_gather", sent)
+    options = StepOptions(rule=Momentum(momentum=0.9), schedule=Constant(0.1), accumulation=2)
+    strategy = build_strategy("ring", dense_task(), cpus_in_groups("stage:2", zero=zero), options, pipeline=STAGES)
+    with recorded_graphs() as graphs:
+        strategy.run_steps(1)
+    # Each stage has a layer, as wide as its kernel and bias. Gradients go after each microbatch with ZeRO 2.
+    layers = [4 * 5 + 5, 5 * 3 + 3]
+    assert sizes == [*layers * zero, *layers]
+    exchanged = [node.device.rpartition("device:")[2] for node in graphs.nodes if node.op == "PyFunc"]
+    assert collections.Counter(exchanged) == {"CPU:0": 1 + zero, "CPU:1": 1 + zero}
+    assert graphs.devices_of("ResourceApply") == {"CPU:0": 2, "CPU:1": 2}
+
+
+CASES = [(1, Adam(weight_decay=0.1), Clipping(norm=0.05)), (2, Momentum(momentum=0.9), Clipping(global_norm=0.1))]
+
+
+@pytest.mark.parametrize("zero, rule, clipping", first_quick(CASES), ids=["zero 1, adamw", "zero 2, momentum"])
+def test_it_equals_one_device_on_all_workers(zero, rule, clipping):
+    """A table and matrices in slices, whose norms span the devices and the workers."""
+    devices = cpus_in_groups("slice:2", zero=zero)
+    with rings(2) as (made, _):
+        found = WorkersInThreads(
+            made, task(), StepOptions(rule=rule, clipping=clipping), devices=devices, make_towers=sliced_towers
+        )
+        found.train(STEPS)
+    expected = parameters_of(trained(cpus(1), rule, steps=STEPS, clipping=clipping))
+    for engine in found.engines:
+        assert_close({name: variable.numpy() for name, variable in engine.parameters().items()}, expected)
+
+
+def test_zero_3_is_refused():
+    with refused("zero=3"):
+        build_strategy("ring", dense_task(), cpus_in_groups("stage:2", zero=3), StepOptions(), pipeline=STAGES)
