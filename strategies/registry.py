@@ -32,6 +32,7 @@ class _Mode:
       cluster_kind: 'ring' or 'servers': the kind of cluster that its processes form; '' for a single process.
       spreads: beginnings of the arguments, as `towers.devices.spread_by` writes them, that put its parameters or
         slots elsewhere than on one device of each process.
+      one_tower_with: the argument of these with which a process has one tower only; '' for none.
       has_stages: whether a tower is several devices, each with stages of the model; it then takes `pipeline=`.
       has_slices: whether a tower is several devices, each with slices of the layers; it then takes `slices=`.
       may_have_groups: whether its towers are several devices on request; it then takes `pipeline=` and `slices=`.
@@ -41,6 +42,7 @@ class _Mode:
     build: Callable[..., Strategy]
     cluster_kind: str = ""
     spreads: tuple[str, ...] = ()
+    one_tower_with: str = ""
     has_stages: bool = False
     has_slices: bool = False
     may_have_groups: bool = False
@@ -55,7 +57,9 @@ class _Mode:
 _MODES = {
     "towers": _Mode(towers_strategy, spreads=("parameter_device=", "zero=", "offload=")),
     "mirrored": _Mode(mirrored_strategy),
-    "ring": _Mode(ring_strategy, cluster_kind="ring", spreads=("zero=1", "zero=2"), may_have_groups=True),
+    "ring": _Mode(
+        ring_strategy, cluster_kind="ring", spreads=("zero=",), one_tower_with="zero=3", may_have_groups=True
+    ),
     "ps": _Mode(servers_strategy, cluster_kind="servers"),
     "pipeline": _Mode(pipeline_strategy, has_stages=True, spreads=("zero=1", "zero=2")),
     "slices": _Mode(slices_strategy, has_slices=True, spreads=("zero=1", "zero=2")),
@@ -145,6 +149,14 @@ def check_spread(name: str, argument: str) -> None:
         raise UserError(
             f"{argument} with strategy {name!r}: only {able} supports it; use one of these, or {instead}"
         )
+
+
+def default_num_towers(name: str, argument: str) -> int | None:
+    """1 if a process of the strategy can't have more towers with this argument; None if it may have any number.
+
+    Arguments as for `check_spread`.
+    """
+    return 1 if argument and argument == _mode(name).one_tower_with else None
 
 
 def has_stages(name: str) -> bool:
