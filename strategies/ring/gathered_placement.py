@@ -42,7 +42,7 @@ class GatheredPlacement(OwnedPlacement):
         templates = dict(zip(canonical_names(variables.parameters), variables.parameters, strict=True))
         names, rank = list(templates), units.exchange.rank
         with tf.device(device):
-            here = tf.zeros([]).device
+            here = tf.Variable(0.0, trainable=False).device
             parts = [_part(shard, templates[shard.name], rule, device, here, rank) for shard in units.shards]
         super().__init__(parts, variables, rule, device, units.exchange)
         self._wholes = {name: tf.TensorSpec(each.shape, each.dtype) for name, each in templates.items()}

@@ -57,8 +57,8 @@ def bytes_held(variables, kind) -> int:
     )
 
 
-@pytest.mark.parametrize("num_workers", [2, 3])
-def test_a_worker_holds_its_part_and_two_units(num_workers):
+@pytest.mark.parametrize("num_workers", [2, pytest.param(3, marks=pytest.mark.full)])
+def test_a_worker_holds_its_part_and_two_units_and_gradients_leave_early(num_workers):
     with workers(Adam(), zero=3, task=chain, num_workers=num_workers) as found:
         parameters = found.engines[0].parameters().values()
         total = sum(variable.dtype.size * variable.shape.num_elements() for variable in parameters)
@@ -73,8 +73,13 @@ def test_a_worker_holds_its_part_and_two_units(num_workers):
         for graph in found.graphs:
             assert layer < peak_bytes(graph) <= 2.2 * layer
             assert peak_bytes(graph, waits=False) > 6 * layer, "or this test shows nothing"
+        calls = [graph.calls for graph in found.graphs]
+    assert calls == [calls[0]] * num_workers
+    leaves = [call.unit is None for call in calls[0]]
+    assert leaves[leaves.index(True) :].count(False) >= DEPTH - 3, "most gathers follow the first gradients"
 
 
+@pytest.mark.full
 def test_a_step_sends_gathers_twice_and_gradients_once(monkeypatch):
     plain, zero_3 = (bytes_of_a_step(zero, chain, monkeypatch) for zero in (1, 3))
     # The first layer is gathered once, because its input has no gradient, and the last large one, because its

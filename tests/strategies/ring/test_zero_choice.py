@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from strategies.engines import OWN, TENSORFLOW, EngineChoice
-from strategies.registry import build_strategy, check_spread
+from strategies.registry import build_strategy, check_spread, default_num_towers
 from strategies.ring.joining import Ring, RingOptions
 from tests.strategies.small_task import small_task
 from tests.towers.logical_cpus import cpus
@@ -51,6 +51,8 @@ def test_what_a_ring_has_not_is_refused(argument, instead):
 def test_stage_3_has_one_tower_a_worker():
     with refused("zero=3 with strategy 'ring' and 2 towers a worker", "use num_towers=1"):
         ring_of_one(zero=3)
+    assert default_num_towers("ring", "zero=3") == 1
+    assert default_num_towers("ring", "zero=2") is None
 
 
 @pytest.mark.full
