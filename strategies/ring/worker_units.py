@@ -22,6 +22,8 @@ from towers.updates.rules import UpdateRule
 
 # A smaller parameter is not divided: the messages of a unit would not become shorter by much.
 _SMALLEST_DIVIDED_BYTES = 1024
+# A unit is no smaller than this part of a pack of gradients: 256 KiB by default.
+_SMALL_UNITS_IN_A_PACK = 16
 
 
 class WorkerUnits:
@@ -31,7 +33,7 @@ class WorkerUnits:
       exchange: exchanges between the workers.
       shards: the shards of all parameters, in order. Each large parameter is divided evenly over the workers, so
         that in every call all links carry about equally much.
-      bytes_per_call: as `UnitExchange`.
+      bytes_per_call, small_bytes: as `UnitExchange`.
     """
 
     def __init__(self, variables: ModelVariables, rule: UpdateRule, exchange: WorkerExchange):
@@ -41,6 +43,7 @@ class WorkerUnits:
         exchange: exchanges between the workers.
         """
         self.exchange, self.bytes_per_call = exchange, exchange.options.bytes_per_pack
+        self.small_bytes = self.bytes_per_call // _SMALL_UNITS_IN_A_PACK
         templates = dict(zip(canonical_names(variables.parameters), variables.parameters, strict=True))
         self.shards = shards_over_workers(templates, rule, constraints_of(variables), exchange.num_workers)
         self._wholes = [tf.TensorSpec(each.shape, each.dtype) for each in templates.values()]

@@ -30,9 +30,11 @@ class UnitExchange(Protocol):
 
     Attributes:
       bytes_per_call: gradients leave together up to this size.
+      small_bytes: parameters are gathered together up to this size, also where the largest one is smaller.
     """
 
     bytes_per_call: int
+    small_bytes: int
 
     def gather(self, parameters: Sequence[int], purpose: str) -> Callable[..., list[tf.Tensor]]:
         """A function from this process's parts of some parameters to their values.

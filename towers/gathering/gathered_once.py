@@ -84,7 +84,8 @@ class GatheredGraph:
             gradients={outputs[position] for position in gradients},
         )
         self.num_bytes = [spec.dtype.size * spec.shape.num_elements() for spec in wholes]
-        self.units = units_of(uses, self.num_bytes)
+        small_bytes = 0 if exchange is None else exchange.small_bytes
+        self.units = units_of(uses, self.num_bytes, small_bytes=small_bytes)
         self.calls = []
         if exchange is None:
             self.flat = with_gathers(flat, [_parts_of(value) for value in parameters], self.units)

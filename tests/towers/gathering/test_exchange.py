@@ -1,7 +1,7 @@
 """The order of calls between processes, as data."""
 
 from towers.gathering.exchange import Call, Gradient, calls_of
-from towers.gathering.units import Use
+from towers.gathering.units import Use, units_of
 
 # Three layers of 100 bytes: forward at levels 0, 2, 4, backward at 6, 7; gradients of layers 2, 1, 0 at 5, 7, 8.
 UNITS = [
@@ -40,3 +40,9 @@ def test_a_gather_of_the_same_level_goes_first():
 
 def test_without_gradients_units_alone_are_gathered():
     assert [call.unit for call in calls_of(UNITS[:3], [], SIZES, bytes_per_call=100)] == [0, 1, 2]
+
+
+def test_small_parameters_are_gathered_together():
+    uses = [use for unit in UNITS for use in unit]
+    assert [len(unit) for unit in units_of(uses, SIZES)] == [1, 1, 2, 1], "backward 2 follows forward 2"
+    assert [len(unit) for unit in units_of(uses, SIZES, small_bytes=200)] == [2, 3]
