@@ -218,8 +218,11 @@ class Strategy(Protocol):
     def collect(self) -> None:
         """Brings the variables that `checkpointables` names up to date with the run; may pause the run."""
 
+    def collect_parameters(self) -> None:
+        """Brings the parameters for `portable_model` to the process with `keeps_files`. All processes call it."""
+
     def release(self) -> None:
-        """Frees the copies that `collect` fetched from other processes and that the run does not need here."""
+        """Frees what `collect` or `collect_parameters` fetched and the run does not need here."""
 
     @property
     def batch_positions(self) -> Sequence[int] | None:
@@ -240,7 +243,11 @@ class Strategy(Protocol):
         """
 
     def portable_model(self) -> keras.Model:
-        """A new float32 Keras model of the task with the current parameters and state."""
+        """A new float32 Keras model of the task with the current parameters and state.
+
+        Raises:
+          RuntimeError: other processes have some parameters: call `collect_parameters` first.
+        """
 
     def graph(self) -> tf.Graph | None:
         """The graph of a training step for TensorBoard; None if there is none."""

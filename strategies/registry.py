@@ -37,6 +37,7 @@ class _Mode:
       cluster_kind: 'ring' or 'servers': the kind of cluster that its processes form; '' for a single process.
       spreads: beginnings of the arguments, as `towers.devices.spread_by` writes them, that put its parameters or
         slots elsewhere than on one device of each process.
+      one_tower_with: the argument of these with which a process has one tower only; '' for none.
       divides: what each device of a tower has: STAGE, SLICE or BRANCH of `towers.grid`; ON_REQUEST for any of
         these, or none; '' if a tower is one device. `build` takes the arguments in `OPTIONS_BY_AXIS` for it.
     """
@@ -44,6 +45,7 @@ class _Mode:
     build: Callable[..., Strategy]
     cluster_kind: str = ""
     spreads: tuple[str, ...] = ()
+    one_tower_with: str = ""
     divides: str = ""
 
     def may_divide(self, axis: str) -> bool:
@@ -54,7 +56,9 @@ class _Mode:
 _MODES = {
     "towers": _Mode(towers_strategy, spreads=("parameter_device=", "zero=", "offload=")),
     "mirrored": _Mode(mirrored_strategy),
-    "ring": _Mode(ring_strategy, cluster_kind="ring", spreads=("zero=1", "zero=2"), divides=ON_REQUEST),
+    "ring": _Mode(
+        ring_strategy, cluster_kind="ring", spreads=("zero=",), one_tower_with="zero=3", divides=ON_REQUEST
+    ),
     "ps": _Mode(servers_strategy, cluster_kind="servers"),
     "pipeline": _Mode(pipeline_strategy, divides=STAGE, spreads=("zero=1", "zero=2")),
     "slices": _Mode(slices_strategy, divides=SLICE, spreads=("zero=1", "zero=2")),
@@ -141,6 +145,14 @@ def check_spread(name: str, argument: str) -> None:
         raise UserError(
             f"{argument} with strategy {name!r}: only {able} supports it; use one of these, or {instead}"
         )
+
+
+def default_num_towers(name: str, argument: str) -> int | None:
+    """1 if a process of the strategy can't have more towers with this argument; None if it may have any number.
+
+    Arguments as for `check_spread`.
+    """
+    return 1 if argument and argument == _mode(name).one_tower_with else None
 
 
 def divides(name: str) -> str:

@@ -270,6 +270,9 @@ class SynchronousStrategy:
     def collect(self) -> None:
         """Nothing to do: the engine trains these variables themselves."""
 
+    def collect_parameters(self) -> None:
+        """Nothing to do."""
+
     def release(self) -> None:
         """Nothing to do."""
 

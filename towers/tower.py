@@ -34,7 +34,8 @@ class TowerResult(NamedTuple):
     Attributes:
       loss_sum: float32 scalar, SUM of the losses plus weight * (sum of the regularisation losses).
       weight: float32 scalar, number of examples (or valid tokens) in the sum; 0 for an idle tower.
-      gradients: of gain * loss_sum, one tensor or IndexedSlices for each parameter.
+      gradients: of gain * loss_sum, one tensor or IndexedSlices for each parameter; a list of some part of it if
+        other processes have the rest (`towers.gathering.gathered_once`).
       new_state: one tensor for each state variable.
       metric_sums: undivided metrics by name.
     """
@@ -156,7 +157,7 @@ class TowerFunction:
         result = self._traced(list(parameters), list(state), batch, seed, gain)
         for variable, gradient in zip(self.variables.parameters, result.gradients, strict=True):
             # Unknown for a table that lookups and something else read (tied weights).
-            if not isinstance(gradient, tf.IndexedSlices):
+            if isinstance(gradient, tf.Tensor):
                 gradient.set_shape(variable.shape)
         return result
 

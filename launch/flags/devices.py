@@ -10,7 +10,7 @@ from launch.flags.slices import sliced_grid
 from launch.membership.shared_cores import processes_here
 from launch.membership.this_process import cluster_of_this_process
 from strategies.cluster import Cluster
-from strategies.registry import check_spread, cluster_kind, strategy_names
+from strategies.registry import check_spread, cluster_kind, default_num_towers, strategy_names
 from towers.devices import KINDS, Devices, configure_devices, spread_by
 
 FLAGS = flags.FLAGS
@@ -47,11 +47,11 @@ flags.DEFINE_integer(
     "zero",
     0,
     "Stage of ZeRO. It divides state over the towers (--strategy=towers: 1, 2, 3; several towers of pipeline, "
-    "slices or branches: 1, 2) or over the workers (--strategy=ring: 1, 2). 1: each device or worker has all "
+    "slices or branches: 1, 2) or over the workers (--strategy=ring: 1, 2, 3). 1: each device or worker has all "
     "parameters, and holds and updates its own part of the optimizer state. 2: also its own part of the summed "
     "gradients: with --accumulation it sends gradients after each microbatch instead of once a step. 3: also its "
-    "own part of the parameters; it gathers the others layer by layer. Default: 0, off. Use the lowest stage that "
-    "fits in memory, without --parameter_device.",
+    "own part of the parameters; it gathers the others layer by layer, and a worker of a ring then has one tower. "
+    "Default: 0, off. Use the lowest stage that fits in memory, without --parameter_device.",
     lower_bound=0,
     upper_bound=3,
 )
@@ -82,10 +82,12 @@ listed_in_help(__name__)
 def devices_from_flags() -> Devices:
     """Configures this process's devices. Call it before TensorFlow computes anything."""
     # `build_strategy` checks it too, but of servers and their workers only the chief calls that.
-    check_spread(FLAGS.strategy, spread_by(FLAGS.parameter_device, FLAGS.zero, FLAGS.offload))
+    spread = spread_by(FLAGS.parameter_device, FLAGS.zero, FLAGS.offload)
+    check_spread(FLAGS.strategy, spread)
+    own_number = FLAGS.num_towers or default_num_towers(FLAGS.strategy, spread)
     grid = sliced_grid() or branched_grid() or grid_from_flags(num_stage_devices())
     devices = configure_devices(
-        num_towers=FLAGS.num_towers if grid is None else grid.num_devices,
+        num_towers=own_number if grid is None else grid.num_devices,
         kind=FLAGS.tower_device,
         parameter_device=FLAGS.parameter_device,
         threads_per_tower=FLAGS.threads_per_tower,

@@ -139,17 +139,8 @@ def zero_stages(run: Run) -> Iterator[Column]:
             yield run.of_process(dataclasses.replace(run.central, name=name, zero=zero))
         return
     own = run.modes.process_or_gpu(run.one, math.ceil(run.batch_size / 2))
-    layers, each = layer_bytes(run.parameters), run.bytes_per_parameter
     for zero in (1, 2, 3):
-        states = model_states(run.num_parameters, 2, zero=zero, each=each)
-        column = dataclasses.replace(
-            own,
-            parameters_bytes=states.parameters_bytes,
-            gradients_bytes=states.gradients_bytes,
-            optimizer_bytes=states.optimizer_bytes,
-            collectives_bytes=sum(layers[:2]) if zero == 3 else layers[0],
-        )
-        yield Column(f"ZeRO-{zero}, 1 of 2", ARITHMETIC, column)
+        yield Column(f"ZeRO-{zero}, 1 of 2", ARITHMETIC, _with_zero(run, own, 2, zero=zero))
 
 
 def recomputed_blocks(run: Run) -> Iterator[Column]:
@@ -186,6 +177,27 @@ def ring(run: Run) -> Iterator[Column]:
     own = run.modes.process_or_gpu(run.central, math.ceil(run.batch_size / run.num_workers))
     worker = dataclasses.replace(own, collectives_bytes=2 * own.parameters_bytes)
     yield Column(f"ring, 1 of {run.num_workers} workers", ARITHMETIC, worker)
+
+
+def ring_zero_3(run: Run) -> Iterator[Column]:
+    """A worker of one tower with its part of all states, and two gathered layers."""
+    own = run.modes.process_or_gpu(run.one, math.ceil(run.batch_size / run.num_workers))
+    yield Column(
+        f"ring, ZeRO-3, 1 of {run.num_workers} workers", ARITHMETIC, _with_zero(run, own, run.num_workers, zero=3)
+    )
+
+
+def _with_zero(run: Run, own: StepMemory, count: int, *, zero: int) -> StepMemory:
+    """A device's memory with its part of the states, and what it exchanges at a time."""
+    layers = layer_bytes(run.parameters)
+    states = model_states(run.num_parameters, count, zero=zero, each=run.bytes_per_parameter)
+    return dataclasses.replace(
+        own,
+        parameters_bytes=states.parameters_bytes,
+        gradients_bytes=states.gradients_bytes,
+        optimizer_bytes=states.optimizer_bytes,
+        collectives_bytes=sum(layers[:2]) if zero == 3 else layers[0],
+    )
 
 
 def parameter_servers(run: Run) -> Iterator[Column]:
@@ -225,6 +237,7 @@ MODES: Sequence[Callable[[Run], Iterator[Column]]] = (
     pipeline,
     slices,
     ring,
+    ring_zero_3,
     parameter_servers,
 )
 

@@ -6,7 +6,13 @@ from collections.abc import Callable, Mapping
 from absl import flags
 
 from launch.measuring.case import BFLOAT16, FLOAT32, Case, Work, named_case, own_case, peer_case, work_of_flags
-from launch.measuring.larger_models import larger_cases, pipeline_cases, recompute_cases, sharded_cases
+from launch.measuring.larger_models import (
+    larger_cases,
+    pipeline_cases,
+    recompute_cases,
+    ring_zero_cases,
+    sharded_cases,
+)
 from strategies.cluster import CHIEF, SERVER, WORKER
 from strategies.engines import OWN, TENSORFLOW
 from towers.errors import UserError
@@ -194,5 +200,6 @@ GROUPS: Mapping[str, Callable[[], list[Case]]] = {
     "pipeline": pipeline_cases,
     "sharded": sharded_cases,
     "recompute": recompute_cases,
+    "ring_zero": ring_zero_cases,
     "larger_than_a_device": larger_cases,
 }

@@ -6,6 +6,7 @@ On CPUs each device has one thread, so that a row with twice the devices has twi
 import dataclasses
 
 from launch.measuring.case import Case, own_case, work_of_flags
+from strategies.engines import OWN
 from towers.pipeline import builders
 from towers.recompute.segments import POLICIES
 from towers.timeline.pipeline_run import equal_bubble
@@ -46,6 +47,13 @@ def sharded_cases() -> list[Case]:
     return [*rows, own_case(f"slices {_DEVICES}", work_of_flags("slices", _DEVICES))]
 
 
+def ring_zero_cases() -> list[Case]:
+    """A ring of two workers on our own engine, without ZeRO and with each stage."""
+    work = work_of_flags("ring", _DEVICES, engine=OWN)
+    stages = [own_case(f"ring {_DEVICES}, zero {stage}", work, f"--zero={stage}") for stage in (1, 2, 3)]
+    return [own_case(f"ring {_DEVICES}, {OWN}", work), *stages]
+
+
 def recompute_cases() -> list[Case]:
     """Two towers that keep all activations, or compute some again."""
     work = work_of_flags("towers", _DEVICES)
@@ -57,4 +65,4 @@ def recompute_cases() -> list[Case]:
 
 def larger_cases() -> list[Case]:
     """All of these. Two towers without anything stand for both of their groups."""
-    return [*pipeline_cases(), *sharded_cases(), *recompute_cases()[1:]]
+    return [*pipeline_cases(), *sharded_cases(), *ring_zero_cases(), *recompute_cases()[1:]]

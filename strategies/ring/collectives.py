@@ -135,12 +135,13 @@ class WorkerExchange:
             return self._reduced_by_tcp(vector, wire)
         return tf.cast(self._reduced(tf.cast(vector, wire)), vector.dtype)
 
-    def reduce_scatter(self, vector: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
+    def reduce_scatter(self, vector: tf.Tensor, sizes: Sequence[int], purpose: str = "") -> tf.Tensor:
         """This worker's part of the sum of all workers' vectors of gradients, on the wire as in `sum_gradients`.
 
         Args:
           vector: [sum(sizes)].
           sizes: number of elements of each worker's part, in order.
+          purpose: what it is for, if workers might make other calls; the same on all of them.
 
         Returns:
           [sizes[rank]]. In a graph.
@@ -152,16 +153,17 @@ class WorkerExchange:
         wire = self._wire_of(vector).as_numpy_dtype
 
         def reduce_scatter(own):
-            return self._tcp.reduce_scatter(own, sizes, wire, purpose=self._purpose)
+            return self._tcp.reduce_scatter(own, sizes, wire, purpose=f"{self._purpose} {purpose}")
 
         return tf.ensure_shape(tf.numpy_function(reduce_scatter, [vector], vector.dtype), [sizes[self.rank]])
 
-    def all_gather(self, own: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
+    def all_gather(self, own: tf.Tensor, sizes: Sequence[int], purpose: str = "") -> tf.Tensor:
         """Every worker's vector, joined by rank, bit by bit: [sum(sizes)]. In a graph.
 
         Args:
           own: this worker's [sizes[rank]].
           sizes: the lengths of all workers' vectors.
+          purpose: as for `reduce_scatter`.
         """
         if self.num_workers == 1:
             return own
@@ -170,7 +172,7 @@ class WorkerExchange:
             return tf.concat([rows[rank, :size] for rank, size in enumerate(sizes)], 0)
 
         def all_gather(given):
-            return self._tcp.all_gather_parts(given, sizes, purpose=self._purpose)
+            return self._tcp.all_gather_parts(given, sizes, purpose=f"{self._purpose} {purpose}")
 
         return tf.ensure_shape(tf.numpy_function(all_gather, [own], own.dtype), [sum(sizes)])
 

@@ -8,7 +8,8 @@ r"""A step on one worker of a ring: its own towers, and the sums over all worker
 
 Parameters, state, slots and counters live on every worker. All workers make the same update from the same sums.
 If a tower is several devices, each of them sums, exchanges and updates what it has. With
-`strategies.ring.zero_placement` each worker gets the sums of its own parts and makes their update.
+`strategies.ring.zero_placement` each worker gets the sums of its own parts and makes their update; with
+`strategies.ring.gathered_placement` it also has the parameters of its own parts alone.
 """
 
 from collections.abc import Callable, Sequence
@@ -93,7 +94,7 @@ class RingEngine(Engine):
                 is_first=self._exchange.rank == 0,
                 policy=self.options.batch_stats,
             )
-            self.busy.stop(own.gradients)
+            self.busy.stop([*tf.nest.flatten(own.gradients), own.loss_sum])
             kept = self.placement.owners.keep([own.gradients])
             return sums._replace(towers=sums.towers._replace(gradients=kept))
 

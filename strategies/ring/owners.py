@@ -58,7 +58,48 @@ class Counterparts(ManyOwners):
         return found
 
 
-class SpreadOwners:
+class OwnParts:
+    """Implements `towers.owners.Owners` for gradients that have met already: here are the sums of own parts alone.
+
+    A tower has sent its gradients to their owners while it computed them (`towers.gathering`).
+    """
+
+    of_towers = CURRENT_DEVICE
+
+    def __init__(self, exchange: WorkerExchange, parameters: Sequence[int], num_parameters: int):
+        """Args:
+        exchange: exchanges between the workers.
+        parameters: the index of the parameter of each part that this worker owns.
+        num_parameters: number of all parameters.
+        """
+        self._exchange, self._parameters, self._num_parameters = exchange, parameters, num_parameters
+
+    def cut(self, of_tower):
+        return list(of_tower)
+
+    def keep(self, per_tower):
+        (of_tower,) = per_tower
+        return [part for own in of_tower for part in own]
+
+    def add(self, kept):
+        return gradients.add_each(kept)
+
+    def meet(self, kept):
+        return list(kept)
+
+    def each(self, function, *parts):
+        return CURRENT_DEVICE.each(function, *parts)
+
+    def norm(self, squares):
+        zero = tf.zeros([], tf.float64)
+        (total,) = self._exchange.sum([tf.add_n([zero, *(tf.cast(square, tf.float64) for square in squares)])])
+        return tf.cast(tf.sqrt(total), tf.float32)
+
+    def norms(self, squares):
+        return norms_over_workers(self._exchange, self._parameters, self._num_parameters, squares)
+
+
+class SpreadOwners(OwnParts):
     """Implements `towers.owners.Owners`: each part's sum over all workers reaches its owner alone.
 
     Gradients are sent dense, in packs. In a pack the parts of each owner follow each other, so that its
@@ -68,8 +109,6 @@ class SpreadOwners:
 
     A list of parts contains those of this worker alone, in the model's order.
     """
-
-    of_towers = CURRENT_DEVICE
 
     def __init__(
         self,
@@ -90,51 +129,46 @@ class SpreadOwners:
         each_microbatch: whether gradients are sent after each microbatch, and not once a step. A worker then keeps
           sums of its own parts alone.
         """
-        self._exchange, self._cuts, self._shapes = exchange, cuts, shapes
+        here = [part for part, owner in enumerate(owners) if owner == exchange.rank]
+        super().__init__(exchange, [cuts.parameters[part] for part in here], len(shapes))
+        self._cuts, self._shapes, self._here = cuts, shapes, here
         self._owners, self._each_microbatch = owners, each_microbatch
         self._packs = [sorted(pack, key=lambda part: owners[part]) for pack in packs]
-        self._here = [part for part, owner in enumerate(owners) if owner == exchange.rank]
-
-    def cut(self, of_tower):
-        return list(of_tower)
 
     def keep(self, per_tower):
         summed = gradients.add_each(per_tower)
         return self._scattered(summed) if self._each_microbatch else summed
 
-    def add(self, kept):
-        return gradients.add_each(kept)
-
     def meet(self, kept):
         return list(kept) if self._each_microbatch else self._scattered(kept)
-
-    def each(self, function, *parts):
-        return CURRENT_DEVICE.each(function, *parts)
-
-    def norm(self, squares):
-        zero = tf.zeros([], tf.float64)
-        (total,) = self._exchange.sum([tf.add_n([zero, *(tf.cast(square, tf.float64) for square in squares)])])
-        return tf.cast(tf.sqrt(total), tf.float32)
-
-    def norms(self, squares):
-        parameters = [self._cuts.parameters[part] for part in self._here]
-        return norms_over_workers(self._exchange, parameters, len(self._shapes), squares)
 
     def _scattered(self, own: Sequence[Gradient]) -> list[tf.Tensor]:
         """The sums over all workers of this worker's parts, from each worker's gradients of all parameters."""
         parts, found = self._cuts.cut(dense(own, self._shapes)), {}
         for pack in self._packs:
-            vector = packing.joined([parts[part] for part in pack])
             here = [part for part in pack if self._owners[part] == self._exchange.rank]
-            summed = self._exchange.reduce_scatter(vector, self._sizes(pack, parts))
-            if here:
-                found |= zip(here, packing.parted(summed, [parts[part] for part in here]), strict=True)
+            summed = own_sums(
+                self._exchange, [parts[part] for part in pack], [self._owners[part] for part in pack]
+            )
+            found |= zip(here, summed, strict=True)
         return [found[part] for part in self._here]
 
-    def _sizes(self, pack: Sequence[int], parts: Sequence[tf.Tensor]) -> list[int]:
-        return sizes_by_owner(
-            [(self._owners[part], parts[part].shape.num_elements()) for part in pack], self._exchange.num_workers
-        )
+
+def own_sums(
+    exchange: WorkerExchange, parts: Sequence[tf.Tensor], owners: Sequence[int], purpose: str = ""
+) -> list[tf.Tensor]:
+    """The sums over all workers of those parts that this worker owns: one reduce-scatter.
+
+    Args:
+      exchange: exchanges between the workers.
+      parts: this worker's gradients, of one dtype.
+      owners: the rank of each part's owner, ascending.
+      purpose: what it is for, as for `WorkerExchange.reduce_scatter`.
+    """
+    sizes = [(owner, part.shape.num_elements()) for owner, part in zip(owners, parts, strict=True)]
+    summed = exchange.reduce_scatter(packing.joined(parts), sizes_by_owner(sizes, exchange.num_workers), purpose)
+    here = [part for owner, part in zip(owners, parts, strict=True) if owner == exchange.rank]
+    return packing.parted(summed, here) if here else []
 
 
 def norms_over_workers(

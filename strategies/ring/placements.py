@@ -1,6 +1,7 @@
 """Where our own engine has the parameters of a ring, and their optimizer state.
 
-On every worker, or on the devices of each worker's towers; and the optimizer state beside them, or on owners.
+On every worker; or on every worker, and the optimizer state on owners; or both on owners; or on the devices of
+each worker's towers.
 """
 
 from collections.abc import Callable
@@ -9,7 +10,9 @@ import tensorflow as tf
 
 from strategies.grouped_towers import GroupedTowers
 from strategies.ring.collectives import WorkerExchange
+from strategies.ring.gathered_placement import GatheredPlacement
 from strategies.ring.owners import Counterparts, EveryWorker
+from strategies.ring.worker_units import WorkerUnits
 from strategies.ring.zero_of_groups import SpreadGroups
 from strategies.ring.zero_placement import SpreadPlacement
 from towers.devices import Devices
@@ -20,7 +23,10 @@ from towers.updates.rules import UpdateRule
 
 
 def ring_placement(
-    devices: Devices, exchange: WorkerExchange, towers: GroupedTowers | None = None
+    devices: Devices,
+    exchange: WorkerExchange,
+    towers: GroupedTowers | None = None,
+    units: WorkerUnits | None = None,
 ) -> Callable[[ModelVariables, UpdateRule], Placement]:
     """What makes the placement of a model's variables on this worker.
 
@@ -28,6 +34,7 @@ def ring_placement(
       devices: `devices.zero` says whether optimizer state has owners.
       exchange: exchanges between the workers.
       towers: this worker's towers, if each is several devices.
+      units: exchanges the parameters, if each worker has its own parts alone.
     """
 
     def on_every_worker(variables: ModelVariables, rule: UpdateRule) -> CentralPlacement:
@@ -39,6 +46,9 @@ def ring_placement(
             variables, rule, devices.parameters, exchange=exchange, each_microbatch=devices.zero == 2
         )
 
+    def in_parts(variables: ModelVariables, rule: UpdateRule) -> GatheredPlacement:
+        return GatheredPlacement(variables, rule, devices.parameters, units)
+
     def on_devices(variables: ModelVariables, rule: UpdateRule) -> Placement:
         shards, own = towers.shards(variables), towers.devices.groups[0]
         if devices.zero:
@@ -49,4 +59,6 @@ def ring_placement(
 
     if towers is not None:
         return on_devices
+    if units is not None:
+        return in_parts
     return on_owners if devices.zero else on_every_worker

@@ -69,3 +69,8 @@ class _RemoteSaveable(SaveableObject):
 
     def restore(self, restored_tensors, restored_shapes):
         self._variable.assign(restored_tensors[0])
+
+
+tf.register_tensor_conversion_function(
+    RemoteVariable, lambda value, dtype=None, name=None, as_ref=False: value.read_value()
+)

@@ -33,8 +33,9 @@ from strategies.ring.placements import ring_placement
 from strategies.ring.same_start import check_same_batches, check_same_settings
 from strategies.ring.tcp_connect import connected_tcp_ring
 from strategies.ring.tcp_ring import TcpRing
+from strategies.ring.worker_units import WorkerUnits
 from strategies.ring.zero_of_groups import SpreadGroups
-from strategies.ring.zero_placement import SpreadPlacement
+from strategies.ring.zero_placement import OwnedPlacement
 from strategies.ring.zero_slots import bring, of_others, release
 from strategies.run_settings import common_settings
 from strategies.slices import SliceOptions
@@ -44,12 +45,14 @@ from towers.devices import Devices
 from towers.engine import Engine
 from towers.errors import UserError
 from towers.exchange import TowerExchange
+from towers.gathering.gathered_once import GatheredOnce
 from towers.grid import BRANCH, SLICE, STAGE
 from towers.options import StepOptions
+from towers.parameters.placement import free_templates
 from towers.split import checked_shares
 from towers.stages.options import PipelineOptions
 from towers.task import Batch, InputShard, Task, batch_length
-from towers.tower import EvaluationResult
+from towers.tower import EvaluationResult, ModelVariables
 from towers.tower_parts import TowerParts
 
 # Greater than the keys of the workers' groups, which count from 2,000,000.
@@ -107,6 +110,11 @@ class RingStrategy(SynchronousStrategy):
         self.ring, self._towers = ring, towers
         self._tcp: TcpRing | None = None
         self._host = HostExchange(ring.num_workers, ring.rank, ring.options.wire, channel=ring.next_channel())
+        if devices.zero == 3 and devices.num_towers > 1:
+            raise UserError(
+                f"zero=3 with strategy 'ring' and {devices.num_towers} towers a worker: each would gather all "
+                "parameters for itself; use num_towers=1, which has all cores, or zero=2"
+            )
         own_shares = checked_shares(shares, devices.num_towers, "tower_shares")
         with self._watched():
             # The other settings are compared when the models are built: these say which calls come before that.
@@ -160,6 +168,9 @@ class RingStrategy(SynchronousStrategy):
 
     def _engine(self, task, model, devices, options, spec, shares, own_shares, exchange) -> Engine:
         ring, all_shares = self.ring, self._shares_of_all
+        units = None
+        if devices.zero == 3:
+            units = WorkerUnits(ModelVariables.of(model), options.rule, exchange)
         several = ring.num_workers > 1
         spec = spec if isinstance(spec, Batch) else spec[0]
         stand_in = tf.nest.map_structure(lambda tensor: tensor.numpy(), self._stand_in(task)) if several else None
@@ -185,10 +196,15 @@ class RingStrategy(SynchronousStrategy):
             "step_spec": spec if self._microbatches == 1 else (spec,) * self._microbatches,
             "parts": parts,
         }
+        if units is not None:
+            named["traced"] = functools.partial(GatheredOnce, exchange=units)
         if exchange is not None:
             of_towers = self._divided(model, named) if self._towers is not None else {}
-            place = ring_placement(devices, exchange, self._towers)
-            return RingEngine(task, model, devices, options, exchange=exchange, place=place, **named | of_towers)
+            place = ring_placement(devices, exchange, self._towers, units)
+            engine = RingEngine(task, model, devices, options, exchange=exchange, place=place, **named | of_towers)
+            if units is not None:
+                free_templates(engine.tower.variables.parameters)
+            return engine
         replicas = ring.multi_worker or mirrored(devices.towers[: max(1, num_gpus(devices))])
         wire_precision = ring.options.wire.precision if several else "float32"
         return ReplicatedEngine(
@@ -326,14 +342,14 @@ class RingStrategy(SynchronousStrategy):
             faulthandler.cancel_dump_traceback_later()
 
     def check_divergence(self) -> None:
-        """Compares the workers' parameters, state and slots bit by bit; slots only if all workers have them.
+        """Compares the workers' parameters, state and slots bit by bit, those that all workers have.
 
         Raises:
           Diverged: a worker's copy differs; the message names it.
         """
-        values = self.checkpointables()
-        named = {**values["parameters"], **values["state"]}
-        for slot, by_name in {} if self._spread_slots else values["slots"].items():
+        values = {kind: here for kind, here in self.checkpointables().items() if kind not in self._spread_kinds}
+        named = {**values.get("parameters", {}), **values["state"]}
+        for slot, by_name in values.get("slots", {}).items():
             named |= {f"{slot} of {name}": variable for name, variable in by_name.items()}
         found = self._host.gather("checksums", checksums(v.numpy().tobytes() for v in named.values()))
         what_drifted([member.name for member in self.ring.members], list(named), found, self.step)
@@ -385,35 +401,45 @@ class RingStrategy(SynchronousStrategy):
         )
 
     @property
-    def _spread_slots(self) -> list:
-        """The optimizer state with its owners, if each worker has only its own part of it; else nothing."""
+    def _spread(self) -> list:
+        """The variables of which each worker has only its own, with their owners."""
         placement = self.engine.placement
-        return placement.slots_with_owners if isinstance(placement, SpreadPlacement | SpreadGroups) else []
+        return placement.spread_with_owners if isinstance(placement, OwnedPlacement | SpreadGroups) else []
+
+    @property
+    def _spread_kinds(self) -> tuple[str, ...]:
+        """Which of 'parameters' and 'slots' these are."""
+        return getattr(self.engine.placement, "spread_kinds", ())
 
     def agree_to_save(self, wanted: bool) -> bool:
-        """Rank 0 decides. Only with spread optimizer state do the others have something that it needs."""
-        if not self._spread_slots:
+        """Rank 0 decides. Only with spread variables do the others have something that it needs."""
+        if not self._spread_kinds:
             return wanted
         with self._watched():
             return bool(self._host.gather("save", [wanted])[0, 0])
 
     def collect(self) -> None:
         with self._watched():
-            bring(self._host, self._spread_slots)
+            bring(self._host, self._spread)
+
+    def collect_parameters(self) -> None:
+        if "parameters" in self._spread_kinds:
+            with self._watched():
+                bring(self._host, self.engine.placement.parameters_with_owners)
 
     def release(self) -> None:
-        release(self._spread_slots)
+        release(self._spread)
 
     def share_restored(self, step: int | None) -> int | None:
         with self._watched():
             (saved_step,) = self._host.gather("restored", [-1 if step is None else step], np.int64)[0]
             if saved_step < 0:
                 return None
-            contents = dict(self.checkpointables())
-            if self._spread_slots:
-                contents["slots"] = [variable for variable, _ in of_others(self._spread_slots)]
+            found = self.checkpointables()
+            contents = {kind: found[kind] for kind in found if kind not in self._spread_kinds}
+            contents["spread"] = [variable for variable, _ in of_others(self._spread)]
             self._host.broadcast(tf.nest.flatten(contents))
-        release(self._spread_slots)
+        release(self._spread)
         self.restored()
         return int(saved_step)
 

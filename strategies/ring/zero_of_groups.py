@@ -157,6 +157,8 @@ class SpreadGroups:
         `SpreadPlacement`.
     """
 
+    spread_kinds = ("slots",)
+
     def __init__(
         self,
         variables: ModelVariables,
@@ -244,10 +246,14 @@ class SpreadGroups:
         """As `SpreadPlacement.slots_with_owners`."""
         return [slot for one in self._of_devices for slot in one.slots_with_owners]
 
+    spread_with_owners = slots_with_owners
+
     @property
     def notice(self) -> str:
         """A line for the user: how much of the optimizer state each worker has."""
-        return told_by_worker(self.slots_with_owners, self._exchange.num_workers)
+        count = self._exchange.num_workers
+        told = told_by_worker(self.slots_with_owners, count)
+        return f"optimizer state is divided over {count} workers, in bytes: {told}"
 
 
 def _joined(of_devices: Sequence, dimension: int) -> SlicedVariable:

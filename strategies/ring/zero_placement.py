@@ -42,13 +42,13 @@ class SpreadPart:
     Attributes:
       shard: which part of which parameter it is.
       device: this worker's device for parameters.
-      variable: this worker's copy.
+      variable: this worker's copy; one without a value if only the owner has it.
       slots: by slot name; of parts of other owners, variables without a value.
     """
 
     shard: Shard
     device: str
-    variable: tf.Variable
+    variable: tf.Variable | RemoteVariable
     slots: Mapping[str, tf.Variable | RemoteVariable]
 
     @property
@@ -57,15 +57,94 @@ class SpreadPart:
         return self.variable.shape.num_elements()
 
 
-class SpreadPlacement:
-    """Implements `towers.parameters.placement.Placement` on one worker. Everything of the worker is on one device.
+class OwnedPlacement:
+    """What the placements have in common in which each worker updates its own parts, all on one device.
 
     Attributes:
       parts: the parts of all parameters, in order.
-      owners: where their gradients meet.
-      parameters, state, slots: as `Placement`; sliced ones are `SlicedVariable`. Slots of other owners have values
-        on rank 0, from `strategies.ring.remote_variable`, while it writes or reads a checkpoint.
+      parameters, state, slots: as `Placement`; sliced ones are `SlicedVariable`. Variables of other owners have
+        values on rank 0, from `strategies.ring.remote_variable`, while it writes or reads a checkpoint.
+      spread_kinds: which of 'parameters' and 'slots' each worker has only its own part of.
     """
+
+    spread_kinds: tuple[str, ...]
+
+    def __init__(
+        self,
+        parts: Sequence[SpreadPart],
+        variables: ModelVariables,
+        rule: UpdateRule,
+        device: str,
+        exchange: WorkerExchange,
+    ):
+        """Args:
+        parts: of all parameters, in order.
+        variables: give the first values of the state.
+        rule: says which slots there are.
+        device: where this worker has its variables.
+        exchange: exchanges between the workers.
+        """
+        self.parts, self._device, self._exchange = parts, device, exchange
+        self._constraints = constraints_of(variables)
+        with tf.device(device):
+            self.state = variables_like(variables.state)
+        self.parameters = by_name(parts, [part.variable for part in parts], SlicedVariable)
+        self.slots = {
+            slot: by_name(parts, [part.slots[slot] for part in parts], SlicedVariable) for slot in rule.slot_names
+        }
+        self._own = [part for part in parts if part.shard.owner == exchange.rank]
+
+    def update(self, is_allowed, means, new_state, *, rule, rate, update):
+        def update_own():
+            with tf.device(self._device):
+                for part, mean in zip(self._own, means, strict=True):
+                    apply_rule(rule, *self._described(part), [mean], rate, update)
+            set_state(self.state, new_state)
+
+        run_if(is_allowed, update_own)
+
+    def finish(self, is_last, *, rule, updates):
+        def finish_own():
+            with tf.device(self._device):
+                for part in self._own:
+                    finish_rule(rule, *self._described(part), updates)
+
+        run_if(is_last, finish_own)
+
+    def _described(self, part: SpreadPart):
+        """A part, its slots and its constraints by its parameter's name."""
+        name = part.shard.name
+        return {name: part.variable}, {slot: {name: own} for slot, own in part.slots.items()}, self._constraints
+
+    @property
+    def parameters_with_owners(self) -> list[tuple[tf.Variable | RemoteVariable, int]]:
+        """The parts, in the same order on all workers, and the ranks that have their values."""
+        return [(part.variable, part.shard.owner) for part in self.parts]
+
+    @property
+    def slots_with_owners(self) -> list[tuple[tf.Variable | RemoteVariable, int]]:
+        """As `parameters_with_owners`, the slots of all parts."""
+        return [(variable, part.shard.owner) for part in self.parts for variable in part.slots.values()]
+
+    @property
+    def spread_with_owners(self) -> list[tuple[tf.Variable | RemoteVariable, int]]:
+        """As `parameters_with_owners`, all variables of which each worker has only its own."""
+        found = {"parameters": self.parameters_with_owners, "slots": self.slots_with_owners}
+        return [each for kind in self.spread_kinds for each in found[kind]]
+
+    def _told(self, variables: Sequence[tuple[tf.Variable | RemoteVariable, int]]) -> str:
+        """How many bytes of some variables each worker has, for the user."""
+        return told_by_worker(variables, self._exchange.num_workers)
+
+
+class SpreadPlacement(OwnedPlacement):
+    """Implements `towers.parameters.placement.Placement` on one worker, which has all parameters.
+
+    Attributes:
+      owners: where their gradients meet.
+    """
+
+    spread_kinds = ("slots",)
 
     def __init__(
         self,
@@ -85,19 +164,11 @@ class SpreadPlacement:
         each_microbatch: as for `SpreadOwners`.
         dimensions: as for `towers.parameters.shards.shards_of`.
         """
-        self._device, self._exchange = device, exchange
-        self._constraints = constraints_of(variables)
         templates = dict(zip(canonical_names(variables.parameters), variables.parameters, strict=True))
-        shards, packs = _shards_and_packs(templates, rule, self._constraints, exchange, dimensions)
+        shards, packs = _shards_and_packs(templates, rule, constraints_of(variables), exchange, dimensions)
         with tf.device(device):
-            self.parts = [_part(shard, templates[shard.name], rule, device, exchange.rank) for shard in shards]
-            self.state = variables_like(variables.state)
-        self.parameters = by_name(self.parts, [part.variable for part in self.parts], SlicedVariable)
-        self.slots = {
-            slot: by_name(self.parts, [part.slots[slot] for part in self.parts], SlicedVariable)
-            for slot in rule.slot_names
-        }
-        self._own = [part for part in self.parts if part.shard.owner == exchange.rank]
+            parts = [_part(shard, templates[shard.name], rule, device, exchange.rank) for shard in shards]
+        super().__init__(parts, variables, rule, device, exchange)
         self.owners = SpreadOwners(
             exchange,
             owners_of(self.parts, list(templates)),
@@ -114,25 +185,13 @@ class SpreadPlacement:
             return list(parameters.values()), [variable.read_value() for variable in self.state.values()]
 
     def update(self, is_allowed, means, new_state, *, rule, rate, update):
-        def update_own():
-            with tf.device(self._device):
-                for part, mean in zip(self._own, means, strict=True):
-                    apply_rule(rule, *self._described(part), [mean], rate, update)
-            set_state(self.state, new_state)
-
-        run_if(is_allowed, update_own)
+        super().update(is_allowed, means, new_state, rule=rule, rate=rate, update=update)
         if rule.num_steps is None:
             self._share()
 
     def finish(self, is_last, *, rule, updates):
         """Also sends what `update` has left to it: it follows each update of a rule that needs it."""
-
-        def finish_own():
-            with tf.device(self._device):
-                for part in self._own:
-                    finish_rule(rule, *self._described(part), updates)
-
-        run_if(is_last, finish_own)
+        super().finish(is_last, rule=rule, updates=updates)
         self._share()
 
     def _share(self) -> None:
@@ -150,29 +209,19 @@ class SpreadPlacement:
             if part.shard.owner != self._exchange.rank:
                 part.variable.assign(value)
 
-    def _described(self, part: SpreadPart):
-        """A part, its slots and its constraints by its parameter's name."""
-        name = part.shard.name
-        return {name: part.variable}, {slot: {name: own} for slot, own in part.slots.items()}, self._constraints
-
-    @property
-    def slots_with_owners(self) -> list[tuple[tf.Variable | RemoteVariable, int]]:
-        """The slots of all parts, in the same order on all workers, and the ranks that have their values."""
-        return [(variable, part.shard.owner) for part in self.parts for variable in part.slots.values()]
-
     @property
     def notice(self) -> str:
         """A line for the user: how much of the optimizer state each worker has."""
-        return told_by_worker(self.slots_with_owners, self._exchange.num_workers)
+        count, told = self._exchange.num_workers, self._told(self.slots_with_owners)
+        return f"optimizer state is divided over {count} workers, in bytes: {told}"
 
 
-def told_by_worker(slots_with_owners: Sequence[tuple], num_workers: int) -> str:
-    """A line with the bytes of optimizer state of each worker, from slots and the ranks of their owners."""
+def told_by_worker(variables_with_owners: Sequence[tuple], num_workers: int) -> str:
+    """How many bytes of some variables each worker has, for the user; a variable comes with its owner's rank."""
     held = [0] * num_workers
-    for variable, owner in slots_with_owners:
+    for variable, owner in variables_with_owners:
         held[owner] += variable.dtype.size * variable.shape.num_elements()
-    written = ", ".join(f"{count:,} on worker {rank}" for rank, count in enumerate(held))
-    return f"optimizer state is divided over {len(held)} workers, in bytes: {written}"
+    return ", ".join(f"{count:,} on worker {rank}" for rank, count in enumerate(held))
 
 
 def _part(shard: Shard, template, rule: UpdateRule, device: str, rank: int) -> SpreadPart:

@@ -202,7 +202,11 @@ class Trainer:
         return save_model(self.model(), pathlib.Path(path))
 
     def model(self) -> keras.Model:
-        """A new float32 Keras model with the current weights."""
+        """A new float32 Keras model with the current weights.
+
+        Raises:
+          RuntimeError: workers of a ring have parts of them (zero=3); the run's own export has all.
+        """
         return self.strategy.portable_model()
 
     def restore(self) -> int | None:
@@ -305,8 +309,10 @@ class Trainer:
         self._save()
         if self._agreed_move(0).stop:
             return False
+        self.strategy.collect_parameters()
         if self.directory is not None:
             self.export(self.directory / "model.keras")
+        self.strategy.release()
         if not self._evaluate():
             return False
         # No process ends while another may still need it.

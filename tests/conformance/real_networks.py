@@ -67,6 +67,7 @@ MODES = MappingProxyType(
         "own_ring_2": (("--workers=2",), ("--strategy=ring", "--engine=own", "--num_towers=1")),
         "ring_2_zero_1": (("--workers=2",), ("--strategy=ring", "--zero=1", "--num_towers=1")),
         "ring_3_zero_2": (("--workers=3",), ("--strategy=ring", "--zero=2", "--num_towers=1")),
+        "ring_2_zero_3": (("--workers=2",), ("--strategy=ring", "--zero=3")),
         "ring_2_of_stages_2": (
             ("--workers=2",),
             ("--strategy=ring", "--grid=stage:2", "--microbatches=2", "--batch_stats=average"),

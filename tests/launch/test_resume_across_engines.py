@@ -25,6 +25,7 @@ MODES = {
     "ring, slices, zero 1": ("--strategy=ring", "--grid=slice:2", "--zero=1"),
     "ps, own": ("--strategy=ps", "--engine=own"),
     "ring, zero 1": ("--strategy=ring", "--zero=1"),
+    "ring, zero 3": ("--strategy=ring", "--zero=3"),
 }
 QUICK_INPUT = {"SECONDS_PER_BATCH": "0"}
 

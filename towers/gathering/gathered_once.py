@@ -6,7 +6,8 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from towers.errors import UserError
-from towers.gathering.rewired import Parts, with_gathers
+from towers.gathering.exchange import Gradient, OwnPart, UnitExchange, calls_of
+from towers.gathering.rewired import Parts, with_exchange, with_gathers
 from towers.gathering.units import units_of
 from towers.gathering.uses import node_of, uses_of
 from towers.owners import Slices
@@ -20,14 +21,20 @@ class GatheredOnce:
     The forward pass and the backward pass each gather a parameter for themselves, one unit ahead, and then free it
     (`towers.gathering.units`). So no device ever has all parameters, and nothing is computed twice except casts.
 
+    Owners may be other processes: the parameters are then `OwnPart`s, and in place of a parameter's gradient the
+    result has a list, of this process's part of the sum over all processes or of nothing.
+
     Attributes:
       graphs: a `GatheredGraph` for each spec of the batch.
     """
 
-    def __init__(self, function, *, xla: bool = False, change: Change | None = None):
+    def __init__(
+        self, function, *, xla: bool = False, change: Change | None = None, exchange: UnitExchange | None = None
+    ):
         """Args:
         function, change: as for `TracedOnce`.
         xla: must be False.
+        exchange: between the processes that have the parameters; None if they are on devices of this one.
 
         Raises:
           UserError: `xla`: a compiled graph reads its arguments before it begins.
@@ -37,14 +44,17 @@ class GatheredOnce:
                 "zero=3 with xla=True: XLA needs all parameters before it begins, and can't gather them layer "
                 "by layer; use zero=2, or xla=False"
             )
+        # What leaves for other processes is dense.
+        function = function if exchange is None else _with_dense_gradients(function)
         self._function, self._change = tf.function(function, autograph=False), change
+        self._exchange = exchange
         self.graphs: dict[str, GatheredGraph] = {}
 
-    def __call__(self, parameters: Sequence[tf.Tensor | Slices], *rest):
+    def __call__(self, parameters: Sequence[tf.Tensor | Slices | OwnPart], *rest):
         specs = specs_of(rest)
         key = batch_key(specs)
         if key not in self.graphs:
-            self.graphs[key] = GatheredGraph(self._function, self._change, parameters, specs)
+            self.graphs[key] = GatheredGraph(self._function, self._change, parameters, specs, self._exchange)
         return self.graphs[key](parameters, *rest)
 
 
@@ -53,27 +63,40 @@ class GatheredGraph:
 
     Attributes:
       units: the uses that each gather serves.
+      calls: the calls to other processes, in order.
       num_bytes: of each parameter.
       flat: the graph with the gathers.
     """
 
-    def __init__(self, function, change, parameters, specs):
-        wholes = [specs_of(value) for value in parameters]
+    def __init__(self, function, change, parameters, specs, exchange: UnitExchange | None = None):
+        wholes = [_whole_of(value) for value in parameters]
         concrete = function.get_concrete_function(wholes, *specs)
         self._results, self._captured = concrete.structured_outputs, concrete.captured_inputs
         flat = flat_graph(concrete, change)
         names = [node_of(name) for name in flat.inputs]
         outputs = [node_of(name) for name in flat.outputs]
-        uses = uses_of(
+        gradients = list(itertools.compress(range(len(outputs)), _are_gradients(self._results)))
+        uses, levels = uses_of(
             flat.graph_def,
             names[: len(wholes)],
             batch=_of_batch(specs, names[len(wholes) :]),
             outputs=outputs,
-            gradients=set(itertools.compress(outputs, _are_gradients(self._results))),
+            gradients={outputs[position] for position in gradients},
         )
         self.num_bytes = [spec.dtype.size * spec.shape.num_elements() for spec in wholes]
-        self.units = units_of(uses, self.num_bytes)
-        self.flat = with_gathers(flat, [_parts_of(value) for value in parameters], self.units)
+        small_bytes = 0 if exchange is None else exchange.small_bytes
+        self.units = units_of(uses, self.num_bytes, small_bytes=small_bytes)
+        self.calls = []
+        if exchange is None:
+            self.flat = with_gathers(flat, [_parts_of(value) for value in parameters], self.units)
+        else:
+            leaving = [Gradient(levels[outputs[position]], index) for index, position in enumerate(gradients)]
+            self.calls = calls_of(self.units, leaving, self.num_bytes, bytes_per_call=exchange.bytes_per_call)
+            self.flat, self._called = with_exchange(flat, parameters, self.units, self.calls, exchange, gradients)
+            if gradients:
+                self._results = self._results._replace(
+                    gradients=[[None] * len(value.parts) for value in parameters]
+                )
         parts = [part for value in parameters for part in _tensors(value)]
         given = [tf.TensorSpec(each.shape, each.dtype) for each in (*parts, *concrete.inputs[len(wholes) :])]
         self._graph = self.flat.function(given)
@@ -85,8 +108,22 @@ class GatheredGraph:
         return tf.nest.pack_sequence_as(self._results, found, expand_composites=True)
 
 
-def _tensors(value: tf.Tensor | Slices) -> Sequence[tf.Tensor]:
-    return value.parts if isinstance(value, Slices) else [value]
+def _with_dense_gradients(function):
+    def dense(*arguments):
+        result = function(*arguments)
+        if "gradients" not in result._fields:
+            return result
+        return result._replace(gradients=[tf.convert_to_tensor(gradient) for gradient in result.gradients])
+
+    return dense
+
+
+def _whole_of(value: tf.Tensor | Slices | OwnPart) -> tf.TensorSpec:
+    return value.whole if isinstance(value, OwnPart) else specs_of(value)
+
+
+def _tensors(value: tf.Tensor | Slices | OwnPart) -> Sequence[tf.Tensor]:
+    return value.parts if isinstance(value, Slices | OwnPart) else [value]
 
 
 def _parts_of(value: tf.Tensor | Slices) -> Parts:

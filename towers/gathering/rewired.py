@@ -4,24 +4,31 @@
                                  \       /
     on the tower:                 Concat  ->  operations of the unit
 
-What waits is the sending: a part that waited on the tower's side would already be there.
+What waits is the sending: a part that waited on the tower's side would already be there. Parts of other processes
+come by calls instead, which the tower makes in one order (`towers.gathering.exchange`):
+
+    on the tower:    gather 0 -> gather 1 -> gather 2 -> scatter a     (gather 2 waits for unit 0)
+                        |           |           |           |
+                      unit 0      unit 1      unit 2      own part of the gradients
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import tensorflow as tf
 from tensorflow.core.framework import node_def_pb2
 
+from towers.gathering.exchange import Call, OwnPart, UnitExchange
 from towers.gathering.units import Use
 from towers.gathering.uses import node_of
 from towers.traced_once import FlatGraph
 
 PREFIX = "gather_of_unit"
+_CALL_OPS = ("StatefulPartitionedCall", "PartitionedCall")
 
 
 class Parts(NamedTuple):
-    """The parts of a parameter.
+    """The parts of a parameter on the devices of this process.
 
     Attributes:
       devices: the owner of each part.
@@ -36,73 +43,179 @@ class Parts(NamedTuple):
 
 def with_gathers(flat: FlatGraph, parameters: Sequence[Parts], units: Sequence[Sequence[Use]]) -> FlatGraph:
     """The graph with a gather for each unit of uses; its first inputs are the parts of all parameters."""
-    rewiring = _Rewiring(flat, parameters)
+    rewiring = _Rewiring(flat, [parts.shapes for parts in parameters])
     for index, unit in enumerate(units):
-        rewiring.gather(index, unit, after=units[index - 2] if index >= 2 else [])
-    return rewiring.finished()
+        waits = rewiring.waits(index, units)
+        rewiring.give(
+            index,
+            unit,
+            {
+                parameter: _joined(
+                    rewiring, parameters[parameter], parameter, f"{PREFIX}_{index}/{parameter}", waits
+                )
+                for parameter in dict.fromkeys(use.parameter for use in unit)
+            },
+        )
+    return rewiring.finished(flat.outputs)
+
+
+def _joined(rewiring: "_Rewiring", parts: Parts, parameter: int, name: str, waits: Sequence[str]) -> str:
+    """Name of the node that has a parameter's value on the tower's device."""
+    dtype = rewiring.dtype_of(parameter)
+    sent = []
+    for index, (device, source) in enumerate(zip(parts.devices, rewiring.parts[parameter], strict=True)):
+        node = rewiring.add("Identity", f"{name}/part_{index}", [source, *waits], device=device)
+        node.attr["T"].type = dtype
+        sent.append(node.name)
+    if len(sent) == 1:
+        return sent[0]
+    axis = rewiring.add("Const", f"{name}/axis", [])
+    axis.attr["dtype"].type = tf.int32.as_datatype_enum
+    axis.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(parts.dimension, tf.int32))
+    node = rewiring.add("ConcatV2", name, [*sent, axis.name])
+    node.attr["N"].i = len(sent)
+    node.attr["T"].type, node.attr["Tidx"].type = dtype, tf.int32.as_datatype_enum
+    return name
+
+
+class Exchanged(NamedTuple):
+    """A graph that exchanges its parameters and gradients with other processes.
+
+    Attributes:
+      flat: the graph. In place of a gradient its outputs have this process's part of the sum, or nothing.
+      functions: what it calls; they must live as long as it.
+    """
+
+    flat: FlatGraph
+    functions: Sequence[object]
+
+
+def with_exchange(
+    flat: FlatGraph,
+    parameters: Sequence[OwnPart],
+    units: Sequence[Sequence[Use]],
+    calls: Sequence[Call],
+    exchange: UnitExchange,
+    gradients: Sequence[int],
+) -> Exchanged:
+    """The graph with these calls; its first inputs are this process's parts of the parameters.
+
+    Args:
+      flat: the graph of a tower; gradients are dense.
+      parameters: what this process has of each parameter.
+      units: the uses that each gather serves.
+      calls: from `towers.gathering.exchange.calls_of`.
+      exchange: makes the functions that are called.
+      gradients: for each parameter the position of its gradient in the outputs; empty for a pass without any.
+    """
+    rewiring = _Rewiring(flat, [[part.shape for part in own.parts] for own in parameters])
+    functions, last, sums = [], [], {}
+    for number, (unit, used) in enumerate(calls):
+        purpose = f"{'gradients' if unit is None else f'unit {unit}'}, call {number}"
+        if unit is None:
+            function = _traced(exchange.scatter(used, purpose), [parameters[index].whole for index in used])
+            given = [flat.outputs[gradients[index]] for index in used]
+            waits = last
+        else:
+            own = [part for index in used for part in parameters[index].parts]
+            function = _traced(
+                exchange.gather(used, purpose), [tf.TensorSpec(each.shape, each.dtype) for each in own]
+            )
+            given = [name for index in used for name in rewiring.parts[index]]
+            waits = [*rewiring.waits(unit, units), *last]
+        name = f"scatter_{number}" if unit is None else f"{PREFIX}_{unit}/call"
+        found = rewiring.call(function, name, [*given, *waits])
+        last = [f"^{name}"]
+        functions.append(function)
+        if unit is None:
+            sums |= zip([index for index in used if parameters[index].parts], found, strict=True)
+        else:
+            rewiring.give(unit, units[unit], dict(zip(used, found, strict=True)))
+    outputs: list[str | None] = list(flat.outputs)
+    for index, position in enumerate(gradients):
+        outputs[position] = sums.get(index)
+    return Exchanged(rewiring.finished([name for name in outputs if name is not None]), functions)
+
+
+def _traced(function, specs: Sequence[tf.TensorSpec]):
+    return tf.function(function, autograph=False).get_concrete_function(*specs)
 
 
 class _Rewiring:
-    def __init__(self, flat: FlatGraph, parameters: Sequence[Parts]):
-        self._flat, self._parameters = flat, parameters
+    """A graph whose parameters are replaced by parts of them and by what is gathered.
+
+    Attributes:
+      parts: of each parameter the names of the placeholders of its parts.
+    """
+
+    def __init__(self, flat: FlatGraph, shapes: Sequence[Sequence[tf.TensorShape]]):
+        """Args:
+        flat: the graph.
+        shapes: of each parameter those of the parts that the new graph gets.
+        """
+        self._flat = flat
         self._graph_def = tf.compat.v1.GraphDef()
         self._graph_def.CopyFrom(flat.graph_def)
         self._nodes = {node.name: node for node in self._graph_def.node}
-        self._whole = [node_of(name) for name in flat.inputs[: len(parameters)]]
-        self._parts = [self._placeholders(*described) for described in zip(self._whole, parameters, strict=True)]
-        self._unread = {name for name, parts in zip(self._whole, self._parts, strict=True) if parts != [name]}
+        self._whole = [node_of(name) for name in flat.inputs[: len(shapes)]]
+        self.parts = [self._placeholders(*described) for described in zip(self._whole, shapes, strict=True)]
+        self._unread = {name for name, parts in zip(self._whole, self.parts, strict=True) if parts != [name]}
 
-    def _placeholders(self, name: str, parts: Parts) -> list[str]:
-        """Names of the placeholders of a parameter's parts."""
-        if len(parts.shapes) == 1:
+    def dtype_of(self, parameter: int) -> int:
+        """The dtype of a parameter, as a number of TensorFlow's."""
+        return self._nodes[self._whole[parameter]].attr["dtype"].type
+
+    def _placeholders(self, name: str, shapes: Sequence[tf.TensorShape]) -> list[str]:
+        """Names of the placeholders of a parameter's parts; its own if one part is all of it."""
+        whole = self._nodes[name]
+        if [shape.as_proto() for shape in shapes] == [whole.attr["shape"].shape]:
             return [name]
         found = []
-        for index, shape in enumerate(parts.shapes):
+        for index, shape in enumerate(shapes):
             node = self._graph_def.node.add()
-            node.CopyFrom(self._nodes[name])
+            node.CopyFrom(whole)
             node.name = f"{name}_part_{index}"
             node.attr["shape"].shape.CopyFrom(shape.as_proto())
             node.attr.pop("_output_shapes", None)
             found.append(node.name)
         return found
 
-    def gather(self, index: int, unit: Sequence[Use], *, after: Sequence[Use]) -> None:
-        """Adds the gather of a unit, which waits for the operations of `after`, and gives it to the unit."""
-        waits = []
-        if after:
-            wait = self._add("NoOp", f"{PREFIX}_{index}/wait", sorted({f"^{use.node}" for use in after}))
-            waits = [f"^{wait.name}"]
-        gathered: dict[tuple, str] = {}
+    def waits(self, index: int, units: Sequence[Sequence[Use]]) -> list[str]:
+        """The control inputs of the gather of a unit: all operations of the unit before the last."""
+        if index < 2:
+            return []
+        wait = self.add("NoOp", f"{PREFIX}_{index}/wait", sorted({f"^{use.node}" for use in units[index - 2]}))
+        return [f"^{wait.name}"]
+
+    def give(self, index: int, unit: Sequence[Use], gathered: Mapping[int, str]) -> None:
+        """Gives a unit its parameters: `gathered` has names of tensors by the parameter's index."""
+        found: dict[tuple, str] = {(parameter,): name for parameter, name in gathered.items()}
         for use in unit:
-            if (use.parameter,) not in gathered:
-                gathered[use.parameter,] = self._gathered(index, use.parameter, waits)
-            source = gathered[use.parameter,]
+            source = found[use.parameter,]
             for position, conversion in enumerate(use.through):
                 key = (use.parameter, *use.through[: position + 1])
-                if key not in gathered:
-                    gathered[key] = self._converted(index, conversion, source)
+                if key not in found:
+                    found[key] = self._converted(index, conversion, source)
                     self._unread.add(conversion)
-                source = gathered[key]
+                source = found[key]
             self._nodes[use.node].input[use.position] = source
 
-    def _gathered(self, unit: int, parameter: int, waits: Sequence[str]) -> str:
-        """Name of the node that has a parameter's value on the tower's device."""
-        parts, name = self._parameters[parameter], f"{PREFIX}_{unit}/{parameter}"
-        dtype = self._nodes[self._whole[parameter]].attr["dtype"].type
-        sent = []
-        for index, (device, source) in enumerate(zip(parts.devices, self._parts[parameter], strict=True)):
-            node = self._add("Identity", f"{name}/part_{index}", [source, *waits], device=device)
-            node.attr["T"].type = dtype
-            sent.append(node.name)
-        if len(sent) == 1:
-            return sent[0]
-        axis = self._add("Const", f"{name}/axis", [])
-        axis.attr["dtype"].type = tf.int32.as_datatype_enum
-        axis.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(parts.dimension, tf.int32))
-        node = self._add("ConcatV2", name, [*sent, axis.name])
-        node.attr["N"].i = len(sent)
-        node.attr["T"].type, node.attr["Tidx"].type = dtype, tf.int32.as_datatype_enum
-        return name
+    def call(self, function, name: str, inputs: Sequence[str]) -> list[str]:
+        """Adds a call of a concrete function, and returns the names of its results."""
+
+        def calls(*arguments):
+            return function(*arguments)
+
+        described = _traced(calls, [tf.TensorSpec(each.shape, each.dtype) for each in function.inputs])
+        graph_def = described.graph.as_graph_def(add_shapes=True)
+        (call,) = (node for node in graph_def.node if node.op in _CALL_OPS)
+        node = self._graph_def.node.add()
+        node.CopyFrom(call)
+        node.name = name
+        del node.input[:]
+        node.input.extend(inputs)
+        self._graph_def.library.MergeFrom(graph_def.library)
+        return [f"{name}:{index}" for index in range(len(function.outputs))]
 
     def _converted(self, unit: int, conversion: str, source: str) -> str:
         node = self._graph_def.node.add()
@@ -110,11 +223,12 @@ class _Rewiring:
         node.name, node.input[0] = f"{PREFIX}_{unit}/{conversion}/of_{node_of(source).replace('/', '_')}", source
         return node.name
 
-    def _add(self, op: str, name: str, inputs: Sequence[str], *, device: str = "") -> node_def_pb2.NodeDef:
+    def add(self, op: str, name: str, inputs: Sequence[str], *, device: str = "") -> node_def_pb2.NodeDef:
+        """Adds an operation without attributes, and returns it."""
         return self._graph_def.node.add(op=op, name=name, input=inputs, device=device)
 
-    def finished(self) -> FlatGraph:
-        """The graph without the parameters and conversions that nothing reads any more."""
+    def finished(self, outputs: Sequence[str]) -> FlatGraph:
+        """The graph with these outputs, without the parameters and conversions that nothing reads any more."""
         # Uses read gathers now, so what still reads a parameter is a conversion that nothing reads.
         while more := {node.name for node in self._graph_def.node if self._reads_unread(node)} - self._unread:
             self._unread |= more
@@ -126,8 +240,9 @@ class _Rewiring:
             if len(left) < len(node.input):
                 del node.input[:]
                 node.input.extend(left)
-        parts = [f"{name}:0" for names in self._parts for name in names]
-        return self._flat._replace(graph_def=graph_def, inputs=[*parts, *self._flat.inputs[len(self._parts) :]])
+        parts = [f"{name}:0" for names in self.parts for name in names]
+        rest = self._flat.inputs[len(self.parts) :]
+        return self._flat._replace(graph_def=graph_def, inputs=[*parts, *rest], outputs=outputs)
 
     def _reads_unread(self, node) -> bool:
         return any(node_of(one) in self._unread for one in node.input if not one.startswith("^"))

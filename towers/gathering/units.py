@@ -32,8 +32,8 @@ class Use(NamedTuple):
     through: tuple[str, ...] = ()
 
 
-def units_of(uses: Sequence[Use], num_bytes: Sequence[int]) -> list[list[Use]]:
-    """The uses in units, each with parameters of at most 1.25 times the bytes of the largest one.
+def units_of(uses: Sequence[Use], num_bytes: Sequence[int], *, small_bytes: int = 0) -> list[list[Use]]:
+    """The uses in units, each with parameters of at most 1.25 times the bytes of the largest one or `small_bytes`.
 
     Because uses of a unit have levels up to those of the next unit, nothing in a unit depends on a later one. So a
     gather that waits for an earlier unit never waits for itself.
@@ -41,8 +41,9 @@ def units_of(uses: Sequence[Use], num_bytes: Sequence[int]) -> list[list[Use]]:
     Args:
       uses: in any order.
       num_bytes: of each parameter.
+      small_bytes: up to this size a gather costs as much as a smaller one.
     """
-    limit = _SMALL_BESIDE_LARGE * max(num_bytes, default=0)
+    limit = max(small_bytes, _SMALL_BESIDE_LARGE * max(num_bytes, default=0))
     units: list[list[Use]] = []
     for use in sorted(uses):
         if not units or bytes_of([*units[-1], use], num_bytes) > limit:

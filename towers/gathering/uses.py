@@ -24,8 +24,8 @@ def uses_of(
     batch: Collection[str],
     outputs: Collection[str],
     gradients: Collection[str],
-) -> list[Use]:
-    """All uses of the parameters.
+) -> tuple[list[Use], Mapping[str, int]]:
+    """All uses of the parameters, and the level of each operation by name (`Use.level`).
 
     An operation that does not depend on the batch (the penalty of a weight, its gradient) could run at any time.
     It runs when its parameter is gathered for another use, or else as late as possible.
@@ -47,7 +47,7 @@ def uses_of(
     floors = _floors(flow, found, levels, forward)
     if floors:
         levels = flow.levels(floors)
-    return [use._replace(level=levels[use.node]) for use in found]
+    return [use._replace(level=levels[use.node]) for use in found], levels
 
 
 def _uses(flow: "_Dataflow", parameter: int, name: str, outputs: Collection[str]) -> Iterator[Use]:

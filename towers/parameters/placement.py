@@ -145,6 +145,12 @@ def variables_like(templates: Sequence[keras.Variable]) -> dict[str, tf.Variable
     }
 
 
+def free_templates(templates: Sequence[keras.Variable]) -> None:
+    """Frees the memory of the templates' values. Reading one is an error afterwards."""
+    for template in templates:
+        tf.raw_ops.DestroyResourceOp(resource=template.value.handle)
+
+
 def make_slots(rule: UpdateRule, parameters: Mapping[str, tf.Variable]) -> dict[str, dict[str, tf.Variable]]:
     """Slots of zeros, by slot name and canonical name, on the current device."""
     return {

@@ -33,6 +33,13 @@ class Shard:
     end: int = 0
 
 
+def shape_of(shard: Shard, whole: Sequence[int]) -> tuple[int, ...]:
+    """The shape of a shard of a parameter of shape `whole`."""
+    if shard.dimension is None:
+        return tuple(whole)
+    return (*whole[: shard.dimension], shard.end - shard.begin, *whole[shard.dimension + 1 :])
+
+
 def shards_of(
     shapes: Mapping[str, Sequence[int]],
     num_owners: int,

@@ -43,7 +43,7 @@ def test_each_mode_has_its_column(columns):
         *("2 towers, recompute=blocks", "2 towers, recompute=full"),
         *("pipeline, device 0", "pipeline, device 1", "2 slices"),
     ]
-    by_formula = ["ring, 1 of 2 workers", "ps, worker", "ps, 1 of 2 servers"]
+    by_formula = ["ring, 1 of 2 workers", "ring, ZeRO-3, 1 of 2 workers", "ps, worker", "ps, 1 of 2 servers"]
     assert list(columns) == [*of_graphs, *by_formula]
     assert [column.name for column in columns.values() if column.basis == ARITHMETIC] == by_formula
 
@@ -69,6 +69,8 @@ def test_each_device_holds_its_part_of_the_states(columns):
     for name in ("2 towers, sharded", "2 towers, ZeRO-3"):
         assert DENSE / 2 <= parameters[name] <= 0.6 * DENSE
         assert slots[name] == 2 * parameters[name]
+    of_worker = "ring, ZeRO-3, 1 of 2 workers"
+    assert (parameters[of_worker], slots[of_worker]) == (DENSE / 2, DENSE)
     stages = ("pipeline, device 0", "pipeline, device 1")
     assert sum(parameters[name] for name in stages) == DENSE
     assert sum(slots[name] for name in stages) == 2 * DENSE

@@ -1,9 +1,11 @@
 """Which stages of ZeRO a ring has, and on which engine. A ring of one process needs no other."""
 
+import dataclasses
+
 import pytest
 
 from strategies.engines import OWN, TENSORFLOW, EngineChoice
-from strategies.registry import build_strategy, check_spread
+from strategies.registry import build_strategy, check_spread, default_num_towers
 from strategies.ring.joining import Ring, RingOptions
 from tests.strategies.small_task import small_task
 from tests.towers.logical_cpus import cpus
@@ -37,7 +39,6 @@ def test_tensorflows_engine_refuses_it_in_one_line():
 @pytest.mark.parametrize(
     "argument, instead",
     [
-        ("zero=3", "or zero=2"),
         ("parameter_device='sharded'", "parameter_device='cpu'"),
         ("offload='optimizer'", "omit"),
     ],
@@ -45,3 +46,22 @@ def test_tensorflows_engine_refuses_it_in_one_line():
 def test_what_a_ring_has_not_is_refused(argument, instead):
     with refused(f"{argument} with strategy 'ring': only 'towers'", instead):
         check_spread("ring", argument)
+
+
+def test_stage_3_has_one_tower_a_worker():
+    with refused("zero=3 with strategy 'ring' and 2 towers a worker", "use num_towers=1"):
+        ring_of_one(zero=3)
+    assert default_num_towers("ring", "zero=3") == 1
+    assert default_num_towers("ring", "zero=2") is None
+
+
+@pytest.mark.full
+def test_a_ring_of_one_has_all_parameters():
+    devices, options = cpus(1), StepOptions(clipping=Clipping(norm=0.1))
+    found, plain = (
+        build_strategy("ring", small_task(), dataclasses.replace(devices, zero=zero), options, ring=Ring.alone())
+        for zero in (3, 0)
+    )
+    for one in (found, plain):
+        one.run_steps(2)
+    assert_close(parameters_of(found), parameters_of(plain))

@@ -10,9 +10,9 @@ from keras import layers
 from strategies.ring.collectives import WireOptions
 from strategies.ring.placements import ring_placement
 from strategies.ring.remote_variable import RemoteVariable
-from strategies.ring.tcp_ring import TcpRing
 from strategies.ring.zero_slots import bring, release
 from tests.strategies.ring.threads import WorkersInThreads, at_once, rings
+from tests.strategies.ring.wire_bytes import bytes_of_a_step
 from tests.tiers import first_quick
 from tests.towers.logical_cpus import cpus
 from tests.towers.table_and_matrices import task, trained
@@ -38,9 +38,9 @@ CASES = [
 
 
 @contextlib.contextmanager
-def workers(rule, *, zero: int, task=task, **options):
-    """Context manager: two workers that have not trained yet. TensorFlow has threads for two that wait."""
-    with rings(2) as (made, _):
+def workers(rule, *, zero: int, task=task, num_workers: int = 2, **options):
+    """Context manager: workers that have not trained yet. TensorFlow has threads for two that wait."""
+    with rings(num_workers) as (made, _):
         yield WorkersInThreads(made, task(), StepOptions(rule=rule, **options), zero=zero)
 
 
@@ -85,20 +85,7 @@ def test_each_worker_has_half_of_the_optimizer_state():
 
 
 def test_a_step_sends_the_bytes_of_a_plain_ring(monkeypatch):
-    sent: dict[TcpRing, int] = {}
-    send = TcpRing._send_bytes
-
-    def counted(ring, view, head):
-        sent[ring] = sent.get(ring, 0) + len(view) + len(head)
-        send(ring, view, head)
-
-    monkeypatch.setattr(TcpRing, "_send_bytes", counted)
-    counts = []
-    for zero in (0, 1, 2):
-        with workers(Adam(), zero=zero, task=wide_task) as found:
-            found.train(1)
-        counts.append(max(sent.values()))
-        sent.clear()
+    counts = [bytes_of_a_step(zero, wide_task, monkeypatch) for zero in (0, 1, 2)]
     plain, *others = counts
     assert plain > 4 * 10_000, "most of it is parameters"
     assert all(0.97 * plain < other < 1.03 * plain for other in others), counts

@@ -1,6 +1,7 @@
 """Workers of a ring in threads of this process, with real connections to their neighbours."""
 
 import contextlib
+import functools
 import itertools
 import socket
 import threading
@@ -15,13 +16,16 @@ from strategies.ring.collectives import HostExchange, WireOptions, WorkerExchang
 from strategies.ring.engine import RingEngine
 from strategies.ring.placements import ring_placement
 from strategies.ring.tcp_ring import TcpRing
+from strategies.ring.worker_units import WorkerUnits
 from tests.towers.logical_cpus import cpus
 from towers.devices import Devices
+from towers.gathering.gathered_once import GatheredGraph, GatheredOnce
 from towers.layers.names import fresh_name_counts
 from towers.options import StepOptions
 from towers.precision import layer_precision
 from towers.split import boundaries, even_shares
 from towers.task import InputShard, Task, batch_length
+from towers.tower import ModelVariables
 from towers.tower_parts import TowerParts, open_length
 
 LIMIT_SECONDS = 60
@@ -78,6 +82,7 @@ class WorkersInThreads:
 
     Attributes:
       engines, hosts: the engine and the host's exchange of each rank.
+      graphs: with stage 3 of ZeRO each worker's graph of a step's tower.
     """
 
     def __init__(
@@ -111,16 +116,19 @@ class WorkersInThreads:
         # Several packs, each with a few parameters.
         wire = WireOptions(bytes_per_pack=600)
         self.hosts = [HostExchange(count, rank, wire, channel=1, tcp=made[rank]) for rank in range(count)]
-        self.engines = []
+        self.engines, self._towers = [], []
         for rank, tcp in enumerate(made):
             exchange = WorkerExchange(count, rank, wire, channel=2, tcp=tcp)
             parts = TowerParts(shares=(1.0,), first_tower=rank, num_towers=count)
             devices = devices or cpus(1, zero=zero)
             towers = make_towers and make_towers(task, devices, options)
-            of_towers = {}
+            more = {}
             if towers is not None:
                 towers.divide(model)
-                of_towers = {"make_towers": towers.make_towers, "microbatches": towers.microbatches}
+                more = {"make_towers": towers.make_towers, "microbatches": towers.microbatches}
+            units = WorkerUnits(ModelVariables.of(model), options.rule, exchange) if zero == 3 else None
+            if units is not None:
+                more = {"traced": functools.partial(self._gathered, units)}
             engine = RingEngine(
                 task,
                 model,
@@ -130,12 +138,20 @@ class WorkersInThreads:
                 all_shares=even_shares(count),
                 parts=parts,
                 exchange=exchange,
-                place=ring_placement(devices, exchange, towers),
-                **of_towers,
+                place=ring_placement(devices, exchange, towers, units),
+                **more,
             )
             # Here, because Keras traces in one thread.
             engine.train_function.get_concrete_function()
             self.engines.append(engine)
+
+    def _gathered(self, units: WorkerUnits, *arguments, **named) -> GatheredOnce:
+        self._towers.append(GatheredOnce(*arguments, exchange=units, **named))
+        return self._towers[-1]
+
+    @property
+    def graphs(self) -> list[GatheredGraph]:
+        return [graph for tower in self._towers for graph in tower.graphs.values()]
 
     def train(self, num_steps: int, rate: float = 0.1) -> None:
         """Some steps on all workers at the same time."""

@@ -46,8 +46,11 @@ def peak_bytes(graph: GatheredGraph, *, waits: bool = True) -> int:
 
 
 def _gathered_bytes(graph: GatheredGraph, name: str, names) -> int:
-    """Bytes of a gathered parameter on the tower; 0 for the result of any other operation."""
+    """Bytes of a gathered parameter on the tower, or of all that a call brings; 0 for any other operation."""
     unit, _, rest = name.partition("/")
+    if unit.startswith(PREFIX) and rest == "call":
+        (call,) = (call for call in graph.calls if f"{PREFIX}_{call.unit}" == unit)
+        return sum(graph.num_bytes[parameter] for parameter in call.parameters)
     parameter, _, kind = rest.partition("/")
     is_gather = unit.startswith(PREFIX) and parameter.isdecimal() and kind in ("", "part_0")
     is_sent_slice = bool(kind) and f"{unit}/{parameter}" in names

@@ -1,0 +1,104 @@
+"""ZeRO-3 over workers in threads: one device's numbers, what a worker holds, and what it sends."""
+
+import pytest
+import tensorflow as tf
+from keras import layers
+
+from strategies.ring.remote_variable import RemoteVariable
+from strategies.ring.zero_slots import bring, release
+from tests.strategies.ring.test_zero_placement import RULES, STEPS, values_of, workers
+from tests.strategies.ring.threads import at_once
+from tests.strategies.ring.wire_bytes import bytes_of_a_step
+from tests.tiers import first_quick
+from tests.towers.gathering.gathered_bytes import peak_bytes
+from tests.towers.logical_cpus import cpus
+from tests.towers.table_and_matrices import trained
+from tests.towers.tiny_tasks import NUM_CLASSES, TinyTask, assert_close, parameters_of, stacked, vectors
+from towers.updates.clipping import Clipping
+from towers.updates.rules import Adam, Muon
+
+WIDTH, DEPTH = 64, 8
+CLIPPINGS = {"adamw": Clipping(global_norm=0.1), "muon": Clipping(), "lookahead": Clipping(norm=0.05)}
+
+
+def chain() -> TinyTask:
+    """Eight equal layers and a small one."""
+
+    def build():
+        equal = [layers.Dense(WIDTH, "tanh", name=f"dense_{index}") for index in range(DEPTH)]
+        return stacked((WIDTH,), *equal, layers.Dense(NUM_CLASSES, name="logits"))
+
+    return TinyTask(build=build, examples=vectors(8, WIDTH))
+
+
+def collected(found) -> dict:
+    """The parameters, as the worker that writes checkpoints gets them."""
+    spread = [engine.placement.spread_with_owners for engine in found.engines]
+    at_once(found.hosts, lambda host, rank: bring(host, spread[rank]))
+    values = values_of(found.engines[0])
+    release(spread[0])
+    return values
+
+
+@pytest.mark.parametrize("rule", first_quick(CLIPPINGS))
+def test_it_equals_one_device(rule):
+    clipping = CLIPPINGS[rule]
+    with workers(RULES[rule], zero=3, clipping=clipping) as found:
+        found.train(STEPS)
+        values = collected(found)
+    assert_close(values, parameters_of(trained(cpus(1), RULES[rule], steps=STEPS, clipping=clipping)))
+
+
+def bytes_held(variables, kind) -> int:
+    return sum(
+        variable.dtype.size * variable.shape.num_elements()
+        for variable, _ in variables
+        if isinstance(variable, kind)
+    )
+
+
+@pytest.mark.parametrize("num_workers", [2, pytest.param(3, marks=pytest.mark.full)])
+def test_a_worker_holds_its_part_and_two_units_and_gradients_leave_early(num_workers):
+    with workers(Adam(), zero=3, task=chain, num_workers=num_workers) as found:
+        parameters = found.engines[0].parameters().values()
+        total = sum(variable.dtype.size * variable.shape.num_elements() for variable in parameters)
+        layer = 4 * WIDTH * (WIDTH + 1)
+        for engine in found.engines:
+            parameters = engine.placement.parameters_with_owners
+            held = bytes_held(parameters, tf.Variable)
+            assert held + bytes_held(parameters, RemoteVariable) == total
+            assert held <= 1.1 * total / num_workers
+            assert bytes_held(engine.placement.slots_with_owners, tf.Variable) == 2 * held
+            assert f"{held:,} on worker" in engine.notices[-1]
+        for graph in found.graphs:
+            assert layer < peak_bytes(graph) <= 2.2 * layer
+            assert peak_bytes(graph, waits=False) > 6 * layer, "or this test shows nothing"
+        calls = [graph.calls for graph in found.graphs]
+    assert calls == [calls[0]] * num_workers
+    leaves = [call.unit is None for call in calls[0]]
+    assert leaves[leaves.index(True) :].count(False) >= DEPTH - 3, "most gathers follow the first gradients"
+
+
+@pytest.mark.full
+def test_a_step_sends_gathers_twice_and_gradients_once(monkeypatch):
+    plain, zero_3 = (bytes_of_a_step(zero, chain, monkeypatch) for zero in (1, 3))
+    # The first layer is gathered once, because its input has no gradient, and the last large one, because its
+    # backward pass is in the unit of its forward pass.
+    assert 1.3 * plain < zero_3 < 1.5 * plain
+
+
+@pytest.mark.full
+def test_a_worker_may_own_nothing():
+    """Muon needs whole matrices, and there is one."""
+
+    def one_matrix() -> TinyTask:
+        return TinyTask(
+            build=lambda: stacked((4,), layers.Dense(NUM_CLASSES, use_bias=False, name="only")),
+            examples=vectors(8),
+        )
+
+    for clipping in (Clipping(norm=0.01), Clipping(global_norm=0.01)):
+        with workers(Muon(), zero=3, task=one_matrix, clipping=clipping) as found:
+            found.train(2)
+            assert {part.shard.owner for part in found.engines[0].placement.parts} == {0}
+            assert isinstance(found.engines[1].placement.parts[0].variable, RemoteVariable)

@@ -1,0 +1,109 @@
+"""What a tower exchanges with other processes that have parts of its parameters, and in which order: plain data.
+
+    gather 0   gather 1   gather 2   scatter a   gather 3   scatter b   ...
+
+All processes make the same calls in this order, each after the one before it.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+import tensorflow as tf
+
+from towers.gathering.units import Use
+
+
+class OwnPart(NamedTuple):
+    """A parameter's value, of which this process has a part or nothing.
+
+    Attributes:
+      parts: the part; empty if this process has none.
+      whole: shape and dtype of the parameter.
+    """
+
+    parts: Sequence[tf.Tensor]
+    whole: tf.TensorSpec
+
+
+class UnitExchange(Protocol):
+    """Calls between processes. Each of them runs its calls in order, so a call may wait for the other processes.
+
+    Attributes:
+      bytes_per_call: gradients leave together up to this size.
+      small_bytes: parameters are gathered together up to this size, also where the largest one is smaller.
+    """
+
+    bytes_per_call: int
+    small_bytes: int
+
+    def gather(self, parameters: Sequence[int], purpose: str) -> Callable[..., list[tf.Tensor]]:
+        """A function from this process's parts of some parameters to their values.
+
+        Args:
+          parameters: indices of the parameters, ascending.
+          purpose: what the call is for; the same in all processes.
+        """
+
+    def scatter(self, parameters: Sequence[int], purpose: str) -> Callable[..., list[tf.Tensor]]:
+        """A function from this process's gradients of some parameters to the sums over all processes of its parts.
+
+        Arguments as for `gather`; parameters in any order. Returns parts of those of which this process has one.
+        """
+
+
+class Call(NamedTuple):
+    """A call of all processes.
+
+    Attributes:
+      unit: the unit that is gathered; None if gradients leave.
+      parameters: indices of the parameters.
+    """
+
+    unit: int | None
+    parameters: tuple[int, ...]
+
+
+class Gradient(NamedTuple):
+    """A parameter's gradient.
+
+    Attributes:
+      level: position in the order of the computation, as of a `Use`.
+      parameter: index of the parameter.
+    """
+
+    level: int
+    parameter: int
+
+
+def calls_of(
+    units: Sequence[Sequence[Use]],
+    gradients: Sequence[Gradient],
+    num_bytes: Sequence[int],
+    *,
+    bytes_per_call: int,
+) -> list[Call]:
+    """The calls in an order in which none waits for a later one.
+
+    The gather of unit k may begin after unit k - 2, so its level is that of the last use there. Gradients leave
+    at the level of the last one in their call, after the gathers of this level: a gather depends on nothing of a
+    higher level, and nothing but a later call depends on gradients that leave.
+
+    Args:
+      units: from `towers.gathering.units.units_of`.
+      gradients: in any order.
+      num_bytes: of each parameter.
+      bytes_per_call: gradients leave together up to this size; a larger one leaves alone.
+    """
+    ordered: list[tuple[int, int, Call]] = []
+    for index, unit in enumerate(units):
+        level = max(use.level for use in units[index - 2]) if index >= 2 else -1
+        ordered.append((level, 0, Call(index, tuple(sorted({use.parameter for use in unit})))))
+    pack: list[Gradient] = []
+    for gradient in [*sorted(gradients), None]:
+        if pack and (
+            gradient is None or sum(num_bytes[each.parameter] for each in (*pack, gradient)) > bytes_per_call
+        ):
+            ordered.append((pack[-1].level, 1, Call(None, tuple(each.parameter for each in pack))))
+            pack = []
+        pack += [] if gradient is None else [gradient]
+    return [call for _, _, call in sorted(ordered, key=lambda each: each[:2])]
