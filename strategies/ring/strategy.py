@@ -9,7 +9,7 @@ import dataclasses
 import faulthandler
 import functools
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -23,6 +23,7 @@ from strategies.engines import ENGINES, OWN, EngineChoice, choose_engine
 from strategies.errors import PeerLost
 from strategies.first_batches import check_first_batches
 from strategies.grouped_towers import GroupedTowers
+from strategies.pieces import Piece, parts_of
 from strategies.ring.collectives import HostExchange, WorkerExchange
 from strategies.ring.divergence import checksums, what_drifted
 from strategies.ring.engine import RingEngine
@@ -34,7 +35,7 @@ from strategies.ring.same_start import check_same_batches, check_same_number, ch
 from strategies.ring.tcp_connect import connected_tcp_ring
 from strategies.ring.tcp_ring import TcpRing
 from strategies.ring.zero_placement import SpreadPlacement
-from strategies.ring.zero_slots import bring, of_others, release
+from strategies.ring.zero_slots import SharedParts, bring, release
 from strategies.run_settings import common_settings
 from strategies.slices import SliceOptions
 from strategies.synchronous import SynchronousStrategy, as_batches
@@ -391,16 +392,23 @@ class RingStrategy(SynchronousStrategy):
     def release(self) -> None:
         release(self._spread_slots)
 
-    def share_restored(self, step: int | None) -> int | None:
+    @property
+    def _shared_parts(self) -> SharedParts:
+        return SharedParts(self._host, self._spread_slots)
+
+    def values(self, pieces: Sequence[Piece]) -> Iterator[tf.Tensor | None]:
+        with self._watched():
+            yield from self._shared_parts.values(pieces)
+
+    def restore(self, part: Piece, read: Callable[[Piece], tf.Tensor]) -> None:
+        self._shared_parts.restore(part, read)
+
+    def share_restored(self, step: int | None, read: Callable[[Piece], tf.Tensor] | None = None) -> int | None:
         with self._watched():
             (saved_step,) = self._host.gather("restored", [-1 if step is None else step], np.int64)[0]
             if saved_step < 0:
                 return None
-            contents = dict(self.checkpointables())
-            if self._spread_slots:
-                contents["slots"] = [variable for variable, _ in of_others(self._spread_slots)]
-            self._host.broadcast(tf.nest.flatten(contents))
-        release(self._spread_slots)
+            self._shared_parts.share(parts_of(self.checkpointables()), read)
         self.restored()
         return int(saved_step)
 
