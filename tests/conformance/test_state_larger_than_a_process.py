@@ -8,7 +8,7 @@ from launch.binary import INTERRUPTED
 from tests.conformance import state_larger_than_a_process as program
 from tests.towers.control_group_files import real_memory_group
 
-pytestmark = [pytest.mark.timeout(280), pytest.mark.full]
+pytestmark = [pytest.mark.timeout(400), pytest.mark.full]
 
 
 def test_processes_that_are_held_to_less_than_the_state_train_it_and_resume(tmp_path):
