@@ -1,7 +1,7 @@
 """The contract between the Trainer and a strategy, and what a strategy reports."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import keras
@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from strategies.engines import EngineChoice
+from strategies.pieces import Piece
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -181,11 +182,31 @@ class Strategy(Protocol):
             `keeps_files` decides.
         """
 
-    def share_restored(self, step: int | None) -> int | None:
+    def begin_saving(self) -> None:
+        """Called before `values`, in all processes that call it: may pause the run."""
+
+    def values(self, pieces: Sequence[Piece]) -> Iterator[tf.Tensor | None]:
+        """The values of pieces of the checkpointables, one after the other, in the process with `keeps_files`.
+
+        All processes in which `agree_to_save` was true call it with the same pieces and take all values; the
+        others get None. No process holds more of others' values than a piece.
+        """
+
+    def restore(self, part: Piece, read: Callable[[Piece], tf.Tensor]) -> None:
+        """Sets a part of this process's checkpointables.
+
+        Args:
+          part: one of `strategies.pieces.parts_of`.
+          read: the values of it, or of one of its pieces, in a checkpoint; what raises tf.errors.OpError if it is
+            damaged. A part of another process is read too, so that a damaged checkpoint is not used.
+        """
+
+    def share_restored(self, step: int | None, read: Callable[[Piece], tf.Tensor] | None = None) -> int | None:
         """Gives all processes what the process with `keeps_files` has restored; returns its step.
 
         Args:
           step: step of the restored checkpoint; None if this process has restored nothing.
+          read: as for `restore`; None if this process has restored nothing.
         """
 
     def run_steps(self, num_steps: int) -> StepReport:
@@ -216,7 +237,7 @@ class Strategy(Protocol):
         """
 
     def collect(self) -> None:
-        """Brings the variables that `checkpointables` names up to date with the run; may pause the run."""
+        """Brings all variables that `checkpointables` names here, up to date with the run; may pause the run."""
 
     def collect_parameters(self) -> None:
         """Brings the parameters for `portable_model` to the process with `keeps_files`. All processes call it."""

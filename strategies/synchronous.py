@@ -17,6 +17,7 @@ from strategies.data_errors import readable_errors, readable_input
 from strategies.engines import EngineChoice
 from strategies.errors import NonFiniteStep
 from strategies.first_batches import ARE_BELOW_0, check_first_batches, not_finite_parts
+from strategies.pieces import Piece
 from strategies.run_settings import fields_of, step_settings
 from towers.engine import Engine
 from towers.errors import UserError
@@ -87,7 +88,17 @@ class SynchronousStrategy:
     def agree_to_save(self, wanted: bool) -> bool:
         return wanted
 
-    def share_restored(self, step: int | None) -> int | None:
+    def begin_saving(self) -> None:
+        """Nothing to do: the engine trains these variables themselves."""
+
+    def values(self, pieces: Sequence[Piece]) -> Iterator[tf.Tensor | None]:
+        for piece in pieces:
+            yield piece.value()
+
+    def restore(self, part: Piece, read: Callable[[Piece], tf.Tensor]) -> None:
+        part.variable.assign(read(part))
+
+    def share_restored(self, step: int | None, read: Callable[[Piece], tf.Tensor] | None = None) -> int | None:
         return step
 
     @property

@@ -8,6 +8,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
 import tensorflow as tf
 
 from strategies.distribute import server_vectors
@@ -16,7 +17,7 @@ from strategies.distribute.coordinator_connection import BOOL, CoordinatorConnec
 from strategies.distribute.server_tables import ServerTable
 from strategies.distribute.worker_watch import WorkerWatch
 from strategies.errors import PeerLost
-from strategies.servers.carrier import Paused, Progress, Start, Values
+from strategies.servers.carrier import Paused, Progress, Start
 from strategies.servers.one_chief import process_name
 from strategies.servers.report_section import ServerFigures
 from strategies.servers.server_memory import variable_bytes
@@ -89,13 +90,11 @@ class CoordinatedCarrier:
             # Tracing tells which sums a step reports.
             self._closure(1)
         else:
-            values = begin.values
-            server_vectors.assign(self._vectors.parameters, values.parameters.vector)
-            server_vectors.assign(self._vectors.state, values.state)
-            for name, pieces in self._vectors.slots.items():
-                server_vectors.assign(pieces, values.slots[name].vector)
-            for index, table in enumerate(self._vectors.tables):
-                table.assign(*_of_table(values, index))
+            parameters = self._stored(begin)
+            server_vectors.assign(self._vectors.parameters, parameters.vector)
+            server_vectors.assign(self._vectors.state, begin.state)
+            for table, rows in zip(self._vectors.tables, parameters.tables, strict=True):
+                table.assign(rows)
         first = {
             "run": self._run,
             "chief": process_name(),
@@ -123,21 +122,24 @@ class CoordinatedCarrier:
             )
         return self._closures[num_steps]
 
+    def _stored(self, begin: Start) -> Stored:
+        return self._graph.layout.stored({name: variable.numpy() for name, variable in begin.parameters.items()})
+
     def _new_vectors(self, begin: Start) -> RunVectors:
         vectors = server_vectors.ServerVectors(self._connection.strategy, len(self._connection.servers))
-        values = begin.values
-        decays = begin.decays.astype(values.parameters.vector.dtype)
+        parameters = self._stored(begin)
+        decays, zeros = begin.decays.astype(parameters.vector.dtype), np.zeros_like(parameters.vector)
         return RunVectors(
-            parameters=vectors.new(values.parameters.vector, "parameters"),
-            state=vectors.new(values.state, "state"),
-            slots={name: vectors.new(slot.vector, name) for name, slot in values.slots.items()},
+            parameters=vectors.new(parameters.vector, "parameters"),
+            state=vectors.new(begin.state, "state"),
+            slots={name: vectors.new(zeros, name) for name in begin.slot_names},
             decays=vectors.new(decays, "decays") if self._rule.weight_decay else None,
             tables=[
-                ServerTable(self._connection.strategy, layout, *_of_table(values, index), lazily=self._lazily)
-                for index, layout in enumerate(self._graph.layout.tables)
+                ServerTable(self._connection.strategy, layout, rows, begin.slot_names, lazily=self._lazily)
+                for layout, rows in zip(self._graph.layout.tables, parameters.tables, strict=True)
             ],
-            num_parameters=len(values.parameters.vector),
-            num_state=len(values.state),
+            num_parameters=len(parameters.vector),
+            num_state=len(begin.state),
         )
 
     def _ask_first(self, name, *inputs, **more):
@@ -222,23 +224,29 @@ class CoordinatedCarrier:
         is_idle = is_idle or self._done >= self._next
         return Paused(idle=is_idle, missing=absent, **self._ask_first("totals"))
 
-    def values(self) -> Values:
-        vectors = self._vectors
+    def read(self, slot: str | None, name: str, begin: int, end: int) -> np.ndarray:
+        layout, vectors = self._graph.layout, self._vectors
         with lost_named(self._connection.servers):
-            return Values(
-                parameters=Stored(
-                    server_vectors.read(vectors.parameters, vectors.num_parameters),
-                    [table.read() for table in vectors.tables],
-                ),
-                slots={
-                    name: Stored(
-                        server_vectors.read(pieces, vectors.num_parameters),
-                        [table.read_slot(name) for table in vectors.tables],
-                    )
-                    for name, pieces in vectors.slots.items()
-                },
-                state=server_vectors.read(vectors.state, vectors.num_state),
-            )
+            if (in_table := layout.table_of(name)) is not None:
+                index, row = in_table
+                width = layout.tables[index].width
+                return np.ravel(vectors.tables[index].read_rows(slot, row + begin // width, row + end // width))
+            first, pieces = layout.begin_of(name), vectors.parameters if slot is None else vectors.slots[slot]
+            return server_vectors.read_part(pieces, first + begin, first + end)
+
+    def write(self, slot: str | None, name: str, begin: int, values: np.ndarray) -> None:
+        layout, vectors = self._graph.layout, self._vectors
+        with lost_named(self._connection.servers):
+            if (in_table := layout.table_of(name)) is not None:
+                index, row = in_table
+                width = layout.tables[index].width
+                return vectors.tables[index].write_rows(slot, row + begin // width, values.reshape(-1, width))
+            pieces = vectors.parameters if slot is None else vectors.slots[slot]
+            server_vectors.write_part(pieces, layout.begin_of(name) + begin, values)
+
+    def state(self) -> np.ndarray:
+        with lost_named(self._connection.servers):
+            return server_vectors.read_part(self._vectors.state, 0, self._vectors.num_state)
 
     def report(self) -> Mapping:
         self._watch.absent(self._done)
@@ -282,8 +290,3 @@ class CoordinatedCarrier:
             asking = threading.Thread(target=end_one, args=[member], daemon=True)
             asking.start()
             asking.join(_END_SECONDS)
-
-
-def _of_table(values: Values, index: int) -> tuple:
-    """The rows of a matrix of tables, and its slots by name."""
-    return values.parameters.tables[index], {name: slot.tables[index] for name, slot in values.slots.items()}

@@ -24,13 +24,13 @@ class ServerTable:
     """
 
     def __init__(
-        self, strategy, layout: TableLayout, value: np.ndarray, slots: dict[str, np.ndarray], *, lazily: bool
+        self, strategy, layout: TableLayout, value: np.ndarray, slot_names: Sequence[str], *, lazily: bool
     ):
         """Args:
         strategy: a ParameterServerStrategy whose partitioner divides evenly over the servers.
         layout: which row is on which server.
         value: [rows, width], all rows.
-        slots: likewise, by name.
+        slot_names: names of the slots, which are zeros.
         lazily: whether an update changes no row but those with a gradient.
         """
         self.layout, self._lazily = layout, lazily
@@ -42,7 +42,7 @@ class ServerTable:
             return list(getattr(whole, "variables", [whole]))
 
         self.rows = new(value, layout.name)
-        self.slots = {name: new(values, f"{layout.name}_{name}") for name, values in slots.items()}
+        self.slots = {name: new(np.zeros_like(value), f"{layout.name}_{name}") for name in slot_names}
         self._locks = []
         for piece in self.rows:
             with tf.device(piece.device):
@@ -63,23 +63,35 @@ class ServerTable:
 
         self._locks[server].execute(apply)
 
-    def assign(self, value: np.ndarray, slots: dict[str, np.ndarray]) -> None:
-        """Assigns all rows and slots, from the chief."""
-        for pieces, values in ((self.rows, value), *((self.slots[name], slot) for name, slot in slots.items())):
-            for piece, part in zip(pieces, self.layout.dealt(values), strict=True):
-                piece.assign(part)
+    def assign(self, value: np.ndarray) -> None:
+        """Assigns all rows, from the chief."""
+        for piece, part in zip(self.rows, self.layout.dealt(value), strict=True):
+            piece.assign(part)
 
     def kept_bytes(self, server: int) -> int:
         """Bytes of a server's rows and their slots."""
         return variable_bytes(self.rows[server]) * (1 + len(self.slots))
 
-    def read(self) -> np.ndarray:
-        """All rows, at the chief."""
-        return self.layout.gathered([piece.numpy() for piece in self.rows])
+    def read_rows(self, slot: str | None, begin: int, end: int) -> np.ndarray:
+        """Rows of the matrix, or of a slot, at the chief."""
+        found = np.empty((end - begin, self.layout.width), self.rows[0].dtype.as_numpy_dtype)
+        for server, piece in enumerate(self._pieces(slot)):
+            first, last, here = self.layout.dealt_range(server, begin, end)
+            if first < last:
+                with tf.device(piece.device):
+                    rows = tf.gather(piece, tf.range(first, last))
+                found[here] = rows.numpy()
+        return found
 
-    def read_slot(self, name: str) -> np.ndarray:
-        """All rows of a slot, at the chief."""
-        return self.layout.gathered([piece.numpy() for piece in self.slots[name]])
+    def write_rows(self, slot: str | None, begin: int, values: np.ndarray) -> None:
+        """Assigns rows of the matrix, or of a slot, from the chief."""
+        for server, piece in enumerate(self._pieces(slot)):
+            first, last, here = self.layout.dealt_range(server, begin, begin + len(values))
+            if first < last:
+                piece.scatter_update(tf.IndexedSlices(values[here], np.arange(first, last)))
+
+    def _pieces(self, slot: str | None) -> list[tf.Variable]:
+        return self.rows if slot is None else self.slots[slot]
 
 
 class DealtRows(NamedTuple):

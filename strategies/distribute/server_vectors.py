@@ -4,6 +4,8 @@ Parameters, slots and state are few long vectors instead of many variables: the 
 bytes, and a worker pulls and pushes one tensor for each server.
 """
 
+from collections.abc import Iterator
+
 import numpy as np
 import tensorflow as tf
 
@@ -39,9 +41,31 @@ def assign(pieces: list[tf.Variable], values: np.ndarray) -> None:
         piece.assign(padded[index * size : (index + 1) * size])
 
 
-def read(pieces: list[tf.Variable], length: int) -> np.ndarray:
-    """The vector's values, at the chief."""
-    return np.concatenate([piece.numpy() for piece in pieces])[:length]
+def read_part(pieces: list[tf.Variable], begin: int, end: int) -> np.ndarray:
+    """Elements of the vector, at the chief."""
+    found = [np.zeros(0, pieces[0].dtype.as_numpy_dtype)]
+    for piece, low, high in _inside(pieces, begin, end):
+        # On the server, so that no more than the part is sent.
+        with tf.device(piece.device):
+            part = piece.read_value()[low:high]
+        found.append(part.numpy())
+    return np.concatenate(found)
+
+
+def write_part(pieces: list[tf.Variable], begin: int, values: np.ndarray) -> None:
+    """Assigns elements of the vector, from the chief."""
+    for piece, low, high in _inside(pieces, begin, begin + len(values)):
+        piece[low:high].assign(values[: high - low])
+        values = values[high - low :]
+
+
+def _inside(pieces: list[tf.Variable], begin: int, end: int) -> Iterator[tuple[tf.Variable, int, int]]:
+    """The pieces that elements of the vector lie in, and from where to where in each."""
+    size = pieces[0].shape[0]
+    for index, piece in enumerate(pieces):
+        low, high = max(begin - index * size, 0), min(end - index * size, size)
+        if low < high:
+            yield piece, low, high
 
 
 def pulled(pieces: list[tf.Variable], length: int, *, after: tf.Tensor) -> tf.Tensor:

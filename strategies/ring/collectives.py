@@ -281,27 +281,35 @@ class HostExchange:
             return
         roots = [0] * len(variables) if roots is None else roots
         for index, (variable, root) in enumerate(zip(variables, roots, strict=True)):
-            if self._tcp is not None:
-                self._broadcast_by_tcp(variable, root, f"of variable {index}")
-            else:
-                self._broadcast_by_tensorflow(variable, root, f"of variable {index} from {root}")
+            own = variable.numpy() if self.rank == root else None
+            value = self.sent(own, variable.shape, variable.dtype, root=root, purpose=f"variable {index}")
+            if self.rank != root:
+                variable.assign(value)
 
-    def _broadcast_by_tcp(self, variable, root: int, purpose: str) -> None:
-        if self.rank == root:
-            self._tcp.broadcast(np.ravel(variable.numpy()), root=root, purpose=purpose)
-            return
-        like = np.empty(variable.shape.num_elements(), variable.dtype.as_numpy_dtype)
-        value = self._tcp.broadcast(like, root=root, purpose=purpose)
-        variable.assign(value.reshape(variable.shape))
+    def sent(
+        self, own: np.ndarray | None, shape: Sequence[int], dtype: tf.DType, *, root: int, purpose: str
+    ) -> np.ndarray:
+        """One worker's value, bit by bit, on all workers.
 
-    def _broadcast_by_tensorflow(self, variable, root: int, purpose: str) -> None:
-        attributes = _attributes(self.num_workers, self._group_key, self._key_for(purpose), self._options)
+        Args:
+          own: the value, on the worker `root`; not used on others.
+          shape, dtype: of the value.
+          root: rank of the worker that has it.
+          purpose: a name for this exchange; the shape is the same in all calls with the same name and root.
+        """
+        if self.num_workers == 1:
+            return own
+        shape = tf.TensorShape(shape)
+        if self._tcp is not None:
+            given = np.empty(shape.num_elements(), dtype.as_numpy_dtype) if self.rank != root else np.ravel(own)
+            return self._tcp.broadcast(given, root=root, purpose=f"of {purpose}").reshape(shape)
+        key = self._key_for(f"of {purpose} from {root}")
+        attributes = _attributes(self.num_workers, self._group_key, key, self._options)
         with tf.device("/device:CPU:0"):
             if self.rank == root:
-                tf.raw_ops.CollectiveBcastSendV2(input=tf.constant(variable.numpy()), **attributes)
-                return
-            value = tf.raw_ops.CollectiveBcastRecvV2(T=variable.dtype, shape=variable.shape, **attributes)
-        variable.assign(value)
+                tf.raw_ops.CollectiveBcastSendV2(input=tf.constant(own), **attributes)
+                return own
+            return tf.raw_ops.CollectiveBcastRecvV2(T=dtype, shape=shape, **attributes).numpy()
 
     def _key_for(self, purpose: str) -> int:
         """TensorFlow never forgets a key, so each purpose reuses its own."""

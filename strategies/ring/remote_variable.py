@@ -2,11 +2,9 @@
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.trackable.base import VARIABLE_VALUE_KEY, Trackable
-from tensorflow.python.training.saving.saveable_object import SaveableObject, SaveSpec
 
 
-class RemoteVariable(Trackable):
+class RemoteVariable:
     """Has a value only between its arrival and `release`, and only on the worker that writes checkpoints.
 
     Attributes:
@@ -19,7 +17,6 @@ class RemoteVariable(Trackable):
         keeps: whether this worker keeps a value that is assigned; the others drop it.
         """
         self.shape, self.dtype = like.shape, like.dtype
-        # TensorFlow restores variables of several tasks in a graph, without values for us.
         self.device = like.device
         self._keeps = keeps
         self._value: np.ndarray | None = None
@@ -51,24 +48,6 @@ class RemoteVariable(Trackable):
     def release(self) -> None:
         """Forgets the value."""
         self._value = None
-
-    def saveable(self, place: str, name: str) -> SaveableObject:
-        """What writes and restores it; arguments as for `CopiedVariable.saveable`."""
-        return _RemoteSaveable(self, place, name)
-
-    def _gather_saveables_for_checkpoint(self):
-        """As `Trackable`."""
-        return {VARIABLE_VALUE_KEY: lambda name: self.saveable("", name)}
-
-
-class _RemoteSaveable(SaveableObject):
-    def __init__(self, variable: RemoteVariable, place: str, name: str):
-        self._variable = variable
-        spec = SaveSpec(variable.read_value, place, name, dtype=variable.dtype, device=variable.device)
-        super().__init__(variable, [spec], name)
-
-    def restore(self, restored_tensors, restored_shapes):
-        self._variable.assign(restored_tensors[0])
 
 
 tf.register_tensor_conversion_function(

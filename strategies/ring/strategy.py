@@ -9,7 +9,7 @@ import dataclasses
 import faulthandler
 import functools
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -23,6 +23,7 @@ from strategies.engines import OWN, EngineChoice, choose_engine
 from strategies.errors import PeerLost
 from strategies.first_batches import check_first_batches
 from strategies.grouped_towers import GroupedTowers
+from strategies.pieces import Piece, parts_of
 from strategies.ring.collectives import HostExchange, WorkerExchange
 from strategies.ring.divergence import checksums, what_drifted
 from strategies.ring.engine import RingEngine
@@ -36,7 +37,7 @@ from strategies.ring.tcp_ring import TcpRing
 from strategies.ring.worker_units import WorkerUnits
 from strategies.ring.zero_of_groups import SpreadGroups
 from strategies.ring.zero_placement import OwnedPlacement
-from strategies.ring.zero_slots import bring, of_others, release
+from strategies.ring.zero_slots import SharedParts, bring, release
 from strategies.run_settings import common_settings
 from strategies.slices import SliceOptions
 from strategies.synchronous import SynchronousStrategy, as_batches
@@ -430,16 +431,23 @@ class RingStrategy(SynchronousStrategy):
     def release(self) -> None:
         release(self._spread)
 
-    def share_restored(self, step: int | None) -> int | None:
+    @property
+    def _shared_parts(self) -> SharedParts:
+        return SharedParts(self._host, self._spread)
+
+    def values(self, pieces: Sequence[Piece]) -> Iterator[tf.Tensor | None]:
+        with self._watched():
+            yield from self._shared_parts.values(pieces)
+
+    def restore(self, part: Piece, read: Callable[[Piece], tf.Tensor]) -> None:
+        self._shared_parts.restore(part, read)
+
+    def share_restored(self, step: int | None, read: Callable[[Piece], tf.Tensor] | None = None) -> int | None:
         with self._watched():
             (saved_step,) = self._host.gather("restored", [-1 if step is None else step], np.int64)[0]
             if saved_step < 0:
                 return None
-            found = self.checkpointables()
-            contents = {kind: found[kind] for kind in found if kind not in self._spread_kinds}
-            contents["spread"] = [variable for variable, _ in of_others(self._spread)]
-            self._host.broadcast(tf.nest.flatten(contents))
-        release(self._spread)
+            self._shared_parts.share(parts_of(self.checkpointables()), read)
         self.restored()
         return int(saved_step)
 

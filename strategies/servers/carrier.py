@@ -5,24 +5,9 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
+import tensorflow as tf
 
 from strategies.servers.report_section import ServerFigures
-from strategies.servers.tables import Stored
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Values:
-    """The values of a run, as the servers hold them.
-
-    Attributes:
-      parameters: all parameters.
-      slots: by name, like the parameters.
-      state: [all state], in the state's own precision; float64 if it has several dtypes.
-    """
-
-    parameters: Stored
-    slots: Mapping[str, Stored]
-    state: np.ndarray
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,7 +15,9 @@ class Start:
     """What the servers begin with.
 
     Attributes:
-      values: the values.
+      parameters: all parameters, by canonical name. Slots begin as zeros, or stay as they were written.
+      slot_names: names of the slots.
+      state: [all state], in the state's own precision; float64 if it has several dtypes.
       decays: bool, like the parameters' vector: the elements that weight decay applies to.
       averaged: bool, like the state: the elements that are averaged over workers.
       step: number of steps done.
@@ -39,7 +26,9 @@ class Start:
       state_dtypes: dtype and number of elements of each state variable, in order.
     """
 
-    values: Values
+    parameters: Mapping[str, tf.Variable]
+    slot_names: Sequence[str]
+    state: np.ndarray
     decays: np.ndarray
     averaged: np.ndarray
     step: int
@@ -97,8 +86,20 @@ class Carrier(Protocol):
     def pause(self) -> Paused:
         """Lets no step begin, and waits a short time for those that were begun."""
 
-    def values(self) -> Values:
-        """The servers' values; call it after `pause`."""
+    def read(self, slot: str | None, name: str, begin: int, end: int) -> np.ndarray:
+        """A part of a parameter, or of its slot: [end - begin], elements in C order. Call it after `pause`.
+
+        Args:
+          slot: name of the slot; None for the parameter.
+          name: canonical name of the parameter.
+          begin, end: of a table, at the beginnings of rows.
+        """
+
+    def write(self, slot: str | None, name: str, begin: int, values: np.ndarray) -> None:
+        """Sets a part, as in `read`. Parts come in order, and the parameters in the model's."""
+
+    def state(self) -> np.ndarray:
+        """As `Start.state`; call it after `pause`."""
 
     def report(self) -> Mapping:
         """The figures of the steps since the last report, as `servers.tally.Tally.take` names them, with 'done',

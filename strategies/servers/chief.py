@@ -7,7 +7,7 @@ write its variables, which `collect` brings up to date.
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -15,12 +15,13 @@ import tensorflow as tf
 from strategies.contract import Move, StepReport
 from strategies.engines import OWN
 from strategies.errors import NonFiniteStep, PeerLost
-from strategies.servers.carrier import Carrier, Start, Values
+from strategies.pieces import Piece
+from strategies.servers.carrier import Carrier, Start
 from strategies.servers.options import ServersOptions
 from strategies.servers.piece_update import check_rule
 from strategies.servers.report_section import SECTION, SUMMED, ServersReport, WorkerFigures
 from strategies.servers.server_memory import check_memory, variable_bytes
-from strategies.servers.tables import Stored
+from strategies.servers.slot_on_servers import SlotOnServers, read_whole
 from strategies.servers.worker_graph import layout_of
 from strategies.synchronous import SynchronousStrategy, mean_of
 from towers.devices import Devices
@@ -29,8 +30,11 @@ from towers.layers.batch_norm import batch_norm_layers
 from towers.lookups import Lookups
 from towers.one_process_engine import OneProcessEngine
 from towers.options import StepOptions
+from towers.parameters.placement import CentralPlacement, constraints_of, variables_like
 from towers.task import Task
+from towers.tower import ModelVariables
 from towers.tower_parts import open_length
+from towers.updates.rules import UpdateRule
 from towers.updates.sparse_updates import LAZY, only_rows
 
 
@@ -85,15 +89,17 @@ class ServersStrategy(SynchronousStrategy):
         """
 
         def make_engine(model, batch_spec):
-            return OneProcessEngine(task, model, devices, options, batch_spec=batch_spec, shares=shares)
+            named = {"batch_spec": batch_spec, "shares": shares, "place": self._place}
+            return OneProcessEngine(task, model, devices, options, **named)
 
-        self._servers, self._num_workers = servers, num_workers
+        self._servers, self._num_workers, self._device = servers, num_workers, devices.parameters
         self.engine_choice = servers.engine_choice()
         self._startup_timeout_seconds = startup_timeout_seconds
         self._workers_per_batch = num_workers if servers.is_sync else 1
         super().__init__("ps", task, options, make_engine, devices.num_towers * self._workers_per_batch)
         self.lookups = Lookups(self.model, self.batch_spec)
         variables = self.engine.tower.variables
+        self._templates = dict(zip(self.engine.parameters(), variables.parameters, strict=True))
         self.layout = layout_of(variables, self.lookups, options.rule, num_servers=num_servers)
         self._check_model()
         self._stop_asked = self._all_connected = self._finished = False
@@ -107,6 +113,19 @@ class ServersStrategy(SynchronousStrategy):
         parameters = sum(variable_bytes(variable) for variable in self.engine.parameters().values())
         check_memory(copies * parameters // num_servers, self._carrier.free_bytes())
         self._give_all()
+
+    def _place(self, variables: ModelVariables, rule: UpdateRule) -> CentralPlacement:
+        """The chief's copy of parameters and state, with which it evaluates. Servers alone have slots."""
+        with tf.device(self._device):
+            parameters, state = variables_like(variables.parameters), variables_like(variables.state)
+        slots = {
+            slot: {
+                name: SlotOnServers(slot, name, variable, lambda: self._carrier)
+                for name, variable in parameters.items()
+            }
+            for slot in rule.slot_names
+        }
+        return CentralPlacement(self._device, parameters, state, slots, constraints_of(variables))
 
     def _check_model(self) -> None:
         if self.engine.placement.constraints:
@@ -317,11 +336,9 @@ class ServersStrategy(SynchronousStrategy):
         ]
         self._carrier.start(
             Start(
-                values=Values(
-                    parameters=self._stored(engine.parameters()),
-                    slots={slot: self._stored(by_name) for slot, by_name in engine.slots().items()},
-                    state=self._state_vector(),
-                ),
+                parameters=engine.parameters(),
+                slot_names=rule.slot_names,
+                state=self._state_vector(),
                 decays=np.concatenate(decays) if decays else np.zeros(0, bool),
                 averaged=np.concatenate(averaged) if averaged else np.zeros(0, bool),
                 step=self.step,
@@ -338,27 +355,43 @@ class ServersStrategy(SynchronousStrategy):
         dtype = values[0].dtype if is_common else np.float64
         return np.concatenate([np.ravel(value).astype(dtype) for value in values]) if values else np.zeros(0)
 
-    def _stored(self, variables: Mapping[str, tf.Variable]) -> Stored:
-        return self.layout.stored({name: variable.numpy() for name, variable in variables.items()})
-
     def collect(self) -> None:
-        """Pauses the workers and copies the servers' values into this process's variables."""
+        """Pauses the workers and copies the servers' parameters and state into this process's variables."""
         if self._finished:
             return
         self._pause()
-        values = self._carrier.values()
-        self._assign(self.engine.parameters(), values.parameters)
-        for slot, stored in values.slots.items():
-            self._assign(self.engine.slots()[slot], stored)
-        begin = 0
+        for name, variable in self.engine.parameters().items():
+            self._assign(name, read_whole(self._carrier, None, name, variable))
+        values, begin = self._carrier.state(), 0
         for variable in self.engine.state().values():
             end = begin + variable.shape.num_elements()
-            variable.assign(tf.cast(values.state[begin:end].reshape(variable.shape), variable.dtype))
+            variable.assign(tf.cast(values[begin:end].reshape(variable.shape), variable.dtype))
             begin = end
 
-    def _assign(self, variables: Mapping[str, tf.Variable], stored: Stored) -> None:
-        for name, value in self.layout.by_name(stored).items():
-            variables[name].assign(value)
+    def begin_saving(self) -> None:
+        self.collect()
+
+    def values(self, pieces: Sequence[Piece]) -> Iterator[tf.Tensor | np.ndarray]:
+        for piece in pieces:
+            variable = piece.variable
+            yield variable.read(piece) if isinstance(variable, SlotOnServers) else piece.value()
+
+    def restore(self, part: Piece, read: Callable[[Piece], tf.Tensor]) -> None:
+        kind, *names = part.path
+        if isinstance(part.variable, SlotOnServers):
+            for piece in part.divided():
+                part.variable.write(piece, read(piece))
+        elif kind == "parameters" and isinstance(part.variable, tf.Variable):
+            self._assign(names[0], read(part))
+        else:
+            super().restore(part, read)
+
+    def _assign(self, name: str, value) -> None:
+        """Sets a parameter, and the template's: with one value, of which the host's memory has one copy."""
+        variable = self.engine.parameters()[name]
+        variable.assign(value)
+        if "CPU" in self._device:
+            self._templates[name].assign(variable.read_value())
 
 
 def _named(workers) -> str:

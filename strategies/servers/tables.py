@@ -64,6 +64,14 @@ class TableLayout:
         """The matrix rows of a server."""
         return slice(server, None, self.num_servers)
 
+    def dealt_range(self, server: int, begin: int, end: int) -> tuple[int, int, slice]:
+        """Of the matrix rows from `begin` to `end` those of a server: its own rows from, to, and which they are.
+
+        The last is a slice of the rows [0, end - begin).
+        """
+        first, last = (-((server - row) // self.num_servers) for row in (begin, end))
+        return first, last, slice(first * self.num_servers + server - begin, None, self.num_servers)
+
     def dealt(self, matrix: np.ndarray) -> list[np.ndarray]:
         """The rows of each server, padded with zeros to equal numbers."""
         length = -(-self.height // self.num_servers)
@@ -175,6 +183,17 @@ class ParameterLayout:
                 for (width, decayed), heights in kinds.items()
             ],
         )
+
+    def table_of(self, name: str) -> tuple[int, int] | None:
+        """Index of the matrix that a parameter is in, and its first row there; None if it is in the vector."""
+        for index, table in enumerate(self.tables):
+            if name in table.heights:
+                return index, table.begins[list(table.heights).index(name)]
+        return None
+
+    def begin_of(self, name: str) -> int:
+        """The position in the vector at which a parameter begins."""
+        return self.vector.offsets[list(self.vector.shapes).index(name)]
 
     def stored(self, values: Mapping[str, np.ndarray]) -> Stored:
         """The values as servers hold them, from values by name."""

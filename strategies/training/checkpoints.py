@@ -1,4 +1,4 @@
-"""Checkpoints: saved atomically, restored from the newest one that can be read."""
+"""Checkpoints: saved atomically, restored from the newest one that can be read; both piece by piece."""
 
 import contextlib
 import json
@@ -13,6 +13,8 @@ import tensorflow as tf
 
 from strategies.atomic_write import UNFINISHED, flush, write_atomically
 from strategies.contract import Strategy
+from strategies.pieces import Piece, parts_of, pieces_of
+from strategies.training.bundle import BundleWriter, read_piece, read_text
 from towers.errors import UserError
 
 _LAYOUT = "layout"
@@ -60,10 +62,8 @@ class Checkpoints:
         self._contents = strategy.checkpointables()
         self._layout = layout_of(self._contents)
         self._settings = dict(settings or {})
-        with tf.device("/device:CPU:0"):
-            self._written = tf.Variable("", dtype=tf.string, trainable=False)
-        self._checkpoint = tf.train.Checkpoint(**self._contents, **{_LAYOUT: self._written})
         self._keep = keep
+        self._restored_prefix = ""
         self.restored_settings: Mapping[str, object] = {}
 
     def size_bytes(self) -> int:
@@ -97,11 +97,7 @@ class Checkpoints:
         Raises:
           UserError: the checkpoint can't be written; its parts are removed, earlier checkpoints remain.
         """
-        self._strategy.collect()
-        described = self._layout | {_SETTINGS: self._settings}
-        if (positions := self._strategy.batch_positions) is not None:
-            described[_POSITIONS] = list(positions)
-        self._written.assign(json.dumps(described))
+        self._strategy.begin_saving()
         prefix = self.prefix(self._strategy.step)
         try:
             self._write(prefix)
@@ -112,9 +108,11 @@ class Checkpoints:
                 f"{self.directory}: the checkpoint of step {self._strategy.step} can't be written "
                 f"({_first_line(error)}); earlier ones remain: make room on the disk, then start the run again"
             ) from error
-        finally:
-            self._strategy.release()
         return str(prefix)
+
+    def read(self, piece: Piece) -> tf.Tensor:
+        """The values of a piece in the checkpoint that was restored."""
+        return read_piece(self._restored_prefix, piece)
 
     def restore_latest(self) -> int | None:
         """Restores the newest readable checkpoint and returns its step; None if the directory has no checkpoint.
@@ -181,7 +179,7 @@ class Checkpoints:
         if path.is_dir():
             found = Checkpoints(path, self._strategy)
             step = found.restore_latest()
-            self.restored_settings = found.restored_settings
+            self.restored_settings, self._restored_prefix = found.restored_settings, found._restored_prefix
             if step is None:
                 raise UserError(
                     f"resume={path}: this directory has no checkpoint; give another directory or a prefix"
@@ -228,7 +226,7 @@ class Checkpoints:
     def _write(self, prefix: pathlib.Path) -> None:
         aside = _unfinished(prefix)
         aside.mkdir(parents=True, exist_ok=True)
-        self._checkpoint.write(str(aside / prefix.name))
+        self._write_files(aside / prefix.name)
         # No file of an unreadable checkpoint of the same step may be taken for a part of this one.
         _index(prefix).unlink(missing_ok=True)
         for written in _files(aside / prefix.name):
@@ -236,6 +234,17 @@ class Checkpoints:
             written.replace(prefix.with_name(written.name))
         flush(self.directory)
         shutil.rmtree(aside)
+
+    def _write_files(self, prefix: pathlib.Path) -> None:
+        described = self._layout | {_SETTINGS: self._settings}
+        if (positions := self._strategy.batch_positions) is not None:
+            described[_POSITIONS] = list(positions)
+        writer = BundleWriter(prefix, {**self._contents, _LAYOUT: None})
+        writer.add_text(_LAYOUT, json.dumps(described))
+        pieces = pieces_of(self._contents)
+        for piece, value in zip(pieces, self._strategy.values(pieces), strict=True):
+            writer.add(piece, value)
+        writer.close()
 
     def _remove_old(self, newest: pathlib.Path) -> None:
         """Deletes all but the newest checkpoints, and names the newest for tf.train.latest_checkpoint.
@@ -255,10 +264,11 @@ class Checkpoints:
                 file.unlink(missing_ok=True)
 
     def _restore(self, prefix: str) -> int:
-        reader = tf.train.load_checkpoint(prefix)
-        stored = json.loads(reader.get_tensor(f"{_LAYOUT}/.ATTRIBUTES/VARIABLE_VALUE"))
+        stored = json.loads(read_text(prefix, _LAYOUT))
         check_layout(prefix, stored, self._layout)
-        self._checkpoint.read(prefix).assert_existing_objects_matched()
+        self._restored_prefix = prefix
+        for part in parts_of(self._contents):
+            self._strategy.restore(part, self.read)
         self.restored_settings = stored.get(_SETTINGS, {})
         self._strategy.restored(stored.get(_POSITIONS))
         return self._strategy.step

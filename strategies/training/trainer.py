@@ -13,6 +13,7 @@ import keras
 from strategies.callbacks import Callback, Run
 from strategies.contract import Move, StepReport, Strategy
 from strategies.errors import NonFiniteStep, PeerLost
+from strategies.pieces import pieces_of
 from strategies.reports.metrics_log import MetricsLog
 from strategies.reports.summary import RunFigures, summarize, write_summary
 from strategies.reports.tensorboard_log import TensorBoardLog
@@ -215,20 +216,22 @@ class Trainer:
         Returns:
           The checkpoint's step; None if the run starts at step 0.
         """
-        return self.strategy.share_restored(self._restore_here() if self.strategy.keeps_files else None)
+        step, read = self._restore_here() if self.strategy.keeps_files else (None, None)
+        return self.strategy.share_restored(step, read)
 
-    def _restore_here(self) -> int | None:
+    def _restore_here(self) -> tuple[int | None, Callable | None]:
+        """The step of the checkpoint that was restored, and what reads its pieces; None for none."""
         if self.options.resume == "never":
-            return None
+            return None, None
         if self.options.resume != "auto":
             found = Checkpoints(self.options.resume, self.strategy)
             step = found.restore_from(self.options.resume)
         elif (found := self._checkpoints) is not None:
             step = found.restore_latest()
         else:
-            return None
+            return None, None
         self._saved_settings = found.restored_settings
-        return step
+        return step, found.read
 
     def prepare(self) -> int | None:
         """Restores the checkpoint to resume from, checks the options, and makes the directory.
@@ -403,9 +406,15 @@ class Trainer:
             if here:
                 self._checkpoints.save()
             else:
-                self.strategy.collect()
+                self._send_to_writer()
         if here:
             self._saved_at, self._saved_time = self.strategy.step, time.monotonic()
+
+    def _send_to_writer(self) -> None:
+        """What saving is in a process without files: it sends the writer what the writer does not have."""
+        self.strategy.begin_saving()
+        for _ in self.strategy.values(pieces_of(self.strategy.checkpointables())):
+            pass
 
     def _files(self, completed: bool) -> dict[str, pathlib.Path]:
         if self.directory is None:

@@ -1,13 +1,10 @@
-"""A variable that lies on several devices as slices; in a checkpoint it is one tensor, written slice by slice."""
+"""A variable that lies on several devices as slices; in a checkpoint it is one tensor (`strategies.pieces`)."""
 
 from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.trackable.base import VARIABLE_VALUE_KEY, Trackable
-from tensorflow.python.training.saving.saveable_object import SaveableObject
-from tensorflow.python.training.saving.saveable_object_util import ResourceVariableSaveable
 
 
 class OtherPart(Protocol):
@@ -25,14 +22,11 @@ class OtherPart(Protocol):
     def assign(self, value) -> None:
         """Sets the value."""
 
-    def saveable(self, place: str, name: str) -> SaveableObject:
-        """What writes and restores it, as `CopiedVariable.saveable`."""
-
 
 Part = tf.Variable | OtherPart
 
 
-class SlicedVariable(Trackable):
+class SlicedVariable:
     """Slices of a variable, with what a checkpoint and a reader of whole values need.
 
     Attributes:
@@ -76,28 +70,6 @@ class SlicedVariable(Trackable):
         cut = tf.split(tf.convert_to_tensor(value, self.dtype), self._lengths, self.dimension)
         for part, own in zip(self.parts, cut, strict=True):
             part.assign(own)
-
-    def _gather_saveables_for_checkpoint(self):
-        """As `Trackable`: one tensor of the checkpoint, of which each slice is written and read alone."""
-
-        def saveables(name):
-            shape, begin, found = self.shape.as_list(), 0, []
-            for part, length in zip(self.parts, self._lengths, strict=True):
-                offset = [begin if dimension == self.dimension else 0 for dimension in range(len(shape))]
-                place = tf.Variable.SaveSliceInfo(name, shape, offset, part.shape.as_list())
-                found.append(_saveable(part, place.spec, name))
-                begin += length
-            return found
-
-        return {VARIABLE_VALUE_KEY: saveables}
-
-
-def _saveable(part: Part, place: str, name: str) -> SaveableObject:
-    return (
-        ResourceVariableSaveable(part, place, name)
-        if isinstance(part, tf.Variable)
-        else part.saveable(place, name)
-    )
 
 
 tf.register_tensor_conversion_function(

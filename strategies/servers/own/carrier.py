@@ -1,15 +1,17 @@
 """Our own servers, as the chief uses them: requests over the connections of a `Group`."""
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
+from strategies.pieces import first_element, parts_of
 from strategies.run_settings import Plain
-from strategies.servers.carrier import Paused, Progress, Start, Values
+from strategies.servers.carrier import Paused, Progress, Start
 from strategies.servers.own.coordination import KEY, REFUSED
 from strategies.servers.own.group import Group
 from strategies.servers.report_section import ServerFigures
-from strategies.servers.tables import ParameterLayout, Stored, TableLayout
+from strategies.servers.tables import ParameterLayout
 from towers.errors import UserError
 
 
@@ -24,6 +26,7 @@ class OwnCarrier:
         """
         self._group, self._layout, self._settings = group, layout, dict(settings or {})
         self._held_bytes: Sequence[int] = ()
+        self._is_made, self._dtype = False, np.float32
 
     def free_bytes(self) -> Mapping[str, int]:
         replies = self._group.ask_all("memory")
@@ -33,25 +36,32 @@ class OwnCarrier:
         }
 
     def start(self, begin: Start) -> None:
-        values, slots = begin.values.parameters, list(begin.values.slots.values())
-        names, held = list(begin.values.slots), []
-        for server in range(len(self._group.servers)):
-            piece = self._layout.vector.piece(server)
-            self._group.ask(server, "init", [values.vector[piece], begin.decays[piece]], key=KEY)
-            arrays = [values.vector[piece], *(slot.vector[piece] for slot in slots)]
-            self._group.ask(server, "set", arrays, key=KEY, names=names, version=begin.updates)
-            held.append(sum(array.nbytes for array in arrays))
-            for index, table in enumerate(self._layout.tables):
-                part = table.part(server)
-                about = {"key": KEY, "table": table.name}
-                arrays = [values.tables[index][part], *(slot.tables[index][part] for slot in slots)]
-                self._group.ask(server, "init_table", arrays[:1], **about, decays=table.decays)
-                self._group.ask(server, "set_table", arrays, **about, names=names)
-                held[-1] += sum(array.nbytes for array in arrays)
-        self._held_bytes = held
-        arrays = [begin.values.state, begin.averaged]
+        if not self._is_made:
+            self._make(begin)
+        for name, variable in begin.parameters.items():
+            (part,) = parts_of({name: variable})
+            for piece in part.divided():
+                self.write(None, name, first_element(piece), np.ravel(piece.value()))
+        self._group.ask_all("restart", key=KEY, version=begin.updates)
+        arrays = [begin.state, begin.averaged]
         more = {"settings": self._settings, "positions": begin.positions, "state_dtypes": begin.state_dtypes}
         self._group.ask(0, "start", arrays, step=begin.step, **more)
+
+    def _make(self, begin: Start) -> None:
+        """Makes zeros on the servers, for all parameters and slots."""
+        dtype = next(iter(begin.parameters.values())).dtype
+        held = []
+        for server in range(len(self._group.servers)):
+            piece = self._layout.vector.piece(server)
+            heights = [len(range(table.height)[table.part(server)]) for table in self._layout.tables]
+            tables = [
+                {"name": table.name, "shape": [height, table.width], "decays": table.decays}
+                for table, height in zip(self._layout.tables, heights, strict=True)
+            ]
+            self._group.ask(server, "make", [begin.decays[piece]], key=KEY, dtype=dtype.name, tables=tables)
+            elements = piece.stop - piece.start + sum(math.prod(table["shape"]) for table in tables)
+            held.append(elements * dtype.size * (1 + len(begin.slot_names)))
+        self._held_bytes, self._dtype, self._is_made = held, dtype.as_numpy_dtype, True
 
     def advance(self, wanted: int, until: int) -> Progress:
         try:
@@ -77,26 +87,45 @@ class OwnCarrier:
             others = {server: ({}, ()) for server in range(1, len(self._group.servers))}
             self._group.ask_each("settle", others, key=KEY, decided=decided)
 
-    def values(self) -> Values:
-        pulled = self._group.ask_all("pull", key=KEY)
-        slots = self._group.ask_all("get_slots", key=KEY)
-        tables = [self._table(table) for table in self._layout.tables]
-        _, (state,) = self._group.ask(0, "get_state")
-        return Values(
-            parameters=Stored(np.concatenate([piece for _, (piece,) in pulled]), [found[0] for found in tables]),
-            slots={
-                slot: Stored(
-                    np.concatenate([arrays[index] for _, arrays in slots]), [found[index + 1] for found in tables]
-                )
-                for index, slot in enumerate(slots[0][0]["names"])
-            },
-            state=state,
-        )
+    def read(self, slot: str | None, name: str, begin: int, end: int) -> np.ndarray:
+        found = np.empty(end - begin, self._dtype)
+        for server, fields, here in self._spans(name, begin, end):
+            _, (values,) = self._group.ask(server, "read_part", key=KEY, slot=slot, **fields)
+            _like(found, values)[here] = values
+        return found
 
-    def _table(self, table: TableLayout) -> list[np.ndarray]:
-        """A matrix of tables, and its slots in order."""
-        replies = self._group.ask_all("get_table", key=KEY, table=table.name)
-        return [table.gathered(parts) for parts in zip(*(arrays for _, arrays in replies), strict=True)]
+    def write(self, slot: str | None, name: str, begin: int, values: np.ndarray) -> None:
+        for server, fields, here in self._spans(name, begin, begin + len(values)):
+            width = self._width(name)
+            given = values if width is None else values.reshape(-1, width)
+            self._group.ask(server, "write_part", [given[here]], key=KEY, slot=slot, **fields)
+
+    def state(self) -> np.ndarray:
+        _, (state,) = self._group.ask(0, "get_state")
+        return state
+
+    def _width(self, name: str) -> int | None:
+        """Elements of a row of a table; None for a parameter in the vector."""
+        table = self._layout.table_of(name)
+        return None if table is None else self._layout.tables[table[0]].width
+
+    def _spans(self, name: str, begin: int, end: int) -> Iterator[tuple[int, dict, slice]]:
+        """Where a part of a parameter is: server, fields of the request, which of its elements or rows."""
+        in_table = self._layout.table_of(name)
+        for server in range(len(self._group.servers)):
+            if in_table is None:
+                first = self._layout.begin_of(name)
+                piece = self._layout.vector.piece(server)
+                low, high = max(first + begin, piece.start), min(first + end, piece.stop)
+                here, table = slice(low - first - begin, high - first - begin), None
+                low, high = low - piece.start, high - piece.start
+            else:
+                index, row = in_table
+                table = self._layout.tables[index]
+                low, high, here = table.dealt_range(server, row + begin // table.width, row + end // table.width)
+                table = table.name
+            if low < high:
+                yield server, {"table": table, "begin": low, "end": high}, here
 
     def report(self) -> Mapping:
         reply, _ = self._group.ask(0, "report")
@@ -118,3 +147,8 @@ class OwnCarrier:
         for server in reversed(range(len(self._group.servers))):
             self._group.ask(server, "end", **how)
         self._group.close()
+
+
+def _like(found: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """A view of a vector in which `values` are elements, or rows of their width."""
+    return found if values.ndim == 1 else found.reshape(-1, values.shape[1])

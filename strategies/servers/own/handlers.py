@@ -38,9 +38,10 @@ class StoreHandlers:
         self.requests: Mapping[str, Handler] = {
             "memory": self.memory,
             "init": self.init,
-            "init_table": self.init_table,
-            "set_table": self.set_table,
-            "get_table": self.get_table,
+            "make": self.make,
+            "read_part": self.read_part,
+            "write_part": self.write_part,
+            "restart": self.restart,
             "pull_rows": self.pull_rows,
             "keys": self.keys,
             "pull": self.pull,
@@ -64,23 +65,33 @@ class StoreHandlers:
         self._about[message["key"]] = message.get("about")
         return {}, ()
 
-    def init_table(self, message: Message, arrays) -> Content:
-        """Adds this server's rows of a matrix of tables to a vector."""
-        (value,) = arrays
+    def make(self, message: Message, arrays) -> Content:
+        """Makes zeros: a vector as long as the array, which says where weight decay applies, and its tables."""
+        (decays,) = arrays
+        dtype = np.dtype(message["dtype"])
+        self._store.init(message["key"], np.zeros(len(decays), dtype), decays)
         vector = self._store.vector(message["key"])
-        vector.add_table(message["table"], value, decays=message["decays"], lazily=self._lazily)
+        for table in message["tables"]:
+            vector.add_table(table["name"], table["shape"], decays=table["decays"], lazily=self._lazily)
         return {}, ()
 
-    def set_table(self, message: Message, arrays) -> Content:
-        value, *slots = arrays
-        named = dict(zip(message["names"], slots, strict=True))
-        self._store.vector(message["key"]).set_table(message["table"], value, named)
+    def read_part(self, message: Message, arrays) -> Content:
+        """Elements of the vector or rows of a table, of its slot if there is one; from "begin" to "end"."""
+        vector = self._store.vector(message["key"])
+        return {}, [vector.read_part(*(message[name] for name in ("table", "slot", "begin", "end")))]
+
+    def write_part(self, message: Message, arrays) -> Content:
+        """Sets what `read_part` reads. The parts of a vector come in order, and the last one sets it."""
+        (values,) = arrays
+        vector = self._store.vector(message["key"])
+        vector.write_part(*(message[name] for name in ("table", "slot", "begin")), values)
         return {}, ()
 
-    def get_table(self, message: Message, arrays) -> Content:
-        """All rows of a matrix of tables, and its slots."""
-        value, slots = self._store.vector(message["key"]).table(message["table"])
-        return {"names": list(slots)}, [value, *slots.values()]
+    def restart(self, message: Message, arrays) -> Content:
+        """All parts are written: the vector has had "version" updates, and no staged update is left."""
+        self._staged = StagedUpdates()
+        self._store.vector(message["key"]).version = message["version"]
+        return {}, ()
 
     def pull_rows(self, message: Message, arrays) -> Content:
         """Some rows of several matrices of tables, given their ids on this server."""

@@ -38,6 +38,7 @@ class Vector:
         self._lock = threading.Lock()
         self._rule = rule
         self._tables: dict[str, Table] = {}
+        self._arriving: dict[str | None, np.ndarray] = {}
         with tf.device(_HOST):
             self._value = tf.Variable(value, trainable=False)
             self._slots = {
@@ -60,9 +61,9 @@ class Vector:
         with self._lock:
             return {name: slot.numpy() for name, slot in self._slots.items()}
 
-    def add_table(self, name: str, value: np.ndarray, *, decays: bool, lazily: bool) -> None:
+    def add_table(self, name: str, shape: Sequence[int], *, decays: bool, lazily: bool) -> None:
         """Adds rows of a table; arguments as for `Table`. It replaces an earlier one of that name."""
-        table = Table(value, self._rule, decays=decays, lazily=lazily)
+        table = Table(shape, self.dtype, self._rule, decays=decays, lazily=lazily)
         with self._lock:
             self._tables[name] = table
 
@@ -71,15 +72,32 @@ class Vector:
         with self._lock:
             return [self._table(name).read(wanted) for name, wanted in ids.items()]
 
-    def table(self, name: str) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """Copies of all rows of a table, and of its slots by name."""
+    def read_part(self, table: str | None, slot: str | None, begin: int, end: int) -> np.ndarray:
+        """Elements of the vector, or rows of a table, or of a slot of it."""
         with self._lock:
-            return self._table(name).values()
+            if table is not None:
+                return self._table(table).read_part(slot, begin, end)
+            return self._variable(slot).read_value()[begin:end].numpy()
 
-    def set_table(self, name: str, value: np.ndarray, slots: Mapping[str, np.ndarray]) -> None:
-        """Assigns all rows and slots of a table."""
+    def write_part(self, table: str | None, slot: str | None, begin: int, values: np.ndarray) -> None:
+        """Sets what `read_part` reads; the parts of a vector in order. The last one sets it.
+
+        An assignment to a slice would make each later read of the variable copy it.
+        """
         with self._lock:
-            self._table(name).set(value, slots)
+            if table is not None:
+                return self._table(table).write_part(slot, begin, values)
+            variable = self._variable(slot)
+            length, end = variable.shape[0], begin + len(values)
+            if end > length:
+                raise Refused(f"elements {begin} to {end} of a piece of {length} numbers")
+            whole = self._arriving.setdefault(slot, np.empty(length, self.dtype))
+            whole[begin:end] = values
+            if end == length:
+                variable.assign(self._arriving.pop(slot))
+
+    def _variable(self, slot: str | None) -> tf.Variable:
+        return self._value if slot is None else self._slots[slot]
 
     def _table(self, name):
         if name not in self._tables:

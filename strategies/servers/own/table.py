@@ -1,7 +1,7 @@
 """A server's rows of a matrix of embedding tables, with their slots. The caller holds a lock."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -16,9 +16,10 @@ _HOST = "/device:CPU:0"
 class Table:
     """Rows of a matrix."""
 
-    def __init__(self, value: np.ndarray, rule: UpdateRule, *, decays: bool, lazily: bool):
+    def __init__(self, shape: Sequence[int], dtype: np.dtype, rule: UpdateRule, *, decays: bool, lazily: bool):
         """Args:
-        value: [rows, width].
+        shape: [rows, width]; they and their slots are zeros.
+        dtype: of the rows.
         rule: update rule; it must work element by element.
         decays: whether the rule's weight decay applies.
         lazily: whether an update changes no row but those with a gradient.
@@ -26,10 +27,8 @@ class Table:
         self._rule = rule if decays else dataclasses.replace(rule, weight_decay=0.0)
         self._lazily = lazily
         with tf.device(_HOST):
-            self._value = tf.Variable(value, trainable=False)
-            self._slots = {
-                name: tf.Variable(tf.zeros_like(self._value), trainable=False) for name in rule.slot_names
-            }
+            self._value = tf.Variable(tf.zeros(shape, dtype), trainable=False)
+            self._slots = {name: tf.Variable(tf.zeros(shape, dtype), trainable=False) for name in rule.slot_names}
 
     def read(self, ids: np.ndarray) -> np.ndarray:
         """Copies of some rows, [n, width]; raises Refused if one is not here."""
@@ -45,15 +44,20 @@ class Table:
         if len(ids) and not (ids.min() >= 0 and ids.max() < height):
             raise Refused(f"rows {ids.min()} to {ids.max()} of a table of {height} rows")
 
-    def values(self) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """Copies of all rows, and of the slots by name."""
-        return self._value.numpy(), {name: slot.numpy() for name, slot in self._slots.items()}
+    def read_part(self, slot: str | None, begin: int, end: int) -> np.ndarray:
+        """Copies of rows, or of their slot."""
+        with tf.device(_HOST):
+            return tf.gather(self._variable(slot), tf.range(begin, end)).numpy()
 
-    def set(self, value: np.ndarray, slots: Mapping[str, np.ndarray]) -> None:
-        """Assigns all rows and slots."""
-        self._value.assign(value)
-        for name, slot in self._slots.items():
-            slot.assign(slots[name])
+    def write_part(self, slot: str | None, begin: int, values: np.ndarray) -> None:
+        """Sets rows [n, width] from `begin` on, or their slot."""
+        ids = np.arange(begin, begin + len(values))
+        self.check(ids, values)
+        with tf.device(_HOST):
+            self._variable(slot).scatter_update(tf.IndexedSlices(values, ids))
+
+    def _variable(self, slot: str | None) -> tf.Variable:
+        return self._value if slot is None else self._slots[slot]
 
     def apply(self, ids: np.ndarray, values: np.ndarray, rate: float, update: int) -> None:
         """Applies one update.

@@ -1,16 +1,19 @@
 """ZeRO over two workers in threads: one device's numbers, slots on their owners, and the bytes of a plain ring."""
 
 import contextlib
+import weakref
 
 import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers
 
-from strategies.ring.collectives import WireOptions
+from strategies import pieces
+from strategies.pieces import parts_of, pieces_of
+from strategies.ring.collectives import HostExchange, WireOptions
 from strategies.ring.placements import ring_placement
 from strategies.ring.remote_variable import RemoteVariable
-from strategies.ring.zero_slots import bring, release
+from strategies.ring.zero_slots import SharedParts, bring, release
 from tests.strategies.ring.threads import WorkersInThreads, at_once, rings
 from tests.strategies.ring.wire_bytes import bytes_of_a_step
 from tests.tiers import first_quick
@@ -24,6 +27,7 @@ from towers.updates.composed_rules import Lookahead
 from towers.updates.rules import Adam, Momentum, Muon
 
 STEPS = 5
+ROW_BYTES = 800 * 4  # of the kernel in `wide_task`
 RULES = {
     "adamw": Adam(weight_decay=0.1),
     "muon": Muon(momentum=0.9),
@@ -184,3 +188,73 @@ def test_slots_travel_to_the_writer_and_back():
             if owner != 0:
                 with pytest.raises(RuntimeError, match="call collect"):
                     variable.numpy()
+
+
+def test_others_values_are_written_and_freed_one_piece_at_a_time(monkeypatch):
+    """Rank 0 never has more of them than a piece that it is given and the one that it has just used."""
+    monkeypatch.setattr(pieces, "PIECE_BYTES", ROW_BYTES)
+    alive, peak = [0], [0]
+    sent = HostExchange.sent
+
+    def counted(host, *arguments, **named):
+        value = sent(host, *arguments, **named)
+        if host.rank == 0:
+            alive[0] += value.nbytes
+            weakref.finalize(value, lambda size=value.nbytes: alive.__setitem__(0, alive[0] - size))
+            peak[0] = max(peak[0], alive[0])
+        return value
+
+    monkeypatch.setattr(HostExchange, "sent", counted)
+    with workers(Adam(), zero=1, task=wide_task) as found:
+        found.train(1)
+        saved: dict[tuple, np.ndarray] = {}
+
+        def stream(host, rank):
+            owned = found.engines[rank].placement.slots_with_owners
+            listed = pieces_of(found.engines[rank].slots())
+            for piece, value in zip(listed, SharedParts(host, owned).values(listed), strict=True):
+                if rank == 0:
+                    saved[piece.path, piece.begin] = np.array(value)
+                else:
+                    assert value is None
+
+        at_once(found.hosts, stream)
+        total = sum(value.nbytes for value in saved.values())
+        assert total == 2 * sum(value.nbytes for value in values_of(found.engines[0]).values())
+        assert peak[0] <= 2 * ROW_BYTES < total / 10
+        assert alive[0] <= ROW_BYTES
+        before = [slots_of(engine) for engine in found.engines]
+        for engine in found.engines:
+            for variable, _ in engine.placement.slots_with_owners:
+                if isinstance(variable, tf.Variable):
+                    variable.assign(-tf.ones_like(variable))
+
+        def share(host, rank):
+            parts = parts_of(found.engines[rank].slots())
+            shared = SharedParts(host, found.engines[rank].placement.slots_with_owners)
+
+            def read(piece):
+                inside = [(begin, value) for (path, begin), value in saved.items() if path == piece.path]
+                whole = np.empty(piece.whole, np.float32)
+                for begin, value in inside:
+                    whole[tuple(slice(*span) for span in spans(begin, value.shape))] = value
+                return tf.constant(whole[tuple(slice(*span) for span in spans(piece.begin, piece.shape))])
+
+            if rank == 0:
+                for part in parts:
+                    shared.restore(part, read)
+            shared.share(parts, read if rank == 0 else None)
+
+        at_once(found.hosts, share)
+        for engine, wanted in zip(found.engines, before, strict=True):
+            assert slots_of(engine) == wanted
+
+
+def spans(begin, shape):
+    return [(start, start + length) for start, length in zip(begin, shape, strict=True)]
+
+
+def slots_of(engine) -> list[bytes]:
+    """The slots that this worker has."""
+    own = [variable for variable, _ in engine.placement.slots_with_owners if isinstance(variable, tf.Variable)]
+    return [variable.numpy().tobytes() for variable in own]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from strategies.callbacks import Callback
-from strategies.servers.carrier import Paused, Progress, Start, Values
+from strategies.servers.carrier import Paused, Progress, Start
 from strategies.servers.chief import ServersStrategy
 from strategies.servers.options import ServersOptions
 from strategies.servers.report_section import ServerFigures
@@ -27,7 +27,8 @@ class RunsAhead:
 
     def __init__(self, strategy: ServersStrategy):
         self._done = self._until = 0
-        self._values: Values | None = None
+        self._state = np.zeros(0)
+        self._values: dict = {}
         self.begun_at = None
         self._tally = Tally()
 
@@ -35,7 +36,8 @@ class RunsAhead:
         return {}
 
     def start(self, begin: Start) -> None:
-        self._values, self._done, self._until = begin.values, begin.step, begin.step
+        self._values |= {(None, name): np.ravel(value.numpy()) for name, value in begin.parameters.items()}
+        self._state, self._done, self._until = begin.state, begin.step, begin.step
         self.begun_at = begin.step, begin.positions
 
     def _work_to(self, step: int) -> None:
@@ -54,8 +56,11 @@ class RunsAhead:
         positions = [self._done + 4, self._done - 3]
         return Paused(idle=True, missing=(), done=self._done, totals=self._tally.totals(), positions=positions)
 
-    def values(self) -> Values:
-        return self._values
+    def read(self, slot, name, begin, end):
+        return self._values[slot, name][begin:end]
+
+    def state(self):
+        return self._state
 
     def report(self):
         more = {"done": self._done, "totals": self._tally.totals(), "turned_away": 0, "stop_asked": False}

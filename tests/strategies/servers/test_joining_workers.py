@@ -15,7 +15,7 @@ from launch.membership.free_ports import free_addresses
 from models.own_task import OwnTask
 from strategies.cluster import CHIEF, SERVER, WORKER, Cluster, Member
 from strategies.run_settings import check_same
-from strategies.servers.carrier import Start, Values
+from strategies.servers.carrier import Start
 from strategies.servers.membership import ServersMembership
 from strategies.servers.options import ServersOptions
 from strategies.servers.own.carrier import OwnCarrier
@@ -23,7 +23,7 @@ from strategies.servers.own.coordination import Coordination
 from strategies.servers.own.group import Group
 from strategies.servers.own.handlers import StoreHandlers
 from strategies.servers.own.server import Server
-from strategies.servers.tables import ParameterLayout, Stored
+from strategies.servers.tables import ParameterLayout
 from tests.strategies.servers.at_once import LIMIT_SECONDS, Started
 from tests.strategies.small_task import small_task
 from tests.towers.user_errors import refused
@@ -48,7 +48,9 @@ class Run:
         self.carrier = OwnCarrier(self.group(CHIEF, 0), LAYOUT, settings())
         self.carrier.start(
             Start(
-                values=Values(parameters=Stored(np.zeros(12), []), slots={}, state=np.zeros(0)),
+                parameters={"kernel": tf.Variable(np.zeros((4, 3)))},
+                slot_names=(),
+                state=np.zeros(0),
                 decays=np.zeros(12, bool),
                 averaged=np.zeros(0, bool),
                 step=0,

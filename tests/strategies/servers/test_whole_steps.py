@@ -3,16 +3,18 @@
 import contextlib
 import dataclasses
 import functools
+import math
 import threading
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from launch.membership.free_ports import free_addresses
 from strategies.cluster import CHIEF, SERVER, WORKER, Member
 from strategies.errors import PeerLost
-from strategies.servers.carrier import Start, Values
+from strategies.servers.carrier import Start
 from strategies.servers.options import ServersOptions
 from strategies.servers.own.carrier import OwnCarrier
 from strategies.servers.own.coordination import Coordination
@@ -101,10 +103,13 @@ class Cluster:
         self._group = self._connected(Group, Member(CHIEF, 0))
         self.chief = OwnCarrier(self._group, self.layout)
         variables = self.engine.tower.variables.parameters
-        self.first = self.layout.stored({value.path: value.numpy() for value in variables})
+        parameters = {value.path: tf.Variable(value.numpy()) for value in variables}
+        self.first = self.layout.stored({name: value.numpy() for name, value in parameters.items()})
         self.chief.start(
             Start(
-                values=Values(parameters=self.first, slots={}, state=np.zeros(0)),
+                parameters=parameters,
+                slot_names=(),
+                state=np.zeros(0),
                 decays=np.zeros(len(self.first.vector), bool),
                 averaged=np.zeros(0, bool),
                 step=0,
@@ -153,7 +158,8 @@ class Cluster:
         """All parameters, as a checkpoint gets them."""
         while not self.chief.pause().idle:
             pass
-        return self.chief.values().parameters.vector
+        found = [self.chief.read(None, name, 0, math.prod(shape)) for name, shape in self.layout.shapes.items()]
+        return np.concatenate(found)
 
     def pieces(self, vector: np.ndarray) -> list[np.ndarray]:
         return [vector[self.layout.vector.piece(server)] for server in range(NUM_SERVERS)]

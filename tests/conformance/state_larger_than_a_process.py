@@ -1,0 +1,222 @@
+"""Trains a state of 4 GiB in processes that are each held to less, saves it, and resumes it; needs root and Linux.
+
+python -m tests.conformance.state_larger_than_a_process [--state_gib=4] [--limit_gib=3] [--servers=3]
+
+The model is the recommender of drawn clicks: eight tables, Adam, so a third of the state is parameters.
+Each process runs in a memory control group of its own (version 1) with that limit. The kernel enforces it: it
+kills a process that needs more. First one process trains alone in such a group, and must be killed. Then the
+chief, a worker and the servers train until a checkpoint is written, and end by SIGTERM; the same command resumes.
+
+Prints a line for each process: the most resident memory that it had at a time, shared libraries included. It exits
+with 1 if the process alone was not killed, or if a process of the cluster was. With 4 GiB it takes some minutes,
+9 GiB of memory and 12 GiB of disk.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
+
+from launch.binary import INTERRUPTED
+from launch.membership.free_ports import free_addresses
+
+GIB = 2**30
+TABLES, WIDTH, COPIES = 8, 64, 3
+_GROUPS = pathlib.Path("/sys/fs/cgroup/memory")
+_POLL_SECONDS = 0.1
+# malloc gives large blocks back at once instead of keeping them for later.
+_VARIABLES = MappingProxyType({"CUDA_VISIBLE_DEVICES": "", "MALLOC_MMAP_THRESHOLD_": str(2**20)})
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Trial:
+    """What is tried.
+
+    Attributes:
+      state_bytes: parameters and slots of all tables.
+      limit_bytes: the most memory of each process.
+      servers: number of servers.
+      directory: folder of the run.
+      timeout_seconds: for each part of the trial.
+    """
+
+    state_bytes: int
+    limit_bytes: int
+    servers: int
+    directory: pathlib.Path
+    timeout_seconds: float
+
+    def command(self, *flags: str) -> list[str]:
+        """The command of each process."""
+        rows = -(-self.state_bytes // (COPIES * TABLES * WIDTH * 4))
+        return [
+            *(sys.executable, "-m", "launch.train", "--task=clicks", "--optimizer=adam", "--learning_rate=0.001"),
+            *(f"--click_tables={TABLES}", f"--click_rows={rows}", f"--click_width={WIDTH}", "--num_towers=1"),
+            *("--batch_size=128", "--steps=1000000", "--checkpoint_every_steps=5", "--keep_checkpoints=1"),
+            *(f"--directory={self.directory}", *flags),
+        ]
+
+
+@dataclasses.dataclass(frozen=True)
+class Ended:
+    """How a process ended: its exit code, the most resident memory that it had, and what it wrote."""
+
+    code: int
+    peak_bytes: int
+    output: str
+
+
+class Limited:
+    """A process in a memory control group of its own."""
+
+    def __init__(self, name: str, command: Sequence[str], limit_bytes: int, variables: Mapping[str, str]):
+        self._group = _GROUPS / f"towers-trial-{os.getpid()}-{name.replace(':', '')}"
+        self._group.mkdir()
+        (self._group / "memory.limit_in_bytes").write_text(str(limit_bytes))
+        entered = f'echo $$ > {self._group}/cgroup.procs && exec "$@"'
+        self._output = tempfile.TemporaryFile("w+")  # noqa: SIM115
+        self.process = subprocess.Popen(
+            ["sh", "-c", entered, "sh", *command],
+            env={**os.environ, **_VARIABLES, **variables},
+            stdout=self._output,
+            stderr=subprocess.STDOUT,
+        )
+        self._peak_bytes = 0
+
+    def look(self) -> bool:
+        """Notes its memory; whether it runs."""
+        # One that has ended has no status, or one without memory.
+        with contextlib.suppress(OSError, TypeError):
+            status = pathlib.Path(f"/proc/{self.process.pid}/status").read_text()
+            self._peak_bytes = max(self._peak_bytes, int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) * 1024)
+        return self.process.poll() is None
+
+    def ended(self) -> Ended:
+        """Kills it if it runs, and removes its group."""
+        if self.process.poll() is None:
+            self.process.kill()
+        code = self.process.wait(20)
+        self._output.seek(0)
+        found = Ended(code, self._peak_bytes, self._output.read())
+        self._output.close()
+        self._group.rmdir()
+        return found
+
+
+def alone(trial: Trial) -> Ended:
+    """One process with all of the state, until it ends or has written a checkpoint."""
+    running = Limited("alone", trial.command("--strategy=towers"), trial.limit_bytes, {})
+    try:
+        _wait(trial, [running], after_step=-1)
+    finally:
+        found = running.ended()
+    return found
+
+
+def together(trial: Trial, *, after_step: int = -1) -> tuple[int, dict[str, Ended]]:
+    """Chief, worker and servers, until a later step than `after_step` is saved; the step, and all ends."""
+    names = ["chief:0", "worker:0", *(f"ps:{index}" for index in range(trial.servers))]
+    addresses = dict(zip(names, free_addresses(len(names)), strict=True))
+    cluster: dict[str, list[str]] = {}
+    for name, address in addresses.items():
+        cluster.setdefault(name.split(":")[0], []).append(address)
+    command = trial.command("--strategy=ps", "--engine=own", "--sparse_updates=lazy")
+    running: dict[str, Limited] = {}
+    found: dict[str, Ended] = {}
+    try:
+        for name in names:
+            role, index = name.split(":")
+            task = {"cluster": cluster, "task": {"type": role, "index": int(index)}}
+            variables = {"TF_CONFIG": json.dumps(task)}
+            running[name] = Limited(name, command, trial.limit_bytes, variables)
+        _wait(trial, list(running.values()), after_step=after_step)
+        running["chief:0"].process.send_signal(signal.SIGTERM)
+        deadline = time.monotonic() + trial.timeout_seconds
+        while any([one.look() for one in running.values()]) and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS)
+    finally:
+        for name, one in running.items():
+            found[name] = one.ended()
+    return saved_step(trial), found
+
+
+def _wait(trial: Trial, running: Sequence[Limited], *, after_step: int) -> None:
+    """Waits for a checkpoint of a later step, or until a process has ended."""
+    deadline = time.monotonic() + trial.timeout_seconds
+    while all([one.look() for one in running]) and saved_step(trial) <= max(after_step, 0):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"no checkpoint after {trial.timeout_seconds:g} seconds")
+        time.sleep(_POLL_SECONDS)
+
+
+def saved_step(trial: Trial) -> int:
+    """The step of the newest checkpoint; -1 if there is none."""
+    found = (trial.directory / "checkpoints").glob("step-*.index")
+    return max((int(path.stem.removeprefix("step-")) for path in found), default=-1)
+
+
+def saved_bytes(trial: Trial) -> int:
+    """The size of the newest checkpoint."""
+    return sum(
+        path.stat().st_size for path in (trial.directory / "checkpoints").glob(f"step-{saved_step(trial)}.*")
+    )
+
+
+@contextlib.contextmanager
+def _printed(what: str) -> Iterator[None]:
+    began = time.monotonic()
+    print(f"{what}:", flush=True)
+    yield
+    print(f"  {time.monotonic() - began:.0f} s", flush=True)
+
+
+def main() -> int:
+    """Runs the trial of the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--state_gib", type=float, default=4.0)
+    parser.add_argument("--limit_gib", type=float, default=3.0)
+    parser.add_argument("--servers", type=int, default=3)
+    parser.add_argument("--timeout_seconds", type=float, default=900.0)
+    chosen = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        trial = Trial(
+            state_bytes=int(chosen.state_gib * GIB),
+            limit_bytes=int(chosen.limit_gib * GIB),
+            servers=chosen.servers,
+            directory=pathlib.Path(folder) / "run",
+            timeout_seconds=chosen.timeout_seconds,
+        )
+        with _printed(f"one process, limit {chosen.limit_gib:g} GiB"):
+            found = alone(trial)
+            is_well = found.code == -signal.SIGKILL
+            print(f"  {'killed' if is_well else 'NOT killed'} at {found.peak_bytes / GIB:.2f} GiB")
+        step = -1
+        for what in ("from step 0", "resumed"):
+            with _printed(f"a chief, a worker and {trial.servers} servers, each with that limit, {what}"):
+                before = step
+                step, ends = together(trial, after_step=before)
+                for name, end in ends.items():
+                    print(f"  {name}: at most {end.peak_bytes / GIB:.2f} GiB, exit code {end.code}")
+                    if end.code != INTERRUPTED:
+                        print(end.output[-2000:])
+                print(f"  a checkpoint of step {step}: {saved_bytes(trial) / GIB:.2f} GiB")
+                resumed = before < 0 or f"resumed at step {before}" in ends["chief:0"].output
+                is_well &= resumed and step > before and all(end.code == INTERRUPTED for end in ends.values())
+    print("passed" if is_well else "FAILED")
+    return 0 if is_well else 1
+
+
+if __name__ == "__main__":
+    # An exception, so that no process stays behind.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    sys.exit(main())
