@@ -48,7 +48,12 @@ flags.DEFINE_string(
     "Memory of a device, as 16GiB or 512MiB: also print the largest batch that fits it. CPU towers share one.",
 )
 flags.DEFINE_bool("measure", False, "Also run each mode of one process in a fresh process, and print its peak.")
-flags.DEFINE_integer("measured_steps", 4, "Steps that --measure runs in each mode; the last one is measured.")
+flags.DEFINE_integer(
+    "measured_steps",
+    4,
+    "Steps that --measure runs in each mode. The first one builds the graph; the largest peak of the others is "
+    "printed, because threads run a step's operations in another order each time.",
+)
 flags.DEFINE_bool("measure_here", False, "Measure one mode in this process. The program starts others with it.")
 flags.DEFINE_integer("workers", 2, "Number of workers of the columns of rings and parameter servers.")
 flags.DEFINE_integer("servers", 1, "Number of parameter servers of their column.")
