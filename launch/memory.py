@@ -24,6 +24,7 @@ import json
 from absl import flags
 
 from launch import binary, training
+from launch.flags.branches import branches_from_flags
 from launch.flags.checks import positive
 from launch.flags.devices import devices_from_flags
 from launch.flags.pipeline import pipeline_from_flags
@@ -36,6 +37,8 @@ from launch.forecast.measured_modes import measure_here, measured
 from launch.forecast.modes_of_a_process import TOWERS, ProcessMode, ProcessModes, all_devices
 from launch.forecast.table import as_json, saved_by_recomputation, saved_by_zero, table
 from launch.measuring.running import Interrupted
+from strategies.slices import SliceOptions
+from towers.branches.options import BranchOptions
 from towers.devices import Devices
 from towers.errors import UserError
 from towers.memory.largest_batch import largest_batch
@@ -71,7 +74,8 @@ def main(_) -> int:
         devices_from_flags(),
         options_from_flags(training.run_length(task)),
         pipeline_from_flags() or PipelineOptions(),
-        slices_from_flags(),
+        slices_from_flags() or SliceOptions(),
+        branches_from_flags() or BranchOptions(),
     )
     if FLAGS.measure_here:
         print(json.dumps(measure_here(modes.strategy(_asked(modes.devices)).engine, task, FLAGS.measured_steps)))

@@ -20,7 +20,7 @@ from towers.task import InputShard, Task
 PASSING, FULLEST = "passing_bytes", "fullest_gpu_bytes"
 _TIMEOUT_SECONDS = 900.0
 # Flags that choose another mode, and would contradict the one that is measured.
-_OF_MODES = ("strategy", "num_towers", "grid", "slices", "parameter_device", "zero", "offload")
+_OF_MODES = ("strategy", "num_towers", "grid", "slices", "parameter_device", "zero", "offload", "branch_devices")
 
 
 def measured(modes: ProcessModes, columns: Sequence[Column]) -> dict[str, float]:
