@@ -24,6 +24,7 @@ import json
 from absl import flags
 
 from launch import binary, training
+from launch.flags.branches import branches_from_flags
 from launch.flags.checks import positive
 from launch.flags.devices import devices_from_flags
 from launch.flags.pipeline import pipeline_from_flags
@@ -36,6 +37,8 @@ from launch.forecast.measured_modes import measure_here, measured
 from launch.forecast.modes_of_a_process import TOWERS, ProcessMode, ProcessModes, all_devices
 from launch.forecast.table import as_json, saved_by_recomputation, saved_by_zero, table
 from launch.measuring.running import Interrupted
+from strategies.slices import SliceOptions
+from towers.branches.options import BranchOptions
 from towers.devices import Devices
 from towers.errors import UserError
 from towers.memory.largest_batch import largest_batch
@@ -48,7 +51,12 @@ flags.DEFINE_string(
     "Memory of a device, as 16GiB or 512MiB: also print the largest batch that fits it. CPU towers share one.",
 )
 flags.DEFINE_bool("measure", False, "Also run each mode of one process in a fresh process, and print its peak.")
-flags.DEFINE_integer("measured_steps", 4, "Steps that --measure runs in each mode; the last one is measured.")
+flags.DEFINE_integer(
+    "measured_steps",
+    4,
+    "Steps that --measure runs in each mode. The first one builds the graph; the largest peak of the others is "
+    "printed, because threads run a step's operations in another order each time.",
+)
 flags.DEFINE_bool("measure_here", False, "Measure one mode in this process. The program starts others with it.")
 flags.DEFINE_integer("workers", 2, "Number of workers of the columns of rings and parameter servers.")
 flags.DEFINE_integer("servers", 1, "Number of parameter servers of their column.")
@@ -66,7 +74,8 @@ def main(_) -> int:
         devices_from_flags(),
         options_from_flags(training.run_length(task)),
         pipeline_from_flags() or PipelineOptions(),
-        slices_from_flags(),
+        slices_from_flags() or SliceOptions(),
+        branches_from_flags() or BranchOptions(),
     )
     if FLAGS.measure_here:
         print(json.dumps(measure_here(modes.strategy(_asked(modes.devices)).engine, task, FLAGS.measured_steps)))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import tensorflow as tf
 
-from launch.forecast.modes_of_a_process import PIPELINE, SLICES, ProcessMode, ProcessModes, all_devices
+from launch.forecast.modes_of_a_process import BRANCHES, PIPELINE, SLICES, ProcessMode, ProcessModes, all_devices
 from towers.errors import UserError
 from towers.memory.engine_memory import StepMemory
 from towers.memory.zero import BytesPerParameter, model_states
@@ -127,6 +127,13 @@ def sharded_towers(run: Run) -> Iterator[Column]:
         yield run.of_process(dataclasses.replace(run.central, name=name, sharded=True))
 
 
+def replicated_towers(run: Run) -> Iterator[Column]:
+    """A copy of all parameters and of the optimizer state on each device."""
+    if run.num_towers > 1:
+        name = f"{run.num_towers} towers, replicated"
+        yield run.of_process(dataclasses.replace(run.central, name=name, replicated=True))
+
+
 def zero_stages(run: Run) -> Iterator[Column]:
     """ZeRO over the towers; with one tower its formulas for two devices.
 
@@ -172,11 +179,27 @@ def slices(run: Run) -> Iterator[Column]:
         yield run.of_process(dataclasses.replace(run.central, name=f"{run.num_towers} slices", strategy=SLICES))
 
 
+def branches(run: Run) -> Iterator[Column]:
+    """One tower whose branches are divided over all devices."""
+    if run.num_towers > 1:
+        mode = dataclasses.replace(run.central, name="branches", strategy=BRANCHES)
+        yield from run.of_each_device(mode, "device")
+
+
 def ring(run: Run) -> Iterator[Column]:
-    """A worker: its towers on its part of the batch; gradients packed to vectors, and the vectors' sums."""
+    """A worker: its towers on its part of the batch; gradients packed to vectors, and the vectors' sums.
+
+    With ZeRO-1 it has a part of the optimizer state, and gets the sums of that part. Before the next step it sends
+    its part of the parameters, and gets all as vectors: as many bytes again, when the gradients are gone.
+    """
     own = run.modes.process_or_gpu(run.central, math.ceil(run.batch_size / run.num_workers))
-    worker = dataclasses.replace(own, collectives_bytes=2 * own.parameters_bytes)
+    parameters, part = own.parameters_bytes, 1 / run.num_workers
+    worker = dataclasses.replace(own, collectives_bytes=2 * parameters)
     yield Column(f"ring, 1 of {run.num_workers} workers", ARITHMETIC, worker)
+    worker = dataclasses.replace(
+        own, optimizer_bytes=own.optimizer_bytes * part, collectives_bytes=parameters * (1 + part)
+    )
+    yield Column(f"ring, ZeRO-1, 1 of {run.num_workers} workers", ARITHMETIC, worker)
 
 
 def ring_zero_3(run: Run) -> Iterator[Column]:
@@ -231,11 +254,13 @@ MODES: Sequence[Callable[[Run], Iterator[Column]]] = (
     one_tower,
     central_towers,
     sharded_towers,
+    replicated_towers,
     zero_stages,
     recomputed_blocks,
     recomputed_fully,
     pipeline,
     slices,
+    branches,
     ring,
     ring_zero_3,
     parameter_servers,

@@ -1,6 +1,5 @@
 """The measured peak of the modes that one process can run, each in a fresh process."""
 
-import itertools
 import sys
 from collections.abc import Mapping, Sequence
 
@@ -21,7 +20,7 @@ from towers.task import InputShard, Task
 PASSING, FULLEST = "passing_bytes", "fullest_gpu_bytes"
 _TIMEOUT_SECONDS = 900.0
 # Flags that choose another mode, and would contradict the one that is measured.
-_OF_MODES = ("strategy", "num_towers", "grid", "slices", "parameter_device", "zero", "offload")
+_OF_MODES = ("strategy", "num_towers", "grid", "slices", "parameter_device", "zero", "offload", "branch_devices")
 
 
 def measured(modes: ProcessModes, columns: Sequence[Column]) -> dict[str, float]:
@@ -74,22 +73,27 @@ def _without(words: Sequence[str], *names: str) -> list[str]:
 
 
 def measure_here(engine: Engine, task: Task, num_steps: int) -> dict[str, float]:
-    """Runs steps on one batch in this process, and measures the last one's memory.
+    """Runs steps on one batch in this process, and measures the memory of all but the first one.
 
     Args:
       engine: of the mode.
       task: gives the batch.
-      num_steps: number of steps.
+      num_steps: number of steps; of one step, that one is measured.
+
+    Returns:
+      The largest peak, because threads run the operations of each step in another order.
     """
     batch = next(iter(as_batches(task.dataset("train", InputShard()))))
 
     def step():
         return float(engine.train(batch, engine.options.schedule(0)).loss_sum)
 
-    for _ in itertools.repeat(None, num_steps - 1):
+    if num_steps > 1:
         step()
+    steps = [step] * max(1, num_steps - 1)
     if engine.devices.on_cpu:
-        return {PASSING: allocated_peak(step)}
-    step()
+        return {PASSING: max(map(allocated_peak, steps))}
+    for one in steps:
+        one()
     gpus = [tower.removeprefix("/device:") for tower in all_devices(engine.devices)]
     return {FULLEST: max(tf.config.experimental.get_memory_info(gpu)["peak"] for gpu in gpus)}

@@ -6,13 +6,17 @@ import functools
 from strategies.registry import build_strategy
 from strategies.slices import SliceOptions
 from strategies.synchronous import SynchronousStrategy
-from towers.devices import HOST, Devices
+from towers.branches.options import BranchOptions
+from towers.cores import num_cores
+from towers.devices import HOST, Devices, threads_for
 from towers.memory.engine_memory import EngineMemory, StepMemory
 from towers.options import StepOptions
 from towers.stages.options import PipelineOptions
 from towers.task import Task
 
-TOWERS, PIPELINE, SLICES = "towers", "pipeline", "slices"
+TOWERS, PIPELINE, SLICES, BRANCHES = "towers", "pipeline", "slices", "branches"
+# What the grid calls a device of a tower.
+_AXES = {PIPELINE: "stage", SLICES: "slice", BRANCHES: "branch"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -22,8 +26,8 @@ class ProcessMode:
     Attributes:
       name: for the user.
       num_devices: how many of the process's devices it uses.
-      strategy: TOWERS, or for one tower over all devices PIPELINE or SLICES.
-      num_towers: towers of a pipeline or of slices; those of TOWERS are the devices.
+      strategy: TOWERS, or for one tower over all devices PIPELINE, SLICES or BRANCHES.
+      num_towers: towers of several devices; those of TOWERS are the devices.
       sharded, replicated, zero, offload: as of `towers.devices.Devices`.
       recompute: what the backward pass computes again; None for what the options say.
     """
@@ -50,6 +54,7 @@ class ProcessMode:
             towers=tuple(group[0] for group in groups) if grouped else used,
             parameters=(used[0] if not of_process.on_cpu else HOST) if is_spread else of_process.parameters,
             default_of_cores=0,
+            threads_per_tower=self._threads(of_process),
             lowered_from=0,
             sharded=self.sharded,
             replicated=self.replicated,
@@ -58,13 +63,18 @@ class ProcessMode:
             groups=groups,
         )
 
+    def _threads(self, of_process: Devices) -> int:
+        """Threads of an operation: those of the process, or fewer devices share all cores."""
+        count, threads = len(all_devices(of_process)), of_process.threads_per_tower
+        is_default = threads == threads_for(count, num_cores())
+        return threads_for(self.num_devices, num_cores()) if is_default else threads
+
     @property
     def flags(self) -> list[str]:
         """The flags that choose the mode in a fresh process."""
         if self.strategy != TOWERS:
-            axis = "stage" if self.strategy == PIPELINE else "slice"
             size = self.num_devices // self.num_towers
-            return [f"--strategy={self.strategy}", f"--grid=data:{self.num_towers},{axis}:{size}"]
+            return [f"--strategy={self.strategy}", f"--grid=data:{self.num_towers},{_AXES[self.strategy]}:{size}"]
         spread = "sharded" if self.sharded else "replicated" if self.replicated else "cpu"
         found = [f"--strategy={TOWERS}", f"--num_towers={self.num_devices}", f"--zero={self.zero}"]
         found += [f"--parameter_device={spread}"] * (not self.zero) + [f"--offload={self.offload}"]
@@ -84,7 +94,7 @@ class ProcessModes:
       task: gives model and batch.
       devices: all devices of the process.
       options: how a step computes.
-      pipeline, slices: how a tower is divided over several devices.
+      pipeline, slices, branches: how a tower is divided over several devices.
     """
 
     task: Task
@@ -92,6 +102,7 @@ class ProcessModes:
     options: StepOptions
     pipeline: PipelineOptions = dataclasses.field(default_factory=PipelineOptions)
     slices: SliceOptions = dataclasses.field(default_factory=SliceOptions)
+    branches: BranchOptions = dataclasses.field(default_factory=BranchOptions)
 
     @functools.cache  # noqa: B019  the modes live as long as the program
     def strategy(self, mode: ProcessMode) -> SynchronousStrategy:
@@ -104,14 +115,15 @@ class ProcessModes:
         options = self.options
         if mode.recompute is not None:
             options = dataclasses.replace(options, recompute=mode.recompute)
+        of_tower = {PIPELINE: self.pipeline, SLICES: self.slices, BRANCHES: self.branches}
         return build_strategy(
             mode.strategy,
             self.task,
             devices,
             options,
             # Given, so that a small batch does not lower the number of towers.
-            shares=None if mode.strategy == SLICES else (1.0,) * devices.num_towers,
-            **{PIPELINE: {"pipeline": self.pipeline}, SLICES: {"slices": self.slices}}.get(mode.strategy, {}),
+            shares=None if mode.strategy in (SLICES, BRANCHES) else (1.0,) * devices.num_towers,
+            **{name: given for name, given in of_tower.items() if name == mode.strategy},
         )
 
     @functools.cache  # noqa: B019

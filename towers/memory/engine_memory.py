@@ -57,7 +57,8 @@ class EngineMemory:
         if engine.options.accumulation > 1:
             functions = [engine.first_function, engine.apply_function]
         concretes = [function.get_concrete_function() for function in functions]
-        self._graphs = [StepGraph(concrete) for concrete in concretes]
+        threads = engine.devices.threads_per_tower or num_cores()
+        self._graphs = [StepGraph(concrete, kernel_threads=threads) for concrete in concretes]
         # The sums of the microbatches so far, which every call gets and returns anew.
         self._sums_bytes = sum(map(_bytes_of, concretes[0].outputs)) if len(concretes) > 1 else 0
         self._placement = engine.placement

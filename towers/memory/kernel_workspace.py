@@ -1,11 +1,14 @@
 """What TensorFlow's CPU kernels allocate besides their outputs, in bytes.
 
 Source: the allocations of traced steps (TensorFlow 2.21, two cores with and without oneDNN's kernels), and the
-sources in tensorflow/core/kernels. The gradients of a convolution copy the image's patches to a matrix
-[shard, P, F], for as many examples as fit the L3 cache together with the other matrices of the product; P pixels
-of the output and F elements of a filter, D channels of the output:
+sources in tensorflow/core/kernels. The gradients of a convolution (conv_grad_filter_ops.h, conv_grad_input_ops.h)
+copy the image's patches to a matrix [shard, P, F], for as many examples as fill 30 MiB together with the other
+matrices of the product, whatever the CPU's cache and the batch; P pixels of the output and F elements of a filter,
+D channels of the output:
 
-    shard = ceil(L3 / item / (P F + F D + P D))        one example in the gradient of the image, if that is large
+    each  = P F + F D + P D
+    shard = ceil(30 MiB / item / each)
+    shard = 1    in the gradient of the image, if the batch is 1 or each / threads >= 256 KiB / item
 
 oneDNN's kernels need none of this: see `towers.memory.onednn_kernels`. An Einsum is a product of matrices: it
 copies inputs whose dimensions are in another order, and its result from another order. On GPUs cuDNN chooses its
@@ -14,42 +17,36 @@ workspace as it runs.
 
 import functools
 import math
-import pathlib
 from collections.abc import Callable
 
 import tensorflow as tf
 
 from towers.memory.onednn_kernels import runs_onednn
 
-_L3_SIZE = pathlib.Path("/sys/devices/system/cpu/cpu0/cache/index3/size")
-_USUAL_L3_BYTES = 32 << 20
-# Elements of an example's matrices from which the gradient of the image takes one example at a time.
-_LARGE_EXAMPLE = 160_000
+# What TensorFlow takes for the sizes of the L3 cache and of the L2 cache.
+_L3_BYTES, _L2_BYTES = 30 << 20, 256 << 10
 _POSITION_BYTES = 8
 
 
-def workspace_bytes(operation: tf.Operation) -> int:
-    """The workspace of an operation whose shapes are known; 0 for one that is not listed here."""
+def workspace_bytes(operation: tf.Operation, num_threads: int = 1) -> int:
+    """The workspace of an operation whose shapes are known; 0 for one that is not listed here.
+
+    Args:
+      operation: in a graph of known shapes.
+      num_threads: number of threads that it may use.
+    """
     if "GPU" in operation.device:
         return 0
     if operation.type == "Einsum":
         return _of_einsum(operation)
     if operation.type not in _OWN_KERNELS or runs_onednn():
         return 0
-    return _OWN_KERNELS[operation.type](operation)
+    return _OWN_KERNELS[operation.type](operation, num_threads)
 
 
-@functools.cache
-def l3_bytes() -> int:
-    """Size of the L3 cache, as Linux has it; 32 MiB if it does not say."""
-    try:
-        text = _L3_SIZE.read_text(encoding="ascii").strip()
-        return int(text.rstrip("KM")) << {"K": 10, "M": 20}.get(text[-1], 0)
-    except (OSError, ValueError):
-        return _USUAL_L3_BYTES
-
-
-def patches_bytes(positions: int, filter_elements: int, depth: int, item_bytes: int, *, of_image: bool) -> int:
+def patches_bytes(
+    positions: int, filter_elements: int, depth: int, item_bytes: int, *, examples: int = 0, num_threads: int = 1
+) -> int:
     """Bytes of the matrix of patches in a convolution's gradient.
 
     Args:
@@ -57,25 +54,34 @@ def patches_bytes(positions: int, filter_elements: int, depth: int, item_bytes: 
       filter_elements: height * width * input channels of the filter.
       depth: output channels.
       item_bytes: bytes of an element.
-      of_image: whether it is the gradient with respect to the image, not the filter.
+      examples: of the batch, for the gradient with respect to the image; 0 for that of the filter.
+      num_threads: number of threads of an operation.
     """
     patches = positions * filter_elements
     each = patches + filter_elements * depth + positions * depth
-    shard = 1 if of_image and each >= _LARGE_EXAMPLE else math.ceil(l3_bytes() / item_bytes / each)
+    is_large = examples == 1 or each // num_threads >= _L2_BYTES // item_bytes
+    shard = 1 if examples and is_large else math.ceil(_L3_BYTES / item_bytes / each)
     return shard * patches * item_bytes
 
 
-def _of_convolution(operation: tf.Operation, *, of_image: bool) -> int:
+def _of_convolution(operation: tf.Operation, num_threads: int, *, of_image: bool) -> int:
     image, gradient = (operation.outputs[0] if of_image else operation.inputs[0]), operation.inputs[2]
     filters = operation.inputs[1] if of_image else operation.outputs[0]
     if not (gradient.shape.is_fully_defined() and filters.shape.is_fully_defined()):
         return 0
     *window, inputs, depth = filters.shape.as_list()
-    pixels = math.prod(gradient.shape[1:-1])
-    return patches_bytes(pixels, math.prod(window) * inputs, depth, image.dtype.size, of_image=of_image)
+    examples, *pixels, _ = gradient.shape.as_list()
+    return patches_bytes(
+        math.prod(pixels),
+        math.prod(window) * inputs,
+        depth,
+        image.dtype.size,
+        examples=examples if of_image else 0,
+        num_threads=num_threads,
+    )
 
 
-def _of_max_pool_gradient(operation: tf.Operation) -> int:
+def _of_max_pool_gradient(operation: tf.Operation, _num_threads: int) -> int:
     """The maxima, and where they are."""
     count = operation.inputs[1].shape.num_elements() or 0
     return count * (operation.inputs[1].dtype.size + _POSITION_BYTES)
@@ -103,7 +109,7 @@ def _of_einsum(operation: tf.Operation) -> int:
     )
 
 
-_OWN_KERNELS: dict[str, Callable[[tf.Operation], int]] = {
+_OWN_KERNELS: dict[str, Callable[[tf.Operation, int], int]] = {
     "Conv2DBackpropFilter": functools.partial(_of_convolution, of_image=False),
     "Conv2DBackpropInput": functools.partial(_of_convolution, of_image=True),
     "MaxPoolGrad": _of_max_pool_gradient,

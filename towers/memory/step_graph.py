@@ -44,10 +44,12 @@ _WITHOUT_BUFFER = {"Const", "ReadVariableOp", "VarHandleOp", "Placeholder"}
 class StepGraph:
     """A traced function whose batch has no length yet."""
 
-    def __init__(self, concrete):
+    def __init__(self, concrete, *, kernel_threads: int = 1):
         """Args:
         concrete: a concrete function; the arguments with an open dimension 0 are its batch.
+        kernel_threads: number of threads of an operation.
         """
+        self._kernel_threads = kernel_threads
         self._graph_def = _inlined(concrete)
         self._arguments = {tensor.op.name: tensor for tensor in concrete.inputs}
         self._results = collections.Counter(tensor.name for tensor in concrete.outputs)
@@ -68,7 +70,13 @@ class StepGraph:
           length: number of examples.
           one_memory: whether all CPU devices are one memory; else each has its own, for what each holds.
         """
-        reading = _Reading(self._shaped(length), self._kinds, self._results, one_memory=one_memory)
+        reading = _Reading(
+            self._shaped(length),
+            self._kinds,
+            self._results,
+            one_memory=one_memory,
+            kernel_threads=self._kernel_threads,
+        )
         return reading.operations
 
     @functools.cached_property
@@ -168,8 +176,17 @@ class _Reading:
       operations: those of the graph, and those that send tensors to other devices.
     """
 
-    def __init__(self, graph: tf.Graph, kinds: Mapping[str, str], results: Mapping[str, int], *, one_memory: bool):
+    def __init__(
+        self,
+        graph: tf.Graph,
+        kinds: Mapping[str, str],
+        results: Mapping[str, int],
+        *,
+        one_memory: bool,
+        kernel_threads: int,
+    ):
         self._kinds, self._results, self._one_memory = kinds, results, one_memory
+        self._kernel_threads = kernel_threads
         self._library = {function.signature.name: function for function in graph.as_graph_def().library.function}
         self._indices: dict[str, int] = {}
         # By tensor and device where it is after it was sent there.
@@ -199,7 +216,7 @@ class _Reading:
                 reads=tuple(reads),
                 after=tuple(after),
                 outputs=tuple(outputs),
-                workspace_bytes=workspace_bytes(operation) + self._of_bodies(operation),
+                workspace_bytes=workspace_bytes(operation, self._kernel_threads) + self._of_bodies(operation),
                 cost=self._cost(operation, reads, outputs),
                 memory=memory,
                 executor=_device_name(operation.device),
@@ -276,5 +293,6 @@ class _Reading:
         graph_def.library.function.extend(self._library.values())
         inputs = list(operation.inputs)[-len(names) :] if names else []
         graph = _shaped(graph_def, dict(zip(names, ((like, None) for like in inputs), strict=True)))
-        found = peaks(_Reading(graph, {}, {}, one_memory=True).operations)
+        reading = _Reading(graph, {}, {}, one_memory=True, kernel_threads=self._kernel_threads)
+        found = peaks(reading.operations)
         return sum(peak.total_bytes for peak in found.values())

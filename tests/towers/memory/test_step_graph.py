@@ -4,7 +4,7 @@ import tensorflow as tf
 
 from tests.towers.tiny_tasks import dense_task, trainer_of
 from towers.memory.engine_memory import EngineMemory
-from towers.memory.kernel_workspace import l3_bytes, patches_bytes
+from towers.memory.kernel_workspace import patches_bytes
 from towers.memory.lifetimes import peaks
 from towers.memory.step_graph import ACTIVATIONS, BATCH, COPIES, GRADIENTS, HOST_MEMORY, StepGraph
 from towers.updates.rules import SGD, Momentum
@@ -59,12 +59,15 @@ def test_a_branch_needs_its_largest_body():
     assert found.total_bytes < 10 * 7 * WIDTH * FLOAT
 
 
-def test_patches_of_a_convolution_fill_the_cache():
-    """Figures of a traced step of ResNet-20: [48, 1024, 144] where the cache has 30 MiB."""
-    one = 1024 * 144 * FLOAT
-    of_filter = patches_bytes(1024, 144, 16, FLOAT, of_image=False)
-    assert of_filter % one == 0 and abs(of_filter - 0.888 * l3_bytes()) <= one
-    assert patches_bytes(1024, 144, 16, FLOAT, of_image=True) == one
+def test_patches_of_a_convolution_fill_what_tensorflow_takes_for_a_cache():
+    """Figures of traced steps: [48, 1024, 144] in ResNet-20, [15, 256, 1600] in the classic network."""
+    assert patches_bytes(1024, 144, 16, FLOAT) == 48 * 1024 * 144 * FLOAT
+    assert patches_bytes(256, 1600, 64, FLOAT) == 15 * 256 * 1600 * FLOAT
+    # The gradient of the image takes a large example alone, and small ones together.
+    assert patches_bytes(1024, 144, 16, FLOAT, examples=32, num_threads=2) == 1024 * 144 * FLOAT
+    assert patches_bytes(64, 576, 64, FLOAT, examples=32, num_threads=2) == 102 * 64 * 576 * FLOAT
+    assert patches_bytes(64, 576, 64, FLOAT, examples=32) == 64 * 576 * FLOAT
+    assert patches_bytes(64, 576, 64, FLOAT, examples=1, num_threads=2) == 64 * 576 * FLOAT
 
 
 def test_an_engine_holds_its_variables_and_more_for_longer_batches():
