@@ -19,7 +19,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from towers.memory.onednn_kernels import runs_onednn
+from towers.cpu_kernels import runs_onednn
 
 _L3_SIZE = pathlib.Path("/sys/devices/system/cpu/cpu0/cache/index3/size")
 _USUAL_L3_BYTES = 32 << 20
