@@ -12,6 +12,7 @@ import tensorflow as tf
 from launch.health.section import Section, gib
 from towers.control_groups import ROOT, core_quota, memory_limit
 from towers.cores import num_cores
+from towers.cpu_kernels import cpu_kernels
 from towers.devices import EXAMPLES_PER_TOWER
 
 NVIDIA_DEVICE = pathlib.Path("/dev/nvidia0")
@@ -48,6 +49,7 @@ def devices(
     load = ", ".join(f"{value:.2f}" for value in psutil.getloadavg())
     facts = {
         "CPU model": cpu_model(),
+        "CPU kernels": cpu_kernels(),
         "CPUs": [device.name for device in tf.config.list_physical_devices("CPU")],
         "GPUs": [f"{gpu.name} {_details(gpu)}" for gpu in gpus] or "none",
         "cores": f"{cores} usable of {os.cpu_count()}" + (f", CPU quota of {quota:g}" if quota else ""),

@@ -15,6 +15,7 @@ from strategies.atomic_write import write_atomically
 from strategies.callbacks import Callback
 from strategies.contract import SectionTotals, StepReport, Strategy, WorkerTime
 from strategies.reports.strict_json import dumps
+from towers.cpu_kernels import cpu_kernels
 
 # Raise it when a field changes its meaning or is removed; a new field does not need it.
 VERSION = 1
@@ -130,6 +131,7 @@ def summarize(figures: RunFigures, strategy: Strategy, *, outcome: str, settings
         "flags": dict(settings),
         "engine": None if strategy.engine_choice is None else dataclasses.asdict(strategy.engine_choice),
         "versions": versions(),
+        "cpu_kernels": cpu_kernels(),
         "steps": strategy.step,
         "examples": strategy.examples,
         "skipped_steps": figures.skipped_steps,

@@ -9,20 +9,14 @@ workspace of TensorFlow's allocator; in place of it two kernels keep a tensor th
                           oneDNN asks for as a number of elements, so it allocates four times as much in float32
 """
 
-import functools
 import math
 
 import tensorflow as tf
-from tensorflow.python.util import _pywrap_util_port  # the one way to ask which kernels run
+
+from towers.cpu_kernels import runs_onednn
 
 _NORM_WITH_RELU, _RESERVED = "_FusedBatchNormEx", 5
 _BITS = 8
-
-
-@functools.cache
-def runs_onednn() -> bool:
-    """Whether TensorFlow runs oneDNN's kernels: by the features of the CPU and TF_ENABLE_ONEDNN_OPTS."""
-    return bool(_pywrap_util_port.IsMklEnabled())
 
 
 def positions_bytes(operation: tf.Operation) -> int:

