@@ -46,7 +46,7 @@ def make_devices() -> None:
 
 def pytest_collection_modifyitems(config, items):
     for item in items:
-        if " object at 0x" in item.nodeid:
+        if " at 0x" in item.nodeid:
             raise pytest.UsageError(f"{item.nodeid}: the name differs between processes; give the case an id")
     if not config.getoption("--full"):
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("full")])

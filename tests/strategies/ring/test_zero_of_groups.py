@@ -37,7 +37,9 @@ def staged_towers(task, devices, options):
     return StagedTowers(task, devices, options, PipelineOptions(microbatches=2))
 
 
-@pytest.mark.parametrize("grid, made", [("stage:2", staged_towers), ("slice:2", sliced_towers)], ids=str)
+@pytest.mark.parametrize(
+    "grid, made", [("stage:2", staged_towers), ("slice:2", sliced_towers)], ids=["stage", "slice"]
+)
 def test_each_device_shares_its_optimizer_state_with_its_counterpart(grid, made):
     devices, model = cpus_in_groups(grid, zero=1), task().build_model()
     towers = made(task(), devices, StepOptions())
