@@ -42,7 +42,8 @@ class WorkerUnits:
         rule: says whether a parameter may be divided.
         exchange: exchanges between the workers.
         """
-        self.exchange, self.bytes_per_call = exchange, exchange.options.bytes_per_pack
+        self.exchange = exchange
+        self.bytes_per_call = exchange.options.pack_bytes(exchange.num_workers)
         self.small_bytes = self.bytes_per_call // _SMALL_UNITS_IN_A_PACK
         templates = dict(zip(canonical_names(variables.parameters), variables.parameters, strict=True))
         self.shards = shards_over_workers(templates, rule, constraints_of(variables), exchange.num_workers)

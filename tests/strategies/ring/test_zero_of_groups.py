@@ -63,7 +63,7 @@ def test_each_device_sends_what_it_holds(monkeypatch, zero):
     """Stand-ins for the exchanges: a call of the host, as over TCP."""
     sizes = []
 
-    def sent(self, vector, of_workers):
+    def sent(self, vector, of_workers, purpose=""):
         assert sum(of_workers) == vector.shape.num_elements()
         sizes.append(sum(of_workers))
         return tf.ensure_shape(tf.numpy_function(lambda values: values, [vector], vector.dtype), vector.shape)
