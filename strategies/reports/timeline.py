@@ -144,7 +144,7 @@ def save_timeline(traced: TracedSteps, directory: pathlib.Path) -> Sequence[str]
     lines = [f"timeline of steps {min(traced.steps)} to {max(traced.steps)}: {directory / PICTURE}, {TRACE}"]
     if runs:
         seconds = statistics.median(span.end_seconds - span.start_seconds for span in traced.steps.values())
-        lines += described(runs, seconds, traced.transfers)
+        lines += described(runs, seconds, traced.operations, traced.transfers)
     return lines
 
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from towers.pipeline.action import Action, Kind
 from towers.pipeline.alive import peak_alive
@@ -26,13 +26,27 @@ class StageSeconds:
     backward_weights_seconds: float
     transfer_seconds: float = 0.0
 
+    @property
+    def backward_seconds(self) -> float:
+        """The whole backward pass."""
+        return self.backward_input_seconds + self.backward_weights_seconds
+
     def of(self, kind: Kind, is_split: bool) -> float:
         """Seconds of one pass."""
         if kind is Kind.FORWARD:
             return self.forward_seconds
         if kind is Kind.WEIGHTS:
             return self.backward_weights_seconds
-        return self.backward_input_seconds + (0.0 if is_split else self.backward_weights_seconds)
+        return self.backward_input_seconds if is_split else self.backward_seconds
+
+
+def sum_of(stages: Sequence[StageSeconds]) -> StageSeconds:
+    """One stage in place of several that follow each other, without their transfers."""
+    return StageSeconds(
+        sum(stage.forward_seconds for stage in stages),
+        sum(stage.backward_input_seconds for stage in stages),
+        sum(stage.backward_weights_seconds for stage in stages),
+    )
 
 
 # All passes take equally long.

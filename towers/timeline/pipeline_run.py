@@ -2,19 +2,22 @@
 
 import collections
 import dataclasses
+import itertools
 import statistics
 from collections.abc import Iterable, Sequence
 
 from towers.errors import UserError
 from towers.pipeline import builders
 from towers.pipeline.action import Kind
+from towers.pipeline.cut import balanced_boundaries
 from towers.pipeline.faults import find_faults
 from towers.pipeline.schedule import Schedule
 from towers.pipeline.simulator import simulate
-from towers.pipeline.timeline import EQUAL_SECONDS, StageSeconds, TimedAction, Timeline
+from towers.pipeline.timeline import EQUAL_SECONDS, StageSeconds, TimedAction, Timeline, sum_of
 from towers.timeline.activities import activity_of
 from towers.timeline.intervals import Interval
-from towers.timeline.operations import Transfer
+from towers.timeline.layer_seconds import layer_seconds
+from towers.timeline.operations import TracedOperation, Transfer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,33 +111,38 @@ def schedule_name(schedule: Schedule) -> str | None:
     return None
 
 
-def predicted_seconds(name: str, schedule: Schedule, stages: Sequence[StageSeconds], num_devices: int) -> float:
-    """Seconds of the whole pipeline, all microbatches, on another number of devices, all stages equally long.
+def predicted(
+    name: str, schedule: Schedule, layers: Sequence[StageSeconds], num_devices: int, transfer_seconds: float
+) -> Timeline | None:
+    """The whole pipeline, all microbatches, on another number of devices; None if it has more stages than layers.
 
-    The total of each pass is divided equally; a transfer takes as long as the longest here.
+    The layers are cut so that the largest stage is smallest, as by `--balance=time`.
 
     Args:
       name: of a schedule.
       schedule: the one that ran: gives microbatches and stages a device.
-      stages: [stages] its measured times.
+      layers: [layers] seconds of each, as from `towers.timeline.layer_seconds`.
       num_devices: devices of the other pipeline.
+      transfer_seconds: of each boundary between stages.
     """
     num_stages = num_devices * (schedule.num_stages // len(schedule.devices))
-    each = StageSeconds(
-        sum(stage.forward_seconds for stage in stages) / num_stages,
-        sum(stage.backward_input_seconds for stage in stages) / num_stages,
-        sum(stage.backward_weights_seconds for stage in stages) / num_stages,
-        max(stage.transfer_seconds for stage in stages),
-    )
+    if num_stages > len(layers):
+        return None
+    costs = [layer.forward_seconds + layer.backward_seconds for layer in layers]
+    stages = [
+        dataclasses.replace(sum_of(layers[begin:end]), transfer_seconds=transfer_seconds)
+        for begin, end in itertools.pairwise(balanced_boundaries(costs, num_stages))
+    ]
     other = builders.build(
         name, num_devices=num_devices, num_stages=num_stages, num_microbatches=schedule.num_microbatches
     )
-    return simulate(other, [each] * num_stages).total_seconds
+    return simulate(other, stages)
 
 
 def described(
     runs: Sequence[PipelineRun],
     step_seconds: float,
+    operations: Sequence[TracedOperation] = (),
     transfers: Sequence[Transfer] = (),
     more: Sequence[int] = (4, 8),
 ) -> list[str]:
@@ -143,7 +151,7 @@ def described(
     Args:
       runs: of several steps; at least one.
       step_seconds: median time of a step.
-      transfers: of these steps.
+      operations, transfers: of these steps.
       more: numbers of devices to predict.
     """
     schedule = runs[0].timeline.schedule
@@ -161,11 +169,19 @@ def described(
     ]
     others = [count for count in more if count > len(schedule.devices)]
     if name is not None and others:
+        layers = layer_seconds(operations, stages)
+        transfer = max(stage.transfer_seconds for stage in stages)
+        played = {count: predicted(name, schedule, layers, count, transfer) for count in others}
         rest = max(0.0, step_seconds - measured)
-        predicted = [(count, rest + predicted_seconds(name, schedule, stages, count)) for count in others]
-        told = ", ".join(f"{count} devices {_ms(seconds)}" for count, seconds in predicted)
-        lines.append(f"predicted for a step with the same work in equal stages: {told}")
+        told = ", ".join(_predicted(count, found, rest) for count, found in played.items())
+        lines.append(f"predicted for a step, its {len(layers)} layers cut by their times: {told}")
     return lines
+
+
+def _predicted(num_devices: int, found: Timeline | None, rest_seconds: float) -> str:
+    if found is None:
+        return f"{num_devices} devices: more stages than layers"
+    return f"{num_devices} devices {_ms(rest_seconds + found.total_seconds)} (bubble {found.bubble_share:.1%})"
 
 
 def equal_bubble(schedule: Schedule) -> float:

@@ -7,12 +7,13 @@ from towers.pipeline.simulator import simulate
 from towers.pipeline.timeline import StageSeconds
 from towers.timeline.activities import Activity, Work
 from towers.timeline.intervals import Interval
-from towers.timeline.operations import Transfer
+from towers.timeline.layer_seconds import layer_seconds
+from towers.timeline.operations import TracedOperation, Transfer
 from towers.timeline.pipeline_run import (
     described,
     gpipe_bubble,
     pipeline_runs,
-    predicted_seconds,
+    predicted,
     schedule_name,
     stage_seconds,
 )
@@ -56,16 +57,54 @@ def test_the_bubble_of_equal_stages_is_gpipes():
     assert runs[0].timeline.bubble_share == pytest.approx(gpipe_bubble(played.schedule)) == pytest.approx(1 / 9)
 
 
-def test_more_stages_are_predicted_from_the_same_work():
+def traced(layers, num_microbatches: int = 8):
+    """The operations of a step on two devices, each of half of the layers; durations by pass."""
+    found = []
+    for index, (name, seconds) in enumerate(layers.items()):
+        stage = 2 * index // len(layers)
+        for microbatch in range(num_microbatches):
+            for kind, scope, taken in zip("FB", ("", "gradient_tape/"), seconds, strict=True):
+                operation = f"tower_0/action_{stage}{kind}{microbatch}/PartitionedCall/{scope}net_1/{name}/MatMul"
+                begin = 100.0 * microbatch + (index if kind == "F" else 50.0 - index)
+                found.append(TracedOperation(begin, begin + taken, operation, f"CPU:{stage}"))
+    return found
+
+
+def test_more_stages_are_predicted_from_the_same_layers():
     """GPipe with K equal stages takes (M + K - 1) times a microbatch's time in one of them."""
-    equal = [StageSeconds(2.0, 3.0, 1.0)] * 2
+    equal = [StageSeconds(2.0, 4.0, 0.0)] * 2
     runs, played = ran("gpipe", 8, equal)
-    for count in (4, 8):
-        found = predicted_seconds("gpipe", played.schedule, equal, count)
-        assert found == pytest.approx((8 + count - 1) * 12.0 / count)
-    lines = described(runs, played.total_seconds + 1.0)
-    assert lines[-1].endswith(f"4 devices {1e3 * (11 * 3 + 1):.0f} ms, 8 devices {1e3 * (15 * 1.5 + 1):.0f} ms")
+    operations = traced({f"dense_{index}": (0.5, 1.0) for index in range(8)})
+    lines = described(runs, played.total_seconds + 1.0, operations)
+    assert lines[-1].startswith("predicted for a step, its 8 layers cut by their times: ")
+    assert (
+        f"4 devices {1e3 * (11 * 3 + 1):.0f} ms" in lines[-1]
+        and f"8 devices {1e3 * (15 * 1.5 + 1):.0f} ms" in lines[-1]
+    )
     assert "bubble: measured 11.1%, simulated 11.1%, with equal stages 11.1%" in lines[-2]
+
+
+def test_layers_are_cut_where_the_largest_stage_is_smallest():
+    """Two devices ran [3] [1 1 1]: the first layer can't be divided, so four devices wait for it."""
+    layers = {"wide": (3.0, 6.0), **{f"narrow_{index}": (1.0, 2.0) for index in range(3)}}
+    stages = [StageSeconds(4.0, 8.0, 0.0), StageSeconds(2.0, 4.0, 0.0)]
+    runs, played = ran("gpipe", 8, stages)
+    found = layer_seconds(traced(layers), stages)
+    assert [each.forward_seconds for each in found] == [3.0, 1.0, 1.0, 1.0]
+    assert [each.backward_seconds for each in found] == [6.0, 2.0, 2.0, 2.0]
+    other = predicted("gpipe", played.schedule, found, 4, 0.0)
+    assert other.total_seconds == 8 * 9.0 + 3 * 1.0 + 3 * 2.0
+    assert predicted("gpipe", played.schedule, found, 5, 0.0) is None
+    assert "8 devices: more stages than layers" in described(runs, 0.0, traced(layers))[-1]
+
+
+def test_what_belongs_to_no_layer_counts_with_the_last_one_of_its_stage():
+    loss = TracedOperation(90.0, 93.0, "tower_0/action_1F0/StatefulPartitionedCall/Sum_2", "CPU:1")
+    stages = [StageSeconds(1.0, 2.0, 0.0), StageSeconds(2.0, 2.0, 0.0)]
+    shape = TracedOperation(0.0, 0.5, "tower_0/action_0F0/PartitionedCall/Reshape/shape/0", "CPU:0")
+    layers = {name: (1.0, 2.0) for name in ("first", "last")}
+    found = layer_seconds([shape, *traced(layers, 1), loss], stages)
+    assert [each.forward_seconds for each in found] == [1.0, 2.0]
 
 
 def test_interleaved_stages_stay_on_their_devices():
