@@ -25,9 +25,10 @@ def pytest_configure(config):
     tiers.runs_full = config.getoption("--full")
     settings.register_profile("quick", max_examples=25)
     settings.load_profile("default" if tiers.runs_full else "quick")
-    # A shell starts a command in the background with Ctrl-C ignored, and programs inherit that.
-    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    # A shell starts a command in the background with Ctrl-C ignored, nohup one with SIGHUP; programs inherit that.
+    for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, handler)
     if _runs_tests(config):
         make_devices()
 

@@ -53,9 +53,15 @@ def read_part(pieces: list[tf.Variable], begin: int, end: int) -> np.ndarray:
 
 
 def write_part(pieces: list[tf.Variable], begin: int, values: np.ndarray) -> None:
-    """Assigns elements of the vector, from the chief."""
+    """Assigns elements of the vector, from the chief.
+
+    Each server copies its piece, once for each part: after an assignment to a slice TensorFlow would copy it at
+    every read, and each pull is one.
+    """
     for piece, low, high in _inside(pieces, begin, begin + len(values)):
-        piece[low:high].assign(values[: high - low])
+        with tf.device(piece.device):
+            whole = piece.read_value()
+            piece.assign(tf.concat([whole[:low], values[: high - low], whole[high:]], 0))
         values = values[high - low :]
 
 
