@@ -116,7 +116,7 @@ def predicted(
 ) -> Timeline | None:
     """The whole pipeline, all microbatches, on another number of devices; None if it has more stages than layers.
 
-    The layers are cut so that the largest stage is smallest, as by `--balance=time`.
+    The layers are cut so that the largest stage is smallest, as by balance='time'.
 
     Args:
       name: of a schedule.
