@@ -116,7 +116,7 @@ class TestAVanishedMachine:
             network.pull(1)
             began = time.monotonic()
             with pytest.raises(PeerLost, match="ps:0 .* was lost"):
-                worker.ask(0, "set", [LARGE], key="a", names=[], version=9)
+                worker.ask(0, "write_part", [LARGE], key="a", table=None, slot=None, begin=0)
             assert time.monotonic() - began < 12
 
     def test_a_living_process_that_does_not_read_is_not_lost(self):

@@ -49,7 +49,6 @@ class StoreHandlers:
             "stage": self.stage,
             "settle": self.settle,
             "get_slots": self.get_slots,
-            "set": self.set,
             "hold": self.hold,
             "square": self.square,
             "apply": self.apply,
@@ -141,13 +140,6 @@ class StoreHandlers:
     def get_slots(self, message: Message, arrays) -> Content:
         slots = self._store.vector(message["key"]).slots()
         return {"names": list(slots)}, list(slots.values())
-
-    def set(self, message: Message, arrays) -> Content:
-        self._staged = StagedUpdates()
-        value, *slots = arrays
-        named = dict(zip(message["names"], slots, strict=True))
-        self._store.vector(message["key"]).set(value, named, message["version"])
-        return {}, ()
 
     def hold(self, message: Message, arrays) -> Content:
         """Holds a gradient SUM until `apply` averages it with those of other workers."""

@@ -104,14 +104,6 @@ class Vector:
             raise Refused(f"there is no table {name!r}")
         return self._tables[name]
 
-    def set(self, value: np.ndarray, slots: Mapping[str, np.ndarray], version: int) -> None:
-        """Assigns the value, the slots and the version."""
-        with self._lock:
-            self._value.assign(value)
-            for name, slot in self._slots.items():
-                slot.assign(slots[name])
-            self.version = version
-
     def apply(
         self,
         gradient: np.ndarray,

@@ -115,7 +115,9 @@ class TestRequests:
     def test_slots_are_set_and_read(self):
         with serving() as (member, _), group(member) as chief:
             chief.ask(0, "init", [np.zeros(2)], key="a")
-            chief.ask(0, "set", [np.ones(2), np.full(2, 4.0)], key="a", names=["momentum"], version=9)
+            for slot, value in ((None, np.ones(2)), ("momentum", np.full(2, 4.0))):
+                chief.ask(0, "write_part", [value], key="a", table=None, slot=slot, begin=0)
+            chief.ask(0, "restart", key="a", version=9)
             chief.ask(0, "push", [np.zeros(2)], key="a", rows=[], rate=1.0)
             reply, (slot,) = chief.ask(0, "get_slots", key="a")
             assert (reply, slot.tolist()) == ({"names": ["momentum"]}, [2, 2])

@@ -84,7 +84,9 @@ class TestUpdates:
             by_hand.apply(gradient, rate)
             assert_same(vector, by_hand, step)
             other = Vector(np.zeros(LENGTH), rule, decays=decays)
-            other.set(vector.read()[0], vector.slots(), step)
+            for name, part in {None: vector.read()[0], **vector.slots()}.items():
+                other.write_part(None, name, 0, part)
+            other.version = step
             vector = other
 
     @every_rule
@@ -166,7 +168,7 @@ class TestStaleness:
     )
     def test_a_staleness_aware_rate(self, updates_before, since, divided_by):
         vector = Vector(np.zeros(1), SGD())
-        vector.set(np.zeros(1), {}, updates_before)
+        vector.version = updates_before
         vector.apply(np.ones(1), 0.5, since=since, aware=True)
         assert vector.read()[0].tolist() == [-0.5 / divided_by]
 
