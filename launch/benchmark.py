@@ -20,9 +20,26 @@
     python -m launch.benchmark --group=input
         measures the augmented input stream alone, and the training that reads it
 
+    python -m launch.benchmark --group=cifar_fast --torch=TORCH/bin/python
+        measures the network and update rule of --recipe=cifar_fast in float32 and bfloat16; the same in PyTorch
+    python -m launch.benchmark --group=batch_stats
+        measures two towers with the statistics of their parts and of the whole batch
+
     python -m launch.benchmark --group=larger_than_a_device --network=transformer --measured_batch=64
         measures pipelines of two devices beside one device; divided, copied and sliced parameters and
         recomputation beside plain towers; --group=pipeline, sharded or recompute measures a part of it
+
+    python -m launch.benchmark --group=kernels --measured_steps=9
+        measures our own kernels beside TensorFlow's, in turn in one process, in CPU time
+
+    python -m launch.benchmark --isa=avx2 --peers=../shared/peers
+        measures as on a CPU without AVX-512: the kernels of oneDNN, XLA, NumPy and PyTorch are limited
+    python -m launch.benchmark --measure=profile --network=resnet20 --num_towers=2 --measured_steps=10
+        prints where the CPU time of a step goes: convolutions, their gradients, batch norm, ReLU, additions and
+        so on; for AVX2 on a larger CPU begin with ONEDNN_MAX_CPU_ISA=AVX2
+
+    python -m launch.benchmark --group=gpu
+        measures one GPU and all of this machine's: parameters on the CPU, copied and divided, mirrored, bfloat16
 
     python -m launch.benchmark --row=towers,2,resnet20,256,bfloat16 --row=ring,2,vgg16,128
         measures rows of your own: STRATEGY,COUNT[,NETWORK[,BATCH[,PRECISION]]]
@@ -54,8 +71,10 @@ from launch.health.versions import versions
 from launch.measuring.case import MEGABITS, NO_LINK, Case, measured_networks
 from launch.measuring.comparison import changes, not_compared, only_in_one
 from launch.measuring.groups import GROUPS, cases
+from launch.measuring.imitated_cpu import ISAS, NO_ISA, imitated
 from launch.measuring.measured_program import MEASUREMENTS
 from launch.measuring.plots import save_plots
+from launch.measuring.profiled_step import measure_profile
 from launch.measuring.results import load, results, save
 from launch.measuring.running import Interrupted, run_case
 from launch.measuring.tables import rate_text, ratios, table
@@ -65,6 +84,7 @@ from towers.errors import UserError
 
 FLAGS = flags.FLAGS
 RESULTS = "benchmark.json"
+_MEASUREMENTS = {**MEASUREMENTS, "profile": measure_profile}
 flags.DEFINE_string(
     "peers", None, "Folder of peer programs (keras_step.py and others) to measure in the same rounds."
 )
@@ -76,7 +96,10 @@ flags.DEFINE_multi_string(
     "e.g. towers,2,resnet20,256,bfloat16 or ring/own,2. Repeat the flag for several rows.",
 )
 flags.DEFINE_string(
-    "torch", None, "Python interpreter with PyTorch installed: also measures torch_step.py in --peers."
+    "torch",
+    None,
+    "Python interpreter with PyTorch installed: also measures torch_step.py in --peers, or the peer of the "
+    "group cifar_fast.",
 )
 flags.DEFINE_integer("rounds", 3, "Number of rounds; each measures every row once. More rounds reduce the noise.")
 flags.DEFINE_integer("measured_steps", 20, "Steps to measure per row and round.")
@@ -92,8 +115,9 @@ flags.DEFINE_enum(
 flags.DEFINE_enum(
     "measure",
     None,
-    list(MEASUREMENTS),
-    "Run one measurement in this process and print it as JSON. The benchmark starts its processes with this flag.",
+    list(_MEASUREMENTS),
+    "Run one measurement in this process and print it as JSON. The benchmark starts its processes with this flag. "
+    "profile: also print a table of a step's CPU time by kind of operation.",
 )
 flags.DEFINE_string("output", None, "Folder to write the results to. Default: a new folder under runs/.")
 flags.DEFINE_string("compare", None, "First of two benchmark.json files to compare: --compare BEFORE AFTER.")
@@ -106,6 +130,14 @@ flags.DEFINE_enum(
     [NO_LINK, *MEGABITS],
     "Rate at which each process of a row can send and receive. Each process then gets a network namespace of its "
     "own, which needs root and the programs ip and tc. none: all use this machine's loopback.",
+)
+flags.DEFINE_enum(
+    "isa",
+    NO_ISA,
+    ISAS,
+    "Measure as on a CPU that has only these instructions: avx2, or avx512 without bfloat16. It limits oneDNN, "
+    "XLA, NumPy, PyTorch and MKL in all measured processes. On such CPUs TensorFlow does not switch oneDNN on by "
+    "itself, so peers run without it. none: this CPU.",
 )
 flags.DEFINE_list(
     "processes", ["2", "4"], "Numbers of processes that compute, in the groups engines_ring and engines_servers."
@@ -142,12 +174,16 @@ def environment_now() -> dict:
         "versions": versions().facts,
         "devices": devices(os.environ).facts,
         "threads": threads(os.environ).facts,
+        **({} if FLAGS.isa == NO_ISA else {"imitated CPU": imitated()}),
         "flags": [line for name in FLAGS if FLAGS[name].present for line in FLAGS[name].serialize().split("\n")],
     }
 
 
 def in_words(found: dict) -> str:
     """A measurement in one line."""
+    if "kernels" in found:
+        slower = [one["kernel"] for one in found["kernels"] if one["on"] and one["ratio"] > 1]
+        return f"{len(found['kernels'])} kernels, slower than TensorFlow's: {'; '.join(slower) or 'none'}"
     steps = f", {found['steps_per_second']:.1f} steps/s" if "steps_per_second" in found else ""
     counted = f", {found['counted_steps']} steps counted" if "counted_steps" in found else ""
     workers = f", by worker {list(found['worker_steps'].values())}" if "worker_steps" in found else ""
@@ -225,7 +261,7 @@ def report(directory: pathlib.Path) -> None:
 
 def main(arguments: list[str]) -> int:
     if FLAGS.measure is not None:
-        print(json.dumps(MEASUREMENTS[FLAGS.measure]()), flush=True)
+        print(json.dumps(_MEASUREMENTS[FLAGS.measure]()), flush=True)
         return binary.DONE
     if FLAGS.compare is not None:
         if len(arguments) != 2:

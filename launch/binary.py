@@ -92,6 +92,11 @@ def warn(message: object) -> None:
     _print_line("warning", message)
 
 
+def note(message: object) -> None:
+    """Prints one line that is no warning; to stderr, because stdout may be read by a program."""
+    _print_line("note", message)
+
+
 def _print_line(kind: str, message: object) -> None:
     program = os.path.splitext(os.path.basename(sys.argv[0]))[0]
     # A terminal that was closed must not change the exit code.

@@ -21,10 +21,14 @@ command that is a shell script should therefore `exec` its last line.
 Private network: where Linux allows it, the cluster runs in a network that has only a loopback interface. Nothing
 outside the cluster can reach its ports, and its processes can't download. --noprivate_network disables it.
 
+NUMA nodes: on a machine with several, processes that compute run on the cores of one node each, if they divide
+evenly over the nodes and no container limits their CPU time.
+
 The environment of each process holds TF_CONFIG and
 
 TOWERS_RUN_DIRECTORY   the run's directory, for processes without a --directory of their own
-TOWERS_PROCESSES_HERE  number of processes that compute, and so share this machine's cores
+TOWERS_PROCESSES_HERE  number of processes that compute, and so share this process's cores
+TOWERS_SHARED_GPUS     CUDA_VISIBLE_DEVICES as all processes get it: those that compute divide these GPUs
 TOWERS_FAULT           'kill@20' or 'stop@20': the fault that --kill or --stop plans for this process
 
 Exit codes: see launch/binary.py. If the cluster fails, the exit code is that of the process that caused the

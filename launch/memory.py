@@ -37,12 +37,15 @@ from launch.forecast.measured_modes import measure_here, measured
 from launch.forecast.modes_of_a_process import TOWERS, ProcessMode, ProcessModes, all_devices
 from launch.forecast.table import as_json, saved_by_recomputation, saved_by_zero, table
 from launch.measuring.running import Interrupted
+from strategies.registry import build_strategy
 from strategies.slices import SliceOptions
 from towers.branches.options import BranchOptions
 from towers.devices import Devices
 from towers.errors import UserError
 from towers.memory.largest_batch import largest_batch
+from towers.options import StepOptions
 from towers.stages.options import PipelineOptions
+from towers.task import Task
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string(
@@ -69,10 +72,11 @@ def main(_) -> int:
     if FLAGS.xla:
         raise UserError("--xla: what a compiled tower needs is known only when it runs; omit it for a prediction")
     task = task_from_flags()
+    options = options_from_flags(training.run_length(task))
     modes = ProcessModes(
         task,
-        devices_from_flags(),
-        options_from_flags(training.run_length(task)),
+        _placed(task, devices_from_flags(), options),
+        options,
         pipeline_from_flags() or PipelineOptions(),
         slices_from_flags() or SliceOptions(),
         branches_from_flags() or BranchOptions(),
@@ -115,6 +119,13 @@ def _asked(devices: Devices) -> ProcessMode:
         zero=devices.zero,
         offload=devices.offload,
     )
+
+
+def _placed(task: Task, devices: Devices, options: StepOptions) -> Devices:
+    """The devices with the parameters where a run of the flags would have them."""
+    if not devices.automatic or FLAGS.strategy != TOWERS:
+        return devices
+    return build_strategy(TOWERS, task, devices, options).devices
 
 
 def _largest(modes: ProcessModes, limit_bytes: int) -> int:

@@ -22,6 +22,7 @@ from launch.flags.branches import branches_from_flags
 from launch.flags.checks import numbers_from
 from launch.flags.devices import devices_from_flags
 from launch.flags.pipeline import pipeline_from_flags
+from launch.flags.precision import resolve_precision
 from launch.flags.recipes import apply_recipe
 from launch.flags.ring import joined_ring
 from launch.flags.run import callbacks_from_flags, check_timeline, run_directory, trainer_options_from_flags
@@ -49,9 +50,11 @@ def _configure_at_start() -> None:
     try:
         apply_recipe()
         check_timeline()
-        devices_from_flags()
+        devices = devices_from_flags()
         joined_ring()
         servers_membership()
+        # Computes, which is not allowed before TensorFlow's ring is joined.
+        resolve_precision(devices)
     except binary.EXPECTED as error:
         sys.exit(binary.fail(error))
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import keras
 import numpy as np
@@ -18,6 +18,7 @@ from models.data.augment import (
     draw_crop_flip,
     normalise,
 )
+from models.data.augment_on_device import RawImages, crop_flip_on_device
 from models.data.batch_stream import BatchSlice, batches_per_epoch, derived_seed, eval_stream, train_stream
 from models.data.image_store import ImageSet
 from models.data.splits import checked_split
@@ -25,6 +26,7 @@ from models.field_checks import check_at_least_1
 from models.networks.registry import build_network, weights_from_data
 from models.weighted_sum import weighted_sum
 from towers.errors import UserError
+from towers.input.unprepared import Unprepared
 from towers.task import Batch, InputShard, WeightedLoss, WeightedValue
 
 # Training images from which a network may compute its initial weights.
@@ -33,7 +35,9 @@ _NUM_SAMPLE_IMAGES = 5000
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class ImageTask:
-    """Implements `towers.task.Task`. Weight decay is an option of the update, not of the task.
+    """Implements `towers.task.Task`, and `PreparesOnDevice` of `towers.input.unprepared` by uint8 images.
+
+    Weight decay is an option of the update, not of the task.
 
     Attributes:
       name: name of the task, for reports.
@@ -105,14 +109,35 @@ class ImageTask:
     def _sample_images(self) -> np.ndarray:
         """The first training images, normalised, float32 [N, H, W, C]."""
         count = min(_NUM_SAMPLE_IMAGES, self.images.num_examples["train"])
-        images, _ = self.images.train.gather(tf.range(count, dtype=tf.int64))
-        return normalise(images, *self.images.statistics).numpy()
+        with tf.device("CPU:0"):
+            images, _ = self.images.train.gather(tf.range(count, dtype=tf.int64))
+            return normalise(images, *self.images.statistics).numpy()
 
     def dataset(self, split: str, shard: InputShard) -> tf.data.Dataset:
         """Batches with features float32 [n, H, W, C] and labels int64 [n]; see `towers.task.Task.dataset`."""
+        return self._stream(split, shard, self._train_batch, self._eval_batch)
+
+    def unprepared_dataset(self, split: str, shard: InputShard) -> tf.data.Dataset:
+        """The same batches with features `Unprepared(RawImages)`."""
+        return self._stream(split, shard, self._raw_train_batch, self._raw_eval_batch)
+
+    def prepared(self, raw: RawImages) -> tf.Tensor:
+        """The features float32 [n, H, W, C] of raw ones: the same bits as from `dataset`, on any device."""
+        images = raw.images
+        if raw.draws:
+            images = crop_flip_on_device(images, raw.draws, self.crop_padding, self.crop_fill)
+        return normalise(images, *self.images.statistics)
+
+    def _stream(
+        self,
+        split: str,
+        shard: InputShard,
+        train_batch: Callable[[BatchSlice], Batch],
+        eval_batch: Callable[[BatchSlice], Batch],
+    ) -> tf.data.Dataset:
         if checked_split(split) == "train":
             return train_stream(
-                self._train_batch,
+                train_batch,
                 num_examples=self.images.train.num_examples,
                 batch_size=self.batch_size,
                 seed=self.seed,
@@ -120,7 +145,7 @@ class ImageTask:
                 num_threads=self.num_input_threads,
             )
         return eval_stream(
-            self._eval_batch,
+            eval_batch,
             num_examples=self.images.evaluation.num_examples,
             batch_size=self.eval_batch_size,
             shard=shard,
@@ -144,14 +169,19 @@ class ImageTask:
     def _train_batch(self, part: BatchSlice) -> Batch:
         images, labels = self.images.train.gather(part.indices)
         if self.augment:
-            # Draws for the whole global batch and then slices, so that they don't depend on how it is divided.
-            seed = tf.stack([tf.constant(derived_seed(self.seed, "augment"), tf.int64), part.batch_index])
-            draws = draw_crop_flip(self.batch_size, seed, self.crop_padding)
-            own_draws = CropFlip(*(draw[part.begin : part.end] for draw in draws))
-            if self.flip == "alternating":
-                own_draws = own_draws._replace(mirrored=self._mirrored(part))
-            images = crop_flip(images, own_draws, self.crop_padding, self.crop_fill)
+            images = crop_flip(images, self._draws(part), self.crop_padding, self.crop_fill)
         return Batch(normalise(images, *self.images.statistics), labels)
+
+    def _raw_train_batch(self, part: BatchSlice) -> Batch:
+        images, labels = self.images.train.gather(part.indices)
+        return Batch(Unprepared(RawImages.of(images, self._draws(part) if self.augment else ())), labels)
+
+    def _draws(self, part: BatchSlice) -> CropFlip:
+        # For the whole global batch and then sliced, so that they don't depend on how it is divided.
+        seed = tf.stack([tf.constant(derived_seed(self.seed, "augment"), tf.int64), part.batch_index])
+        draws = draw_crop_flip(self.batch_size, seed, self.crop_padding)
+        own_draws = CropFlip(*(draw[part.begin : part.end] for draw in draws))
+        return own_draws._replace(mirrored=self._mirrored(part)) if self.flip == "alternating" else own_draws
 
     def _mirrored(self, part: BatchSlice) -> tf.Tensor:
         num_examples = self.images.train.num_examples
@@ -161,3 +191,7 @@ class ImageTask:
     def _eval_batch(self, part: BatchSlice) -> Batch:
         images, labels = self.images.evaluation.gather(part.indices)
         return Batch(normalise(images, *self.images.statistics), labels)
+
+    def _raw_eval_batch(self, part: BatchSlice) -> Batch:
+        images, labels = self.images.evaluation.gather(part.indices)
+        return Batch(Unprepared(RawImages.of(images)), labels)

@@ -1,5 +1,6 @@
 """The strategy 'branches': the branches of a model's blocks are on different devices of a tower."""
 
+import functools
 from collections.abc import Mapping
 
 import tensorflow as tf
@@ -11,12 +12,15 @@ from towers.branches.options import BranchOptions
 from towers.branches.plan import BranchPlan, plan_of
 from towers.devices import Devices
 from towers.engine import Engine
+from towers.gathering.exchange import UnitExchange
+from towers.gathering.gathered_once import GatheredOnce
 from towers.grid import BRANCH, Grid
 from towers.options import StepOptions
 from towers.parameters.placement import canonical_names
 from towers.parameters.shards import Shard
 from towers.task import Task
 from towers.tower import EvaluationFunction, TowerFunction
+from towers.traced_once import TracedOnce
 
 
 class BranchedTowers:
@@ -65,7 +69,7 @@ class BranchedTowers:
         names, homes = canonical_names(variables.parameters), self.plan.devices_of(variables.parameters)
         return [Shard(name, home) for name, home in zip(names, homes, strict=True)]
 
-    def make_towers(self, engine: Engine):
+    def make_towers(self, engine: Engine, exchange: UnitExchange | None = None):
         kernels, shared, model = self._step.kernels(self.devices), engine.tower.exchange, engine.tower.model
         parameter_devices = self.plan.devices_of(engine.tower.variables.parameters)
         num_devices = len(self.devices.groups[0])
@@ -73,7 +77,9 @@ class BranchedTowers:
         towers, evaluations = [], []
         for group in self.devices.groups:
             own = shared and shared.again()
-            traced = BranchedOnce(self.plan, group, parameter_devices, keys)
+            gathers = self.devices.zero == 3
+            once = functools.partial(GatheredOnce, devices=group, exchange=exchange) if gathers else TracedOnce
+            traced = BranchedOnce(self.plan, group, parameter_devices, keys, once=once)
             towers.append(
                 TowerFunction(
                     self._task,

@@ -42,7 +42,10 @@ class Callback:
         return ()
 
     def steps(self, report: StepReport) -> None:
-        """Called after a call of `run_steps`."""
+        """Called once for each call of `run_steps`, in order: after it, or on GPUs after a later one.
+
+        It is called before anything else at a step of `boundaries`, and before an evaluation or a checkpoint.
+        """
 
     def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
         """Called after an evaluation."""

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from strategies.engines import EngineChoice
 from strategies.pieces import Piece
+from towers.devices import Devices
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -18,7 +19,8 @@ class WorkerTime:
 
     Attributes:
       name: 'worker:1' for the worker of rank 1.
-      busy_seconds: seconds in which its own towers computed, without waiting for the other workers.
+      busy_seconds: seconds in which its own towers computed, without waiting for the other workers; 0 if they
+        are on GPUs, which would wait for the clock.
       input_seconds: seconds spent waiting for its batches.
     """
 
@@ -125,7 +127,7 @@ class Strategy(Protocol):
 
     @property
     def step(self) -> int:
-        """Number of global batches used so far."""
+        """Number of global batches used so far, by steps that `start_steps` has started too."""
 
     @property
     def examples(self) -> int:
@@ -146,6 +148,10 @@ class Strategy(Protocol):
     @property
     def num_towers(self) -> int:
         """Number of towers of all workers."""
+
+    @property
+    def devices(self) -> Devices:
+        """The devices of this process, with the parameters where the strategy has put them."""
 
     @property
     def is_exact(self) -> bool:
@@ -214,6 +220,26 @@ class Strategy(Protocol):
 
         Asynchronous workers may have run more steps by then, up to the agreed move's `until`. 0 reports the steps
         that they have run since the last report.
+
+        Raises:
+          NonFiniteStep: a step was not finite, under on_nan=stop.
+        """
+
+    def start_steps(self, num_steps: int) -> StepReport | None:
+        """As `run_steps`, but on GPUs it may return before these steps are done, so that the GPU need not wait.
+
+        It then returns the report of the call before; None if that is reported already. Each call has one report,
+        in order. No later step is applied after one that stops the run.
+
+        Raises:
+          NonFiniteStep: a step of the call before, or of this one, was not finite, under on_nan=stop.
+        """
+
+    def settle(self) -> StepReport | None:
+        """Waits for all steps that were started; returns the first report not returned yet, None if there is none.
+
+        Call it until it returns None before anything that needs exact facts or other calls: values, an evaluation,
+        a checkpoint, `run_steps`.
 
         Raises:
           NonFiniteStep: a step was not finite, under on_nan=stop.

@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from towers.errors import UserError
-from towers.task import Batch
+from towers.input.placed_batch import parts_of
 
 _LIBRARIES = (sysconfig.get_paths()["purelib"], sysconfig.get_paths()["stdlib"])
 _LABEL = re.compile(r"label value of (-?\d+) which is outside the valid range of \[0, (\d+)\)")
@@ -44,7 +44,7 @@ def readable_errors(where: str, model: keras.Model | None = None, batch: Any = (
 def _of_other_shape(where: str, model: keras.Model | None, batch: Any) -> UserError | None:
     """The UserError for features that are no input of the model; None if they fit, or if nothing is known."""
     inputs = getattr(model, "inputs", None) or ()  # None for a subclassed model
-    for one in [batch] if isinstance(batch, Batch) else batch:
+    for one in parts_of(batch):
         features = tf.nest.flatten(one.features)
         for given, wanted in zip(features, inputs, strict=True) if len(features) == len(inputs) else ():
             if not _fits(given.shape[1:], wanted.shape[1:]):

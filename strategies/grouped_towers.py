@@ -17,10 +17,12 @@ from strategies.synchronous import SynchronousStrategy
 from towers.devices import Devices
 from towers.engine import Engine
 from towers.errors import UserError
+from towers.gathering.exchange import UnitExchange
 from towers.grid import BRANCH, SLICE, STAGE
 from towers.one_process_engine import OneProcessEngine
 from towers.options import StepOptions
 from towers.parameters.placement import Placement
+from towers.parameters.sharded_groups import ShardedGroups
 from towers.parameters.sharded_placement import ShardedPlacement
 from towers.parameters.shards import Shard
 from towers.parameters.zero_of_groups import ZeroOfGroups
@@ -81,8 +83,15 @@ class GroupedTowers(Protocol):
     def shards(self, variables: ModelVariables) -> list[Shard]:
         """All parameters, or slices of them, in order; the owner of each is the index of a device in its tower."""
 
-    def make_towers(self, engine: Engine) -> tuple[Sequence[Callable], Sequence[Callable]]:
-        """The training passes and the evaluation passes of the towers of an engine."""
+    def make_towers(
+        self, engine: Engine, exchange: UnitExchange | None = None
+    ) -> tuple[Sequence[Callable], Sequence[Callable]]:
+        """The training passes and the evaluation passes of the towers of an engine.
+
+        Args:
+          engine: whose towers they become.
+          exchange: between the processes that have the parameters; None if they are in this one.
+        """
 
     @property
     def notices(self) -> list[str]:
@@ -124,7 +133,8 @@ class GroupedStrategy(SynchronousStrategy):
                 microbatches=towers.microbatches,
             )
 
-        super().__init__(towers.name, task, options, make_engine, towers.devices.num_towers)
+        own = towers.devices
+        super().__init__(towers.name, task, options, make_engine, own.num_towers, unprepared=own.input_on_towers)
 
     @property
     def microbatches(self) -> int:
@@ -171,6 +181,8 @@ def check_grouped(name: str, options: StepOptions) -> None:
 
 def _placed(devices: Devices, variables: ModelVariables, rule: UpdateRule, shards: Sequence[Shard]) -> Placement:
     """Where the variables of the towers of one process live; `shards` as from `GroupedTowers.shards`."""
+    if devices.zero == 3:
+        return ShardedGroups(variables, rule, devices.groups, shards)
     if devices.zero:
         return ZeroOfGroups(variables, rule, devices.groups, shards, meet_late=devices.zero == 1)
     return ShardedPlacement(variables, rule, devices.groups[0], shards)

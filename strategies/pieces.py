@@ -5,7 +5,8 @@
     blocks of rows            |------|------|------|------|--|    of at most `PIECE_BYTES`, or one row
     pieces                    |------|------|--|---|------|--|    a block's share of a part
 
-Blocks belong to the whole tensor: a piece that one mode reads lies in few pieces that another mode has written.
+Blocks belong to the whole tensor: a piece that one mode reads lies in few pieces that another mode has written,
+and TensorFlow reads each stored slice that it needs as a whole.
 """
 
 import dataclasses

@@ -1,5 +1,6 @@
 """The strategy 'pipeline': a tower is several devices, each with a stage of the model or several."""
 
+import functools
 from collections.abc import Mapping
 
 import tensorflow as tf
@@ -8,12 +9,14 @@ from strategies.grouped_towers import GroupedStrategy, check_grouped, decided_he
 from towers.devices import Devices
 from towers.engine import Engine
 from towers.errors import UserError
+from towers.gathering.exchange import UnitExchange
 from towers.grid import STAGE, Grid
 from towers.options import StepOptions
 from towers.parameters.placement import canonical_names
 from towers.parameters.shards import Shard
 from towers.pipeline import grid
 from towers.split import checked_shares
+from towers.stages.gathered_pipeline import GatheredPipeline, GatheredPipelineEvaluation
 from towers.stages.model_stages import ModelStages, cut_by_parameters, cut_by_sizes, parameter_bytes
 from towers.stages.options import TIME, PipelineOptions, check_microbatches
 from towers.stages.pipeline_tower import PipelineEvaluation, PipelineTower
@@ -121,13 +124,17 @@ class StagedTowers:
             for name, variable in zip(names, variables.parameters, strict=True)
         ]
 
-    def make_towers(self, engine: Engine):
+    def make_towers(self, engine: Engine, exchange: UnitExchange | None = None):
         kernels = self._step.kernels(self.devices)
         model, recompute = engine.tower.model, self._step.recompute
         passes = StagedPasses(self._task, model, self.stages, self._schedule, kernels, recompute)
+        training, evaluation = PipelineTower, PipelineEvaluation
+        if self.devices.zero == 3:
+            training = functools.partial(GatheredPipeline, exchange=exchange)
+            evaluation = functools.partial(GatheredPipelineEvaluation, exchange=exchange)
         return (
-            [PipelineTower(passes, group) for group in self.devices.groups],
-            [PipelineEvaluation(passes, group) for group in self.devices.groups],
+            [training(passes, group) for group in self.devices.groups],
+            [evaluation(passes, group) for group in self.devices.groups],
         )
 
     @property

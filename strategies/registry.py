@@ -60,9 +60,9 @@ _MODES = {
         ring_strategy, cluster_kind="ring", spreads=("zero=",), one_tower_with="zero=3", divides=ON_REQUEST
     ),
     "ps": _Mode(servers_strategy, cluster_kind="servers"),
-    "pipeline": _Mode(pipeline_strategy, divides=STAGE, spreads=("zero=1", "zero=2")),
-    "slices": _Mode(slices_strategy, divides=SLICE, spreads=("zero=1", "zero=2")),
-    "branches": _Mode(branches_strategy, divides=BRANCH, spreads=("zero=1", "zero=2")),
+    "pipeline": _Mode(pipeline_strategy, divides=STAGE, spreads=("zero=",)),
+    "slices": _Mode(slices_strategy, divides=SLICE, spreads=("zero=",)),
+    "branches": _Mode(branches_strategy, divides=BRANCH, spreads=("zero=",)),
 }
 
 
@@ -140,8 +140,6 @@ def check_spread(name: str, argument: str) -> None:
     if argument and not argument.startswith(_mode(name).spreads):
         able = " or ".join(repr(other) for other, mode in _MODES.items() if argument.startswith(mode.spreads))
         instead = "parameter_device='cpu'" if argument.startswith("parameter_device") else f"omit {argument}"
-        if argument == "zero=3" and "zero=2" in _mode(name).spreads:
-            instead = "zero=2, which divides gradients and optimizer state"
         raise UserError(
             f"{argument} with strategy {name!r}: only {able} supports it; use one of these, or {instead}"
         )

@@ -1,18 +1,22 @@
 """The strategy 'slices': the layers of a tower are divided over its devices, towers divide the batch."""
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 
 from strategies.grouped_towers import GroupedStrategy, check_grouped, decided_here, towers_of_several
 from towers.devices import Devices
 from towers.engine import Engine
 from towers.errors import UserError
+from towers.gathering.exchange import UnitExchange
+from towers.gathering.gathered_once import GatheredOnce
 from towers.grid import SLICE
 from towers.options import StepOptions
 from towers.slices.layout import Layout
 from towers.slices.layout_report import large_whole_notices, layout_table
 from towers.slices.sliced_tower import SlicedEvaluation, SlicedTower
 from towers.task import Task
+from towers.traced_once import TracedOnce
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -66,12 +70,14 @@ class SlicedTowers:
     def shards(self, variables):
         return self.layout.shards()
 
-    def make_towers(self, engine: Engine):
+    def make_towers(self, engine: Engine, exchange: UnitExchange | None = None):
+        assert exchange is None
         kernels = self._step.kernels(self.devices)
         shared = engine.tower.exchange
         towers, evaluations = [], []
         for group in self.devices.groups:
             own = shared and shared.again()
+            traced = functools.partial(GatheredOnce, devices=group) if self.devices.zero == 3 else TracedOnce
             towers.append(
                 SlicedTower(
                     self._task,
@@ -81,10 +87,13 @@ class SlicedTowers:
                     exchange=own,
                     kernels=kernels,
                     recompute=self._step.recompute,
+                    traced=traced,
                 )
             )
             evaluations.append(
-                SlicedEvaluation(self._task, engine.tower.model, self.layout, group, kernels=kernels)
+                SlicedEvaluation(
+                    self._task, engine.tower.model, self.layout, group, kernels=kernels, traced=traced
+                )
             )
         return towers, evaluations
 

@@ -3,10 +3,11 @@
 The engine decides where towers run and how their gradients are summed.
 """
 
+import dataclasses
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import keras
 import numpy as np
@@ -17,21 +18,42 @@ from strategies.data_errors import readable_errors, readable_input
 from strategies.engines import EngineChoice
 from strategies.errors import NonFiniteStep
 from strategies.first_batches import ARE_BELOW_0, check_first_batches, not_finite_parts
+from strategies.label_check import labels_out_of_range
+from strategies.outcomes_on_host import Arrived, arriving_on_host, on_host
 from strategies.pieces import Piece
 from strategies.run_settings import fields_of, step_settings
+from towers.devices import HOST, Devices
 from towers.engine import Engine
 from towers.errors import UserError
+from towers.input.tower_parts import open_length
+from towers.input.unprepared import read_dataset
 from towers.layers.names import fresh_name_counts
+from towers.mean_and_update import StepOutcome
 from towers.options import StepOptions
 from towers.precision import layer_precision
 from towers.recompute import recomputation
 from towers.task import Batch, InputShard, Task, as_batch, steps_per_epoch
 from towers.tower import EvaluationResult, ModelVariables
-from towers.tower_parts import open_length
+
+
+@dataclasses.dataclass(frozen=True)
+class _StartedSteps:
+    """Steps first .. end - 1, which were started; `arrived` waits for them."""
+
+    first: int
+    end: int
+    arrived: Callable[[], Arrived]
+    input_seconds: float
 
 
 class SynchronousStrategy:
     """Implements `strategies.contract.Strategy` over an engine."""
+
+    # The last call of `start_steps`, if its steps are not reported yet, and a report that is not returned yet.
+    _started: _StartedSteps | None = None
+    _known: StepReport | None = None
+    # When the steps before were done, and the seconds that the steps of a call waited for batches.
+    _done_at = _input_seconds = 0.0
 
     def __init__(
         self,
@@ -40,6 +62,8 @@ class SynchronousStrategy:
         options: StepOptions,
         make_engine: Callable[[keras.Model, Batch], Engine],
         num_towers: int,
+        *,
+        unprepared: bool = False,
     ):
         """Args:
         name: name in the registry.
@@ -47,7 +71,9 @@ class SynchronousStrategy:
         options: how a step computes.
         make_engine: function of (template model, spec of a batch) that returns the engine.
         num_towers: number of towers of all workers, for reports.
+        unprepared: whether towers prepare the features, if the task can be read so (`towers.input.unprepared`).
         """
+        self._unprepared = unprepared
         self.name, self.num_towers = name, num_towers
         self.task, self.options = task, options
         self.model = self._build_template()
@@ -56,6 +82,7 @@ class SynchronousStrategy:
         self._input = self._dataset("train")
         self.engine = make_engine(self.model, open_length(self._input.element_spec))
         self._batches: Iterator[Batch] | None = None
+        self._has_checked_labels = False
 
     def _check_data(self) -> None:
         """Raises UserError if the task's data don't fit its model."""
@@ -63,13 +90,21 @@ class SynchronousStrategy:
 
     def _dataset(self, split: str, first_batch: int = 0) -> tf.data.Dataset:
         """This process's part of `split`, as batches."""
-        return as_batches(self.task.dataset(split, InputShard(first_batch=first_batch)))
+        return self._read(split, InputShard(first_batch=first_batch))
+
+    def _read(self, split: str, shard: InputShard) -> tf.data.Dataset:
+        with tf.device(HOST):
+            return as_batches(read_dataset(self.task, split, shard, unprepared=self._unprepared))
 
     def _build_template(self) -> keras.Model:
         keras.utils.set_random_seed(self.options.seed)
         # The engine holds the parameters that are trained: the template need not use a GPU's memory.
         with tf.device("/device:CPU:0"), layer_precision(self.options.precision), fresh_name_counts():
             return self.task.build_model()
+
+    @property
+    def devices(self) -> Devices:
+        return self.engine.devices
 
     is_exact = keeps_files = True
     engine_choice: EngineChoice | None = None
@@ -113,7 +148,8 @@ class SynchronousStrategy:
 
     @property
     def step(self) -> int:
-        return int(self.engine.counters.step)
+        # Reading the counter waits for all steps that were started.
+        return int(self.engine.counters.step) if self._started is None else self._started.end
 
     @property
     def examples(self) -> int:
@@ -151,35 +187,82 @@ class SynchronousStrategy:
         return {}
 
     def run_steps(self, num_steps: int) -> StepReport:
-        self._stop_if_bad_before()
-        started = time.perf_counter()
+        assert self._started is None, "settle first"
+        self._begin()
         first = self.step
-        input_seconds, outcomes = 0.0, []
+        outcomes = on_host([self._train(step) for step in range(first, first + num_steps)])
+        return self._reported(first, Arrived(outcomes, time.perf_counter()), self._input_seconds)
+
+    @property
+    def _reports_late(self) -> bool:
+        """Whether steps begin before the outcomes of those before are known. Masks apply none after a bad one."""
+        return self.engine.masked
+
+    def start_steps(self, num_steps: int) -> StepReport | None:
+        if not self._reports_late:
+            return self.run_steps(num_steps)
+        assert num_steps > 0
+        if self._started is None:
+            self._begin()
+        first, outcomes, self._input_seconds = self.step, [], 0.0
         for step in range(first, first + num_steps):
-            asked = time.perf_counter()
-            batch = self._next_batch()
-            input_seconds += time.perf_counter() - asked
-            with readable_errors(f"step {step}", self.model, batch):
-                outcomes.append(self.engine.train(batch, self.options.schedule(step)))
-        outcomes = [tf.nest.map_structure(np.asarray, outcome) for outcome in outcomes]
+            outcomes.append(self._train(step))
+            if step == first:  # the device goes on with it while the steps before are reported
+                self._read_started()
+        self._started = _StartedSteps(first, first + num_steps, arriving_on_host(outcomes), self._input_seconds)
+        return self._taken()
+
+    def settle(self) -> StepReport | None:
+        if self._known is None:
+            self._read_started()
+        return self._taken()
+
+    def _read_started(self) -> None:
+        started, self._started = self._started, None
+        if started is not None:
+            self._known = self._reported(started.first, started.arrived(), started.input_seconds)
+
+    def _taken(self) -> StepReport | None:
+        known, self._known = self._known, None
+        return known
+
+    def _begin(self) -> None:
+        self._stop_if_bad_before()
+        self._done_at, self._input_seconds = time.perf_counter(), 0.0
+
+    def _train(self, step: int) -> StepOutcome:
+        asked = time.perf_counter()
+        batch = self._next_batch(step)
+        self._input_seconds += time.perf_counter() - asked
+        with readable_errors(f"step {step}", self.model, batch):
+            return self.engine.train(batch, self.options.schedule(step))
+
+    def _reported(self, first: int, arrived: Arrived, input_seconds: float) -> StepReport:
+        """The report of all steps since the last report."""
+        outcomes = arrived.outcomes
         self._stop_if_bad(first, outcomes)
+        self._check_skipped_labels(first, outcomes)
+        end = first + len(outcomes)
+        seconds, self._done_at = arrived.at - self._done_at, arrived.at
         return report_of(
             outcomes,
-            step=first + num_steps,
-            learning_rate=self.options.schedule(first + num_steps - 1),
-            seconds=time.perf_counter() - started,
-            input_seconds=input_seconds,
+            step=end,
+            learning_rate=self.options.schedule(end - 1),
+            seconds=seconds,
+            input_seconds=min(input_seconds, seconds),  # the host may wait while steps before are computed
         )
 
-    def _next_batch(self) -> Batch:
+    def _next_batch(self, step: int) -> Batch:
         if self._batches is None:
-            self._batches = iter(self._input_from(self.step))
+            placed, dataset = self.engine.placed_input, self._input_from(step)
+            with tf.device(HOST):
+                self._batches = iter(dataset) if placed is None else placed.batches(dataset)
         try:
-            with readable_input("train", f"step {self.step}"):
+            with readable_input("train", f"step {step}"), tf.device(HOST):
                 return next(self._batches)
         except StopIteration:
             raise UserError(
-                f"the training data ended at step {self.step}: the 'train' split must never end; repeat() it"
+                f"the training data ended at step {step}: the 'train' split must never end; repeat() it"
             ) from None
 
     def _input_from(self, step: int) -> tf.data.Dataset:
@@ -197,13 +280,18 @@ class SynchronousStrategy:
             )
 
     def _stop_if_bad(self, first, outcomes):
+        if all(outcome.finite for outcome in outcomes):
+            return
         bad = int(self.engine.counters.bad_step)
-        if bad < 0:
+        # Steps that were started since may hold the first bad one.
+        if not first <= bad < first + len(outcomes):
             return
         found = outcomes[bad - first]
         what = f"loss {float(found.loss_sum / found.weight):g}, gradient norm {float(found.gradient_norm):g}"
         # The engine looks at features only.
-        parts = self._unclean_parts(bad) or ([] if found.inputs_finite else ["features"])
+        again = self._batches_again(bad)
+        parts = _unclean_parts(again) or ([] if found.inputs_finite else ["features"])
+        self._refuse_labels(again, f"step {bad}")
         if not self._all_true(not parts):
             named = " and ".join(parts or ["numbers"])
             cause = f"its batch holds NaN or infinite {named}: clean the data"
@@ -214,12 +302,31 @@ class SynchronousStrategy:
             step=bad,
         )
 
-    def _unclean_parts(self, step: int) -> list[str]:
-        """Which of 'features', 'labels' and 'weights' of a step's batch are not finite; it is read once more."""
+    def _check_skipped_labels(self, first: int, outcomes: Sequence[StepOutcome]) -> None:
+        """Raises UserError if a skipped step has labels out of range, which spoil its loss on a GPU.
+
+        Only the run's first step whose loss is not finite is looked at: to read its batch again takes as long as a
+        resume.
+        """
+        lost = (index for index, outcome in enumerate(outcomes) if not np.isfinite(outcome.loss_sum))
+        index = next(lost, None)
+        if index is None or self._has_checked_labels:
+            return
+        self._has_checked_labels = True
+        if not self._all_true(self.engine.devices.on_cpu):
+            self._refuse_labels(self._batches_again(first + index), f"step {first + index}")
+
+    def _batches_again(self, step: int) -> list[Batch]:
+        """The (micro)batches of a step, read once more."""
         batch = next(iter(self._input_from(step)))
-        microbatches = [batch] if isinstance(batch, Batch) else batch
-        found = {name for part in microbatches for name in not_finite_parts(part)}
-        return sorted(found)
+        return [batch] if isinstance(batch, Batch) else list(batch)
+
+    def _refuse_labels(self, batches: Iterable[Batch], where: str) -> None:
+        """Raises UserError, in all processes, if labels are out of range in one of them."""
+        errors = (labels_out_of_range(self.task, self.model, batch, where) for batch in batches)
+        error = next((error for error in errors if error is not None), None)
+        if not self._all_true(error is None):
+            raise error or UserError(f"{where}: labels in another worker's part are out of range: correct them")
 
     def _all_true(self, here: bool) -> bool:
         """Whether `here` is true in every process."""
@@ -232,7 +339,7 @@ class SynchronousStrategy:
         dataset = self._dataset("eval")
         with readable_errors("evaluation"):
             evaluate = self._evaluator(open_length(dataset.element_spec))
-        for batch in _readable(dataset if num_batches is None else dataset.take(num_batches)):
+        for batch in _readable(dataset, num_batches):
             if stop_requested is not None and not self._all_true(not stop_requested()):
                 return None
             with readable_errors("evaluation", self.model, batch):
@@ -256,6 +363,7 @@ class SynchronousStrategy:
         found = ((index, not_finite_parts(batch)) for index, batch in enumerate(self._dataset("eval")))
         index, parts = next(((index, parts) for index, parts in found if parts), (None, []))
         if self._all_true(not parts):
+            self._refuse_labels(self._dataset("eval"), "evaluation")
             return
         where = "another worker's part of it" if index is None else f"batch {index} of it"
         named = " and ".join(parts or ["numbers"])
@@ -288,7 +396,7 @@ class SynchronousStrategy:
         """Nothing to do."""
 
     def restored(self, positions: Sequence[int] | None = None) -> None:
-        self._batches = None
+        self._batches = self._started = self._known = None
         self.engine.counters.restart()
 
     def finish(self, completed: bool) -> None:
@@ -304,11 +412,17 @@ class SynchronousStrategy:
         ):
             # Matched by order: the names of unnamed layers differ between two models of the same process.
             for template, value in zip(templates, values.values(), strict=True):
-                template.assign(tf.convert_to_tensor(value))
+                with tf.device(HOST):
+                    template.assign(tf.convert_to_tensor(value))
         return model
 
     def graph(self) -> tf.Graph:
         return self.engine.graph()
+
+
+def _unclean_parts(batches: Sequence[Batch]) -> list[str]:
+    """Which of 'features', 'labels' and 'weights' of some batches are not finite."""
+    return sorted({name for batch in batches for name in not_finite_parts(batch)})
 
 
 def as_batches(dataset: tf.data.Dataset) -> tf.data.Dataset:
@@ -332,15 +446,16 @@ def _with_checked_weights(batch: Batch) -> Batch:
     return batch
 
 
-def _readable(dataset: tf.data.Dataset) -> Iterator[Batch]:
-    """The batches of an evaluation.
+def _readable(dataset: tf.data.Dataset, num_batches: int | None) -> Iterator[Batch]:
+    """The batches of an evaluation, or the first `num_batches`.
 
     Raises:
       UserError: the input pipeline failed.
     """
-    batches = iter(dataset)
+    with tf.device(HOST):
+        batches = iter(dataset if num_batches is None else dataset.take(num_batches))
     for index in itertools.count():
-        with readable_input("eval", f"batch {index}"):
+        with readable_input("eval", f"batch {index}"), tf.device(HOST):
             batch = next(batches, None)
         if batch is None:
             return

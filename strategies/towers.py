@@ -1,11 +1,18 @@
 """The strategy 'towers': towers on the devices of one process, parameters on one of these or on all."""
 
+import math
+
+import keras
+import tensorflow as tf
+
 from strategies.synchronous import SynchronousStrategy
 from towers.devices import Devices
 from towers.gathering.gathered_once import GatheredOnce
-from towers.one_process_engine import OneProcessEngine
+from towers.one_process_engine import OneProcessEngine, tables_by_rows
 from towers.options import StepOptions
-from towers.task import Task
+from towers.parameters.automatic_device import chosen_device
+from towers.task import Batch, Task
+from towers.tower import ModelVariables
 from towers.traced_once import TracedOnce
 
 
@@ -22,11 +29,31 @@ def towers_strategy(
         return OneProcessEngine(
             task,
             model,
-            devices,
+            _placed(devices, model, batch_spec, options),
             options,
             batch_spec=batch_spec,
             shares=shares,
             traced=GatheredOnce if devices.zero == 3 else TracedOnce,
         )
 
-    return SynchronousStrategy("towers", task, options, make_engine, devices.num_towers)
+    return SynchronousStrategy(
+        "towers", task, options, make_engine, devices.num_towers, unprepared=devices.input_on_towers
+    )
+
+
+def _placed(devices: Devices, model: keras.Model, batch_spec: Batch, options: StepOptions) -> Devices:
+    """The devices with the parameters where they are best for this model, if that was left open."""
+    if not devices.automatic:
+        return devices
+    variables = ModelVariables.of(model).parameters
+    parameter_bytes = sum(math.prod(variable.shape) * tf.as_dtype(variable.dtype).size for variable in variables)
+    memory = [gpu.memory_bytes for gpu in devices.gpus]
+    by_rows = tables_by_rows(model, batch_spec, options)
+    chosen = chosen_device(
+        num_gpus=devices.num_towers,
+        parameter_bytes=parameter_bytes,
+        slot_bytes=parameter_bytes * len(options.rule.slot_names),
+        gpu_bytes=None if None in memory or not memory else min(memory),
+        reads_rows=by_rows is not None and bool(by_rows.heights),
+    )
+    return devices.placed(chosen.device, chosen.reason)

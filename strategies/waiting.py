@@ -20,6 +20,8 @@ _SILENT_SECONDS = 10.0
 # A process of the other kind connects again and again for so long; a stranger that knows its first bytes does not.
 _INSISTS_SECONDS, _LONGEST_GAP_SECONDS = 3.0, 1.5
 _LONGEST_WORD = 64
+# Connections the kernel keeps until they are accepted: many workers look in the same moment.
+_KEPT_CONNECTIONS = 1024
 # Begins no connection of a process that says no word.
 _NOBODY = b"\0"
 
@@ -153,7 +155,7 @@ def listening(member: Member) -> socket.socket:
     try:
         # On every interface, like TensorFlow's server, which ignores the host in the address.
         listener.bind(("", member.port))
-        listener.listen()
+        listener.listen(_KEPT_CONNECTIONS)
     except OSError as error:
         listener.close()
         raise UserError(

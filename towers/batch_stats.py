@@ -4,6 +4,8 @@ The same formula in every mode, whether the towers are in one process or in seve
 
     average        state + sum_i(w_i * (new_i - state)) / sum_i(w_i)     w_i: weight of tower i's examples
     first, synced  the state of tower 0
+
+A constant (frozen statistics, a Normalization layer) has only changes of 0, so it stays the same to the bit.
 """
 
 from collections.abc import Sequence

@@ -1,10 +1,14 @@
-"""Counters of a run: its progress, and its first step that was not finite. Checkpoints hold them."""
+"""Counters of a run: its progress, and its first step that was not finite. Checkpoints hold them.
+
+They are where steps are decided. What a step needs on the host is there too: no step waits for the last one.
+"""
 
 import dataclasses
 from collections.abc import Mapping
 
 import tensorflow as tf
 
+from towers.devices import HOST
 from towers.precision import LossScaling
 
 _NONE = -1
@@ -12,7 +16,7 @@ _NONE = -1
 
 @dataclasses.dataclass(frozen=True)
 class Counters:
-    """Variables on the host.
+    """Variables on one device.
 
     Attributes:
       step: number of global batches used; also the index of the next batch, and of its random numbers.
@@ -21,6 +25,8 @@ class Counters:
       skipped: number of steps whose update was skipped.
       bad_step: under on_nan='stop', the first step whose loss or gradients were not finite; else -1.
       loss_scale, good_steps: state of dynamic loss scaling; 1 and 0 without it.
+      index: on the host, the index of the next batch: `step` until a step stops the run. If `step` is on the host,
+        it is the same variable.
     """
 
     step: tf.Variable
@@ -30,26 +36,37 @@ class Counters:
     bad_step: tf.Variable
     loss_scale: tf.Variable
     good_steps: tf.Variable
+    index: tf.Variable
 
     @classmethod
-    def new(cls, scaling: LossScaling | None) -> "Counters":
-        """The counters of a new run, on the current device."""
+    def new(cls, scaling: LossScaling | None, device: str = HOST) -> "Counters":
+        """The counters of a new run, on a device."""
 
         def count(value):
             return tf.Variable(tf.constant(value, tf.int64), trainable=False)
 
-        scale = tf.Variable(scaling.initial if scaling else 1.0, dtype=tf.float32, trainable=False)
-        return cls(count(0), count(0), count(0), count(0), count(_NONE), scale, count(0))
+        with tf.device(device):
+            scale = tf.Variable(scaling.initial if scaling else 1.0, dtype=tf.float32, trainable=False)
+            step, *others = count(0), count(0), count(0), count(0), count(_NONE), scale, count(0)
+        with tf.device(HOST):
+            return cls(step, *others, index=step if device == HOST else count(0))
+
+    @property
+    def device(self) -> str:
+        """Where steps are counted."""
+        return self.step.device
 
     def variables(self) -> Mapping[str, tf.Variable]:
         """The variables that a checkpoint holds, by name."""
         kept = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        del kept["bad_step"]
+        del kept["bad_step"], kept["index"]
         return kept
 
     def restart(self) -> None:
         """Forgets the bad step: values of an earlier step were restored, and training continues from them."""
         self.bad_step.assign(_NONE)
+        if self.index is not self.step:
+            self.index.assign(int(self.step))
 
     def advance(self, examples, finite, loss_finite, scaling: LossScaling | None, stop: bool) -> None:
         """Counts one step, in a graph. Under `stop`, no step is counted after a bad one.
@@ -72,4 +89,8 @@ class Counters:
             first_bad = tf.logical_and(bad, running)
             self.bad_step.assign(tf.where(first_bad, self.step.read_value(), self.bad_step.read_value()))
         self.step.assign_add(tf.cast(running, tf.int64))
-        self.examples.assign_add(tf.where(running, tf.cast(examples, tf.int64), 0))
+        with tf.device(HOST):
+            examples = tf.cast(examples, tf.int64)
+            if self.index is not self.step:
+                self.index.assign_add(1)
+        self.examples.assign_add(tf.where(running, examples, 0))

@@ -15,6 +15,10 @@ from towers import split
 from towers.counters import Counters
 from towers.devices import HOST, Devices
 from towers.exchange import TowerExchange
+from towers.input.placed_batch import examples_of
+from towers.input.placed_input import PlacedInput, can_be_placed
+from towers.input.tower_parts import TowerParts
+from towers.launch_order import LaunchOrder
 from towers.layers.batch_norm import check_synchronized
 from towers.mean_and_update import StepOutcome
 from towers.options import StepOptions
@@ -33,8 +37,12 @@ class Engine(abc.ABC):
     Attributes:
       placement: where the variables live; a subclass sets it.
       tower: the training pass on one device; it knows the model's variables.
+      parts: how the towers of this process divide a (micro)batch.
+      placed_input: brings training batches to the towers' devices, and `train` gets what it yields; None if
+        `train` gets batches in the host's memory.
       towers, evaluations: the passes of each tower of this process, called as a `TowerFunction` and an
         `EvaluationFunction`. A tower of several devices has its own.
+      masked: whether masks leave out an update that is not finite, as in `towers.parameters.permission`.
     """
 
     placement: Placement
@@ -51,6 +59,8 @@ class Engine(abc.ABC):
         all_shares: Sequence[float] | None = None,
         tower_exchange: TowerExchange | None = None,
         step_spec=None,
+        parts: TowerParts | None = None,
+        microbatches: int | None = None,
         traced: Callable = TracedOnce,
     ):
         """Args:
@@ -63,7 +73,9 @@ class Engine(abc.ABC):
         all_shares: shares of all towers of all processes, in the order of their parts; None if all are here.
         tower_exchange: sums batch statistics over all towers, under batch_stats='synced'; None for one over the
           towers of this process.
-        step_spec: the spec of what `apply` gets as its batch; None for batch_spec.
+        step_spec: the spec of what `apply` gets as its batch; None for batch_spec, a whole batch.
+        parts: how the towers of this process divide a (micro)batch; None if all towers are here.
+        microbatches: as for `TowerPasses`.
         traced: makes the graph of a tower, as `TracedOnce` does.
 
         Raises:
@@ -79,6 +91,8 @@ class Engine(abc.ABC):
         kernels = options.kernels(devices)
         if tower_exchange is None and len(self.all_shares) > 1:
             tower_exchange = TowerExchange(len(self.all_shares))
+        if tower_exchange is not None and not devices.on_cpu:
+            tower_exchange.order = LaunchOrder()
         self.tower = TowerFunction(
             task,
             model,
@@ -91,13 +105,32 @@ class Engine(abc.ABC):
         self.towers: Sequence[Callable[..., TowerResult]] = [self.tower] * devices.num_towers
         evaluation = EvaluationFunction(task, model, kernels=kernels, traced=traced)
         self.evaluations: Sequence[Callable[..., EvaluationResult]] = [evaluation] * devices.num_towers
-        with tf.device(HOST):
-            self.counters = Counters.new(loss_scaling_for(options.precision))
-        self._batch_spec = batch_spec
-        self._step_spec = batch_spec if step_spec is None else step_spec
-        self.train_function = _graph_of(self._train, batch_spec, _RATE)
+        updating = self._updating_device()
+        self.masked = devices.masked(updating)
+        device = updating if self.masked else HOST
+        self.counters = Counters.new(loss_scaling_for(options.precision), device)
+        self.parts = TowerParts.of_one_process(self.shares) if parts is None else parts
+        self._batch_spec, self._step_spec = batch_spec, batch_spec if step_spec is None else step_spec
+        self.placed_input: PlacedInput | None = None
+        if devices.input_on_towers and can_be_placed(batch_spec):
+            self._place_input(microbatches, batches_are_whole=step_spec is None)
+        self.train_function = _graph_of(self._train, self._batch_spec, _RATE)
         self._evaluate_function = tf.function(self.evaluate_towers, autograph=False)
-        self.first_function = _graph_of(self.first_sums, batch_spec)
+        self.first_function = _graph_of(self.first_sums, self._batch_spec)
+
+    def _place_input(self, microbatches: int | None, *, batches_are_whole: bool) -> None:
+        """Makes `train` take what `placed_input` yields."""
+        own = {"parts": self.parts, "devices": self.devices.towers}
+        batch_spec, step_spec = self._batch_spec, self._step_spec
+        if batches_are_whole:
+            count = self.options.accumulation
+            self.placed_input = PlacedInput(**own, accumulation=count, microbatches=microbatches)
+            self._step_spec = self.placed_input.spec(batch_spec)
+            self._batch_spec = self._step_spec if count == 1 else self._step_spec[0]
+            return
+        self.placed_input = PlacedInput(**own)
+        self._batch_spec = self.placed_input.spec(batch_spec)
+        self._step_spec = self._batch_spec if step_spec is batch_spec else self.placed_input.spec(step_spec)
 
     @functools.cached_property
     def more_function(self):
@@ -114,18 +147,25 @@ class Engine(abc.ABC):
         sums = self.first_function.get_concrete_function().structured_outputs
         return tf.nest.map_structure(tf.type_spec_from_value, sums)
 
+    def _updating_device(self) -> str:
+        """The device that decides whether a step is applied."""
+        return self.devices.parameters
+
     def train(self, batch: Batch | tuple[Batch, ...], rate: float) -> StepOutcome:
         """One step on a global batch. The scalars returned may still be under computation on their devices.
 
         Each microbatch is a call of its own, so memory and graph are those of one microbatch. A process that gets
-        only its part of each microbatch gets them as a tuple.
+        only its part of each microbatch gets them as a tuple. With a `placed_input` the batch is what that yields.
         """
-        rate = tf.constant(rate, tf.float32)
+        with tf.device(HOST):  # a GPU would finish its work before it takes a number from Python
+            rate = tf.constant(rate, tf.float32)
         if self.options.accumulation == 1:
             return self.train_function(batch, rate)
         if not isinstance(batch, Batch):
             sums = self.first_function(batch[0])
             for index, own in enumerate(batch[1:], start=1):
+                if self._needs_examples and int(examples_of(own)) == 0:
+                    continue
                 sums = self.more_function(own, tf.constant(index), sums)
             return self.apply_function(batch, sums, rate)
         sizes = split.sizes(int(batch_length(batch)), split.even_shares(self.options.accumulation))
@@ -135,6 +175,9 @@ class Engine(abc.ABC):
             if size > 0:
                 sums = self.more_function(batch, tf.constant(index), sums)
         return self.apply_function(batch, sums, rate)
+
+    # Whether a microbatch without an example can be left out: no other process waits for this one's sums.
+    _needs_examples = False
 
     def evaluator(self, batch_spec: Batch) -> Callable[[Batch], EvaluationResult]:
         """A function from a batch to its undivided loss and metrics; traced once for each spec.

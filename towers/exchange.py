@@ -12,6 +12,8 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
+from towers.launch_order import LaunchOrder
+
 # Groups of one process need different keys, even on the same devices. tf.distribute counts its keys from 1.
 _next_group_key = itertools.count(1_000_000)
 
@@ -23,20 +25,33 @@ class TowerExchange:
     Attributes:
       num_towers: number of towers.
       group_key: says which devices take part: one of each tower.
-      new_group_key: makes keys for the towers' other devices; the same in all processes that have such towers.
+      new_group_key: makes keys for the towers' other devices; the same in all processes that have such towers (a
+        process's own counter would give equal keys by luck).
+      order: the order in which all towers launch their exchanges; None on CPUs, where any order works.
     """
 
     num_towers: int
     group_key: int = dataclasses.field(default_factory=lambda: next(_next_group_key))
     new_group_key: Callable[[], int] = functools.partial(next, _next_group_key)
+    order: LaunchOrder | None = None
     _instances: itertools.count = dataclasses.field(default_factory=lambda: itertools.count(1))
 
     def again(self) -> "TowerExchange":
         """An exchange of the same towers that counts from 1: for a tower that is traced by itself, as all are."""
-        return TowerExchange(self.num_towers, self.group_key, self.new_group_key)
+        order = None if self.order is None else LaunchOrder()
+        return TowerExchange(self.num_towers, self.group_key, self.new_group_key, order)
 
     def sum(self, value: tf.Tensor) -> tf.Tensor:
         """The sum of `value` (same shape on every tower) over all towers, on every tower. No gradient."""
+        if self.order is None:
+            return self._sum(value)
+        return self.order.after_others(lambda: self._sum(value))
+
+    def when_all_are_done(self, tensors):
+        """The same tensors, after all exchanges of a tower: others that follow can't be launched between them."""
+        return tensors if self.order is None else self.order.when_all_are_done(tensors)
+
+    def _sum(self, value: tf.Tensor) -> tf.Tensor:
         # CollectiveReduceV2 never returns between logical devices of one process (TensorFlow 2.21). This first
         # version, which has its group in attributes, does.
         return tf.raw_ops.CollectiveReduce(

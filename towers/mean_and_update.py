@@ -2,6 +2,9 @@
 
 sums of all towers  ->  mean (the one division)  ->  check  ->  clip  ->  update  ->  count
 
+The mean is taken in the gradients' own precision: a factor rounded to float32 made float64 runs of different modes
+differ by 4e-7 after 20 steps.
+
 After the run's last step the rule may change the parameters once more (`finish_run`).
 """
 
@@ -15,6 +18,7 @@ from towers.counters import Counters
 from towers.devices import HOST
 from towers.options import StepOptions
 from towers.owners import CURRENT_DEVICE, Owners
+from towers.parameters.permission import Permission
 from towers.parameters.placement import Placement
 from towers.precision import loss_scaling_for
 from towers.task import WeightedValue
@@ -81,9 +85,8 @@ def finish_step(
     Arguments as for `updated`.
     """
     result, mean = updated(sums, rate, examples=examples, options=options, counters=counters, **named)
-    with tf.device(HOST):
-        count_step(examples, mean, options, counters)
-    finish_run(named["placement"], options, counters)
+    count_step(examples, mean, options, counters)
+    finish_run(named["placement"], options, counters, masked=named["masked"])
     return result
 
 
@@ -97,6 +100,7 @@ def updated(
     device: str,
     options: StepOptions,
     counters: Counters,
+    masked: bool,
 ) -> tuple[StepOutcome, Mean]:
     """Updates parameters and state from the sums of all towers. Call `count_step` after it, with the mean.
 
@@ -104,28 +108,33 @@ def updated(
       sums: sums over all towers of all processes.
       rate: float32 scalar, learning rate.
       examples: int32 scalar, number of examples in the global batch.
-      features: the batch's features, in any structure; read only if the step is not finite.
+      features: the batch's features, in any structure; without `masked` they are read only if the step is not
+        finite.
       placement: where the parameters are and how they are updated.
       device: device that computes the mean.
       options: options of the step.
       counters: counters of the run; they are only read.
+      masked: whether masks leave out an update, as in `Permission`, and no operation waits for `finite`.
 
     Returns:
       What the step reports, and the mean without its gradients.
     """
     with tf.device(device), tf.name_scope(UPDATE_SCOPE):
         mean = mean_gradients(sums, options, counters.loss_scale.read_value(), placement.owners)
-    with tf.device(HOST):
-        is_allowed, update = may_update(mean, counters), counters.updates.read_value()
+    with tf.device(counters.device):
+        is_allowed = Permission(may_update(mean, counters), masked)
+        update = counters.updates.read_value()
     with tf.name_scope(UPDATE_SCOPE):
         placement.update(is_allowed, mean.gradients, sums.new_state, rule=options.rule, rate=rate, update=update)
     with tf.device(HOST):
-        return outcome(examples, features, sums, mean), mean._replace(gradients=[])
+        inputs_finite = _all_finite(features) if masked else _all_finite_unless(mean.finite, features)
+    if masked:
+        with tf.device(counters.device):
+            inputs_finite = tf.logical_or(mean.finite, inputs_finite)
+    return _outcome(examples, inputs_finite, sums, mean), mean._replace(gradients=[])
 
 
-def outcome(examples: tf.Tensor, features, sums: TowerResult, mean: Mean) -> StepOutcome:
-    """What the step reports. The features are read only if the step is not finite."""
-    inputs_finite = tf.cond(mean.finite, lambda: tf.constant(True), lambda: _all_finite(features))
+def _outcome(examples: tf.Tensor, inputs_finite: tf.Tensor, sums: TowerResult, mean: Mean) -> StepOutcome:
     return StepOutcome(
         sums.loss_sum,
         sums.weight,
@@ -135,6 +144,11 @@ def outcome(examples: tf.Tensor, features, sums: TowerResult, mean: Mean) -> Ste
         mean.finite,
         inputs_finite,
     )
+
+
+def _all_finite_unless(finite: tf.Tensor, features) -> tf.Tensor:
+    """True if the step is finite; otherwise whether the features are, which are read only then."""
+    return tf.cond(finite, lambda: tf.constant(True), lambda: _all_finite(features))
 
 
 def _all_finite(features) -> tf.Tensor:
@@ -151,15 +165,16 @@ def may_update(mean: Mean, counters: Counters) -> tf.Tensor:
 def count_step(examples: tf.Tensor, mean: Mean, options: StepOptions, counters: Counters) -> None:
     """Advances the counters. Call it after the update."""
     scaling = loss_scaling_for(options.precision)
-    counters.advance(examples, mean.finite, mean.loss_finite, scaling, options.on_nan == "stop")
+    with tf.device(counters.device):
+        counters.advance(examples, mean.finite, mean.loss_finite, scaling, options.on_nan == "stop")
 
 
-def finish_run(placement: Placement, options: StepOptions, counters: Counters) -> None:
+def finish_run(placement: Placement, options: StepOptions, counters: Counters, *, masked: bool) -> None:
     """What the rule does after the run's last step. Call it after `count_step`."""
     if options.rule.num_steps is None:
         return
-    with tf.device(HOST):
+    with tf.device(counters.device):
         is_last = tf.equal(counters.step.read_value(), options.rule.num_steps)
         is_last = tf.logical_and(is_last, counters.bad_step.read_value() < 0)
         updates = counters.updates.read_value()
-    placement.finish(is_last, rule=options.rule, updates=updates)
+    placement.finish(Permission(is_last, masked), rule=options.rule, updates=updates)

@@ -164,7 +164,7 @@ class MetAtOwners:
       owners: where they meet.
     """
 
-    owners: ManyOwners
+    owners: Owners
 
     def each(self, function, *parts):
         return self.owners.each(function, *parts)
@@ -206,7 +206,7 @@ class LateOwners(MetAtOwners):
         for device, of_tower in zip(self.towers, self._by_tower(kept), strict=True):
             with tf.device(device):
                 per_tower.append(self.owners.cut(of_tower))
-        return self.owners.add(per_tower)
+        return self.owners.keep(per_tower)
 
     def _by_tower(self, kept: Sequence[Gradient]) -> list[Sequence[Gradient]]:
         """What is kept of each tower."""

@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from towers.errors import UserError
 from towers.exchange import TowerExchange
+from towers.input.unprepared import with_features
 from towers.layers.kernels import DEFAULT_KERNELS, LayerKernels
 from towers.layers.shadowing import shadowed
 from towers.layers.table_rows import TableRows, layers_of_tables, lookups_in_rows
@@ -140,7 +141,7 @@ class TowerFunction:
         self.num_traces = 0
         self._recomputation = Recomputation(model, recompute)
         change = self._recomputation.change if self._recomputation.segments else None
-        self._traced = traced(self._train, xla=xla, change=change)
+        self.traced = traced(self._train, xla=xla, change=change)
 
     def __call__(self, parameters, state, batch: Batch, seed, gain) -> TowerResult:
         """One pass.
@@ -154,7 +155,7 @@ class TowerFunction:
           gain: float32 scalar that multiplies the loss before differentiation: 1, a loss scale, or 0 for a tower
             that is idle in this step (it computes some example of the batch, and its result is multiplied by 0).
         """
-        result = self._traced(list(parameters), list(state), batch, seed, gain)
+        result = self.traced(list(parameters), list(state), batch, seed, gain)
         for variable, gradient in zip(self.variables.parameters, result.gradients, strict=True):
             # Unknown for a table that lookups and something else read (tied weights).
             if isinstance(gradient, tf.Tensor):
@@ -163,6 +164,7 @@ class TowerFunction:
 
     def _train(self, parameters, state, batch, seed, gain):
         self.num_traces += 1
+        batch = with_features(self._task, batch)
         active = tf.sign(gain)
         traced = self._recomputation.traced_pass()
         watched = [value.values if isinstance(value, TableRows) else value for value in parameters]
@@ -176,7 +178,8 @@ class TowerFunction:
         with tf.name_scope(BACKWARD_SCOPE):
             gradients = self._gradients(parameters, traced.gradients(tape, objective, watched))
         metrics = weighted_metrics(self._task, outputs, batch, active)
-        return TowerResult(loss_sum * active, loss.weight * active, gradients, new_state, metrics)
+        result = TowerResult(loss_sum * active, loss.weight * active, gradients, new_state, metrics)
+        return result if self.exchange is None else self.exchange.when_all_are_done(result)
 
     def _forward(self, parameters, state, batch, seed, active, traced):
         mapping = self.variables.mapping(parameters, state, seed)
@@ -219,13 +222,14 @@ class EvaluationFunction:
     ):
         self._task, self._model, self._kernels = task, model, kernels
         self._variables = ModelVariables.of(model)
-        self._traced = traced(self._evaluate)
+        self.traced = traced(self._evaluate)
 
     def __call__(self, parameters, state, batch: Batch, gain) -> EvaluationResult:
         """Arguments as for `TowerFunction`."""
-        return self._traced(list(parameters), list(state), batch, gain)
+        return self.traced(list(parameters), list(state), batch, gain)
 
     def _evaluate(self, parameters, state, batch, gain):
+        batch = with_features(self._task, batch)
         mapping = self._variables.mapping(parameters, state, tf.zeros([2], tf.int32))
         outputs, losses, _ = run_model(self._model, mapping, (), batch, False, self._kernels)
         loss = self._task.loss(outputs, batch)
@@ -246,7 +250,8 @@ def run_model(
 ) -> tuple[Any, list, list]:
     """The model's outputs, its regularisation losses, and the new values of `state`.
 
-    `around_call` is a context manager that is entered after the kernels are in place; None for none.
+    `around_call` is a context manager that is entered after the kernels are in place; None for none. Keras's own
+    `stateless_call` would skip what `Layer.__call__` does: masks, casts, the `training` argument.
     """
     with keras.StatelessScope(state_mapping=mapping, collect_losses=True) as scope:
         with kernels.in_place(model, exchange, weight), around_call or contextlib.nullcontext():

@@ -13,12 +13,13 @@ import tensorflow as tf
 
 from towers import batch_stats, sums
 from towers.devices import HOST, Devices
+from towers.input.tower_parts import TowerParts
 from towers.options import StepOptions
 from towers.owners import CURRENT_DEVICE, Owners, at_tower
+from towers.packed_copies import UNPACKED, PackedCopies
 from towers.task import Batch
 from towers.timeline.activities import EXCHANGE_SCOPE, tower_scope
 from towers.tower import EvaluationResult, TowerResult
-from towers.tower_parts import TowerParts
 
 
 class TowerPasses:
@@ -32,6 +33,8 @@ class TowerPasses:
         options: StepOptions,
         owners: Owners = CURRENT_DEVICE,
         microbatches: int | None = None,
+        copies: PackedCopies = UNPACKED,
+        homes: Sequence[str] | None = None,
     ):
         """Args:
         towers: the training pass of each tower, called as a `TowerFunction` with the tower's first device current.
@@ -42,7 +45,11 @@ class TowerPasses:
         microbatches: number of microbatches that a tower computes in one call, if it is a pipeline. It then gets
           parts, seeds and gains of all of them, as tuples. A batch may then be a tuple too: of this process's part
           of each microbatch.
+        copies: sends parameters and state to towers of one device, and their new state back.
+        homes: the device of each parameter, or of each part of `Slices`, for `copies`; None to leave parameters
+          as they are.
         """
+        self._copies, self._homes = copies, homes
         self._towers, self._devices, self._parts, self._options = towers, devices, parts, options
         self._owners, self._microbatches = owners, microbatches
 
@@ -66,28 +73,46 @@ class TowerPasses:
           loss_scale: float32 scalar, multiplies the loss before differentiation.
         """
         results = []
+        parameters, states = self._sent(parameters, state)
         for tower, device in enumerate(self._devices.towers):
             with tf.device(HOST):
-                given = self._given(batch, microbatch_index, tower, step, loss_scale)
+                parts, seeds, activities = self._given(batch, microbatch_index, tower, step)
             with tf.device(device):
+                # Not on the host, which would wait for the last step's scale.
+                given = parts, seeds, tf.nest.map_structure(lambda activity: activity * loss_scale, activities)
                 with tf.name_scope(tower_scope(tower)):
-                    result = self._towers[tower](at_tower(parameters, tower), state, *given)
+                    result = self._towers[tower](at_tower(parameters, tower), at_tower(states, tower), *given)
                 with tf.name_scope(EXCHANGE_SCOPE):
                     results.append(result._replace(gradients=self._owners.cut(result.gradients)))
         with tf.device(self._devices.parameters), tf.name_scope(EXCHANGE_SCOPE):
             new_state = batch_stats.combined(
                 state,
-                [result.new_state for result in results],
+                self._new_states(results),
                 [result.weight for result in results],
                 self._options.batch_stats,
             )
             return sums.add_results(results, self._owners.keep, new_state=new_state)
 
-    def _given(self, batch, microbatch_index, tower: int, step, loss_scale) -> tuple:
-        """(part, seed, gain) of a tower, or a tuple of each for its microbatches."""
+    def _sent(self, parameters: Sequence, state: Sequence[tf.Tensor]) -> tuple[Sequence, Sequence]:
+        """Parameters and state, as `Copies` where they are sent to the towers in packs."""
+        towers, home = self._devices.towers, self._devices.parameters
+        if self._homes is not None:
+            parameters = self._copies.for_towers(parameters, self._homes, towers)
+        return parameters, self._copies.for_towers(state, [home] * len(state), towers)
+
+    def _new_states(self, results: Sequence[TowerResult]) -> list[Sequence[tf.Tensor]]:
+        """Each tower's new state, sent in packs to where the states are combined."""
+        home = self._devices.parameters
+        return [
+            self._copies.moved(result.new_state, device, [home] * len(result.new_state))
+            for device, result in zip(self._devices.towers, results, strict=True)
+        ]
+
+    def _given(self, batch, microbatch_index, tower: int, step) -> tuple:
+        """(part, seed, activity) of a tower, or a tuple of each for its microbatches."""
         if self._microbatches is None:
             part, activity = self._parts.part(batch, tower)
-            return part, self._seed(step, microbatch_index, tower), activity * loss_scale
+            return part, self._seed(step, microbatch_index, tower), activity
         count, given = self._microbatches, []
         for index in range(count):
             if isinstance(batch, Batch):
@@ -95,7 +120,7 @@ class TowerPasses:
             else:
                 part, activity = self._parts.part(batch[index], tower)
             seed = self._seed(step, microbatch_index * count + index, tower)
-            given.append((part, seed, activity * loss_scale))
+            given.append((part, seed, activity))
         return tuple(zip(*given, strict=True))
 
     def _seed(self, step, microbatch_index, tower: int) -> tf.Tensor:
@@ -115,11 +140,13 @@ class TowerPasses:
           batch, parameters, state: as for `train`.
         """
         results = []
+        parameters, states = self._sent(parameters, state)
         for tower, device in enumerate(self._devices.towers):
             with tf.device(HOST):
                 part, activity = self._parts.part_of_some(batch, tower)
             with tf.device(device):
-                results.append(evaluations[tower](at_tower(parameters, tower), state, part, activity))
+                own = at_tower(parameters, tower), at_tower(states, tower)
+                results.append(evaluations[tower](*own, part, activity))
         with tf.device(HOST):
             return sums.add_evaluations(results)
 

@@ -2,7 +2,9 @@
 
 TensorFlow's graph optimizer works on the graph that is called from Python: the whole step, which contains one copy
 of the tower for each device. It optimizes each copy separately. If `towers.devices` has disabled it, the tower's
-graph is optimized here instead, once, before it is copied.
+graph is optimized here instead, once, before it is copied: the first step of eight towers takes 1.15 times as long
+as that of one, instead of 2 to 2.4 times. Without any optimizer all other steps would be 5 to 12% slower.
+Towers that are not inlined into the step's graph (`_noinline`) make its first step longer: 6.4 s instead of 4.3.
 """
 
 import itertools
@@ -59,9 +61,9 @@ class TracedOnce:
         return _with_graph(concrete, flat_graph(concrete, self._change))
 
 
-def optimized_if_needed(concrete):
-    """The concrete function, optimized here unless TensorFlow does it."""
-    return _with_graph(concrete, flat_graph(concrete)) if _must_optimize(concrete) else concrete
+def optimized_if_needed(concrete, flat: "FlatGraph | None" = None):
+    """The concrete function, optimized here unless TensorFlow does it; `flat` is its `flat_graph`, if known."""
+    return _with_graph(concrete, flat or flat_graph(concrete)) if _must_optimize(concrete) else concrete
 
 
 def _joined(argument):
@@ -95,40 +97,54 @@ class FlatGraph(NamedTuple):
 
     def function(self, specs: Sequence[tf.TensorSpec]) -> Callable[..., list[tf.Tensor]]:
         """A function of the inputs, which have these specs, to the list of outputs."""
+        return tf.function(self.imported, autograph=False).get_concrete_function(*specs)
 
+    def imported(self, *flat: tf.Tensor) -> list[tf.Tensor]:
+        """The outputs for these inputs, as operations of the current graph."""
         waited_for = {name for node in self.graph_def.node for name in node.input if name.startswith("^")}
+        given = dict(zip(self.inputs, flat, strict=True))
+        # The optimizer may replace an operation that others wait for by an argument.
+        controls = {f"^{_node_of(name)}": value for name, value in given.items()}
+        found = tf.graph_util.import_graph_def(
+            self.graph_def,
+            input_map={**given, **{name: value for name, value in controls.items() if name in waited_for}},
+            return_elements=[*self.outputs, *self.effects],
+            name="",
+        )
+        if not self.effects:
+            return found
+        with tf.control_dependencies(found[len(self.outputs) :]):
+            return [tf.identity(tensor) for tensor in found[: len(self.outputs)]]
 
-        def imported(*flat):
-            given = dict(zip(self.inputs, flat, strict=True))
-            # The optimizer may replace an operation that others wait for by an argument.
-            controls = {f"^{_node_of(name)}": value for name, value in given.items()}
-            found = tf.graph_util.import_graph_def(
-                self.graph_def,
-                input_map={**given, **{name: value for name, value in controls.items() if name in waited_for}},
-                return_elements=[*self.outputs, *self.effects],
-                name="",
-            )
-            if not self.effects:
-                return found
-            with tf.control_dependencies(found[len(self.outputs) :]):
-                return [tf.identity(tensor) for tensor in found[: len(self.outputs)]]
-
-        return tf.function(imported, autograph=False).get_concrete_function(*specs)
+    def without_dead_nodes(self) -> "FlatGraph":
+        """The graph without the operations that no output and no effect needs."""
+        nodes = {node.name: node for node in self.graph_def.node}
+        kept = {_node_of(name) for name in self.inputs}
+        waiting = [_node_of(name) for name in (*self.outputs, *self.effects)]
+        while waiting:
+            name = waiting.pop()
+            if name not in kept:
+                kept.add(name)
+                waiting += [_node_of(source) for source in nodes[name].input]
+        graph_def = tf.compat.v1.GraphDef(versions=self.graph_def.versions, library=self.graph_def.library)
+        graph_def.node.extend(node for node in self.graph_def.node if node.name in kept)
+        return self._replace(graph_def=graph_def)
 
 
-def flat_graph(concrete, change: Change | None = None) -> FlatGraph:
+def flat_graph(concrete, change: Change | None = None, *, is_optimized: bool = False) -> FlatGraph:
     """The graph of a concrete function, optimized if nothing else does that.
 
     Args:
       concrete: the function.
       change: as for `TracedOnce`.
+      is_optimized: whether it consists of parts that are optimized.
     """
     graph_def = concrete.graph.as_graph_def(add_shapes=True)
     if change is not None:
         change(concrete.graph, graph_def)
     inputs, outputs = ([tensor.name for tensor in tensors] for tensors in (concrete.inputs, concrete.outputs))
     effects = [operation.name for operation in concrete.graph.control_outputs]
-    if _must_optimize(concrete):
+    if not is_optimized and _must_optimize(concrete):
         graph_def = _optimized_graph(concrete, graph_def)
     return FlatGraph(graph_def, inputs, _bypass_identities(graph_def, outputs, kept=effects), effects)
 

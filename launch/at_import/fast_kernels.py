@@ -1,7 +1,11 @@
 """Switches on oneDNN's kernels on CPUs with AVX2.
 
 TensorFlow does so by itself on Linux only where a CPU has AVX-512's parts for networks or AMX. Elsewhere its own
-kernels run: on two cores of an AMD EPYC with AVX2 a step of ResNet-20 takes 1.8 times as long.
+kernels run. Two cores of an AMD EPYC (Zen 3, AVX2, float32), without and with: ResNet-20 277 and 521 images/s,
+VGG-16 18.4 and 68.0, classic_cnn 472 and 722, inception 94 and 155, the transformer 518 and 766 texts/s.
+
+TensorFlow decides when it is imported, so this comes before. The variable reaches the programs that a process
+starts.
 """
 
 import os

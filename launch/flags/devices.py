@@ -1,17 +1,25 @@
 """Flags of the strategy and its devices."""
 
+import functools
+import os
+
 from absl import flags
 
+from launch import binary
 from launch.flags.branches import branched_grid
 from launch.flags.checks import listed_in_help, positive
 from launch.flags.grid import grid_from_flags
 from launch.flags.pipeline import num_stage_devices
 from launch.flags.slices import sliced_grid
+from launch.health.missing_gpus import missing_gpus
 from launch.membership.shared_cores import processes_here
+from launch.membership.shared_gpus import OwnGpus, own_gpus
 from launch.membership.this_process import cluster_of_this_process
-from strategies.cluster import Cluster
+from strategies.cluster import SERVER, Cluster
 from strategies.registry import check_spread, cluster_kind, default_num_towers, strategy_names
-from towers.devices import KINDS, Devices, configure_devices, spread_by
+from towers.devices import AUTOMATIC, KINDS, Devices, configure_devices, physical_gpus, spread_by
+from towers.hardware.cores import num_cores
+from towers.hardware.cpu_instructions import ONEDNN_LIMIT
 
 FLAGS = flags.FLAGS
 
@@ -26,18 +34,25 @@ flags.DEFINE_string(
 flags.DEFINE_integer(
     "num_towers",
     None,
-    "Number of towers in this process; each computes its part of a batch on its own device. Default: one per "
-    "visible GPU; without GPUs one per CPU core (affinity and container limits count, and the processes of a "
-    "cluster on one machine divide its cores), but at most one for each 32 examples that this process computes at "
-    "once. With batch norm or dropout the numbers depend on it: see --batch_stats.",
+    "Number of towers in this process; each computes its part of a batch on its own device. Default: one per GPU; "
+    "without GPUs one per CPU core (hyperthreads of a core count once; affinity and container limits count), but "
+    "at most one for each 32 examples that this process computes at once. The processes of a cluster on one "
+    "machine divide its GPUs and its cores. With batch norm or dropout the numbers depend on this count: see "
+    "--batch_stats.",
 )
 flags.DEFINE_enum(
-    "tower_device", "auto", KINDS, "Device type of the towers. auto: GPUs if any is visible, otherwise CPUs."
+    "tower_device",
+    "auto",
+    KINDS,
+    "Device type of the towers. auto: GPUs if any is visible, otherwise CPUs. cpu: this process starts no GPU. "
+    "Parameter servers use no GPU, nor do a chief and an evaluator beside workers.",
 )
 flags.DEFINE_string(
     "parameter_device",
-    "cpu",
+    AUTOMATIC,
     "Device that holds the parameters and applies the updates: cpu, cpu:K or gpu:K, with K counted from 0. "
+    "auto: with --strategy=towers on GPUs chosen by their number, their memory and the size of the model, and "
+    "printed with the reason; otherwise cpu. "
     "sharded: each tower's device holds an equal part of them, with its optimizer state and its update, and sends "
     "it to the others in every step. replicated: each tower's device has a copy of all parameters and optimizer "
     "state, and makes every update. Both with --strategy=towers only. Use sharded if the optimizer state exceeds "
@@ -46,12 +61,12 @@ flags.DEFINE_string(
 flags.DEFINE_integer(
     "zero",
     0,
-    "Stage of ZeRO. It divides state over the towers (--strategy=towers: 1, 2, 3; several towers of pipeline, "
-    "slices or branches: 1, 2) or over the workers (--strategy=ring: 1, 2, 3). 1: each device or worker has all "
-    "parameters, and holds and updates its own part of the optimizer state. 2: also its own part of the summed "
-    "gradients: with --accumulation it sends gradients after each microbatch instead of once a step. 3: also its "
-    "own part of the parameters; it gathers the others layer by layer, and a worker of a ring then has one tower. "
-    "Default: 0, off. Use the lowest stage that fits in memory, without --parameter_device.",
+    "Stage of ZeRO. It divides state over the towers (--strategy=towers, or several towers of pipeline, slices "
+    "or branches: 1, 2, 3) or over the workers (--strategy=ring: 1, 2, 3; with slices 1, 2). 1: each device or "
+    "worker has all parameters, and holds and updates its own part of the optimizer state. 2: also its own part "
+    "of the summed gradients: with --accumulation it sends gradients after each microbatch instead of once a "
+    "step. 3: also its own part of the parameters; it gathers the others layer by layer, and a worker of a ring "
+    "then has one tower. Default: 0, off. Use the lowest stage that fits in memory, without --parameter_device.",
     lower_bound=0,
     upper_bound=3,
 )
@@ -75,6 +90,19 @@ flags.DEFINE_integer(
     "Processes of a cluster that have the same host in TF_CONFIG divide the machine's cores, unless affinity or a "
     "container's limit gives this process only some of them.",
 )
+flags.DEFINE_bool(
+    "tf32",
+    True,
+    "On GPUs that have it, compute products of float32 in TensorFloat-32: several times faster, with 10 bits of "
+    "mantissa. --notf32 computes them in float32. CPUs have none.",
+)
+flags.DEFINE_bool(
+    "deterministic",
+    False,
+    "Use only operations that give the same bits each time, on GPUs too, where some are then slower (sums of "
+    "embeddings' gradients, some convolutions). An operation without such a kernel ends the run with an error. "
+    "Asynchronous parameter servers still update in any order.",
+)
 positive("num_towers", "threads_per_tower")
 listed_in_help(__name__)
 
@@ -84,19 +112,69 @@ def devices_from_flags() -> Devices:
     # `build_strategy` checks it too, but of servers and their workers only the chief calls that.
     spread = spread_by(FLAGS.parameter_device, FLAGS.zero, FLAGS.offload)
     check_spread(FLAGS.strategy, spread)
+    gpus, kind = _own_gpus()
     own_number = FLAGS.num_towers or default_num_towers(FLAGS.strategy, spread)
     grid = sliced_grid() or branched_grid() or grid_from_flags(num_stage_devices())
     devices = configure_devices(
         num_towers=own_number if grid is None else grid.num_devices,
-        kind=FLAGS.tower_device,
+        kind=kind,
         parameter_device=FLAGS.parameter_device,
         threads_per_tower=FLAGS.threads_per_tower,
         num_processes=processes_here(_own_cluster()),
         batch_size=_own_examples(),
         zero=FLAGS.zero,
         offload=FLAGS.offload,
+        own_gpus=gpus.indices,
+        tf32=FLAGS.tf32,
+        deterministic=FLAGS.deterministic,
+        max_cpu_isa=os.environ.get(ONEDNN_LIMIT, ""),
     )
+    _separate_pools(devices)
     return devices if grid is None else devices.grouped(grid.groups(devices.towers))
+
+
+def _own_gpus() -> tuple[OwnGpus, str]:
+    """This process's GPUs, and the kind of its towers; prints what the user should know of them."""
+    kind, cluster = FLAGS.tower_device, _own_cluster()
+    is_server = cluster is not None and cluster.role == SERVER
+    if kind == "cpu" or is_server:
+        return OwnGpus(indices=()), "cpu"
+    num_found = len(physical_gpus())
+    _warn_of_missing(num_found)
+    gpus = own_gpus(num_found, cluster)
+    if gpus.notice:
+        _tell(gpus.notice)
+    return gpus, "cpu" if num_found and not gpus.indices else kind
+
+
+@functools.cache
+def _warn_of_missing(num_found: int) -> None:
+    """Prints a warning, once, if this machine has GPUs that TensorFlow does not find."""
+    line = missing_gpus(num_found)
+    if line:
+        binary.warn(line)
+
+
+@functools.cache
+def _tell(notice: str) -> None:
+    """Prints a line once: devices are configured several times."""
+    binary.note(notice)
+
+
+def _separate_pools(devices: Devices) -> None:
+    """Gives each CPU tower a pool of threads of its own. Call it before TensorFlow computes anything.
+
+    By default the CPU devices of a process share one pool: a process with eight towers of eight threads had 10
+    threads, with pools of their own 66. A tower of one thread computes in the thread that runs the operation, and
+    needs no pool. A user's value stands.
+    """
+    if devices.threads_per_tower > 1 and devices.num_towers > 1:
+        os.environ.setdefault("TF_OVERRIDE_GLOBAL_THREADPOOL", "1")
+
+
+def own_cores() -> int:
+    """Number of cores that this process computes on: its part of the machine's."""
+    return max(1, num_cores() // processes_here(_own_cluster()))
 
 
 def _own_examples() -> int | None:

@@ -1,4 +1,13 @@
-"""--recipe: named sets of flags. Flags on the command line override the recipe's."""
+"""--recipe: named sets of flags. Flags on the command line override the recipe's.
+
+Tried for CIFAR-10 (JPEG copy, held-out accuracy; 3 to 4 points below that on clean training images). ResNet-20, 10
+epochs: Nesterov at best 0.8445 (bfloat16, crop_padding=2, label_smoothing=0.1, rate 0.3; rate 0.4 0.8426, float32
+0.844), without these at most 0.838; batch 64, twice the decay, zero-initialised last gammas, and batch norm in the
+shortcuts gained nothing. Muon with fixed kernel norms, as published for airbench: rate 0.06 0.842, 0.03 0.853,
+0.02 0.856; with decoupled decay 0.015 instead, as in `towers.updates.rules`, 0.853. `cifar_fast`: Muon at rate
+0.24, momentum 0.6, decay 0.083 was behind SGD after two epochs (training accuracy 0.73 and 0.76); new batch
+statistics after the run, over twelve batches, changed -0.06 to +0.04 points.
+"""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -31,7 +40,7 @@ RECIPES: Mapping[str, Mapping[str, object]] = MappingProxyType(
             "crop_padding": 2,
             "crop_fill": "reflect",
             "flip": "alternating",
-            "precision": "bfloat16",
+            "precision": "auto",
         },
     }
 )

@@ -127,6 +127,12 @@ def trainer_options_from_flags(directory: str | None) -> TrainerOptions:
     )
 
 
+def known_directory() -> pathlib.Path | None:
+    """The directory that the user or a launcher gave to this run; None if `run_directory` will make one."""
+    given = FLAGS.directory or os.environ.get(_RUN_DIRECTORY_VARIABLE)
+    return pathlib.Path(given) if given else None
+
+
 def run_directory() -> pathlib.Path:
     """The run's directory; every call in one process returns the same.
 

@@ -75,8 +75,7 @@ def load_flags(directory: str | None) -> None:
             "launch.train printed"
         )
     given = {name for name in FLAGS if FLAGS[name].present}
-    lines = path.read_text(encoding="utf-8").splitlines()
-    saved = {name: value for name, _, value in (line.removeprefix("--").partition("=") for line in lines)}
+    saved = _read(path)
     has_processes = bool(cluster_kind(saved.get("strategy", "towers")))
     omitted = _OF_ONE_STRATEGY if has_processes or "strategy" in given else ()
     for name, value in saved.items():
@@ -84,3 +83,15 @@ def load_flags(directory: str | None) -> None:
             continue
         if name in FLAGS and name not in given and name not in omitted:
             FLAGS[name].parse(value)
+
+
+def saved_precision(directory: pathlib.Path | None) -> str | None:
+    """The precision of the run in `directory`; None if it holds no run."""
+    path = None if directory is None else directory / FLAG_FILE
+    return _read(path).get("precision") if path is not None and path.exists() else None
+
+
+def _read(path: pathlib.Path) -> dict[str, str]:
+    """The values of a file that `save_flags` wrote, as text by name."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return {name: value for name, _, value in (line.removeprefix("--").partition("=") for line in lines)}

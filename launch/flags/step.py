@@ -121,9 +121,11 @@ flags.DEFINE_enum(
 flags.DEFINE_enum(
     "precision",
     "float32",
-    PRECISIONS,
+    ("auto", *PRECISIONS),
     "Number format of the layers' computation. bfloat16 and float16 are mixed precision with float32 "
-    "parameters; use them on hardware that is faster with them.",
+    "parameters. auto: bfloat16 on CPUs with AMX and on GPUs of compute capability 8.0 or higher; on other CPUs "
+    "with instructions for it, if a short measurement finds it faster; otherwise float32. A resumed run keeps its "
+    "own. All processes of a run need the same: give it by name if their devices differ.",
 )
 flags.DEFINE_bool("xla", False, "Compile the tower function with XLA. Not with --batch_stats=synced.")
 flags.DEFINE_bool(
@@ -134,7 +136,8 @@ flags.DEFINE_bool(
 flags.DEFINE_bool(
     "tuned_for_cpu",
     True,
-    "On CPU towers, compile GELU and SiLU and choose faster memory layouts for convolutions over small images.",
+    "On CPU towers, compile GELU and SiLU, with AVX2 alone also batch norm, and choose faster memory layouts for "
+    "convolutions over small images.",
 )
 flags.DEFINE_enum(
     "recompute",

@@ -5,12 +5,14 @@ import math
 from absl import flags
 
 from launch.flags.checks import listed_in_help, positive
+from launch.flags.devices import own_cores
 from models.data.augment import FILLS, FLIPS
 from models.data.drawn_clicks import DrawnClicks
 from models.data.drawn_text import DrawnText
 from models.data.tfds_images import NotPrepared, NotReadableByRecord
 from models.tasks import CLICKS, TEXT, build_task, default_network, networks_of, task_names
 from towers.errors import UserError
+from towers.hardware.cores import input_threads
 from towers.task import Task
 
 FLAGS = flags.FLAGS
@@ -73,7 +75,10 @@ flags.DEFINE_float(
     "Memory limit in GiB for one decoded split of a data set. A larger split is read from disk, record by record.",
 )
 flags.DEFINE_integer(
-    "input_threads", 2, "Number of threads that prepare batches. Raise it if training waits for data."
+    "input_threads",
+    None,
+    "Number of threads that prepare batches. Default: one for each 16 of this process's cores, at least 2. Raise "
+    "it if training waits for data.",
 )
 flags.DEFINE_integer("click_tables", 8, "For --task=clicks: number of tables, and of ids of an example.")
 flags.DEFINE_integer("click_rows", 1_000, "For --task=clicks: number of rows of each table.")
@@ -134,7 +139,7 @@ def _built_task() -> Task:
         crop_fill=FLAGS.crop_fill,
         flip=FLAGS.flip,
         label_smoothing=FLAGS.label_smoothing,
-        num_input_threads=FLAGS.input_threads,
+        num_input_threads=FLAGS.input_threads or input_threads(own_cores()),
         cache_bytes=int(FLAGS.cache_gib * 2**30),
         image_size=FLAGS.image_size,
         clicks=DrawnClicks(

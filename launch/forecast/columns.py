@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import tensorflow as tf
 
 from launch.forecast.modes_of_a_process import BRANCHES, PIPELINE, SLICES, ProcessMode, ProcessModes, all_devices
+from strategies.ring.collectives import WireOptions
 from towers.errors import UserError
 from towers.memory.engine_memory import StepMemory
 from towers.memory.zero import BytesPerParameter, model_states
@@ -187,27 +188,33 @@ def branches(run: Run) -> Iterator[Column]:
 
 
 def ring(run: Run) -> Iterator[Column]:
-    """A worker: its towers on its part of the batch; gradients packed to vectors, and the vectors' sums.
+    """A worker: its towers on its part of the batch, and what is exchanged when the backward pass needs the most.
 
-    With ZeRO-1 it has a part of the optimizer state, and gets the sums of that part. Before the next step it sends
-    its part of the parameters, and gets all as vectors: as many bytes again, when the gradients are gone.
+    Gradients are exchanged pack by pack as they become ready: all of them summed, and one pack as a vector too.
+    With ZeRO-1 it has a part of the optimizer state, and gets the sums of that part. When the gradients are gone,
+    it sends its part of the parameters and gets all of them as vectors: more only where the batch is small.
     """
     own = run.modes.process_or_gpu(run.central, math.ceil(run.batch_size / run.num_workers))
     parameters, part = own.parameters_bytes, 1 / run.num_workers
-    worker = dataclasses.replace(own, collectives_bytes=2 * parameters)
+    pack = min(parameters, WireOptions().pack_bytes(run.num_workers))
+    worker = dataclasses.replace(own, collectives_bytes=parameters + pack)
     yield Column(f"ring, 1 of {run.num_workers} workers", ARITHMETIC, worker)
+    gathered = parameters * (1 + part) - own.gradients_bytes - own.activations_bytes
     worker = dataclasses.replace(
-        own, optimizer_bytes=own.optimizer_bytes * part, collectives_bytes=parameters * (1 + part)
+        own, optimizer_bytes=own.optimizer_bytes * part, collectives_bytes=max(parameters * part, gathered)
     )
     yield Column(f"ring, ZeRO-1, 1 of {run.num_workers} workers", ARITHMETIC, worker)
 
 
 def ring_zero_3(run: Run) -> Iterator[Column]:
-    """A worker of one tower with its part of all states, and two gathered layers."""
+    """A worker of one tower with its part of all states, and four layers: two gathered, two sent to owners.
+
+    The latter are a gradient as it was computed and as the vector that is sent.
+    """
     own = run.modes.process_or_gpu(run.one, math.ceil(run.batch_size / run.num_workers))
-    yield Column(
-        f"ring, ZeRO-3, 1 of {run.num_workers} workers", ARITHMETIC, _with_zero(run, own, run.num_workers, zero=3)
-    )
+    worker = _with_zero(run, own, run.num_workers, zero=3)
+    worker = dataclasses.replace(worker, collectives_bytes=2 * worker.collectives_bytes)
+    yield Column(f"ring, ZeRO-3, 1 of {run.num_workers} workers", ARITHMETIC, worker)
 
 
 def _with_zero(run: Run, own: StepMemory, count: int, *, zero: int) -> StepMemory:

@@ -1,7 +1,7 @@
 """The measured peak of the modes that one process can run, each in a fresh process."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import tensorflow as tf
 
@@ -55,7 +55,7 @@ def _of_process(column: Column, figures: Mapping[str, float], passing_bytes: int
 def _case(modes: ProcessModes, mode: ProcessMode) -> Case:
     others = _OF_MODES if mode.strategy == SLICES else (*_OF_MODES, "layout")
     words = [word for word in _without(sys.argv[1:], *others) if word not in ("--json", "--measure")]
-    command, variables = own_program("launch.memory", *words, "--measure_here", *mode.flags)
+    command, variables = own_program("launch.memory", *words, "--measure_here", *mode.flags(modes.devices))
     work = Work("towers", mode.num_devices, "", modes.task.batch_size)
     return Case(mode.name, work, command, variables={**variables, **USE_TRACED_ALLOCATOR})
 
@@ -83,6 +83,21 @@ def measure_here(engine: Engine, task: Task, num_steps: int) -> dict[str, float]
     Returns:
       The largest peak, because threads run the operations of each step in another order.
     """
+    if engine.devices.on_cpu:
+        return {PASSING: max(passing_of_steps(engine, task, num_steps))}
+    for one in _steps(engine, task, num_steps):
+        one()
+    gpus = [tower.removeprefix("/device:") for tower in all_devices(engine.devices)]
+    return {FULLEST: max(tf.config.experimental.get_memory_info(gpu)["peak"] for gpu in gpus)}
+
+
+def passing_of_steps(engine: Engine, task: Task, num_steps: int) -> list[float]:
+    """The peak in bytes of each step's own allocations on CPUs, for the steps that `measure_here` measures."""
+    return [allocated_peak(one) for one in _steps(engine, task, num_steps)]
+
+
+def _steps(engine: Engine, task: Task, num_steps: int) -> list[Callable[[], float]]:
+    """Functions that run one step each; a first one has run if there are several."""
     batch = next(iter(as_batches(task.dataset("train", InputShard()))))
 
     def step():
@@ -90,10 +105,4 @@ def measure_here(engine: Engine, task: Task, num_steps: int) -> dict[str, float]
 
     if num_steps > 1:
         step()
-    steps = [step] * max(1, num_steps - 1)
-    if engine.devices.on_cpu:
-        return {PASSING: max(map(allocated_peak, steps))}
-    for one in steps:
-        one()
-    gpus = [tower.removeprefix("/device:") for tower in all_devices(engine.devices)]
-    return {FULLEST: max(tf.config.experimental.get_memory_info(gpu)["peak"] for gpu in gpus)}
+    return [step] * max(1, num_steps - 1)

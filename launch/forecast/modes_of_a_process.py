@@ -7,8 +7,8 @@ from strategies.registry import build_strategy
 from strategies.slices import SliceOptions
 from strategies.synchronous import SynchronousStrategy
 from towers.branches.options import BranchOptions
-from towers.cores import num_cores
 from towers.devices import HOST, Devices, threads_for
+from towers.hardware.cores import num_cores
 from towers.memory.engine_memory import EngineMemory, StepMemory
 from towers.options import StepOptions
 from towers.stages.options import PipelineOptions
@@ -61,6 +61,8 @@ class ProcessMode:
             zero=self.zero,
             offload=self.offload,
             groups=groups,
+            automatic=False,
+            reason="",
         )
 
     def _threads(self, of_process: Devices) -> int:
@@ -69,13 +71,13 @@ class ProcessMode:
         is_default = threads == threads_for(count, num_cores())
         return threads_for(self.num_devices, num_cores()) if is_default else threads
 
-    @property
-    def flags(self) -> list[str]:
-        """The flags that choose the mode in a fresh process."""
+    def flags(self, of_process: Devices) -> list[str]:
+        """The flags that choose the mode in a fresh process with the same devices."""
         if self.strategy != TOWERS:
             size = self.num_devices // self.num_towers
             return [f"--strategy={self.strategy}", f"--grid=data:{self.num_towers},{_AXES[self.strategy]}:{size}"]
-        spread = "sharded" if self.sharded else "replicated" if self.replicated else "cpu"
+        spread = "sharded" if self.sharded else "replicated" if self.replicated else ""
+        spread = spread or of_process.parameters.removeprefix("/device:").lower()
         found = [f"--strategy={TOWERS}", f"--num_towers={self.num_devices}", f"--zero={self.zero}"]
         found += [f"--parameter_device={spread}"] * (not self.zero) + [f"--offload={self.offload}"]
         return found + [f"--recompute={self.recompute}"] * (self.recompute is not None)

@@ -4,18 +4,21 @@ import os
 import pathlib
 import platform
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import psutil
 import tensorflow as tf
 
+from launch.health.compute_capability import how_it_runs, problem_of
+from launch.health.missing_gpus import DRIVER_SIGNS, missing_gpus
 from launch.health.section import Section, gib
-from towers.control_groups import ROOT, core_quota, memory_limit
-from towers.cores import num_cores
-from towers.cpu_kernels import cpu_kernels
 from towers.devices import EXAMPLES_PER_TOWER
+from towers.hardware.control_groups import ROOT, core_quota, memory_limit
+from towers.hardware.cores import num_cores, usable_cpus
+from towers.hardware.cpu_kernels import cpu_kernels
+from towers.hardware.cpu_topology import numa_nodes
+from towers.hardware.gpus import Gpu, gpu_of
 
-NVIDIA_DEVICE = pathlib.Path("/dev/nvidia0")
 CPU_INFO = pathlib.Path("/proc/cpuinfo")
 # What the CPU may have that makes kernels faster.
 _INSTRUCTIONS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
@@ -34,16 +37,17 @@ def devices(
     environment: Mapping[str, str],
     *,
     root: pathlib.Path = ROOT,
-    nvidia_device: pathlib.Path = NVIDIA_DEVICE,
+    signs: tuple[pathlib.Path, ...] = DRIVER_SIGNS,
 ) -> Section:
     """CPUs and GPUs that TensorFlow sees, the load, memory, and a container's limits.
 
     Args:
       environment: of this process.
       root: the folder that holds proc/ and sys/.
-      nvidia_device: exists where a GPU is.
+      signs: files of which at least one exists where a GPU is.
     """
-    gpus = tf.config.list_physical_devices("GPU")
+    gpus = [gpu_of(gpu) for gpu in tf.config.list_physical_devices("GPU")]
+    built_for = tf.sysconfig.get_build_info().get("cuda_compute_capabilities", [])
     cores, quota, limit = num_cores(root), core_quota(root), memory_limit(root)
     memory = psutil.virtual_memory()
     load = ", ".join(f"{value:.2f}" for value in psutil.getloadavg())
@@ -51,14 +55,17 @@ def devices(
         "CPU model": cpu_model(),
         "CPU kernels": cpu_kernels(),
         "CPUs": [device.name for device in tf.config.list_physical_devices("CPU")],
-        "GPUs": [f"{gpu.name} {_details(gpu)}" for gpu in gpus] or "none",
+        "GPUs": [_described(gpu, built_for) for gpu in gpus] or "none",
         "cores": f"{cores} usable of {os.cpu_count()}" + (f", CPU quota of {quota:g}" if quota else ""),
+        "NUMA nodes": str(len(numa_nodes(usable_cpus(), root))),
         "load": f"{load} over 1, 5 and 15 minutes",
         "memory GiB": f"{gib(memory.available)} free of {gib(memory.total)}",
         "memory limit GiB": "none" if limit is None else gib(limit),
     }
-    problems = _gpu_problem(len(gpus), nvidia_device, environment)
-    return Section(facts=facts, problems=tuple(problems))
+    known = [gpu for gpu in gpus if gpu.compute_capability]
+    problems = [missing_gpus(len(gpus), environment, signs=signs)]
+    problems += [problem_of(gpu.model, gpu.compute_capability, built_for) for gpu in known]
+    return Section(facts=facts, problems=tuple(filter(None, problems)))
 
 
 def cpu_model(info: pathlib.Path = CPU_INFO) -> str:
@@ -80,21 +87,10 @@ def threads(environment: Mapping[str, str]) -> Section:
     )
 
 
-def _details(gpu) -> str:
-    found = tf.config.experimental.get_device_details(gpu)
-    capability = ".".join(map(str, found.get("compute_capability") or ("unknown",)))
-    return f"{found.get('device_name', 'unknown model')}, compute capability {capability}"
-
-
-def _gpu_problem(num_gpus: int, nvidia_device: pathlib.Path, environment: Mapping[str, str]) -> list[str]:
-    # If the variable is not set every GPU is used; '' and -1 disable all.
-    is_wanted = environment.get("CUDA_VISIBLE_DEVICES", "0") not in ("", "-1")
-    if num_gpus or not is_wanted or not nvidia_device.exists():
-        return []
-    return [
-        f"{nvidia_device} exists, but TensorFlow sees no GPU; run pip install 'tensorflow[and-cuda]'; "
-        "if it still sees none, TF_CPP_MIN_LOG_LEVEL=0 shows which library is missing"
-    ]
+def _described(gpu: Gpu, built_for: Sequence[str]) -> str:
+    memory = "" if gpu.memory_bytes is None else f", {gib(gpu.memory_bytes)} GiB"
+    how = gpu.compute_capability and how_it_runs(gpu.compute_capability, built_for)
+    return f"GPU:{gpu.index} {gpu.described}{memory}" + (f", {how}" if how else "")
 
 
 def _read(path: pathlib.Path) -> str:

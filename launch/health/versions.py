@@ -57,4 +57,6 @@ def _built_for() -> str:
         return f"ROCm {build.get('rocm_version', '(unknown version)')}"
     if not build.get("is_cuda_build"):
         return "CPU only"
-    return f"CUDA {build.get('cuda_version')}, cuDNN {build.get('cudnn_version')}"
+    capabilities = ", ".join(build.get("cuda_compute_capabilities", ()))
+    versions = f"CUDA {build.get('cuda_version')}, cuDNN {build.get('cudnn_version')}"
+    return f"{versions}, compute capabilities {capabilities}" if capabilities else versions

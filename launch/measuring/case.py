@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping
 
 from absl import flags
 
+from launch.measuring.imitated_cpu import NO_ISA, imitation
 from launch.supervision.own_program import own_program
 from models.networks.registry import network_names
 from models.networks.transformer import TRANSFORMERS
@@ -64,6 +65,7 @@ class Work:
       precision: precision in which layers compute.
       engine: whose runtime carries a ring or parameter servers; '' where there is no choice.
       link: the link of each process to the others, a key of MEGABITS; 'none': this machine's loopback.
+      isa: the CPU that is imitated, one of `ISAS`; 'none': this one.
       steps: number of measured steps in each round.
       allowed_speedup: how many times the rate of one device a pipeline can have: devices * (1 - bubble), for
         stages that take equally long; 0 for other work.
@@ -76,6 +78,7 @@ class Work:
     precision: str = FLOAT32
     engine: str = ""
     link: str = NO_LINK
+    isa: str = NO_ISA
     steps: int = 0
     allowed_speedup: float = 0.0
 
@@ -134,7 +137,9 @@ def own_case(name: str, work: Work, *more: str, measure: str = "step", **process
     )
     processes = processes or _PROCESSES[work.strategy](work.count)
     name, work = linked(name, work) if processes else (name, work)
-    return Case(name, work, command, processes, variables=variables)
+    work = dataclasses.replace(work, isa=FLAGS.isa)
+    variables = {**variables, **imitation(FLAGS.isa, is_peer=False)}
+    return Case(name, work, command, processes, variables=variables, left_out=why_not_imitated(work))
 
 
 def linked(name: str, work: Work) -> tuple[str, Work]:
@@ -218,8 +223,22 @@ def peer_case(
         raise UserError(f"--peers={FLAGS.peers} does not contain {program}; give the folder of the peer programs")
     command = (python, str(path), f"--batch={work.batch}", f"--steps={FLAGS.measured_steps}", *more)
     name, work = linked(name, work) if num_processes > 1 else (name, work)
+    work = dataclasses.replace(work, isa=FLAGS.isa)
     left_out = why_left_out(work, program)
-    return Case(name, work, command, is_peer=True, num_processes=num_processes, left_out=left_out)
+    variables = imitation(FLAGS.isa, is_peer=True)
+    return Case(
+        name, work, command, variables=variables, is_peer=True, num_processes=num_processes, left_out=left_out
+    )
+
+
+def why_not_imitated(work: Work) -> str:
+    """The reason why our own program can't do this work on the imitated CPU; '' if it can."""
+    # TensorFlow asks the CPU itself whether oneDNN can compute in these precisions, and crashes if oneDNN can't.
+    if work.isa == "avx2" and work.precision in ("bfloat16", "float16"):
+        return f"TensorFlow can't run oneDNN's {work.precision} as on a CPU with {work.isa}"
+    if work.isa == "avx512" and work.precision == "float16":
+        return f"TensorFlow can't run oneDNN's {work.precision} as on a CPU with {work.isa}"
+    return ""
 
 
 def why_left_out(work: Work, program: str) -> str:

@@ -5,6 +5,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from launch.measuring.case import NO_LINK, Work
+from launch.measuring.imitated_cpu import NO_ISA
 from launch.measuring.results import FIRST_STEP, MEMORY, RATE, figure
 from launch.measuring.student_t import noise_of_means
 
@@ -71,8 +72,8 @@ def _why_not(earlier: Mapping, later: Mapping) -> str:
 
 def _pairs(before: Mapping, after: Mapping) -> list[tuple[Mapping, Mapping]]:
     """The rows of both benchmarks that have the same name."""
-    # Versions before the links wrote none.
-    earlier = {one["name"]: {"link": NO_LINK, **one} for one in before["cases"]}
+    # Versions before the links and imitated CPUs wrote none.
+    earlier = {one["name"]: {"link": NO_LINK, "isa": NO_ISA, **one} for one in before["cases"]}
     return [(earlier[one["name"]], one) for one in after["cases"] if one["name"] in earlier]
 
 

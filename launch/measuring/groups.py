@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from absl import flags
 
 from launch.measuring.case import BFLOAT16, FLOAT32, Case, Work, named_case, own_case, peer_case, work_of_flags
+from launch.measuring.cifar_fast_cases import cifar_fast_cases
+from launch.measuring.gpu_cases import check_gpus, gpu_cases
 from launch.measuring.larger_models import (
     larger_cases,
     pipeline_cases,
@@ -28,8 +30,10 @@ def cases() -> list[Case]:
     """The rows that the flags select: those of --row, or of --group.
 
     Raises:
-      UserError: a flag is wrong, or a row is given twice.
+      UserError: a flag is wrong, a row is given twice, or a group needs a GPU that is not there.
     """
+    if not FLAGS.row and GROUPS[FLAGS.group] is gpu_cases:
+        check_gpus()
     rows = [named_case(row) for row in FLAGS.row] if FLAGS.row else GROUPS[FLAGS.group]()
     names = [row.name for row in rows]
     twice = [name for name in names if names.count(name) > 1]
@@ -181,11 +185,31 @@ def slow_worker_cases() -> list[Case]:
 def input_cases() -> list[Case]:
     """The input stream alone, and the training that reads it."""
     batch = FLAGS.measured_batch
-    stream = Work("input", 1, "crops and flips of 50,000 images", batch, steps=FLAGS.measured_steps)
+    stream = Work("input", 1, "crops and flips of 50,000 images", batch, isa=FLAGS.isa, steps=FLAGS.measured_steps)
     return [
         dataclasses.replace(own_case("input alone", work_of_flags("towers", 2), measure="input"), work=stream),
         own_case("towers 2", work_of_flags("towers", 2)),
         own_case("towers 2, bfloat16", work_of_flags("towers", 2, BFLOAT16)),
+    ]
+
+
+def kernels_cases() -> list[Case]:
+    """Our own kernels beside TensorFlow's, each on one thread."""
+    work = {precision: work_of_flags("towers", 1, precision) for precision in (FLOAT32, BFLOAT16)}
+    return [
+        dataclasses.replace(
+            own_case(f"kernels, {precision}", one, "--threads_per_tower=1", measure="kernels"),
+            work=Work("kernels", 1, "layers", 64, precision, isa=FLAGS.isa, steps=FLAGS.measured_steps),
+        )
+        for precision, one in work.items()
+    ]
+
+
+def batch_stats_cases() -> list[Case]:
+    """Two towers that normalise by their own parts' statistics, or by those of the whole batch."""
+    return [
+        own_case(f"towers 2, {policy}", work_of_flags("towers", 2), f"--batch_stats={policy}")
+        for policy in ("average", "synced")
     ]
 
 
@@ -197,9 +221,13 @@ GROUPS: Mapping[str, Callable[[], list[Case]]] = {
     "engines_servers": engines_servers_cases,
     "slow_worker": slow_worker_cases,
     "input": input_cases,
+    "kernels": kernels_cases,
+    "cifar_fast": cifar_fast_cases,
+    "batch_stats": batch_stats_cases,
     "pipeline": pipeline_cases,
     "sharded": sharded_cases,
     "recompute": recompute_cases,
     "ring_zero": ring_zero_cases,
     "larger_than_a_device": larger_cases,
+    "gpu": gpu_cases,
 }

@@ -11,6 +11,7 @@ import tensorflow as tf
 from absl import flags
 
 from launch import training
+from launch.measuring.measured_kernels import measure_kernels
 from launch.membership.this_process import cluster_of_this_process
 from models.data.drawn_text import DrawnText
 from models.data.image_store import ImageSet, ImageStore
@@ -86,10 +87,13 @@ def measure_step() -> dict:
     strategy = training.build_strategy(measured_task())
     first_seconds = first_step_seconds(strategy)
     strategy.run_steps(2)
+    cpu_seconds = time.process_time()
     reports = [strategy.run_steps(1) for _ in range(FLAGS.measured_steps)]
+    cpu_seconds = time.process_time() - cpu_seconds
     seconds = [report.seconds for report in reports]
     return {
         "images_per_second": FLAGS.measured_batch / statistics.median(seconds),
+        "cpu_seconds_per_step": cpu_seconds / FLAGS.measured_steps,
         "first_step_seconds": first_seconds,
         "step_jitter": jitter(seconds),
         "time": time_of(reports),
@@ -146,14 +150,18 @@ class TimedEngine:
         return outcome
 
 
-class ReportTimes(Callback):
-    """Records (step, time) of each report."""
+class CallTimes(Callback):
+    """Records (step, time) of the beginning of each call of `run_steps`, and of the last report."""
 
     def __init__(self):
-        self.reports: list[tuple[int, float]] = []
+        self.begun: list[tuple[int, float]] = []
+        self.ended = (0, 0.0)
+
+    def before_steps(self, step):
+        self.begun.append((step, time.perf_counter()))
 
     def steps(self, report):
-        self.reports.append((report.step, time.perf_counter()))
+        self.ended = (report.step, time.perf_counter())
 
 
 def measure_trainer() -> dict:
@@ -161,11 +169,11 @@ def measure_trainer() -> dict:
     FLAGS.steps = FLAGS.measured_steps + 3
     strategy = training.build_strategy(measured_task())
     strategy.engine = engine = TimedEngine(strategy.engine)
-    times = ReportTimes()
+    times = CallTimes()
     with tempfile.TemporaryDirectory() as folder:
         options = TrainerOptions(steps=FLAGS.steps, directory=folder, evaluate_every_epochs=None)
         Trainer(strategy, options, callbacks=[ProgressDisplay(), times]).fit()
-    (first, begun), (last, ended) = times.reports[2], times.reports[-1]
+    (first, begun), (last, ended) = times.begun[3], times.ended
     bare_seconds = sum(engine.seconds[first:last])
     return {
         "images_per_second": FLAGS.measured_batch * (last - first) / (ended - begun),
@@ -225,4 +233,5 @@ MEASUREMENTS: Mapping[str, Callable[[], dict]] = {
     "trainer": measure_trainer,
     "servers": measure_servers,
     "input": measure_input,
+    "kernels": measure_kernels,
 }

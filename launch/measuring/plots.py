@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from launch.measuring.results import PARTS, RATE
-from launch.measuring.tables import rate_text
+from launch.measuring.tables import rate_text, with_rate
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,7 +20,7 @@ def save_plots(found: Mapping, directory: pathlib.Path) -> list[pathlib.Path]:
     # Importing matplotlib takes a second, which the measured processes must not spend.
     from matplotlib.figure import Figure
 
-    cases = found["cases"]
+    cases = with_rate(found)
     pictures = {
         "throughput.png": (_draw_throughput, cases),
         "efficiency.png": (_draw_efficiency, [one for one in cases if one["efficiency"] is not None]),

@@ -15,7 +15,8 @@ from towers.errors import UserError
 VERSION = 1
 # Figures that a case may measure in each round.
 RATE, JITTER, FIRST_STEP, MEMORY = "images_per_second", "step_jitter", "first_step_seconds", "peak_memory_bytes"
-FIGURES = (RATE, "steps_per_second", JITTER, FIRST_STEP, MEMORY, "loop_over_step")
+CPU = "cpu_seconds_per_step"
+FIGURES = (RATE, "steps_per_second", JITTER, FIRST_STEP, MEMORY, "loop_over_step", CPU)
 PARTS = ("input", "compute", "communication")
 
 

@@ -1,20 +1,24 @@
 """Writes the results as a Markdown table, and ratios between rows."""
 
+import statistics
 from collections.abc import Mapping, Sequence
 
 from launch.measuring.case import NO_LINK
-from launch.measuring.results import FIRST_STEP, JITTER, MEMORY, PARTS, RATE, is_one_tower
+from launch.measuring.imitated_cpu import NO_ISA, in_words
+from launch.measuring.results import CPU, FIRST_STEP, JITTER, MEMORY, PARTS, RATE, is_one_tower
 
 _MIB = 2**20
 _LARGE_RATE = 100
 _RATE_HEAD = ("images/s", "min - max", "± error", "jitter")
 _HEAD = ("case", "work", *_RATE_HEAD, "first step s", "memory MiB", "efficiency", *PARTS)
 
+_KERNEL_HEAD = ("kernel", "precision", "in a run", "ours, CPU ms", "TensorFlow's", "ours / TensorFlow's")
+
 
 def table(found: Mapping) -> list[str]:
     """The lines of a Markdown table with one row per case."""
     lines = [table_row(_HEAD), table_row(["---"] * len(_HEAD))]
-    for one in found["cases"]:
+    for one in with_rate(found):
         rate = one["figures"][RATE]
         lines.append(
             table_row(
@@ -33,7 +37,29 @@ def table(found: Mapping) -> list[str]:
             )
         )
     left_out = [f"{name}: not measured, {reason}" for name, reason in found.get("left_out", {}).items()]
-    return [*lines, *(["", *left_out] if left_out else [])]
+    lines = lines if with_rate(found) else []
+    return [*lines, *kernel_table(found), *(["", *left_out] if left_out else []), *in_words(found)]
+
+
+def with_rate(found: Mapping) -> list[Mapping]:
+    """The cases that measured a rate: all but the kernels."""
+    return [one for one in found["cases"] if RATE in one["figures"]]
+
+
+def kernel_table(found: Mapping) -> list[str]:
+    """A table of our own kernels beside TensorFlow's, with medians over the rounds; [] if none was measured."""
+    rows = []
+    for one in found["cases"]:
+        for of_rounds in zip(*(round_.get("kernels", ()) for round_ in one["rounds"]), strict=True):
+            ours, theirs, ratio = (
+                statistics.median(each[name] for each in of_rounds)
+                for name in ("ours_ms", "tensorflow_ms", "ratio")
+            )
+            first = of_rounds[0]
+            on = "on" if first["on"] else "off"
+            cells = (first["kernel"], one["precision"], on, f"{ours:.3g}", f"{theirs:.3g}", f"{ratio:.2f}")
+            rows.append(table_row(cells))
+    return rows and [table_row(_KERNEL_HEAD), table_row(["---"] * len(_KERNEL_HEAD)), *rows]
 
 
 def rate_text(rate: float) -> str:
@@ -43,7 +69,8 @@ def rate_text(rate: float) -> str:
 
 def _work(one: Mapping) -> str:
     """The work in short; 'none' is not named: 'resnet20, 256, 1gbit'."""
-    return ", ".join(str(part) for part in (one["network"], one["batch"], one["link"]) if part != NO_LINK)
+    parts = (one["network"], one["batch"], one["link"], one.get("isa", NO_ISA))
+    return ", ".join(str(part) for part in parts if part not in (NO_LINK, NO_ISA))
 
 
 def table_row(cells: Sequence[str]) -> str:
@@ -62,9 +89,12 @@ def _median(one: Mapping, name: str, form: str, *, divisor: float = 1.0) -> str:
 
 def ratios(found: Mapping) -> list[str]:
     """Lines with the ratios for which the project has targets: our rows / each peer's row on the same work."""
-    own = [one for one in found["cases"] if not one["is_peer"]]
-    peers = [one for one in found["cases"] if one["is_peer"]]
-    lines = [_ratio(ours, peer, RATE) for peer in peers for ours in _beside(peer, own)]
+    own = [one for one in with_rate(found) if not one["is_peer"]]
+    peers = [one for one in with_rate(found) if one["is_peer"]]
+    pairs = [(ours, peer) for peer in peers for ours in _beside(peer, own)]
+    lines = [_ratio(ours, peer, RATE) for ours, peer in pairs]
+    # Another program on the same cores changes this ratio less than that of the rates.
+    lines += [_ratio(peer, ours, CPU, "CPU time, ") for ours, peer in pairs if _have(CPU, ours, peer)]
     lines += [
         f"{one['name']}, loop time / step time: {one['figures']['loop_over_step']['median']:.4f}"
         for one in own
@@ -92,6 +122,10 @@ def _beside(peer: Mapping, own: Sequence[Mapping]) -> Sequence[Mapping]:
     """Our rows to compare with a peer's: those of several processes with its count, else the first one."""
     ours = [one for one in own if all(one[field] == peer[field] for field in ("precision", "network", "link"))]
     return [one for one in ours if one["engine"] and one["count"] == peer["count"]] or ours[:1]
+
+
+def _have(figure: str, *cases: Mapping) -> bool:
+    return all(figure in one["figures"] for one in cases)
 
 
 def _ratio(one: Mapping, other: Mapping, figure: str, what: str = "") -> str:

@@ -35,11 +35,17 @@ class Roles:
 
     @property
     def num_computing(self) -> int:
-        """Number of processes that share the machine's cores: all except parameter servers and their chief.
+        """Number of processes that share the machine's cores."""
+        return len(self.computing)
+
+    @property
+    def computing(self) -> tuple[str, ...]:
+        """Names of the processes that share the machine's cores: all except parameter servers and their chief.
 
         That chief computes evaluations alone, while the workers pause.
         """
-        return len(self.names) - self.ps - int(self.chief and self.ps > 0)
+        others = self._named(SERVER, CHIEF) if self.ps else ()
+        return tuple(name for name in self.names if name not in others)
 
     @property
     def trainers(self) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping
 
 from strategies.cluster import Cluster
-from towers.cores import may_use_all_cores
+from towers.hardware.cores import may_use_all_cores
 
 # Set by launch.local.
 VARIABLE = "TOWERS_PROCESSES_HERE"

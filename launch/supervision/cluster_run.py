@@ -10,9 +10,11 @@ from collections.abc import Mapping
 from launch import binary
 from launch.membership.roles import Roles
 from launch.membership.shared_cores import VARIABLE as PROCESSES_HERE
+from launch.membership.shared_gpus import environment_of_shared
 from launch.membership.tf_config import tf_config_text
 from launch.supervision.group_guard import GroupGuard
 from launch.supervision.line_relay import LineRelay
+from launch.supervision.node_binding import children_on, cpus_of_processes
 from launch.supervision.outcome import Outcome, described, failure_report
 from launch.supervision.planned_faults import FAULT_VARIABLE, PlannedFault
 from launch.supervision.processes import Exit, Process
@@ -57,6 +59,7 @@ class LocalRun:
         self._signals = ForwardedSignals()
         self._guard = GroupGuard()
         self._secret = secrets.token_hex(16)
+        self._cpus = cpus_of_processes(plan.roles.computing)
         self._start = self._restarts = 0
         self._logs: Mapping[str, RankLog] = {}
         self._faults_seen: set[PlannedFault] = set()
@@ -120,7 +123,14 @@ class LocalRun:
 
     def _started(self, cluster: Cluster, *, is_replacement: bool = False) -> Process:
         environment = self._environment(cluster, is_replacement)
-        return Process(cluster.this.name, self._plan.command, environment, self._guard)
+        with children_on(self._cpus.get(cluster.this.name)):
+            return Process(cluster.this.name, self._plan.command, environment, self._guard)
+
+    def _num_sharing(self, name: str) -> int:
+        """Number of processes that compute on the same cores as this one, itself included."""
+        if name not in self._cpus:
+            return self._plan.roles.num_computing
+        return list(self._cpus.values()).count(self._cpus[name])
 
     def _environment(self, cluster: Cluster, is_replacement: bool) -> dict[str, str]:
         is_first = self._start == 1 and not is_replacement
@@ -132,7 +142,8 @@ class LocalRun:
             "PYTHONUNBUFFERED": "1",
             "TOWERS_RUN_DIRECTORY": str(self._plan.directory),
             "TOWERS_SECRET": self._secret,
-            PROCESSES_HERE: str(self._plan.roles.num_computing),
+            PROCESSES_HERE: str(self._num_sharing(cluster.this.name)),
+            **environment_of_shared(),
             **({} if fault is None else {FAULT_VARIABLE: fault.order}),
         }
 

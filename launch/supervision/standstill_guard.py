@@ -1,8 +1,10 @@
 """A small process that kills its parent if a signal (SIGSTOP) has stopped it for too long.
 
 A stopped process keeps its connections, so TensorFlow waits for it without end: before an eager operation a chief
-may send a function to all workers. Once it is killed, the others notice that it is lost. The guard runs as a file,
-without this package: it imports the standard library only. Without /proc (macOS) it does nothing.
+may send a function to all workers. (Cutting the chief's connection was not enough: the next such call connects
+again and holds Python's lock for up to 20 seconds.) Once it is killed, the others notice that it is lost. The
+guard runs as a file, without this package: it imports the standard library only. Without /proc (macOS) it does
+nothing.
 """
 
 import contextlib

@@ -109,13 +109,13 @@ class ImageSet:
     @functools.cached_property
     def train(self) -> Store:
         """The training examples."""
-        with tf.init_scope():
+        with tf.init_scope(), tf.device("CPU:0"):
             return self.open_store("train")
 
     @functools.cached_property
     def evaluation(self) -> Store:
         """The held-out examples."""
-        with tf.init_scope():
+        with tf.init_scope(), tf.device("CPU:0"):
             return self.open_store("eval")
 
     @functools.cached_property
@@ -123,7 +123,7 @@ class ImageSet:
         """(mean, standard deviation) of the training pixels by channel, in 0..255."""
         if self.known_mean is not None and self.known_std is not None:
             return self.known_mean, self.known_std
-        with tf.init_scope():
+        with tf.init_scope(), tf.device("CPU:0"):
             return channel_statistics(self.train)
 
 

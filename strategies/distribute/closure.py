@@ -16,8 +16,8 @@ from strategies.distribute.host_functions import call
 from strategies.distribute.server_tables import DealtRows, ServerTable, pulled_rows
 from strategies.servers.piece_update import update_piece
 from strategies.servers.worker_graph import Outputs, WorkerGraph
+from towers.input.tower_parts import microbatch
 from towers.task import Batch, batch_length
-from towers.tower_parts import microbatch
 
 _CPU = "/device:CPU:0"
 _BOOL, _INT = tf.TensorSpec([], tf.bool), tf.TensorSpec([], tf.int64)

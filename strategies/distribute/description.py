@@ -1,4 +1,7 @@
-"""What a worker or server says of itself when the chief asks: computed when it first asks, and not before."""
+"""What a worker or server says of itself when the chief asks: computed when it first asks, and not before.
+
+In a thread, because it may read the first batches. A worker that replaces another one is not asked.
+"""
 
 import concurrent.futures
 import json

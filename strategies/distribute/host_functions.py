@@ -2,6 +2,10 @@
 
 TensorFlow's PyFunc operation calls a Python function of the process that runs it. So a graph that the chief builds
 and a worker or a server runs can ask that process's own Python: for its next batch, or to count a step.
+Python generators work so, which `create_per_worker_dataset` refuses.
+
+`PyFuncStateless` with control inputs where order matters: `PyFunc` is stateful, but TensorFlow does not run
+stateful operations without a resource in order, so several steps of a closure read their batches in any order.
 """
 
 from collections.abc import Callable, Sequence

@@ -7,10 +7,10 @@ import tensorflow as tf
 from strategies.distribute.replicated_engine import ReplicatedEngine
 from strategies.synchronous import SynchronousStrategy
 from towers.devices import Devices
+from towers.input.tower_parts import TowerParts
 from towers.options import StepOptions
 from towers.split import checked_shares
 from towers.task import Task
-from towers.tower_parts import TowerParts
 
 
 def mirrored_strategy(
@@ -34,16 +34,20 @@ def mirrored_strategy(
             parts=TowerParts.of_one_process(checked_shares(shares, devices.num_towers, "tower_shares")),
         )
 
-    return SynchronousStrategy("mirrored", task, options, make_engine, devices.num_towers)
+    return SynchronousStrategy(
+        "mirrored", task, options, make_engine, devices.num_towers, unprepared=devices.input_on_towers
+    )
 
 
 def mirrored(devices: Sequence[str]) -> tf.distribute.MirroredStrategy:
     """A MirroredStrategy with a replica on each device. It uses NCCL for GPUs.
 
-    On CPUs it uses plain sums, because TensorFlow's collectives there serve one MirroredStrategy a process.
+    On CPUs it uses plain sums, because TensorFlow's collectives there serve one MirroredStrategy a process; on
+    logical GPUs too, because NCCL refuses two replicas on one card.
     """
     on_gpus = all("GPU" in device for device in devices)
-    reduction = None if on_gpus else tf.distribute.ReductionToOneDevice()
+    are_whole = len(tf.config.list_logical_devices("GPU")) <= len(tf.config.list_physical_devices("GPU"))
+    reduction = None if on_gpus and are_whole else tf.distribute.ReductionToOneDevice()
     return tf.distribute.MirroredStrategy(list(devices), cross_device_ops=reduction)
 
 

@@ -1,7 +1,8 @@
 """The steps that the chief has scheduled and that are not counted yet, and which of them are late.
 
 ClusterCoordinator gives a step to another worker if the connection to its worker breaks. A worker that stands
-still breaks nothing, so its step is scheduled again; server 0 applies the first try that claims the step.
+still breaks nothing, so its step is scheduled again; server 0 applies the first try that claims the step. The
+stuck closure stays in flight, so a pause ends when all scheduled steps are counted.
 """
 
 import time

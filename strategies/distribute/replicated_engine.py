@@ -19,11 +19,11 @@ from strategies.distribute.replicated_placement import ReplicatedPlacement
 from strategies.worker_sums import WorkerSums, added, summed_except_gradients
 from towers.devices import HOST
 from towers.engine import Engine
+from towers.input.placed_batch import examples_of, parts_of
+from towers.input.tower_parts import TowerParts, microbatch
 from towers.mean_and_update import count_step, finish_run, updated
 from towers.sums import add_evaluations
-from towers.task import Batch, batch_length
 from towers.timeline.activities import EXCHANGE_SCOPE
-from towers.tower_parts import TowerParts, microbatch
 from towers.tower_passes import TowerPasses
 
 
@@ -44,8 +44,8 @@ class ReplicatedEngine(Engine):
         wire_precision: as for `ReplicaExchange`.
         *arguments, **named: as for `Engine`. The number of towers is a multiple of the number of replicas.
         """
-        super().__init__(*arguments, **named)
         self._strategy = strategy
+        super().__init__(*arguments, parts=parts, **named)
         self._exchange = ReplicaExchange(wire_precision)
         self.placement = ReplicatedPlacement(strategy, self.tower.variables, self.options.rule)
         replicas = strategy.extended.worker_devices
@@ -61,6 +61,9 @@ class ReplicatedEngine(Engine):
             for index, replica in enumerate(self._replicas)
         ]
         self.busy = BusyTime()
+
+    def _updating_device(self):
+        return self._strategy.extended.worker_devices[0]
 
     def train(self, batch, rate):
         self.busy.start()
@@ -94,11 +97,11 @@ class ReplicatedEngine(Engine):
             microbatch_index,
             parameters,
             state,
-            step=self.counters.step.read_value(),
+            step=self.counters.index.read_value(),
             loss_scale=self.counters.loss_scale.read_value(),
         )
         # The replicas of a process divide the same batch, so one of them counts its examples.
-        examples = batch_length(given) if replica == 0 else tf.constant(0)
+        examples = examples_of(given) if replica == 0 else tf.constant(0)
         with tf.name_scope(EXCHANGE_SCOPE):
             return summed_except_gradients(
                 own, state, examples, self._exchange.sum, is_first=is_first, policy=self.options.batch_stats
@@ -120,9 +123,8 @@ class ReplicatedEngine(Engine):
         outcomes = self._strategy.run(self._replica_apply, args=(batch, sums, rate))
         # All replicas computed the same from the same sums, so the step counts once.
         found, mean = tf.nest.map_structure(self._of_first_replica, outcomes)
-        with tf.device(HOST):
-            count_step(found.examples, mean, self.options, self.counters)
-        finish_run(self.placement, self.options, self.counters)
+        count_step(found.examples, mean, self.options, self.counters)
+        finish_run(self.placement, self.options, self.counters, masked=self.masked)
         return found
 
     def _of_first_replica(self, value):
@@ -131,20 +133,20 @@ class ReplicatedEngine(Engine):
     def _replica_apply(self, batch, sums, rate):
         replica, _ = self._replica()
         own = sums.towers.gradients
-        if replica == 0:
+        if replica == 0 and not self.masked:  # the clock would wait for the gradients of each step
             self.busy.stop(own)
-        microbatches = (batch,) if isinstance(batch, Batch) else batch
         with tf.name_scope(EXCHANGE_SCOPE):
             summed = self._exchange.sum_gradients(own)
         return updated(
             sums.towers._replace(gradients=summed),
             rate,
             examples=sums.examples,
-            features=[micro.features for micro in microbatches],
+            features=[part.features for part in parts_of(batch)],
             placement=self.placement,
             device=self._replicas[replica].parameters,
             options=self.options,
             counters=self.counters,
+            masked=self.masked,
         )
 
     def evaluate_towers(self, batch):

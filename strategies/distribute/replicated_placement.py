@@ -1,9 +1,12 @@
 """Parameters, state and slots as variables of a tf.distribute strategy: each replica has a copy and updates it."""
 
+import functools
+
 import tensorflow as tf
 
 from towers.owners import CURRENT_DEVICE
-from towers.parameters.placement import apply_rule, constraints_of, finish_rule, make_slots, run_if, variables_like
+from towers.parameters.permission import Permission
+from towers.parameters.placement import apply_rule, constraints_of, finish_rule, make_slots, variables_like
 from towers.tower import ModelVariables
 from towers.updates.rules import UpdateRule
 
@@ -28,22 +31,23 @@ class ReplicatedPlacement:
 
     def update(self, is_allowed, means, new_state, *, rule, rate, update):
         context = tf.distribute.get_replica_context()
-        context.merge_call(self._update_all, args=(is_allowed, means, new_state, rule, rate, update))
+        update_all = functools.partial(self._update_all, masked=is_allowed.masked)
+        context.merge_call(update_all, args=(is_allowed.flag, means, new_state, rule, rate, update))
 
-    def _update_all(self, strategy, is_allowed, means, new_state, rule, rate, update):
+    def _update_all(self, strategy, flag, means, new_state, rule, rate, update, *, masked: bool):
         """In the cross-replica context. The condition is outside the updates, which are per device."""
 
         def update_all():
             for (name, variable), mean in zip(self.parameters.items(), means, strict=True):
                 slots = {slot: by_name[name] for slot, by_name in self.slots.items()}
-                arguments = (name, slots, mean, rule, rate, update)
+                arguments = (name, slots, mean, rule, rate, update, flag, masked)
                 strategy.extended.update(variable, self._update_one, args=arguments, group=False)
             for variable, value in zip(self.state.values(), new_state, strict=True):
-                strategy.extended.update(variable, lambda own, new: own.assign(new), args=(value,), group=False)
+                strategy.extended.update(variable, _assign, args=(value, flag, masked), group=False)
 
         # The same on all replicas, because they computed it from the same sums.
-        of_first = strategy.experimental_local_results(is_allowed)[0]
-        run_if(of_first, update_all)
+        of_first = strategy.experimental_local_results(flag)[0]
+        Permission(of_first, masked).run(update_all)
 
     def finish(self, is_last, *, rule, updates):
         """Called in the cross-replica context, outside `strategy.run`."""
@@ -51,16 +55,22 @@ class ReplicatedPlacement:
         def finish_all():
             for name, variable in self.parameters.items():
                 slots = {slot: by_name[name] for slot, by_name in self.slots.items()}
-                arguments = (name, slots, rule, updates)
+                arguments = (name, slots, rule, updates, is_last.flag, is_last.masked)
                 self._strategy.extended.update(variable, self._finish_one, args=arguments, group=False)
 
         with self._strategy.scope():
-            run_if(is_last, finish_all)
+            is_last.run(finish_all)
 
-    def _finish_one(self, variable, name, slots, rule, updates):
+    def _finish_one(self, variable, name, slots, rule, updates, flag, masked):
         by_slot = {slot: {name: own} for slot, own in slots.items()}
-        finish_rule(rule, {name: variable}, by_slot, self._constraints, updates)
+        is_last = Permission(flag, masked)
+        finish_rule(rule, {name: variable}, by_slot, self._constraints, updates, is_last)
 
-    def _update_one(self, variable, name, slots, mean, rule, rate, update):
+    def _update_one(self, variable, name, slots, mean, rule, rate, update, flag, masked):
         by_slot = {slot: {name: own} for slot, own in slots.items()}
-        apply_rule(rule, {name: variable}, by_slot, self._constraints, [mean], rate, update)
+        is_allowed = Permission(flag, masked)
+        apply_rule(rule, {name: variable}, by_slot, self._constraints, [mean], rate, update, is_allowed)
+
+
+def _assign(variable, value, flag, masked):
+    Permission(flag, masked).assign(variable, value)

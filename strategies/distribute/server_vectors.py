@@ -1,7 +1,8 @@
 """Vectors whose pieces are variables of ParameterServerStrategy, a piece on each server.
 
 Parameters, slots and state are few long vectors instead of many variables: the servers hold equal numbers of
-bytes, and a worker pulls and pushes one tensor for each server.
+bytes, and a worker pulls and pushes one tensor for each server. Each tensor that crosses is a remote call of about
+0.1 ms on both sides.
 """
 
 from collections.abc import Iterator

@@ -15,7 +15,8 @@ from strategies.atomic_write import write_atomically
 from strategies.callbacks import Callback
 from strategies.contract import SectionTotals, StepReport, Strategy, WorkerTime
 from strategies.reports.strict_json import dumps
-from towers.cpu_kernels import cpu_kernels
+from towers.devices import Devices
+from towers.hardware.cpu_kernels import cpu_kernels
 
 # Raise it when a field changes its meaning or is removed; a new field does not need it.
 VERSION = 1
@@ -68,8 +69,8 @@ class RunFigures(Callback):
 
     def straggler(self) -> tuple[str, float] | None:
         """The straggler's name, and its time divided by the median of the others'; None if there is none."""
-        if len(self.workers) < 2:
-            return None
+        if len(self.workers) < 2 or not any(time.busy_seconds for time in self.workers.values()):
+            return None  # on GPUs no clock runs within a step
         own = {name: time.busy_seconds + time.input_seconds for name, time in self.workers.items()}
         slowest = max(own, key=own.get)
         others = statistics.median(seconds for name, seconds in own.items() if name != slowest)
@@ -88,7 +89,7 @@ def peak_memory_bytes() -> dict[str, int]:
     """Peak memory of each device, by name; 'host' is the peak resident size of this process."""
     memory = psutil.Process().memory_info()
     found = {"host": getattr(memory, "peak_wset", None) or _peak_resident_bytes()}
-    for index in range(len(tf.config.list_physical_devices("GPU"))):
+    for index in range(len(tf.config.get_visible_devices("GPU"))):
         found[f"gpu:{index}"] = int(tf.config.experimental.get_memory_info(f"GPU:{index}")["peak"])
     return found
 
@@ -132,6 +133,7 @@ def summarize(figures: RunFigures, strategy: Strategy, *, outcome: str, settings
         "engine": None if strategy.engine_choice is None else dataclasses.asdict(strategy.engine_choice),
         "versions": versions(),
         "cpu_kernels": cpu_kernels(),
+        "devices": _described(strategy.devices),
         "steps": strategy.step,
         "examples": strategy.examples,
         "skipped_steps": figures.skipped_steps,
@@ -149,6 +151,15 @@ def summarize(figures: RunFigures, strategy: Strategy, *, outcome: str, settings
         **{name: totals.summary() for name, totals in figures.sections.items()},
         "straggler": None if straggler is None else {"name": straggler[0], "times_the_others": straggler[1]},
         "peak_memory_bytes": peak_memory_bytes(),
+    }
+
+
+def _described(devices: Devices) -> dict:
+    """The devices of this process; `parameters` only where a run has chosen their place."""
+    return {
+        "towers": list(devices.towers),
+        "gpus": [gpu.described for gpu in devices.gpus],
+        "parameters": {"device": devices.choice, "reason": devices.reason} if devices.reason else None,
     }
 
 

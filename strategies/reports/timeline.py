@@ -83,8 +83,7 @@ class TimelineOfSteps(Callback):
     def before_steps(self, step):
         if step == self._first:
             self._folder = pathlib.Path(self._ends.enter_context(tempfile.TemporaryDirectory()))
-            options = tf.profiler.experimental.ProfilerOptions(host_tracer_level=_ALL_OPERATIONS)
-            tf.profiler.experimental.start(str(self._folder), options)
+            start_tracing(self._folder)
         if self._folder is not None:
             self._step = tf.profiler.experimental.Trace(STEP_EVENT, **{STEP_NUMBER: step})
             self._step.__enter__()
@@ -112,16 +111,27 @@ class TimelineOfSteps(Callback):
             context.disable_graph_collection()
 
     def _draw(self) -> None:
-        tf.profiler.experimental.stop()
-        spaces = [xplane_pb2.XSpace.FromString(path.read_bytes()) for path in self._folder.rglob("*.xplane.pb")]
-        self._folder = None
+        folder, self._folder = self._folder, None
+        traced, self._graphs = traced_until_now(folder, self._graphs), None
         self._ends.close()
-        traced, self._graphs = read_trace(spaces, self._graphs), None
         if not traced.steps or not traced.operations:
             self._say(f"{self._named}: TensorFlow's profiler traced no operation of these steps; nothing is drawn")
             return
         for line in save_timeline(traced, self._directory):
             self._say(line)
+
+
+def start_tracing(folder: pathlib.Path) -> None:
+    """From now on, TensorFlow's profiler traces all operations; its files will be in this folder."""
+    options = tf.profiler.experimental.ProfilerOptions(host_tracer_level=_ALL_OPERATIONS)
+    tf.profiler.experimental.start(str(folder), options)
+
+
+def traced_until_now(folder: pathlib.Path, graphs: RunGraphs) -> TracedSteps:
+    """Ends what `start_tracing` began; what was traced since."""
+    tf.profiler.experimental.stop()
+    spaces = [xplane_pb2.XSpace.FromString(path.read_bytes()) for path in folder.rglob("*.xplane.pb")]
+    return read_trace(spaces, graphs)
 
 
 def save_timeline(traced: TracedSteps, directory: pathlib.Path) -> Sequence[str]:

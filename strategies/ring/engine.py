@@ -20,12 +20,12 @@ from strategies.busy_time import BusyTime
 from strategies.ring.collectives import WorkerExchange
 from strategies.worker_sums import WorkerSums, added, summed_except_gradients
 from towers.engine import Engine
+from towers.input.placed_batch import examples_of, parts_of
+from towers.input.tower_parts import TowerParts
 from towers.mean_and_update import finish_step
 from towers.parameters.placement import Placement
-from towers.task import Batch, batch_length
 from towers.timeline.activities import EXCHANGE_SCOPE
 from towers.tower import ModelVariables
-from towers.tower_parts import TowerParts
 from towers.tower_passes import TowerPasses
 from towers.updates.rules import UpdateRule
 
@@ -55,7 +55,7 @@ class RingEngine(Engine):
         Raises:
           UserError: a batch too small for all towers.
         """
-        super().__init__(*arguments, **named)
+        super().__init__(*arguments, parts=parts, **named)
         self._exchange = exchange
         self.placement = place(self.tower.variables, self.options.rule)
         if make_towers is not None:
@@ -83,18 +83,19 @@ class RingEngine(Engine):
             return added(sums, own, self.placement.owners.add)
 
     def _sums_of(self, batch, microbatch_index, parameters, state) -> WorkerSums:
-        step, loss_scale = self.counters.step.read_value(), self.counters.loss_scale.read_value()
+        step, loss_scale = self.counters.index.read_value(), self.counters.loss_scale.read_value()
         own = self._passes.train(batch, microbatch_index, parameters, state, step=step, loss_scale=loss_scale)
         with tf.device(self.devices.parameters), tf.name_scope(EXCHANGE_SCOPE):
             sums = summed_except_gradients(
                 own,
                 state,
-                tf.add_n([batch_length(one) for one in _batches_of(batch)]),
+                examples_of(batch),
                 self._exchange.sum,
                 is_first=self._exchange.rank == 0,
                 policy=self.options.batch_stats,
             )
-            self.busy.stop([*tf.nest.flatten(own.gradients), own.loss_sum])
+            if not self.masked:  # the clock, on the host, would wait for the gradients of each step
+                self.busy.stop([*tf.nest.flatten(own.gradients), own.loss_sum])
             kept = self.placement.owners.keep([own.gradients])
             return sums._replace(towers=sums.towers._replace(gradients=kept))
 
@@ -105,11 +106,12 @@ class RingEngine(Engine):
             summed,
             rate,
             examples=sums.examples,
-            features=[one.features for one in _batches_of(batch)],
+            features=[part.features for part in parts_of(batch)],
             placement=self.placement,
             device=self.devices.parameters,
             options=self.options,
             counters=self.counters,
+            masked=self.masked,
         )
 
     @property
@@ -119,8 +121,3 @@ class RingEngine(Engine):
 
     def evaluate_towers(self, batch):
         return self._passes.evaluate(self.evaluations, batch, *self.placement.read())
-
-
-def _batches_of(batch: Batch | tuple) -> list[Batch]:
-    """The batches of a tuple of batches, or of tuples of them."""
-    return [batch] if isinstance(batch, Batch) else [one for part in batch for one in _batches_of(part)]

@@ -7,6 +7,7 @@
 The exchanges are in the tower's graph (`towers.gathering`); here are the variables.
 """
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -32,27 +33,43 @@ class GatheredPlacement(OwnedPlacement):
 
     spread_kinds = ("parameters", "slots")
 
-    def __init__(self, variables: ModelVariables, rule: UpdateRule, device: str, units: WorkerUnits):
+    def __init__(
+        self,
+        variables: ModelVariables,
+        rule: UpdateRule,
+        device: str,
+        units: WorkerUnits,
+        homes: Mapping[str, str] | None = None,
+    ):
         """Args:
         variables: give the first values.
         rule: says which slots there are.
-        device: where this worker has its parts and their slots.
+        device: where this worker has its parts and their slots, and the state.
         units: says who has which part.
+        homes: the device of the parts of each parameter by name, if not all are on `device`.
         """
         templates = dict(zip(canonical_names(variables.parameters), variables.parameters, strict=True))
         names, rank = list(templates), units.exchange.rank
-        with tf.device(device):
-            here = tf.Variable(0.0, trainable=False).device
-            parts = [_part(shard, templates[shard.name], rule, device, here, rank) for shard in units.shards]
+        homes = homes or dict.fromkeys(names, device)
+        parts = []
+        for shard in units.shards:
+            with tf.device(homes[shard.name]):
+                parts.append(_part(shard, templates[shard.name], rule, homes[shard.name], rank))
         super().__init__(parts, variables, rule, device, units.exchange)
         self._wholes = {name: tf.TensorSpec(each.shape, each.dtype) for name, each in templates.items()}
-        self.owners = OwnParts(units.exchange, [names.index(part.shard.name) for part in self._own], len(names))
+        self.owners = OwnParts(
+            units.exchange,
+            [names.index(part.shard.name) for part in self._own],
+            len(names),
+            [part.device for part in self._own],
+        )
 
     def read(self):
         parts: dict[str, list] = {name: [] for name in self._wholes}
-        with tf.device(self._device):
-            for part in self._own:
+        for part in self._own:
+            with tf.device(part.device):
                 parts[part.shard.name].append(part.variable.read_value())
+        with tf.device(self._device):
             state = [variable.read_value() for variable in self.state.values()]
         return [OwnPart(parts[name], whole) for name, whole in self._wholes.items()], state
 
@@ -74,13 +91,15 @@ class _Described(NamedTuple):
     device: str
 
 
-def _part(shard: Shard, template, rule: UpdateRule, device: str, full_device: str, rank: int) -> SpreadPart:
-    """A shard: with its values if this worker owns it. `full_device` is the name of `device` with its task."""
+def _part(shard: Shard, template, rule: UpdateRule, device: str, rank: int) -> SpreadPart:
+    """A shard on the current device, `device`: with its values if this worker owns it."""
     if shard.owner == rank:
         variable = part_of(shard, template)
         slots = {slot: own[shard.name] for slot, own in make_slots(rule, {shard.name: variable}).items()}
     else:
         shape = tf.TensorShape(shape_of(shard, template.shape))
+        # The device's name with its task.
+        full_device = tf.Variable(0.0, trainable=False).device
         like = _Described(shape, tf.as_dtype(template.dtype), full_device)
         variable = RemoteVariable(like, keeps=rank == 0)
         slots = {slot: RemoteVariable(like, keeps=rank == 0) for slot in rule.slot_names}

@@ -15,6 +15,7 @@ from strategies.ring.collectives import HostExchange, WireOptions
 from strategies.slices import SlicedTowers
 from towers.devices import Devices
 from towers.errors import UserError
+from towers.grid import SLICE
 from towers.options import StepOptions
 from towers.task import Task
 
@@ -46,10 +47,15 @@ def grouped_towers_of(
     if len(given) > 1:
         named = " and ".join(f"{OPTIONS_BY_AXIS[axis]}=" for axis in given)
         raise UserError(f"{named} with strategy 'ring': a tower has stages, slices or branches; omit all but one")
-    if devices.spread not in ("", "zero=1", "zero=2"):
+    if devices.spread and not devices.zero:
         raise UserError(
-            f"{devices.spread} with towers of several devices on a ring: their workers can divide gradients and "
-            "optimizer state alone; use zero=2, or towers of one device"
+            f"{devices.spread} with towers of several devices on a ring: their workers divide parameters by ZeRO "
+            "alone; use zero=3, or towers of one device"
+        )
+    if devices.zero == 3 and SLICE in given:
+        raise UserError(
+            "zero=3 with slices on a ring: its workers can't gather slices of parameters; use zero=2, or in one "
+            "process strategy 'slices' with several towers, as grid='data:2,slice:2'"
         )
     if wire.algorithm not in ("auto", "tcp") or "CPU" not in devices.parameters:
         what = f"all_reduce={wire.algorithm!r}" if "CPU" in devices.parameters else "parameters on a GPU"

@@ -66,12 +66,20 @@ class OwnParts:
 
     of_towers = CURRENT_DEVICE
 
-    def __init__(self, exchange: WorkerExchange, parameters: Sequence[int], num_parameters: int):
+    def __init__(
+        self,
+        exchange: WorkerExchange,
+        parameters: Sequence[int],
+        num_parameters: int,
+        devices: Sequence[str] | None = None,
+    ):
         """Args:
         exchange: exchanges between the workers.
         parameters: the index of the parameter of each part that this worker owns.
         num_parameters: number of all parameters.
+        devices: the device of each of these parts; None for the current one.
         """
+        self._devices = devices
         self._exchange, self._parameters, self._num_parameters = exchange, parameters, num_parameters
 
     def cut(self, of_tower):
@@ -82,13 +90,19 @@ class OwnParts:
         return [part for own in of_tower for part in own]
 
     def add(self, kept):
-        return gradients.add_each(kept)
+        return self.each(lambda *of_part: gradients.add(of_part), *kept)
 
     def meet(self, kept):
         return list(kept)
 
     def each(self, function, *parts):
-        return CURRENT_DEVICE.each(function, *parts)
+        if self._devices is None:
+            return CURRENT_DEVICE.each(function, *parts)
+        found = []
+        for device, *given in zip(self._devices, *parts, strict=True):
+            with tf.device(device):
+                found.append(function(*given))
+        return found
 
     def norm(self, squares):
         zero = tf.zeros([], tf.float64)

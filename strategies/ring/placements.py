@@ -51,6 +51,9 @@ def ring_placement(
 
     def on_devices(variables: ModelVariables, rule: UpdateRule) -> Placement:
         shards, own = towers.shards(variables), towers.devices.groups[0]
+        if devices.zero == 3:
+            homes = {shard.name: own[shard.owner] for shard in shards}
+            return GatheredPlacement(variables, rule, devices.parameters, units, homes)
         if devices.zero:
             return SpreadGroups(variables, rule, own, shards, exchange=exchange, each_microbatch=devices.zero == 2)
         placement = ShardedPlacement(variables, rule, own, shards)

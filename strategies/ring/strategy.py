@@ -40,7 +40,7 @@ from strategies.ring.zero_placement import OwnedPlacement
 from strategies.ring.zero_slots import SharedParts, bring, release
 from strategies.run_settings import common_settings
 from strategies.slices import SliceOptions
-from strategies.synchronous import SynchronousStrategy, as_batches
+from strategies.synchronous import SynchronousStrategy
 from towers.branches.options import BranchOptions
 from towers.devices import Devices
 from towers.engine import Engine
@@ -48,13 +48,13 @@ from towers.errors import UserError
 from towers.exchange import TowerExchange
 from towers.gathering.gathered_once import GatheredOnce
 from towers.grid import BRANCH, SLICE, STAGE
+from towers.input.tower_parts import TowerParts
 from towers.options import StepOptions
 from towers.parameters.placement import free_templates
 from towers.split import checked_shares
 from towers.stages.options import PipelineOptions
 from towers.task import Batch, InputShard, Task, batch_length
 from towers.tower import EvaluationResult, ModelVariables
-from towers.tower_parts import TowerParts
 
 # Greater than the keys of the workers' groups, which count from 2,000,000.
 _FIRST_TOWERS_GROUP_KEY = 3_000_000
@@ -114,7 +114,7 @@ class RingStrategy(SynchronousStrategy):
         if devices.zero == 3 and devices.num_towers > 1:
             raise UserError(
                 f"zero=3 with strategy 'ring' and {devices.num_towers} towers a worker: each would gather all "
-                "parameters for itself; use num_towers=1, which has all cores, or zero=2"
+                "parameters for itself; use num_towers=1, which has all cores (or a grid with data:1), or zero=2"
             )
         own_shares = checked_shares(shares, devices.num_towers, "tower_shares")
         with self._watched():
@@ -133,7 +133,9 @@ class RingStrategy(SynchronousStrategy):
             with self._deadline():
                 return self._engine(task, model, devices, options, spec, shares, own_shares, exchange)
 
-        super().__init__("ring", task, options, make_engine, len(self._shares_of_all))
+        super().__init__(
+            "ring", task, options, make_engine, len(self._shares_of_all), unprepared=devices.input_on_towers
+        )
 
     @property
     def _shares_of_all(self) -> tuple[float, ...]:
@@ -174,7 +176,7 @@ class RingStrategy(SynchronousStrategy):
             units = WorkerUnits(ModelVariables.of(model), options.rule, exchange)
         several = ring.num_workers > 1
         spec = spec if isinstance(spec, Batch) else spec[0]
-        stand_in = tf.nest.map_structure(lambda tensor: tensor.numpy(), self._stand_in(task)) if several else None
+        stand_in = tf.nest.map_structure(lambda tensor: tensor.numpy(), self._stand_in()) if several else None
         parts = TowerParts(
             shares=own_shares,
             first_tower=sum(map(len, self._shares_by_worker[: ring.rank])),
@@ -197,10 +199,10 @@ class RingStrategy(SynchronousStrategy):
             "step_spec": spec if self._microbatches == 1 else (spec,) * self._microbatches,
             "parts": parts,
         }
-        if units is not None:
+        if units is not None and self._towers is None:
             named["traced"] = functools.partial(GatheredOnce, exchange=units)
         if exchange is not None:
-            of_towers = self._divided(model, named) if self._towers is not None else {}
+            of_towers = self._divided(model, named, units) if self._towers is not None else {}
             place = ring_placement(devices, exchange, self._towers, units)
             engine = RingEngine(task, model, devices, options, exchange=exchange, place=place, **named | of_towers)
             if units is not None:
@@ -212,14 +214,14 @@ class RingStrategy(SynchronousStrategy):
             task, model, devices, options, strategy=replicas, wire_precision=wire_precision, **named
         )
 
-    def _divided(self, model, named) -> dict:
+    def _divided(self, model, named, units: WorkerUnits | None) -> dict:
         """What an engine of towers of several devices takes otherwise, when all workers have divided the model."""
         towers = self._towers
         towers.divide(model, decided_by_first(self._host))
         at_once = towers.microbatches or 1
         spec = named["batch_spec"] if at_once == 1 else (named["batch_spec"],) * at_once
         return {
-            "make_towers": towers.make_towers,
+            "make_towers": functools.partial(towers.make_towers, exchange=units),
             "microbatches": towers.microbatches,
             "batch_spec": spec,
             "step_spec": spec if self.options.accumulation == 1 else (spec,) * self.options.accumulation,
@@ -262,27 +264,25 @@ class RingStrategy(SynchronousStrategy):
         """This worker's part of each batch; with accumulation, a tuple of its parts of each microbatch."""
         count = self._microbatches if split == "train" else 1
         parts = [
-            as_batches(
-                self.task.dataset(
-                    split,
-                    InputShard(
-                        index=self.ring.rank,
-                        count=self.ring.num_workers,
-                        shares=self._worker_shares,
-                        first_batch=first_batch,
-                        microbatch=micro,
-                        num_microbatches=count,
-                    ),
-                )
+            self._read(
+                split,
+                InputShard(
+                    index=self.ring.rank,
+                    count=self.ring.num_workers,
+                    shares=self._worker_shares,
+                    first_batch=first_batch,
+                    microbatch=micro,
+                    num_microbatches=count,
+                ),
             )
             for micro in range(count)
         ]
         return parts[0] if count == 1 else tf.data.Dataset.zip(tuple(parts))
 
-    def _stand_in(self, task, split: str = "train") -> Batch:
+    def _stand_in(self, split: str = "train") -> Batch:
         """The first example of a split, as a batch. It is in rank 0's part of its batch, whatever the shares."""
         shard = InputShard(index=0, count=self.ring.num_workers, shares=self._worker_shares)
-        first = next(iter(as_batches(task.dataset(split, shard))))
+        first = next(iter(self._read(split, shard)))
         return tf.nest.map_structure(lambda tensor: tensor[:1], first)
 
     def _check_alike(self) -> None:
@@ -306,6 +306,9 @@ class RingStrategy(SynchronousStrategy):
                 self._host, self.ring.members, found, num_compared=num_compared, microbatches=self._microbatches
             )
 
+    # The workers meet on the host at the end of each call, and a deadline runs until then.
+    _reports_late = False
+
     def run_steps(self, num_steps: int) -> StepReport:
         first = self.step
         with self._watched():
@@ -323,9 +326,9 @@ class RingStrategy(SynchronousStrategy):
         )
         return dataclasses.replace(report, workers=workers if self.ring.num_workers > 1 else ())
 
-    def _next_batch(self):
+    def _next_batch(self, step):
         self._start_deadline()
-        return super()._next_batch()
+        return super()._next_batch(step)
 
     def _start_deadline(self) -> None:
         """If what follows takes longer, this worker hangs: a thread that needs no Python ends the process."""
@@ -375,7 +378,7 @@ class RingStrategy(SynchronousStrategy):
 
     @functools.cached_property
     def _evaluation_stand_in(self) -> Batch:
-        return self._stand_in(self.task, "eval")
+        return self._stand_in("eval")
 
     def _over_all(self, sums: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
         """Sums in rank order, so that all workers divide the same numbers."""

@@ -22,7 +22,9 @@ from towers.updates.rules import UpdateRule
 
 # A smaller parameter is not divided: the messages of a unit would not become shorter by much.
 _SMALLEST_DIVIDED_BYTES = 1024
-# A unit is no smaller than this part of a pack of gradients: 256 KiB by default.
+# A unit is no smaller than this part of a pack of gradients, 256 KiB by default: a call costs some 0.5 ms of CPU
+# time. A step of a transformer of 0.8 MB takes 1.07 times a plain ring's CPU time (1.12 without this), of one of
+# 43 MB 1.00.
 _SMALL_UNITS_IN_A_PACK = 16
 
 

@@ -4,7 +4,8 @@
     stage 0's parameters     copy on CPU:0    copy on CPU:0      half of their slots and updates on each
     stage 1's parameters     copy on CPU:1    copy on CPU:1      half of their slots and updates on each
 
-Likewise for slices and branches. So each device and its counterparts are a `SpreadPlacement` of what they hold.
+Likewise for slices and branches. So each device and its counterparts are a `SpreadPlacement` of what they hold. A
+worker's own towers meet first, on the devices of its first one: the others hold no optimizer state.
 All workers make the exchanges of these in one order: device by device.
 """
 

@@ -6,7 +6,8 @@
 
 Both exchanges together send what an all-reduce sends. Each pack of parameters is divided evenly, for which large
 ones are sliced (`towers.parameters.shards`). With stage 1 gradients are sent once a step, with stage 2 after each
-microbatch.
+microbatch. New values are sent after skipped updates too, so that no exchange is in a conditional. One more
+exchange has 8 bytes, the squared norm: NaN in it makes all workers skip alike.
 """
 
 import dataclasses
@@ -24,7 +25,6 @@ from towers.parameters.placement import (
     constraints_of,
     finish_rule,
     make_slots,
-    run_if,
     set_state,
     variables_like,
 )
@@ -41,7 +41,7 @@ class SpreadPart:
 
     Attributes:
       shard: which part of which parameter it is.
-      device: this worker's device for parameters.
+      device: this worker's device for the part.
       variable: this worker's copy; one without a value if only the owner has it.
       slots: by slot name; of parts of other owners, variables without a value.
     """
@@ -58,7 +58,7 @@ class SpreadPart:
 
 
 class OwnedPlacement:
-    """What the placements have in common in which each worker updates its own parts, all on one device.
+    """What the placements have in common in which each worker updates its own parts.
 
     Attributes:
       parts: the parts of all parameters, in order.
@@ -81,7 +81,7 @@ class OwnedPlacement:
         parts: of all parameters, in order.
         variables: give the first values of the state.
         rule: says which slots there are.
-        device: where this worker has its variables.
+        device: where this worker has the state.
         exchange: exchanges between the workers.
         """
         self.parts, self._device, self._exchange = parts, device, exchange
@@ -96,20 +96,20 @@ class OwnedPlacement:
 
     def update(self, is_allowed, means, new_state, *, rule, rate, update):
         def update_own():
-            with tf.device(self._device):
-                for part, mean in zip(self._own, means, strict=True):
-                    apply_rule(rule, *self._described(part), [mean], rate, update)
-            set_state(self.state, new_state)
+            for part, mean in zip(self._own, means, strict=True):
+                with tf.device(part.device):
+                    apply_rule(rule, *self._described(part), [mean], rate, update, is_allowed)
+            set_state(self.state, new_state, is_allowed)
 
-        run_if(is_allowed, update_own)
+        is_allowed.run(update_own)
 
     def finish(self, is_last, *, rule, updates):
         def finish_own():
-            with tf.device(self._device):
-                for part in self._own:
-                    finish_rule(rule, *self._described(part), updates)
+            for part in self._own:
+                with tf.device(part.device):
+                    finish_rule(rule, *self._described(part), updates, is_last)
 
-        run_if(is_last, finish_own)
+        is_last.run(finish_own)
 
     def _described(self, part: SpreadPart):
         """A part, its slots and its constraints by its parameter's name."""

@@ -3,7 +3,8 @@
     saving      part of its owner -> piece, piece, ... -> rank 0 -> file    each is freed before the next one comes
     restoring   file -> rank 0 -> piece, piece, ... -> part of its owner    what all have goes to all of them
 
-All workers make the same calls in the same order. A piece passes all of them, and only its receivers keep it.
+All workers make the same calls in the same order. A piece passes all of them, and only its receivers keep it. Rank
+0 reads others' parts twice: first all, dropped, so that a damaged file is found while no worker has part of it.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -26,6 +26,7 @@ from strategies.servers.worker_graph import layout_of
 from strategies.synchronous import SynchronousStrategy, mean_of
 from towers.devices import Devices
 from towers.errors import UserError
+from towers.input.tower_parts import open_length
 from towers.layers.batch_norm import batch_norm_layers
 from towers.lookups import Lookups
 from towers.one_process_engine import OneProcessEngine
@@ -33,7 +34,6 @@ from towers.options import StepOptions
 from towers.parameters.placement import CentralPlacement, constraints_of, variables_like
 from towers.task import Task
 from towers.tower import ModelVariables
-from towers.tower_parts import open_length
 from towers.updates.rules import UpdateRule
 from towers.updates.sparse_updates import LAZY, only_rows
 
@@ -195,6 +195,8 @@ class ServersStrategy(SynchronousStrategy):
         """The chief decides; it stops also when a worker was asked to stop."""
         self._until = move.until
         return dataclasses.replace(move, stop=move.stop or self._stop_asked)
+
+    _reports_late = False
 
     def run_steps(self, num_steps: int) -> StepReport:
         # Unless something paused them, the workers have computed since the last report.

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 import psutil
 import tensorflow as tf
 
-from towers.control_groups import memory_left
 from towers.errors import UserError
+from towers.hardware.control_groups import memory_left
 
 
 def free_bytes() -> int:

@@ -13,6 +13,7 @@ from strategies.wire_precisions import WIRE_PRECISIONS
 from towers import batch_stats, gradients, split
 from towers.devices import Devices
 from towers.exchange import TowerExchange
+from towers.input.tower_parts import TowerParts
 from towers.layers.batch_norm import check_synchronized
 from towers.layers.table_rows import TableRows
 from towers.lookups import Lookups
@@ -22,7 +23,6 @@ from towers.parameters.placement import canonical_names
 from towers.sums import add_to
 from towers.task import Batch, Task
 from towers.tower import ModelVariables, TowerFunction, TowerResult
-from towers.tower_parts import TowerParts
 from towers.tower_passes import TowerPasses
 from towers.updates.rules import UpdateRule
 

@@ -84,6 +84,7 @@ class Trainer:
         self._stop_requested, self._ended = stop_requested, ended
         self._settings = dict(settings or {})
         self._figures = RunFigures()
+        self._last_report: StepReport | None = None
         keeps = options.directory is not None and not options.dry_run and strategy.keeps_files
         self.directory = pathlib.Path(options.directory).absolute() if keeps else None
         self._last_step = 2 if options.dry_run else options.num_steps(strategy.steps_per_epoch)
@@ -260,6 +261,7 @@ class Trainer:
         self._checkpoints.prepare()
 
     def _send_notices(self) -> None:
+        self._notices.append(f"devices of this process: {self.strategy.devices.described}")
         self._notices += self.strategy.notices
         if not self.strategy.evaluates:
             self._notices.append("the task has no evaluation data: nothing is evaluated")
@@ -301,12 +303,15 @@ class Trainer:
                 self._save()
             if move.stop:
                 return False
-            report = self._run_to(move.target)
-            steps_a_call = self._next_call_length(report)
-            if due(before, report.step, self.options.checkpoint_every_steps):
+            self._run_to(move.target)
+            reached = self.strategy.step
+            if reached in cadence.boundaries:
+                self._settle()
+            steps_a_call = self._next_call_length()
+            if due(before, reached, self.options.checkpoint_every_steps):
                 self._save()
             # The last evaluation comes after the last save and the export.
-            if report.step < self._last_step and self._evaluation_is_due(before, report.step):
+            if reached < self._last_step and self._evaluation_is_due(before, reached):
                 self._evaluate()
         # What was trained is saved before anything else can fail.
         self._save()
@@ -335,22 +340,35 @@ class Trainer:
             )
         )
 
-    def _run_to(self, target: int) -> StepReport:
+    def _run_to(self, target: int) -> None:
         # Asynchronous workers may have gone on while the run was saved, even to the target.
         count = max(0, target - self.strategy.step)
         for callback in self._callbacks if count else ():
             callback.before_steps(self.strategy.step)
-        report = self.strategy.run_steps(count)
+        try:
+            report = self.strategy.start_steps(count)
+        except Exception:
+            self._settle()  # the steps before it count, and so does their error
+            raise
+        if report is not None:
+            self._tell(report)
+
+    def _settle(self) -> None:
+        """Reports all steps that were started. What needs their values or their number calls it first."""
+        while (report := self.strategy.settle()) is not None:
+            self._tell(report)
+
+    def _tell(self, report: StepReport) -> None:
+        self._last_report = report
         for callback in self._callbacks:
             callback.steps(report)
-        return report
 
-    def _next_call_length(self, report: StepReport) -> int:
+    def _next_call_length(self) -> int:
         if self.options.report_every_steps is not None:
             return self.options.report_every_steps
         if not self._figures.rates:
             return 1  # the first step compiles: its time does not predict that of the others
-        return steps_of_a_call(report.seconds / report.num_steps)
+        return steps_of_a_call(self._last_report.seconds / self._last_report.num_steps)
 
     def _cadence(self) -> Cadence:
         periods = (
@@ -381,6 +399,7 @@ class Trainer:
 
     def _evaluate(self) -> bool:
         """Evaluates and reports it, if there are evaluation data; False if a signal stopped it."""
+        self._settle()
         if not self.strategy.evaluates:
             return True
         try:
@@ -400,6 +419,7 @@ class Trainer:
 
     def _save(self) -> None:
         """Saves, unless it is saved already. All processes of the run call it; the others may have parts of it."""
+        self._settle()
         here = self._checkpoints is not None
         is_new = here and (self._saved_at != self.strategy.step or not self._checkpoints.saved())
         if self.strategy.agree_to_save(is_new):

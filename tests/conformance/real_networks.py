@@ -94,6 +94,12 @@ MODES = MappingProxyType(
             ("--strategy=pipeline", "--grid=data:2,stage:2", "--zero=1", "--batch_stats=average"),
         ),
         "grid_slices_zero_2": ((), ("--strategy=slices", "--grid=data:2,slice:2", "--zero=2")),
+        "grid_slices_zero_3": ((), ("--strategy=slices", "--grid=data:2,slice:2", "--zero=3")),
+        "grid_branches_zero_3": ((), ("--strategy=branches", "--grid=data:2,branch:2", "--zero=3")),
+        "grid_stages_zero_3": (
+            (),
+            ("--strategy=pipeline", "--grid=data:2,stage:2", "--zero=3", "--batch_stats=average"),
+        ),
     }
 )
 

@@ -28,7 +28,7 @@ CASES = {
     "a share of nothing": (["--tower_shares=1,0"], ("tower_shares", "0")),
     "an unknown parameter device": (
         ["--parameter_device=tpu"],
-        ("'tpu'", "cpu, cpu:K, gpu:K, sharded or replicated"),
+        ("'tpu'", "auto, cpu, cpu:K, gpu:K, sharded or replicated"),
     ),
     "a parameter device that is not here": (["--parameter_device=cpu:7"], ("'cpu:7'", "cpu:0, cpu:1")),
     "parameters on a GPU where there is none": (["--parameter_device=gpu"], ("'gpu'", "cpu:0")),

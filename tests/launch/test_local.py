@@ -73,6 +73,8 @@ until_marked("chief:0", "worker:0", "worker:1", "ps:0", "evaluator:0")
         for found in found_by_name.values():
             environment = found["environment"]
             assert environment["TOWERS_PROCESSES_HERE"] == "3", "parameter servers and their chief don't compute"
+            shared = environment.get("CUDA_VISIBLE_DEVICES", "all")
+            assert environment["TOWERS_SHARED_GPUS"] == shared, "so that they know that all see the same GPUs"
             assert environment["PYTHONUNBUFFERED"] == "1"
             assert re.fullmatch(
                 re.escape(found["here"]) + r"/runs/\d{8}-\d{6}-\d+", environment["TOWERS_RUN_DIRECTORY"]

@@ -208,7 +208,8 @@ def test_sync_a_killed_worker_that_is_not_restarted(own, tmp_path):
 
 @pytest.mark.full
 def test_sync_a_stopped_worker_that_continues(own, tmp_path):
-    with own(SYNC, "--worker_timeout_seconds=1") as group:
+    # Longer than a step on busy cores: those would count as failures too.
+    with own(SYNC, "--worker_timeout_seconds=3") as group:
         signalled(group, tmp_path, signal.SIGSTOP, "worker:1")
         wait_for_step(group, tmp_path, 30)
         group.processes["worker:1"].send_signal(signal.SIGCONT)
@@ -216,7 +217,7 @@ def test_sync_a_stopped_worker_that_continues(own, tmp_path):
     workers = check_counts(tmp_path, is_sync=True)["workers"]
     assert workers["worker:1"]["failures"] == 1
     assert 10 <= workers["worker:0"]["taken_over"] < 50 and workers["worker:1"]["steps"] > 10
-    assert "worker:1 gave no gradient within worker_timeout_seconds=1" in ends["ps:0"].err
+    assert "worker:1 gave no gradient within worker_timeout_seconds=3" in ends["ps:0"].err
     assert "worker:1 is back" in ends["ps:0"].err
     check_one_device(tmp_path)
 

@@ -12,6 +12,7 @@ from models.image_task import ImageTask
 from strategies.contract import Strategy
 from strategies.registry import build_strategy
 from tests.towers.logical_cpus import cpus
+from towers.devices import Devices
 from towers.options import StepOptions
 from towers.updates.rules import Momentum
 from towers.updates.schedules import Cosine
@@ -76,10 +77,13 @@ def random_task() -> SmallTask:
     return small_task(batch_norm=True, dropout=0.3, augment=True)
 
 
-def small_strategy(task: SmallTask | None = None, *, name="towers", num_towers=1, **options) -> Strategy:
+def small_strategy(
+    task: SmallTask | None = None, *, name="towers", num_towers=1, devices: Devices | None = None, **options
+) -> Strategy:
     """A strategy at step 0, by default with momentum and a learning rate that changes every step."""
     defaults = {"rule": Momentum(momentum=0.9), "schedule": Cosine(0.05, 40), "seed": 3}
-    return build_strategy(name, task or small_task(), cpus(num_towers), StepOptions(**defaults | options))
+    devices = devices or cpus(num_towers)
+    return build_strategy(name, task or small_task(), devices, StepOptions(**defaults | options))
 
 
 def values_of(strategy: Strategy) -> dict[str, np.ndarray]:

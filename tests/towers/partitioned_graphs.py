@@ -24,13 +24,21 @@ class PartitionedGraphs:
 
         Control edges between devices are sent too, as constants: these do not count.
         """
-        here = {node.name: node for node in self.nodes if _short(node.device) == source}
-        sent = [
-            _origin(node, here)
-            for node in self.nodes
-            if node.op == "_Send" and _short(node.device) == source and _receiver(node) == target
-        ]
+        sent = [node for pair, node in self._sent() if pair == (source, target)]
         return collections.Counter(node.name for node in sent if node.op == "ReadVariableOp")
+
+    def num_sent(self) -> collections.Counter:
+        """How many tensors each (source, target) sends, without control edges, which are sent as constants."""
+        return collections.Counter(pair for pair, node in self._sent() if node.op != "Const")
+
+    def _sent(self) -> list:
+        """(source, target) and the node that computes the tensor, for everything that is sent."""
+        by_name = {(_short(node.device), node.name): node for node in self.nodes}
+        return [
+            ((_short(node.device), _receiver(node)), _origin(node, by_name))
+            for node in self.nodes
+            if node.op == "_Send"
+        ]
 
 
 @contextlib.contextmanager
@@ -48,7 +56,7 @@ def recorded_graphs():
 
 def _origin(node, by_name):
     """The node that computes a sent tensor, before all Identity nodes."""
-    node = by_name[node.input[0].partition(":")[0]]
+    node = by_name[_short(node.device), node.input[0].partition(":")[0]]
     return _origin(node, by_name) if node.op == "Identity" else node
 
 

@@ -12,8 +12,9 @@ import tensorflow as tf
 
 from tests.towers.logical_cpus import cpus
 from tests.towers.user_errors import refused
-from towers.cores import num_cores
 from towers.devices import Devices, configure_devices, default_towers, threads_for
+from towers.hardware.cores import num_cores
+from towers.hardware.cpu_instructions import cpu_instructions
 
 without_gpu = pytest.mark.skipif(
     bool(tf.config.list_physical_devices("GPU")), reason="tests machines without a GPU"
@@ -28,7 +29,7 @@ without_gpu = pytest.mark.skipif(
         ({"num_towers": 2, "kind": "tpu"}, ["'tpu'", "auto, cpu, gpu"]),
         (
             {"num_towers": 2, "kind": "cpu", "parameter_device": "tpu:0"},
-            ["'tpu:0'", "cpu, cpu:K, gpu:K, sharded or replicated"],
+            ["'tpu:0'", "auto, cpu, cpu:K, gpu:K, sharded or replicated"],
         ),
         ({"num_towers": 2, "kind": "cpu", "parameter_device": "cpu:x"}, ["'cpu:x'"]),
         ({"num_towers": 2, "kind": "cpu", "parameter_device": "cpu:9"}, ["'cpu:9'", "cpu:0, cpu:1"]),
@@ -101,11 +102,80 @@ def test_a_small_batch_lowers_only_a_default_number_of_towers():
     )
 
 
+class Gpus:
+    """Stands in for TensorFlow's functions on GPUs, which need some: what they were called with.
+
+    Attributes:
+      visible, growing: names of the GPUs that are visible, and of those whose memory grows.
+    """
+
+    def __init__(self, monkeypatch, count: int):
+        self._found = [tf.config.PhysicalDevice(f"/physical_device:GPU:{k}", "GPU") for k in range(count)]
+        self.visible, self.growing = list(range(count)), []
+        of_kind, config = tf.config.list_physical_devices, tf.config
+        monkeypatch.setattr(
+            config, "list_physical_devices", lambda kind: self._found if kind == "GPU" else of_kind(kind)
+        )
+        monkeypatch.setattr(config, "get_visible_devices", lambda kind: [self._found[k] for k in self.visible])
+        monkeypatch.setattr(config, "set_visible_devices", self._set_visible)
+        monkeypatch.setattr(
+            config.experimental, "set_memory_growth", lambda gpu, on: self.growing.append(self._index(gpu))
+        )
+        details = {"device_name": "NVIDIA X", "compute_capability": (8, 6)}
+        monkeypatch.setattr(config.experimental, "get_device_details", lambda gpu: details)
+
+    def _index(self, gpu) -> int:
+        return self._found.index(gpu)
+
+    def _set_visible(self, gpus, kind):
+        self.visible = [self._index(gpu) for gpu in gpus]
+
+
+def test_a_process_sees_its_own_gpus_alone(monkeypatch):
+    gpus = Gpus(monkeypatch, 4)
+    devices = configure_devices(own_gpus=[2, 3])
+    assert gpus.visible == gpus.growing == [2, 3]
+    assert devices.towers == ("/device:GPU:0", "/device:GPU:1"), "TensorFlow counts visible GPUs from 0"
+    assert [gpu.index for gpu in devices.gpus] == [2, 3]
+    assert devices.automatic and devices.parameters == "/device:CPU:0"
+    assert devices.described == "2 towers on gpu:0 and gpu:1 (NVIDIA X, compute capability 8.6)"
+    with refused("num_towers=3", "2 are visible"):
+        configure_devices(own_gpus=[2, 3], num_towers=3)
+
+
+def test_towers_on_cpus_start_no_gpu(monkeypatch):
+    gpus = Gpus(monkeypatch, 4)
+    devices = configure_devices(kind="cpu", num_towers=2)
+    assert (gpus.visible, gpus.growing) == ([], [])
+    own = {"threads_per_tower": threads_for(2, num_cores()), "cpu_instructions": cpu_instructions()}
+    assert devices == dataclasses.replace(cpus(2), **own)
+    with refused("'gpu:1'", "use one of cpu:0, cpu:1"):
+        configure_devices(kind="cpu", num_towers=2, parameter_device="gpu:1")
+
+
+@pytest.mark.parametrize(
+    "arguments, automatic, where",
+    [
+        ({"parameter_device": "cpu"}, False, {}),
+        ({"zero": 1}, False, {"zero": 1}),
+        ({"offload": "optimizer"}, False, {"offload": "optimizer"}),
+        ({"parameter_device": "replicated"}, False, {"replicated": True}),
+        ({"parameter_device": "gpu:1"}, False, {"parameters": "/device:GPU:1"}),
+    ],
+)
+def test_a_place_that_is_asked_for_is_not_chosen(monkeypatch, arguments, automatic, where):
+    Gpus(monkeypatch, 2)
+    devices = configure_devices(**arguments)
+    assert devices.automatic == automatic and not devices.reason
+    assert {name: getattr(devices, name) for name in where} == where
+
+
 def in_new_process(arguments: str) -> dict:
     """Devices and threads of a new process that called `configure_devices(arguments)` and computed once."""
     script = f"""
         import json
         import tensorflow as tf
+        from tensorflow.python.framework import config as tf_config
         from towers.devices import configure_devices
         devices = configure_devices({arguments})
         tf.constant(1.0) + 1.0
@@ -116,6 +186,9 @@ def in_new_process(arguments: str) -> dict:
             "logical": len(tf.config.list_logical_devices("CPU")),
             "intra": tf.config.threading.get_intra_op_parallelism_threads(),
             "inter": tf.config.threading.get_inter_op_parallelism_threads(),
+            "tf32": tf.config.experimental.tensor_float_32_execution_enabled(),
+            "deterministic": tf_config.is_op_determinism_enabled(),
+            "notices": devices.notices,
         }}))
     """
     command = [sys.executable, "-c", textwrap.dedent(script)]
@@ -156,4 +229,21 @@ def test_a_new_process_among_many():
 
 @pytest.mark.full
 def test_threads_that_are_asked_for():
-    assert in_new_process('num_towers=2, kind="cpu", threads_per_tower=3')["intra"] == 3
+    found = in_new_process('num_towers=2, kind="cpu", threads_per_tower=3')
+    assert found["intra"] == 3
+    assert found["tf32"] and not found["deterministic"] and found["notices"] == []
+
+
+@pytest.mark.full
+def test_kernels_that_are_asked_for():
+    found = in_new_process('num_towers=1, kind="cpu", tf32=False, deterministic=True')
+    assert found["deterministic"] and not found["tf32"]
+    (notice,) = found["notices"]
+    assert notice.startswith("deterministic: ")
+
+
+@pytest.mark.parametrize("tf32, words", [(True, "tf32=False computes"), (False, "not in TensorFloat-32")])
+def test_a_run_on_gpus_says_in_what_it_computes(tf32, words):
+    towers = ("/device:GPU:0", "/device:GPU:1")
+    (notice,) = Devices(towers=towers, parameters="/device:CPU:0", tf32=tf32).notices
+    assert words in notice

@@ -2,6 +2,9 @@
 
 The longest branch goes first, each to the device with the least work (Graham 1969: at most 4/3 - 1/(3n) times the
 best). What does not move is work of device 0. Blocks follow each other, so each is balanced by itself.
+
+Work is counted in parameters unless asked otherwise: a measurement may divide otherwise after a resume, and sums
+in another order would end a run with other bits.
 """
 
 import dataclasses

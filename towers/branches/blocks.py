@@ -6,7 +6,8 @@
 
 A block is what lies between a fork (a node or an input) and the first node that is on all paths from it; a skip
 connection is no branch of it. Or it is what leads to one node only, if parts of it don't read each other: inputs
-with layers of their own, heads of a model.
+with layers of their own, heads of a model. (From forks alone the tables of a DLRM would not be found, whose dense
+input reaches a later join too.) Of nested blocks the one done sooner is divided.
 
 Branches share no variables: those that do count as one. A branch that shares variables with the rest of the model
 stays on the first device, and so does one without parameters.

@@ -24,18 +24,21 @@ class BranchedOnce:
         devices: Sequence[str],
         parameter_devices: Sequence[int],
         group_keys: Sequence[int] = (),
+        once: Callable = TracedOnce,
     ):
         """Args:
         plan: of the model.
         devices: the tower's devices by index.
         parameter_devices: for each parameter the index of the device that has it.
         group_keys: of each device, for exchanges with that device of the other towers; none without exchanges.
+        once: makes a graph of a function, as `TracedOnce` does.
         """
+        self._once = once
         self._plan, self._devices, self._parameters = plan, tuple(devices), tuple(parameter_devices)
         self._group_keys = tuple(group_keys)
         self._marks: dict[tf.Graph, Marks] = {}
 
-    def __call__(self, function: Callable, *, xla: bool = False, change: Change | None = None) -> TracedOnce:
+    def __call__(self, function: Callable, *, xla: bool = False, change: Change | None = None) -> Callable:
         """The function as a graph; `xla` is not for branches, as `check_grouped` says."""
         assert not xla
 
@@ -55,7 +58,7 @@ class BranchedOnce:
             with shadowed(runs):
                 return function(*arguments)
 
-        return TracedOnce(marked, change=placed)
+        return self._once(marked, change=placed)
 
     def _place(self, graph: tf.Graph, graph_def: tf.compat.v1.GraphDef) -> None:
         """Sets the devices of a traced graph's nodes. The optimizer keeps operations of different ones apart."""

@@ -2,7 +2,9 @@
 
     gather 0   gather 1   gather 2   scatter a   gather 3   scatter b   ...
 
-All processes make the same calls in this order, each after the one before it.
+All processes make the same calls in this order, each after the one before it. Gradients leave inside the graph
+too, because what follows a stateful call waits for all exchanges in it. A second tower's calls would follow these
+and gather everything again, so a process has one tower.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,7 +12,7 @@ from typing import NamedTuple, Protocol
 
 import tensorflow as tf
 
-from towers.gathering.units import Use
+from towers.gathering.units import Use, waited_for
 
 
 class OwnPart(NamedTuple):
@@ -57,10 +59,12 @@ class Call(NamedTuple):
     Attributes:
       unit: the unit that is gathered; None if gradients leave.
       parameters: indices of the parameters.
+      device: that of the unit, or of the gradients.
     """
 
     unit: int | None
     parameters: tuple[int, ...]
+    device: str = ""
 
 
 class Gradient(NamedTuple):
@@ -69,10 +73,12 @@ class Gradient(NamedTuple):
     Attributes:
       level: position in the order of the computation, as of a `Use`.
       parameter: index of the parameter.
+      device: that computes it, as of a `Use`.
     """
 
     level: int
     parameter: int
+    device: str = ""
 
 
 def calls_of(
@@ -84,9 +90,9 @@ def calls_of(
 ) -> list[Call]:
     """The calls in an order in which none waits for a later one.
 
-    The gather of unit k may begin after unit k - 2, so its level is that of the last use there. Gradients leave
-    at the level of the last one in their call, after the gathers of this level: a gather depends on nothing of a
-    higher level, and nothing but a later call depends on gradients that leave.
+    The gather of unit k of a device may begin after the device's unit k - 2, so its level is that of the last use
+    there. Gradients leave at the level of the last one in their call, after the gathers of this level: a gather
+    depends on nothing of a higher level, and nothing but a later call depends on gradients that leave.
 
     Args:
       units: from `towers.gathering.units.units_of`.
@@ -95,15 +101,22 @@ def calls_of(
       bytes_per_call: gradients leave together up to this size; a larger one leaves alone.
     """
     ordered: list[tuple[int, int, Call]] = []
-    for index, unit in enumerate(units):
-        level = max(use.level for use in units[index - 2]) if index >= 2 else -1
-        ordered.append((level, 0, Call(index, tuple(sorted({use.parameter for use in unit})))))
-    pack: list[Gradient] = []
-    for gradient in [*sorted(gradients), None]:
-        if pack and (
-            gradient is None or sum(num_bytes[each.parameter] for each in (*pack, gradient)) > bytes_per_call
-        ):
-            ordered.append((pack[-1].level, 1, Call(None, tuple(each.parameter for each in pack))))
-            pack = []
-        pack += [] if gradient is None else [gradient]
+    for index, (unit, before) in enumerate(zip(units, waited_for(units), strict=True)):
+        level = max((use.level for use in before), default=-1)
+        used = tuple(sorted({use.parameter for use in unit}))
+        ordered.append((level, 0, Call(index, used, unit[0].device)))
+    for device in sorted({gradient.device for gradient in gradients}):
+        own = sorted(gradient for gradient in gradients if gradient.device == device)
+        for pack in _packs(own, num_bytes, bytes_per_call):
+            ordered.append((pack[-1].level, 1, Call(None, tuple(each.parameter for each in pack), device)))
     return [call for _, _, call in sorted(ordered, key=lambda each: each[:2])]
+
+
+def _packs(gradients: Sequence[Gradient], num_bytes: Sequence[int], bytes_per_call: int) -> list[list[Gradient]]:
+    """Gradients that leave together, in order."""
+    found: list[list[Gradient]] = []
+    for gradient in gradients:
+        if not found or sum(num_bytes[each.parameter] for each in (*found[-1], gradient)) > bytes_per_call:
+            found.append([])
+        found[-1].append(gradient)
+    return found

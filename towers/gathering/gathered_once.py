@@ -9,10 +9,10 @@ from towers.errors import UserError
 from towers.gathering.exchange import Gradient, OwnPart, UnitExchange, calls_of
 from towers.gathering.rewired import Parts, with_exchange, with_gathers
 from towers.gathering.units import units_of
-from towers.gathering.uses import node_of, uses_of
+from towers.gathering.uses import device_of, node_of, uses_of
 from towers.owners import Slices
 from towers.task import Batch
-from towers.traced_once import Change, batch_key, flat_graph, specs_of
+from towers.traced_once import Change, FlatGraph, batch_key, flat_graph, specs_of
 
 
 class GatheredOnce:
@@ -24,17 +24,29 @@ class GatheredOnce:
     Owners may be other processes: the parameters are then `OwnPart`s, and in place of a parameter's gradient the
     result has a list, of this process's part of the sum over all processes or of nothing.
 
+    A tower of several devices gathers on each of them what its operations read.
+
     Attributes:
       graphs: a `GatheredGraph` for each spec of the batch.
     """
 
     def __init__(
-        self, function, *, xla: bool = False, change: Change | None = None, exchange: UnitExchange | None = None
+        self,
+        function,
+        *,
+        xla: bool = False,
+        change: Change | None = None,
+        exchange: UnitExchange | None = None,
+        devices: Sequence[str] = (),
+        is_optimized: bool = False,
     ):
         """Args:
         function, change: as for `TracedOnce`.
         xla: must be False.
         exchange: between the processes that have the parameters; None if they are on devices of this one.
+        devices: of a tower of several devices, on which the function puts its operations; the first one has those
+          that it puts nowhere. Empty for a tower of one device.
+        is_optimized: whether the function consists of graphs that are optimized.
 
         Raises:
           UserError: `xla`: a compiled graph reads its arguments before it begins.
@@ -47,14 +59,18 @@ class GatheredOnce:
         # What leaves for other processes is dense.
         function = function if exchange is None else _with_dense_gradients(function)
         self._function, self._change = tf.function(function, autograph=False), change
-        self._exchange = exchange
+        self._exchange, self._devices, self._is_optimized = exchange, tuple(devices), is_optimized
         self.graphs: dict[str, GatheredGraph] = {}
 
     def __call__(self, parameters: Sequence[tf.Tensor | Slices | OwnPart], *rest):
         specs = specs_of(rest)
         key = batch_key(specs)
         if key not in self.graphs:
-            self.graphs[key] = GatheredGraph(self._function, self._change, parameters, specs, self._exchange)
+            concrete = self._function.get_concrete_function([_whole_of(value) for value in parameters], *specs)
+            flat = flat_graph(concrete, self._change, is_optimized=self._is_optimized).without_dead_nodes()
+            self.graphs[key] = GatheredGraph(
+                concrete, flat, parameters, specs, exchange=self._exchange, devices=self._devices
+            )
         return self.graphs[key](parameters, *rest)
 
 
@@ -68,11 +84,25 @@ class GatheredGraph:
       flat: the graph with the gathers.
     """
 
-    def __init__(self, function, change, parameters, specs, exchange: UnitExchange | None = None):
+    def __init__(
+        self,
+        concrete,
+        flat: FlatGraph,
+        parameters: Sequence,
+        specs: Sequence,
+        *,
+        exchange: UnitExchange | None,
+        devices: Sequence[str],
+    ):
+        """Args:
+        concrete: the function of whole parameters.
+        flat: its graph.
+        parameters: on their owners.
+        specs: of its other arguments.
+        exchange, devices: as for `GatheredOnce`.
+        """
         wholes = [_whole_of(value) for value in parameters]
-        concrete = function.get_concrete_function(wholes, *specs)
         self._results, self._captured = concrete.structured_outputs, concrete.captured_inputs
-        flat = flat_graph(concrete, change)
         names = [node_of(name) for name in flat.inputs]
         outputs = [node_of(name) for name in flat.outputs]
         gradients = list(itertools.compress(range(len(outputs)), _are_gradients(self._results)))
@@ -82,6 +112,7 @@ class GatheredGraph:
             batch=_of_batch(specs, names[len(wholes) :]),
             outputs=outputs,
             gradients={outputs[position] for position in gradients},
+            devices=devices,
         )
         self.num_bytes = [spec.dtype.size * spec.shape.num_elements() for spec in wholes]
         small_bytes = 0 if exchange is None else exchange.small_bytes
@@ -90,7 +121,11 @@ class GatheredGraph:
         if exchange is None:
             self.flat = with_gathers(flat, [_parts_of(value) for value in parameters], self.units)
         else:
-            leaving = [Gradient(levels[outputs[position]], index) for index, position in enumerate(gradients)]
+            nodes = {node.name: node for node in flat.graph_def.node}
+            leaving = [
+                Gradient(levels[outputs[position]], index, device_of(nodes[outputs[position]], devices))
+                for index, position in enumerate(gradients)
+            ]
             self.calls = calls_of(self.units, leaving, self.num_bytes, bytes_per_call=exchange.bytes_per_call)
             self.flat, self._called = with_exchange(flat, parameters, self.units, self.calls, exchange, gradients)
             if gradients:

@@ -4,8 +4,11 @@
                                  \       /
     on the tower:                 Concat  ->  operations of the unit
 
-What waits is the sending: a part that waited on the tower's side would already be there. Parts of other processes
-come by calls instead, which the tower makes in one order (`towers.gathering.exchange`):
+What waits is the sending: TensorFlow sends a value as soon as it exists, so a part that waited on the tower's side
+would already be there. In contrast to custom gradients around reads, nothing is computed twice, and uses are seen
+that no layer shows (penalties, shared layers). In a tower of several
+devices each one has units of its own, and joins them. Parts of other processes come by calls instead, which the
+tower makes in one order (`towers.gathering.exchange`):
 
     on the tower:    gather 0 -> gather 1 -> gather 2 -> scatter a     (gather 2 waits for unit 0)
                         |           |           |           |
@@ -19,7 +22,7 @@ import tensorflow as tf
 from tensorflow.core.framework import node_def_pb2
 
 from towers.gathering.exchange import Call, OwnPart, UnitExchange
-from towers.gathering.units import Use
+from towers.gathering.units import Use, waited_for
 from towers.gathering.uses import node_of
 from towers.traced_once import FlatGraph
 
@@ -44,23 +47,22 @@ class Parts(NamedTuple):
 def with_gathers(flat: FlatGraph, parameters: Sequence[Parts], units: Sequence[Sequence[Use]]) -> FlatGraph:
     """The graph with a gather for each unit of uses; its first inputs are the parts of all parameters."""
     rewiring = _Rewiring(flat, [parts.shapes for parts in parameters])
-    for index, unit in enumerate(units):
-        waits = rewiring.waits(index, units)
-        rewiring.give(
-            index,
-            unit,
-            {
-                parameter: _joined(
-                    rewiring, parameters[parameter], parameter, f"{PREFIX}_{index}/{parameter}", waits
-                )
-                for parameter in dict.fromkeys(use.parameter for use in unit)
-            },
-        )
+    for index, (unit, before) in enumerate(zip(units, waited_for(units), strict=True)):
+        waits, device = rewiring.waits(index, unit, before), unit[0].device
+        gathered = {
+            parameter: _joined(
+                rewiring, parameters[parameter], parameter, f"{PREFIX}_{index}/{parameter}", waits, device
+            )
+            for parameter in dict.fromkeys(use.parameter for use in unit)
+        }
+        rewiring.give(index, unit, gathered)
     return rewiring.finished(flat.outputs)
 
 
-def _joined(rewiring: "_Rewiring", parts: Parts, parameter: int, name: str, waits: Sequence[str]) -> str:
-    """Name of the node that has a parameter's value on the tower's device."""
+def _joined(
+    rewiring: "_Rewiring", parts: Parts, parameter: int, name: str, waits: Sequence[str], home: str
+) -> str:
+    """Name of the node that has a parameter's value on the device that uses it, `home`."""
     dtype = rewiring.dtype_of(parameter)
     sent = []
     for index, (device, source) in enumerate(zip(parts.devices, rewiring.parts[parameter], strict=True)):
@@ -69,10 +71,10 @@ def _joined(rewiring: "_Rewiring", parts: Parts, parameter: int, name: str, wait
         sent.append(node.name)
     if len(sent) == 1:
         return sent[0]
-    axis = rewiring.add("Const", f"{name}/axis", [])
+    axis = rewiring.add("Const", f"{name}/axis", [], device=home)
     axis.attr["dtype"].type = tf.int32.as_datatype_enum
     axis.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(parts.dimension, tf.int32))
-    node = rewiring.add("ConcatV2", name, [*sent, axis.name])
+    node = rewiring.add("ConcatV2", name, [*sent, axis.name], device=home)
     node.attr["N"].i = len(sent)
     node.attr["T"].type, node.attr["Tidx"].type = dtype, tf.int32.as_datatype_enum
     return name
@@ -109,22 +111,24 @@ def with_exchange(
       gradients: for each parameter the position of its gradient in the outputs; empty for a pass without any.
     """
     rewiring = _Rewiring(flat, [[part.shape for part in own.parts] for own in parameters])
-    functions, last, sums = [], [], {}
-    for number, (unit, used) in enumerate(calls):
+    functions, last, sums, before = [], [], {}, waited_for(units)
+    for number, (unit, used, device) in enumerate(calls):
         purpose = f"{'gradients' if unit is None else f'unit {unit}'}, call {number}"
         if unit is None:
-            function = _traced(exchange.scatter(used, purpose), [parameters[index].whole for index in used])
+            function = _traced(
+                exchange.scatter(used, purpose), [parameters[index].whole for index in used], device
+            )
             given = [flat.outputs[gradients[index]] for index in used]
             waits = last
         else:
             own = [part for index in used for part in parameters[index].parts]
             function = _traced(
-                exchange.gather(used, purpose), [tf.TensorSpec(each.shape, each.dtype) for each in own]
+                exchange.gather(used, purpose), [tf.TensorSpec(each.shape, each.dtype) for each in own], device
             )
             given = [name for index in used for name in rewiring.parts[index]]
-            waits = [*rewiring.waits(unit, units), *last]
+            waits = [*rewiring.waits(unit, units[unit], before[unit]), *last]
         name = f"scatter_{number}" if unit is None else f"{PREFIX}_{unit}/call"
-        found = rewiring.call(function, name, [*given, *waits])
+        found = rewiring.call(function, name, [*given, *waits], device)
         last = [f"^{name}"]
         functions.append(function)
         if unit is None:
@@ -137,8 +141,12 @@ def with_exchange(
     return Exchanged(rewiring.finished([name for name in outputs if name is not None]), functions)
 
 
-def _traced(function, specs: Sequence[tf.TensorSpec]):
-    return tf.function(function, autograph=False).get_concrete_function(*specs)
+def _traced(function, specs: Sequence[tf.TensorSpec], device: str = ""):
+    def placed(*given):
+        with tf.device(device or None):
+            return function(*given)
+
+    return tf.function(placed, autograph=False).get_concrete_function(*specs)
 
 
 class _Rewiring:
@@ -180,12 +188,12 @@ class _Rewiring:
             found.append(node.name)
         return found
 
-    def waits(self, index: int, units: Sequence[Sequence[Use]]) -> list[str]:
-        """The control inputs of the gather of a unit: all operations of the unit before the last."""
-        if index < 2:
+    def waits(self, index: int, unit: Sequence[Use], before: Sequence[Use]) -> list[str]:
+        """The control inputs of the gather of a unit: all operations of the unit that it waits for."""
+        if not before:
             return []
-        wait = self.add("NoOp", f"{PREFIX}_{index}/wait", sorted({f"^{use.node}" for use in units[index - 2]}))
-        return [f"^{wait.name}"]
+        controls = sorted({f"^{use.node}" for use in before})
+        return [f"^{self.add('NoOp', f'{PREFIX}_{index}/wait', controls, device=unit[0].device).name}"]
 
     def give(self, index: int, unit: Sequence[Use], gathered: Mapping[int, str]) -> None:
         """Gives a unit its parameters: `gathered` has names of tensors by the parameter's index."""
@@ -195,13 +203,13 @@ class _Rewiring:
             for position, conversion in enumerate(use.through):
                 key = (use.parameter, *use.through[: position + 1])
                 if key not in found:
-                    found[key] = self._converted(index, conversion, source)
+                    found[key] = self._converted(index, conversion, source, use.device)
                     self._unread.add(conversion)
                 source = found[key]
             self._nodes[use.node].input[use.position] = source
 
-    def call(self, function, name: str, inputs: Sequence[str]) -> list[str]:
-        """Adds a call of a concrete function, and returns the names of its results."""
+    def call(self, function, name: str, inputs: Sequence[str], device: str) -> list[str]:
+        """Adds a call of a concrete function on a device, and returns the names of its results."""
 
         def calls(*arguments):
             return function(*arguments)
@@ -211,15 +219,18 @@ class _Rewiring:
         (call,) = (node for node in graph_def.node if node.op in _CALL_OPS)
         node = self._graph_def.node.add()
         node.CopyFrom(call)
-        node.name = name
+        node.name, node.device = name, device or node.device
         del node.input[:]
         node.input.extend(inputs)
         self._graph_def.library.MergeFrom(graph_def.library)
         return [f"{name}:{index}" for index in range(len(function.outputs))]
 
-    def _converted(self, unit: int, conversion: str, source: str) -> str:
+    def _converted(self, unit: int, conversion: str, source: str, device: str) -> str:
+        if self._nodes[conversion].op == "Identity" and len(self._nodes[conversion].input) == 1:
+            return source
         node = self._graph_def.node.add()
         node.CopyFrom(self._nodes[conversion])
+        node.device = device or node.device
         node.name, node.input[0] = f"{PREFIX}_{unit}/{conversion}/of_{node_of(source).replace('/', '_')}", source
         return node.name
 
@@ -236,6 +247,8 @@ class _Rewiring:
         graph_def = tf.compat.v1.GraphDef(versions=self._graph_def.versions, library=self._graph_def.library)
         graph_def.node.extend(kept)
         for node in graph_def.node:
+            # Operations that a gradient should be beside, by name, which may be gone. All have their devices.
+            node.attr.pop("_class", None)
             left = [one for one in node.input if not (one.startswith("^") and one[1:] in self._unread)]
             if len(left) < len(node.input):
                 del node.input[:]

@@ -5,8 +5,11 @@ computes the one before, and frees them after the unit:
 
     compute   unit 0   unit 1   unit 2
     gather    unit 1   unit 2   unit 3        two units are alive at any time
+
+In a tower of several devices each device has units of its own.
 """
 
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -23,6 +26,7 @@ class Use(NamedTuple):
       node: name of the operation.
       position: which of its inputs.
       through: operations that only convert the parameter on the way to it (casts, transposes), in order.
+      device: the operation's device; '' for that of a tower of one device.
     """
 
     level: int
@@ -30,26 +34,49 @@ class Use(NamedTuple):
     node: str
     position: int
     through: tuple[str, ...] = ()
+    device: str = ""
 
 
 def units_of(uses: Sequence[Use], num_bytes: Sequence[int], *, small_bytes: int = 0) -> list[list[Use]]:
     """The uses in units, each with parameters of at most 1.25 times the bytes of the largest one or `small_bytes`.
 
-    Because uses of a unit have levels up to those of the next unit, nothing in a unit depends on a later one. So a
-    gather that waits for an earlier unit never waits for itself.
+    All uses of a unit are on one device, and the largest parameter is the largest of that device. Uses of a unit
+    have levels up to those of the device's next unit, so nothing in a unit depends on a later one. A gather that
+    waits for an earlier unit of its device never waits for itself: on such a way levels would only rise, or stay
+    within the units of one device, in their order.
 
     Args:
       uses: in any order.
       num_bytes: of each parameter.
       small_bytes: up to this size a gather costs as much as a smaller one.
     """
-    limit = max(small_bytes, _SMALL_BESIDE_LARGE * max(num_bytes, default=0))
+    found: list[list[Use]] = []
+    by_device = sorted(uses, key=lambda use: (use.device, use))
+    for _, own in itertools.groupby(by_device, key=lambda use: use.device):
+        found += _units_of_device(list(own), num_bytes, small_bytes)
+    return found
+
+
+def _units_of_device(uses: Sequence[Use], num_bytes: Sequence[int], small_bytes: int) -> list[list[Use]]:
+    """The units of uses on one device, which are in order."""
+    limit = max(small_bytes, _SMALL_BESIDE_LARGE * max(num_bytes[use.parameter] for use in uses))
     units: list[list[Use]] = []
-    for use in sorted(uses):
+    for use in uses:
         if not units or bytes_of([*units[-1], use], num_bytes) > limit:
             units.append([])
         units[-1].append(use)
     return units
+
+
+def waited_for(units: Sequence[Sequence[Use]]) -> list[Sequence[Use]]:
+    """For each unit the one after which it may be gathered: its device's unit before the last; empty for none."""
+    found: list[Sequence[Use]] = []
+    of_devices: dict[str, list[Sequence[Use]]] = {}
+    for unit in units:
+        own = of_devices.setdefault(unit[0].device, [])
+        found.append(own[-2] if len(own) >= 2 else ())
+        own.append(unit)
+    return found
 
 
 def bytes_of(unit: Sequence[Use], num_bytes: Sequence[int]) -> int:

@@ -24,6 +24,7 @@ def uses_of(
     batch: Collection[str],
     outputs: Collection[str],
     gradients: Collection[str],
+    devices: Sequence[str] = (),
 ) -> tuple[list[Use], Mapping[str, int]]:
     """All uses of the parameters, and the level of each operation by name (`Use.level`).
 
@@ -36,6 +37,8 @@ def uses_of(
       batch: names of the nodes of the batch.
       outputs: names of the nodes of all results.
       gradients: names of the nodes of those results that are gradients.
+      devices: of a tower of several devices; the first one has the operations without a device. Empty for a tower
+        of one device.
 
     Raises:
       UserError: the graph has a loop of TensorFlow 1.
@@ -47,7 +50,19 @@ def uses_of(
     floors = _floors(flow, found, levels, forward)
     if floors:
         levels = flow.levels(floors)
-    return [use._replace(level=levels[use.node]) for use in found], levels
+    placed = [
+        use._replace(level=levels[use.node], device=device_of(flow.nodes[use.node], devices)) for use in found
+    ]
+    return placed, levels
+
+
+def device_of(node, devices: Sequence[str]) -> str:
+    """That of the devices of a tower which has a node; '' if there are none."""
+    # The optimizer may write a device's name in full.
+    if not devices:
+        return ""
+    named = [device for device in devices if node.device.endswith(device)]
+    return named[0] if named else devices[0]
 
 
 def _uses(flow: "_Dataflow", parameter: int, name: str, outputs: Collection[str]) -> Iterator[Use]:

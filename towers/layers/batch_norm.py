@@ -1,8 +1,8 @@
 """Batch normalisation inside a tower: Keras's layer on TensorFlow's fused kernel.
 
 `keras.layers.BatchNormalization` consists of small operations, which on a CPU cost a ResNet a quarter of its
-speed. While a tower is traced, a call on `FusedBatchNormV3` replaces the layer's own. The model, the names of its
-weights and its exported file do not change.
+speed. While a tower is traced, a call on `FusedBatchNormV3` or on compiled loops replaces the layer's own. The
+model, the names of its weights and its exported file do not change.
 
 With a `TowerExchange` the statistics are those of the whole batch instead of the tower's part.
 """
@@ -15,6 +15,9 @@ import tensorflow as tf
 
 from towers.errors import UserError
 from towers.exchange import TowerExchange
+from towers.layers.batch_norm_kernels import FusedKernel, Moments, PlainOperations, takes_fused
+from towers.layers.compiled_batch_norm import CompiledKernel, takes_compiled
+from towers.layers.synced_batch_norm import synced_batch_norm
 
 # cuDNN refuses a smaller epsilon; below it the layer keeps its own arithmetic.
 _SMALLEST_FUSED_EPSILON = 1.001e-5
@@ -25,9 +28,14 @@ def batch_norm_layers(model: keras.Model) -> list[keras.layers.BatchNormalizatio
     return [layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.BatchNormalization)]
 
 
-def num_fused(model: keras.Model) -> int:
-    """Number of the model's batch norms that run on the fused kernel inside a tower without an exchange."""
-    return sum(_has_stock_call(layer) and _gets_fused(layer) for layer in batch_norm_layers(model))
+def num_fused(model: keras.Model, *, compiled: bool = False) -> int:
+    """Number of the model's batch norms that run on the fused kernel inside a tower without an exchange.
+
+    Args:
+      compiled: count those on the compiled kernel, where it is enabled.
+    """
+    gets = _gets_compiled if compiled else _gets_fused
+    return sum(_has_stock_call(layer) and gets(layer) for layer in batch_norm_layers(model))
 
 
 def check_synchronized(model: keras.Model, *, batch_stats: str, num_towers: int) -> None:
@@ -48,7 +56,11 @@ def check_synchronized(model: keras.Model, *, batch_stats: str, num_towers: int)
 
 
 def fused_calls(
-    model: keras.Model, exchange: TowerExchange | None, weight: tf.Tensor | None = None
+    model: keras.Model,
+    exchange: TowerExchange | None,
+    weight: tf.Tensor | None = None,
+    *,
+    compiled: bool = False,
 ) -> list[tuple[keras.layers.Layer, str, Callable]]:
     """(layer, attribute, function) for each of the model's batch norms that gets another call.
 
@@ -56,6 +68,7 @@ def fused_calls(
       model: any model.
       exchange: sums statistics over the towers; None for statistics of the tower's own examples.
       weight: float32 scalar; 0 excludes this tower's examples from exchanged statistics.
+      compiled: use the compiled kernel, and Keras's operations where it doesn't pay, in place of the fused one.
 
     Raises:
       UserError: statistics are exchanged, and a layer's own arithmetic (renorm, a subclass) does not allow it.
@@ -63,7 +76,7 @@ def fused_calls(
     calls = []
     for layer in batch_norm_layers(model):
         if _has_stock_call(layer):
-            calls.append((layer, "call", functools.partial(_call, layer, exchange, weight)))
+            calls.append((layer, "call", functools.partial(_call, layer, exchange, weight, compiled)))
         elif exchange is not None:
             raise UserError(
                 f"batch_stats='synced': layer {layer.name!r} has batch-norm arithmetic of its own (a subclass, "
@@ -78,113 +91,60 @@ def _has_stock_call(layer) -> bool:
 
 
 def _gets_fused(layer) -> bool:
-    """Whether the inputs that the layer was built with suit the fused kernel, as `_call` decides at each call."""
+    """Whether the inputs that the layer was built with suit the fused kernel; `_kernel` decides at each call."""
     # A layer that the model does not call is not built.
     if not layer.built or layer.compute_dtype == "float64":
         return False
     rank = layer.input_spec.ndim
     if layer.axis % rank != rank - 1:
         return False
-    inputs = [tensor for node in layer._inbound_nodes for tensor in node.input_tensors]
-    return not any(getattr(tensor, "_keras_mask", None) is not None for tensor in inputs)
+    return not any(getattr(tensor, "_keras_mask", None) is not None for tensor in _inputs(layer))
 
 
-def _call(layer, exchange, weight, inputs, training=None, mask=None):
+def _gets_compiled(layer) -> bool:
+    shapes = [tensor.shape for tensor in _inputs(layer)]
+    return _gets_fused(layer) and all(
+        takes_compiled(shape, layer.compute_dtype, layer.axis % len(shape)) for shape in shapes
+    )
+
+
+def _inputs(layer) -> list:
+    return [tensor for node in layer._inbound_nodes for tensor in node.input_tensors]
+
+
+def _kernel(layer, inputs, axis, compiled) -> FusedKernel | PlainOperations:
+    """The fastest kernel for inputs with channels at dimension `axis`."""
+    if compiled and takes_compiled(inputs.shape, inputs.dtype, axis):
+        return CompiledKernel(layer.epsilon)
+    if not compiled and takes_fused(inputs, axis):
+        return FusedKernel(layer.epsilon)
+    return PlainOperations(layer.epsilon, axis, inputs.shape.rank)
+
+
+def _call(layer, exchange, weight, compiled, inputs, training=None, mask=None):
     axis = layer.axis % inputs.shape.rank
-    if mask is not None or axis != inputs.shape.rank - 1 or inputs.dtype == tf.float64:
-        if exchange is not None and training and layer.trainable and mask is not None:
-            raise UserError(
-                f"batch_stats='synced': layer {layer.name!r} gets a mask, and towers cannot exchange masked "
-                "statistics; use batch_stats='average'"
-            )
-        if exchange is None or not (training and layer.trainable):
-            return type(layer).call(layer, inputs, training=training, mask=mask)
-    moving_mean, moving_variance = layer.moving_mean.value, layer.moving_variance.value
-    ones = tf.ones_like(moving_mean)
+    trains = training and layer.trainable
+    if mask is not None and exchange is not None and trains:
+        raise UserError(
+            f"batch_stats='synced': layer {layer.name!r} gets a mask, and towers cannot exchange masked "
+            "statistics; use batch_stats='average'"
+        )
+    kernel = _kernel(layer, inputs, axis, compiled)
+    if (mask is not None or isinstance(kernel, PlainOperations)) and (exchange is None or not trains):
+        return type(layer).call(layer, inputs, training=training, mask=mask)
+    moving = Moments(layer.moving_mean.value, layer.moving_variance.value)
+    ones = tf.ones_like(moving.mean)
     gamma = layer.gamma.value if layer.scale else ones
     beta = layer.beta.value if layer.center else tf.zeros_like(ones)
-    if not (training and layer.trainable):
-        return _fused_inference(inputs, gamma, beta, moving_mean, moving_variance, layer.epsilon)
+    if not trains:
+        return kernel.normalized(inputs, moving, gamma, beta)
     if exchange is None:
-        outputs, mean, variance = _fused_training(inputs, gamma, beta, layer.epsilon)
+        outputs, found = kernel.trained(inputs, gamma, beta)
     else:
-        outputs, mean, variance = _exchanged(inputs, gamma, beta, axis, layer.epsilon, exchange, weight)
+        outputs, found = synced_batch_norm(
+            inputs, gamma, beta, axis=axis, kernel=kernel, exchange=exchange, weight=weight
+        )
     momentum = layer.momentum
-    layer.moving_mean.assign(moving_mean * momentum + mean * (1.0 - momentum))
-    layer.moving_variance.assign(moving_variance * momentum + variance * (1.0 - momentum))
+    layer.moving_mean.assign(moving.mean * momentum + found.mean * (1.0 - momentum))
+    layer.moving_variance.assign(moving.variance * momentum + found.variance * (1.0 - momentum))
     return outputs
-
-
-def _as_image(inputs: tf.Tensor) -> tf.Tensor:
-    """[N, ..., C] as [N, H, W, C], the only shape that the fused kernel takes."""
-    if inputs.shape.rank == 4:
-        return inputs
-    return tf.reshape(inputs, [tf.shape(inputs)[0], -1, 1, inputs.shape[-1]])
-
-
-def _fused_training(inputs, gamma, beta, epsilon):
-    """The outputs in the inputs' dtype, and the inputs' mean and biased variance, float32 [C]."""
-    image = _as_image(inputs)
-    outputs, mean, unbiased, *_ = tf.raw_ops.FusedBatchNormV3(
-        x=image, scale=gamma, offset=beta, mean=[], variance=[], epsilon=epsilon, is_training=True
-    )
-    # The kernel returns variance * n / (n - 1); Keras's moving variance averages the biased one.
-    count = tf.cast(tf.size(image) // image.shape[-1], tf.float32)
-    variance = unbiased * (tf.maximum(count - 1.0, 1.0) / count)
-    return tf.reshape(outputs, tf.shape(inputs)), tf.stop_gradient(mean), tf.stop_gradient(variance)
-
-
-def _fused_inference(inputs, gamma, beta, mean, variance, epsilon):
-    outputs, *_ = tf.raw_ops.FusedBatchNormV3(
-        x=_as_image(inputs),
-        scale=gamma,
-        offset=beta,
-        mean=mean,
-        variance=variance,
-        epsilon=epsilon,
-        is_training=False,
-    )
-    return tf.reshape(outputs, tf.shape(inputs))
-
-
-def _exchanged(inputs, gamma, beta, axis, epsilon, exchange, weight):
-    """The results of `_fused_training` with the moments of all towers' examples; channels at dimension `axis`.
-
-    Two passes (first the mean, then squared distances from it) lose no digits where the mean is large. The
-    gradient is that of batch norm over the whole batch (Ioffe and Szegedy 2015, section 3); its two sums are
-    exchanged like the moments. A tower of weight 0 adds nothing to any sum.
-    """
-    axes = [dim for dim in range(inputs.shape.rank) if dim != axis]
-    shape = [1 if dim != axis else inputs.shape[axis] for dim in range(inputs.shape.rank)]
-    weight = tf.constant(1.0) if weight is None else tf.sign(weight)
-    compute = tf.float64 if inputs.dtype == tf.float64 else tf.float32
-    weight = tf.cast(weight, compute)
-
-    @tf.custom_gradient
-    def normalize(inputs, gamma, beta):
-        values = tf.cast(inputs, compute)
-        own_count = weight * tf.cast(tf.size(inputs) // inputs.shape[axis], compute)
-        first = exchange.sum(tf.concat([[own_count], weight * tf.reduce_sum(values, axes)], 0))
-        # In a microbatch all towers may be idle.
-        count = tf.maximum(first[0], 1)
-        mean = first[1:] / count
-        centred = values - tf.reshape(mean, shape)
-        variance = exchange.sum(weight * tf.reduce_sum(tf.square(centred), axes)) / count
-        inverse = tf.math.rsqrt(variance + epsilon)
-        normalized = centred * tf.reshape(inverse, shape)
-        outputs = normalized * tf.reshape(gamma, shape) + tf.reshape(beta, shape)
-
-        def gradient(upstream, *_):
-            upstream = tf.cast(upstream, compute)
-            beta_gradient = tf.reduce_sum(upstream, axes)
-            gamma_gradient = tf.reduce_sum(upstream * normalized, axes)
-            # Examples that are not in the moments get no gradient through them.
-            sums = weight * exchange.sum(tf.stack([beta_gradient, gamma_gradient])) / count
-            inner = upstream - tf.reshape(sums[0], shape) - normalized * tf.reshape(sums[1], shape)
-            inputs_gradient = inner * tf.reshape(gamma * inverse, shape)
-            return tf.cast(inputs_gradient, inputs.dtype), gamma_gradient, beta_gradient
-
-        return (tf.cast(outputs, inputs.dtype), mean, variance), gradient
-
-    outputs, mean, variance = normalize(inputs, gamma, beta)
-    return outputs, tf.stop_gradient(mean), tf.stop_gradient(variance)

@@ -21,12 +21,16 @@ class LayerKernels:
 
     Attributes:
       fused_batch_norm: BatchNormalization runs on TensorFlow's fused kernel.
-      tuned_for_cpu: GELU and SiLU are compiled; gradients of convolution kernels over small images get a layout
-        that fills the CPU's matrix unit.
+      compiled_batch_norm: BatchNormalization runs on compiled loops, for CPUs on which the fused kernel is slow.
+      compiled_activations: GELU and SiLU are compiled.
+      images_side_by_side: gradients of convolution kernels over small images get a layout that fills the CPU's
+        matrix unit.
     """
 
     fused_batch_norm: bool = True
-    tuned_for_cpu: bool = False
+    compiled_batch_norm: bool = False
+    compiled_activations: bool = False
+    images_side_by_side: bool = False
 
     @contextlib.contextmanager
     def in_place(self, model: keras.Model, exchange: TowerExchange | None = None, weight: tf.Tensor | None = None):
@@ -37,10 +41,11 @@ class LayerKernels:
           exchange, weight: as for `batch_norm.fused_calls`.
         """
         replacements = []
-        if self.fused_batch_norm or exchange is not None:
-            replacements += batch_norm.fused_calls(model, exchange, weight)
-        if self.tuned_for_cpu:
+        if self.fused_batch_norm or self.compiled_batch_norm or exchange is not None:
+            replacements += batch_norm.fused_calls(model, exchange, weight, compiled=self.compiled_batch_norm)
+        if self.compiled_activations:
             replacements += compiled_activations.activations_to_compile(model)
+        if self.images_side_by_side:
             replacements += narrow_maps.narrow_convolutions(model)
         with shadowed(replacements):
             yield
@@ -55,10 +60,13 @@ class LayerKernels:
         lines = []
         if exchanges and (count := len(batch_norm.batch_norm_layers(model))):
             lines.append(f"{_layers(count, 'BatchNormalization')} with the statistics of the whole batch")
+        elif self.compiled_batch_norm and (count := batch_norm.num_fused(model, compiled=True)):
+            layers = _layers(count, "BatchNormalization")
+            lines.append(f"{layers} compiled for the CPU (tuned_for_cpu=False disables this)")
         elif self.fused_batch_norm and (count := batch_norm.num_fused(model)):
             layers = _layers(count, "BatchNormalization")
             lines.append(f"{layers} on TensorFlow's fused kernel (fused_batch_norm=False disables this)")
-        if self.tuned_for_cpu and (count := len(compiled_activations.activations_to_compile(model))):
+        if self.compiled_activations and (count := len(compiled_activations.activations_to_compile(model))):
             layers = _layers(count, "GELU and SiLU")
             lines.append(f"{layers} compiled for the CPU (tuned_for_cpu=False disables this)")
         return lines

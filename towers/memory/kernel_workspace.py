@@ -21,7 +21,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from towers.cpu_kernels import runs_onednn
+from towers.hardware.cpu_kernels import runs_onednn
 
 # What TensorFlow takes for the sizes of the L3 cache and of the L2 cache.
 _L3_BYTES, _L2_BYTES = 30 << 20, 256 << 10

@@ -8,7 +8,8 @@
 
 A tensor lives from the operation that writes it until the last one that reads it has run. Operations run in the
 order of `towers.memory.executor_order`. A thread takes longer for an operation of more bytes, so that independent
-operations, such as those of two towers, run side by side.
+operations, such as those of two towers, run side by side. The peak depends on which operations meet, so it is the
+largest over several such orders.
 """
 
 import collections
@@ -84,15 +85,25 @@ class Peak:
     kinds: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
 
-def peaks(operations: Sequence[Operation], num_threads: int = 1) -> dict[str, Peak]:
-    """The peak of each memory.
+def peaks(operations: Sequence[Operation], num_threads: int = 1, num_orders: int = 1) -> dict[str, Peak]:
+    """The largest peak of each memory over several orders of the operations.
 
     Args:
       operations: of the graph.
       num_threads: number of operations that may run at once.
+      num_orders: number of orders: that of the costs as given, and disturbed ones. One thread has one.
     """
+    found: dict[str, Peak] = {}
+    for seed in range(num_orders if num_threads > 1 else 1):
+        for memory, peak in _peaks_in_order(operations, num_threads, seed).items():
+            if memory not in found or peak.total_bytes > found[memory].total_bytes:
+                found[memory] = peak
+    return found
+
+
+def _peaks_in_order(operations: Sequence[Operation], num_threads: int, seed: int) -> dict[str, Peak]:
     alive = _Alive(operations)
-    for index, is_end in schedule(operations, num_threads):
+    for index, is_end in schedule(operations, num_threads, seed=seed):
         if is_end:
             alive.end(index)
         else:

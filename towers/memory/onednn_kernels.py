@@ -13,7 +13,7 @@ import math
 
 import tensorflow as tf
 
-from towers.cpu_kernels import runs_onednn
+from towers.hardware.cpu_kernels import runs_onednn
 
 _NORM_WITH_RELU, _RESERVED = "_FusedBatchNormEx", 5
 _BITS = 8

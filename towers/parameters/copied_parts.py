@@ -7,13 +7,13 @@ import keras
 import tensorflow as tf
 
 from towers.owners import Owners
+from towers.packed_copies import UNPACKED, PackedCopies
 from towers.parameters.copied_variable import CopiedVariable
 from towers.parameters.placement import (
     apply_rule,
     constraints_of,
     finish_rule,
     make_slots,
-    run_if,
     set_state,
     variables_like,
 )
@@ -72,13 +72,10 @@ class CopiedPart:
         own = [slots[name] for slots in self.slots.values()]
         return own[0] if len(own) == 1 else CopiedVariable(own)
 
-    def send(self) -> None:
-        """Sends the owner's value to the copies that nothing has updated."""
-        value = self.copies[self.device].read_value()
-        for device, copy in self.copies.items():
-            if device not in self.slots:
-                with tf.device(device):
-                    copy.assign(value)
+    @property
+    def others(self) -> list[str]:
+        """The devices whose copies nothing updates: they get the owner's value."""
+        return [device for device in self.copies if device not in self.slots]
 
 
 class PlacementOfCopies:
@@ -91,15 +88,22 @@ class PlacementOfCopies:
     """
 
     def __init__(
-        self, variables: ModelVariables, rule: UpdateRule, parts: Sequence[CopiedPart], owners: Owners, device: str
+        self,
+        variables: ModelVariables,
+        rule: UpdateRule,
+        parts: Sequence[CopiedPart],
+        owners: Owners,
+        device: str,
+        copies: PackedCopies = UNPACKED,
     ):
         """Args:
         variables: give the first values of the state.
         rule: says which slots there are.
         parts, owners: become the attributes.
         device: has the state, which is small.
+        copies: sends mean gradients and new values from the owners.
         """
-        self.parts, self.owners = parts, owners
+        self.parts, self.owners, self._copies = parts, owners, copies
         self._constraints = constraints_of(variables)
         self.parameters = self._named([CopiedVariable(part.copies.values()) for part in parts])
         self.slots = {slot: self._named([part.slot(slot) for part in parts]) for slot in rule.slot_names}
@@ -111,24 +115,39 @@ class PlacementOfCopies:
 
     def update(self, is_allowed, means, new_state, *, rule, rate, update):
         def update_all():
-            for part, mean in zip(self.parts, means, strict=True):
-                for device in part.slots:
+            homes, updating = zip(*((part.device, part.slots) for part in self.parts), strict=True)
+            sent = self._copies.sent(means, homes, updating)
+            for part, of_device in zip(self.parts, sent, strict=True):
+                for device, mean in of_device.items():
                     with tf.device(device):
-                        apply_rule(rule, *self._described(part, device), [mean], rate, update)
-                part.send()
-            set_state(self.state, new_state)
+                        apply_rule(rule, *self._described(part, device), [mean], rate, update, is_allowed)
+            self._set_others()
+            set_state(self.state, new_state, is_allowed)
 
-        run_if(is_allowed, update_all)
+        is_allowed.run(update_all)
 
     def finish(self, is_last, *, rule, updates):
         def finish_all():
             for part in self.parts:
                 for device in part.slots:
                     with tf.device(device):
-                        finish_rule(rule, *self._described(part, device), updates)
-                part.send()
+                        finish_rule(rule, *self._described(part, device), updates, is_last)
+            self._set_others()
 
-        run_if(is_last, finish_all)
+        is_last.run(finish_all)
+
+    def _set_others(self) -> None:
+        """Sends the owners' values to the copies that nothing has updated."""
+        parts = [part for part in self.parts if part.others]
+        values = []
+        for part in parts:
+            with tf.device(part.device):
+                values.append(part.copies[part.device].read_value())
+        sent = self._copies.sent(values, [part.device for part in parts], [part.others for part in parts])
+        for part, of_device in zip(parts, sent, strict=True):
+            for device, value in of_device.items():
+                with tf.device(device):
+                    part.copies[device].assign(value)
 
     def _described(self, part: CopiedPart, device: str):
         """A part's copy, its slots and its constraints by its parameter's name."""

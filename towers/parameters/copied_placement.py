@@ -17,6 +17,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from towers.owners import Copies, LateOwners, Slices
+from towers.packed_copies import UNPACKED, PackedCopies, PackedOwners
 from towers.parameters.copied_parts import CopiedPart, PlacementOfCopies
 from towers.parameters.optimizer_bytes import told
 from towers.parameters.placement import canonical_names, constraints_of
@@ -40,6 +41,7 @@ class CopiedPlacement(PlacementOfCopies):
         owners: Sequence[str] | None = None,
         slots_everywhere: bool = False,
         meet_late: bool = False,
+        copies: PackedCopies = UNPACKED,
     ):
         """Args:
         variables: give the first values.
@@ -49,6 +51,7 @@ class CopiedPlacement(PlacementOfCopies):
         slots_everywhere: whether every device has all slots and makes every update; otherwise the owners do.
         meet_late: whether gradients are sent to their owners once a step, and not after each microbatch. Each
           tower then keeps the sums of all its gradients.
+        copies: sends gradients to their owners, and what they have made of them from there.
         """
         constraints = constraints_of(variables)
         self._towers = towers
@@ -61,10 +64,10 @@ class CopiedPlacement(PlacementOfCopies):
             holders = list(dict.fromkeys([owner, *devices]))
             updating = holders if slots_everywhere else [owner]
             parts.append(CopiedPart.of(shard, templates[shard.name], rule, holders, updating))
-        meeting = owners_of(parts, list(templates))
-        super().__init__(
-            variables, rule, parts, LateOwners(meeting, towers) if meet_late else meeting, device=devices[0]
-        )
+        homes = [part.device for part in parts]
+        meeting = PackedOwners(owners_of(parts, list(templates)), copies, towers, homes, home=devices[0])
+        late = LateOwners(meeting, towers) if meet_late else meeting
+        super().__init__(variables, rule, parts, late, device=devices[0], copies=copies)
 
     def read(self):
         of_towers = []

@@ -6,7 +6,7 @@ first values.
 
 import collections
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import keras
@@ -15,8 +15,10 @@ import tensorflow as tf
 from towers import gradients
 from towers.layers.table_rows import TableRows
 from towers.owners import CURRENT_DEVICE, Copies, Owners, Slices
+from towers.parameters.permission import Permission
 from towers.tower import ModelVariables
 from towers.updates.rules import UpdateRule
+from towers.updates.sparse_updates import only_rows
 
 
 def canonical_names(variables: Sequence[keras.Variable]) -> list[str]:
@@ -48,7 +50,7 @@ class Placement(Protocol):
 
     def update(
         self,
-        is_allowed: tf.Tensor,
+        is_allowed: Permission,
         means: Sequence[gradients.Gradient],
         new_state: Sequence[tf.Tensor],
         *,
@@ -59,7 +61,7 @@ class Placement(Protocol):
         """Applies the rule to every parameter and sets the state, or changes nothing.
 
         Args:
-          is_allowed: bool scalar, whether to do it.
+          is_allowed: whether to do it.
           means: mean gradients, one for each part that an owner has: for each parameter, or each slice.
           new_state: one tensor for each variable of the state.
           rule: computes the update.
@@ -67,11 +69,11 @@ class Placement(Protocol):
           update: int64 scalar, number of updates before this one.
         """
 
-    def finish(self, is_last: tf.Tensor, *, rule: UpdateRule, updates: tf.Tensor) -> None:
+    def finish(self, is_last: Permission, *, rule: UpdateRule, updates: tf.Tensor) -> None:
         """Finishes the rule's work on every parameter if `is_last`. Called after each step of such a rule.
 
         Args:
-          is_last: bool scalar, whether it was the run's last step.
+          is_last: given only if it was the run's last step.
           rule: has a `num_steps`.
           updates: int64 scalar, number of updates of the run.
         """
@@ -124,17 +126,18 @@ class CentralPlacement:
     def update(self, is_allowed, means, new_state, *, rule, rate, update):
         def update_all():
             with tf.device(self.device):
-                apply_rule(rule, self.parameters, self.slots, self.constraints, means, rate, update)
-            set_state(self.state, new_state)
+                described = self.parameters, self.slots, self.constraints
+                apply_rule(rule, *described, means, rate, update, is_allowed)
+            set_state(self.state, new_state, is_allowed)
 
-        run_if(is_allowed, update_all)
+        is_allowed.run(update_all)
 
     def finish(self, is_last, *, rule, updates):
         def finish_all():
             with tf.device(self.device):
-                finish_rule(rule, self.parameters, self.slots, self.constraints, updates)
+                finish_rule(rule, self.parameters, self.slots, self.constraints, updates, is_last)
 
-        run_if(is_last, finish_all)
+        is_last.run(finish_all)
 
 
 def variables_like(templates: Sequence[keras.Variable]) -> dict[str, tf.Variable]:
@@ -166,34 +169,46 @@ def constraints_of(variables: ModelVariables) -> dict[str, object]:
     return {name: constraint for name, constraint in found.items() if constraint is not None}
 
 
-def run_if(condition: tf.Tensor, act: Callable[[], None]) -> None:
-    """Runs `act`, in a graph too, if the bool scalar is true."""
-
-    def run():
-        act()
-        return tf.constant(True)
-
-    tf.cond(condition, run, lambda: tf.constant(False))
-
-
-def set_state(state: Mapping[str, tf.Variable], values: Sequence[tf.Tensor]) -> None:
+def set_state(state: Mapping[str, tf.Variable], values: Sequence[tf.Tensor], is_allowed: Permission) -> None:
     """Assigns a value to each variable of the state."""
     for variable, value in zip(state.values(), values, strict=True):
-        variable.assign(value)
+        is_allowed.assign(variable, value)
 
 
-def apply_rule(rule, parameters, slots, constraints, means, rate, update) -> None:
+def apply_rule(rule, parameters, slots, constraints, means, rate, update, is_allowed: Permission) -> None:
     """One update of all parameters. As in Keras, a constraint is applied after its parameter's update."""
+    done: list = []
     for (name, variable), mean in zip(parameters.items(), means, strict=True):
-        rule.apply(name, variable, _slots_of(name, slots), mean, rate, update)
-        _constrain(name, variable, constraints)
+        own = _slots_of(name, slots)
+
+        def act(name=name, variable=variable, own=own, mean=mean):
+            rule.apply(name, variable, own, mean, rate, update)
+            _constrain(name, variable, constraints)
+
+        # One after another, so that the old values of one parameter at a time take memory.
+        with tf.control_dependencies(done):
+            if _names_its_rows(rule, name, mean, constraints):
+                done = is_allowed.change_rows(variable, mean.indices, act)
+            else:
+                done = is_allowed.change([variable, *own.values()], act)
 
 
-def finish_rule(rule, parameters, slots, constraints, updates) -> None:
+def _names_its_rows(rule, name: str, mean: gradients.Gradient, constraints) -> bool:
+    """Whether an update changes only rows that the gradient names; a user's own rule may not say."""
+    is_known = getattr(rule, "elementwise", False) and hasattr(rule, "weight_decay")
+    return isinstance(mean, tf.IndexedSlices) and is_known and only_rows(rule) and name not in constraints
+
+
+def finish_rule(rule, parameters, slots, constraints, updates, is_last: Permission) -> None:
     """The rule's `finish` for all parameters, and their constraints."""
     for name, variable in parameters.items():
-        rule.finish(name, variable, _slots_of(name, slots), updates)
-        _constrain(name, variable, constraints)
+        own = _slots_of(name, slots)
+
+        def act(name=name, variable=variable, own=own):
+            rule.finish(name, variable, own, updates)
+            _constrain(name, variable, constraints)
+
+        is_last.change([variable, *own.values()], act)
 
 
 def _slots_of(name, slots):

@@ -8,7 +8,9 @@ from typing import Protocol
 import keras
 import tensorflow as tf
 
-from towers.owners import ManyOwners, Slices
+from towers.devices import HOST
+from towers.owners import ManyOwners, Owners, Slices
+from towers.packed_copies import PackedCopies, PackedOwners
 from towers.parameters.optimizer_bytes import told
 from towers.parameters.placement import (
     apply_rule,
@@ -16,7 +18,6 @@ from towers.parameters.placement import (
     constraints_of,
     finish_rule,
     make_slots,
-    run_if,
     set_state,
     variables_like,
 )
@@ -63,6 +64,7 @@ class ShardedPlacement:
         rule: UpdateRule,
         devices: Sequence[str],
         shards: Sequence[Shard] | None = None,
+        copies: PackedCopies | None = None,
     ):
         """Variables on `devices` with the template's present values, and slots of zeros beside them.
 
@@ -71,6 +73,7 @@ class ShardedPlacement:
           rule: names the slots.
           devices: the owners.
           shards: of all parameters, in order; None for shards of equal size.
+          copies: sends gradients of a tower on each of `devices`; None if TensorFlow sends each alone.
         """
         self._constraints = constraints_of(variables)
         templates = dict(zip(canonical_names(variables.parameters), variables.parameters, strict=True))
@@ -78,7 +81,10 @@ class ShardedPlacement:
             shards = shards_for(templates, rule, self._constraints, len(devices))
         self._devices = devices
         self.parts = [_owned(shard, templates[shard.name], rule, devices[shard.owner]) for shard in shards]
-        self.owners = owners_of(self.parts, list(templates))
+        self.owners: Owners = owners_of(self.parts, list(templates))
+        if copies is not None:
+            homes = [part.device for part in self.parts]
+            self.owners = PackedOwners(self.owners, copies, devices, homes, home=devices[0])
         self.parameters = by_name(self.parts, [part.variable for part in self.parts], SlicedVariable)
         self.slots = {
             slot: by_name(self.parts, [part.slots[slot] for part in self.parts], SlicedVariable)
@@ -99,18 +105,18 @@ class ShardedPlacement:
         def update_all():
             for part, mean in zip(self.parts, means, strict=True):
                 with tf.device(part.device):
-                    apply_rule(rule, *self._described(part), [mean], rate, update)
-            set_state(self.state, new_state)
+                    apply_rule(rule, *self._described(part), [mean], rate, update, is_allowed)
+            set_state(self.state, new_state, is_allowed)
 
-        run_if(is_allowed, update_all)
+        is_allowed.run(update_all)
 
     def finish(self, is_last, *, rule, updates):
         def finish_all():
             for part in self.parts:
                 with tf.device(part.device):
-                    finish_rule(rule, *self._described(part), updates)
+                    finish_rule(rule, *self._described(part), updates, is_last)
 
-        run_if(is_last, finish_all)
+        is_last.run(finish_all)
 
     def _described(self, part: OwnedPart):
         """A part, its slots and its constraints by its parameter's name."""
@@ -154,9 +160,12 @@ def shards_for(
 def part_of(shard: Shard, template: keras.Variable) -> tf.Variable:
     """A variable on the current device with the template's values of a shard."""
     name = shard.name.replace("#", "_")
-    value = tf.convert_to_tensor(template.value)
+    # The current device gets the slice alone.
+    with tf.device(HOST):
+        value = tf.convert_to_tensor(template.value)
+        if shard.dimension is not None:
+            value = value[(slice(None),) * shard.dimension + (slice(shard.begin, shard.end),)]
     if shard.dimension is not None:
-        value = value[(slice(None),) * shard.dimension + (slice(shard.begin, shard.end),)]
         name = f"{name}_{shard.begin}_{shard.end}"
     return tf.Variable(value, name=name, trainable=False)
 

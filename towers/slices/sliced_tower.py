@@ -6,12 +6,13 @@ Dense, rows         y += own part         y += own part       summed on the firs
 everything else     here
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import keras
 import tensorflow as tf
 
 from towers.exchange import TowerExchange
+from towers.input.unprepared import with_features
 from towers.layers.kernels import LayerKernels
 from towers.layers.shadowing import shadowed
 from towers.owners import Slices
@@ -30,7 +31,7 @@ from towers.tower import (
     total_loss,
     weighted_metrics,
 )
-from towers.traced_once import TracedOnce
+from towers.traced_once import TracedOnce, specs_of
 
 
 class _SlicedModel:
@@ -61,6 +62,7 @@ class SlicedTower:
         exchange: TowerExchange | None = None,
         kernels: LayerKernels,
         recompute: str = "none",
+        traced: Callable = TracedOnce,
     ):
         """Args:
         task: gives the loss and the metrics.
@@ -70,36 +72,32 @@ class SlicedTower:
         exchange: sums batch statistics over all towers; None for the statistics of the tower's own examples.
         kernels: which layers use other kernels than Keras's.
         recompute: activations that the backward pass computes again, one of `towers.recompute.segments.POLICIES`.
+        traced: makes the graph, as `TracedOnce` does.
         """
         self._task, self._layout, self._exchange = task, layout, exchange
         self._model = _SlicedModel(model, layout, devices, kernels)
         self._recomputation = Recomputation(model, recompute)
         change = self._recomputation.change if self._recomputation.segments else None
-        self._traced = TracedOnce(self._train, change=change)
+        self.traced = traced(self._train, change=change)
 
     def __call__(self, parameters, state, batch: Batch, seed, gain) -> TowerResult:
         """One pass.
 
         Args:
           parameters: for each parameter `Slices` as the layout cuts it, or a tensor. Gradients come out likewise.
+            If `traced` gathers, each slice or tensor may be `Slices` of its owners.
           state, batch, seed, gain: as for `TowerFunction`.
         """
-        result = self._traced(_in_lists(parameters), list(state), batch, seed, gain)
-        return result._replace(gradients=self._sliced(result.gradients, parameters))
+        held = _held(parameters, self._layout)
+        result = self.traced(held, list(state), batch, seed, gain)
+        for gradient, given in zip(result.gradients, held, strict=True):
+            if not isinstance(gradient, tf.IndexedSlices):
+                gradient.set_shape(specs_of(given).shape)
+        return result._replace(gradients=_sliced(result.gradients, self._layout))
 
-    def _sliced(self, found, parameters):
-        """The gradients in the form of their parameters, with their shapes."""
-        result = []
-        for gradient, value in zip(found, parameters, strict=True):
-            is_sliced = isinstance(value, Slices)
-            parts = list(gradient) if is_sliced else [gradient]
-            for part, given in zip(parts, value.parts if is_sliced else [value], strict=True):
-                if not isinstance(part, tf.IndexedSlices):
-                    part.set_shape(given.shape)
-            result.append(Slices(parts, value.dimension) if is_sliced else gradient)
-        return result
-
-    def _train(self, parameters, state, batch, seed, gain):
+    def _train(self, held, state, batch, seed, gain):
+        batch = with_features(self._task, batch)
+        parameters = [value.parts if isinstance(value, Slices) else value for value in _sliced(held, self._layout)]
         active = tf.sign(gain)
         traced = self._recomputation.traced_pass()
         with tf.GradientTape(watch_accessed_variables=False) as tape:
@@ -114,25 +112,38 @@ class SlicedTower:
             gradients = values.gradients_of(objective, traced)
         check_gradients(self._model.variables.parameters, gradients)
         metrics = weighted_metrics(self._task, outputs, batch, active)
-        return TowerResult(loss_sum * active, loss.weight * active, gradients, new_state, metrics)
+        # One for each slice: a list of lists.
+        flat = [
+            part for gradient in gradients for part in (gradient if isinstance(gradient, list) else [gradient])
+        ]
+        return TowerResult(loss_sum * active, loss.weight * active, flat, new_state, metrics)
 
 
 class SlicedEvaluation:
     """The evaluation pass on the devices of one tower; called as an `EvaluationFunction`."""
 
     def __init__(
-        self, task: Task, model: keras.Model, layout: Layout, devices: Sequence[str], *, kernels: LayerKernels
+        self,
+        task: Task,
+        model: keras.Model,
+        layout: Layout,
+        devices: Sequence[str],
+        *,
+        kernels: LayerKernels,
+        traced: Callable = TracedOnce,
     ):
         """Arguments as for `SlicedTower`."""
         self._task, self._layout = task, layout
         self._model = _SlicedModel(model, layout, devices, kernels)
-        self._traced = TracedOnce(self._evaluate)
+        self.traced = traced(self._evaluate)
 
     def __call__(self, parameters, state, batch: Batch, gain) -> EvaluationResult:
         """Arguments as for `SlicedTower`."""
-        return self._traced(_in_lists(parameters), list(state), batch, gain)
+        return self.traced(_held(parameters, self._layout), list(state), batch, gain)
 
-    def _evaluate(self, parameters, state, batch, gain):
+    def _evaluate(self, held, state, batch, gain):
+        batch = with_features(self._task, batch)
+        parameters = [value.parts if isinstance(value, Slices) else value for value in _sliced(held, self._layout)]
         values = SlicedValues(parameters, self._layout, self._model.devices)
         outputs, losses, _ = self._model.run(values, state, tf.zeros([2], tf.int32), batch, False)
         loss = self._task.loss(outputs, batch)
@@ -140,6 +151,22 @@ class SlicedEvaluation:
         return EvaluationResult(total_loss(loss, losses) * gain, loss.weight * gain, metrics)
 
 
-def _in_lists(parameters) -> list:
-    """The values as a graph takes them: a list of slices for a sliced one."""
-    return [list(value.parts) if isinstance(value, Slices) else value for value in parameters]
+def _held(parameters: Sequence, layout: Layout) -> list:
+    """What the devices hold, one after another: each slice of a sliced parameter, and each of the others."""
+    return [
+        part
+        for index, value in enumerate(parameters)
+        for part in (value.parts if index in layout.cuts else [value])
+    ]
+
+
+def _sliced(held: Sequence, layout: Layout) -> list:
+    """For each parameter `Slices` of what the devices hold, or what the first one holds."""
+    left, found = iter(held), []
+    for index in range(len(layout.names)):
+        if index in layout.cuts:
+            dimension, lengths = layout.cuts[index]
+            found.append(Slices([next(left) for _ in lengths], dimension))
+        else:
+            found.append(next(left))
+    return found

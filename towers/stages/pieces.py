@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import tensorflow as tf
 
 from towers.stages.places import Place
-from towers.traced_once import optimized_if_needed
+from towers.traced_once import FlatGraph, flat_graph, optimized_if_needed
 
 _GIVEN = "given_to_the_piece_"
 
@@ -22,12 +22,14 @@ class Piece:
       place: the place.
       inputs, outputs: names of the tensors that it reads from elsewhere, and of those that are read elsewhere.
       function: from the inputs to the outputs, as lists.
+      graph: the same as a graph, whose `imported` computes it without a call.
     """
 
     place: Place
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     function: Callable[..., list[tf.Tensor]]
+    graph: FlatGraph
 
 
 def pieces_of(
@@ -62,8 +64,15 @@ def pieces_of(
         numbers = {name: index for index, name in enumerate(inputs)}
         part.node.extend(_placeholder(index, tensor) for index, tensor in enumerate(inputs.values()))
         part.node.extend(_rewritten(operation, nodes[operation.name], numbers, here) for operation in operations)
-        function = _function(part, list(inputs.values()), [tensor.name for tensor in outputs])
-        found[place] = Piece(place, tuple(inputs), tuple(tensor.name for tensor in outputs), function)
+        concrete = _traced(part, list(inputs.values()), [tensor.name for tensor in outputs])
+        flat = flat_graph(concrete)
+        found[place] = Piece(
+            place,
+            tuple(inputs),
+            tuple(tensor.name for tensor in outputs),
+            optimized_if_needed(concrete, flat),
+            flat,
+        )
     return found
 
 
@@ -99,10 +108,12 @@ def _rewritten(operation: tf.Operation, node, numbers: Mapping[str, int], here: 
     return copy
 
 
-def _function(part, inputs: Sequence[tf.Tensor], outputs: Sequence[str]) -> Callable[..., list[tf.Tensor]]:
+def _traced(part, inputs: Sequence[tf.Tensor], outputs: Sequence[str]):
+    """A part of a graph as a concrete function."""
+
     def imported(*given):
         named = {f"{_GIVEN}{index}:0": value for index, value in enumerate(given)}
         return tf.graph_util.import_graph_def(part, input_map=named, return_elements=list(outputs), name="")
 
     specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in inputs]
-    return optimized_if_needed(tf.function(imported, autograph=False).get_concrete_function(*specs))
+    return tf.function(imported, autograph=False).get_concrete_function(*specs)

@@ -27,12 +27,13 @@ from towers.tower import EvaluationResult, TowerResult
 class PipelineTower:
     """The training pass of a tower. Called as a `TowerFunction` that gets several microbatches at once."""
 
-    def __init__(self, passes: StagedPasses, devices: Sequence[str]):
+    def __init__(self, passes: StagedPasses, devices: Sequence[str], *, inlined: bool = False):
         """Args:
         passes: the model's passes in pieces, the same for all towers.
         devices: the tower's devices; device i takes the actions of device i of the schedule.
+        inlined: whether the pieces become operations of the graph, and not calls of functions.
         """
-        self._passes = passes
+        self._passes, self._inlined = passes, inlined
         homes = passes.schedule.stage_devices
         self._devices = [devices[homes[stage]] for stage in range(passes.stages.num_stages)]
         played = play(passes.schedule, lambda stage: EQUAL_SECONDS)
@@ -55,7 +56,9 @@ class PipelineTower:
           parts, seeds, gains: for each microbatch as for `TowerFunction`. An empty one is an example of the batch
             with gain 0; it does not change the state.
         """
-        run = _TrainingRun(self._passes, self._devices, parameters, state, (parts, seeds, gains))
+        found = self._passes.training(parts[0])
+        shared = _Shared(found, self._passes, self._devices, parameters, self._inlined)
+        run = _TrainingRun(found, self._passes, self._devices, shared, state, (parts, seeds, gains))
         for action in self._order:
             run.act(action)
         return run.result()
@@ -64,15 +67,15 @@ class PipelineTower:
 class PipelineEvaluation:
     """The evaluation pass of a tower. Called as an `EvaluationFunction`; the batch passes the stages undivided."""
 
-    def __init__(self, passes: StagedPasses, devices: Sequence[str]):
+    def __init__(self, passes: StagedPasses, devices: Sequence[str], *, inlined: bool = False):
         """As for `PipelineTower`."""
-        self._passes = passes
+        self._passes, self._inlined = passes, inlined
         homes = passes.schedule.stage_devices
         self._devices = [devices[homes[stage]] for stage in range(passes.stages.num_stages)]
 
     def __call__(self, parameters, state, batch: Batch, gain) -> EvaluationResult:
         found = self._passes.evaluation(batch)
-        shared = _Shared(found, self._passes, self._devices, parameters)
+        shared = _Shared(found, self._passes, self._devices, parameters, self._inlined)
         values = dict(zip(found.state, state, strict=True))
         values |= _named(found, batch, [gain])
         for stage in range(len(self._devices)):
@@ -83,8 +86,10 @@ class PipelineEvaluation:
 class _Shared:
     """What all microbatches of a call share: parameters, and what is computed from them alone."""
 
-    def __init__(self, found: StagedTrace, passes: StagedPasses, devices: Sequence[str], parameters):
-        self.pieces, self._devices = found.pieces, devices
+    def __init__(
+        self, found: StagedTrace, passes: StagedPasses, devices: Sequence[str], parameters, inlined: bool
+    ):
+        self.pieces, self._devices, self._inlined = found.pieces, devices, inlined
         self.values = dict(found.captured)
         for name, reading in zip(found.readings, passes.readings, strict=True):
             with tf.device(devices[reading.stage]):
@@ -108,7 +113,7 @@ class _Shared:
             with tf.control_dependencies(after):
                 given = {name: tf.identity(values[name]) for name in waiting}
             arguments = [given.get(name, values.get(name, self.values.get(name))) for name in piece.inputs]
-            found = piece.function(*arguments)
+            found = (piece.graph.imported if self._inlined else piece.function)(*arguments)
         values.update(zip(piece.outputs, found, strict=True))
         return list(piece.outputs)
 
@@ -127,11 +132,17 @@ class _Shared:
 class _TrainingRun:
     """The graph of one call, built action by action."""
 
-    def __init__(self, passes: StagedPasses, devices: Sequence[str], parameters, state, microbatches):
+    def __init__(
+        self,
+        found: StagedTrace,
+        passes: StagedPasses,
+        devices: Sequence[str],
+        shared: _Shared,
+        state,
+        microbatches,
+    ):
         parts, seeds, self._gains = microbatches
-        self._passes, self._devices = passes, devices
-        self._trace = passes.training(parts[0])
-        self._shared = _Shared(self._trace, passes, devices, parameters)
+        self._passes, self._devices, self._trace, self._shared = passes, devices, found, shared
         self._values = [
             _named(self._trace, *of_one)
             for of_one in zip(parts, zip(seeds, self._gains, strict=True), strict=True)

@@ -7,7 +7,11 @@ what they read:
     after them (the loss)      the latest stage among those that it reads; the last one if it reads the batch alone
     in the backward pass       the earliest stage among those that it reads
 
-So a stage reads forward what earlier stages and backward what later stages computed, which is the order that every
+So regularisers, masks, skips, metrics and any loss are computed as in a tower of one device, nothing is computed
+twice, and what crosses from a forward to a backward pass is what is kept. A parameter that several stages read has
+a reading, and a gradient, for each.
+
+A stage reads forward what earlier stages and backward what later stages computed, which is the order that every
 schedule keeps.
 """
 

@@ -4,6 +4,7 @@ import keras
 import tensorflow as tf
 
 from towers.errors import UserError
+from towers.input.unprepared import with_features
 from towers.layers.kernels import LayerKernels
 from towers.pipeline.schedule import Schedule
 from towers.recompute.recomputation import Recomputation
@@ -77,6 +78,7 @@ class StagedPasses:
         return self._traces[key]
 
     def _train(self, marks, readings, state, batch, seed, gain):
+        batch = with_features(self._task, batch)
         active = tf.sign(gain)
         marks.recomputed = traced = self._recomputation.traced_pass()
         with tf.GradientTape(watch_accessed_variables=False) as tape:
@@ -128,6 +130,7 @@ class StagedPasses:
                 )
 
     def _evaluate(self, marks, readings, state, batch, gain):
+        batch = with_features(self._task, batch)
         mapping = self.variables.mapping(self._first(readings), state, tf.zeros([2], tf.int32))
         outputs, losses, _ = run_model(self._model, mapping, (), batch, False, self._kernels)
         loss = self._task.loss(outputs, batch)

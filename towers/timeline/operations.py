@@ -45,12 +45,14 @@ class TracedOperation(Span):
       device: its device, as 'CPU:0'.
       waits: whether it waits for other processes: a collective, or a call of Python that sends and receives.
       arrival_seconds: when the last of its inputs that other activities compute had arrived; None if it has none.
+      operation_type: its type, as 'Conv2D'; '' for kernels of GPUs.
     """
 
     name: str
     device: str
     waits: bool = False
     arrival_seconds: float | None = None
+    operation_type: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -210,6 +212,7 @@ def _operations(events: Sequence[_Event], nodes: Mapping) -> list[TracedOperatio
                     _short(node.device),
                     waits=node.op.startswith(_WAITING),
                     arrival_seconds=max(arrived, default=None),
+                    operation_type=node.op,
                 )
             )
     return found

@@ -1,10 +1,15 @@
-"""Update rules around another rule: learning rates by parameter, and averages of the weights."""
+"""Update rules around another rule: learning rates by parameter, and averages of the weights.
+
+So all strategies have them that give a rule whole parameters, and slow weights are slots in a checkpoint. The last
+average comes after the step is counted, because the last step may be a skipped one.
+"""
 
 import dataclasses
 from collections.abc import Callable
 
 import tensorflow as tf
 
+from towers.devices import is_gpu
 from towers.errors import UserError
 from towers.updates.rules import UpdateRule
 
@@ -96,7 +101,13 @@ class Lookahead:
         # The last average is without the last update's weights: `finish` takes it.
         is_last = tf.logical_and(done == self.num_updates, done > self.every)
         is_due = tf.logical_and(done % self.every == 0, tf.logical_not(is_last))
-        tf.cond(is_due, lambda: self._reset_to_average(variable, slots["slow"], done), lambda: False)
+        if is_gpu(variable.device):
+            # A GPU would wait for the host's decision in every step.
+            average = self._average(variable, slots["slow"], done)
+            slots["slow"].assign(tf.where(is_due, average, slots["slow"]))
+            variable.assign(tf.where(is_due, average, variable))
+        else:
+            tf.cond(is_due, lambda: self._reset_to_average(variable, slots["slow"], done), lambda: False)
 
     @property
     def num_steps(self) -> int:
@@ -110,9 +121,12 @@ class Lookahead:
         return dataclasses.replace(self, rule=self.rule.with_decay_divided(factor))
 
     def _reset_to_average(self, variable, slow, done):
+        variable.assign(slow.assign(self._average(variable, slow, done)))
+        return True
+
+    def _average(self, variable, slow, done):
         progress = tf.minimum(tf.cast(done, tf.float64) / self.num_updates, 1.0)
         decay = tf.cast(self.last_decay * progress**3, variable.dtype)
         # The slots start at zero: the first time there is nothing to average.
         decay = tf.where(done <= self.every, tf.zeros_like(decay), decay)
-        variable.assign(slow.assign(decay * slow + (1 - decay) * variable))
-        return True
+        return decay * slow + (1 - decay) * variable

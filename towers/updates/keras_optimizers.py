@@ -7,9 +7,12 @@ pushes of two workers lose steps.
 from typing import NamedTuple
 
 import keras
+import tensorflow as tf
 
+from towers.devices import HOST
 from towers.errors import UserError
 from towers.updates.clipping import Clipping
+from towers.updates.keras_schedules import plain_rate
 from towers.updates.rules import SGD, Adam, Momentum, UpdateRule
 from towers.updates.schedules import Constant, Schedule
 
@@ -27,9 +30,14 @@ class KerasSchedule:
 
     def __init__(self, schedule: keras.optimizers.schedules.LearningRateSchedule):
         self._schedule = schedule
+        self._rate = plain_rate(schedule)
 
     def __call__(self, step: int) -> float:
-        return float(self._schedule(step))
+        if self._rate is not None:
+            return self._rate(step)
+        # A class of the user's own. A number that a GPU computes waits for the steps before it.
+        with tf.device(HOST):
+            return float(self._schedule(step))
 
     def get_config(self) -> dict:
         """The configuration of the Keras schedule, which describes this one."""

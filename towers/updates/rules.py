@@ -2,6 +2,9 @@
 
 SGD; Momentum, plain or Nesterov's; Adam, which with decoupled weight decay is AdamW; Muon.
 
+Momentum has Keras's form, with the learning rate inside the velocity; weight decay is decoupled and applied before
+the update, as in Keras. So Keras's optimizers can be translated.
+
 The kernels lock the variable while they change it, so simultaneous updates lose nothing. A rule holds numbers
 only. Its slots (momenta) are variables that the placement creates with the parameters.
 """

@@ -20,13 +20,13 @@ from strategies.servers.own.worker import Worker
 from strategies.servers.own.worker_engine import WorkerEngine
 from strategies.synchronous import as_batches
 from towers.devices import Devices
+from towers.input.tower_parts import open_length
 from towers.layers.names import fresh_name_counts
 from towers.layers.table_rows import tables_without_values
 from towers.lookups import Lookups
 from towers.options import StepOptions
 from towers.precision import layer_precision
 from towers.task import Batch, InputShard, Task
-from towers.tower_parts import open_length
 from towers.updates.sparse_updates import LAZY
 
 # The chief shows the servers that it lives at least so often.

@@ -9,6 +9,7 @@ from absl.testing import flagsaver
 from launch import train  # noqa: F401, defines the flags
 from launch.flags import devices
 from launch.membership import shared_cores
+from towers.devices import Devices
 
 CLUSTER = {"chief": ["a:1"], "worker": ["b:1", "b:2"], "ps": ["c:1"]}
 RING = {"worker": ["b:1", "b:2", "b:3", "b:4"]}
@@ -32,7 +33,8 @@ def test_examples_and_neighbours_of_this_process(monkeypatch, cluster, settings,
     monkeypatch.delenv(shared_cores.VARIABLE, raising=False)
     monkeypatch.setattr(shared_cores, "may_use_all_cores", lambda: True)
     found = {}
-    monkeypatch.setattr(devices, "configure_devices", lambda **named: found.update(named))
+    own = Devices(towers=("/device:CPU:0",), parameters="/device:CPU:0")
+    monkeypatch.setattr(devices, "configure_devices", lambda **named: found.update(named) or own)
     with flagsaver.flagsaver():
         flags.FLAGS.mark_as_parsed()
         for name, value in settings.items():

@@ -39,6 +39,9 @@ def test_flags_of_the_command_line_override_the_recipe_s(folder):
     found = json.loads((folder / "run" / "summary.json").read_text())["flags"]
     recipe = dict(RECIPES["cifar_fast"])
     expected = recipe | {"learning_rate": 0.01, "batch_size": 16, "epochs": None, "steps": 4}
+    # auto is resolved at the start.
+    assert expected.pop("precision") == "auto"
+    assert found["precision"] in ("float32", "bfloat16")
     assert {name: found[name] for name in expected} == expected
 
 

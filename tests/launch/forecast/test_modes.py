@@ -10,8 +10,9 @@ from launch.forecast.columns import ARITHMETIC, Column, Run, columns_of
 from launch.forecast.measured_modes import _without
 from launch.forecast.modes_of_a_process import PIPELINE, ProcessMode, ProcessModes
 from launch.forecast.table import as_json, saved_by_recomputation, saved_by_zero, table
-from launch.measuring.allocation_trace import peak_of
+from launch.measuring.allocation_trace import USE_TRACED_ALLOCATOR, peak_of
 from tests.launch.nursery import run_forked
+from tests.launch.programs import ended, started
 from tests.towers.branches.branched_networks import small_inception
 from tests.towers.logical_cpus import cpus
 from tests.towers.tiny_tasks import NUM_CLASSES, TinyTask, dense_task, images, stacked, vectors
@@ -81,7 +82,8 @@ def test_each_device_holds_its_part_of_the_states(columns):
     assert (slots["ps, worker"], slots["ps, 1 of 2 servers"]) == (0, DENSE)
     assert slots["ring, ZeRO-1, 1 of 2 workers"] == DENSE
     collectives = [columns[f"ring, {zero}1 of 2 workers"].device.collectives_bytes for zero in ("", "ZeRO-1, ")]
-    assert collectives == [2 * DENSE, 1.5 * DENSE]
+    # All gradients fit a pack. While parameters are gathered, this network has nothing larger.
+    assert collectives[0] == 2 * DENSE and DENSE / 2 <= collectives[1] < DENSE
 
 
 def test_each_device_holds_the_parameters_of_its_branches():
@@ -113,11 +115,11 @@ def test_recomputation_needs_fewer_activations():
 
 def test_a_mode_runs_with_the_flags_that_measure_it():
     mode = ProcessMode(name="pipeline", num_devices=4, num_towers=2, strategy=PIPELINE)
-    assert mode.flags == ["--strategy=pipeline", "--grid=data:2,stage:2"]
+    assert mode.flags(cpus(4)) == ["--strategy=pipeline", "--grid=data:2,stage:2"]
     assert mode.devices(cpus(4)).groups == (cpus(4).towers[:2], cpus(4).towers[2:])
     zero = ProcessMode(name="ZeRO", num_devices=2, zero=3, recompute="full")
-    assert {"--zero=3", "--num_towers=2", "--recompute=full"} <= set(zero.flags)
-    assert not any(flag.startswith("--parameter_device") for flag in zero.flags)
+    assert {"--zero=3", "--num_towers=2", "--recompute=full"} <= set(zero.flags(cpus(4)))
+    assert not any(flag.startswith("--parameter_device") for flag in zero.flags(cpus(4)))
     assert zero.devices(cpus(4)).towers == cpus(4).towers[:2]
 
 
@@ -174,11 +176,34 @@ def test_the_peak_of_a_trace_counts_addresses_that_come_again_once():
 def test_measured_peaks_are_near_the_predicted_ones(tmp_path):
     # Each mode is measured in a process of its own. Those of two devices take two minutes, and vary by the step.
     flags = ("--model=classic_cnn", "--batch_size=64", "--num_towers=1", "--measure", "--json")
-    ended = run_forked("-m", "launch.memory", *flags, "--device_memory=1GiB", cwd=tmp_path)
-    assert ended.code == 0, ended.err
-    found = json.loads(ended.out)
+    end = run_forked("-m", "launch.memory", *flags, "--device_memory=1GiB", cwd=tmp_path)
+    assert end.code == 0, end.err
+    found = json.loads(end.out)
     measured = {mode["name"]: mode for mode in found["modes"] if mode["measured_bytes"]}
     assert {"1 tower", "1 tower, recompute=full"} <= set(measured)
     errors = {name: mode["process"]["total_bytes"] / mode["measured_bytes"] - 1 for name, mode in measured.items()}
     assert all(-0.03 <= error <= 0.1 for error in errors.values()), errors
     assert found["largest_batch"] > 64
+
+
+@pytest.mark.full
+@pytest.mark.timeout(300)
+def test_peaks_of_two_devices_are_near_the_predicted_ones(tmp_path, monkeypatch):
+    """The workspaces of TensorFlow's own convolutions, which meet on two threads, make these peaks.
+
+    So they hardly vary, but threads on busy cores run some step in an order that nobody predicts: one with
+    recompute=blocks was 6.8% above the others. So the prediction is held against the median and the largest of
+    five.
+    """
+    for name, value in {**USE_TRACED_ALLOCATOR, "TF_ENABLE_ONEDNN_OPTS": "0"}.items():
+        monkeypatch.setenv(name, value)
+    # A process of its own: TensorFlow reads these variables once.
+    flags = ("--model=classic_cnn", "--batch_size=64", "--num_towers=2")
+    with started("-m", "tests.launch.forecast.two_devices_program", *flags, cwd=tmp_path) as process:
+        end = ended(process, limit_seconds=280)
+    assert end.code == 0, end.err
+    errors = json.loads(end.out.splitlines()[-1])
+    assert len(errors) == 5
+    assert all(
+        beside_median >= -0.03 and beside_largest <= 0.1 for beside_median, beside_largest in errors.values()
+    ), errors

@@ -58,6 +58,15 @@ def test_a_missing_package(monkeypatch):
     "build, fact",
     [
         ({"is_cuda_build": True, "cuda_version": "12.5.1", "cudnn_version": "9"}, "CUDA 12.5.1, cuDNN 9"),
+        (
+            {
+                "is_cuda_build": True,
+                "cuda_version": "12",
+                "cudnn_version": "9",
+                "cuda_compute_capabilities": ["sm_80"],
+            },
+            "CUDA 12, cuDNN 9, compute capabilities sm_80",
+        ),
         ({"is_rocm_build": True, "rocm_version": "6.1"}, "ROCm 6.1"),
         ({"is_cuda_build": False}, "CPU only"),
     ],
@@ -68,7 +77,7 @@ def test_what_tensorflow_was_built_for(monkeypatch, build, fact):
 
 
 def test_devices(no_gpu, eight_cores, tmp_path):
-    found = machine.devices({}, root=tmp_path, nvidia_device=tmp_path / "none")
+    found = machine.devices({}, root=tmp_path, signs=())
     assert found.problems == ()
     assert found.facts["CPUs"] == ["/physical_device:CPU:0"]
     assert found.facts["GPUs"] == "none"
@@ -79,23 +88,39 @@ def test_devices(no_gpu, eight_cores, tmp_path):
 
 def test_limits_of_a_container(no_gpu, eight_cores, tmp_path):
     root = linux(tmp_path, "0::/\n", **{"cpu.max": "250000 100000\n", "memory.max": f"{3 * 2**30}\n"})
-    found = machine.devices({}, root=root, nvidia_device=tmp_path / "none")
+    found = machine.devices({}, root=root, signs=())
     assert found.problems == ()
     assert found.facts["cores"].endswith(f"of {os.cpu_count()}, CPU quota of 2.5")
     assert found.facts["memory limit GiB"] == "3.0"
 
 
-def test_a_gpu_that_tensorflow_does_not_see(no_gpu, tmp_path):
+def test_a_gpu_that_tensorflow_does_not_find(no_gpu, monkeypatch, tmp_path):
     (tmp_path / "nvidia0").touch()
+    monkeypatch.setattr(tf.sysconfig, "get_build_info", lambda: {"is_cuda_build": False})
 
     def problems(**environment):
-        return machine.devices(environment, root=tmp_path, nvidia_device=tmp_path / "nvidia0").problems
+        return machine.devices(environment, root=tmp_path, signs=(tmp_path / "nvidia0",)).problems
 
     (problem,) = problems()
-    assert "TensorFlow sees no GPU" in problem
-    assert "tensorflow[and-cuda]" in problem
+    assert problem.startswith(f"{tmp_path / 'nvidia0'} exists, but this TensorFlow was built without CUDA")
     assert problems(CUDA_VISIBLE_DEVICES="1") == (problem,)
     assert problems(CUDA_VISIBLE_DEVICES="-1") == problems(CUDA_VISIBLE_DEVICES="") == (), "the user disabled it"
+
+
+@pytest.mark.parametrize("capability, fact, num_problems", [((8, 6), "kernels for 8.0", 0), ((5, 2), "5.2", 1)])
+def test_gpus_are_compared_with_what_tensorflow_was_built_for(
+    eight_cores, monkeypatch, tmp_path, capability, fact, num_problems
+):
+    gpu = tf.config.PhysicalDevice("/physical_device:GPU:0", "GPU")
+    of_kind = tf.config.list_physical_devices
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: [gpu] if kind == "GPU" else of_kind(kind))
+    details = {"device_name": "NVIDIA X", "compute_capability": capability}
+    monkeypatch.setattr(tf.config.experimental, "get_device_details", lambda _: details)
+    monkeypatch.setattr(tf.sysconfig, "get_build_info", lambda: {"cuda_compute_capabilities": ["sm_80"]})
+    found = machine.devices({}, root=tmp_path, signs=())
+    assert found.facts["GPUs"][0].startswith("GPU:0 NVIDIA X, compute capability")
+    assert found.facts["GPUs"][0].endswith(fact)
+    assert len(found.problems) == num_problems
 
 
 def test_the_cpu_is_named_with_what_makes_it_fast(tmp_path):

@@ -61,6 +61,18 @@ def test_the_table_and_the_plots_are_saved_too(measured):
 
 
 @pytest.mark.full
+def test_a_profile_divides_the_cpu_time_of_a_step_between_the_kinds_of_its_operations(tmp_path):
+    profile = ("-m", "launch.benchmark", "--measure=profile", "--num_towers=2", "--measured_batch=64")
+    done = run_forked(*profile, *SHORT[1:3], cwd=tmp_path)
+    assert done.code == 0, done.err
+    *_, line = done.out.splitlines()
+    found = json.loads(line)
+    assert sum(found["shares"].values()) == pytest.approx(1.0)
+    assert {"convolutions, forward", "convolutions, gradients of kernels"} <= set(found["shares"])
+    assert f"| all | {1e3 * found['cpu_seconds_per_step']:.1f} |  |" in done.out
+
+
+@pytest.mark.full
 def test_compare_ends_with_exit_code_3_if_a_figure_is_worse(tmp_path):
     for name, rates in (("fast.json", (1010.0, 990.0)), ("slow.json", (905.0, 895.0))):
         row = Case("towers 1", Work("towers", 1, "tiny", 8), ())

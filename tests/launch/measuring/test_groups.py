@@ -1,10 +1,13 @@
 """The rows of each --group: unique names, this project's first, the peers' with their own flags."""
 
+import pathlib
+
 import pytest
 from absl import flags
 from absl.testing import flagsaver
 
 import launch.benchmark  # noqa: F401 (defines the flags)
+from launch.measuring.gpu_cases import num_gpus
 from launch.measuring.groups import GROUPS, cases
 from tests.towers.user_errors import refused
 
@@ -52,6 +55,21 @@ def test_both_engines_stand_beside_the_peer_for_each_number_of_processes(peers):
     ]
     assert names["engines_servers"][:3] == ["ps 2, tensorflow", "ps 2, own", "keras ps 2"]
     assert counts[3:] == [({"chief": 1, "worker": 3, "ps": 1}, 1)] * 2 + [({}, 5)]
+
+
+def test_each_precision_of_cifar_fast_has_its_peer_without_a_folder_of_peers(peers):
+    with flagsaver.flagsaver(peers=None, measured_steps=7):
+        rows = GROUPS["cifar_fast"]()
+    compared = [(row.work.strategy, row.work.network, row.work.batch, row.work.precision) for row in rows]
+    assert compared == [
+        (strategy, "cifar_fast", 1024, precision)
+        for precision in ("float32", "bfloat16")
+        for strategy in ("towers", "torch")
+    ]
+    python, program, *options = rows[3].command
+    assert python == "python-of-torch"
+    assert pathlib.Path(program).exists()
+    assert options == ["--batch=1024", "--steps=7", "--precision=bfloat16"]
 
 
 def test_a_link_is_part_of_the_work_and_of_the_name_of_rows_of_several_processes(peers):
@@ -109,3 +127,11 @@ def test_all_that_is_for_larger_models_is_measured_once(peers):
     parts = [row.command for group in ("pipeline", "sharded", "ring_zero", "recompute") for row in GROUPS[group]()]
     commands = [row.command for row in GROUPS["larger_than_a_device"]()]
     assert len(set(commands)) == len(commands) == len(parts) - 1
+
+
+def test_the_group_gpu_needs_one(peers):
+    """Without a GPU the group is refused in one line; its rows ask for GPUs by name."""
+    assert all("--tower_device=gpu" in row.command for row in GROUPS["gpu"]())
+    if num_gpus() == 0:
+        with flagsaver.flagsaver(group="gpu"), refused("--group=gpu", "no GPU"):
+            cases()

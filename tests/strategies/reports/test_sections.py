@@ -16,6 +16,7 @@ from strategies.reports.progress_display import ProgressDisplay
 from strategies.reports.summary import RunFigures, summarize
 from strategies.reports.tensorboard_log import TensorBoardLog
 from tests.strategies.reports.test_progress_display import report
+from tests.towers.logical_cpus import cpus
 
 
 class Bubbles:
@@ -97,7 +98,7 @@ def figures():
 
 
 def test_summary(figures):
-    strategy = types.SimpleNamespace(step=10, examples=3200, engine_choice=None)
+    strategy = types.SimpleNamespace(step=10, examples=3200, engine_choice=None, devices=cpus(1))
     summary = summarize(figures, strategy, outcome="completed", settings={}, seconds=1.0)
     assert summary["pipeline"] == {"count": 15}
     assert summary["parameter_servers"] is None, "every summary.json has this key"

@@ -10,7 +10,8 @@ from strategies.registry import build_strategy
 from strategies.ring.collectives import WireOptions, WorkerExchange
 from strategies.ring.placements import ring_placement
 from strategies.ring.remote_variable import RemoteVariable
-from strategies.slices import SlicedTowers
+from strategies.slices import SlicedTowers, SliceOptions
+from tests.strategies.ring.test_gathered_placement import collected
 from tests.strategies.ring.threads import WorkersInThreads, rings
 from tests.tiers import first_quick
 from tests.towers.logical_cpus import cpus, cpus_in_groups
@@ -35,6 +36,10 @@ def sliced_towers(task, devices, options):
 
 def staged_towers(task, devices, options):
     return StagedTowers(task, devices, options, PipelineOptions(microbatches=2))
+
+
+def undivided_stages(task, devices, options):
+    return StagedTowers(task, devices, options, PipelineOptions(microbatches=1))
 
 
 @pytest.mark.parametrize(
@@ -99,6 +104,25 @@ def test_it_equals_one_device_on_all_workers(zero, rule, clipping):
         assert_close({name: variable.numpy() for name, variable in engine.parameters().items()}, expected)
 
 
-def test_zero_3_is_refused():
-    with refused("zero=3"):
-        build_strategy("ring", dense_task(), cpus_in_groups("stage:2", zero=3), StepOptions(), pipeline=STAGES)
+def test_zero_3_of_stages_equals_one_device_and_each_device_has_its_part():
+    rule, clipping = Adam(weight_decay=0.1), Clipping(norm=0.05)
+    devices, steps = cpus_in_groups("stage:2", zero=3), 2
+    options = StepOptions(rule=rule, clipping=clipping)
+    with rings(2) as (made, _):
+        found = WorkersInThreads(made, task(), options, devices=devices, make_towers=undivided_stages)
+        found.train(steps)
+        values = collected(found)
+    assert_close(values, parameters_of(trained(cpus(1), rule, steps=steps, clipping=clipping)))
+    owned = [part.variable for engine in found.engines for part in engine.placement.parts]
+    # A small table has one owner.
+    assert {one.device[-5:] for one in owned if not isinstance(one, RemoteVariable)} == {"CPU:0", "CPU:1"}
+    for engine in found.engines:
+        (graph,) = engine.towers[0].traced.graphs.values()
+        assert {call.device[-5:] for call in graph.calls} == {"CPU:0", "CPU:1"}
+
+
+def test_zero_3_of_slices_is_refused():
+    with refused("zero=3 with slices on a ring", "use zero=2"):
+        build_strategy(
+            "ring", dense_task(), cpus_in_groups("slice:2", zero=3), StepOptions(), slices=SliceOptions()
+        )

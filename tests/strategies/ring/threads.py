@@ -20,13 +20,13 @@ from strategies.ring.worker_units import WorkerUnits
 from tests.towers.logical_cpus import cpus
 from towers.devices import Devices
 from towers.gathering.gathered_once import GatheredGraph, GatheredOnce
+from towers.input.tower_parts import TowerParts, open_length
 from towers.layers.names import fresh_name_counts
 from towers.options import StepOptions
 from towers.precision import layer_precision
 from towers.split import boundaries, even_shares
 from towers.task import InputShard, Task, batch_length
 from towers.tower import ModelVariables
-from towers.tower_parts import TowerParts, open_length
 
 LIMIT_SECONDS = 60
 T, Result = TypeVar("T"), TypeVar("Result")
@@ -123,11 +123,14 @@ class WorkersInThreads:
             devices = devices or cpus(1, zero=zero)
             towers = make_towers and make_towers(task, devices, options)
             more = {}
+            units = None
+            if 3 in (zero, devices.zero):
+                units = WorkerUnits(ModelVariables.of(model), options.rule, exchange)
             if towers is not None:
                 towers.divide(model)
-                more = {"make_towers": towers.make_towers, "microbatches": towers.microbatches}
-            units = WorkerUnits(ModelVariables.of(model), options.rule, exchange) if zero == 3 else None
-            if units is not None:
+                make = functools.partial(towers.make_towers, exchange=units)
+                more = {"make_towers": make, "microbatches": towers.microbatches}
+            elif units is not None:
                 more = {"traced": functools.partial(self._gathered, units)}
             engine = RingEngine(
                 task,

@@ -324,7 +324,9 @@ def test_layers_on_the_fused_kernel_are_reported(fused):
     strategy = small_strategy(small_task(batch_norm=True, depth=2), fused_batch_norm=fused)
     _, recorder = fitted(strategy, steps=1)
     notice = "2 BatchNormalization layers on TensorFlow's fused kernel (fused_batch_norm=False disables this)"
-    assert recorder.messages == ([notice] if fused else [])
+    devices, *others = recorder.messages
+    assert devices == "devices of this process: 1 tower on cpu:0"
+    assert others == ([notice] if fused else [])
 
 
 class TestResume:
@@ -359,7 +361,7 @@ class TestResume:
 
         second = small_strategy(random_task(), name=name, num_towers=num_towers)
         result, recorder = fitted(second, **options)
-        assert recorder.messages[1:] == [f"resumed at step {stop} of 11"]
+        assert recorder.messages[2:] == [f"resumed at step {stop} of 11"]
         assert (recorder.run.first_step, recorder.calls[0][0], recorder.last_step) == (stop, stop, 11)
         assert result.completed
         assert_same_bits(values_of(second), expected)
@@ -529,9 +531,9 @@ class TestCompleteRun:
         fitted(small_strategy(), steps=2, directory=tmp_path)
         _, recorder = fitted(small_strategy(on_nan="skip"), steps=4, directory=tmp_path)
         changed = "steps was 2, is 4, on_nan was stop, is skip"
-        assert recorder.messages == [f"resumed at step 2 of 4; changed since it was saved: {changed}"]
+        assert recorder.messages[1:] == [f"resumed at step 2 of 4; changed since it was saved: {changed}"]
         _, recorder = fitted(small_strategy(on_nan="skip"), steps=4, directory=tmp_path)
-        assert "changed" not in recorder.messages[0], "the newest checkpoint has the newest settings"
+        assert "changed" not in recorder.messages[1], "the newest checkpoint has the newest settings"
 
 
 class _NoEvaluation:
@@ -668,6 +670,7 @@ class TestSummary:
         "engine": type(None),
         "versions": dict,
         "cpu_kernels": str,
+        "devices": dict,
         "steps": int,
         "examples": int,
         "skipped_steps": int,
@@ -701,6 +704,8 @@ class TestSummary:
         assert summary["images_per_second"] > 0
         assert 0 < summary["time_to_first_step_seconds"] <= summary["training_seconds"]
         assert summary["peak_memory_bytes"]["host"] > 100e6
+        assert summary["devices"]["towers"][0] == "/device:CPU:0"
+        assert (summary["devices"]["gpus"], summary["devices"]["parameters"]) == ([], None)
 
     def test_no_temporary_file_remains(self, kept_run):
         assert not list(kept_run.directory.glob("*.new"))

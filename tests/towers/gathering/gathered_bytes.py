@@ -7,11 +7,12 @@ from towers.gathering.rewired import PREFIX
 from towers.gathering.uses import node_of
 
 
-def peak_bytes(graph: GatheredGraph, *, waits: bool = True) -> int:
-    """The peak if every gather runs as soon as it can and before everything else.
+def peak_bytes(graph: GatheredGraph, device: str = "", *, waits: bool = True) -> int:
+    """The peak of a device if every gather runs as soon as it can and before everything else.
 
     Args:
       graph: a tower's graph.
+      device: that uses what is gathered; '' for a tower of one device.
       waits: whether gathers wait as the graph says; without, they depend on nothing.
     """
     inputs = {node.name: {node_of(source) for source in node.input} for node in graph.flat.graph_def.node}
@@ -23,7 +24,9 @@ def peak_bytes(graph: GatheredGraph, *, waits: bool = True) -> int:
             readers[source].add(name)
     sizes: dict[str, int] = {}
     for node in graph.flat.graph_def.node:
-        sizes[node.name] = _gathered_bytes(graph, node.name, inputs) or _converted_bytes(node, sizes)
+        is_here = _device_of(graph, node.name) == device
+        size = _gathered_bytes(graph, node.name, inputs) or _converted_bytes(node, sizes)
+        sizes[node.name] = size if is_here else 0
     missing = {name: set(sources) for name, sources in inputs.items()}
     unread = {name: set(following) for name, following in readers.items()}
     ready = [name for name, sources in missing.items() if not sources]
@@ -43,6 +46,12 @@ def peak_bytes(graph: GatheredGraph, *, waits: bool = True) -> int:
                 ready.append(reader)
     assert num_run == len(inputs), "some operations wait for ever"
     return peak
+
+
+def _device_of(graph: GatheredGraph, name: str) -> str | None:
+    """The device of the unit that an operation gathers; None for any other operation."""
+    unit = name.partition("/")[0]
+    return graph.units[int(unit.removeprefix(f"{PREFIX}_"))][0].device if unit.startswith(PREFIX) else None
 
 
 def _gathered_bytes(graph: GatheredGraph, name: str, names) -> int:

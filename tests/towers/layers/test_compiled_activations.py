@@ -21,13 +21,33 @@ from tests.towers.tiny_tasks import (
     trainer_of,
     vectors,
 )
+from towers.layers import compiled_activations
 from towers.layers.compiled_activations import SMALLEST_SIZE, activations_to_compile, padded_size
 from towers.layers.kernels import LayerKernels
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
-TUNED = LayerKernels(tuned_for_cpu=True)
+TUNED = LayerKernels(compiled_activations=True)
 ACTIVATIONS = {"gelu": keras.activations.gelu, "silu": keras.activations.silu}
 every_activation = pytest.mark.parametrize("name", ACTIVATIONS)
+
+
+@pytest.fixture(autouse=True)
+def also_for_few_elements(request, monkeypatch):
+    """The tests' arrays are small."""
+    if "few_elements" not in request.node.name:
+        monkeypatch.setattr(compiled_activations, "FEWEST_ELEMENTS", 1)
+
+
+@pytest.mark.parametrize(
+    "shape, is_compiled", [((511,), False), ((512,), True), ((None, 4), True), ((8, 63), False)]
+)
+def test_few_elements_keep_keras_function(shape, is_compiled):
+    model = stacked(shape, layers.Activation("silu"))
+    assert bool(activations_to_compile(model)) == is_compiled
+    ((_, _, compiled),) = activations_to_compile(stacked((512,), layers.Activation("silu")))
+    traced = tf.function(compiled, input_signature=[tf.TensorSpec([None, *shape])], autograph=False)
+    functions = traced.get_concrete_function().graph.as_graph_def().library.function
+    assert any(function.attr["_XlaMustCompile"].b for function in functions) == is_compiled
 
 
 def numbers() -> np.ndarray:
@@ -184,7 +204,7 @@ model = stacked((None, 64), keras.layers.Activation("gelu"))
 
 @tf.function(input_signature=[tf.TensorSpec([None, None, 64])], autograph=False)
 def gradient(inputs):
-    with tf.GradientTape() as tape, LayerKernels(tuned_for_cpu=True).in_place(model):
+    with tf.GradientTape() as tape, LayerKernels(compiled_activations=True).in_place(model):
         tape.watch(inputs)
         outputs = model(inputs)
     return tape.gradient(outputs, inputs)

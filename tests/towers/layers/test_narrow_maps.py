@@ -18,7 +18,7 @@ from tests.towers.tiny_tasks import (
 from towers.layers.kernels import LayerKernels
 from towers.layers.narrow_maps import narrow_convolutions
 
-TUNED = LayerKernels(tuned_for_cpu=True)
+SIDE_BY_SIDE = LayerKernels(images_side_by_side=True)
 
 
 def small_whole_numbers(shape, seed) -> tf.Tensor:
@@ -54,7 +54,7 @@ def test_as_keras(height, width, count, kernel):
     )
     model = stacked(shape, layer)
     inputs, upstream = small_whole_numbers((count, *shape), 1), small_whole_numbers((count, height, width, 6), 2)
-    found, expected = (gradients(model, inputs, upstream, kernels) for kernels in (TUNED, LayerKernels()))
+    found, expected = (gradients(model, inputs, upstream, kernels) for kernels in (SIDE_BY_SIDE, LayerKernels()))
     for ours, theirs in zip(found, expected, strict=True):
         np.testing.assert_array_equal(tf.cast(ours, tf.float32), tf.cast(theirs, tf.float32))
 
@@ -76,7 +76,7 @@ def test_for_which_gradients_images_are_laid_side_by_side(height, width, dtype, 
 
     @tf.function(autograph=False)
     def traced(inputs, upstream):
-        return gradients(model, inputs, upstream, TUNED)
+        return gradients(model, inputs, upstream, SIDE_BY_SIDE)
 
     spec = tf.TensorSpec([None, height, width, 4], dtype)
     graph = traced.get_concrete_function(spec, spec).graph

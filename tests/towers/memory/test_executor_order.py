@@ -65,3 +65,14 @@ def test_two_towers_run_side_by_side():
 def test_a_circle_is_named():
     with pytest.raises(ValueError, match="a, b"):
         order([operation("a", after=[1]), operation("b", after=[0])])
+
+
+def test_a_seed_is_another_order_of_two_threads():
+    towers = [operation(f"{tower}{k}", *([2 * k - 2 + tower] if k else [])) for k in range(9) for tower in (0, 1)]
+
+    def of_seed(seed, num_threads):
+        return [towers[index].name for index, is_end in schedule(towers, num_threads, seed=seed) if not is_end]
+
+    assert of_seed(1, 2) == of_seed(1, 2) != order(towers, 2)
+    assert sorted(of_seed(1, 2)) == sorted(order(towers, 2))
+    assert of_seed(1, 1) == order(towers)

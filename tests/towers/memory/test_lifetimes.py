@@ -1,5 +1,7 @@
 """The bytes that live at once in graphs made by hand."""
 
+import dataclasses
+
 import pytest
 
 from towers.memory.executor_order import schedule
@@ -111,3 +113,19 @@ def test_several_threads_need_several_workspaces():
         *(operation(f"b{k}", reads=[0], num_bytes=2, workspace=100) for k in range(3)),
     ]
     assert [peaks(graph, threads)[""].total_bytes for threads in (1, 2, 3)] == [103, 205, 307]
+
+
+def test_workspaces_of_two_threads_meet_in_one_of_several_orders():
+    """Thread 0: a, work a; thread 1: b, work b. By the costs work a ends before work b begins."""
+    costs = {"a": 1.0, "b": 2.5, "work a": 1.0, "work b": 1.0}
+    reads = {"work a": [0], "work b": [1]}
+    graph = [
+        dataclasses.replace(
+            operation(name, reads=reads.get(name, ()), num_bytes=0, workspace=100 * name.startswith("work")),
+            cost=cost,
+        )
+        for name, cost in costs.items()
+    ]
+    assert peaks(graph, 2)[""].total_bytes == 100
+    assert peaks(graph, 2, 9)[""].total_bytes == 200
+    assert peaks(graph, 1, 9)[""].total_bytes == 100

@@ -77,7 +77,7 @@ def test_slots_are_on_every_device_or_in_equal_parts_on_their_owners(spread, sha
 def test_what_is_kept_between_microbatches(zero):
     """Every tower's gradients, which meet once a step, or the sum of each part."""
     strategy = trained(cpus(2, zero=zero), Adam(), steps=0, accumulation=2)
-    kept = strategy.engine.first_function(strategy._next_batch()).gradients
+    kept = strategy.engine.first_function(strategy._next_batch(0)).gradients
     num_parts, num_parameters = len(strategy.engine.placement.parts), len(strategy.engine.parameters())
     assert num_parts == num_parameters + 1, "one is sliced"
     assert len(kept) == (2 * num_parameters if zero == 1 else num_parts)

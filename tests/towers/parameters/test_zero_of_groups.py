@@ -1,4 +1,4 @@
-"""ZeRO over pipelines and slices: who holds what, numbers of one device, checkpoints, and what is refused."""
+"""ZeRO over pipelines and slices: who has what, numbers of one device, checkpoints, and what is refused."""
 
 import dataclasses
 
@@ -82,7 +82,7 @@ def test_counterparts_share_the_optimizer_state_of_what_they_hold_alike(mode):
 def test_what_is_kept_between_microbatches(zero):
     """The gradients of both towers, which meet once a step, or the sum of each part."""
     strategy = built(slices(zero), accumulation=2)
-    kept = strategy.engine.first_function(strategy._next_batch()).gradients
+    kept = strategy.engine.first_function(strategy._next_batch(0)).gradients
     placement = strategy.engine.placement
     num_parts, num_gradients = len(placement.parts), 2 * len(placement.owners.held)
     assert num_parts != num_gradients, "or this test shows nothing"
@@ -94,6 +94,8 @@ CASES = [
     (slices(1), Adam(weight_decay=0.1), {"clipping": Clipping(global_norm=0.1)}),
     (pipeline(1), Muon(momentum=0.9), {}),
     (pipeline(2), Lookahead(rule=Momentum(momentum=0.9), num_updates=3, every=2), {}),
+    (pipeline(3), Muon(momentum=0.9), {"clipping": Clipping(norm=0.05), "accumulation": 2}),
+    (slices(3), Adam(weight_decay=0.1), {"clipping": Clipping(global_norm=0.1)}),
 ]
 
 
@@ -111,7 +113,15 @@ RING_OF_STAGES = ("ring", cpus_in_groups("stage:2", zero=1), {"pipeline": Pipeli
 
 @pytest.mark.full
 def test_each_mode_resumes_from_the_checkpoint_of_another(tmp_path):
-    modes = [pipeline(1), slices(2), RING_OF_STAGES, ("towers", cpus(3, zero=3)), pipeline(2)]
+    modes = [
+        pipeline(1),
+        slices(2),
+        RING_OF_STAGES,
+        ("towers", cpus(3, zero=3)),
+        pipeline(3),
+        slices(3),
+        pipeline(2),
+    ]
     for leg, mode in enumerate(modes):
         strategy = built(mode)
         checkpoints = Checkpoints(tmp_path, strategy)
@@ -135,7 +145,7 @@ def test_each_mode_resumes_from_the_checkpoint_of_another(tmp_path):
             ("branches", cpus_in_groups("branch:2", zero=1)),
             ("zero=1 with strategy 'branches' and 1 tower", "grid='data:2,branch:2'"),
         ),
-        (slices(3), ("zero=3 with strategy 'slices'", "'towers'")),
+        (pipeline(3, "stage:2"), ("zero=3 with strategy 'pipeline' and 1 tower", "grid='data:2,stage:2'")),
     ],
     ids=lambda given: given[0],
 )

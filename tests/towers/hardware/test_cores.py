@@ -5,8 +5,8 @@ import os
 import pytest
 
 from tests.towers.control_group_files import linux
-from towers.control_groups import core_quota
-from towers.cores import may_use_all_cores, num_cores
+from towers.hardware.control_groups import core_quota
+from towers.hardware.cores import may_use_all_cores, num_cores
 
 
 @pytest.fixture

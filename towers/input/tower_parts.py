@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from towers import split
+from towers.input.placed_batch import PlacedBatch
 from towers.task import Batch, batch_length
 
 
@@ -66,8 +67,10 @@ class TowerParts:
         """The parts if all towers of a step are in this process."""
         return cls(shares=tuple(shares), num_towers=len(shares))
 
-    def part(self, batch: Batch, tower: int) -> tuple[Batch, tf.Tensor]:
-        """The part of tower `tower`, and its activity as `towers.tower_parts.part` returns it."""
+    def part(self, batch: Batch | PlacedBatch, tower: int) -> tuple[Batch, tf.Tensor]:
+        """The part of tower `tower`, and its activity as `towers.input.tower_parts.part` returns it."""
+        if isinstance(batch, PlacedBatch):
+            return batch.parts[tower + self.begin], batch.activities[tower + self.begin]
         if self.stand_in is None:
             return self.part_of_some(batch, tower)
         is_empty = tf.equal(batch_length(batch), 0)

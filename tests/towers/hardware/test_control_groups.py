@@ -3,7 +3,7 @@
 import pytest
 
 from tests.towers.control_group_files import linux
-from towers.control_groups import memory_left, memory_limit
+from towers.hardware.control_groups import memory_left, memory_limit
 
 OLD = "memory/docker/a/memory."
 NEW = {"job/memory.max": "5000\n", "job/memory.current": "1000\n"}

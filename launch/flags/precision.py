@@ -1,0 +1,109 @@
+"""--precision=auto becomes one precision at the start of a program, and a slow one says what it costs.
+
+From then on the flag has that value: in flags.txt and summary.json, in the settings that a checkpoint holds, and
+in those that the processes of a run compare at the start.
+"""
+
+import os
+from collections.abc import Mapping
+
+from absl import flags
+
+from launch import binary
+from launch.flags.run import known_directory
+from launch.flags.saved_flags import saved_precision
+from launch.membership.this_process import cluster_of_this_process
+from strategies.cluster import CHIEF, EVALUATOR, SERVER, WORKER
+from towers.devices import Devices, lowest_compute_capability
+from towers.errors import UserError
+from towers.hardware.cpu_instructions import (
+    AMX_BFLOAT16,
+    AMX_FLOAT16,
+    ARM_BFLOAT16,
+    AVX512_BFLOAT16,
+    ONEDNN_LIMIT,
+    cannot_compute,
+)
+from towers.hardware.cpu_kernels import runs_onednn
+from towers.precision_cost import cost_of, cost_text
+
+FLAGS = flags.FLAGS
+AUTO = "auto"
+_SHORT = ("bfloat16", "float16")
+# With matrix units a precision is faster than float32. With products of vectors it depends on the CPU: on an Intel
+# CPU with AVX512-BF16 and without AMX a step of ResNet-20 takes 1.5 times as long as in float32.
+_MATRIX_UNITS = {"bfloat16": AMX_BFLOAT16, "float16": AMX_FLOAT16}
+_VECTORS = (AVX512_BFLOAT16, ARM_BFLOAT16)
+_FIRST_WITH_BFLOAT16 = (8, 0)
+# A cost below it is not worth a line.
+_WARNS_FROM = 1.1
+
+
+def resolve_precision(devices: Devices, environment: Mapping[str, str] = os.environ) -> None:
+    """Sets --precision to a number format if it is auto; warns if this CPU is slow in the one that was asked for.
+
+    A run that is resumed keeps its precision: the same command ends with the same weights on any CPU.
+
+    Args:
+      devices: of this process.
+      environment: of this process.
+
+    Raises:
+      UserError: oneDNN is limited to instructions with which TensorFlow crashes in this precision.
+    """
+    measured = None
+    if FLAGS.precision == AUTO:
+        saved = saved_precision(known_directory()) if FLAGS.resume == "auto" else None
+        chosen, why, measured = (saved, "as before", None) if saved else chosen_precision(devices)
+        FLAGS["precision"].value = chosen
+        if _is_first():
+            binary.note(f"precision={AUTO}: {chosen}, {why}")
+    limit = environment.get(ONEDNN_LIMIT, "")
+    if devices.on_cpu and runs_onednn() and cannot_compute(FLAGS.precision, limit):
+        raise UserError(
+            f"--precision={FLAGS.precision}: with {ONEDNN_LIMIT}={limit} oneDNN has no kernels for it, and "
+            "TensorFlow would crash; use --precision=float32"
+        )
+    if measured is None:
+        _warn_of_cost(devices)
+
+
+def chosen_precision(devices: Devices) -> tuple[str, str, float | None]:
+    """The precision of these devices, the reason, and the cost of bfloat16 if it was measured."""
+    if not devices.on_cpu:
+        capability = lowest_compute_capability()
+        has = capability >= _FIRST_WITH_BFLOAT16
+        return ("bfloat16" if has else "float32"), f"compute capability {'.'.join(map(str, capability))}", None
+    found = devices.cpu_instructions
+    if not runs_onednn():
+        return "float32", "without oneDNN's kernels", None
+    if AMX_BFLOAT16 in found:
+        return "bfloat16", f"this CPU has {AMX_BFLOAT16}", None
+    has = [name for name in _VECTORS if name in found]
+    if not has:
+        return "float32", "this CPU has no instructions for bfloat16", None
+    cost = cost_of("bfloat16")
+    if cost < 1:
+        return "bfloat16", f"which takes {cost:.2g} times as long as float32 on this CPU ({has[0]})", cost
+    return "float32", f"although this CPU has {has[0]}: bfloat16 is {cost_text(cost)}", cost
+
+
+def _warn_of_cost(devices: Devices) -> None:
+    """One line if a process that computes is slower in its precision than in float32."""
+    cluster = cluster_of_this_process()
+    computes = cluster is None or cluster.role not in (SERVER, EVALUATOR)
+    if FLAGS.precision not in _SHORT or FLAGS.verify or not computes or not devices.on_cpu:
+        return
+    if runs_onednn() and _MATRIX_UNITS[FLAGS.precision] in devices.cpu_instructions:
+        return
+    cost = cost_of(FLAGS.precision)
+    if cost >= _WARNS_FROM:
+        binary.warn(f"--precision={FLAGS.precision} is {cost_text(cost)}; use --precision=float32")
+
+
+def _is_first() -> bool:
+    """Whether this process speaks for all processes of a run."""
+    cluster = cluster_of_this_process()
+    if cluster is None:
+        return True
+    return cluster.index == 0 and cluster.role == (CHIEF if cluster.addresses.get(CHIEF) else WORKER)

@@ -1,0 +1,78 @@
+"""Why TensorFlow finds no GPU although this machine has one: TensorFlow's own reason in one line."""
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+
+import tensorflow as tf
+
+# Either exists where NVIDIA's driver runs; containers may hide one of them.
+DRIVER_SIGNS = (pathlib.Path("/proc/driver/nvidia/version"), pathlib.Path("/dev/nvidia0"))
+_SECONDS = 60.0
+_LOOK = "import tensorflow as tf; tf.config.list_physical_devices('GPU')"
+# What TensorFlow 2.21 logs, the most telling first; 'Could not find cuda drivers' is printed for libcudart too.
+_REASONS = (
+    "failed call to cuInit",
+    "Cannot dlopen",
+    "Could not load dynamic library",
+    "Ignoring visible",
+    "Could not find cuda drivers",
+    "CUDA",
+)
+_LOG_PREFIX = re.compile(r"^(?:\d{4}-\S+ \S+: )?[IWEF]\d* .*?\] |^\d{4}-\S+ \S+ [IWEF] \S+\] ")
+_LONGEST = 300
+_FIX = "install the libraries that it needs with pip install 'tensorflow[and-cuda]' (our extra [gpu])"
+# In a container or under a scheduler the driver's library may be there and the GPU not.
+_FIX_OF_DRIVER = "check nvidia-smi, CUDA_VISIBLE_DEVICES and, in a container, that GPUs were passed to it"
+
+
+def missing_gpus(
+    num_found: int,
+    environ: Mapping[str, str] = os.environ,
+    *,
+    signs: tuple[pathlib.Path, ...] = DRIVER_SIGNS,
+) -> str:
+    """A line for the user if there is a driver and TensorFlow finds no GPU; '' if nothing is missing.
+
+    Then, and only then, a second process imports TensorFlow with all of its messages, which takes seconds: this
+    process has imported it with fewer.
+
+    Args:
+      num_found: number of GPUs that TensorFlow finds.
+      environ: the environment. CUDA_VISIBLE_DEVICES of '' or -1 hides all GPUs on purpose.
+      signs: files of which at least one exists if a driver runs.
+    """
+    sign = next((path for path in signs if path.exists()), None)
+    if num_found or sign is None or environ.get("CUDA_VISIBLE_DEVICES", "0") in ("", "-1"):
+        return ""
+    if not tf.sysconfig.get_build_info().get("is_cuda_build"):
+        return f"{sign} exists, but this TensorFlow was built without CUDA: run pip install 'tensorflow[and-cuda]'"
+    reason = reason_in(messages_of_tensorflow(environ))
+    fix = _FIX_OF_DRIVER if "cuInit" in reason else _FIX
+    return f"{sign} exists, but TensorFlow finds no GPU ({reason}): {fix}"
+
+
+def messages_of_tensorflow(environ: Mapping[str, str]) -> str:
+    """All that TensorFlow logs while a new process imports it and looks for GPUs; '' if it takes too long."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _LOOK],
+            env={**environ, "TF_CPP_MIN_LOG_LEVEL": "0"},
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_SECONDS,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stderr
+
+
+def reason_in(messages: str) -> str:
+    """TensorFlow's reason among its log messages, without time and place, in one line."""
+    lines = [" ".join(_LOG_PREFIX.sub("", line).split()) for line in messages.splitlines()]
+    found = (line for sign in _REASONS for line in lines if sign in line)
+    return next(found, "it gives no reason")[:_LONGEST].rstrip(".")

@@ -1,0 +1,39 @@
+"""The rows of the group cifar_fast: the network and the update rule of --recipe=cifar_fast beside PyTorch's."""
+
+import pathlib
+
+from absl import flags
+
+from launch.measuring.case import BFLOAT16, FLOAT32, Case, Work, own_case
+
+FLAGS = flags.FLAGS
+NETWORK = "cifar_fast"
+# The recipe's batch, unless the flag says otherwise.
+_BATCH = 1024
+_UPDATE_RULE = (
+    *("--optimizer=nesterov", "--momentum=0.85", "--learning_rate=1.5", "--weight_decay=0.0089", "--decay_all"),
+    *("--norm_bias_rate_factor=64", "--lookahead_every=5"),
+)
+_PEER = pathlib.Path(__file__).with_name("peers") / "torch_cifar_fast.py"
+
+
+def cifar_fast_cases() -> list[Case]:
+    """Two towers in both precisions, and with --torch the same in PyTorch."""
+    return [case for precision in (FLOAT32, BFLOAT16) for case in (_towers(precision), *_torch(precision))]
+
+
+def _towers(precision: str) -> Case:
+    return own_case(f"towers 2, {precision}", _work("towers", 2, precision), *_UPDATE_RULE)
+
+
+def _torch(precision: str) -> list[Case]:
+    if not FLAGS.torch:
+        return []
+    work = _work("torch", 1, precision)
+    options = (f"--batch={work.batch}", f"--steps={work.steps}", f"--precision={precision}")
+    return [Case(f"torch, {precision}", work, (FLAGS.torch, str(_PEER), *options), is_peer=True)]
+
+
+def _work(strategy: str, count: int, precision: str) -> Work:
+    batch = FLAGS.measured_batch if FLAGS["measured_batch"].present else _BATCH
+    return Work(strategy, count, NETWORK, batch, precision, steps=FLAGS.measured_steps)

@@ -1,0 +1,70 @@
+"""--isa: the environment in which programs run the kernels of a CPU with older instructions.
+
+It limits what can be limited. TensorFlow's Eigen kernels are compiled for AVX and don't dispatch. In bfloat16
+TensorFlow asks the CPU itself before it calls oneDNN, and aborts if oneDNN is limited to AVX2 where the CPU has
+AVX-512.
+"""
+
+import importlib
+import os
+from collections.abc import Mapping
+
+from absl import flags
+
+FLAGS = flags.FLAGS
+NO_ISA = "none"
+# What each library calls the instructions: oneDNN, XLA, PyTorch (ATen), MKL.
+_NAMES = {
+    "avx2": ("AVX2", "AVX2", "avx2", "AVX2"),
+    "avx512": ("AVX512_CORE", "AVX512", "avx512", "AVX512"),
+}
+ISAS = (NO_ISA, *_NAMES)
+
+
+def imitation(isa: str, *, is_peer: bool, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The variables that make a program run as on a CPU with these instructions; {} for NO_ISA.
+
+    oneDNN is switched on as on such a CPU: by `launch` for this project's programs, and not for others, because
+    TensorFlow does so only on CPUs with AVX512-VNNI or AMX.
+
+    Args:
+      isa: one of `ISAS`.
+      is_peer: whether it is another project's program.
+      environment: of this process, whose XLA_FLAGS stay.
+    """
+    if isa == NO_ISA:
+        return {}
+    onednn, xla, aten, mkl = _NAMES[isa]
+    found = {
+        "ONEDNN_MAX_CPU_ISA": onednn,
+        "TF_ENABLE_ONEDNN_OPTS": "0" if is_peer else "1",
+        "XLA_FLAGS": f"{environment.get('XLA_FLAGS', '')} --xla_cpu_max_isa={xla}".strip(),
+        "ATEN_CPU_CAPABILITY": aten,
+        "MKL_ENABLE_INSTRUCTIONS": mkl,
+    }
+    return found if isa != "avx2" else {**found, "NPY_DISABLE_CPU_FEATURES": _avx512_of_numpy()}
+
+
+def imitated() -> dict[str, Mapping[str, str]]:
+    """What --isa sets, for benchmark.json."""
+    return {
+        "own programs": imitation(FLAGS.isa, is_peer=False),
+        "peers": imitation(FLAGS.isa, is_peer=True),
+    }
+
+
+def in_words(found: Mapping) -> list[str]:
+    """A line for the table of a benchmark that was measured with --isa."""
+    settings = found["environment"].get("imitated CPU")
+    if not settings:
+        return []
+    own, peers = (
+        " ".join(f"{name}={value}" for name, value in settings[who].items()) for who in ("own programs", "peers")
+    )
+    return ["", f"imitated CPU: our programs ran with {own}", f"imitated CPU: peers ran with {peers}"]
+
+
+def _avx512_of_numpy() -> str:
+    """The names of the instructions beyond AVX2 for which NumPy has loops."""
+    names = importlib.import_module("numpy._core._multiarray_umath").__cpu_dispatch__
+    return " ".join(name for name in names if name.startswith("AVX512") or name == "X86_V4")

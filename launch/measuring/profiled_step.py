@@ -1,0 +1,101 @@
+"""Where the CPU time of a training step goes: a table of its operations by kind.
+
+The first thing to look at when a step is slow. `ONEDNN_MAX_CPU_ISA=AVX2` and `TF_ENABLE_ONEDNN_OPTS=0` in the
+environment show oneDNN's part of a smaller CPU, and TensorFlow without oneDNN. The table is right where each
+device has one thread, as it has by default on CPUs.
+
+CPU ms of a step of two towers in float32, batch 256 (Intel Xeon with AVX-512 without AMX, loaded; "AVX2" with
+oneDNN's batch norm; "compiled" with ours on AVX2, in another hour under more load):
+
+                                         ResNet-20                               cifar_fast
+                                         Eigen     AVX2      compiled  AVX-512   AVX2      AVX-512
+    convolutions, forward                365       273       285       172       832       416
+    convolutions, gradients of inputs    512       283       305       178       694       415
+    convolutions, gradients of kernels   1,072     299       309       171       783       448
+    batch norm, forward                  139       390       108       43        157       14
+    batch norm, gradients                281       82        86        77        25        29
+    ReLU; pooling and GELU               44        39        38        36        127       95
+    additions                            22        28        21        32
+    all                                  2,438     1,396     1,156     713       2,621     1,423
+"""
+
+import os
+import pathlib
+import tempfile
+import time
+from collections.abc import Mapping
+
+from absl import flags
+from tensorflow.python.eager import context  # the one way to collect the graphs that TensorFlow runs
+
+from launch import training
+from launch.health.machine import cpu_model
+from launch.measuring.measured_program import measured_task
+from launch.measuring.tables import table_row
+from strategies.contract import Strategy
+from strategies.reports.timeline import start_tracing, traced_until_now
+from towers.errors import UserError
+from towers.hardware.cpu_kernels import cpu_kernels
+from towers.timeline.operation_kinds import shares_by_kind
+from towers.timeline.operations import RunGraphs
+
+FLAGS = flags.FLAGS
+_WARM_UP_STEPS = 2
+_LIMIT = "ONEDNN_MAX_CPU_ISA"
+
+
+def measure_profile() -> dict:
+    """Measures the CPU time of steps and traces as many; prints the table.
+
+    Raises:
+      UserError: the profiler traced no operation, as where the chief of servers computes none.
+    """
+    FLAGS.steps = 2 * FLAGS.measured_steps + _WARM_UP_STEPS + 1
+    strategy = training.build_strategy(measured_task())
+    graphs = _graphs_of_first_step(strategy)
+    strategy.run_steps(_WARM_UP_STEPS)
+    cpu_seconds = time.process_time()
+    strategy.run_steps(FLAGS.measured_steps)
+    cpu_seconds = (time.process_time() - cpu_seconds) / FLAGS.measured_steps
+    with tempfile.TemporaryDirectory() as folder:
+        start_tracing(pathlib.Path(folder))
+        strategy.run_steps(FLAGS.measured_steps)
+        operations = traced_until_now(pathlib.Path(folder), graphs).operations
+    if not operations:
+        raise UserError(
+            f"--measure=profile: the profiler traced no operation of --strategy={FLAGS.strategy}; profile a "
+            "strategy whose first process computes"
+        )
+    found = {
+        "cpu_kernels": cpu_kernels(),
+        "largest_instructions": os.environ.get(_LIMIT, ""),
+        "cpu_seconds_per_step": cpu_seconds,
+        "shares": dict(shares_by_kind(operations)),
+    }
+    print("\n".join(profile_table(found, cpu_model())))
+    return found
+
+
+def _graphs_of_first_step(strategy: Strategy) -> RunGraphs:
+    context.enable_graph_collection()
+    try:
+        strategy.run_steps(1)
+        return RunGraphs(context.export_run_metadata())
+    finally:
+        context.disable_graph_collection()
+
+
+def profile_table(found: Mapping, cpu: str) -> list[str]:
+    """The lines of a Markdown table: the CPU time of a step, divided as the time of its operations is."""
+    milliseconds = 1e3 * found["cpu_seconds_per_step"]
+    limit = f" up to {found['largest_instructions']}" if found["largest_instructions"] else ""
+    head = f"{FLAGS.network}, {FLAGS.measured_batch}, {FLAGS.precision}: {found['cpu_kernels']}{limit}, {cpu}"
+    return [
+        table_row([head, "CPU ms a step", "share"]),
+        table_row(["---"] * 3),
+        *(
+            table_row([kind, f"{milliseconds * share:.1f}", f"{share:.1%}"])
+            for kind, share in found["shares"].items()
+        ),
+        table_row(["all", f"{milliseconds:.1f}", ""]),
+    ]

@@ -1,0 +1,172 @@
+"""Which of the GPUs that TensorFlow finds are this process's own: processes of one machine divide them.
+
+In equal parts, because a ring's collectives want equal numbers. They are hidden by `set_visible_devices`:
+TensorFlow has read CUDA_VISIBLE_DEVICES by then.
+"""
+
+import dataclasses
+import os
+import pathlib
+import re
+from collections.abc import Mapping
+
+from launch.membership.slurm_step import cluster_from_slurm
+from strategies.cluster import CHIEF, EVALUATOR, SERVER, Cluster
+from towers.errors import UserError
+
+# Set by launch.local: CUDA_VISIBLE_DEVICES as all of its processes got it.
+VARIABLE = "TOWERS_SHARED_GPUS"
+_CUDA = "CUDA_VISIBLE_DEVICES"
+_ALL = "all"
+DRIVER = pathlib.Path("/proc/driver/nvidia")
+# Of Slurm: GPUs that each task gets for itself, and lists or numbers of the job's GPUs on this machine.
+_OF_TASK = ("SLURM_GPUS_PER_TASK", "SLURM_GPU_BIND", "SLURM_TRES_PER_TASK")
+_OF_STEP = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OwnGpus:
+    """The GPUs of this process.
+
+    Attributes:
+      indices: of those that TensorFlow finds.
+      notice: a line for the user; '' if the process has all that it finds.
+    """
+
+    indices: tuple[int, ...]
+    notice: str = ""
+
+
+def own_gpus(
+    num_found: int,
+    cluster: Cluster | None,
+    environ: Mapping[str, str] = os.environ,
+    *,
+    driver: pathlib.Path = DRIVER,
+) -> OwnGpus:
+    """Divides the GPUs between the processes of this machine that compute, in equal parts, by their order.
+
+    A process that was given other GPUs than its neighbours (by Slurm, by Kubernetes or by hand) has all of them.
+    Parameter servers use none. A chief of servers uses none if workers are on its machine, and an evaluator none:
+    they would take memory from the workers.
+
+    Args:
+      num_found: number of GPUs that TensorFlow finds.
+      cluster: the cluster that this process trains in; None for a process that trains alone.
+      environ: the environment.
+      driver: the folder in which NVIDIA's driver describes itself.
+
+    Raises:
+      UserError: more processes than GPUs.
+    """
+    everything = OwnGpus(indices=tuple(range(num_found)))
+    if not num_found:
+        return everything
+    if cluster is not None and cluster.role == SERVER:
+        return OwnGpus(indices=(), notice="a parameter server uses no GPU")
+    if _has_been_given(num_found, environ, driver):
+        return everything
+    if cluster is not None and cluster.role == EVALUATOR:
+        return _none_beside_workers("an evaluator")
+    alone = cluster is None
+    cluster = _cluster_of_slurm(environ) if alone else cluster
+    if cluster is None:
+        return everything
+    here = [member for member in _computing(cluster, alone) if member.host == cluster.this.host]
+    if cluster.this in here:
+        return _part(num_found, len(here), here.index(cluster.this))
+    return _none_beside_workers(f"a {CHIEF} of parameter servers") if here else everything
+
+
+def environment_of_shared(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """What a launcher adds to the environment of processes that all get its own CUDA_VISIBLE_DEVICES."""
+    return {VARIABLE: environ.get(_CUDA, _ALL)}
+
+
+def num_in_machine(driver: pathlib.Path = DRIVER) -> int:
+    """Number of GPUs that the driver has on this machine; 0 if it does not say."""
+    try:
+        return len(list((driver / "gpus").iterdir()))
+    except OSError:
+        return 0
+
+
+def _has_been_given(num_found: int, environ: Mapping[str, str], driver: pathlib.Path) -> bool:
+    """Whether the GPUs that this process finds were given to it alone.
+
+    The launcher knows what its processes have in common. Slurm says how many GPUs the step has here, or that each
+    task gets its own. By hand, somebody who names some of the machine's GPUs gives them to this process.
+    """
+    given = environ.get(_CUDA)
+    if VARIABLE in environ:
+        return (_ALL if given is None else given) != environ[VARIABLE]
+    if given is not None and "MIG-" in given:
+        return True
+    if "SLURM_STEP_ID" in environ or "SLURM_STEPID" in environ:
+        if any(_gives_each(name, environ.get(name, "")) for name in _OF_TASK):
+            return True
+        of_step = _num_of_step(environ)
+        if of_step:
+            return num_found < of_step
+    return given is not None and num_found < num_in_machine(driver)
+
+
+def _gives_each(name: str, value: str) -> bool:
+    """Whether this variable of Slurm's says that each task has its own GPUs."""
+    if name == "SLURM_TRES_PER_TASK":
+        return "gpu" in value
+    return bool(value) and value != "none"
+
+
+def _num_of_step(environ: Mapping[str, str]) -> int:
+    """Number of GPUs that Slurm gave to the job or step on this machine; 0 if it does not say."""
+    listed = [environ[name] for name in _OF_STEP if environ.get(name)]
+    number = environ.get("SLURM_GPUS_ON_NODE", "")
+    counts = [_num_listed(text) for text in listed] + [int(number) if number.isdecimal() else 0]
+    return max(counts)
+
+
+def _num_listed(text: str) -> int:
+    """Number of GPUs in a list such as '0,1' or '0-3,6'."""
+    ranges = [re.fullmatch(r"(\d+)-(\d+)", part) for part in text.split(",")]
+    return sum(int(found[2]) - int(found[1]) + 1 if found else 1 for found in ranges)
+
+
+def _cluster_of_slurm(environ: Mapping[str, str]) -> Cluster | None:
+    """The tasks of this process's Slurm step; None outside of one. Tasks that train alone share GPUs too."""
+    try:
+        return cluster_from_slurm(environ)
+    except UserError:
+        return None
+
+
+def _computing(cluster: Cluster, alone: bool):
+    """The members that need GPUs; if each task trains alone, all of them."""
+    return cluster.members() if alone else cluster.computing
+
+
+def _part(num_found: int, count: int, index: int) -> OwnGpus:
+    """Equal parts: workers of a ring wait for the slowest, and its collectives want equal numbers."""
+    each, idle = divmod(num_found, count)
+    if not each:
+        raise UserError(
+            f"{count} processes of this machine find {num_found} GPU{'s' * (num_found > 1)}, but each needs its "
+            f"own: start {num_found} of them, or use --tower_device=cpu"
+        )
+    if count == 1:
+        return OwnGpus(indices=tuple(range(num_found)))
+    first = index * each
+    last = first + each - 1
+    named = f"GPU {first}" if each == 1 else f"GPUs {first} to {last}"
+    notice = f"process {index + 1} of the {count} on this machine: {named} of {num_found}"
+    if idle:
+        notice += f"; {idle} of them no process uses: {count} processes have {each} each"
+    return OwnGpus(indices=tuple(range(first, first + each)), notice=notice)
+
+
+def _none_beside_workers(who: str) -> OwnGpus:
+    return OwnGpus(
+        indices=(),
+        notice=f"{who} computes on CPUs, because the GPUs of this machine are its workers'; to give it some, "
+        f"start it with a {_CUDA} of its own",
+    )

@@ -1,0 +1,45 @@
+"""20 steps on GPUs beside the same steps on CPUs; steps that are reported late beside steps that are awaited."""
+
+import numpy as np
+import tensorflow as tf
+
+from tests.gpu.fresh_process import towers
+from tests.gpu.modes import strategy_of
+from tests.towers.logical_cpus import cpus
+
+STEPS = 20
+# Sums of a GPU have another order. Adam divides by the root of small second moments, which enlarges differences.
+TOLERANCE = 2e-3
+
+
+def beside_cpu(mode: str) -> None:
+    """Loss, evaluation and parameters after some steps agree within a relative TOLERANCE."""
+    found, expected = (_trained(strategy_of(mode, devices)) for devices in (towers(), cpus(2)))
+    for name, value in found.items():
+        difference = np.linalg.norm(value - expected[name]) / max(np.linalg.norm(expected[name]), 1e-6)
+        print(f"{mode}: {name}: relative difference {difference:.2e}")
+        assert difference < TOLERANCE, name
+
+
+def late_reports(mode: str) -> None:
+    """Each started step has the report of one that is awaited, a call later; prints the seconds of both runs."""
+    awaited, started = (strategy_of(mode, towers(masks=True)) for _ in range(2))
+    expected = [awaited.run_steps(1) for _ in range(STEPS)]
+    before, *found = [*(started.start_steps(1) for _ in range(STEPS)), started.settle()]
+    assert before is None and started.settle() is None
+    assert [report.step for report in found] == [report.step for report in expected]
+    np.testing.assert_allclose([one.loss for one in found], [one.loss for one in expected], rtol=TOLERANCE)
+    # The first steps trace and choose kernels.
+    seconds = [sum(report.seconds for report in reports[5:]) for reports in (expected, found)]
+    print(f"{mode}: seconds of {STEPS - 5} steps: awaited {seconds[0]:.4f}, reported late {seconds[1]:.4f}")
+
+
+def _trained(strategy) -> dict[str, np.ndarray]:
+    loss = strategy.run_steps(STEPS).loss
+    parameters = strategy.checkpointables()["parameters"].values()
+    values = [tf.convert_to_tensor(value).numpy().ravel() for value in parameters]
+    return {
+        "loss": np.array(loss),
+        "evaluation loss": np.array(strategy.evaluate()["loss"]),
+        "parameters": np.concatenate(values),
+    }

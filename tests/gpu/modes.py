@@ -1,0 +1,41 @@
+"""The modes that the tests of GPUs try, on any two devices."""
+
+import dataclasses
+from collections.abc import Mapping
+
+from strategies.contract import Strategy
+from strategies.registry import build_strategy
+from tests.strategies.small_task import small_task
+from towers.devices import Devices
+from towers.options import StepOptions
+from towers.updates.rules import Adam
+from towers.updates.schedules import Constant
+
+# Fields of `Devices`, or the strategy's name.
+MODES: Mapping[str, Mapping[str, object]] = {
+    "central": {},
+    "parameters on the first device": {"parameters": 0},
+    "replicated": {"parameters": 0, "replicated": True},
+    "sharded": {"parameters": 0, "sharded": True},
+    "zero=1": {"parameters": 0, "zero": 1},
+    "zero=2": {"parameters": 0, "zero": 2},
+    "zero=3": {"parameters": 0, "zero": 3},
+    "offload": {"offload": "optimizer"},
+    "synced": {"batch_stats": "synced"},
+    "accumulation": {"accumulation": 2},
+    "mirrored": {"name": "mirrored"},
+    "pipeline": {"name": "pipeline"},
+    "slices": {"name": "slices"},
+}
+
+
+def strategy_of(mode: str, devices: Devices) -> Strategy:
+    """The strategy of a mode with its towers on those of `devices`; the task has batch norm and augmentation."""
+    fields = dict(MODES[mode])
+    name, options = fields.pop("name", "towers"), StepOptions(rule=Adam(), schedule=Constant(0.01), seed=3)
+    changed = {field: fields.pop(field) for field in ("batch_stats", "accumulation") if field in fields}
+    if "parameters" in fields:
+        fields["parameters"] = devices.towers[fields["parameters"]]
+    placed = dataclasses.replace(devices, **fields)
+    task = small_task(augment=True, batch_norm=True)
+    return build_strategy(name, task, placed, dataclasses.replace(options, **changed))

@@ -1,0 +1,137 @@
+"""Runs all that only a GPU can prove, and packs what it said into one file: doctor, tests, benchmark.
+
+    python -m tests.gpu.prove --output=gpu-proof.tar.gz
+
+Each part has a time limit, and the file is written whatever fails: it holds each part's output, report.json (exit
+codes, seconds) and the benchmark's figures. Without a GPU it says so, and packs that.
+
+Exit code 0 if all parts succeeded on a GPU, otherwise 1.
+"""
+
+import argparse
+import dataclasses
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from collections.abc import Callable
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+# A part that is over its time gets this long to end by itself.
+_GRACE_SECONDS = 15.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A command to run.
+
+    Attributes:
+      name: the name of its output in the file.
+      command: arguments of this Python.
+      seconds: its time limit.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    seconds: float
+
+
+def parts(results: pathlib.Path, seconds: float) -> list[Part]:
+    """What is run, in order; the benchmark writes into the folder `results`, and the tests get `seconds`."""
+    # One process: the checks start processes of their own, and share one card.
+    tests = ("-m", "pytest", "-m", "gpu", "tests/gpu", "-v", "-rA", "--numprocesses=0")
+    benchmark = ("-m", "launch.benchmark", "--group=gpu", "--rounds=2", f"--output={results}")
+    return [
+        Part("doctor", ("-m", "launch.doctor"), 120.0),
+        Part("pytest", tests, seconds),
+        Part("benchmark", benchmark, seconds),
+    ]
+
+
+def run(part: Part, folder: pathlib.Path) -> dict:
+    """Runs a part; its output goes to NAME.txt in the folder. Returns what happened; leaves no process."""
+    started = time.monotonic()
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    with open(folder / f"{part.name}.txt", "wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, *part.command],
+            cwd=ROOT,
+            env=environment,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        is_late = False
+        try:
+            process.wait(part.seconds)
+        except subprocess.TimeoutExpired:
+            is_late = True
+        finally:
+            _end(process)
+    return {
+        "command": ["python", *part.command],
+        "exit_code": process.returncode,
+        "timed_out": is_late,
+        "seconds": round(time.monotonic() - started, 1),
+    }
+
+
+def _end(process: subprocess.Popen) -> None:
+    """Ends the process and all that it started."""
+    for number, seconds in ((signal.SIGTERM, _GRACE_SECONDS), (signal.SIGKILL, _GRACE_SECONDS)):
+        try:
+            os.killpg(process.pid, number)
+        except ProcessLookupError:
+            break
+        try:
+            process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            continue
+    process.wait(_GRACE_SECONDS)
+
+
+def gpus() -> list[str]:
+    """The GPUs that TensorFlow finds, from a process of its own, which then leaves them alone."""
+    program = "import tensorflow as tf; print([gpu.name for gpu in tf.config.list_physical_devices('GPU')])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    return json.loads(done.stdout.replace("'", '"')) if done.returncode == 0 else []
+
+
+def main(output: pathlib.Path, seconds: float) -> int:
+    """Runs all parts and packs them; returns the exit code."""
+    return prove(output, gpus(), lambda folder: parts(folder / "benchmark", seconds))
+
+
+def prove(output: pathlib.Path, found: list[str], parts_for: Callable[[pathlib.Path], list[Part]]) -> int:
+    """Runs the parts that write into a folder, and packs the folder; returns the exit code."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name) / "gpu-proof"
+        folder.mkdir()
+        report = {"gpus": found or "none: TensorFlow finds no GPU, so nothing was proven", "parts": {}}
+        print(f"GPUs: {report['gpus']}", flush=True)
+        try:
+            for part in parts_for(folder):
+                report["parts"][part.name] = said = run(part, folder)
+                print(f"{part.name}: exit code {said['exit_code']}, {said['seconds']} s", flush=True)
+        finally:
+            (folder / "report.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+            with tarfile.open(output, "w:gz") as packed:
+                packed.add(folder, arcname=folder.name)
+            print(f"packed in {output}")
+    succeeded = all(part["exit_code"] == 0 for part in report["parts"].values())
+    return 0 if found and succeeded else 1
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=pathlib.Path, default=pathlib.Path("gpu-proof.tar.gz"))
+    parser.add_argument(
+        "--timeout_seconds", type=float, default=1800.0, help="for the tests, and for the benchmark"
+    )
+    given = parser.parse_args()
+    sys.exit(main(given.output, given.timeout_seconds))

@@ -1,0 +1,81 @@
+"""--precision=auto becomes one precision, the same in every file; a slow precision says what it costs."""
+
+import json
+import re
+
+import pytest
+
+from launch.flags import precision as resolving
+from tests.launch.nursery import run_forked
+from towers.devices import Devices
+from towers.hardware.cpu_instructions import cpu_instructions
+
+TINY = ("-m", "launch.train", "--model=tiny", "--batch_size=32", "--num_towers=1", "--directory=run")
+CPU = "/device:CPU:0"
+
+
+def chosen(*instructions: str, onednn=True, cost=None, monkeypatch) -> str:
+    """What auto becomes on such a CPU; `cost` of bfloat16 is asked for only if it is given."""
+
+    def measured(precision):
+        assert cost is not None, "measured needlessly"
+        return cost
+
+    monkeypatch.setattr(resolving, "runs_onednn", lambda: onednn)
+    monkeypatch.setattr(resolving, "cost_of", measured)
+    devices = Devices(towers=(CPU,), parameters=CPU, cpu_instructions=frozenset(instructions))
+    return resolving.chosen_precision(devices)[0]
+
+
+@pytest.mark.parametrize(
+    "instructions, given, expected",
+    [
+        (("avx2",), {}, "float32"),
+        (("avx2", "avx512f"), {}, "float32"),
+        (("avx2", "avx512f", "avx512_bf16", "amx_bf16"), {}, "bfloat16"),
+        (("avx2", "avx512f", "avx512_bf16", "amx_bf16"), {"onednn": False}, "float32"),
+        (("avx2", "avx512f", "avx512_bf16"), {"cost": 1.6}, "float32"),
+        (("avx2", "avx512f", "avx512_bf16"), {"cost": 0.6}, "bfloat16"),
+        (("bf16",), {"cost": 0.6}, "bfloat16"),
+    ],
+)
+def test_what_auto_becomes(monkeypatch, instructions, given, expected):
+    assert chosen(*instructions, **given, monkeypatch=monkeypatch) == expected
+
+
+@pytest.mark.parametrize("capability, expected", [((7, 5), "float32"), ((8, 0), "bfloat16"), ((9, 0), "bfloat16")])
+def test_gpus(monkeypatch, capability, expected):
+    monkeypatch.setattr(resolving, "lowest_compute_capability", lambda: capability)
+    devices = Devices(towers=("/device:GPU:0",), parameters=CPU)
+    assert resolving.chosen_precision(devices)[0] == expected
+
+
+@pytest.mark.full
+@pytest.mark.timeout(240)
+def test_auto_is_resolved_in_all_files_and_a_resumed_run_keeps_its_own(tmp_path):
+    done = run_forked(*TINY, "--precision=auto", "--steps=2", cwd=tmp_path)
+    assert done.code == 0, done.err
+    (note,) = re.findall(r"precision=auto: (\w+)", done.err)
+    saved = (tmp_path / "run" / "flags.txt").read_text().splitlines()
+    assert f"--precision={note}" in saved
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["flags"]["precision"] == note
+    # As if it had been trained on another CPU.
+    other = "bfloat16" if note == "float32" else "float32"
+    text = "\n".join(f"--precision={other}" if line.startswith("--precision=") else line for line in saved)
+    (tmp_path / "run" / "flags.txt").write_text(text + "\n")
+    done = run_forked(*TINY, "--precision=auto", "--steps=3", cwd=tmp_path)
+    assert done.code == 0, done.err
+    assert f"precision=auto: {other}, as before" in done.err
+
+
+@pytest.mark.full
+@pytest.mark.timeout(240)
+@pytest.mark.skipif("amx_fp16" in cpu_instructions(), reason="a CPU with matrix units for float16")
+def test_a_slow_precision_says_what_it_costs(tmp_path):
+    done = run_forked(*TINY, "--precision=float16", "--steps=1", "--dry_run", cwd=tmp_path)
+    (line,) = [line for line in done.err.splitlines() if "times slower" in line]
+    assert re.fullmatch(
+        r"train: warning: --precision=float16 is about [\d.]+ times slower than float32 on this CPU; "
+        r"use --precision=float32",
+        line,
+    )

@@ -1,0 +1,116 @@
+"""Input on the towers' devices: the same numbers, parts that are there before the step, what stays on the host."""
+
+import dataclasses
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from models.own_task import OwnTask
+from strategies.registry import build_strategy
+from tests.strategies.small_task import random_task, small_task
+from tests.tiers import first_quick
+from tests.towers.logical_cpus import cpus
+from tests.towers.partitioned_graphs import recorded_graphs
+from towers.input.placed_batch import parts_of
+from towers.options import StepOptions
+from towers.updates.rules import Momentum
+from towers.updates.schedules import Constant
+
+
+def strategy(name="towers", num_towers=2, *, on_towers, task=None, accumulation=1, **spread):
+    """A strategy that reads its input as with GPUs, or as with CPUs."""
+    devices = dataclasses.replace(cpus(num_towers, **spread), input_on_towers=on_towers)
+    options = StepOptions(rule=Momentum(), schedule=Constant(0.05), accumulation=accumulation)
+    return build_strategy(name, task or random_task(), devices, options)
+
+
+def trained(made):
+    """Loss, evaluation and parameters of 7 steps; the fifth one's batch is short."""
+    report = made.run_steps(7)
+    values = [tf.convert_to_tensor(value).numpy() for value in made.checkpointables()["parameters"].values()]
+    return report.loss, report.examples, made.evaluate(), np.concatenate([value.ravel() for value in values])
+
+
+@pytest.mark.parametrize(
+    "name, num_towers, accumulation, spread",
+    first_quick(
+        [
+            ("towers", 2, 2, {}),
+            ("mirrored", 2, 1, {}),
+            ("pipeline", 2, 1, {}),
+            ("towers", 1, 1, {}),
+            ("towers", 3, 1, {"zero": 3}),
+            ("towers", 2, 3, {"zero": 2}),
+            ("mirrored", 2, 2, {}),
+            ("ring", 2, 3, {}),
+            ("pipeline", 2, 2, {}),
+            ("slices", 2, 1, {}),
+        ],
+        num_quick=1,
+    ),
+)
+def test_the_same_bits_as_from_the_host(name, num_towers, accumulation, spread):
+    """With batch norm, dropout, augmentation and a short last batch."""
+    arguments = {"accumulation": accumulation, **spread}
+    if name == "slices":
+        arguments["task"] = small_task(augment=True)
+    expected, found = (
+        trained(strategy(name, num_towers, on_towers=on_towers, **arguments)) for on_towers in (False, True)
+    )
+    assert found[:3] == expected[:3]
+    np.testing.assert_array_equal(found[3], expected[3])
+
+
+def test_parts_are_uint8_on_their_towers_before_the_step():
+    made = strategy(on_towers=True, task=small_task(augment=True))
+    made.run_steps(1)
+    placed = made._next_batch(made.step)
+    for part, device in zip(parts_of(placed), ("CPU:0", "CPU:1"), strict=True):
+        tensors = tf.nest.flatten(part)
+        assert {tensor.device.rpartition("device:")[2] for tensor in tensors} == {device}
+        assert tensors[0].dtype == tf.uint8 and not any(tensor.dtype == tf.float32 for tensor in tensors)
+
+
+def test_a_step_sends_no_input():
+    """Only scalars, the parameters and what depends on them cross devices within a step."""
+    sent = {}
+    for on_towers in (False, True):
+        made = strategy(on_towers=on_towers, task=small_task(augment=True), parameters=2)
+        with recorded_graphs() as graphs:
+            made.run_steps(1)
+        kinds = (tf.uint8.as_datatype_enum, tf.int64.as_datatype_enum)
+        sends = [node for node in graphs.nodes if node.op == "_Send" and node.attr["T"].type in kinds]
+        sent[on_towers] = len([node for node in sends if "CPU:1" in node.attr["recv_device"].s.decode()])
+    assert sent[True] == 0 < sent[False]
+
+
+def test_a_resumed_stream_drops_what_was_read_ahead():
+    made = strategy(on_towers=True, task=small_task(augment=True))
+    made._next_batch(0)
+    second = made._next_batch(1)
+    made.engine.counters.step.assign(1)
+    made.restored()
+    for one, other in zip(tf.nest.flatten(made._next_batch(1)), tf.nest.flatten(second), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_texts_stay_on_the_host():
+    """No device but the host's has strings."""
+
+    def model():
+        lookup = keras.layers.StringLookup(vocabulary=["a", "b"], output_mode="one_hot")
+        inputs = keras.Input((), dtype="string")
+        return keras.Model(inputs, keras.layers.Dense(2)(lookup(inputs)))
+
+    data = (np.array(["a", "b"] * 8), np.array([0, 1] * 8))
+    task = OwnTask(
+        model=model,
+        train_data=data,
+        losses=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        batch_size=8,
+    )
+    made = strategy(on_towers=True, task=task)
+    assert made.engine.placed_input is None
+    assert np.isfinite(made.run_steps(2).loss)

@@ -1,0 +1,50 @@
+"""Which instructions kernels may use: what the CPU has, without those above oneDNN's limit."""
+
+import pytest
+
+from towers.hardware.cpu_instructions import cannot_compute, cpu_instructions
+
+SAPPHIRE_RAPIDS = "flags\t\t: fpu avx2 avx512f avx512_bf16 avx512_fp16 amx_bf16 amx_tile\n"
+
+
+@pytest.fixture
+def info(tmp_path):
+    path = tmp_path / "cpuinfo"
+    path.write_text(f"model name\t: Some CPU\n{SAPPHIRE_RAPIDS}\n")
+    return path
+
+
+@pytest.mark.parametrize(
+    "limit, expected",
+    [
+        ("", {"avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16"}),
+        ("DEFAULT", {"avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16"}),
+        ("AVX512_CORE_FP16", {"avx2", "avx512f", "avx512_bf16", "avx512_fp16"}),
+        ("AVX512_CORE_BF16", {"avx2", "avx512f", "avx512_bf16"}),
+        ("avx512_core", {"avx2", "avx512f"}),
+        ("AVX2", {"avx2"}),
+        ("SSE41", set()),
+    ],
+)
+def test_oned_nn_s_limit(info, limit, expected):
+    assert cpu_instructions(limit, info) == expected
+
+
+def test_arm_and_systems_without_the_file(tmp_path):
+    (tmp_path / "arm").write_text("processor\t: 0\nFeatures\t: fp asimd bf16 i8mm\n")
+    assert cpu_instructions("", tmp_path / "arm") == {"bf16"}
+    assert cpu_instructions("", tmp_path / "missing") == frozenset()
+
+
+@pytest.mark.parametrize(
+    "precision, limit, expected",
+    [
+        ("bfloat16", "AVX2", True),
+        ("bfloat16", "AVX512_CORE", False),
+        ("float16", "AVX512_CORE", True),
+        ("float16", "", False),
+        ("float32", "AVX2", False),
+    ],
+)
+def test_what_tensorflow_would_crash_in(info, precision, limit, expected):
+    assert cannot_compute(precision, limit, info) == expected

@@ -1,0 +1,34 @@
+"""The memory of a GPU, asked of a driver's library that a test compiles."""
+
+import shutil
+import subprocess
+
+import pytest
+
+from towers.hardware.gpus import Gpu, memory_bytes
+
+DRIVER = """
+int cuInit(unsigned flags) { return %d; }
+int cuDeviceGet(int *device, int index) { *device = index + 7; return 0; }
+int cuDeviceTotalMem_v2(unsigned long *bytes, int device) { *bytes = (device - 7) * (16ul << 30); return 0; }
+"""
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
+@pytest.mark.parametrize("result, found", [(0, 48 << 30), (100, None)])
+def test_the_driver_says_how_much_memory_a_gpu_has(tmp_path, result, found):
+    source, library = tmp_path / "driver.c", tmp_path / "libcuda.so.1"
+    source.write_text(DRIVER % result)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True, timeout=60)
+    assert memory_bytes(3, str(library)) == found
+
+
+@pytest.mark.parametrize("library", ["no-such-library.so.1", "libc.so.6"])
+def test_without_a_driver_the_memory_is_unknown(library):
+    assert memory_bytes(0, library) is None
+
+
+def test_a_gpu_in_words():
+    gpu = Gpu(index=0, model="NVIDIA H100", compute_capability=(9, 0))
+    assert gpu.described == "NVIDIA H100, compute capability 9.0"
+    assert Gpu(index=0).described.endswith("compute capability unknown")

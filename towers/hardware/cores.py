@@ -1,0 +1,37 @@
+"""Number of CPU cores that this process may use, by its affinity and the limits of its control groups."""
+
+import math
+import os
+import pathlib
+from collections.abc import Collection
+
+from towers.hardware.control_groups import ROOT, core_quota
+from towers.hardware.cpu_topology import physical_cores
+
+
+def num_cores(root: pathlib.Path = ROOT) -> int:
+    """Cores that this process may run on. Hyperthreads of a core count once; a limit of 2.5 cores counts as 3.
+
+    Args:
+      root: the folder that holds proc/ and sys/.
+    """
+    cores, quota = physical_cores(usable_cpus(), root), core_quota(root)
+    return cores if quota is None else max(1, min(cores, math.ceil(quota)))
+
+
+def usable_cpus() -> Collection[int]:
+    """Numbers of the CPUs in this process's affinity; hyperthreads count."""
+    if hasattr(os, "sched_getaffinity"):
+        return os.sched_getaffinity(0)
+    return range(os.cpu_count() or 1)
+
+
+def may_use_all_cores(root: pathlib.Path = ROOT) -> bool:
+    """Whether neither affinity nor a limit keeps this process from some of the machine's cores."""
+    cpus = usable_cpus()
+    return len(cpus) >= (os.cpu_count() or 1) and num_cores(root) >= physical_cores(cpus, root)
+
+
+def input_threads(cores: int) -> int:
+    """Number of threads that prepare batches for towers on so many cores: one for each 16, at least 2."""
+    return max(2, cores // 16)

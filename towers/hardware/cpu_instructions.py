@@ -1,0 +1,51 @@
+"""Which instructions of the CPU kernels may use, of those that decide which kernels and precisions are fast.
+
+oneDNN, whose kernels TensorFlow runs, can be limited to older instructions: a CPU with AVX-512 then runs the
+kernels of one with AVX2.
+"""
+
+import pathlib
+import re
+
+CPU_INFO = pathlib.Path("/proc/cpuinfo")
+# The environment variable that limits oneDNN.
+ONEDNN_LIMIT = "ONEDNN_MAX_CPU_ISA"
+AVX2, AVX512 = "avx2", "avx512f"
+# Products of bfloat16 numbers: of vectors, of matrices, and of either on ARM.
+AVX512_BFLOAT16, AMX_BFLOAT16, ARM_BFLOAT16 = "avx512_bf16", "amx_bf16", "bf16"
+AVX512_FLOAT16, AMX_FLOAT16 = "avx512_fp16", "amx_fp16"
+
+_KNOWN = (AVX2, AVX512, AVX512_BFLOAT16, AVX512_FLOAT16, AMX_BFLOAT16, AMX_FLOAT16, ARM_BFLOAT16)
+# Where the CPU has these, TensorFlow calls oneDNN in the precision.
+_ASKED_BY_TENSORFLOW = {"bfloat16": AVX512, "float16": AVX512_FLOAT16}
+# How many of these each limit of oneDNN allows; other values limit nothing, as in oneDNN.
+_ALLOWED = {
+    **dict.fromkeys(("SSE41", "AVX"), 0),
+    **dict.fromkeys(("AVX2", "AVX2_VNNI", "AVX2_VNNI_2"), 1),
+    **dict.fromkeys(("AVX512_CORE", "AVX512_CORE_VNNI"), 2),
+    "AVX512_CORE_BF16": 3,
+    **dict.fromkeys(("AVX512_CORE_FP16", "AVX10_1_512"), 4),
+    **dict.fromkeys(("AVX512_CORE_AMX", "AVX10_1_512_AMX"), 5),
+}
+
+
+def cpu_instructions(limit: str = "", info: pathlib.Path = CPU_INFO) -> frozenset[str]:
+    """The instructions that this CPU has and that oneDNN may use.
+
+    Args:
+      limit: the value of ONEDNN_MAX_CPU_ISA; '' if it is not set.
+      info: what Linux says about the CPU; on other systems there is no such file, and the result is empty.
+    """
+    try:
+        text = info.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return frozenset()
+    found = re.search(r"^(?:flags|Features)\s*:(.*)$", text, re.MULTILINE)
+    has = set(found[1].split()) if found else set()
+    return frozenset(has.intersection(_KNOWN[: _ALLOWED.get(limit.upper(), len(_KNOWN))]))
+
+
+def cannot_compute(precision: str, limit: str, info: pathlib.Path = CPU_INFO) -> bool:
+    """Whether TensorFlow would end the process in this precision: it asks the CPU, and oneDNN obeys the limit."""
+    needed = _ASKED_BY_TENSORFLOW.get(precision)
+    return needed in cpu_instructions(info=info) - cpu_instructions(limit, info)

@@ -1,0 +1,40 @@
+"""A batch that is on the towers' devices already, and what a step needs to know of any batch.
+
+Batch         in the host's memory; the step cuts it and sends each tower its part
+PlacedBatch   cut, each part on its tower's device
+tuple         of either: microbatches
+"""
+
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from towers.task import Batch, batch_length
+
+
+class PlacedBatch(NamedTuple):
+    """A (micro)batch in parts.
+
+    Attributes:
+      parts: each tower's part, on its device; an idle tower has some example.
+      activities: float32 scalars, 0.0 for an idle tower, otherwise 1.0.
+      examples: int32 scalar, number of examples in the (micro)batch.
+    """
+
+    parts: tuple[Batch, ...]
+    activities: tuple[tf.Tensor, ...]
+    examples: tf.Tensor
+
+
+def parts_of(batch: Any) -> list[Batch]:
+    """The batches that something is made of: itself, its parts, or those of all its microbatches."""
+    if isinstance(batch, Batch):
+        return [batch]
+    return [part for one in (batch.parts if isinstance(batch, PlacedBatch) else batch) for part in parts_of(one)]
+
+
+def examples_of(batch: Any) -> tf.Tensor:
+    """int32 scalar: the number of examples, over all microbatches."""
+    if isinstance(batch, Batch):
+        return batch_length(batch)
+    return batch.examples if isinstance(batch, PlacedBatch) else tf.add_n([examples_of(one) for one in batch])

@@ -1,0 +1,113 @@
+"""Input on the towers' devices: each tower's part of the next step is there before the step begins.
+
+    batch k + 1, cut on the host -> part 0 -> GPU:0     while the towers compute batch k
+                                    part 1 -> GPU:1
+
+TensorFlow's MultiDeviceIterator copies, in its own threads, as for tf.distribute.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+from tensorflow.python.data.ops import multi_device_iterator_ops  # has no public name
+
+from towers import split
+from towers.devices import HOST
+from towers.input.placed_batch import PlacedBatch
+from towers.input.tower_parts import TowerParts, microbatch, open_length
+from towers.task import Batch, batch_length
+
+# Elements that wait on each device, besides the one in use.
+_AHEAD = 1
+
+
+class _OwnPart(NamedTuple):
+    """One tower's part of a (micro)batch, its activity, and the number of examples in the whole."""
+
+    part: Batch
+    activity: tf.Tensor
+    examples: tf.Tensor
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class PlacedInput:
+    """Cuts batches as the step would, and copies the parts to the towers' devices one step ahead.
+
+    Attributes:
+      parts: how the towers of this process divide a (micro)batch.
+      devices: the device of each tower.
+      accumulation: number of microbatches that a batch is cut into first, each a call of the engine.
+      microbatches: number that each of these is cut into for a tower that computes several in one call; None for
+        towers that compute one. Both are 1 and None if the batches are this process's microbatches already.
+    """
+
+    parts: TowerParts
+    devices: tuple[str, ...]
+    accumulation: int = 1
+    microbatches: int | None = None
+
+    def spec(self, batch_spec: Any) -> Any:
+        """The spec of what `batches` yields, from the spec of a batch, or of a tuple of microbatches."""
+        if not isinstance(batch_spec, Batch):
+            return tuple(map(self.spec, batch_spec))
+        count = len(self.devices)
+        scalars = (tf.TensorSpec([], tf.float32),) * count
+        of_call = PlacedBatch((open_length(batch_spec),) * count, scalars, tf.TensorSpec([], tf.int32))
+        of_call = of_call if self.microbatches is None else (of_call,) * self.microbatches
+        return of_call if self.accumulation == 1 else (of_call,) * self.accumulation
+
+    def batches(self, dataset: tf.data.Dataset) -> Iterator[Any]:
+        """The batches of a dataset as `PlacedBatch`, or as (nested) tuples of these for microbatches."""
+
+        @tf.autograph.experimental.do_not_convert
+        def cut(*given) -> tf.data.Dataset:
+            # tf.data passes the microbatches of a tuple one by one.
+            batch = given[0] if isinstance(dataset.element_spec, Batch) else given
+            first, *others = (
+                tf.data.Dataset.from_tensors(self._own(batch, tower)) for tower in range(len(self.devices))
+            )
+            for other in others:
+                first = first.concatenate(other)
+            return first
+
+        placed = multi_device_iterator_ops.OwnedMultiDeviceIterator(
+            dataset.flat_map(cut),
+            list(self.devices),
+            max_buffer_size=_AHEAD,
+            prefetch_buffer_size=_AHEAD,
+            source_device=HOST,
+        )
+        return map(_together, placed)
+
+    def _own(self, batch: Any, tower: int) -> Any:
+        if not isinstance(batch, Batch):
+            return tuple(self._own(one, tower) for one in batch)
+        if self.accumulation == 1:
+            return self._of_call(batch, tower)
+        count = self.accumulation
+        return tuple(self._of_call(microbatch(batch, index, count), tower) for index in range(count))
+
+    def _of_call(self, batch: Batch, tower: int) -> Any:
+        if self.microbatches is None:
+            return _OwnPart(*self.parts.part(batch, tower), batch_length(batch))
+        count = self.microbatches
+        ends = split.boundaries_tensor(batch_length(batch), split.even_shares(count))
+        return tuple(
+            _OwnPart(*self.parts.part_of_microbatch(batch, tower, index, count), ends[index + 1] - ends[index])
+            for index in range(count)
+        )
+
+
+def can_be_placed(batch_spec: Any) -> bool:
+    """Whether all tensors of a batch can be on any device: texts are the host's."""
+    return all(spec.dtype != tf.string for spec in tf.nest.flatten(batch_spec))
+
+
+def _together(by_tower: list) -> Any:
+    """One batch of what the towers got."""
+    if not isinstance(by_tower[0], _OwnPart):
+        return tuple(_together(list(of_micro)) for of_micro in zip(*by_tower, strict=True))
+    parts, activities, examples = zip(*by_tower, strict=True)
+    return PlacedBatch(parts, activities, examples[0])

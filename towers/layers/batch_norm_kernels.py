@@ -1,0 +1,118 @@
+"""Kernels of batch norm: moments, normalised values and gradients, each of one tower's examples."""
+
+from typing import NamedTuple
+
+import tensorflow as tf
+
+
+class Moments(NamedTuple):
+    """Mean and biased variance of each channel: [C], float32, or float64 for float64 inputs."""
+
+    mean: tf.Tensor
+    variance: tf.Tensor
+
+
+class FusedKernel:
+    """TensorFlow's fused batch norm of [N, ..., C] in float32, bfloat16 or float16."""
+
+    def __init__(self, epsilon: float):
+        self.epsilon = epsilon
+
+    def trained(self, inputs, gamma, beta) -> tuple[tf.Tensor, Moments]:
+        """The inputs normalised by their own moments, and these."""
+        image = _as_image(inputs)
+        outputs, mean, unbiased, *_ = tf.raw_ops.FusedBatchNormV3(
+            x=image, scale=gamma, offset=beta, mean=[], variance=[], epsilon=self.epsilon, is_training=True
+        )
+        # The kernel returns variance * n / (n - 1); Keras's moving variance averages the biased one.
+        count = tf.cast(num_values(image, 3), tf.float32)
+        variance = unbiased * (tf.maximum(count - 1.0, 1.0) / count)
+        return tf.reshape(outputs, tf.shape(inputs)), Moments(tf.stop_gradient(mean), tf.stop_gradient(variance))
+
+    def moments(self, inputs) -> Moments:
+        """The inputs' own. (The normalised inputs are not used; sums by other kernels take longer.)"""
+        ones = tf.ones([inputs.shape[-1]])
+        return self.trained(inputs, ones, ones)[1]
+
+    def normalized(self, inputs, moments: Moments, gamma, beta) -> tf.Tensor:
+        """gamma * xhat + beta, in the inputs' dtype."""
+        outputs, *_ = tf.raw_ops.FusedBatchNormV3(
+            x=_as_image(inputs),
+            scale=gamma,
+            offset=beta,
+            mean=moments.mean,
+            variance=moments.variance,
+            epsilon=self.epsilon,
+            is_training=False,
+        )
+        return tf.reshape(outputs, tf.shape(inputs))
+
+    def gradients(
+        self, inputs, moments: Moments, gamma, upstream, *, through_moments: bool = False
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Those of `normalized` by inputs, gamma and beta.
+
+        Args:
+          through_moments: whether the moments are the inputs' own; otherwise they don't depend on the inputs.
+        """
+        of_inputs, of_gamma, of_beta, *_ = tf.raw_ops.FusedBatchNormGradV3(
+            y_backprop=_as_image(upstream),
+            x=_as_image(inputs),
+            scale=gamma,
+            reserve_space_1=moments.mean,
+            reserve_space_2=moments.variance,
+            reserve_space_3=tf.zeros([0]),
+            epsilon=self.epsilon,
+            is_training=through_moments,
+        )
+        return tf.reshape(of_inputs, tf.shape(inputs)), of_gamma, of_beta
+
+
+class PlainOperations:
+    """The same for float64 and for channels at any dimension, which the fused kernel does not take."""
+
+    def __init__(self, epsilon: float, axis: int, rank: int):
+        self.epsilon, self._axis = epsilon, axis
+        self._others = [dim for dim in range(rank) if dim != axis]
+        self._shape = [-1 if dim == axis else 1 for dim in range(rank)]
+
+    def moments(self, inputs) -> Moments:
+        # Two passes lose no digits where the mean is large.
+        return Moments(*tf.nn.moments(_wide(inputs), self._others))
+
+    def normalized(self, inputs, moments, gamma, beta):
+        return tf.cast(self._normal(inputs, moments) * self._spread(gamma) + self._spread(beta), inputs.dtype)
+
+    def gradients(self, inputs, moments, gamma, upstream):
+        upstream = _wide(upstream)
+        of_gamma = tf.reduce_sum(upstream * self._normal(inputs, moments), self._others)
+        of_inputs = upstream * self._spread(gamma * tf.math.rsqrt(moments.variance + self.epsilon))
+        return tf.cast(of_inputs, inputs.dtype), of_gamma, tf.reduce_sum(upstream, self._others)
+
+    def _normal(self, inputs, moments):
+        inverse = tf.math.rsqrt(moments.variance + self.epsilon)
+        return (_wide(inputs) - self._spread(moments.mean)) * self._spread(inverse)
+
+    def _spread(self, vector):
+        return tf.reshape(vector, self._shape)
+
+
+def takes_fused(inputs: tf.Tensor, axis: int) -> bool:
+    """Whether the fused kernel takes inputs with channels at dimension `axis`."""
+    return axis == inputs.shape.rank - 1 and inputs.dtype != tf.float64
+
+
+def num_values(inputs: tf.Tensor, axis: int) -> tf.Tensor:
+    """The number of values of each channel."""
+    return tf.size(inputs) // inputs.shape[axis]
+
+
+def _as_image(inputs: tf.Tensor) -> tf.Tensor:
+    """[N, ..., C] as [N, H, W, C], the only shape that the fused kernel takes."""
+    if inputs.shape.rank == 4:
+        return inputs
+    return tf.reshape(inputs, [tf.shape(inputs)[0], -1, 1, inputs.shape[-1]])
+
+
+def _wide(values: tf.Tensor) -> tf.Tensor:
+    return values if values.dtype == tf.float64 else tf.cast(values, tf.float32)

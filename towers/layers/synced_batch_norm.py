@@ -1,0 +1,80 @@
+"""Batch norm over the examples of all towers: two small exchanges between fused kernels.
+
+    forward     own moments  -> exchange (count, mean, mean square)      -> normalise by the batch's moments
+    backward    own sums of dy and of dy * xhat, and dx without moments  -> exchange -> the moments' part of dx
+
+The formulas are those of batch norm over the whole batch (Ioffe and Szegedy 2015, section 3). With xhat the
+normalised inputs, N the number of all examples (times positions) and s = gamma / sqrt(variance + epsilon):
+
+    dbeta = sum(dy)    dgamma = sum(dy * xhat)    dx = s * dy - s * (dbeta + xhat * dgamma) / N
+
+The second term of dx is a batch norm of the inputs with another scale and offset, so the same kernel computes it.
+
+Other kernels, for 128 images of 32x32x16 on one thread: sums and squares by XLA take 4.5 to 7.2 ms, by
+`EuclideanNorm` and `BiasAddGrad` 1.6, by the fused kernel, whose output is dropped, 1.5. Backward, products, sums
+and dx by XLA take 3.7, the fused kernel twice and an addition 4.0, but on every device and for any number of
+images.
+"""
+
+import tensorflow as tf
+
+from towers.exchange import TowerExchange
+from towers.layers.batch_norm_kernels import FusedKernel, Moments, PlainOperations, num_values
+
+
+def synced_batch_norm(
+    inputs: tf.Tensor,
+    gamma: tf.Tensor,
+    beta: tf.Tensor,
+    *,
+    axis: int,
+    kernel: FusedKernel | PlainOperations,
+    exchange: TowerExchange,
+    weight: tf.Tensor | None,
+) -> tuple[tf.Tensor, Moments]:
+    """The inputs normalised by the moments of all towers' examples, and these.
+
+    Args:
+      inputs: the tower's examples, channels at dimension `axis`.
+      gamma, beta: [C], in the moments' dtype.
+      axis: not negative.
+      kernel: computes each tower's part; its epsilon is added to the variance.
+      exchange: sums over the towers.
+      weight: scalar; a tower of weight 0 adds nothing to any sum. Other weights count as 1, as does None.
+    """
+    dtype = gamma.dtype
+    weight = tf.constant(1.0, dtype) if weight is None else tf.cast(tf.sign(weight), dtype)
+
+    @tf.custom_gradient
+    def normalize(inputs, gamma, beta):
+        own_count = weight * tf.cast(num_values(inputs, axis), dtype)
+        count, moments = _of_all_towers(own_count, kernel.moments(inputs), exchange)
+
+        def gradient(upstream, *_):
+            of_inputs, of_gamma, of_beta = kernel.gradients(inputs, moments, gamma, upstream)
+            # Examples that are not in the moments get no gradient through them.
+            sums = exchange.sum(tf.stack([of_gamma, of_beta])) * (weight / count)
+            factors = gamma * tf.math.rsqrt(moments.variance + kernel.epsilon) * sums
+            through_moments = kernel.normalized(inputs, moments, factors[0], factors[1])
+            return of_inputs - through_moments, of_gamma, of_beta
+
+        return (kernel.normalized(inputs, moments, gamma, beta), *moments), gradient
+
+    outputs, mean, variance = normalize(inputs, gamma, beta)
+    return outputs, Moments(tf.stop_gradient(mean), tf.stop_gradient(variance))
+
+
+def _of_all_towers(own_count, own: Moments, exchange: TowerExchange) -> tuple[tf.Tensor, Moments]:
+    """The number of examples of all towers, at least 1, and their moments, from one exchange.
+
+    The variance is mean(variance_i + mean_i^2) - mean^2 over the examples. In float32 the difference would lose
+    the digits of small variances around a large mean; the vectors are short, so float64 costs nothing.
+    """
+    mean, variance, count = (tf.cast(value, tf.float64) for value in (*own, own_count))
+    summed = exchange.sum(tf.concat([[count], count * mean, count * (variance + tf.square(mean))], 0))
+    # In a microbatch all towers may be idle.
+    total = tf.maximum(summed[0], 1)
+    mean, square = tf.unstack(tf.reshape(summed[1:] / total, [2, -1]))
+    variance = tf.maximum(square - tf.square(mean), 0)
+    dtype = own.mean.dtype
+    return tf.cast(total, dtype), Moments(tf.cast(mean, dtype), tf.cast(variance, dtype))
