@@ -4,7 +4,6 @@ The engine decides where towers run and how their gradients are summed.
 """
 
 import dataclasses
-import itertools
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -13,15 +12,17 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from strategies.batches import as_batches, readable_batches
 from strategies.contract import Move, StepReport
 from strategies.data_errors import readable_errors, readable_input
 from strategies.engines import EngineChoice
 from strategies.errors import NonFiniteStep
-from strategies.first_batches import ARE_BELOW_0, check_first_batches, not_finite_parts
+from strategies.first_batches import check_first_batches, not_finite_parts
 from strategies.label_check import labels_out_of_range
 from strategies.outcomes_on_host import Arrived, arriving_on_host, on_host
 from strategies.pieces import Piece
 from strategies.run_settings import fields_of, step_settings
+from strategies.step_report import mean_of, report_of
 from towers.devices import HOST, Devices
 from towers.engine import Engine
 from towers.errors import UserError
@@ -32,7 +33,7 @@ from towers.mean_and_update import StepOutcome
 from towers.options import StepOptions
 from towers.precision import layer_precision
 from towers.recompute import recomputation
-from towers.task import Batch, InputShard, Task, as_batch, steps_per_epoch
+from towers.task import Batch, InputShard, Task, steps_per_epoch
 from towers.tower import EvaluationResult, ModelVariables
 
 
@@ -339,7 +340,7 @@ class SynchronousStrategy:
         dataset = self._dataset("eval")
         with readable_errors("evaluation"):
             evaluate = self._evaluator(open_length(dataset.element_spec))
-        for batch in _readable(dataset, num_batches):
+        for batch in readable_batches(dataset, num_batches):
             if stop_requested is not None and not self._all_true(not stop_requested()):
                 return None
             with readable_errors("evaluation", self.model, batch):
@@ -423,67 +424,3 @@ class SynchronousStrategy:
 def _unclean_parts(batches: Sequence[Batch]) -> list[str]:
     """Which of 'features', 'labels' and 'weights' of some batches are not finite."""
     return sorted({name for batch in batches for name in not_finite_parts(batch)})
-
-
-def as_batches(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """The dataset with each element a `Batch`. To read a batch with a weight below 0 is an error."""
-    if not isinstance(dataset.element_spec, Batch):
-        dataset = dataset.map(lambda *parts: as_batch(parts if len(parts) > 1 else parts[0]))
-    return dataset.map(_with_checked_weights) if _weights_of(dataset.element_spec) else dataset
-
-
-def _weights_of(batch: Batch) -> list:
-    """The dense tensors of a batch's weights that can be below 0, or their specs."""
-    found = [one for one in tf.nest.flatten(batch.weights) if isinstance(one, tf.Tensor | tf.TensorSpec)]
-    return [one for one in found if one.dtype.is_floating or (one.dtype.is_integer and not one.dtype.is_unsigned)]
-
-
-@tf.autograph.experimental.do_not_convert
-def _with_checked_weights(batch: Batch) -> Batch:
-    # NaN is not below 0: the step that it spoils is reported as not finite.
-    are_below = tf.reduce_any([tf.reduce_any(weights < 0) for weights in _weights_of(batch)])
-    tf.debugging.Assert(~are_below, [f"weights {ARE_BELOW_0}"])
-    return batch
-
-
-def _readable(dataset: tf.data.Dataset, num_batches: int | None) -> Iterator[Batch]:
-    """The batches of an evaluation, or the first `num_batches`.
-
-    Raises:
-      UserError: the input pipeline failed.
-    """
-    with tf.device(HOST):
-        batches = iter(dataset if num_batches is None else dataset.take(num_batches))
-    for index in itertools.count():
-        with readable_input("eval", f"batch {index}"), tf.device(HOST):
-            batch = next(batches, None)
-        if batch is None:
-            return
-        yield batch
-
-
-def report_of(outcomes, *, step, learning_rate, seconds, input_seconds) -> StepReport:
-    """One report of the outcomes of several steps; the means omit steps that were not finite."""
-    finite = [outcome for outcome in outcomes if outcome.finite]
-    weight = sum(float(outcome.weight) for outcome in finite)
-    totals: dict[str, np.ndarray] = {}
-    for outcome in finite:
-        for name, value in outcome.metric_sums.items():
-            totals[name] = totals.get(name, 0.0) + np.array([float(value.total), float(value.weight)])
-    return StepReport(
-        step=step,
-        num_steps=len(outcomes),
-        examples=sum(int(outcome.examples) for outcome in outcomes),
-        loss=mean_of(sum(float(outcome.loss_sum) for outcome in finite), weight),
-        metrics={name: mean_of(total, weight) for name, (total, weight) in totals.items()},
-        learning_rate=learning_rate,
-        gradient_norm=float(outcomes[-1].gradient_norm),
-        skipped=len(outcomes) - len(finite),
-        seconds=seconds,
-        input_seconds=input_seconds,
-    )
-
-
-def mean_of(total: float, weight: float) -> float:
-    """total / weight; nan if weight is 0."""
-    return float(total / weight) if weight else float("nan")

@@ -23,7 +23,8 @@ from strategies.servers.report_section import SECTION, SUMMED, ServersReport, Wo
 from strategies.servers.server_memory import check_memory, variable_bytes
 from strategies.servers.slot_on_servers import SlotOnServers, read_whole
 from strategies.servers.worker_graph import layout_of
-from strategies.synchronous import SynchronousStrategy, mean_of
+from strategies.step_report import mean_of
+from strategies.synchronous import SynchronousStrategy
 from towers.devices import Devices
 from towers.errors import UserError
 from towers.input.tower_parts import open_length

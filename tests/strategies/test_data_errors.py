@@ -6,9 +6,9 @@ import pytest
 import tensorflow as tf
 
 from models.own_task import OwnTask
+from strategies.batches import as_batches
 from strategies.registry import build_strategy
 from strategies.servers.batch_reader import BatchReader
-from strategies.synchronous import as_batches
 from tests.towers.logical_cpus import cpus
 from tests.towers.user_errors import refused
 from towers.options import StepOptions

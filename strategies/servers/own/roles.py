@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 import keras
 import tensorflow as tf
 
+from strategies.batches import as_batches
 from strategies.cluster import Member
 from strategies.data_errors import readable_input
 from strategies.errors import PeerLost
@@ -18,7 +19,6 @@ from strategies.servers.own.handlers import StoreHandlers
 from strategies.servers.own.server import Server
 from strategies.servers.own.worker import Worker
 from strategies.servers.own.worker_engine import WorkerEngine
-from strategies.synchronous import as_batches
 from towers.devices import Devices
 from towers.input.tower_parts import open_length
 from towers.layers.names import fresh_name_counts

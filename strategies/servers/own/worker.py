@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import tensorflow as tf
 
+from strategies.batches import as_batches
 from strategies.run_settings import Plain
 from strategies.servers.batch_reader import BatchReader
 from strategies.servers.options import ServersOptions
@@ -19,7 +20,6 @@ from strategies.servers.own.piece_gradient import Rows
 from strategies.servers.own.worker_engine import Computed, WorkerEngine
 from strategies.servers.tables import ParameterLayout, of_server
 from strategies.servers.wire import Content
-from strategies.synchronous import as_batches
 from towers.task import Batch, InputShard, Task
 
 

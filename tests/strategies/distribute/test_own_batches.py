@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from strategies.batches import as_batches
 from strategies.distribute.own_batches import OwnBatches
-from strategies.synchronous import as_batches
 from tests.strategies.small_task import small_task
 from towers.task import InputShard
 

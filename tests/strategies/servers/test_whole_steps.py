@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 
 from launch.membership.free_ports import free_addresses
+from strategies.batches import as_batches
 from strategies.cluster import CHIEF, SERVER, WORKER, Member
 from strategies.errors import PeerLost
 from strategies.servers.carrier import Start
@@ -23,7 +24,6 @@ from strategies.servers.own.handlers import StoreHandlers
 from strategies.servers.own.server import Server
 from strategies.servers.own.worker import Worker
 from strategies.servers.own.worker_engine import WorkerEngine
-from strategies.synchronous import as_batches
 from tests.strategies.servers.at_once import LIMIT_SECONDS, Started
 from tests.strategies.servers.own.test_worker import NUM_SERVERS, RATE, worker_engine
 from tests.strategies.small_task import small_task

@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 from launch.membership.free_ports import free_addresses
+from strategies.batches import as_batches
 from strategies.cluster import CHIEF, SERVER, WORKER, Member
 from strategies.contract import Strategy
 from strategies.servers.chief import ServersStrategy
@@ -21,7 +22,6 @@ from strategies.servers.own.model_state import ModelState
 from strategies.servers.own.server import Server
 from strategies.servers.own.worker import Worker
 from strategies.servers.own.worker_engine import WorkerEngine
-from strategies.synchronous import as_batches
 from tests.launch.spoilt_task import spoilt_task
 from tests.strategies.servers.at_once import LIMIT_SECONDS, Started
 from tests.strategies.small_task import assert_same_bits, values_of

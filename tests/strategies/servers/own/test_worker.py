@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from launch.membership.free_ports import free_addresses
+from strategies.batches import as_batches
 from strategies.cluster import CHIEF, SERVER, WORKER, Member
 from strategies.servers.options import ServersOptions
 from strategies.servers.own.coordination import KEY, Coordination
@@ -15,7 +16,6 @@ from strategies.servers.own.handlers import StoreHandlers
 from strategies.servers.own.server import Server
 from strategies.servers.own.worker import Worker
 from strategies.servers.own.worker_engine import WorkerEngine
-from strategies.synchronous import as_batches
 from tests.strategies.servers.at_once import Started
 from tests.strategies.small_task import SmallTask, small_task
 from tests.tiers import first_quick

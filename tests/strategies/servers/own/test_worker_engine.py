@@ -7,9 +7,9 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
+from strategies.batches import as_batches
 from strategies.servers.own.worker_engine import Computed, WorkerEngine
 from strategies.servers.tables import Stored
-from strategies.synchronous import as_batches
 from tests.towers.logical_cpus import cpus
 from tests.towers.tiny_tasks import NUM_CLASSES, TinyTask
 from towers.lookups import Lookups
