@@ -78,13 +78,6 @@ class TableLayout:
         parts = [matrix[self.part(server)] for server in range(self.num_servers)]
         return [np.pad(part, [(0, length - len(part)), (0, 0)]) for part in parts]
 
-    def gathered(self, parts: Sequence[np.ndarray]) -> np.ndarray:
-        """The matrix, from the rows of each server, without their padding."""
-        matrix = np.empty((self.height, self.width), parts[0].dtype)
-        for server, part in enumerate(parts):
-            matrix[self.part(server)] = part[: len(matrix[self.part(server)])]
-        return matrix
-
     def wanted(self, ids: Mapping[str, tf.Tensor]) -> tf.Tensor:
         """The matrix rows that the ids of lookups name: int64 [n], ascending, each once. For graphs.
 

@@ -48,7 +48,6 @@ class StoreHandlers:
             "push": self.push,
             "stage": self.stage,
             "settle": self.settle,
-            "get_slots": self.get_slots,
             "hold": self.hold,
             "square": self.square,
             "apply": self.apply,
@@ -136,10 +135,6 @@ class StoreHandlers:
     def _count_push(self) -> None:
         with self._count_lock:
             self.pushes += 1
-
-    def get_slots(self, message: Message, arrays) -> Content:
-        slots = self._store.vector(message["key"]).slots()
-        return {"names": list(slots)}, list(slots.values())
 
     def hold(self, message: Message, arrays) -> Content:
         """Holds a gradient SUM until `apply` averages it with those of other workers."""

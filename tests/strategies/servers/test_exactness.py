@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pytest
@@ -54,7 +54,8 @@ def found(tmp_path_factory) -> tuple[dict[str, list[Pushed]], Mapping]:
         task = {"cluster": group.cluster, "task": {"type": CHIEF, "index": 0}}
         cluster = cluster_from(json.dumps(task))
         pushed = {
-            name: pushed_by_all(program.group_of(cluster.members(SERVER), cluster.this)) for name in program.RULES
+            name: pushed_by_all(program.group_of(cluster.members(SERVER), cluster.this), rule)
+            for name, rule in program.RULES.items()
         }
         summary = trained(cluster, tmp_path_factory.mktemp("trained") / "run")
         for name, ended in group.ends(LIMIT_SECONDS).items():
@@ -72,7 +73,7 @@ def summary(found):
     return found[1]
 
 
-def pushed_by_all(group: Group) -> list[Pushed]:
+def pushed_by_all(group: Group, rule: UpdateRule) -> list[Pushed]:
     """The results of one rule, key by key."""
     values = KeyValueStore(group)
     found = []
@@ -80,17 +81,24 @@ def pushed_by_all(group: Group) -> list[Pushed]:
         values.init(key, program.value_of(key))
         done = [program.done_key(key, rank) for rank in range(program.NUM_WORKERS)]
         of_others = [float(value[0]) for value in program.pulled_when_there(values, done).values()]
-        versions = [reply["version"] for reply, _ in group.ask_all("pull", key=key)]
-        replies = group.ask_all("get_slots", key=key)
-        slots = {
-            name: np.concatenate([pieces[index] for _, pieces in replies]).reshape(program.SHAPE)
-            for index, name in enumerate(replies[0][0]["names"])
-        }
+        replies = group.ask_all("pull", key=key)
+        versions = [reply["version"] for reply, _ in replies]
+        lengths = [len(piece) for _, (piece,) in replies]
+        slots = {name: slot_of(group, key, name, lengths) for name in rule.slot_names}
         found.append(Pushed(key, values.pull([key])[key], slots, versions, of_others))
     group.ask_all("end", how="done")
     values.init(program.OVER, np.zeros(1))
     group.close()
     return found
+
+
+def slot_of(group: Group, key: str, name: str, lengths: Sequence[int]) -> np.ndarray:
+    """A slot of a key, joined from the servers' pieces of these lengths."""
+    pieces = [
+        group.ask(server, "read_part", key=key, table=None, slot=name, begin=0, end=length)[1][0]
+        for server, length in enumerate(lengths)
+    ]
+    return np.concatenate(pieces).reshape(program.SHAPE)
 
 
 def trained(cluster: Cluster, directory: pathlib.Path) -> Mapping:

@@ -119,8 +119,8 @@ class TestRequests:
                 chief.ask(0, "write_part", [value], key="a", table=None, slot=slot, begin=0)
             chief.ask(0, "restart", key="a", version=9)
             chief.ask(0, "push", [np.zeros(2)], key="a", rows=[], rate=1.0)
-            reply, (slot,) = chief.ask(0, "get_slots", key="a")
-            assert (reply, slot.tolist()) == ({"names": ["momentum"]}, [2, 2])
+            _, (slot,) = chief.ask(0, "read_part", key="a", table=None, slot="momentum", begin=0, end=2)
+            assert slot.tolist() == [2, 2]
             reply, (value,) = chief.ask(0, "pull", key="a")
             assert (reply, value.tolist()) == ({"version": 10}, [3, 3])
             chief.ask(0, "end", how="done")
