@@ -26,7 +26,7 @@ _RULES: dict[str, Callable[..., UpdateRule]] = {
     "muon": lambda **decay: Muon(momentum=FLAGS.momentum, **decay),
 }
 # Peak rates and decays that suit the built-in networks, which have batch norm, with batches of about 128 examples.
-_DEFAULT_RATES = {"sgd": 0.2, "momentum": 0.2, "nesterov": 0.2, "adam": 2e-3, "adamw": 2e-3, "muon": 0.02}
+_DEFAULT_RATES = {"sgd": 0.2, "momentum": 0.05, "nesterov": 0.05, "adam": 2e-3, "adamw": 2e-3, "muon": 0.02}
 _DEFAULT_DECAYS = {"sgd": 0.0, "momentum": 5e-3, "nesterov": 5e-3, "adam": 0.0, "adamw": 5e-3, "muon": 0.015}
 
 flags.DEFINE_enum(
@@ -35,8 +35,8 @@ flags.DEFINE_enum(
 flags.DEFINE_float(
     "learning_rate",
     None,
-    "Peak learning rate of the schedule. Default: 0.2 for sgd, momentum and nesterov, 0.002 for adam and adamw, "
-    "0.02 for muon.",
+    "Peak learning rate of the schedule. Default: 0.2 for sgd, 0.05 for momentum and nesterov, 0.002 for adam and "
+    "adamw, 0.02 for muon.",
 )
 flags.DEFINE_enum(
     "schedule",

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
+from strategies.batches import as_batches
 from strategies.servers.batch_reader import BatchReader
-from strategies.synchronous import as_batches
 from towers.task import InputShard, Task
 
 
