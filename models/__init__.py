@@ -7,6 +7,9 @@ imports `towers`, never `strategies` or `launch`.
 
 import importlib
 
+# Chooses TensorFlow's kernels before a module of this package imports TensorFlow.
+import towers  # noqa: F401
+
 _HOMES = {
     "OwnTask": "models.own_task",
     "build_network": "models.networks.registry",

@@ -2,6 +2,9 @@
 
 import importlib
 
+# Chooses TensorFlow's kernels before a module of this package imports TensorFlow.
+import towers  # noqa: F401
+
 _HOMES = {
     "Callback": "strategies.callbacks",
     "NonFiniteStep": "strategies.errors",

@@ -2,6 +2,11 @@
 
 import importlib
 
+from towers.hardware.fast_kernels import use_fast_kernels
+
+# Before any module here, or of the packages above, imports TensorFlow.
+use_fast_kernels()
+
 # The only place with the version: setup.cfg, summary.json and the doctor read it here.
 __version__ = "0.1.0"
 

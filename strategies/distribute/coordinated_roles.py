@@ -1,5 +1,6 @@
 """The chief, a server and a worker of ParameterServerStrategy, each from start to end."""
 
+import dataclasses
 from collections.abc import Callable, Mapping
 
 from strategies.cluster import CHIEF, SERVER, WORKER, Cluster
@@ -149,6 +150,8 @@ def run_coordinated_worker(
             "settings": membership.settings_with(task, options),
             "towers": list(devices.towers),
             "parameters": devices.parameters,
+            "threads": devices.threads_per_tower,
+            "instructions": sorted(devices.cpu_instructions),
         }
 
     return _helped(membership, {"next_batch": batches.next_batch}, describe)
@@ -183,6 +186,9 @@ def _check_collectives(graph: WorkerGraph, servers: ServersMembership) -> None:
 def _devices_of_workers(described: Mapping[str, Mapping]) -> Devices:
     """The devices that each worker has, by names without the worker.
 
+    One graph serves all workers, so it uses only instructions that all their CPUs have, and a kernel that is for
+    few threads only if no worker has more.
+
     Raises:
       UserError: workers with different devices.
     """
@@ -198,4 +204,9 @@ def _devices_of_workers(described: Mapping[str, Mapping]) -> Devices:
                 f"{name} has towers on {', '.join(devices.towers)} and {first} on {', '.join(wanted.towers)}: one "
                 "graph serves all workers; give all the same number of towers, or use engine='own'"
             )
-    return wanted
+    workers = [one for name, one in described.items() if name in found]
+    return dataclasses.replace(
+        wanted,
+        threads_per_tower=max(one["threads"] for one in workers),
+        cpu_instructions=frozenset.intersection(*(frozenset(one["instructions"]) for one in workers)),
+    )

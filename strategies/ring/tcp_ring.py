@@ -360,10 +360,11 @@ class TcpRing:
 def add_to(received: np.ndarray, own: np.ndarray) -> None:
     """Adds `own` to `received`: summed in own's dtype, then rounded to that of `received`."""
     if received.dtype == np.float16:
-        # NumPy converts float16 one number at a time, which takes three times as long.
+        # NumPy converts float16 one number at a time, TensorFlow in vectors. The addition is NumPy's, because each
+        # array that TensorFlow takes, and `Tensor.numpy`, is a copy.
         with tf.init_scope(), tf.device("/device:CPU:0"):
-            total = tf.cast(received, own.dtype) + own
-            received[:] = tf.cast(total, received.dtype).numpy()
+            total = np.asarray(tf.cast(received, own.dtype)) + own
+            received[:] = np.asarray(tf.cast(total, received.dtype))
         return
     np.add(received.astype(own.dtype, copy=False), own, out=received, casting="unsafe")
 

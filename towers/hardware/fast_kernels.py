@@ -4,17 +4,18 @@ TensorFlow does so by itself on Linux only where a CPU has AVX-512's parts for n
 kernels run. Two cores of an AMD EPYC (Zen 3, AVX2, float32), without and with: ResNet-20 277 and 521 images/s,
 VGG-16 18.4 and 68.0, classic_cnn 472 and 722, inception 94 and 155, the transformer 518 and 766 texts/s.
 
-TensorFlow decides when it is imported, so this comes before. The variable reaches the programs that a process
-starts.
+TensorFlow decides when it is imported, from a variable of the environment alone. So importing any package of this
+project asks for it first, `towers` in its own name and in that of the others, and this is the only file outside
+launch/ that touches the environment. The variable reaches the programs that a process starts.
 """
 
 import os
 import pathlib
-import re
 import sys
 from collections.abc import MutableMapping
 
-CPU_INFO = pathlib.Path("/proc/cpuinfo")
+from towers.hardware.cpu_instructions import AVX2, CPU_INFO, cpu_instructions
+
 _SWITCH = "TF_ENABLE_ONEDNN_OPTS"
 
 
@@ -27,14 +28,5 @@ def use_fast_kernels(environment: MutableMapping[str, str] = os.environ, info: p
       environment: of this process.
       info: what Linux says about the CPU; on other systems there is no such file.
     """
-    if _SWITCH not in environment and "tensorflow" not in sys.modules and _has_avx2(info):
+    if _SWITCH not in environment and "tensorflow" not in sys.modules and AVX2 in cpu_instructions(info=info):
         environment[_SWITCH] = "1"
-
-
-def _has_avx2(info: pathlib.Path) -> bool:
-    try:
-        text = info.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return False
-    flags = re.search(r"^flags\s*:(.*)$", text, re.MULTILINE)
-    return flags is not None and "avx2" in flags[1].split()

@@ -6,12 +6,13 @@ import sys
 
 import pytest
 
-from launch.at_import.fast_kernels import CPU_INFO, use_fast_kernels
+from towers.hardware.fast_kernels import CPU_INFO, use_fast_kernels
 
 _SWITCH = "TF_ENABLE_ONEDNN_OPTS"
 _ASKED = """
-import launch, os
-print(os.environ["TF_ENABLE_ONEDNN_OPTS"])
+{first}
+import os
+print(os.environ.get("TF_ENABLE_ONEDNN_OPTS"))
 from towers.hardware.cpu_kernels import runs_onednn
 print(runs_onednn())
 """
@@ -44,12 +45,44 @@ def test_a_value_of_the_users_stands(before_tensorflow, tmp_path):
 
 
 @pytest.mark.skipif(not CPU_INFO.exists() or " avx2 " not in CPU_INFO.read_text(), reason="a CPU without AVX2")
-@pytest.mark.parametrize(("own", "runs"), [(None, ["1", "True"]), ("0", ["0", "False"])], ids=["unset", "off"])
-def test_a_program_runs_them(own, runs):
+@pytest.mark.parametrize(
+    ("first", "own", "runs"),
+    [
+        ("import launch", None, ["1", "True"]),
+        ("from towers import Task", None, ["1", "True"]),
+        ("from models import OwnTask", None, ["1", "True"]),
+        ("from strategies import Trainer", None, ["1", "True"]),
+        ("from strategies import Trainer", "0", ["0", "False"]),
+        ("import tensorflow, strategies", "0", ["0", "False"]),
+    ],
+    ids=["launch", "towers", "models", "strategies", "off", "off after TensorFlow"],
+)
+def test_a_program_runs_them(first, own, runs):
+    """Whichever package of ours a program imports first."""
+    assert asked(first, own) == runs
+
+
+def test_after_tensorflow_nothing_is_set():
+    switch, _ = asked("import tensorflow, strategies", None)
+    assert switch == "None"
+
+
+def asked(first: str, own: str | None) -> list[str]:
+    """The variable in a process of its own, and whether oneDNN's kernels run there.
+
+    Args:
+      first: the first import.
+      own: the variable's value at the start; None if it is not set.
+    """
     environment = {name: value for name, value in os.environ.items() if name != _SWITCH}
     if own is not None:
         environment[_SWITCH] = own
     done = subprocess.run(
-        [sys.executable, "-c", _ASKED], env=environment, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", _ASKED.format(first=first)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
-    assert done.stdout.split() == runs, done.stderr
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
