@@ -16,6 +16,10 @@ other one after all that follows from the first. Gradients of kernels run last, 
 Several threads run the operations of each step in another order, because an operation takes longer where a thread
 waits for a core, a lock or memory. `schedule` has an order for each seed: costs are multiplied by exp(x), where x
 has the normal distribution with standard deviation 1; with seed 0 they are as given.
+
+Operations on tensors of several devices, such as the sums of towers' gradients, may also be late: some steps reach
+the peak of an order in which all gradients of both towers are computed before the first sum. With `joins_last` a
+thread begins such an operation only if it finds no other one that is ready.
 """
 
 import collections
@@ -34,10 +38,11 @@ class Scheduled(Protocol):
     cost: float
     executor: str
     is_cheap: bool
+    joins_devices: bool
 
 
 def schedule(
-    operations: Sequence[Scheduled], num_threads: int = 1, *, seed: int = 0
+    operations: Sequence[Scheduled], num_threads: int = 1, *, seed: int = 0, joins_last: bool = False
 ) -> Iterator[tuple[int, bool]]:
     """Yields when each operation begins and ends, in order: its index, and whether it ends.
 
@@ -45,13 +50,14 @@ def schedule(
       operations: of the graph.
       num_threads: number of operations that may run at once.
       seed: which of the orders of several threads; 0 for that of the costs as given.
+      joins_last: whether operations that join devices wait until a thread has nothing else to begin.
 
     Raises:
       ValueError: operations wait for each other in a circle.
     """
     costs = _costs(operations, seed)
     waiting = _Waiting(operations)
-    threads = _Threads(operations, num_threads, waiting.first)
+    threads = _Threads(operations, num_threads, waiting.first, joins_last=joins_last)
     # (time of the end, order of the beginning, thread, index)
     running: list[tuple[float, int, int, int]] = []
     now, begun = 0.0, 0
@@ -112,8 +118,13 @@ class _Waiting:
 class _Threads:
     """The operations that are ready, by the thread that has them."""
 
-    def __init__(self, operations: Sequence[Scheduled], num_threads: int, first: Sequence[int]):
+    def __init__(
+        self, operations: Sequence[Scheduled], num_threads: int, first: Sequence[int], *, joins_last: bool
+    ):
         self._operations = operations
+        self._joins_last = joins_last
+        # Operations that join devices, if they come last.
+        self._late: collections.deque[int] = collections.deque()
         self._next: list[collections.deque[int]] = [collections.deque() for _ in range(num_threads)]
         self._queues: list[collections.deque[int]] = [collections.deque() for _ in range(num_threads)]
         for position, index in enumerate(first):
@@ -126,6 +137,8 @@ class _Threads:
         still = []
         for thread in self._idle:
             index = self._take(thread)
+            if index is None and self._late:
+                index = self._late.popleft()
             if index is None:
                 still.append(thread)
             else:
@@ -134,6 +147,9 @@ class _Threads:
 
     def end(self, thread: int, index: int, ready: Sequence[int]) -> None:
         """Gives the thread, which has ended an operation, what became ready."""
+        if self._joins_last:
+            self._late.extend(one for one in ready if self._operations[one].joins_devices)
+            ready = [one for one in ready if not self._operations[one].joins_devices]
         executor = self._operations[index].executor
         own = [one for one in ready if self._operations[one].executor == executor]
         self._next[thread].extend(one for one in own if self._operations[one].is_cheap)

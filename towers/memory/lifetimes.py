@@ -54,6 +54,7 @@ class Operation:
       memory: the memory of its workspace.
       executor: the device that runs it.
       is_cheap: whether a thread runs it without putting it into a queue.
+      joins_devices: whether it adds gradients that several devices computed.
     """
 
     name: str
@@ -65,9 +66,12 @@ class Operation:
     memory: str = ""
     executor: str = ""
     is_cheap: bool = False
+    joins_devices: bool = False
 
 
 WORKSPACE = "workspace"
+# With the sums last, orders differ by little.
+_NUM_ORDERS_WITH_JOINS_LAST = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,19 +95,26 @@ def peaks(operations: Sequence[Operation], num_threads: int = 1, num_orders: int
     Args:
       operations: of the graph.
       num_threads: number of operations that may run at once.
-      num_orders: number of orders: that of the costs as given, and disturbed ones. One thread has one.
+      num_orders: number of orders: that of the costs as given, and disturbed ones. One thread has one. Some are
+        also tried with the sums of several devices' gradients last.
     """
+    count = num_orders if num_threads > 1 else 1
+    orders = [(seed, False) for seed in range(count)]
+    if any(one.joins_devices for one in operations):
+        orders += [(seed, True) for seed in range(min(count, _NUM_ORDERS_WITH_JOINS_LAST))]
     found: dict[str, Peak] = {}
-    for seed in range(num_orders if num_threads > 1 else 1):
-        for memory, peak in _peaks_in_order(operations, num_threads, seed).items():
+    for seed, joins_last in orders:
+        for memory, peak in _peaks_in_order(operations, num_threads, seed, joins_last=joins_last).items():
             if memory not in found or peak.total_bytes > found[memory].total_bytes:
                 found[memory] = peak
     return found
 
 
-def _peaks_in_order(operations: Sequence[Operation], num_threads: int, seed: int) -> dict[str, Peak]:
+def _peaks_in_order(
+    operations: Sequence[Operation], num_threads: int, seed: int, *, joins_last: bool
+) -> dict[str, Peak]:
     alive = _Alive(operations)
-    for index, is_end in schedule(operations, num_threads, seed=seed):
+    for index, is_end in schedule(operations, num_threads, seed=seed, joins_last=joins_last):
         if is_end:
             alive.end(index)
         else:

@@ -221,8 +221,20 @@ class _Reading:
                 memory=memory,
                 executor=_device_name(operation.device),
                 is_cheap=_is_cheap(operation),
+                joins_devices=self._joins_devices(reads, outputs),
             )
         )
+
+    def _joins_devices(self, reads: Sequence[tuple[int, int]], outputs: Sequence[Output]) -> bool:
+        """Whether it makes one gradient of several of the same size that different devices computed."""
+        if not outputs or outputs[0].kind != GRADIENTS or not outputs[0].num_bytes:
+            return False
+        devices = set()
+        for source, position in reads:
+            read = self.operations[source].outputs[position]
+            if read.kind == GRADIENTS and read.num_bytes == outputs[0].num_bytes:
+                devices.add(self.operations[source].executor)
+        return len(devices) > 1
 
     def _cost(self, operation: tf.Operation, reads: Sequence[tuple[int, int]], outputs: Sequence[Output]) -> float:
         """The bytes that it moves; matrix products take longer, views only what each operation takes."""

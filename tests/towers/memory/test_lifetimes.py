@@ -129,3 +129,19 @@ def test_workspaces_of_two_threads_meet_in_one_of_several_orders():
     assert peaks(graph, 2)[""].total_bytes == 100
     assert peaks(graph, 2, 9)[""].total_bytes == 200
     assert peaks(graph, 1, 9)[""].total_bytes == 100
+
+
+def test_gradients_of_two_devices_may_all_be_alive_before_the_first_sum():
+    """Each of two devices computes three gradients of 10 bytes from its own input; sums pair them."""
+    graph = [operation(f"input {device}", num_bytes=1) for device in (0, 1)]
+    graph = [dataclasses.replace(one, executor=f"CPU:{device}") for device, one in enumerate(graph)]
+    for _ in range(3):
+        first = len(graph)
+        for device in (0, 1):
+            gradient = operation("gradient", reads=[device])
+            graph.append(dataclasses.replace(gradient, executor=f"CPU:{device}"))
+        total = operation("sum", reads=[first, first + 1], may_reuse=(0,), is_kept=True)
+        graph.append(dataclasses.replace(total, executor="CPU:0", joins_devices=True))
+    assert peaks(graph, 2)[""].total_bytes == 62
+    early = [dataclasses.replace(one, joins_devices=False) for one in graph]
+    assert peaks(early, 2)[""].total_bytes < 62
