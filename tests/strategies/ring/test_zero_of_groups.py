@@ -10,7 +10,7 @@ from strategies.registry import build_strategy
 from strategies.ring.collectives import WireOptions, WorkerExchange
 from strategies.ring.placements import ring_placement
 from strategies.ring.remote_variable import RemoteVariable
-from strategies.slices import SlicedTowers, SliceOptions
+from strategies.slices import SlicedTowers
 from tests.strategies.ring.test_gathered_placement import collected
 from tests.strategies.ring.threads import WorkersInThreads, rings
 from tests.tiers import first_quick
@@ -18,7 +18,6 @@ from tests.towers.logical_cpus import cpus, cpus_in_groups
 from tests.towers.partitioned_graphs import recorded_graphs
 from tests.towers.table_and_matrices import task, trained
 from tests.towers.tiny_tasks import assert_close, dense_task, parameters_of
-from tests.towers.user_errors import refused
 from towers.options import StepOptions
 from towers.stages.options import PipelineOptions
 from towers.tower import ModelVariables
@@ -104,25 +103,24 @@ def test_it_equals_one_device_on_all_workers(zero, rule, clipping):
         assert_close({name: variable.numpy() for name, variable in engine.parameters().items()}, expected)
 
 
-def test_zero_3_of_stages_equals_one_device_and_each_device_has_its_part():
+@pytest.mark.parametrize(
+    "grid, made",
+    [("stage:2", undivided_stages), ("slice:2", sliced_towers), ("slice:3", sliced_towers)],
+    ids=["stages", "slices", "uneven slices"],
+)
+def test_zero_3_equals_one_device_and_each_device_has_its_part(grid, made):
     rule, clipping = Adam(weight_decay=0.1), Clipping(norm=0.05)
-    devices, steps = cpus_in_groups("stage:2", zero=3), 2
+    devices, steps = cpus_in_groups(grid, zero=3), 2
     options = StepOptions(rule=rule, clipping=clipping)
-    with rings(2) as (made, _):
-        found = WorkersInThreads(made, task(), options, devices=devices, make_towers=undivided_stages)
+    with rings(2) as (connections, _):
+        found = WorkersInThreads(connections, task(), options, devices=devices, make_towers=made)
         found.train(steps)
         values = collected(found)
     assert_close(values, parameters_of(trained(cpus(1), rule, steps=steps, clipping=clipping)))
     owned = [part.variable for engine in found.engines for part in engine.placement.parts]
     # A small table has one owner.
-    assert {one.device[-5:] for one in owned if not isinstance(one, RemoteVariable)} == {"CPU:0", "CPU:1"}
+    everywhere = {device[-5:] for device in devices.groups[0]}
+    assert {one.device[-5:] for one in owned if not isinstance(one, RemoteVariable)} == everywhere
     for engine in found.engines:
         (graph,) = engine.towers[0].traced.graphs.values()
-        assert {call.device[-5:] for call in graph.calls} == {"CPU:0", "CPU:1"}
-
-
-def test_zero_3_of_slices_is_refused():
-    with refused("zero=3 with slices on a ring", "use zero=2"):
-        build_strategy(
-            "ring", dense_task(), cpus_in_groups("slice:2", zero=3), StepOptions(), slices=SliceOptions()
-        )
+        assert {call.device[-5:] for call in graph.calls} == everywhere
