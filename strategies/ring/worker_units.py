@@ -3,7 +3,7 @@
 gather     part of rank 0 | part of rank 1 | ...   -- all-gather -->      the parameters, on every worker
 scatter    gradients of each worker                -- reduce-scatter -->  each rank's part of their sums
 
-Of a tower whose devices have slices of parameters, each slice is a parameter here: it is cut over the workers alone.
+Each slice that a device of a tower has is a parameter here, which alone is cut over the workers.
 """
 
 import math
@@ -145,7 +145,8 @@ def held_by_workers(
     Args:
       shards: of all parameters, in order; the owner of each is the index of a device of a tower.
       templates: the parameters by canonical name.
-      whole: names of the parameters that must not be cut. If that is all, the largest goes first, as in `shards_of`.
+      whole: names of the parameters that must not be cut. If these are all, the largest goes first, as in
+        `shards_of`.
       num_workers: number of owners.
     """
     shapes = [shape_of(shard, templates[shard.name].shape) for shard in shards]

@@ -600,10 +600,11 @@ ROWS = (
         branches=True,
     ),
     Row(
-        name="own_ring_2_of_slices_2_zero_3_accumulation_2_clipping",
+        name="own_ring_2_of_slices_2_zero_3_accumulation_4_clipping",
         make_strategy=_recomputing(_ring(cpus_in_groups("slice:2", zero=3), slices=SliceOptions()), "sqrt"),
-        accumulation=2,
+        accumulation=4,
         shares=even_shares(2),
+        reference=FOUR_MICROBATCHES,
         # Several calls.
         ring=RingOptions(wire=WireOptions(bytes_per_pack=1000), check_divergence_every_steps=5),
         options=(("clipping", Clipping(norm=0.05)),),

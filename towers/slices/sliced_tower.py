@@ -85,8 +85,8 @@ class SlicedTower:
 
         Args:
           parameters: for each parameter `Slices` as the layout cuts it, or a tensor. Gradients come out likewise.
-            If `traced` gathers, each slice or tensor may be `Slices` of its owners, or an `OwnPart`, whose gradient
-            is then as from `GatheredOnce`.
+            If `traced` gathers, each slice or tensor may be `Slices` of its owners, or an `OwnPart`, whose
+            gradient is then as from `GatheredOnce`.
           state, batch, seed, gain: as for `TowerFunction`.
         """
         held = _held(parameters, self._layout)

@@ -11,9 +11,11 @@ from strategies.ring.collectives import WireOptions, WorkerExchange
 from strategies.ring.placements import ring_placement
 from strategies.ring.remote_variable import RemoteVariable
 from strategies.slices import SlicedTowers
-from tests.strategies.ring.test_gathered_placement import collected
+from tests.strategies.ring.test_gathered_placement import DEPTH, WIDTH, chain, collected
 from tests.strategies.ring.threads import WorkersInThreads, rings
+from tests.strategies.ring.wire_bytes import bytes_of_a_step
 from tests.tiers import first_quick
+from tests.towers.gathering.gathered_bytes import peak_bytes
 from tests.towers.logical_cpus import cpus, cpus_in_groups
 from tests.towers.partitioned_graphs import recorded_graphs
 from tests.towers.table_and_matrices import task, trained
@@ -124,3 +126,36 @@ def test_zero_3_equals_one_device_and_each_device_has_its_part(grid, made):
     for engine in found.engines:
         (graph,) = engine.towers[0].traced.graphs.values()
         assert {call.device[-5:] for call in graph.calls} == everywhere
+
+
+def test_zero_3_of_slices_holds_a_part_of_each_slice_and_two_units():
+    devices, options = cpus_in_groups("slice:2", zero=3), StepOptions(rule=Adam())
+    with rings(2) as (connections, _):
+        found = WorkersInThreads(connections, chain(), options, devices=devices, make_towers=sliced_towers)
+        found.train(1)
+    layer = 4 * WIDTH * (WIDTH + 1) // 2
+    for engine in found.engines:
+        held: collections.Counter = collections.Counter()
+        for part in engine.placement.parts:
+            if not isinstance(part.variable, RemoteVariable):
+                held[part.device] += 4 * part.size
+        assert max(held.values()) <= 0.6 * DEPTH * layer, held
+        (graph,) = engine.towers[0].traced.graphs.values()
+        for device in devices.groups[0]:
+            assert layer * 0.9 < peak_bytes(graph, device) <= 2.4 * layer
+            assert peak_bytes(graph, device, waits=False) > 5 * layer, "or this test shows nothing"
+
+
+@pytest.mark.full
+def test_zero_3_of_slices_sends_gathers_twice_and_gradients_once(monkeypatch):
+    plain, zero_3 = (
+        bytes_of_a_step(
+            zero,
+            chain,
+            monkeypatch,
+            devices=cpus_in_groups("slice:2", zero=zero),
+            make_towers=sliced_towers,
+        )
+        for zero in (1, 3)
+    )
+    assert 1.3 * plain < zero_3 < 1.55 * plain
