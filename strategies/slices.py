@@ -71,13 +71,13 @@ class SlicedTowers:
         return self.layout.shards()
 
     def make_towers(self, engine: Engine, exchange: UnitExchange | None = None):
-        assert exchange is None
         kernels = self._step.kernels(self.devices)
         shared = engine.tower.exchange
         towers, evaluations = [], []
         for group in self.devices.groups:
             own = shared and shared.again()
-            traced = functools.partial(GatheredOnce, devices=group) if self.devices.zero == 3 else TracedOnce
+            gathers = self.devices.zero == 3
+            traced = functools.partial(GatheredOnce, devices=group, exchange=exchange) if gathers else TracedOnce
             towers.append(
                 SlicedTower(
                     self._task,

@@ -4,10 +4,12 @@
                 +-- all-gather --+                          +-- reduce-scatter --+
     own parts --+                +--> tower, unit by unit --+                    +--> / weight, update own parts
 
-The exchanges are in the tower's graph (`towers.gathering`); here are the variables.
+The exchanges are in the tower's graph (`towers.gathering`); here are the variables. A device of a tower of several
+has parts of what that device uses: of its stage, its branches or its slices.
 """
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -17,8 +19,9 @@ from strategies.ring.remote_variable import RemoteVariable
 from strategies.ring.worker_units import WorkerUnits
 from strategies.ring.zero_placement import OwnedPlacement, SpreadPart
 from towers.gathering.exchange import OwnPart
+from towers.owners import Slices
 from towers.parameters.placement import canonical_names, make_slots
-from towers.parameters.sharded_placement import part_of
+from towers.parameters.sharded_placement import by_name, part_of
 from towers.parameters.shards import Shard, shape_of
 from towers.tower import ModelVariables
 from towers.updates.rules import UpdateRule
@@ -37,26 +40,25 @@ class GatheredPlacement(OwnedPlacement):
         self,
         variables: ModelVariables,
         rule: UpdateRule,
-        device: str,
+        devices: Sequence[str],
         units: WorkerUnits,
-        homes: Mapping[str, str] | None = None,
     ):
         """Args:
         variables: give the first values.
         rule: says which slots there are.
-        device: where this worker has its parts and their slots, and the state.
+        devices: of this worker's tower. Each has this worker's parts of what it uses, with their slots; the first
+          one has the state.
         units: says who has which part.
-        homes: the device of the parts of each parameter by name, if not all are on `device`.
         """
         templates = dict(zip(canonical_names(variables.parameters), variables.parameters, strict=True))
         names, rank = list(templates), units.exchange.rank
-        homes = homes or dict.fromkeys(names, device)
         parts = []
-        for shard in units.shards:
-            with tf.device(homes[shard.name]):
-                parts.append(_part(shard, templates[shard.name], rule, homes[shard.name], rank))
-        super().__init__(parts, variables, rule, device, units.exchange)
-        self._wholes = {name: tf.TensorSpec(each.shape, each.dtype) for name, each in templates.items()}
+        for held in units.held:
+            device = devices[held.shard.owner]
+            with tf.device(device):
+                parts += [_part(cut, templates[cut.name], rule, device, rank) for cut in held.cuts]
+        super().__init__(parts, variables, rule, devices[0], units.exchange)
+        self._units = units
         self.owners = OwnParts(
             units.exchange,
             [names.index(part.shard.name) for part in self._own],
@@ -65,13 +67,19 @@ class GatheredPlacement(OwnedPlacement):
         )
 
     def read(self):
-        parts: dict[str, list] = {name: [] for name in self._wholes}
-        for part in self._own:
-            with tf.device(part.device):
-                parts[part.shard.name].append(part.variable.read_value())
+        parts, values = iter(self.parts), []
+        for held, whole in zip(self._units.held, self._units.specs, strict=True):
+            here = [
+                part for part in itertools.islice(parts, len(held.cuts)) if part.shard.owner == self._exchange.rank
+            ]
+            own = []
+            for part in here:
+                with tf.device(part.device):
+                    own.append(part.variable.read_value())
+            values.append(OwnPart(own, whole))
         with tf.device(self._device):
             state = [variable.read_value() for variable in self.state.values()]
-        return [OwnPart(parts[name], whole) for name, whole in self._wholes.items()], state
+        return list(by_name(self._units.held, values, Slices).values()), state
 
     @property
     def notice(self) -> str:

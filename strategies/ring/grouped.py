@@ -15,7 +15,6 @@ from strategies.ring.collectives import HostExchange, WireOptions
 from strategies.slices import SlicedTowers
 from towers.devices import Devices
 from towers.errors import UserError
-from towers.grid import SLICE
 from towers.options import StepOptions
 from towers.task import Task
 
@@ -51,11 +50,6 @@ def grouped_towers_of(
         raise UserError(
             f"{devices.spread} with towers of several devices on a ring: their workers divide parameters by ZeRO "
             "alone; use zero=3, or towers of one device"
-        )
-    if devices.zero == 3 and SLICE in given:
-        raise UserError(
-            "zero=3 with slices on a ring: its workers can't gather slices of parameters; use zero=2, or in one "
-            "process strategy 'slices' with several towers, as grid='data:2,slice:2'"
         )
     if wire.algorithm not in ("auto", "tcp") or "CPU" not in devices.parameters:
         what = f"all_reduce={wire.algorithm!r}" if "CPU" in devices.parameters else "parameters on a GPU"

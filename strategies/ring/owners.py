@@ -11,7 +11,7 @@ import tensorflow as tf
 from strategies.ring.collectives import WorkerExchange
 from towers import gradients, packing
 from towers.gradients import Gradient
-from towers.owners import CURRENT_DEVICE, CurrentDevice, ManyOwners
+from towers.owners import CURRENT_DEVICE, CurrentDevice, ManyOwners, Slices
 
 
 class EveryWorker(CurrentDevice):
@@ -87,7 +87,10 @@ class OwnParts:
 
     def keep(self, per_tower):
         (of_tower,) = per_tower
-        return [part for own in of_tower for part in own]
+        held: list[Sequence] = []
+        for gradient in of_tower:
+            held += gradient.parts if isinstance(gradient, Slices) else [gradient]
+        return [part for own in held for part in own]
 
     def add(self, kept):
         return self.each(lambda *of_part: gradients.add(of_part), *kept)

@@ -47,13 +47,13 @@ def ring_placement(
         )
 
     def in_parts(variables: ModelVariables, rule: UpdateRule) -> GatheredPlacement:
-        return GatheredPlacement(variables, rule, devices.parameters, units)
+        return GatheredPlacement(variables, rule, [devices.parameters], units)
 
     def on_devices(variables: ModelVariables, rule: UpdateRule) -> Placement:
-        shards, own = towers.shards(variables), towers.devices.groups[0]
-        if devices.zero == 3:
-            homes = {shard.name: own[shard.owner] for shard in shards}
-            return GatheredPlacement(variables, rule, devices.parameters, units, homes)
+        own = towers.devices.groups[0]
+        if units is not None:
+            return GatheredPlacement(variables, rule, own, units)
+        shards = towers.shards(variables)
         if devices.zero:
             return SpreadGroups(variables, rule, own, shards, exchange=exchange, each_microbatch=devices.zero == 2)
         placement = ShardedPlacement(variables, rule, own, shards)

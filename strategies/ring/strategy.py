@@ -171,9 +171,6 @@ class RingStrategy(SynchronousStrategy):
 
     def _engine(self, task, model, devices, options, spec, shares, own_shares, exchange) -> Engine:
         ring, all_shares = self.ring, self._shares_of_all
-        units = None
-        if devices.zero == 3:
-            units = WorkerUnits(ModelVariables.of(model), options.rule, exchange)
         several = ring.num_workers > 1
         spec = spec if isinstance(spec, Batch) else spec[0]
         stand_in = tf.nest.map_structure(lambda tensor: tensor.numpy(), self._stand_in()) if several else None
@@ -199,10 +196,17 @@ class RingStrategy(SynchronousStrategy):
             "step_spec": spec if self._microbatches == 1 else (spec,) * self._microbatches,
             "parts": parts,
         }
+        if self._towers is not None:
+            self._towers.divide(model, decided_by_first(self._host))
+        units = None
+        if devices.zero == 3:
+            variables = ModelVariables.of(model)
+            shards = self._towers.shards(variables) if self._towers is not None else None
+            units = WorkerUnits(variables, options.rule, exchange, shards)
         if units is not None and self._towers is None:
             named["traced"] = functools.partial(GatheredOnce, exchange=units)
         if exchange is not None:
-            of_towers = self._divided(model, named, units) if self._towers is not None else {}
+            of_towers = self._of_towers(named, units) if self._towers is not None else {}
             place = ring_placement(devices, exchange, self._towers, units)
             engine = RingEngine(task, model, devices, options, exchange=exchange, place=place, **named | of_towers)
             if units is not None:
@@ -214,10 +218,9 @@ class RingStrategy(SynchronousStrategy):
             task, model, devices, options, strategy=replicas, wire_precision=wire_precision, **named
         )
 
-    def _divided(self, model, named, units: WorkerUnits | None) -> dict:
+    def _of_towers(self, named, units: WorkerUnits | None) -> dict:
         """What an engine of towers of several devices takes otherwise, when all workers have divided the model."""
         towers = self._towers
-        towers.divide(model, decided_by_first(self._host))
         at_once = towers.microbatches or 1
         spec = named["batch_spec"] if at_once == 1 else (named["batch_spec"],) * at_once
         return {

@@ -85,6 +85,7 @@ MODES = MappingProxyType(
                 "--batch_stats=average",
             ),
         ),
+        "ring_2_of_slices_2_zero_3": (("--workers=2",), ("--strategy=ring", "--grid=slice:2", "--zero=3")),
         "ring_2_of_slices_2_zero_1": (("--workers=2",), ("--strategy=ring", "--grid=slice:2", "--zero=1")),
         "ring_2_of_branches_2_zero_1": (("--workers=2",), ("--strategy=ring", "--grid=branch:2", "--zero=1")),
         "branches_2": ((), ("--strategy=branches", "--branch_devices=2")),

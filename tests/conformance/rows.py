@@ -600,6 +600,27 @@ ROWS = (
         branches=True,
     ),
     Row(
+        name="own_ring_2_of_slices_2_zero_3_accumulation_4_clipping",
+        make_strategy=_recomputing(_ring(cpus_in_groups("slice:2", zero=3), slices=SliceOptions()), "sqrt"),
+        accumulation=4,
+        shares=even_shares(2),
+        reference=FOUR_MICROBATCHES,
+        # Several calls.
+        ring=RingOptions(wire=WireOptions(bytes_per_pack=1000), check_divergence_every_steps=5),
+        options=(("clipping", Clipping(norm=0.05)),),
+        num_workers=2,
+        transformer=True,
+    ),
+    Row(
+        name="own_ring_2_of_slices_3_zero_3_adamw_shares_2_1",
+        make_strategy=_ring(cpus_in_groups("slice:3", zero=3), slices=SliceOptions()),
+        shares=(2.0, 1.0),
+        ring=RingOptions(worker_shares=(2.0, 1.0), check_divergence_every_steps=5),
+        options=(("rule", Adam(weight_decay=0.1)),),
+        num_workers=2,
+        transformer=True,
+    ),
+    Row(
         name="own_ring_2_of_slices_2_zero_1_adamw_shares_2_1",
         make_strategy=_recomputing(_ring(cpus_in_groups("slice:2", zero=1), slices=SliceOptions()), "sqrt"),
         shares=(2.0, 1.0),

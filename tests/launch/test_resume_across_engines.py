@@ -23,6 +23,7 @@ MODES = {
     "ring, own": ("--strategy=ring", "--engine=own"),
     "ring, slices": ("--strategy=ring", "--grid=slice:2"),
     "ring, slices, zero 1": ("--strategy=ring", "--grid=slice:2", "--zero=1"),
+    "ring, slices, zero 3": ("--strategy=ring", "--grid=slice:2", "--zero=3"),
     "ps, own": ("--strategy=ps", "--engine=own"),
     "ring, zero 1": ("--strategy=ring", "--zero=1"),
     "ring, zero 3": ("--strategy=ring", "--zero=3"),

@@ -148,9 +148,15 @@ def _with_dense_gradients(function):
         result = function(*arguments)
         if "gradients" not in result._fields:
             return result
-        return result._replace(gradients=[tf.convert_to_tensor(gradient) for gradient in result.gradients])
+        return result._replace(gradients=[_dense(gradient) for gradient in result.gradients])
 
     return dense
+
+
+def _dense(gradient) -> tf.Tensor:
+    """A gradient as a dense tensor, on the device that computed it."""
+    with tf.device(gradient.device):
+        return tf.convert_to_tensor(gradient)
 
 
 def _whole_of(value: tf.Tensor | Slices | OwnPart) -> tf.TensorSpec:

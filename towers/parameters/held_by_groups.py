@@ -27,7 +27,8 @@ class Held:
 
     Attributes:
       shard: which part of which parameter; its owner is the index of the device in each tower.
-      cuts: its parts, as shards of the parameter; the owner of each is the index of a tower, whose device owns it.
+      cuts: its parts, as shards of the parameter; the owner of each is the index of a tower, whose device owns it,
+        or of a worker with one tower.
       dimension: dimension along which the parts follow each other.
     """
 
@@ -114,7 +115,7 @@ def held_by_groups(
     for shard in shards:
         own = cuts[shard.owner][shard.name]
         dimension = own[0].dimension if own[0].dimension is not None else 0
-        found.append(Held(shard, [_within(shard, cut) for cut in own], dimension))
+        found.append(Held(shard, [within(shard, cut) for cut in own], dimension))
     return found
 
 
@@ -135,7 +136,7 @@ def _cuts_of(
     return found
 
 
-def _within(shard: Shard, cut: Shard) -> Shard:
+def within(shard: Shard, cut: Shard) -> Shard:
     """A shard of a shard, as a shard of the whole parameter."""
     if cut.dimension is None:
         return dataclasses.replace(shard, owner=cut.owner)

@@ -85,13 +85,14 @@ class SlicedTower:
 
         Args:
           parameters: for each parameter `Slices` as the layout cuts it, or a tensor. Gradients come out likewise.
-            If `traced` gathers, each slice or tensor may be `Slices` of its owners.
+            If `traced` gathers, each slice or tensor may be `Slices` of its owners, or an `OwnPart`, whose
+            gradient is then as from `GatheredOnce`.
           state, batch, seed, gain: as for `TowerFunction`.
         """
         held = _held(parameters, self._layout)
         result = self.traced(held, list(state), batch, seed, gain)
         for gradient, given in zip(result.gradients, held, strict=True):
-            if not isinstance(gradient, tf.IndexedSlices):
+            if isinstance(gradient, tf.Tensor):
                 gradient.set_shape(specs_of(given).shape)
         return result._replace(gradients=_sliced(result.gradients, self._layout))
 

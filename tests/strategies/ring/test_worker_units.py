@@ -32,9 +32,15 @@ def test_units_come_whole_and_sums_of_gradients_reach_their_owners():
             WorkerUnits(given, Adam(), WorkerExchange(2, rank, WireOptions(), channel=1, tcp=tcp))
             for rank, tcp in enumerate(made)
         ]
-        assert [sum(shard.name == name for shard in units[0].shards) for name in SHAPES] == [2, 1, 2, 1, 2, 1]
+        assert [len(held.cuts) for held in units[0].held] == [2, 1, 2, 1, 2, 1]
         own = [
-            [part_of(s, by_name[s.name]).numpy() for s in units[0].shards if s.owner == rank] for rank in (0, 1)
+            [
+                part_of(cut, by_name[cut.name]).numpy()
+                for held in units[0].held
+                for cut in held.cuts
+                if cut.owner == rank
+            ]
+            for rank in (0, 1)
         ]
         gathers = [tf.function(one.gather(everything, "units"), autograph=False) for one in units]
         scatters = [tf.function(one.scatter(everything[::-1], "gradients"), autograph=False) for one in units]

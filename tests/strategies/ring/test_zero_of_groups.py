@@ -10,15 +10,16 @@ from strategies.registry import build_strategy
 from strategies.ring.collectives import WireOptions, WorkerExchange
 from strategies.ring.placements import ring_placement
 from strategies.ring.remote_variable import RemoteVariable
-from strategies.slices import SlicedTowers, SliceOptions
-from tests.strategies.ring.test_gathered_placement import collected
+from strategies.slices import SlicedTowers
+from tests.strategies.ring.test_gathered_placement import DEPTH, WIDTH, chain, collected
 from tests.strategies.ring.threads import WorkersInThreads, rings
+from tests.strategies.ring.wire_bytes import bytes_of_a_step
 from tests.tiers import first_quick
+from tests.towers.gathering.gathered_bytes import peak_bytes
 from tests.towers.logical_cpus import cpus, cpus_in_groups
 from tests.towers.partitioned_graphs import recorded_graphs
 from tests.towers.table_and_matrices import task, trained
 from tests.towers.tiny_tasks import assert_close, dense_task, parameters_of
-from tests.towers.user_errors import refused
 from towers.options import StepOptions
 from towers.stages.options import PipelineOptions
 from towers.tower import ModelVariables
@@ -104,25 +105,57 @@ def test_it_equals_one_device_on_all_workers(zero, rule, clipping):
         assert_close({name: variable.numpy() for name, variable in engine.parameters().items()}, expected)
 
 
-def test_zero_3_of_stages_equals_one_device_and_each_device_has_its_part():
+@pytest.mark.parametrize(
+    "grid, made",
+    [("stage:2", undivided_stages), ("slice:2", sliced_towers), ("slice:3", sliced_towers)],
+    ids=["stages", "slices", "uneven slices"],
+)
+def test_zero_3_equals_one_device_and_each_device_has_its_part(grid, made):
     rule, clipping = Adam(weight_decay=0.1), Clipping(norm=0.05)
-    devices, steps = cpus_in_groups("stage:2", zero=3), 2
+    devices, steps = cpus_in_groups(grid, zero=3), 2
     options = StepOptions(rule=rule, clipping=clipping)
-    with rings(2) as (made, _):
-        found = WorkersInThreads(made, task(), options, devices=devices, make_towers=undivided_stages)
+    with rings(2) as (connections, _):
+        found = WorkersInThreads(connections, task(), options, devices=devices, make_towers=made)
         found.train(steps)
         values = collected(found)
     assert_close(values, parameters_of(trained(cpus(1), rule, steps=steps, clipping=clipping)))
     owned = [part.variable for engine in found.engines for part in engine.placement.parts]
     # A small table has one owner.
-    assert {one.device[-5:] for one in owned if not isinstance(one, RemoteVariable)} == {"CPU:0", "CPU:1"}
+    everywhere = {device[-5:] for device in devices.groups[0]}
+    assert {one.device[-5:] for one in owned if not isinstance(one, RemoteVariable)} == everywhere
     for engine in found.engines:
         (graph,) = engine.towers[0].traced.graphs.values()
-        assert {call.device[-5:] for call in graph.calls} == {"CPU:0", "CPU:1"}
+        assert {call.device[-5:] for call in graph.calls} == everywhere
 
 
-def test_zero_3_of_slices_is_refused():
-    with refused("zero=3 with slices on a ring", "use zero=2"):
-        build_strategy(
-            "ring", dense_task(), cpus_in_groups("slice:2", zero=3), StepOptions(), slices=SliceOptions()
+def test_zero_3_of_slices_holds_a_part_of_each_slice_and_two_units():
+    devices, options = cpus_in_groups("slice:2", zero=3), StepOptions(rule=Adam())
+    with rings(2) as (connections, _):
+        found = WorkersInThreads(connections, chain(), options, devices=devices, make_towers=sliced_towers)
+        found.train(1)
+    layer = 4 * WIDTH * (WIDTH + 1) // 2
+    for engine in found.engines:
+        held: collections.Counter = collections.Counter()
+        for part in engine.placement.parts:
+            if not isinstance(part.variable, RemoteVariable):
+                held[part.device] += 4 * part.size
+        assert max(held.values()) <= 0.6 * DEPTH * layer, held
+        (graph,) = engine.towers[0].traced.graphs.values()
+        for device in devices.groups[0]:
+            assert layer * 0.9 < peak_bytes(graph, device) <= 2.4 * layer
+            assert peak_bytes(graph, device, waits=False) > 5 * layer, "or this test shows nothing"
+
+
+@pytest.mark.full
+def test_zero_3_of_slices_sends_gathers_twice_and_gradients_once(monkeypatch):
+    plain, zero_3 = (
+        bytes_of_a_step(
+            zero,
+            chain,
+            monkeypatch,
+            devices=cpus_in_groups("slice:2", zero=zero),
+            make_towers=sliced_towers,
         )
+        for zero in (1, 3)
+    )
+    assert 1.3 * plain < zero_3 < 1.55 * plain

@@ -124,10 +124,13 @@ class WorkersInThreads:
             towers = make_towers and make_towers(task, devices, options)
             more = {}
             units = None
-            if 3 in (zero, devices.zero):
-                units = WorkerUnits(ModelVariables.of(model), options.rule, exchange)
             if towers is not None:
                 towers.divide(model)
+            if 3 in (zero, devices.zero):
+                variables = ModelVariables.of(model)
+                shards = towers and towers.shards(variables)
+                units = WorkerUnits(variables, options.rule, exchange, shards)
+            if towers is not None:
                 make = functools.partial(towers.make_towers, exchange=units)
                 more = {"make_towers": make, "microbatches": towers.microbatches}
             elif units is not None:

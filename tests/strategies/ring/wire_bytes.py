@@ -6,8 +6,11 @@ from towers.options import StepOptions
 from towers.updates.rules import Adam
 
 
-def bytes_of_a_step(zero: int, task, monkeypatch) -> int:
-    """The bytes that the busiest of two workers sends in a step, heads of frames included."""
+def bytes_of_a_step(zero: int, task, monkeypatch, **of_workers) -> int:
+    """The bytes that the busiest of two workers sends in a step, heads of frames included.
+
+    `of_workers` are further arguments of `WorkersInThreads`.
+    """
     sent: dict[TcpRing, int] = {}
     send = TcpRing._send_bytes
 
@@ -17,5 +20,5 @@ def bytes_of_a_step(zero: int, task, monkeypatch) -> int:
 
     with monkeypatch.context() as patched, rings(2) as (made, _):
         patched.setattr(TcpRing, "_send_bytes", counted)
-        WorkersInThreads(made, task(), StepOptions(rule=Adam()), zero=zero).train(1)
+        WorkersInThreads(made, task(), StepOptions(rule=Adam()), zero=zero, **of_workers).train(1)
     return max(sent.values())
