@@ -129,10 +129,16 @@ def test_zero_3_equals_one_device_and_each_device_has_its_part(grid, made):
 
 
 def test_zero_3_of_slices_holds_a_part_of_each_slice_and_two_units():
-    devices, options = cpus_in_groups("slice:2", zero=3), StepOptions(rule=Adam())
+    """Here slices are large enough to be cut."""
+    devices = cpus_in_groups("slice:2", zero=3)
+    options = StepOptions(rule=Momentum(momentum=0.9), schedule=Constant(0.1))
     with rings(2) as (connections, _):
         found = WorkersInThreads(connections, chain(), options, devices=devices, make_towers=sliced_towers)
-        found.train(1)
+        found.train(2)
+        values = collected(found)
+    alone = build_strategy("towers", chain(), cpus(1), options)
+    alone.run_steps(2)
+    assert_close(values, parameters_of(alone))
     layer = 4 * WIDTH * (WIDTH + 1) // 2
     for engine in found.engines:
         held: collections.Counter = collections.Counter()
