@@ -140,9 +140,7 @@ def check_spread(name: str, argument: str) -> None:
     if argument and not argument.startswith(_mode(name).spreads):
         able = " or ".join(repr(other) for other, mode in _MODES.items() if argument.startswith(mode.spreads))
         instead = "parameter_device='cpu'" if argument.startswith("parameter_device") else f"omit {argument}"
-        raise UserError(
-            f"{argument} with strategy {name!r}: only {able} supports it; use one of these, or {instead}"
-        )
+        raise UserError(f"{argument} with strategy {name!r}: only {able} supports it; use that, or {instead}")
 
 
 def default_num_towers(name: str, argument: str) -> int | None:
@@ -167,9 +165,11 @@ def divides(name: str) -> str:
 def check_groups(name: str, grouped: bool) -> None:
     """Raises UserError if towers are groups of devices and the strategy has towers of one device."""
     if grouped and not _mode(name).divides:
-        able = " or ".join(repr(other) for other, mode in _MODES.items() if mode.divides)
+        *first, last = [repr(other) for other, mode in _MODES.items() if mode.divides]
+        able = f"{', '.join(first)} and {last}"
         raise UserError(
-            f"towers of several devices with strategy {name!r}: only {able} has them; use it, or omit the grid"
+            f"a grid with strategy {name!r}, whose towers are single devices: it is for {able}; use one of these, "
+            "or omit the grid"
         )
 
 

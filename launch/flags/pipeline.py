@@ -52,14 +52,20 @@ def pipeline_from_flags() -> PipelineOptions | None:
     """The options of a pipeline; None if towers have no stages.
 
     Raises:
-      UserError: a file that is no schedule, another value that is not allowed, or a flag that needs a grid.
+      UserError: a file that is no schedule, another value that is not allowed, or a flag of pipelines without one.
     """
     if divided_by() != STAGE:
         for name in ("stages", "microbatches"):
-            if FLAGS[name].value and divides(FLAGS.strategy) == ON_REQUEST:
+            if FLAGS[name].value:
+                on_request = divides(FLAGS.strategy) == ON_REQUEST
+                use = (
+                    f"add --grid=stage:{FLAGS.stages or _DEFAULT_STAGES}"
+                    if on_request
+                    else "use --strategy=pipeline"
+                )
                 raise UserError(
                     f"--{name}={FLAGS[name].value} with --strategy={FLAGS.strategy}: its towers have no stages; "
-                    f"add --grid=stage:{FLAGS.stages or _DEFAULT_STAGES}, or omit --{name}"
+                    f"{use}, or omit --{name}"
                 )
         return None
     return PipelineOptions(

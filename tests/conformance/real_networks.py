@@ -33,6 +33,9 @@ OPTIMIZERS = MappingProxyType(
         "adamw": ("--optimizer=adamw", "--learning_rate=0.001"),
     }
 )
+# Towers of stages average moving statistics once a step, so microbatches of other sizes would differ from one
+# device's: these networks' batches, of 30 and 8, are two equal microbatches.
+_EQUAL_MICROBATCHES = ("--batch_stats=average", "--microbatches=2")
 # Flags of the launcher, if there are several processes, and flags of the mode.
 MODES = MappingProxyType(
     {
@@ -92,14 +95,14 @@ MODES = MappingProxyType(
         "grid_branches_zero_1": ((), ("--strategy=branches", "--grid=data:2,branch:2", "--zero=1")),
         "grid_stages_zero_1": (
             (),
-            ("--strategy=pipeline", "--grid=data:2,stage:2", "--zero=1", "--batch_stats=average"),
+            ("--strategy=pipeline", "--grid=data:2,stage:2", "--zero=1", *_EQUAL_MICROBATCHES),
         ),
         "grid_slices_zero_2": ((), ("--strategy=slices", "--grid=data:2,slice:2", "--zero=2")),
         "grid_slices_zero_3": ((), ("--strategy=slices", "--grid=data:2,slice:2", "--zero=3")),
         "grid_branches_zero_3": ((), ("--strategy=branches", "--grid=data:2,branch:2", "--zero=3")),
         "grid_stages_zero_3": (
             (),
-            ("--strategy=pipeline", "--grid=data:2,stage:2", "--zero=3", "--batch_stats=average"),
+            ("--strategy=pipeline", "--grid=data:2,stage:2", "--zero=3", *_EQUAL_MICROBATCHES),
         ),
     }
 )

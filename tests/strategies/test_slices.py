@@ -41,7 +41,7 @@ def test_a_run_goes_on_with_other_slices_and_with_towers(tmp_path):
             "towers",
             cpus_in_groups("slice:2"),
             {},
-            ("towers of several devices with strategy 'towers'", "'slices'"),
+            ("a grid with strategy 'towers'", "'slices'"),
         ),
     ],
 )

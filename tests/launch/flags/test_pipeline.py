@@ -63,7 +63,12 @@ def test_a_ring_whose_towers_are_pipelines(given):
     given(strategy="ring", microbatches=4)
     with refused("--microbatches=4 with --strategy=ring: its towers have no stages; add --grid=stage:2"):
         pipeline_from_flags()
-    given(strategy="ring", grid="stage:2", microbatches=4)
+    given(strategy="towers", stages=2)
+    with refused(
+        "--stages=2 with --strategy=towers: its towers have no stages; use --strategy=pipeline, or omit --st"
+    ):
+        pipeline_from_flags()
+    given(strategy="ring", stages=None, grid="stage:2", microbatches=4)
     assert pipeline_from_flags().microbatches == 4
     given(strategy="ring", grid="data:2")
     with refused("--grid=data:2 with --strategy=ring: its towers are single devices", "--num_towers=2 instead"):
@@ -75,7 +80,11 @@ def test_a_ring_whose_towers_are_pipelines(given):
     [
         ({"grid": "slice:2"}, "--grid=slice:2: --strategy=pipeline has stages, no slices"),
         ({"grid": "data:2,stage:2", "num_towers": 4}, "has 2 towers, --num_towers=4"),
-        ({"grid": "data:2,stage:2", "strategy": "towers"}, "towers of several devices with strategy 'towers'"),
+        (
+            {"grid": "data:2,stage:2", "strategy": "towers"},
+            "a grid with strategy 'towers', whose towers are single",
+        ),
+        ({"grid": "rows:2", "strategy": "towers"}, "grid 'rows:2': give each axis once"),
     ],
     ids=str,
 )

@@ -135,7 +135,7 @@ def test_what_pipelines_refuse():
         devices = cpus(4).grouped(Grid(data=2, stage=2).groups(cpus(4).towers))
         options = StepOptions(batch_stats="synced")
         build_strategy("pipeline", dense_task(), devices, options, pipeline=PipelineOptions(microbatches=2))
-    with refused("towers of several devices with strategy 'towers'"):
+    with refused("a grid with strategy 'towers'"):
         build_strategy("towers", dense_task(), devices, StepOptions())
     with refused("microbatches=16, num_towers=1 and a batch of 8"):
         build_strategy("pipeline", dense_task(), cpus(2), StepOptions(), pipeline=PipelineOptions(microbatches=16))
