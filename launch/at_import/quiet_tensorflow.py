@@ -28,7 +28,7 @@ def keep_tensorflow_quiet() -> None:
 @contextlib.contextmanager
 def _quiet(tensorflow: types.ModuleType) -> Iterator[None]:
     """Context manager around the import: stderr goes to a file, whose text is printed only if the import fails."""
-    # Imported here: importing `launch` imports no other package of this project.
+    # Imported here, when it is used: `launch` alone imports little.
     quiet_stderr = importlib.import_module("towers.quiet_stderr")
     with quiet_stderr.stderr_aside():
         yield
