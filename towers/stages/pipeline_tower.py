@@ -110,7 +110,7 @@ class _Shared:
             return []
         waiting = self._waiting(piece, values) if after else ()
         with tf.device(self._devices[place.stage]):
-            with tf.control_dependencies(_one(after)):
+            with tf.control_dependencies(after):
                 given = {name: tf.identity(values[name]) for name in waiting}
             arguments = [given.get(name, values.get(name, self.values.get(name))) for name in piece.inputs]
             found = (piece.graph.imported if self._inlined else piece.function)(*arguments)
@@ -127,12 +127,6 @@ class _Shared:
         }
         varying = [name for name in piece.inputs if name in values]
         return [name for name in varying if name not in own] or varying
-
-
-def _one(after: Sequence[tf.Tensor]) -> list[tf.Operation]:
-    """An operation that waits for all of them: many that wait for many would be an edge for each pair."""
-    with tf.control_dependencies(after):
-        return [tf.no_op()] if len(after) else []
 
 
 class _TrainingRun:
