@@ -19,6 +19,7 @@ from collections.abc import Callable
 from absl import app, flags
 
 from launch.at_import.ending_signals import EndingSignals
+from launch.messages.in_flags import in_flags
 from strategies.errors import NonFiniteStep, PeerLost
 from towers.errors import UserError
 
@@ -101,4 +102,4 @@ def _print_line(kind: str, message: object) -> None:
     program = os.path.splitext(os.path.basename(sys.argv[0]))[0]
     # A terminal that was closed must not change the exit code.
     with contextlib.suppress(OSError):
-        print(f"{program}: {kind}: {' '.join(str(message).split())}", file=sys.stderr, flush=True)
+        print(f"{program}: {kind}: {in_flags(' '.join(str(message).split()))}", file=sys.stderr, flush=True)

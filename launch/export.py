@@ -19,7 +19,7 @@ from absl import flags
 from launch import binary
 from launch.evaluate import restored_trainer
 from models.networks.views import with_test_time_views
-from strategies.batches import as_batches
+from strategies.data_checks.batches import as_batches
 from strategies.training.export import save_model
 from towers.errors import UserError
 from towers.task import InputShard, Task

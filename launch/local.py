@@ -21,8 +21,8 @@ command that is a shell script should therefore `exec` its last line.
 Private network: where Linux allows it, the cluster runs in a network that has only a loopback interface. Nothing
 outside the cluster can reach its ports, and its processes can't download. --noprivate_network disables it.
 
-NUMA nodes: on a machine with several, processes that compute run on the cores of one node each, if they divide
-evenly over the nodes and no container limits their CPU time.
+NUMA nodes: on a machine with several of equal size, processes that compute run on the cores of one node each, or
+of an equal part of the nodes, if they divide evenly and no container limits their CPU time.
 
 The environment of each process holds TF_CONFIG and
 

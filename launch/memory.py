@@ -12,14 +12,15 @@
     python -m launch.memory --model=vgg16 --measure
         runs each mode of one process in a fresh process for some steps, and prints the measured peak beside
 
-It takes the flags of launch.train that say what a step computes and on which devices. A column says whether it is
-read off the mode's graph or computed from one by a formula. Not in the figures: the process without TensorFlow's
+It takes the flags of launch.train that say what a step computes and on which devices. A row with a * is computed
+by formulas, the others are read off the mode's graph. Not in the figures: the process without TensorFlow's
 tensors (some 600 MiB), the input pipeline, what the allocator loses between tensors, and cuDNN's workspace.
 
 Exit codes: launch/binary.py.
 """
 
 import json
+import shutil
 
 from absl import flags
 
@@ -37,6 +38,7 @@ from launch.forecast.measured_modes import measure_here, measured
 from launch.forecast.modes_of_a_process import TOWERS, ProcessMode, ProcessModes, all_devices
 from launch.forecast.table import as_json, saved_by_recomputation, saved_by_zero, table
 from launch.measuring.running import Interrupted
+from launch.messages.in_flags import in_flags
 from strategies.registry import build_strategy
 from strategies.slices import SliceOptions
 from towers.branches.options import BranchOptions
@@ -48,6 +50,8 @@ from towers.stages.options import PipelineOptions
 from towers.task import Task
 
 FLAGS = flags.FLAGS
+# Characters in a line of the table where there is no terminal.
+_WIDTH_OF_FILES = 120
 flags.DEFINE_string(
     "device_memory",
     None,
@@ -61,8 +65,8 @@ flags.DEFINE_integer(
     "printed, because threads run a step's operations in another order each time.",
 )
 flags.DEFINE_bool("measure_here", False, "Measure one mode in this process. The program starts others with it.")
-flags.DEFINE_integer("workers", 2, "Number of workers of the columns of rings and parameter servers.")
-flags.DEFINE_integer("servers", 1, "Number of parameter servers of their column.")
+flags.DEFINE_integer("workers", 2, "Number of workers in the rows of rings and parameter servers.")
+flags.DEFINE_integer("servers", 1, "Number of parameter servers in their rows.")
 flags.DEFINE_bool("json", False, "Print one JSON object instead of the table.")
 positive("measured_steps", "workers", "servers")
 
@@ -97,11 +101,12 @@ def main(_) -> int:
         return binary.DONE
     print(f"{FLAGS.model}, {run.num_parameters:,} parameters, batch of {task.batch_size}")
     count = max(2, run.num_towers)
-    lines = [*table(columns, peaks), "", *saved_by_zero(run.num_parameters, run.bytes_per_parameter, count)]
-    print("\n".join([*lines, *saved_by_recomputation(columns, run.central.name), *refusals]))
+    width = shutil.get_terminal_size(fallback=(_WIDTH_OF_FILES, 0)).columns
+    lines = [*table(columns, peaks, width), "", *saved_by_zero(run.num_parameters, run.bytes_per_parameter, count)]
+    lines += [*saved_by_recomputation(columns, run.central.name), *map(in_flags, refusals)]
+    print("\n".join(lines))
     if largest is not None:
-        where = f"{_asked(modes.devices).name} in a process" if modes.devices.on_cpu else "a device"
-        print(f"the largest batch of {where} with {byte_text(limit)}: {largest}")
+        print(_largest_line(modes, limit, largest))
     return binary.DONE
 
 
@@ -110,7 +115,7 @@ def _asked(devices: Devices) -> ProcessMode:
     grouped = FLAGS.strategy if devices.groups else TOWERS
     count = len(all_devices(devices))
     return ProcessMode(
-        name=f"{count} towers" if grouped == TOWERS else f"{grouped} on {count} devices",
+        name=f"{count} tower{'' if count == 1 else 's'}" if grouped == TOWERS else f"{grouped} on {count} devices",
         num_devices=count,
         strategy=grouped,
         num_towers=devices.num_towers if devices.groups else 1,
@@ -135,6 +140,16 @@ def _largest(modes: ProcessModes, limit_bytes: int) -> int:
         return modes.process_or_gpu(mode, length).total_bytes
 
     return largest_batch(needed, limit_bytes, multiple=modes.multiple(mode))
+
+
+def _largest_line(modes: ProcessModes, limit_bytes: int, largest: int) -> str:
+    mode = _asked(modes.devices)
+    where = f"{mode.name} in a process" if modes.devices.on_cpu else "a device"
+    if largest:
+        return f"the largest batch of {where} with {byte_text(limit_bytes)}: {largest}"
+    smallest = modes.multiple(mode)
+    needed = byte_text(modes.process_or_gpu(mode, smallest).total_bytes)
+    return f"no batch of {where} fits {byte_text(limit_bytes)}: one of {smallest} needs {needed}"
 
 
 def cli() -> None:

@@ -114,7 +114,7 @@ class OwnTask:
                 "example model=build"
             )
         if not isinstance(self.seed, int | np.integer) or isinstance(self.seed, bool):
-            raise UserError(f"seed={self.seed!r}: must be an integer; use for example seed=0")
+            raise UserError(f"OwnTask(seed={self.seed!r}): must be an integer; use for example OwnTask(seed=0)")
         factors = [one for one in tf.nest.flatten(self.loss_weights) if isinstance(one, float)]
         if not all(map(math.isfinite, factors)):
             raise UserError(f"loss_weights={self.loss_weights!r}: must be finite numbers; correct them")

@@ -5,7 +5,13 @@ from collections.abc import Mapping
 
 import tensorflow as tf
 
-from strategies.grouped_towers import GroupedStrategy, check_grouped, decided_here, towers_of_several
+from strategies.grouped_towers import (
+    GroupedStrategy,
+    check_grouped,
+    decided_here,
+    towers_of_several,
+    traced_towers,
+)
 from towers.branches.branch_report import plan_lines, plan_table
 from towers.branches.branched_once import BranchedOnce
 from towers.branches.options import BranchOptions
@@ -75,10 +81,11 @@ class BranchedTowers:
         num_devices = len(self.devices.groups[0])
         keys = [shared.new_group_key() for _ in range(num_devices)] if shared else ()
         towers, evaluations = [], []
-        for group in self.devices.groups:
+        groups, gathering = traced_towers(self.devices, exchange)
+        for group in groups:
             own = shared and shared.again()
             gathers = self.devices.zero == 3
-            once = functools.partial(GatheredOnce, devices=group, exchange=exchange) if gathers else TracedOnce
+            once = functools.partial(GatheredOnce, devices=group, **gathering) if gathers else TracedOnce
             traced = BranchedOnce(self.plan, group, parameter_devices, keys, once=once)
             towers.append(
                 TowerFunction(

@@ -90,7 +90,8 @@ class GroupedTowers(Protocol):
 
         Args:
           engine: whose towers they become.
-          exchange: between the processes that have the parameters; None if they are in this one.
+          exchange: between the processes that have the parameters; None if they are in this one. With one, a
+            single pass of each kind computes all towers.
         """
 
     @property
@@ -171,6 +172,19 @@ def towers_of_several(devices: Devices, name: str, axis: str) -> Devices:
             f"grid='{axis}:2', or strategy 'towers'"
         )
     return found
+
+
+def traced_towers(devices: Devices, exchange: UnitExchange | None) -> tuple[Sequence[tuple[str, ...]], dict]:
+    """The groups of devices whose towers have a graph of their own, and what `GatheredOnce` takes besides.
+
+    Args:
+      devices: with groups.
+      exchange: as for `GroupedTowers.make_towers`: with one, the graph of the first tower has the others too.
+    """
+    if exchange is None:
+        return devices.groups, {}
+    first, *others = devices.groups
+    return [first], {"exchange": exchange, "others": others}
 
 
 def check_grouped(name: str, options: StepOptions) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import tensorflow as tf
 
-from strategies.grouped_towers import GroupedStrategy, check_grouped, decided_here
+from strategies.grouped_towers import GroupedStrategy, check_grouped, decided_here, traced_towers
 from towers.devices import Devices
 from towers.engine import Engine
 from towers.errors import UserError
@@ -90,7 +90,10 @@ class StagedTowers:
           UserError: a tower without an example of some microbatch, or statistics over the parts of a batch.
         """
         self._num_towers = len(shares)
-        check_microbatches(self._task.batch_size, self._step.accumulation, self.microbatches, shares)
+        by_default = self.options.microbatches is None and isinstance(self.options.schedule, str)
+        check_microbatches(
+            self._task.batch_size, self._step.accumulation, self.microbatches, shares, by_default=by_default
+        )
         if self._step.batch_stats == "synced" and len(shares) > 1:
             raise UserError(
                 f"batch_stats='synced' with a pipeline of {len(shares)} towers: each microbatch of a tower has "
@@ -129,12 +132,13 @@ class StagedTowers:
         model, recompute = engine.tower.model, self._step.recompute
         passes = StagedPasses(self._task, model, self.stages, self._schedule, kernels, recompute)
         training, evaluation = PipelineTower, PipelineEvaluation
+        groups, gathering = traced_towers(self.devices, exchange)
         if self.devices.zero == 3:
-            training = functools.partial(GatheredPipeline, exchange=exchange)
-            evaluation = functools.partial(GatheredPipelineEvaluation, exchange=exchange)
+            training = functools.partial(GatheredPipeline, **gathering)
+            evaluation = functools.partial(GatheredPipelineEvaluation, **gathering)
         return (
-            [training(passes, group) for group in self.devices.groups],
-            [evaluation(passes, group) for group in self.devices.groups],
+            [training(passes, group) for group in groups],
+            [evaluation(passes, group) for group in groups],
         )
 
     @property
@@ -167,5 +171,5 @@ class StagedTowers:
     def _grid_lines(self) -> list[str]:
         drawn = grid.draw(self._schedule).splitlines()
         if max(map(len, drawn)) > _WIDEST_GRID:
-            return [f"schedule of {self.microbatches} microbatches: {drawn[-1]}"]
+            return [f"schedule of {self.microbatches} microbatches, too long to draw: {drawn[-1]}"]
         return drawn

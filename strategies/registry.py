@@ -37,7 +37,6 @@ class _Mode:
       cluster_kind: 'ring' or 'servers': the kind of cluster that its processes form; '' for a single process.
       spreads: beginnings of the arguments, as `towers.devices.spread_by` writes them, that put its parameters or
         slots elsewhere than on one device of each process.
-      one_tower_with: the argument of these with which a process has one tower only; '' for none.
       divides: what each device of a tower has: STAGE, SLICE or BRANCH of `towers.grid`; ON_REQUEST for any of
         these, or none; '' if a tower is one device. `build` takes the arguments in `OPTIONS_BY_AXIS` for it.
     """
@@ -45,7 +44,6 @@ class _Mode:
     build: Callable[..., Strategy]
     cluster_kind: str = ""
     spreads: tuple[str, ...] = ()
-    one_tower_with: str = ""
     divides: str = ""
 
     def may_divide(self, axis: str) -> bool:
@@ -56,9 +54,7 @@ class _Mode:
 _MODES = {
     "towers": _Mode(towers_strategy, spreads=("parameter_device=", "zero=", "offload=")),
     "mirrored": _Mode(mirrored_strategy),
-    "ring": _Mode(
-        ring_strategy, cluster_kind="ring", spreads=("zero=",), one_tower_with="zero=3", divides=ON_REQUEST
-    ),
+    "ring": _Mode(ring_strategy, cluster_kind="ring", spreads=("zero=",), divides=ON_REQUEST),
     "ps": _Mode(servers_strategy, cluster_kind="servers"),
     "pipeline": _Mode(pipeline_strategy, divides=STAGE, spreads=("zero=",)),
     "slices": _Mode(slices_strategy, divides=SLICE, spreads=("zero=",)),
@@ -143,14 +139,6 @@ def check_spread(name: str, argument: str) -> None:
         raise UserError(f"{argument} with strategy {name!r}: only {able} supports it; use that, or {instead}")
 
 
-def default_num_towers(name: str, argument: str) -> int | None:
-    """1 if a process of the strategy can't have more towers with this argument; None if it may have any number.
-
-    Arguments as for `check_spread`.
-    """
-    return 1 if argument and argument == _mode(name).one_tower_with else None
-
-
 def divides(name: str) -> str:
     """What each device of a tower of the strategy has: STAGE, SLICE or BRANCH of `towers.grid`, or ON_REQUEST.
 
@@ -162,13 +150,19 @@ def divides(name: str) -> str:
     return _mode(name).divides
 
 
-def check_groups(name: str, grouped: bool) -> None:
-    """Raises UserError if towers are groups of devices and the strategy has towers of one device."""
+def check_groups(name: str, grouped: bool, grid: str = "a grid") -> None:
+    """Raises UserError if towers are groups of devices and the strategy has towers of one device.
+
+    Args:
+      name: the strategy's name.
+      grouped: whether towers are groups of devices.
+      grid: what made them so, for the message.
+    """
     if grouped and not _mode(name).divides:
         *first, last = [repr(other) for other, mode in _MODES.items() if mode.divides]
         able = f"{', '.join(first)} and {last}"
         raise UserError(
-            f"a grid with strategy {name!r}, whose towers are single devices: it is for {able}; use one of these, "
+            f"{grid} with strategy {name!r}, whose towers are single devices: it is for {able}; use one of these, "
             "or omit the grid"
         )
 

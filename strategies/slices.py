@@ -4,7 +4,13 @@ import dataclasses
 import functools
 from collections.abc import Mapping
 
-from strategies.grouped_towers import GroupedStrategy, check_grouped, decided_here, towers_of_several
+from strategies.grouped_towers import (
+    GroupedStrategy,
+    check_grouped,
+    decided_here,
+    towers_of_several,
+    traced_towers,
+)
 from towers.devices import Devices
 from towers.engine import Engine
 from towers.errors import UserError
@@ -74,10 +80,11 @@ class SlicedTowers:
         kernels = self._step.kernels(self.devices)
         shared = engine.tower.exchange
         towers, evaluations = [], []
-        for group in self.devices.groups:
+        groups, gathering = traced_towers(self.devices, exchange)
+        for group in groups:
             own = shared and shared.again()
             gathers = self.devices.zero == 3
-            traced = functools.partial(GatheredOnce, devices=group, exchange=exchange) if gathers else TracedOnce
+            traced = functools.partial(GatheredOnce, devices=group, **gathering) if gathers else TracedOnce
             towers.append(
                 SlicedTower(
                     self._task,

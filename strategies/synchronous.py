@@ -3,23 +3,23 @@
 The engine decides where towers run and how their gradients are summed.
 """
 
-import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from strategies.batches import as_batches, readable_batches
 from strategies.contract import Move, StepReport
-from strategies.data_errors import readable_errors, readable_input
+from strategies.data_checks.batches import as_batches, readable_batches
+from strategies.data_checks.data_errors import readable_errors, readable_input
+from strategies.data_checks.first_batches import check_first_batches
+from strategies.data_checks.non_finite import Causes
 from strategies.engines import EngineChoice
 from strategies.errors import NonFiniteStep
-from strategies.first_batches import check_first_batches, not_finite_parts
-from strategies.label_check import labels_out_of_range
-from strategies.outcomes_on_host import Arrived, arriving_on_host, on_host
+from strategies.late_reports import LateReports
+from strategies.outcomes_on_host import Arrived, on_host
 from strategies.pieces import Piece
 from strategies.run_settings import fields_of, step_settings
 from strategies.step_report import mean_of, report_of
@@ -37,22 +37,9 @@ from towers.task import Batch, InputShard, Task, steps_per_epoch
 from towers.tower import EvaluationResult, ModelVariables
 
 
-@dataclasses.dataclass(frozen=True)
-class _StartedSteps:
-    """Steps first .. end - 1, which were started; `arrived` waits for them."""
-
-    first: int
-    end: int
-    arrived: Callable[[], Arrived]
-    input_seconds: float
-
-
 class SynchronousStrategy:
     """Implements `strategies.contract.Strategy` over an engine."""
 
-    # The last call of `start_steps`, if its steps are not reported yet, and a report that is not returned yet.
-    _started: _StartedSteps | None = None
-    _known: StepReport | None = None
     # When the steps before were done, and the seconds that the steps of a call waited for batches.
     _done_at = _input_seconds = 0.0
 
@@ -74,7 +61,7 @@ class SynchronousStrategy:
         num_towers: number of towers of all workers, for reports.
         unprepared: whether towers prepare the features, if the task can be read so (`towers.input.unprepared`).
         """
-        self._unprepared = unprepared
+        self._unprepared, self._late = unprepared, LateReports()
         self.name, self.num_towers = name, num_towers
         self.task, self.options = task, options
         self.model = self._build_template()
@@ -150,7 +137,7 @@ class SynchronousStrategy:
     @property
     def step(self) -> int:
         # Reading the counter waits for all steps that were started.
-        return int(self.engine.counters.step) if self._started is None else self._started.end
+        return int(self.engine.counters.step) if self._late.end is None else self._late.end
 
     @property
     def examples(self) -> int:
@@ -176,6 +163,7 @@ class SynchronousStrategy:
             "num_towers": self.num_towers,
             "tower_shares": None if even else self.part_shares,
             "batch_size": self.batch_size,
+            **self.devices.settings,
             **step_settings(self.options),
             **self.mode_settings(),
         }
@@ -188,7 +176,7 @@ class SynchronousStrategy:
         return {}
 
     def run_steps(self, num_steps: int) -> StepReport:
-        assert self._started is None, "settle first"
+        assert self._late.end is None, "settle first"
         self._begin()
         first = self.step
         outcomes = on_host([self._train(step) for step in range(first, first + num_steps)])
@@ -203,29 +191,18 @@ class SynchronousStrategy:
         if not self._reports_late:
             return self.run_steps(num_steps)
         assert num_steps > 0
-        if self._started is None:
+        if self._late.end is None:
             self._begin()
         first, outcomes, self._input_seconds = self.step, [], 0.0
         for step in range(first, first + num_steps):
             outcomes.append(self._train(step))
             if step == first:  # the device goes on with it while the steps before are reported
-                self._read_started()
-        self._started = _StartedSteps(first, first + num_steps, arriving_on_host(outcomes), self._input_seconds)
-        return self._taken()
+                self._late.read(self._reported)
+        self._late.add(first, outcomes, self._input_seconds)
+        return self._late.take()
 
     def settle(self) -> StepReport | None:
-        if self._known is None:
-            self._read_started()
-        return self._taken()
-
-    def _read_started(self) -> None:
-        started, self._started = self._started, None
-        if started is not None:
-            self._known = self._reported(started.first, started.arrived(), started.input_seconds)
-
-    def _taken(self) -> StepReport | None:
-        known, self._known = self._known, None
-        return known
+        return self._late.settle(self._reported)
 
     def _begin(self) -> None:
         self._stop_if_bad_before()
@@ -285,23 +262,8 @@ class SynchronousStrategy:
             return
         bad = int(self.engine.counters.bad_step)
         # Steps that were started since may hold the first bad one.
-        if not first <= bad < first + len(outcomes):
-            return
-        found = outcomes[bad - first]
-        what = f"loss {float(found.loss_sum / found.weight):g}, gradient norm {float(found.gradient_norm):g}"
-        # The engine looks at features only.
-        again = self._batches_again(bad)
-        parts = _unclean_parts(again) or ([] if found.inputs_finite else ["features"])
-        self._refuse_labels(again, f"step {bad}")
-        if not self._all_true(not parts):
-            named = " and ".join(parts or ["numbers"])
-            cause = f"its batch holds NaN or infinite {named}: clean the data"
-        else:
-            cause = "lower the learning rate or clip the gradients"
-        raise NonFiniteStep(
-            f"step {bad} is not finite ({what}) and was not applied: {cause}, or use on_nan='skip'",
-            step=bad,
-        )
+        if first <= bad < first + len(outcomes):
+            raise self._causes.of_step(bad, outcomes[bad - first], self._batches_again(bad))
 
     def _check_skipped_labels(self, first: int, outcomes: Sequence[StepOutcome]) -> None:
         """Raises UserError if a skipped step has labels out of range, which spoil its loss on a GPU.
@@ -315,19 +277,16 @@ class SynchronousStrategy:
             return
         self._has_checked_labels = True
         if not self._all_true(self.engine.devices.on_cpu):
-            self._refuse_labels(self._batches_again(first + index), f"step {first + index}")
+            self._causes.check_labels(self._batches_again(first + index), f"step {first + index}")
 
     def _batches_again(self, step: int) -> list[Batch]:
         """The (micro)batches of a step, read once more."""
         batch = next(iter(self._input_from(step)))
         return [batch] if isinstance(batch, Batch) else list(batch)
 
-    def _refuse_labels(self, batches: Iterable[Batch], where: str) -> None:
-        """Raises UserError, in all processes, if labels are out of range in one of them."""
-        errors = (labels_out_of_range(self.task, self.model, batch, where) for batch in batches)
-        error = next((error for error in errors if error is not None), None)
-        if not self._all_true(error is None):
-            raise error or UserError(f"{where}: labels in another worker's part are out of range: correct them")
+    @property
+    def _causes(self) -> Causes:
+        return Causes(task=self.task, model=self.model, all_true=self._all_true)
 
     def _all_true(self, here: bool) -> bool:
         """Whether `here` is true in every process."""
@@ -352,23 +311,12 @@ class SynchronousStrategy:
         of_all = self._over_all(sums)
         means = {name: mean_of(total, weight) for name, (total, weight) in of_all.items()}
         if not math.isfinite(means["loss"]):
-            self._check_evaluation_data()
+            self._causes.check_evaluation_data(lambda: self._dataset("eval"))
             if not of_all["loss"][1]:
                 raise UserError(
                     "the evaluation data have a weight of 0 in all: nothing is averaged; correct their weights"
                 )
         return means
-
-    def _check_evaluation_data(self) -> None:
-        """Raises UserError if the evaluation data are not finite, in any process."""
-        found = ((index, not_finite_parts(batch)) for index, batch in enumerate(self._dataset("eval")))
-        index, parts = next(((index, parts) for index, parts in found if parts), (None, []))
-        if self._all_true(not parts):
-            self._refuse_labels(self._dataset("eval"), "evaluation")
-            return
-        where = "another worker's part of it" if index is None else f"batch {index} of it"
-        named = " and ".join(parts or ["numbers"])
-        raise UserError(f"the evaluation data hold NaN or infinite {named}, in {where}: clean the data")
 
     def _evaluator(self, batch_spec: Batch) -> Callable[[Batch], EvaluationResult]:
         """A function from this process's part of an evaluation batch to its sums."""
@@ -397,7 +345,7 @@ class SynchronousStrategy:
         """Nothing to do."""
 
     def restored(self, positions: Sequence[int] | None = None) -> None:
-        self._batches = self._started = self._known = None
+        self._batches, self._late = None, LateReports()
         self.engine.counters.restart()
 
     def finish(self, completed: bool) -> None:
@@ -419,8 +367,3 @@ class SynchronousStrategy:
 
     def graph(self) -> tf.Graph:
         return self.engine.graph()
-
-
-def _unclean_parts(batches: Sequence[Batch]) -> list[str]:
-    """Which of 'features', 'labels' and 'weights' of some batches are not finite."""
-    return sorted({name for batch in batches for name in not_finite_parts(batch)})

@@ -40,7 +40,7 @@ def _runs_tests(config) -> bool:
 
 def make_devices() -> None:
     """Makes the devices, once in a process. Tests of fewer towers use the first of them."""
-    from towers.devices import configure_devices  # imports TensorFlow
+    from towers.device_setup import configure_devices  # imports TensorFlow
 
     configure_devices(num_towers=4, kind="cpu", threads_per_tower=1)
 

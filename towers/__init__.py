@@ -19,7 +19,7 @@ _HOMES = {
     "UserError": "towers.errors",
     "WeightedLoss": "towers.task",
     "WeightedValue": "towers.task",
-    "configure_devices": "towers.devices",
+    "configure_devices": "towers.device_setup",
 }
 __all__ = list(_HOMES)
 

@@ -1,21 +1,12 @@
 """Which devices the towers and the parameters live on, and how many threads each tower gets.
 
-Only this file distinguishes CPUs and GPUs. All others use device names.
+Only this file and `device_setup.py` distinguish CPUs and GPUs. All others use device names.
 """
 
 import dataclasses
-import re
-from collections.abc import Sequence
 
-import tensorflow as tf
+from towers.hardware.gpus import Gpu
 
-from towers.errors import UserError
-from towers.hardware.cores import num_cores
-from towers.hardware.cpu_instructions import cpu_instructions
-from towers.hardware.gpus import Gpu, gpu_of
-from towers.quiet_stderr import stderr_aside
-
-KINDS = ("auto", "cpu", "gpu")
 # The parameter device that is chosen by the number of GPUs and the model's size; without GPUs the first CPU.
 AUTOMATIC = "auto"
 # The parameter device of an owner among the towers for each parameter.
@@ -27,6 +18,9 @@ HOST = "/device:CPU:0"
 # The default number of CPU towers leaves each at least this many examples of a batch. With fewer, batch statistics
 # are noisy, and a model with batch norm would depend on the number of cores more than it need.
 EXAMPLES_PER_TOWER = 32
+# A tower of t threads computes t**0.84 times as much as one of one thread: ResNet-20 on two cores of an Intel Xeon
+# with AMX, 804 images/s in one tower of two threads, 899 in two towers. More threads were not measured.
+_GAIN_OF_THREADS = 0.84
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,6 +50,7 @@ class Devices:
       tf32: whether GPUs compute products of float32 in TensorFloat-32.
       deterministic: whether operations run that give the same bits each time.
       cpu_instructions: those of `towers.hardware.cpu_instructions` that kernels may use.
+      compiles_kernels: whether XLA may compile kernels of layers.
       input_on_towers: whether each tower's part of a batch is copied to its device one step ahead, and prepared
         there (`placed_input` and `unprepared` in `towers.input`). On CPUs the host prepares batches, and a step
         cuts them.
@@ -79,6 +74,7 @@ class Devices:
     tf32: bool = True
     deterministic: bool = False
     cpu_instructions: frozenset[str] = frozenset()
+    compiles_kernels: bool = True
     input_on_towers: bool = False
 
     def masked(self, updating: str) -> bool:
@@ -105,6 +101,12 @@ class Devices:
         """The argument that puts parameters or slots on the towers' devices; '' if none does."""
         spread = SHARDED if self.sharded else REPLICATED if self.replicated else ""
         return spread_by(spread, self.zero, self.offload)
+
+    @property
+    def settings(self) -> dict[str, object]:
+        """Where parameters and slots are, by the names of arguments."""
+        where = SHARDED if self.sharded else REPLICATED if self.replicated else _short(self.parameters)
+        return {"parameter_device": where, "zero": self.zero, "offload": self.offload}
 
     @property
     def on_cpu(self) -> bool:
@@ -144,8 +146,11 @@ class Devices:
         )
 
     def for_examples(self, num_examples: int) -> "Devices":
-        """The first towers only, if nobody set their number and a pass over `num_examples` needs fewer."""
-        count = default_towers(self.default_of_cores, num_examples)
+        """The first towers only, if nobody set their number and a pass over `num_examples` needs fewer.
+
+        It is too late for other numbers of threads, so as many as possible remain.
+        """
+        count = most_towers(self.default_of_cores, num_examples)
         if not self.default_of_cores or count >= self.num_towers:
             return self
         return dataclasses.replace(self, towers=self.towers[:count], lowered_from=self.num_towers)
@@ -179,11 +184,13 @@ class Devices:
     def _notices_of_cores(self) -> list[str]:
         if not self.lowered_from:
             return []
-        count, threads = self.num_towers, self.default_of_cores // self.num_towers
-        plural = "" if count == 1 else "s"
+        count, cores = self.num_towers, self.default_of_cores
+        better = default_towers(cores, count * EXAMPLES_PER_TOWER)
+        threads = threads_for(better, cores)
+        advice = f"; num_towers={better} gives each {threads} threads" if threads > 1 else ""
         return [
-            f"{count} tower{plural} instead of {self.lowered_from}, so that each computes at least "
-            f"{EXAMPLES_PER_TOWER} examples of a batch; num_towers={count} gives each {threads} threads"
+            f"{count} tower{'' if count == 1 else 's'} instead of {self.lowered_from}, so that each computes at "
+            f"least {EXAMPLES_PER_TOWER} examples of a batch{advice}"
         ]
 
 
@@ -205,220 +212,27 @@ def spread_by(parameter_device: str, zero: int, offload: str = "") -> str:
     return f"parameter_device={parameter_device!r}" if parameter_device in (SHARDED, REPLICATED) else ""
 
 
-def default_towers(cores: int, num_examples: int | None = None) -> int:
-    """Number of CPU towers if nobody set it.
+def most_towers(cores: int, num_examples: int) -> int:
+    """The largest number of CPU towers that each have a core and enough of so many examples; at least 1."""
+    return max(1, min(cores, num_examples // EXAMPLES_PER_TOWER))
+
+
+def default_towers(cores: int, num_examples: int | None = None, cores_per_tower: int = 1) -> int:
+    """Number of CPU towers if nobody set it: the one with which the threads of all towers compute most.
+
+    Six cores train a batch of 128 in three towers of two threads: a fourth tower would leave each one thread, and
+    two cores idle.
 
     Args:
       cores: number of cores that this process may use.
       num_examples: number of examples that the towers compute at once; None if it is not known yet.
+      cores_per_tower: the fewest cores that a tower gets, unless there are fewer.
     """
-    return cores if num_examples is None else max(1, min(cores, num_examples // EXAMPLES_PER_TOWER))
+    most = max(1, cores // cores_per_tower)
+    most = most if num_examples is None else most_towers(most, num_examples)
+    return max(range(most, 0, -1), key=lambda count: count * threads_for(count, cores) ** _GAIN_OF_THREADS)
 
 
 def threads_for(num_towers: int, cores: int) -> int:
     """Number of threads for one operation of each CPU tower, so that the towers use all cores."""
     return max(1, cores // num_towers)
-
-
-def configure_devices(
-    *,
-    num_towers: int | None = None,
-    kind: str = "auto",
-    parameter_device: str = AUTOMATIC,
-    threads_per_tower: int | None = None,
-    num_processes: int = 1,
-    batch_size: int | None = None,
-    zero: int = 0,
-    offload: str = "",
-    own_gpus: Sequence[int] | None = None,
-    tf32: bool = True,
-    deterministic: bool = False,
-    max_cpu_isa: str = "",
-) -> Devices:
-    """Configures the devices of this process. Call it before TensorFlow computes anything.
-
-    Each visible GPU becomes a tower (with memory growth, so that other programs can use the card too). With towers
-    on CPUs this process starts no GPU. Without GPUs, each core becomes a logical CPU device and a tower, as long
-    as each tower gets 32 examples of a batch. CPU towers share the cores evenly: with one tower for each core,
-    each operation runs on one thread. That measured faster than one operation over all cores.
-
-    Args:
-      num_towers: None for one tower for each GPU, or for each core but at most one for each 32 examples.
-      kind: 'cpu', 'gpu', or 'auto' for GPUs if there are any.
-      parameter_device: 'cpu', 'cpu:K' or 'gpu:K', 'sharded' for an owner among the towers' devices for each,
-        'replicated' for a copy on each tower's device; 'auto' for 'cpu', except that a strategy of towers on GPUs
-        chooses, when it knows the model.
-      threads_per_tower: None for cores / towers.
-      num_processes: number of processes that share this machine's cores, this one included.
-      batch_size: examples of a batch that this process computes at once; None if it is not known yet. It only
-        lowers the default number of towers.
-      zero: the stage of ZeRO over the towers; 0 for none.
-      offload: 'optimizer' for slots and updates on `parameter_device`, and a copy of the parameters on each
-        tower's device.
-      own_gpus: which of the GPUs that TensorFlow finds are this process's own, by index; None for all.
-      tf32: whether GPUs compute products of float32 in TensorFloat-32: faster, with 10 bits of mantissa.
-      deterministic: whether to use only operations that give the same bits each time, on GPUs too. TensorFlow
-        replaces those that do not (the sums of embeddings' gradients among them), and an operation that it cannot
-        replace is an error.
-      max_cpu_isa: the value of ONEDNN_MAX_CPU_ISA in this process's environment; '' if it is not set.
-
-    Raises:
-      UserError: fewer GPUs than asked for, an unknown device, or TensorFlow already runs with other devices.
-    """
-    found = physical_gpus()
-    gpus = found if own_gpus is None else [found[index] for index in own_gpus]
-    if kind not in KINDS:
-        raise UserError(f"tower device {kind!r} is unknown: use one of {', '.join(KINDS)}")
-    if num_towers is not None and num_towers < 1:
-        raise UserError(f"num_towers={num_towers}: it must be at least 1; omit it for a tower on every device")
-    _check_zero(zero, parameter_device)
-    _check_offload(offload, zero, parameter_device)
-    on_gpu = kind == "gpu" or (kind == "auto" and bool(gpus))
-    _check_gpus(len(gpus), on_gpu, num_towers)
-    cores = max(1, num_cores() // num_processes)
-    count = num_towers or (len(gpus) if on_gpu else default_towers(cores, batch_size))
-    threads = 0 if on_gpu else threads_per_tower or threads_for(count, cores)
-    asked = "cpu" if parameter_device == AUTOMATIC else parameter_device
-    own_device = ("gpu:0" if on_gpu else "cpu:0") if spread_by(asked, zero) else asked
-    gpus = gpus if on_gpu else []
-    parameters = _parameter_device(own_device, num_cpus=1 if on_gpu else count, num_gpus=len(gpus))
-    _configure_runtime(gpus, num_cpus=1 if on_gpu else count, threads=threads, cores=cores)
-    if zero == 3:
-        _keep_gathers()
-    _choose_kernels(tf32=tf32, deterministic=deterministic)
-    towers = tuple(f"/device:{'GPU' if on_gpu else 'CPU'}:{index}" for index in range(count))
-    default_of_cores = 0 if on_gpu or num_towers is not None else cores
-    return Devices(
-        towers=towers,
-        parameters=parameters,
-        threads_per_tower=threads,
-        default_of_cores=default_of_cores,
-        sharded=parameter_device == SHARDED,
-        replicated=parameter_device == REPLICATED and not zero,
-        zero=zero,
-        offload=offload,
-        gpus=tuple(gpu_of(gpu) for gpu in gpus[:count]),
-        automatic=on_gpu and parameter_device == AUTOMATIC and not zero and not offload,
-        tf32=tf32,
-        deterministic=deterministic,
-        cpu_instructions=cpu_instructions(max_cpu_isa),
-        input_on_towers=on_gpu,
-    )
-
-
-def physical_gpus() -> list[tf.config.PhysicalDevice]:
-    """The GPUs that TensorFlow finds; it starts none of them."""
-    with stderr_aside():  # CUDA complains where there is no GPU
-        return tf.config.list_physical_devices("GPU")
-
-
-def lowest_compute_capability() -> tuple[int, int]:
-    """The lowest compute capability of the visible GPUs; (0, 0) if one does not tell it."""
-    details = map(tf.config.experimental.get_device_details, tf.config.list_physical_devices("GPU"))
-    return min((found.get("compute_capability", (0, 0)) for found in details), default=(0, 0))
-
-
-# Where each stage of ZeRO has the parameters.
-_ZERO_DEVICES = {1: REPLICATED, 2: REPLICATED, 3: SHARDED}
-
-
-def _check_zero(zero: int, parameter_device: str) -> None:
-    if zero not in (0, *_ZERO_DEVICES):
-        raise UserError(f"zero={zero}: use 1, 2 or 3, or 0 for none")
-    if zero and parameter_device not in (AUTOMATIC, "cpu", _ZERO_DEVICES[zero]):
-        raise UserError(
-            f"zero={zero} with parameter_device={parameter_device!r}: this stage of ZeRO has its parameters "
-            f"{_ZERO_DEVICES[zero]}; omit parameter_device"
-        )
-
-
-def _check_offload(offload: str, zero: int, parameter_device: str) -> None:
-    if offload not in ("", "optimizer"):
-        raise UserError(f"offload={offload!r} is unknown: use 'optimizer', or omit it")
-    on_cpu = parameter_device == AUTOMATIC or parameter_device.strip().lower().startswith("cpu")
-    if offload and (zero or not on_cpu):
-        other = f"zero={zero}" if zero else f"parameter_device={parameter_device!r}"
-        raise UserError(
-            f"offload='optimizer' with {other}: all optimizer state is then on a CPU; omit one of them"
-        )
-
-
-def _check_gpus(num_gpus, on_gpu, num_towers):
-    if not on_gpu:
-        return
-    if num_gpus == 0:
-        raise UserError("tower device 'gpu': TensorFlow finds no GPU; use cpu, or install tensorflow[and-cuda]")
-    if num_towers is not None and num_towers > num_gpus:
-        raise UserError(
-            f"num_towers={num_towers}: each GPU is one tower and {num_gpus} are visible; use {num_gpus}, or cpu"
-        )
-
-
-def _parameter_device(text: str, *, num_cpus: int, num_gpus: int) -> str:
-    match = re.fullmatch(r"(cpu|gpu)(?::(\d+))?", text.strip().lower())
-    if match is None:
-        raise UserError(
-            f"parameter device {text!r} is unknown: use {AUTOMATIC}, cpu, cpu:K, gpu:K, {SHARDED} or {REPLICATED}"
-        )
-    kind, index = match.group(1), int(match.group(2) or 0)
-    present = {"cpu": num_cpus, "gpu": num_gpus}[kind]
-    if index >= present:
-        known = [f"cpu:{k}" for k in range(num_cpus)] + [f"gpu:{k}" for k in range(num_gpus)]
-        raise UserError(f"parameter device {text!r} does not exist: use one of {', '.join(known)}")
-    return f"/device:{kind.upper()}:{index}"
-
-
-def _configure_runtime(gpus, *, num_cpus: int, threads: int, cores: int) -> None:
-    """Sets logical devices, memory growth and threads. All of them can be set only before TensorFlow starts."""
-    try:
-        if tf.config.get_visible_devices("GPU") != gpus:
-            # Those that are not visible get no context, so no memory.
-            tf.config.set_visible_devices(gpus, "GPU")
-        for gpu in gpus:
-            tf.config.experimental.set_memory_growth(gpu, True)
-        if threads:
-            _set_threads(threads, max(2, cores))
-            _optimize_towers_alone()
-        cpu = tf.config.list_physical_devices("CPU")[0]
-        if len(tf.config.get_logical_device_configuration(cpu) or [None]) < num_cpus:
-            tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * num_cpus)
-    except RuntimeError as error:
-        raise UserError(
-            f"{num_cpus} logical CPU devices: TensorFlow already runs in this process with other devices; "
-            "configure the devices before the first tensor"
-        ) from error
-
-
-def _choose_kernels(*, tf32: bool, deterministic: bool) -> None:
-    tf.config.experimental.enable_tensor_float_32_execution(tf32)
-    if deterministic:
-        tf.config.experimental.enable_op_determinism()
-
-
-def _optimize_towers_alone() -> None:
-    """Disables TensorFlow's graph optimizer: `towers.traced_once` runs it on the tower, before the copies.
-
-    The first step of eight ResNet-20 towers takes 2.2 s instead of 4, at the same speed afterwards; of one tower
-    1.9 s either way.
-    """
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
-
-
-def _keep_gathers() -> None:
-    """Keeps TensorFlow's optimizer of dependencies from sending parameters before a tower waits for them.
-
-    It would replace an Identity on the owner, which waits for the tower, by a wait on the tower.
-    """
-    tf.config.optimizer.set_experimental_options({"dependency_optimization": False})
-
-
-def _set_threads(threads: int, at_once: int) -> None:
-    """Sets the numbers of threads of an operation, and of operations at once.
-
-    If TensorFlow already runs, its own numbers stay.
-    """
-    try:
-        tf.config.threading.set_intra_op_parallelism_threads(threads)
-        tf.config.threading.set_inter_op_parallelism_threads(at_once)
-    except RuntimeError:
-        pass

@@ -41,7 +41,8 @@ class Engine(abc.ABC):
       placed_input: brings training batches to the towers' devices, and `train` gets what it yields; None if
         `train` gets batches in the host's memory.
       towers, evaluations: the passes of each tower of this process, called as a `TowerFunction` and an
-        `EvaluationFunction`. A tower of several devices has its own.
+        `EvaluationFunction`. A tower of several devices has its own. One pass may compute all, as for
+        `TowerPasses`.
       masked: whether masks leave out an update that is not finite, as in `towers.parameters.permission`.
     """
 

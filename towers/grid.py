@@ -32,10 +32,10 @@ class Grid:
     def __post_init__(self):
         of_tower = (self.stage, self.slice, self.branch)
         if min(self.data, *of_tower) < 1:
-            raise UserError(f"grid {self}: each axis must be at least 1")
+            raise UserError(f"grid='{self}': each axis must be at least 1")
         if sum(size > 1 for size in of_tower) > 1:
             raise UserError(
-                f"grid {self}: a tower is divided into stages, slices or branches; omit all but one of these axes"
+                f"grid='{self}': a tower has stages, slices or branches; omit all but one of these axes"
             )
 
     @classmethod
@@ -49,7 +49,7 @@ class Grid:
         for part in text.split(","):
             axis, _, size = part.strip().partition(":")
             if axis not in AXES or axis in sizes or not size.isdecimal():
-                raise UserError(f"grid {text!r}: give each axis once, of {', '.join(AXES)}, as in data:2,stage:2")
+                raise UserError(f"grid={text!r}: give each axis once, of {', '.join(AXES)}, as in data:2,stage:2")
             sizes[axis] = int(size)
         return cls(**sizes)
 
@@ -65,12 +65,12 @@ class Grid:
         """
         if len(devices) != self.num_devices:
             raise UserError(
-                f"grid {self} needs {self.num_devices} devices, but there are {len(devices)}: their sizes must "
-                "multiply to the number of devices"
+                f"grid='{self}' needs {self.num_devices} devices, but there are {len(devices)}: the sizes of axes "
+                "must multiply to the number of devices"
             )
         size = self.num_devices // self.data
         return tuple(devices[first : first + size] for first in range(0, len(devices), size))
 
     def __str__(self) -> str:
         named = [(axis, getattr(self, axis)) for axis in AXES]
-        return ",".join(f"{axis}:{size}" for axis, size in named if size > 1) or f"{DATA}:1"
+        return ",".join(f"{axis}:{size}" for axis, size in named if size != 1) or f"{DATA}:1"

@@ -114,9 +114,14 @@ class OneProcessEngine(Engine):
 
     @property
     def notices(self):
-        if isinstance(self.placement, ShardedPlacement | CopiedPlacement | ZeroOfGroups):
+        if not isinstance(self.placement, ShardedPlacement | CopiedPlacement | ZeroOfGroups):
+            return super().notices
+        devices = self.devices
+        if devices.num_towers > 1 or devices.groups or devices.offload:
             return [*super().notices, self.placement.notice]
-        return super().notices
+        nothing = f"{devices.spread} with 1 tower: it has everything, and nothing is divided or copied"
+        name, _, _ = devices.spread.partition("=")
+        return [*super().notices, f"{nothing}; use num_towers=2 or more, or omit {name}"]
 
     @functools.cached_property
     def _lookups(self) -> Lookups | None:

@@ -7,7 +7,7 @@ import keras
 from towers.batch_stats import check_batch_stats
 from towers.devices import Devices
 from towers.errors import UserError
-from towers.hardware.cpu_instructions import AMX_BFLOAT16, AVX2, AVX512
+from towers.hardware.cpu_instructions import AMX_BFLOAT16, AVX2, AVX512, AVX512_BFLOAT16
 from towers.hardware.cpu_kernels import runs_onednn
 from towers.layers.kernels import LayerKernels
 from towers.precision import check_precision
@@ -78,12 +78,15 @@ class StepOptions:
         # With AVX2 alone oneDNN's batch norm takes up to 1.5 times as long as Keras's operations.
         # With AVX-512 it takes a third. Compiled it takes a third with AVX2 too, but a loop has one thread.
         loses = devices.on_cpu and AVX2 in found and AVX512 not in found and runs_onednn() and not self.xla
+        compiles = tuned and devices.compiles_kernels
         few_threads = 1 <= devices.threads_per_tower <= _THREADS_OF_COMPILED
+        multiplies_vectors = AVX512_BFLOAT16 in found and AMX_BFLOAT16 not in found
         return LayerKernels(
             fused_batch_norm=self.fused_batch_norm and not loses,
-            compiled_batch_norm=self.fused_batch_norm and loses and tuned and few_threads,
-            compiled_activations=tuned,
+            compiled_batch_norm=self.fused_batch_norm and loses and compiles and few_threads,
+            compiled_activations=compiles,
             images_side_by_side=tuned and AMX_BFLOAT16 in found,
+            examples_as_channels=tuned and multiplies_vectors and runs_onednn(),
         )
 
     def __post_init__(self):

@@ -21,6 +21,7 @@ from towers.input.unprepared import with_features
 from towers.layers.kernels import DEFAULT_KERNELS, LayerKernels
 from towers.layers.shadowing import shadowed
 from towers.layers.table_rows import TableRows, layers_of_tables, lookups_in_rows
+from towers.moving_averages import Microbatches
 from towers.recompute.recomputation import Recomputation
 from towers.task import Batch, Task, WeightedValue
 from towers.timeline.activities import BACKWARD_SCOPE
@@ -39,6 +40,7 @@ class TowerResult(NamedTuple):
         other processes have the rest (`towers.gathering.gathered_once`).
       new_state: one tensor for each state variable.
       metric_sums: undivided metrics by name.
+      microbatches: of a tower that computes several in one call; () for other towers, and for sums.
     """
 
     loss_sum: tf.Tensor
@@ -46,6 +48,7 @@ class TowerResult(NamedTuple):
     gradients: list[tf.Tensor | tf.IndexedSlices]
     new_state: list[tf.Tensor]
     metric_sums: Mapping[str, WeightedValue]
+    microbatches: Microbatches | tuple[()] = ()
 
 
 class EvaluationResult(NamedTuple):

@@ -7,16 +7,18 @@ r"""The passes of this process's towers over a (micro)batch, and their sums.
                          sums                                where the parameters live
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import tensorflow as tf
 
-from towers import batch_stats, sums
+from towers import batch_stats, moving_averages, sums
 from towers.devices import HOST, Devices
 from towers.input.tower_parts import TowerParts
 from towers.options import StepOptions
 from towers.owners import CURRENT_DEVICE, Owners, at_tower
 from towers.packed_copies import UNPACKED, PackedCopies
+from towers.per_tower import joined, of_tower
 from towers.task import Batch
 from towers.timeline.activities import EXCHANGE_SCOPE, tower_scope
 from towers.tower import EvaluationResult, TowerResult
@@ -35,9 +37,12 @@ class TowerPasses:
         microbatches: int | None = None,
         copies: PackedCopies = UNPACKED,
         homes: Sequence[str] | None = None,
+        sum_all: Callable[[Sequence[tf.Tensor]], Sequence[tf.Tensor]] = list,
     ):
         """Args:
-        towers: the training pass of each tower, called as a `TowerFunction` with the tower's first device current.
+        towers: the training pass of each tower, called as a `TowerFunction` with the tower's first device current;
+          or a single one that computes all of them: each argument that differs between them is then `PerTower`,
+          and so are its results, but for the gradients, which are sums over the towers.
         devices: devices of the towers; the sums are computed on `devices.parameters`.
         parts: how the towers divide a batch.
         options: options of the step.
@@ -48,7 +53,9 @@ class TowerPasses:
         copies: sends parameters and state to towers of one device, and their new state back.
         homes: the device of each parameter, or of each part of `Slices`, for `copies`; None to leave parameters
           as they are.
+        sum_all: sums each of several tensors over the processes that divide a batch.
         """
+        self._sum_all = sum_all
         self._copies, self._homes = copies, homes
         self._towers, self._devices, self._parts, self._options = towers, devices, parts, options
         self._owners, self._microbatches = owners, microbatches
@@ -72,19 +79,20 @@ class TowerPasses:
           step: int64 scalar, for random seeds.
           loss_scale: float32 scalar, multiplies the loss before differentiation.
         """
-        results = []
-        parameters, states = self._sent(parameters, state)
-        for tower, device in enumerate(self._devices.towers):
+
+        def given_to(tower: int, device: str) -> tuple:
             with tf.device(HOST):
                 parts, seeds, activities = self._given(batch, microbatch_index, tower, step)
             with tf.device(device):
                 # Not on the host, which would wait for the last step's scale.
-                given = parts, seeds, tf.nest.map_structure(lambda activity: activity * loss_scale, activities)
-                with tf.name_scope(tower_scope(tower)):
-                    result = self._towers[tower](at_tower(parameters, tower), at_tower(states, tower), *given)
-                with tf.name_scope(EXCHANGE_SCOPE):
-                    results.append(result._replace(gradients=self._owners.cut(result.gradients)))
+                return parts, seeds, tf.nest.map_structure(lambda activity: activity * loss_scale, activities)
+
+        results = []
+        for device, result in self._called(self._towers, parameters, state, given_to):
+            with tf.device(device), tf.name_scope(EXCHANGE_SCOPE):
+                results.append(result._replace(gradients=self._owners.cut(result.gradients)))
         with tf.device(self._devices.parameters), tf.name_scope(EXCHANGE_SCOPE):
+            results = self._with_moving_averages(state, results)
             new_state = batch_stats.combined(
                 state,
                 self._new_states(results),
@@ -93,12 +101,55 @@ class TowerPasses:
             )
             return sums.add_results(results, self._owners.keep, new_state=new_state)
 
+    def _called(
+        self,
+        passes: Sequence[Callable],
+        parameters: Sequence,
+        state: Sequence[tf.Tensor],
+        given_to: Callable[[int, str], tuple],
+    ) -> Iterator[tuple[str, NamedTuple]]:
+        """(first device, result) of each tower.
+
+        Args:
+          passes: as `towers` in `__init__`.
+          parameters, state: as for `train`.
+          given_to: a function from a tower and its first device to its other arguments.
+        """
+        devices = self._devices.towers
+        if len(passes) < len(devices):
+            (all_towers,) = passes
+            given = joined([given_to(tower, device) for tower, device in enumerate(devices)])
+            found = all_towers(parameters, state, *given)
+            for tower, device in enumerate(devices):
+                yield device, type(found)(*(of_tower(field, tower) for field in found))
+            return
+        parameters, states = self._sent(parameters, state)
+        for tower, device in enumerate(devices):
+            given = given_to(tower, device)
+            with tf.device(device), tf.name_scope(tower_scope(tower)):
+                found = passes[tower](at_tower(parameters, tower), at_tower(states, tower), *given)
+            yield device, found
+
     def _sent(self, parameters: Sequence, state: Sequence[tf.Tensor]) -> tuple[Sequence, Sequence]:
         """Parameters and state, as `Copies` where they are sent to the towers in packs."""
         towers, home = self._devices.towers, self._devices.parameters
         if self._homes is not None:
             parameters = self._copies.for_towers(parameters, self._homes, towers)
         return parameters, self._copies.for_towers(state, [home] * len(state), towers)
+
+    def _with_moving_averages(self, old, results: Sequence[TowerResult]) -> Sequence[TowerResult]:
+        """The results with moving statistics as if the towers' were averaged after each microbatch."""
+        if self._microbatches in (None, 1) or not results[0].microbatches.added:
+            return results
+        weights = tf.add_n([result.microbatches.weights for result in results])
+        (totals,) = self._sum_all([weights])
+        decays, by_weight = self._towers[0].decays, self._options.batch_stats == "average"
+
+        def state_of(result: TowerResult) -> list[tf.Tensor]:
+            own = result.microbatches
+            return moving_averages.after_all(old, result.new_state, own, totals, decays, by_weight=by_weight)
+
+        return [result._replace(new_state=state_of(result)) for result in results]
 
     def _new_states(self, results: Sequence[TowerResult]) -> list[Sequence[tf.Tensor]]:
         """Each tower's new state, sent in packs to where the states are combined."""
@@ -139,14 +190,12 @@ class TowerPasses:
           evaluations: that of each tower, called as an `EvaluationFunction`.
           batch, parameters, state: as for `train`.
         """
-        results = []
-        parameters, states = self._sent(parameters, state)
-        for tower, device in enumerate(self._devices.towers):
+
+        def given_to(tower: int, device: str) -> tuple:
             with tf.device(HOST):
-                part, activity = self._parts.part_of_some(batch, tower)
-            with tf.device(device):
-                own = at_tower(parameters, tower), at_tower(states, tower)
-                results.append(evaluations[tower](*own, part, activity))
+                return self._parts.part_of_some(batch, tower)
+
+        results = [result for _, result in self._called(evaluations, parameters, state, given_to)]
         with tf.device(HOST):
             return sums.add_evaluations(results)
 

@@ -78,7 +78,7 @@ def grid_from_flags(num_stage_devices: int) -> Grid | None:
             return None
         return Grid(data=FLAGS.num_towers or 1, stage=num_stage_devices)
     grid = Grid.parse(FLAGS.grid)
-    check_groups(FLAGS.strategy, grouped=True)
+    check_groups(FLAGS.strategy, grouped=True, grid=f"--grid={FLAGS.grid}")
     if grid.slice > 1 or grid.branch > 1:
         other = "slices" if grid.slice > 1 else "branches"
         raise UserError(f"--grid={FLAGS.grid}: --strategy={FLAGS.strategy} has stages, no {other}; use stage:N")

@@ -2,6 +2,7 @@
 
 import functools
 import pathlib
+import sys
 
 from absl import flags
 
@@ -9,13 +10,16 @@ from launch.flags.checks import listed_in_help, positive
 from launch.flags.grid import divided_by
 from strategies.registry import ON_REQUEST, divides
 from towers.errors import UserError
-from towers.grid import STAGE
-from towers.pipeline import builders, schedule_csv
+from towers.grid import STAGE, Grid
+from towers.pipeline import builders, grid, schedule_csv
+from towers.pipeline.faults import find_faults
 from towers.pipeline.schedule import Schedule
 from towers.stages.options import PipelineOptions
 
 FLAGS = flags.FLAGS
 _DEFAULT_STAGES = 2
+# The rows of a wider grid are not drawn.
+_WIDEST_GRID = 160
 
 flags.DEFINE_integer(
     "stages",
@@ -68,6 +72,7 @@ def pipeline_from_flags() -> PipelineOptions | None:
                     f"{use}, or omit --{name}"
                 )
         return None
+    _check_stages()
     return PipelineOptions(
         stages=FLAGS.stages, microbatches=FLAGS.microbatches, schedule=_schedule(), balance=_balance(FLAGS.balance)
     )
@@ -77,6 +82,16 @@ def num_stage_devices() -> int:
     """Devices of a tower if --grid does not say it."""
     schedule = _schedule() if divides(FLAGS.strategy) == STAGE else ""
     return len(schedule.devices) if isinstance(schedule, Schedule) else FLAGS.stages or _DEFAULT_STAGES
+
+
+def _check_stages() -> None:
+    """Raises UserError if the stages can't be spread evenly over the devices that --grid gives to a tower."""
+    devices = 1 if FLAGS.grid is None else Grid.parse(FLAGS.grid).stage
+    if FLAGS.stages is not None and FLAGS.stages % devices:
+        raise UserError(
+            f"--stages={FLAGS.stages} with --grid={FLAGS.grid}: a tower of this grid has {devices} devices, with "
+            f"as many stages on each; omit --stages for {devices} stages, or give another grid"
+        )
 
 
 def _schedule() -> str | Schedule:
@@ -97,7 +112,18 @@ def _schedule_of(given: str) -> str | Schedule:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"--pipeline_schedule={given}: the file can't be read as text: {error}") from None
-    return schedule_csv.read(text, given)
+    written = schedule_csv.parse(text, given)
+    _show_faults(written.schedule)
+    written.check()
+    return written.schedule
+
+
+def _show_faults(schedule: Schedule) -> None:
+    """Draws a schedule that can't be run on stderr, with marks on what is wrong; a long one's faults alone."""
+    if find_faults(schedule):
+        lines = grid.draw(schedule).splitlines()
+        fits = len(lines[0]) <= _WIDEST_GRID
+        print("\n".join(line for line in lines if fits or line.startswith("!")), file=sys.stderr)
 
 
 def _balance(given: str) -> str | tuple[int, ...]:

@@ -7,6 +7,7 @@ import pathlib
 from absl import flags
 
 from launch.flags.checks import listed_in_help, positive
+from launch.messages.in_flags import in_flags
 from strategies.callbacks import Callback
 from strategies.registry import cluster_kind
 from strategies.reports.profiler import Profiler
@@ -149,7 +150,7 @@ def run_directory() -> pathlib.Path:
 
 def callbacks_from_flags() -> list[Callback]:
     """The progress display, and what --profile_steps and --timeline_steps ask for."""
-    display = ProgressDisplay()
+    display = ProgressDisplay(worded=in_flags)
     callbacks: list[Callback] = [display]
     if FLAGS.profile_steps is not None:
         callbacks.append(Profiler(*_range_of("profile_steps")))

@@ -24,9 +24,9 @@ flags.DEFINE_list(
     "layout",
     [],
     "For --strategy=slices, and --strategy=ring with --grid=slice:2: how layers are split, as PATTERN=SPLIT,...; "
-    f"SPLIT is one of {', '.join(SPLITS)}. A "
-    "pattern is a layer's path, in which * is any text: --layout='logits=whole,block_*/mlp_up=columns'. The first "
-    "pattern that fits counts; the other layers keep their defaults, which --show_layout prints.",
+    f"SPLIT is one of {', '.join(SPLITS)}. A pattern is a layer's path, in which * is any text: "
+    "--layout='position_embedding=whole,block_*/mlp_up=columns'. The first pattern that fits counts; the other "
+    "layers keep their defaults, which --show_layout prints.",
 )
 flags.DEFINE_bool(
     "show_layout",
@@ -64,7 +64,9 @@ def slices_from_flags() -> SliceOptions | None:
     for part in FLAGS.layout:
         pattern, equals, split = part.partition("=")
         if not equals or not pattern:
-            raise UserError(f"--layout: {part!r} has no form PATTERN=SPLIT; give for example logits=whole")
+            raise UserError(
+                f"--layout: {part!r} has no form PATTERN=SPLIT; give for example position_embedding=whole"
+            )
         table.append((pattern.strip(), split.strip()))
     return SliceOptions(layout=tuple(table))
 

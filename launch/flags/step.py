@@ -123,9 +123,9 @@ flags.DEFINE_enum(
     "float32",
     ("auto", *PRECISIONS),
     "Number format of the layers' computation. bfloat16 and float16 are mixed precision with float32 "
-    "parameters. auto: bfloat16 on CPUs with AMX and on GPUs of compute capability 8.0 or higher; on other CPUs "
-    "with instructions for it, if a short measurement finds it faster; otherwise float32. A resumed run keeps its "
-    "own. All processes of a run need the same: give it by name if their devices differ.",
+    "parameters. auto: bfloat16 on CPUs with AMX, on AMD's CPUs with AVX512-BF16, and on GPUs of compute "
+    "capability 8.0 or higher; otherwise float32. A resumed run keeps its own. All processes of a run need the "
+    "same: give it by name if their devices differ.",
 )
 flags.DEFINE_bool("xla", False, "Compile the tower function with XLA. Not with --batch_stats=synced.")
 flags.DEFINE_bool(

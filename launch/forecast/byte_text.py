@@ -30,11 +30,24 @@ def bytes_from(flag: str, text: str) -> int:
     return found
 
 
+def unit_for(count: float) -> str:
+    """The unit in which bytes are a number below 1000: 'MiB'."""
+    return next((unit for unit in _SHOWN if count < 1000 * _bytes_of(unit)), _SHOWN[-1])
+
+
+def in_unit(count: float, unit: str) -> str:
+    """Bytes in a unit, with three digits but at most two behind the point: '123', '12.3', '0.12', '<0.01', '0'."""
+    size = count / _bytes_of(unit)
+    if 0 < size < 0.01:
+        return "<0.01"
+    return f"{size:.0f}" if size == 0 or size >= 99.95 else f"{size:.1f}" if size >= 9.995 else f"{size:.2f}"
+
+
 def byte_text(count: float) -> str:
     """Bytes with three digits: '12.3 MiB'."""
-    size, unit = count / 1024, _SHOWN[0]
-    for larger in _SHOWN[1:]:
-        if size < 1000:
-            break
-        size, unit = size / 1024, larger
-    return f"{size:.3g} {unit}"
+    unit = unit_for(count)
+    return f"{count / _bytes_of(unit):.3g} {unit}"
+
+
+def _bytes_of(unit: str) -> int:
+    return _UNITS[unit.lower()]

@@ -207,13 +207,18 @@ def ring(run: Run) -> Iterator[Column]:
 
 
 def ring_zero_3(run: Run) -> Iterator[Column]:
-    """A worker of one tower with its part of all states, and four layers: two gathered, two sent to owners.
+    """A worker with its part of all states, and four layers: two gathered, two sent to owners.
 
-    The latter are a gradient as it was computed and as the vector that is sent.
+    The latter are a gradient, summed over the towers, and the vector that is sent. Each of several towers has its
+    own gradient besides. The model's first values are freed.
     """
-    own = run.modes.process_or_gpu(run.one, math.ceil(run.batch_size / run.num_workers))
+    own = run.modes.process_or_gpu(run.central, math.ceil(run.batch_size / run.num_workers))
+    if run.modes.devices.on_cpu:
+        template = run.modes.memory(run.central).template_bytes
+        own = dataclasses.replace(own, buffers_bytes=own.buffers_bytes - template)
     worker = _with_zero(run, own, run.num_workers, zero=3)
-    worker = dataclasses.replace(worker, collectives_bytes=2 * worker.collectives_bytes)
+    of_towers = layer_bytes(run.parameters)[0] * run.num_towers if run.num_towers > 1 else 0
+    worker = dataclasses.replace(worker, collectives_bytes=2 * worker.collectives_bytes + of_towers)
     yield Column(f"ring, ZeRO-3, 1 of {run.num_workers} workers", ARITHMETIC, worker)
 
 
@@ -234,7 +239,7 @@ def parameter_servers(run: Run) -> Iterator[Column]:
     """An asynchronous worker computes a whole batch from a pulled vector; a server has a piece and its slots.
 
     A worker has the pulled vector beside the parameters that it is cut into, and its gradient as a vector. A
-    server may hold a gradient of each worker.
+    server may hold a gradient of each worker, and a copy of the one that it applies.
     """
     own = run.modes.process_or_gpu(run.central, run.batch_size)
     parameters = own.parameters_bytes
@@ -242,7 +247,7 @@ def parameter_servers(run: Run) -> Iterator[Column]:
     server = StepMemory(
         parameters_bytes=parameters / run.num_servers,
         optimizer_bytes=own.optimizer_bytes / run.num_servers,
-        gradients_bytes=run.num_workers * parameters / run.num_servers,
+        gradients_bytes=(run.num_workers + 1) * parameters / run.num_servers,
     )
     yield Column("ps, worker", ARITHMETIC, worker)
     yield Column(f"ps, 1 of {run.num_servers} servers", ARITHMETIC, server)
@@ -286,5 +291,5 @@ def columns_of(run: Run) -> tuple[list[Column], list[str]]:
         try:
             found += mode(run)
         except UserError as error:
-            refusals.append(f"no column {mode.__name__.replace('_', ' ')}: {error}")
+            refusals.append(f"no figures for {mode.__name__.replace('_', ' ')}: {error}")
     return found, refusals

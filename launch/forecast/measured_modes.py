@@ -11,7 +11,7 @@ from launch.measuring.allocation_trace import USE_TRACED_ALLOCATOR, allocated_pe
 from launch.measuring.case import Case, Work
 from launch.measuring.running import run_case
 from launch.supervision.own_program import own_program
-from strategies.batches import as_batches
+from strategies.data_checks.batches import as_batches
 from strategies.training.stop_signals import StopSignals
 from towers.engine import Engine
 from towers.task import InputShard, Task

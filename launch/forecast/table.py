@@ -1,40 +1,77 @@
-"""Columns as a Markdown table, and what ZeRO would save."""
+"""The modes as a table of text, a row for each, and what ZeRO and recomputation would save."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from launch.forecast.byte_text import byte_text
+from launch.forecast.byte_text import byte_text, in_unit, unit_for
 from launch.forecast.columns import ARITHMETIC, Column
-from launch.measuring.tables import table_row
 from towers.memory.engine_memory import StepMemory
 from towers.memory.zero import BytesPerParameter, model_states
 
-_ROWS = {
-    "parameters": "parameters_bytes",
-    "gradients": "gradients_bytes",
-    "optimizer state": "optimizer_bytes",
-    "activations": "activations_bytes",
-    "buffers": "buffers_bytes",
-    "collectives": "collectives_bytes",
-    "a device": "total_bytes",
-}
+_PARTS = ("parameters", "gradients", "optimizer", "activations", "buffers", "collectives")
+_BETWEEN = "  "
 
 
-def table(columns: Sequence[Column], measured: Mapping[str, float]) -> list[str]:
-    """The lines of a Markdown table: a column for each mode, of its fullest device at its peak.
+def table(columns: Sequence[Column], measured: Mapping[str, float], width: int = 120) -> list[str]:
+    """The lines of a table with a row for each mode, of its fullest device at its peak.
+
+    Figures for which `width` has no room follow in further tables below.
 
     Args:
       columns: the modes.
-      measured: measured peaks of the whole process, by the column's name.
+      measured: measured peaks of the whole process, by the mode's name.
+      width: characters in a line.
     """
-    lines = [table_row(["bytes", *(one.name for one in columns)]), table_row(["---"] * (len(columns) + 1))]
-    for name, field in _ROWS.items():
-        lines.append(table_row([name, *(byte_text(getattr(one.device, field)) for one in columns)]))
-    lines.append(table_row(["the process", *(_process(one) for one in columns)]))
-    if measured:
-        lines.append(table_row(["measured", *(_measured(one, measured) for one in columns)]))
-    lines.append(table_row(["from", *(one.basis for one in columns)]))
+    unit = unit_for(max(max(one.device.total_bytes, _process_bytes(one)) for one in columns))
+    names = [unit, *(one.name + "*" * (one.basis == ARITHMETIC) for one in columns)]
+    figures = [_aligned(figure) for figure in _figures(columns, measured, unit)]
+    lines = []
+    for block in _blocks(figures, width - max(map(len, names))):
+        rows = zip(_aligned(names, to_left=True), *block, strict=True)
+        lines += [*([""] if lines else []), *(_BETWEEN.join(row).rstrip() for row in rows)]
+    if any(one.basis == ARITHMETIC for one in columns):
+        lines.append(
+            "*: by formulas over the figures of one process; all others are of the graph that a mode runs"
+        )
     return lines
+
+
+def _figures(columns: Sequence[Column], measured: Mapping[str, float], unit: str) -> Iterator[list[str]]:
+    """Each figure of all modes, with its name first: the sums, what was measured, the parts of a device."""
+    yield ["device", *(in_unit(one.device.total_bytes, unit) for one in columns)]
+    yield ["process", *(in_unit(_process_bytes(one), unit) if one.process else "" for one in columns)]
+    if measured:
+        peaks = [measured.get(one.name) if one.process else None for one in columns]
+        yield ["measured", *("" if peak is None else in_unit(peak, unit) for peak in peaks)]
+        errors = zip(columns, peaks, strict=True)
+        yield [
+            "predicted",
+            *("" if peak is None else f"{_process_bytes(one) / peak - 1:+.1%}" for one, peak in errors),
+        ]
+    for part in _PARTS:
+        yield [part, *(in_unit(getattr(one.device, f"{part}_bytes"), unit) for one in columns)]
+
+
+def _blocks(figures: Sequence[list[str]], width: int) -> Iterator[list[list[str]]]:
+    """As many figures at a time, at least one, as a line of `width` characters has room for."""
+    block, used = [], 0
+    for figure in figures:
+        needed = len(_BETWEEN) + len(figure[0])
+        if block and used + needed > width:
+            yield block
+            block, used = [], 0
+        block.append(figure)
+        used += needed
+    yield block
+
+
+def _aligned(cells: Sequence[str], *, to_left: bool = False) -> list[str]:
+    width = max(map(len, cells))
+    return [cell.ljust(width) if to_left else cell.rjust(width) for cell in cells]
+
+
+def _process_bytes(column: Column) -> float:
+    return 0 if column.process is None else column.process.total_bytes
 
 
 def saved_by_zero(num_parameters: int, each: BytesPerParameter, count: int) -> list[str]:
@@ -86,14 +123,3 @@ def as_json(columns: Sequence[Column], measured: Mapping[str, float]) -> list[di
 
 def _fields(memory: StepMemory) -> dict[str, float]:
     return {**dataclasses.asdict(memory), "total_bytes": memory.total_bytes}
-
-
-def _process(column: Column) -> str:
-    return "" if column.process is None else byte_text(column.process.total_bytes)
-
-
-def _measured(column: Column, measured: Mapping[str, float]) -> str:
-    if column.name not in measured or column.process is None:
-        return ""
-    of_process = measured[column.name]
-    return f"{byte_text(of_process)}, predicted {column.process.total_bytes / of_process - 1:+.1%}"

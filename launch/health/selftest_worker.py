@@ -22,7 +22,7 @@ from strategies.ring.collectives import HostExchange, WireOptions, WorkerExchang
 from strategies.ring.joining import Ring, join_ring
 from strategies.ring.tcp_connect import connected_tcp_ring
 from strategies.ring.tcp_ring import TcpRing
-from towers.devices import configure_devices
+from towers.device_setup import configure_devices
 
 PRECISIONS = ("float32", "bfloat16")
 SIZES_MIB = (1, 8, 32)

@@ -62,6 +62,16 @@ def towers_cases() -> list[Case]:
     return rows + torch_cases(1)
 
 
+def kinds_of_cpu_cases() -> list[Case]:
+    """Two towers in both precisions beside PyTorch: few rows, so many rounds, for the table of CPUs."""
+    rows = [
+        own_case(f"towers 2{_said(precision)}", work_of_flags("towers", 2, precision))
+        for precision in (FLOAT32, BFLOAT16)
+    ]
+    left_out = [row.work.precision for row in rows if row.left_out]
+    return rows + [row for row in torch_cases(1) if row.work.precision not in left_out]
+
+
 def one_tower(precision: str = FLOAT32) -> Case:
     """One tower on all threads, the reference for efficiency."""
     return own_case(f"towers 1{_said(precision)}", work_of_flags("towers", 1, precision))
@@ -206,10 +216,10 @@ def kernels_cases() -> list[Case]:
 
 
 def batch_stats_cases() -> list[Case]:
-    """Two towers that normalise by their own parts' statistics, or by those of the whole batch."""
+    """Towers that normalise by their own parts' statistics, or by those of the whole batch: two, and one."""
     return [
-        own_case(f"towers 2, {policy}", work_of_flags("towers", 2), f"--batch_stats={policy}")
-        for policy in ("average", "synced")
+        own_case(f"towers {count}, {policy}", work_of_flags("towers", count), f"--batch_stats={policy}")
+        for count, policy in ((2, "average"), (2, "synced"), (1, "synced"))
     ]
 
 
@@ -222,6 +232,7 @@ GROUPS: Mapping[str, Callable[[], list[Case]]] = {
     "slow_worker": slow_worker_cases,
     "input": input_cases,
     "kernels": kernels_cases,
+    "kinds_of_cpu": kinds_of_cpu_cases,
     "cifar_fast": cifar_fast_cases,
     "batch_stats": batch_stats_cases,
     "pipeline": pipeline_cases,

@@ -1,4 +1,4 @@
-"""Processes of a machine with several NUMA nodes: each stays on the CPUs of one node.
+"""Processes of a machine with several NUMA nodes: each stays on the CPUs of one node, or of its part of the nodes.
 
 Linux gives a process memory of the node on which it first writes to it, so memory stays near the process's cores.
 """
@@ -16,11 +16,11 @@ from towers.hardware.cpu_topology import nodes_of_processes, numa_nodes
 def cpus_of_processes(names: Sequence[str], root: pathlib.Path = ROOT) -> Mapping[str, Collection[int]]:
     """The CPUs of each process, by its name; {} if processes are not bound.
 
-    They are bound if they divide evenly over several nodes, and no control group limits CPU time: then the
-    processes would share the limit, which is no part of any node.
+    They are bound if they and several nodes of equal size divide evenly, and no control group limits CPU time:
+    then the processes would share the limit, which is no part of any node.
 
     Args:
-      names: the processes that compute; neighbours get the same node.
+      names: the processes that compute; neighbours get the same node, or neighbouring ones.
       root: the folder that holds proc/ and sys/.
     """
     if not names or not hasattr(os, "sched_setaffinity") or core_quota(root) is not None:

@@ -4,6 +4,7 @@ import contextlib
 import pathlib
 
 from launch import binary
+from launch.messages.in_flags import in_flags
 from launch.supervision.fault_injection import faults_from_environment
 from launch.supervision.standstill_guard import StandstillGuard
 from strategies.engines import TENSORFLOW
@@ -72,7 +73,7 @@ def _ended_if_stopped(membership: ServersMembership):
 def follow_run(task: Task, devices: Devices, options: StepOptions, directory: pathlib.Path, *, shares) -> int:
     """Runs an evaluator to its end; returns its exit code."""
     strategy = towers_strategy(task, devices, options, shares=shares)
-    callbacks = [MetricsLog(), TensorBoardLog(), ProgressDisplay()]
+    callbacks = [MetricsLog(), TensorBoardLog(), ProgressDisplay(worded=in_flags)]
     with StopSignals() as signals:
         try:
             is_over = follow(strategy, directory, callbacks, stop_requested=signals.requested)

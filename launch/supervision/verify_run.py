@@ -28,7 +28,8 @@ def verify(task: Task, strategy: Strategy) -> int:
     largest = found[0].relative
     good = largest <= FLAGS.verify_tolerance
     if strategy.keeps_files:
-        print(f"{strategy.name} with {strategy.num_towers} towers compared with {how}, {STEPS} steps:")
+        towers = f"{strategy.num_towers} tower{'' if strategy.num_towers == 1 else 's'}"
+        print(f"{strategy.name} with {towers} compared with {how}, {STEPS} steps:")
         for difference in found[:_SHOWN_DIFFERENCES]:
             print(f"  {difference.relative:.2e}  {difference.kind}/{difference.name}")
         print(

@@ -53,6 +53,7 @@ def coordinated_strategy(
       PeerLost: a process could not be reached.
     """
     check_options(options, servers.options, servers.num_workers)
+    devices = dataclasses.replace(devices, compiles_kernels=False)
     connection = servers.joined
     with connection.telling_all():
         described = connection.descriptions(servers.startup_timeout_seconds)
@@ -187,7 +188,9 @@ def _devices_of_workers(described: Mapping[str, Mapping]) -> Devices:
     """The devices that each worker has, by names without the worker.
 
     One graph serves all workers, so it uses only instructions that all their CPUs have, and a kernel that is for
-    few threads only if no worker has more.
+    few threads only if no worker has more. It has no compiled kernels: the optimized tower calls them under the
+    names of the functions that were traced, and ParameterServerStrategy's processes refuse a second function of
+    one name. With names of their own a step runs, but an evaluation on the chief does not end (TensorFlow 2.21).
 
     Raises:
       UserError: workers with different devices.
@@ -209,4 +212,5 @@ def _devices_of_workers(described: Mapping[str, Mapping]) -> Devices:
         wanted,
         threads_per_tower=max(one["threads"] for one in workers),
         cpu_instructions=frozenset.intersection(*(frozenset(one["instructions"]) for one in workers)),
+        compiles_kernels=False,
     )

@@ -12,7 +12,7 @@ import tensorflow as tf
 from absl import logging
 
 from strategies.cluster import CHIEF, SERVER, WORKER, Cluster, Member
-from strategies.data_errors import out_of_range, user_error_in
+from strategies.data_checks.data_errors import out_of_range, user_error_in
 from strategies.distribute import server_vectors
 from strategies.distribute.host_functions import call
 from strategies.engines import TENSORFLOW

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
-from strategies.batches import as_batches
+from strategies.data_checks.batches import as_batches
 from strategies.servers.batch_reader import BatchReader
 from towers.task import InputShard, Task
 

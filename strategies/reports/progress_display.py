@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from rich.console import Console
 from rich.progress import (
@@ -21,7 +21,19 @@ from strategies.contract import StepReport
 class ProgressDisplay(Callback):
     """A rich progress bar, or one line every `line_seconds` if the output is not a terminal."""
 
-    def __init__(self, console: Console | None = None, *, line_seconds: float = 10.0):
+    def __init__(
+        self,
+        console: Console | None = None,
+        *,
+        line_seconds: float = 10.0,
+        worded: Callable[[str], str] = str,
+    ):
+        """Args:
+        console: where to write; None for stdout.
+        line_seconds: time between lines if the output is not a terminal.
+        worded: gives a message the words of the program, whose user may know arguments by other names.
+        """
+        self._worded = worded
         self._console = console or Console(highlight=False, soft_wrap=True)
         self._line_seconds = line_seconds
         self._bar: Progress | None = None
@@ -63,7 +75,7 @@ class ProgressDisplay(Callback):
         self._print(f"step {step}  evaluation  {written}")
 
     def message(self, text: str) -> None:
-        self._print(text)
+        self._print(self._worded(text))
 
     def end(self) -> None:
         if self._bar is not None:

@@ -47,7 +47,8 @@ class RingEngine(Engine):
         exchange: sums over the workers.
         parts: how the towers of this process divide its part of a batch.
         place: makes the placement of the model's variables, whose owners sum gradients over the workers.
-        make_towers: as for `towers.one_process_engine.OneProcessEngine`; None for towers of one device.
+        make_towers: as for `towers.one_process_engine.OneProcessEngine`; it may make one that computes all towers,
+          as for `TowerPasses`. None for towers of one device, each for itself.
         microbatches: as for `TowerPasses`. A step's batch is then a tuple of this worker's part of each
           microbatch, or a batch if there is one in all.
         *arguments, **named: as for `Engine`.
@@ -62,7 +63,9 @@ class RingEngine(Engine):
             self.towers, self.evaluations = make_towers(self)
         self._at_once = microbatches or 1
         own = self.placement.owners.of_towers
-        self._passes = TowerPasses(self.towers, self.devices, parts, self.options, own, microbatches)
+        self._passes = TowerPasses(
+            self.towers, self.devices, parts, self.options, own, microbatches, sum_all=exchange.sum
+        )
         self.busy = BusyTime()
 
     def train(self, batch, rate):

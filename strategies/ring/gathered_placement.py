@@ -1,10 +1,10 @@
 """ZeRO 3 over the workers of a ring: each has its own parts of the parameters, and gathers the others in units.
 
-    own parts --+                +--> tower, unit by unit --+                    +--> / weight, update own parts
-                +-- all-gather --+                          +-- reduce-scatter --+
-    own parts --+                +--> tower, unit by unit --+                    +--> / weight, update own parts
+    own parts --+                +--> towers, unit by unit --+                    +--> / weight, update own parts
+                +-- all-gather --+                           +-- reduce-scatter --+
+    own parts --+                +--> towers, unit by unit --+                    +--> / weight, update own parts
 
-The exchanges are in the tower's graph (`towers.gathering`); here are the variables. A device of a tower of several
+The exchanges are in the towers' graph (`towers.gathering`); here are the variables. A device of a tower of several
 has parts of what that device uses: of its stage, its branches or its slices.
 """
 
@@ -46,8 +46,8 @@ class GatheredPlacement(OwnedPlacement):
         """Args:
         variables: give the first values.
         rule: says which slots there are.
-        devices: of this worker's tower. Each has this worker's parts of what it uses, with their slots; the first
-          one has the state.
+        devices: of this worker's first tower. Each has this worker's parts of what it uses, with their slots; the
+          first one has the state.
         units: says who has which part.
         """
         templates = dict(zip(canonical_names(variables.parameters), variables.parameters, strict=True))

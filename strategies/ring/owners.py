@@ -58,13 +58,20 @@ class Counterparts(ManyOwners):
         return found
 
 
+class _Summed(CurrentDevice):
+    """Implements `towers.owners.Owners` for the towers of a worker that all have the sums over them."""
+
+    def keep(self, per_tower):
+        return list(per_tower[0])
+
+
 class OwnParts:
     """Implements `towers.owners.Owners` for gradients that have met already: here are the sums of own parts alone.
 
-    A tower has sent its gradients to their owners while it computed them (`towers.gathering`).
+    The towers have sent their gradients to the owners while they computed them (`towers.gathering`).
     """
 
-    of_towers = CURRENT_DEVICE
+    of_towers = _Summed()
 
     def __init__(
         self,
@@ -86,9 +93,9 @@ class OwnParts:
         return list(of_tower)
 
     def keep(self, per_tower):
-        (of_tower,) = per_tower
+        (of_towers,) = per_tower
         held: list[Sequence] = []
-        for gradient in of_tower:
+        for gradient in of_towers:
             held += gradient.parts if isinstance(gradient, Slices) else [gradient]
         return [part for own in held for part in own]
 
@@ -126,6 +133,8 @@ class SpreadOwners(OwnParts):
 
     A list of parts contains those of this worker alone, in the model's order.
     """
+
+    of_towers = CURRENT_DEVICE
 
     def __init__(
         self,

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from strategies.batch_checksums import KEEPS_ORDER_ADVICE, BatchChecksums
+from strategies.data_checks.batch_checksums import KEEPS_ORDER_ADVICE, BatchChecksums
 from towers.errors import UserError
 
 SPLITS = ("train", "eval")

@@ -10,8 +10,8 @@ from contextlib import contextmanager, suppress
 import numpy as np
 import tensorflow as tf
 
-from strategies.batch_checksums import BatchChecksums
 from strategies.cluster import Member
+from strategies.data_checks.batch_checksums import BatchChecksums
 from strategies.errors import PeerLost
 from strategies.ring import same_batches
 from strategies.ring.collectives import HostExchange

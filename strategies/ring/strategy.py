@@ -1,8 +1,8 @@
 """The strategy 'ring': every worker has a copy of the model and computes its part of each batch.
 
 A step is `strategies.distribute.replicated_engine` (TensorFlow's engine) or `strategies.ring.engine` (our own).
-This file is input, evaluation and agreement between the workers. What they compare at the start is in
-`same_start.py`, lost workers are in `lost_workers.py`.
+This file is input, evaluation and the choice of an engine. What the workers compare at the start is in
+`same_start.py`, what they agree on before each call in `agreement.py`, lost workers are in `lost_workers.py`.
 """
 
 import dataclasses
@@ -15,23 +15,26 @@ from contextlib import contextmanager
 import numpy as np
 import tensorflow as tf
 
-from strategies.batch_checksums import NUM_COMPARED
 from strategies.contract import Move, StepReport, WorkerTime
+from strategies.data_checks.batch_checksums import NUM_COMPARED
+from strategies.data_checks.first_batches import check_first_batches
 from strategies.distribute.mirrored import mirrored, num_gpus
 from strategies.distribute.replicated_engine import ReplicatedEngine
 from strategies.engines import OWN, EngineChoice, choose_engine
 from strategies.errors import PeerLost
-from strategies.first_batches import check_first_batches
 from strategies.grouped_towers import GroupedTowers
 from strategies.pieces import Piece, parts_of
+from strategies.ring.agreement import agreed
 from strategies.ring.collectives import HostExchange, WorkerExchange
 from strategies.ring.divergence import checksums, what_drifted
 from strategies.ring.engine import RingEngine
+from strategies.ring.gathered_towers import gathered_towers
 from strategies.ring.grouped import decided_by_first, grouped_towers_of, kind_of
 from strategies.ring.joining import Ring
 from strategies.ring.lost_workers import LOST, peer_lost
 from strategies.ring.placements import ring_placement
 from strategies.ring.same_start import check_same_batches, check_same_settings
+from strategies.ring.shares import all_shares
 from strategies.ring.tcp_connect import connected_tcp_ring
 from strategies.ring.tcp_ring import TcpRing
 from strategies.ring.worker_units import WorkerUnits
@@ -46,7 +49,6 @@ from towers.devices import Devices
 from towers.engine import Engine
 from towers.errors import UserError
 from towers.exchange import TowerExchange
-from towers.gathering.gathered_once import GatheredOnce
 from towers.grid import BRANCH, SLICE, STAGE
 from towers.input.tower_parts import TowerParts
 from towers.options import StepOptions
@@ -111,17 +113,12 @@ class RingStrategy(SynchronousStrategy):
         self.ring, self._towers = ring, towers
         self._tcp: TcpRing | None = None
         self._host = HostExchange(ring.num_workers, ring.rank, ring.options.wire, channel=ring.next_channel())
-        if devices.zero == 3 and devices.num_towers > 1:
-            raise UserError(
-                f"zero=3 with strategy 'ring' and {devices.num_towers} towers a worker: each would gather all "
-                "parameters for itself; use num_towers=1, which has all cores (or a grid with data:1), or zero=2"
-            )
         own_shares = checked_shares(shares, devices.num_towers, "tower_shares")
         with self._watched():
             # The other settings are compared when the models are built: these say which calls come before that.
             first = {"engine": ring.options.engine, "zero": devices.zero, "grid": kind_of(towers)}
             check_same_settings(self._host, ring.members, first, purpose="first settings")
-            self._shares_by_worker = _all_shares(self._host, own_shares, ring.options.worker_shares)
+            self._shares_by_worker = all_shares(self._host, own_shares, ring.options.worker_shares)
             self.engine_choice = self._chosen_engine(devices)
         self._worker_shares = tuple(sum(of_worker) for of_worker in self._shares_by_worker)
         if towers is not None:
@@ -204,7 +201,7 @@ class RingStrategy(SynchronousStrategy):
             shards = self._towers.shards(variables) if self._towers is not None else None
             units = WorkerUnits(variables, options.rule, exchange, shards)
         if units is not None and self._towers is None:
-            named["traced"] = functools.partial(GatheredOnce, exchange=units)
+            named |= gathered_towers(devices, units)
         if exchange is not None:
             of_towers = self._of_towers(named, units) if self._towers is not None else {}
             place = ring_placement(devices, exchange, self._towers, units)
@@ -253,6 +250,8 @@ class RingStrategy(SynchronousStrategy):
     @property
     def notices(self) -> list[str]:
         carrier = f"{self.ring.num_workers} workers over TCP" if self._tcp else self.carrier_name
+        if self.ring.num_workers == 1 and self.engine_choice.name == OWN:
+            carrier = "one worker, which exchanges nothing"
         of_towers = self._towers.notices if self._towers else []
         return [self.engine_choice.notice(carrier), *of_towers, *super().notices]
 
@@ -390,22 +389,9 @@ class RingStrategy(SynchronousStrategy):
         return dict(zip(sums, total.reshape(-1, 2), strict=True))
 
     def agree(self, move: Move) -> Move:
-        """Rank 0 decides when to save, the shortest call counts, and all stop if any was asked to stop."""
         with self._watched():
             wishes = self._host.gather("move", dataclasses.astuple(move), np.int64)
-        stop, save, target, last_step, until = wishes.T
-        for rank in np.flatnonzero(last_step != last_step[0]):
-            raise UserError(
-                f"{self.ring.members[rank].name} trains to step {last_step[rank]}, and "
-                f"{self.ring.members[0].name} to step {last_step[0]}: start all workers with the same settings"
-            )
-        return Move(
-            stop=bool(stop.any()),
-            save=bool(save[0]),
-            target=int(target.min()),
-            last_step=move.last_step,
-            until=int(until.min()),
-        )
+        return agreed(move, wishes, self.ring.members)
 
     @property
     def _spread(self) -> list:
@@ -471,18 +457,3 @@ class RingStrategy(SynchronousStrategy):
 
     def _peer_lost(self, error: Exception) -> PeerLost:
         return peer_lost(error, self.ring, f"step {self.step}" if hasattr(self, "engine") else "the start")
-
-
-def _all_shares(
-    host: HostExchange, own: tuple[float, ...], worker_shares: tuple[float, ...] | None
-) -> list[tuple[float, ...]]:
-    """The shares of all towers, worker by worker: each worker's share, divided like the shares of its towers."""
-    counts = host.gather("towers", [len(own)], np.int64)[:, 0]
-    of_workers = checked_shares(
-        worker_shares or tuple(map(float, counts)), host.num_workers, "worker_shares", of="worker"
-    )
-    filled = host.gather("shares", np.pad(own, (0, max(counts) - len(own))))
-    return [
-        tuple(float(of_worker * share / row[:count].sum()) for share in row[:count])
-        for of_worker, row, count in zip(of_workers, filled, counts, strict=True)
-    ]

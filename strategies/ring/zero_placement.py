@@ -20,15 +20,13 @@ from strategies.ring.owners import SpreadOwners, sizes_by_owner
 from strategies.ring.remote_variable import RemoteVariable
 from towers import packing
 from towers.parameters.placement import (
-    apply_rule,
     canonical_names,
     constraints_of,
-    finish_rule,
     make_slots,
     set_state,
     variables_like,
 )
-from towers.parameters.sharded_placement import by_name, owners_of, part_of, shards_for
+from towers.parameters.sharded_placement import by_name, finish_parts, owners_of, part_of, shards_for, update_parts
 from towers.parameters.shards import Shard
 from towers.parameters.sliced_variable import SlicedVariable
 from towers.tower import ModelVariables
@@ -96,25 +94,16 @@ class OwnedPlacement:
 
     def update(self, is_allowed, means, new_state, *, rule, rate, update):
         def update_own():
-            for part, mean in zip(self._own, means, strict=True):
-                with tf.device(part.device):
-                    apply_rule(rule, *self._described(part), [mean], rate, update, is_allowed)
+            update_parts(rule, self._own, self._constraints, means, rate, update, is_allowed)
             set_state(self.state, new_state, is_allowed)
 
         is_allowed.run(update_own)
 
     def finish(self, is_last, *, rule, updates):
         def finish_own():
-            for part in self._own:
-                with tf.device(part.device):
-                    finish_rule(rule, *self._described(part), updates, is_last)
+            finish_parts(rule, self._own, self._constraints, updates, is_last)
 
         is_last.run(finish_own)
-
-    def _described(self, part: SpreadPart):
-        """A part, its slots and its constraints by its parameter's name."""
-        name = part.shard.name
-        return {name: part.variable}, {slot: {name: own} for slot, own in part.slots.items()}, self._constraints
 
     @property
     def parameters_with_owners(self) -> list[tuple[tf.Variable | RemoteVariable, int]]:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 import tensorflow as tf
 
-from strategies.data_errors import readable_input
+from strategies.data_checks.data_errors import readable_input
 from towers.errors import UserError
 
 # A user's pipeline starts at its first batch, so it is quicker to read and drop some batches than to start it

@@ -58,14 +58,6 @@ class Layout:
         width = row_width(list(self.shapes.values())[min(index, len(self.shapes) - 1)])
         return offsets[index] + round((wanted - offsets[index]) / width) * width
 
-    def split(self, vector: np.ndarray) -> dict[str, np.ndarray]:
-        """Views of a whole vector as the parameters, by name."""
-        offsets = self.offsets
-        return {
-            name: vector[begin:end].reshape(shape)
-            for (name, shape), begin, end in zip(self.shapes.items(), offsets, offsets[1:], strict=False)
-        }
-
     def joined(self, values: Sequence[np.ndarray]) -> np.ndarray:
         """The whole vector of all parameters' values, given in order."""
         return np.concatenate([np.ravel(value) for value in values])

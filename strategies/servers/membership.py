@@ -4,8 +4,8 @@ import dataclasses
 import zlib
 from collections.abc import Mapping, Sequence
 
-from strategies.batch_checksums import KEEPS_ORDER_ADVICE, batch_checksums
 from strategies.cluster import CHIEF, SERVER, WORKER, Cluster, Member
+from strategies.data_checks.batch_checksums import KEEPS_ORDER_ADVICE, batch_checksums
 from strategies.engines import OWN
 from strategies.run_settings import Plain, common_settings, plain_settings, step_settings
 from strategies.servers.options import ServersOptions

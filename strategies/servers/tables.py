@@ -53,13 +53,6 @@ class TableLayout:
         """The matrix, from the values of all parameters."""
         return np.concatenate([values[name] for name in self.heights])
 
-    def split(self, matrix: np.ndarray) -> dict[str, np.ndarray]:
-        """Views of the matrix as the tables, by name."""
-        begins = self.begins
-        return {
-            name: matrix[begin:end] for name, begin, end in zip(self.heights, begins, begins[1:], strict=False)
-        }
-
     def part(self, server: int) -> slice:
         """The matrix rows of a server."""
         return slice(server, None, self.num_servers)
@@ -193,13 +186,6 @@ class ParameterLayout:
         found = [values[name] for name in self.vector.shapes]
         vector = self.vector.joined(found) if found else np.zeros(0, values[self.names[0]].dtype)
         return Stored(vector, [table.joined(values) for table in self.tables])
-
-    def by_name(self, stored: Stored) -> dict[str, np.ndarray]:
-        """The values by name, in the model's order."""
-        found = self.vector.split(stored.vector)
-        for table, matrix in zip(self.tables, stored.tables, strict=True):
-            found |= table.split(matrix)
-        return {name: found[name] for name in self.names}
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:

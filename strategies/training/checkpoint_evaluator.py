@@ -49,7 +49,7 @@ def follow(
     try:
         while not stop_requested():
             over = _is_over(summary, began)
-            newest = next(iter(checkpoints.saved()), None)
+            newest = next(iter(checkpoints.files.saved()), None)
             if newest is not None and newest != evaluated:
                 step, evaluated = checkpoints.restore_latest(), newest
                 if step not in known:

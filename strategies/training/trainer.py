@@ -13,14 +13,15 @@ import keras
 from strategies.callbacks import Callback, Run
 from strategies.contract import Move, StepReport, Strategy
 from strategies.errors import NonFiniteStep, PeerLost
-from strategies.pieces import pieces_of
 from strategies.reports.metrics_log import MetricsLog
 from strategies.reports.summary import RunFigures, summarize, write_summary
 from strategies.reports.tensorboard_log import TensorBoardLog
 from strategies.run_settings import changes, plain_settings
 from strategies.training.cadence import Cadence, due, steps_of_a_call
-from strategies.training.checkpoints import Checkpoints, check_writable
+from strategies.training.checkpoint_files import check_writable
+from strategies.training.checkpoints import Checkpoints
 from strategies.training.export import save_model
+from strategies.training.saving import Saving
 from strategies.training.stop_signals import StopSignals
 from strategies.training.trainer_options import TrainerOptions
 from towers.errors import UserError
@@ -255,7 +256,7 @@ class Trainer:
     def _make_directory(self) -> None:
         check_writable(self.directory)
         if self.options.resume != "auto":
-            aside = self._checkpoints.set_aside()
+            aside = self._checkpoints.files.set_aside()
             if aside is not None:
                 self._notices.append(f"the checkpoints of an earlier run were moved to {aside}")
         self._checkpoints.prepare()
@@ -295,7 +296,7 @@ class Trainer:
 
     def _run_to_end(self) -> bool:
         """Trains, and returns whether the last step was reached; False if training was stopped before."""
-        self._saved_at, self._saved_time = self.strategy.step, time.monotonic()
+        self._saving = Saving(self.strategy, self._checkpoints, self.options.checkpoint_every_seconds)
         cadence, steps_a_call = self._cadence(), 1
         while (before := self.strategy.step) < self._last_step:
             move = self._agreed_move(cadence.call_length(before, steps_a_call), cadence)
@@ -311,7 +312,7 @@ class Trainer:
             if due(before, reached, self.options.checkpoint_every_steps):
                 self._save()
             # The last evaluation comes after the last save and the export.
-            if reached < self._last_step and self._evaluation_is_due(before, reached):
+            if reached < self._last_step and due(before, reached, *self._evaluation_periods):
                 self._evaluate()
         # What was trained is saved before anything else can fail.
         self._save()
@@ -333,7 +334,7 @@ class Trainer:
         return self.strategy.agree(
             Move(
                 stop=self._stop_requested(),
-                save=self._is_late_to_save(),
+                save=self._saving.is_late,
                 target=step + num_steps,
                 last_step=self._last_step,
                 until=step if cadence is None else step + cadence.call_length(step, self._last_step),
@@ -371,31 +372,16 @@ class Trainer:
         return steps_of_a_call(self._last_report.seconds / self._last_report.num_steps)
 
     def _cadence(self) -> Cadence:
-        periods = (
-            self.options.checkpoint_every_steps,
-            self.options.evaluate_every_steps,
-            self._evaluation_epoch_steps(),
-            self.options.report_every_steps,
-        )
+        periods = (self.options.checkpoint_every_steps, self.options.report_every_steps)
         return Cadence(
             last_step=self._last_step,
-            periods=tuple(period for period in periods if period is not None),
+            periods=(*(period for period in periods if period is not None), *self._evaluation_periods),
             boundaries=tuple(step for callback in self._callbacks for step in callback.boundaries()),
         )
 
-    def _evaluation_epoch_steps(self) -> int | None:
-        every = self.options.evaluate_every_epochs
-        if every is None or self.options.dry_run or self.strategy.steps_per_epoch is None:
-            return None
-        return max(1, round(every * self.strategy.steps_per_epoch))
-
-    def _evaluation_is_due(self, before: int, step: int) -> bool:
-        return due(before, step, self.options.evaluate_every_steps, self._evaluation_epoch_steps())
-
-    def _is_late_to_save(self) -> bool:
-        seconds = self.options.checkpoint_every_seconds
-        late = seconds is not None and time.monotonic() - self._saved_time >= seconds
-        return late and self._checkpoints is not None
+    @property
+    def _evaluation_periods(self) -> tuple[int, ...]:
+        return self.options.evaluation_periods(self.strategy.steps_per_epoch)
 
     def _evaluate(self) -> bool:
         """Evaluates and reports it, if there are evaluation data; False if a signal stopped it."""
@@ -418,28 +404,14 @@ class Trainer:
         return True
 
     def _save(self) -> None:
-        """Saves, unless it is saved already. All processes of the run call it; the others may have parts of it."""
+        """Saves, unless it is saved already; `Saving.save`, when all steps that were started are reported."""
         self._settle()
-        here = self._checkpoints is not None
-        is_new = here and (self._saved_at != self.strategy.step or not self._checkpoints.saved())
-        if self.strategy.agree_to_save(is_new):
-            if here:
-                self._checkpoints.save()
-            else:
-                self._send_to_writer()
-        if here:
-            self._saved_at, self._saved_time = self.strategy.step, time.monotonic()
-
-    def _send_to_writer(self) -> None:
-        """What saving is in a process without files: it sends the writer what the writer does not have."""
-        self.strategy.begin_saving()
-        for _ in self.strategy.values(pieces_of(self.strategy.checkpointables())):
-            pass
+        self._saving.save()
 
     def _files(self, completed: bool) -> dict[str, pathlib.Path]:
         if self.directory is None:
             return {}
-        files = {"checkpoint": self._checkpoints.prefix(self._saved_at)}
+        files = {"checkpoint": self._checkpoints.files.prefix(self._saving.saved_at)}
         if completed:
             files["model"] = self.directory / "model.keras"
         files["metrics"] = self.directory / "metrics.jsonl"

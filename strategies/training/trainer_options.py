@@ -66,3 +66,10 @@ class TrainerOptions:
                 f"epochs={self.epochs}: the number of training examples is unknown; give steps instead"
             )
         return max(1, round(self.epochs * steps_per_epoch))
+
+    def evaluation_periods(self, steps_per_epoch: int | None) -> tuple[int, ...]:
+        """The periods of evaluations as numbers of steps; a dry run has none of epochs."""
+        periods = [] if self.evaluate_every_steps is None else [self.evaluate_every_steps]
+        if self.evaluate_every_epochs is not None and steps_per_epoch is not None and not self.dry_run:
+            periods.append(max(1, round(self.evaluate_every_epochs * steps_per_epoch)))
+        return tuple(periods)

@@ -33,9 +33,6 @@ OPTIMIZERS = MappingProxyType(
         "adamw": ("--optimizer=adamw", "--learning_rate=0.001"),
     }
 )
-# Towers of stages average moving statistics once a step, so microbatches of other sizes would differ from one
-# device's: these networks' batches, of 30 and 8, are two equal microbatches.
-_EQUAL_MICROBATCHES = ("--batch_stats=average", "--microbatches=2")
 # Flags of the launcher, if there are several processes, and flags of the mode.
 MODES = MappingProxyType(
     {
@@ -70,7 +67,22 @@ MODES = MappingProxyType(
         "own_ring_2": (("--workers=2",), ("--strategy=ring", "--engine=own", "--num_towers=1")),
         "ring_2_zero_1": (("--workers=2",), ("--strategy=ring", "--zero=1", "--num_towers=1")),
         "ring_3_zero_2": (("--workers=3",), ("--strategy=ring", "--zero=2", "--num_towers=1")),
-        "ring_2_zero_3": (("--workers=2",), ("--strategy=ring", "--zero=3")),
+        "ring_2_zero_3": (("--workers=2",), ("--strategy=ring", "--zero=3", "--num_towers=1")),
+        "ring_2_of_2_towers_zero_3": (("--workers=2",), ("--strategy=ring", "--zero=3", "--num_towers=2")),
+        "ring_2_of_2_towers_of_slices_2_zero_3": (
+            ("--workers=2",),
+            ("--strategy=ring", "--grid=data:2,slice:2", "--zero=3"),
+        ),
+        "ring_2_of_2_towers_of_stages_2_zero_3": (
+            ("--workers=2",),
+            (
+                "--strategy=ring",
+                "--grid=data:2,stage:2",
+                "--zero=3",
+                "--microbatches=2",
+                "--batch_stats=average",
+            ),
+        ),
         "ring_2_of_stages_2": (
             ("--workers=2",),
             ("--strategy=ring", "--grid=stage:2", "--microbatches=2", "--batch_stats=average"),
@@ -95,14 +107,14 @@ MODES = MappingProxyType(
         "grid_branches_zero_1": ((), ("--strategy=branches", "--grid=data:2,branch:2", "--zero=1")),
         "grid_stages_zero_1": (
             (),
-            ("--strategy=pipeline", "--grid=data:2,stage:2", "--zero=1", *_EQUAL_MICROBATCHES),
+            ("--strategy=pipeline", "--grid=data:2,stage:2", "--zero=1", "--batch_stats=average"),
         ),
         "grid_slices_zero_2": ((), ("--strategy=slices", "--grid=data:2,slice:2", "--zero=2")),
         "grid_slices_zero_3": ((), ("--strategy=slices", "--grid=data:2,slice:2", "--zero=3")),
         "grid_branches_zero_3": ((), ("--strategy=branches", "--grid=data:2,branch:2", "--zero=3")),
         "grid_stages_zero_3": (
             (),
-            ("--strategy=pipeline", "--grid=data:2,stage:2", "--zero=3", *_EQUAL_MICROBATCHES),
+            ("--strategy=pipeline", "--grid=data:2,stage:2", "--zero=3", "--batch_stats=average"),
         ),
     }
 )

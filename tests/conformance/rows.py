@@ -64,8 +64,6 @@ class Row:
       late_seconds: seconds that worker 1 stands still before it computes step 8; others then compute its part.
       in_quick: whether the quick tests run this row. They try the task that has everything at once, as the full
         tests do with every row.
-      has_batch_norm: whether its first task has batch norms. Towers that pass several microbatches at once average
-        moving statistics once a step, so with several of them these are not one device's.
       transformer: whether the full tests try the transformer with it too, which has tied weights.
       branches: whether the full tests try the network with branches with it too.
       every_task: whether the full tests try every task with it.
@@ -91,7 +89,6 @@ class Row:
     in_quick: bool = False
     every_task: bool = False
     every_trial: bool = False
-    has_batch_norm: bool = True
     transformer: bool = False
     branches: bool = False
     not_finite_in_quick: bool = False
@@ -258,19 +255,19 @@ ROWS = (
         reference=FOUR_MICROBATCHES,
     ),
     Row(
-        # With several microbatches each tower has moving statistics of its own until the step ends.
-        name="pipeline_2_by_2_towers_accumulation_4",
-        make_strategy=_pipeline(2, 1, num_towers=2),
+        # The microbatches of a batch differ in size, in weight and in how the towers divide them.
+        name="pipeline_2_by_2_towers_4_microbatches",
+        in_quick=True,
+        make_strategy=_pipeline(2, 4, num_towers=2),
         shares=even_shares(2),
-        accumulation=4,
         batch_stats="average",
         reference=FOUR_MICROBATCHES,
     ),
     Row(
-        name="pipeline_2_by_2_towers_zero_1_accumulation_4",
-        make_strategy=_pipeline(2, 1, num_towers=2, zero=1),
+        name="pipeline_2_by_2_towers_zero_1_accumulation_2",
+        make_strategy=_pipeline(2, 2, num_towers=2, zero=1),
         shares=even_shares(2),
-        accumulation=4,
+        accumulation=2,
         batch_stats="average",
         reference=FOUR_MICROBATCHES,
         transformer=True,
@@ -289,7 +286,6 @@ ROWS = (
         make_strategy=_pipeline(2, 4, num_towers=2, zero=3, schedule="zb_h1"),
         shares=even_shares(2),
         batch_stats="average",
-        has_batch_norm=False,
         reference=FOUR_MICROBATCHES,
         options=(("rule", Adam(weight_decay=0.1)), ("clipping", Clipping(norm=0.05))),
     ),
@@ -540,13 +536,26 @@ ROWS = (
         num_workers=3,
     ),
     Row(
+        name="own_ring_2_of_2_towers_zero_3_adamw_accumulation_4_clipping",
+        every_trial=True,
+        make_strategy=_ring(cpus(2, zero=3), (2.0, 1.0)),
+        shares=(2.0, 1.0, 2.0, 1.0),
+        accumulation=4,
+        reference=FOUR_MICROBATCHES,
+        # Several calls.
+        ring=_own_ring(wire=WireOptions(bytes_per_pack=4000)),
+        options=(("rule", Adam(weight_decay=0.1)), ("clipping", Clipping(global_norm=0.5))),
+        num_workers=2,
+        transformer=True,
+    ),
+    Row(
         name="own_ring_2_of_stages_2_shares_2_1",
         make_strategy=_ring(cpus_in_groups("stage:2"), pipeline=PipelineOptions(microbatches=4)),
         shares=(2.0, 1.0),
         ring=RingOptions(worker_shares=(2.0, 1.0), check_divergence_every_steps=5),
         num_workers=2,
         batch_stats="average",
-        has_batch_norm=False,
+        reference=FOUR_MICROBATCHES,
         transformer=True,
     ),
     Row(
@@ -574,7 +583,7 @@ ROWS = (
         options=(("clipping", Clipping(norm=0.05)),),
         num_workers=2,
         batch_stats="average",
-        has_batch_norm=False,
+        reference=FOUR_MICROBATCHES,
         transformer=True,
     ),
     Row(
@@ -587,8 +596,43 @@ ROWS = (
         options=(("clipping", Clipping(norm=0.05)),),
         num_workers=2,
         batch_stats="average",
-        has_batch_norm=False,
+        reference=FOUR_MICROBATCHES,
         transformer=True,
+    ),
+    Row(
+        name="own_ring_2_of_2_towers_of_stages_2_zero_3_clipping_shares_3_1",
+        make_strategy=_ring(
+            cpus_in_groups("data:2,stage:2", zero=3), (3.0, 1.0), pipeline=PipelineOptions(microbatches=2)
+        ),
+        shares=(3.0, 1.0, 3.0, 1.0),
+        # Several calls.
+        ring=RingOptions(wire=WireOptions(bytes_per_pack=1000), check_divergence_every_steps=5),
+        options=(("clipping", Clipping(norm=0.05)),),
+        num_workers=2,
+        batch_stats="average",
+        reference=Reference(microbatches_with_batch_norm=2),
+        transformer=True,
+    ),
+    Row(
+        name="own_ring_2_of_2_towers_of_slices_2_zero_3_adamw_shares_2_1",
+        make_strategy=_recomputing(
+            _ring(cpus_in_groups("data:2,slice:2", zero=3), (2.0, 1.0), slices=SliceOptions()), "sqrt"
+        ),
+        shares=(2.0, 1.0, 2.0, 1.0),
+        ring=RingOptions(wire=WireOptions(bytes_per_pack=1000), check_divergence_every_steps=5),
+        options=(("rule", Adam(weight_decay=0.1)),),
+        num_workers=2,
+        transformer=True,
+    ),
+    Row(
+        name="own_ring_2_of_2_towers_of_branches_2_zero_3_accumulation_4",
+        make_strategy=_ring(cpus_in_groups("data:2,branch:2", zero=3), branches=BranchOptions()),
+        accumulation=4,
+        shares=even_shares(4),
+        reference=FOUR_MICROBATCHES,
+        ring=RingOptions(check_divergence_every_steps=5),
+        num_workers=2,
+        branches=True,
     ),
     Row(
         name="own_ring_2_of_branches_2_zero_3_adamw_shares_2_1",

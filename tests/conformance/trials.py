@@ -65,8 +65,7 @@ def tasks_of(row: Row) -> Sequence[SmallTask]:
         return TASKS
     if row.every_trial:
         return QUICK_TASK, FLOAT32_TASK, TRANSFORMER
-    first = QUICK_TASK if row.has_batch_norm else WITHOUT_BATCH_NORM
-    return (first, *[TRANSFORMER] * row.transformer, *[INCEPTION] * row.branches)
+    return (QUICK_TASK, *[TRANSFORMER] * row.transformer, *[INCEPTION] * row.branches)
 
 
 def trials_of(row: Row, only_quick: bool) -> list[Trial]:
@@ -87,7 +86,6 @@ def not_synced_of(row: Row) -> Sequence[str]:
 
 # Tests idle towers, empty microbatches and batch norm at the same time.
 QUICK_TASK = BATCH_NORM_LAST_1
-WITHOUT_BATCH_NORM = TASKS[1]
 FLOAT32_TASK, TRANSFORMER = TASKS[-2:]
 
 

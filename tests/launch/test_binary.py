@@ -47,13 +47,13 @@ def test_exit_codes_are_documented():
 
 def test_a_failure_is_one_line(capsys, monkeypatch):
     monkeypatch.setattr("sys.argv", ["/somewhere/train.py"])
-    assert binary.fail(UserError("batch_size=0:\n  it is at least 1")) == 2
-    assert capsys.readouterr().err == "train: error: batch_size=0: it is at least 1\n"
+    assert binary.fail(UserError("zeros=0:\n  it is at least 1")) == 2
+    assert capsys.readouterr().err == "train: error: zeros=0: it is at least 1\n"
 
 
 CASES = (
     ([], 0, "number 1\n", ""),
-    (["--number=2"], 2, "", "program: error: number=2: it is too even; give 1\n"),
+    (["--number=2"], 2, "", "program: error: --number=2: it is too even; give 1\n"),
     (["--number=4"], 4, "number 4\n", ""),
     (["--number=5"], 75, "number 5\n", ""),
     (["--number=6"], 4, "", "program: error: step 6 is not finite\n"),

@@ -189,7 +189,7 @@ def test_a_process_that_never_starts_is_named(group_of, tmp_path, missing):
     for ended in ends.values():
         (line,) = errors(ended)
         assert f"{missing} (127.0.0.1:" in line
-        assert "did not start within startup_timeout_seconds=6" in line
+        assert "did not start within --startup_timeout_seconds=6" in line
     assert not (tmp_path / "run").exists()
 
 
@@ -258,7 +258,7 @@ def test_a_server_of_the_other_engine_is_named(group_of):
     for ended in ends.values():
         (line,) = errors(ended)
         assert "ps:1 (127.0.0.1:" in line
-        assert "does not use engine='tensorflow'" in line
+        assert "does not use --engine=tensorflow" in line
 
 
 @pytest.mark.full

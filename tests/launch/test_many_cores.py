@@ -12,9 +12,9 @@ _PROGRAM = """
 import os, runpy, sys
 import launch
 from launch.flags import devices as flags_of_devices
-from towers import devices
+from towers import device_setup
 
-devices.num_cores = flags_of_devices.num_cores = lambda: 64
+device_setup.num_cores = flags_of_devices.num_cores = lambda: 64
 sys.argv = ["train", *sys.argv[1:]]
 try:
     runpy.run_module("launch.train", run_name="__main__")

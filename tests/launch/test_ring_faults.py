@@ -267,8 +267,8 @@ def test_a_worker_whose_parameters_drift(tmp_path):
             ("--learning_rate=0.3", "learning_rate=0.3"),
             ("--batch_size=16", "batch_size=16"),
             ("--steps=29", "trains to step 29"),
-            ("--zero=1", "zero=1, and worker:0 with zero=0"),
-            ("--engine=own", "engine=own, and worker:0 with engine=auto"),
+            ("--zero=1", "--zero=1, and worker:0 with --zero=0"),
+            ("--engine=own", "--engine=own, and worker:0 with --engine=auto"),
         ]
     ),
 )

@@ -268,7 +268,7 @@ def test_nan_is_skipped(own, tmp_path):
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    "flag, what", [("--learning_rate=0.2", "learning_rate=0.2"), ("--momentum=0.5", "optimizer.momentum=0.5")]
+    "flag, what", [("--learning_rate=0.2", "--learning_rate=0.2"), ("--momentum=0.5", "optimizer.momentum=0.5")]
 )
 def test_a_worker_with_different_flags_ends_all_with_one_line(own, flag, what):
     with own("--schedule=constant", more_flags={"worker:1": [flag]}) as group:

@@ -1,6 +1,7 @@
 """`launch.train`, `launch.evaluate` and `launch.export` on the drawn text, as a user types them."""
 
 import json
+import sys
 
 import keras
 import numpy as np
@@ -57,3 +58,12 @@ def test_the_layout_of_slices_is_printed_and_nothing_is_written(tmp_path):
     rows = {line.split()[0]: line for line in ended.out.splitlines()}
     assert "all-gather" in rows["block_0/mlp_down/kernel"] and "heads" in rows["block_1/attention/query/kernel"]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_parameter_servers_train_and_evaluate_a_model_with_gelu(tmp_path):
+    """TensorFlow's processes refuse the compiled GELU of one process."""
+    cluster = ("--workers=1", "--ps=1", "--chief", "--", sys.executable, "-m", "launch.train")
+    flags = ("--strategy=ps", "--task=text", "--batch_size=16", "--steps=2", "--num_towers=1", "--directory=run")
+    ended = run_forked("-m", "launch.local", *cluster, *flags, cwd=tmp_path)
+    assert ended.code == 0, ended.err
+    assert set(json.loads((tmp_path / "run" / "summary.json").read_text())["evaluation"]) == {"loss", "accuracy"}

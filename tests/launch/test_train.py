@@ -157,5 +157,5 @@ def test_a_loss_that_is_not_finite(tmp_path):
     assert line.startswith("train: error: step ")
     assert "is not finite" in line
     assert "lower the learning rate" in line
-    assert "on_nan='skip'" in line
+    assert "--on_nan=skip" in line
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["outcome"] == "not_finite"

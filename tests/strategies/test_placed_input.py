@@ -1,6 +1,7 @@
 """Input on the towers' devices: the same numbers, parts that are there before the step, what stays on the host."""
 
 import dataclasses
+import time
 
 import keras
 import numpy as np
@@ -14,7 +15,10 @@ from tests.tiers import first_quick
 from tests.towers.logical_cpus import cpus
 from tests.towers.partitioned_graphs import recorded_graphs
 from towers.input.placed_batch import parts_of
+from towers.input.placed_input import PlacedInput
+from towers.input.tower_parts import TowerParts
 from towers.options import StepOptions
+from towers.task import Batch
 from towers.updates.rules import Momentum
 from towers.updates.schedules import Constant
 
@@ -84,6 +88,44 @@ def test_a_step_sends_no_input():
         sends = [node for node in graphs.nodes if node.op == "_Send" and node.attr["T"].type in kinds]
         sent[on_towers] = len([node for node in sends if "CPU:1" in node.attr["recv_device"].s.decode()])
     assert sent[True] == 0 < sent[False]
+
+
+def placed_on_two(batches: tf.data.Dataset, **given):
+    parts = TowerParts.of_one_process((1.0, 1.0))
+    return PlacedInput(parts=parts, devices=cpus(2).towers, **given).batches(batches)
+
+
+def test_microbatches_know_their_examples_and_idle_towers():
+    """Three examples in two microbatches on two towers: the second one's second tower is idle, with an example."""
+    batch = Batch(tf.constant([7, 8, 9]))
+    for divided in ({"microbatches": 2}, {"accumulation": 2}):
+        found = next(placed_on_two(tf.data.Dataset.from_tensors(batch), **divided))
+        assert [int(one.examples) for one in found] == [2, 1]
+        assert [[float(activity) for activity in one.activities] for one in found] == [[1.0, 1.0], [1.0, 0.0]]
+        assert [[part.features.numpy() for part in one.parts] for one in found] == [[[7], [8]], [[9], [9]]]
+
+
+def test_the_next_batch_is_read_before_it_is_asked_for_and_few_more_are():
+    """Each takes memory: with one part waiting on each device TensorFlow reads five ahead, with none three."""
+    read = []
+    numbers = tf.data.Dataset.range(1000).map(lambda index: tf.numpy_function(_noted(read), [index], tf.int64))
+    batches = numbers.map(lambda number: Batch(tf.fill([4], number)))
+    asked_for = placed_on_two(batches)
+    next(asked_for)
+    deadline, seen = time.monotonic() + 30, 0
+    while len(read) < 6 or len(read) > seen:
+        assert time.monotonic() < deadline, f"{len(read)} batches were read"
+        seen = len(read)
+        time.sleep(0.3)
+    assert len(read) <= 7
+
+
+def _noted(read: list):
+    def note(index):
+        read.append(int(index))
+        return index
+
+    return note
 
 
 def test_a_resumed_stream_drops_what_was_read_ahead():

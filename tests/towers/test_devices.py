@@ -12,7 +12,8 @@ import tensorflow as tf
 
 from tests.towers.logical_cpus import cpus
 from tests.towers.user_errors import refused
-from towers.devices import Devices, configure_devices, default_towers, threads_for
+from towers.device_setup import configure_devices
+from towers.devices import Devices, default_towers, threads_for
 from towers.hardware.cores import num_cores
 from towers.hardware.cpu_instructions import cpu_instructions
 
@@ -85,6 +86,22 @@ def test_default_towers_have_32_examples_each(cores, num_examples, count):
     assert default_towers(cores, num_examples) == count
 
 
+@pytest.mark.parametrize(
+    "cores, num_examples, count", [(1, 256, 1), (2, 256, 1), (8, 256, 4), (8, 64, 2), (6, None, 3)]
+)
+def test_default_towers_have_the_fewest_cores_asked_for(cores, num_examples, count):
+    assert default_towers(cores, num_examples, cores_per_tower=2) == count
+
+
+@pytest.mark.parametrize(
+    "cores, num_examples, count, threads",
+    [(6, 128, 3, 2), (48, 1024, 24, 2), (7, 192, 6, 1), (5, 128, 4, 1), (6, 256, 6, 1)],
+)
+def test_default_towers_leave_few_cores_idle(cores, num_examples, count, threads):
+    """But a tower of many threads is slower than its cores as towers of one thread each."""
+    assert default_towers(cores, num_examples) == count and threads_for(count, cores) == threads
+
+
 def default_of(cores: int) -> Devices:
     """As `configure_devices` returns it on CPUs, without a number of towers."""
     return dataclasses.replace(cpus(cores), threads_per_tower=1, default_of_cores=cores)
@@ -100,6 +117,12 @@ def test_a_small_batch_lowers_only_a_default_number_of_towers():
         "2 towers instead of 4, so that each computes at least 32 examples of a batch; num_towers=2 gives each 2 "
         "threads"
     )
+
+
+def test_the_advice_uses_all_cores_or_is_left_out():
+    of_six = default_of(6).for_examples(128)
+    assert of_six.towers == cpus(4).towers and of_six.notices[0].endswith("; num_towers=3 gives each 2 threads")
+    assert default_of(5).for_examples(128).notices[0].endswith("at least 32 examples of a batch")
 
 
 class Gpus:
@@ -176,7 +199,7 @@ def in_new_process(arguments: str) -> dict:
         import json
         import tensorflow as tf
         from tensorflow.python.framework import config as tf_config
-        from towers.devices import configure_devices
+        from towers.device_setup import configure_devices
         devices = configure_devices({arguments})
         tf.constant(1.0) + 1.0
         print(json.dumps({{

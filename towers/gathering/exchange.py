@@ -3,8 +3,8 @@
     gather 0   gather 1   gather 2   scatter a   gather 3   scatter b   ...
 
 All processes make the same calls in this order, each after the one before it. Gradients leave inside the graph
-too, because what follows a stateful call waits for all exchanges in it. A second tower's calls would follow these
-and gather everything again, so a process has one tower.
+too, because what follows a stateful call waits for all exchanges in it. A call serves all towers of a process
+(`towers.gathering.copied`), so their numbers may differ between processes.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""A pass of a tower as a graph that gathers parameters from their owners unit by unit."""
+"""A pass of a tower, or of all towers of a process, as a graph that gathers parameters unit by unit."""
 
 import itertools
 from collections.abc import Sequence
@@ -6,11 +6,13 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from towers.errors import UserError
+from towers.gathering.copied import CopiedTowers
 from towers.gathering.exchange import Gradient, OwnPart, UnitExchange, calls_of
 from towers.gathering.rewired import Parts, with_exchange, with_gathers
 from towers.gathering.units import units_of
 from towers.gathering.uses import device_of, node_of, uses_of
 from towers.owners import Slices
+from towers.per_tower import PerTower, of_tower
 from towers.task import Batch
 from towers.traced_once import Change, FlatGraph, batch_key, flat_graph, specs_of
 
@@ -26,6 +28,9 @@ class GatheredOnce:
 
     A tower of several devices gathers on each of them what its operations read.
 
+    Several towers are one graph, in which each call to other processes serves them all. Arguments that differ
+    between towers, and all results but gradients, are then `PerTower`; gradients are sums over the towers.
+
     Attributes:
       graphs: a `GatheredGraph` for each spec of the batch.
     """
@@ -38,6 +43,7 @@ class GatheredOnce:
         change: Change | None = None,
         exchange: UnitExchange | None = None,
         devices: Sequence[str] = (),
+        others: Sequence[Sequence[str]] = (),
         is_optimized: bool = False,
     ):
         """Args:
@@ -45,7 +51,8 @@ class GatheredOnce:
         xla: must be False.
         exchange: between the processes that have the parameters; None if they are on devices of this one.
         devices: of a tower of several devices, on which the function puts its operations; the first one has those
-          that it puts nowhere. Empty for a tower of one device.
+          that it puts nowhere. Empty for a tower of one device, the current one.
+        others: the devices of each further tower of this process, in the order of `devices`; needs an exchange.
         is_optimized: whether the function consists of graphs that are optimized.
 
         Raises:
@@ -59,17 +66,19 @@ class GatheredOnce:
         # What leaves for other processes is dense.
         function = function if exchange is None else _with_dense_gradients(function)
         self._function, self._change = tf.function(function, autograph=False), change
-        self._exchange, self._devices, self._is_optimized = exchange, tuple(devices), is_optimized
+        assert exchange is not None or not others
+        self._exchange, self._is_optimized = exchange, is_optimized
+        self._towers = [tuple(devices), *map(tuple, others)]
         self.graphs: dict[str, GatheredGraph] = {}
 
     def __call__(self, parameters: Sequence[tf.Tensor | Slices | OwnPart], *rest):
-        specs = specs_of(rest)
+        specs = specs_of([of_tower(value, 0) for value in rest])
         key = batch_key(specs)
         if key not in self.graphs:
             concrete = self._function.get_concrete_function([_whole_of(value) for value in parameters], *specs)
             flat = flat_graph(concrete, self._change, is_optimized=self._is_optimized).without_dead_nodes()
             self.graphs[key] = GatheredGraph(
-                concrete, flat, parameters, specs, exchange=self._exchange, devices=self._devices
+                concrete, flat, parameters, specs, exchange=self._exchange, towers=self._towers
             )
         return self.graphs[key](parameters, *rest)
 
@@ -78,7 +87,7 @@ class GatheredGraph:
     """The graph for one spec of the batch.
 
     Attributes:
-      units: the uses that each gather serves.
+      units: the uses that each gather serves, those of the first tower first.
       calls: the calls to other processes, in order.
       num_bytes: of each parameter.
       flat: the graph with the gathers.
@@ -92,20 +101,22 @@ class GatheredGraph:
         specs: Sequence,
         *,
         exchange: UnitExchange | None,
-        devices: Sequence[str],
+        towers: Sequence[Sequence[str]],
     ):
         """Args:
         concrete: the function of whole parameters.
         flat: its graph.
         parameters: on their owners.
         specs: of its other arguments.
-        exchange, devices: as for `GatheredOnce`.
+        exchange: as for `GatheredOnce`.
+        towers: the devices of each tower, as for `GatheredOnce`.
         """
+        devices, copies = towers[0], CopiedTowers(towers)
         wholes = [_whole_of(value) for value in parameters]
-        self._results, self._captured = concrete.structured_outputs, concrete.captured_inputs
+        self._results, self._captured = [concrete.structured_outputs], concrete.captured_inputs
         names = [node_of(name) for name in flat.inputs]
         outputs = [node_of(name) for name in flat.outputs]
-        gradients = list(itertools.compress(range(len(outputs)), _are_gradients(self._results)))
+        gradients = list(itertools.compress(range(len(outputs)), _are_gradients(self._results[0])))
         uses, levels = uses_of(
             flat.graph_def,
             names[: len(wholes)],
@@ -127,20 +138,40 @@ class GatheredGraph:
                 for index, position in enumerate(gradients)
             ]
             self.calls = calls_of(self.units, leaving, self.num_bytes, bytes_per_call=exchange.bytes_per_call)
-            self.flat, self._called = with_exchange(flat, parameters, self.units, self.calls, exchange, gradients)
+            self.units = copies.units(self.units)
+            of_towers = [
+                [position + tower * len(outputs) for tower in range(len(towers))] for position in gradients
+            ]
+            self.flat, self._called = with_exchange(
+                copies.graph(flat, len(wholes)), parameters, self.units, self.calls, exchange, of_towers
+            )
+            self._results = self._results * len(towers)
             if gradients:
-                self._results = self._results._replace(
-                    gradients=[[None] * len(value.parts) for value in parameters]
-                )
+                own = [[None] * len(value.parts) for value in parameters]
+                self._results = [
+                    result._replace(gradients=own if tower == 0 else [])
+                    for tower, result in enumerate(self._results)
+                ]
         parts = [part for value in parameters for part in _tensors(value)]
-        given = [tf.TensorSpec(each.shape, each.dtype) for each in (*parts, *concrete.inputs[len(wholes) :])]
+        of_tower_0 = concrete.inputs[len(wholes) :]
+        given = [tf.TensorSpec(each.shape, each.dtype) for each in (*parts, *of_tower_0 * len(towers))]
         self._graph = self.flat.function(given)
 
     def __call__(self, parameters, *rest):
-        parts = [part for value in parameters for part in _tensors(value)]
-        flat = tf.nest.flatten(rest, expand_composites=True)
-        found = self._graph(*parts, *flat, *self._captured)
-        return tf.nest.pack_sequence_as(self._results, found, expand_composites=True)
+        flat = [part for value in parameters for part in _tensors(value)]
+        for tower in range(len(self._results)):
+            own = [of_tower(value, tower) for value in rest]
+            flat += [*tf.nest.flatten(own, expand_composites=True), *self._captured]
+        found = tf.nest.pack_sequence_as(self._results, self._graph(*flat), expand_composites=True)
+        return found[0] if len(found) == 1 else _together(found)
+
+
+def _together(of_towers: Sequence):
+    """One result, `PerTower` but for the gradients: the first tower has the sums of all."""
+    first = of_towers[0]
+    kept = {"gradients": first.gradients} if "gradients" in first._fields else {}
+    joined = {name: PerTower([getattr(each, name) for each in of_towers]) for name in first._fields}
+    return first._replace(**joined | kept)
 
 
 def _with_dense_gradients(function):

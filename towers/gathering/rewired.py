@@ -6,13 +6,13 @@
 
 What waits is the sending: TensorFlow sends a value as soon as it exists, so a part that waited on the tower's side
 would already be there. In contrast to custom gradients around reads, nothing is computed twice, and uses are seen
-that no layer shows (penalties, shared layers). In a tower of several
-devices each one has units of its own, and joins them. Parts of other processes come by calls instead, which the
-tower makes in one order (`towers.gathering.exchange`):
+that no layer shows (penalties, shared layers). In a tower of several devices each one has units of its own, and
+joins them. Parts of other processes come by calls instead, which the towers of a process make together, in one
+order (`towers.gathering.exchange`, `copied.py`):
 
-    on the tower:    gather 0 -> gather 1 -> gather 2 -> scatter a     (gather 2 waits for unit 0)
+    in a process:    gather 0 -> gather 1 -> gather 2 -> scatter a     (gather 2 waits for unit 0 of all towers)
                         |           |           |           |
-                      unit 0      unit 1      unit 2      own part of the gradients
+                      unit 0      unit 1      unit 2      own part of the sums of the towers' gradients
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,6 +24,7 @@ from tensorflow.core.framework import node_def_pb2
 from towers.gathering.exchange import Call, OwnPart, UnitExchange
 from towers.gathering.units import Use, waited_for
 from towers.gathering.uses import node_of
+from towers.timeline.activities import EXCHANGE_SCOPE
 from towers.traced_once import FlatGraph
 
 PREFIX = "gather_of_unit"
@@ -48,7 +49,7 @@ def with_gathers(flat: FlatGraph, parameters: Sequence[Parts], units: Sequence[S
     """The graph with a gather for each unit of uses; its first inputs are the parts of all parameters."""
     rewiring = _Rewiring(flat, [parts.shapes for parts in parameters])
     for index, (unit, before) in enumerate(zip(units, waited_for(units), strict=True)):
-        waits, device = rewiring.waits(index, unit, before), unit[0].device
+        waits, device = rewiring.waits(index, before), unit[0].device
         gathered = {
             parameter: _joined(
                 rewiring, parameters[parameter], parameter, f"{PREFIX}_{index}/{parameter}", waits, device
@@ -98,17 +99,18 @@ def with_exchange(
     units: Sequence[Sequence[Use]],
     calls: Sequence[Call],
     exchange: UnitExchange,
-    gradients: Sequence[int],
+    gradients: Sequence[Sequence[int]],
 ) -> Exchanged:
     """The graph with these calls; its first inputs are this process's parts of the parameters.
 
     Args:
-      flat: the graph of a tower; gradients are dense.
+      flat: the graph of this process's towers; gradients are dense.
       parameters: what this process has of each parameter.
       units: the uses that each gather serves.
       calls: from `towers.gathering.exchange.calls_of`.
       exchange: makes the functions that are called.
-      gradients: for each parameter the position of its gradient in the outputs; empty for a pass without any.
+      gradients: for each parameter the positions of its gradients in the outputs, one for each tower; empty for a
+        pass without any. The outputs have what becomes of them at the first of these.
     """
     rewiring = _Rewiring(flat, [[part.shape for part in own.parts] for own in parameters])
     functions, last, sums, before = [], [], {}, waited_for(units)
@@ -118,7 +120,15 @@ def with_exchange(
             function = _traced(
                 exchange.scatter(used, purpose), [parameters[index].whole for index in used], device
             )
-            given = [flat.outputs[gradients[index]] for index in used]
+            given = [
+                rewiring.added_up(
+                    f"{EXCHANGE_SCOPE}/sum_{number}/{index}",
+                    [flat.outputs[position] for position in gradients[index]],
+                    parameters[index].whole.dtype,
+                    device,
+                )
+                for index in used
+            ]
             waits = last
         else:
             own = [part for index in used for part in parameters[index].parts]
@@ -126,8 +136,8 @@ def with_exchange(
                 exchange.gather(used, purpose), [tf.TensorSpec(each.shape, each.dtype) for each in own], device
             )
             given = [name for index in used for name in rewiring.parts[index]]
-            waits = [*rewiring.waits(unit, units[unit], before[unit]), *last]
-        name = f"scatter_{number}" if unit is None else f"{PREFIX}_{unit}/call"
+            waits = [*rewiring.waits(unit, before[unit]), *last]
+        name = f"{EXCHANGE_SCOPE}/scatter_{number}" if unit is None else f"{PREFIX}_{unit}/call"
         found = rewiring.call(function, name, [*given, *waits], device)
         last = [f"^{name}"]
         functions.append(function)
@@ -136,8 +146,10 @@ def with_exchange(
         else:
             rewiring.give(unit, units[unit], dict(zip(used, found, strict=True)))
     outputs: list[str | None] = list(flat.outputs)
-    for index, position in enumerate(gradients):
-        outputs[position] = sums.get(index)
+    for index, positions in enumerate(gradients):
+        for position in positions:
+            outputs[position] = None
+        outputs[positions[0]] = sums.get(index)
     return Exchanged(rewiring.finished([name for name in outputs if name is not None]), functions)
 
 
@@ -188,12 +200,21 @@ class _Rewiring:
             found.append(node.name)
         return found
 
-    def waits(self, index: int, unit: Sequence[Use], before: Sequence[Use]) -> list[str]:
+    def waits(self, index: int, before: Sequence[Use]) -> list[str]:
         """The control inputs of the gather of a unit: all operations of the unit that it waits for."""
-        if not before:
-            return []
-        controls = sorted({f"^{use.node}" for use in before})
-        return [f"^{self.add('NoOp', f'{PREFIX}_{index}/wait', controls, device=unit[0].device).name}"]
+        found = []
+        for tower, device in enumerate(dict.fromkeys(use.device for use in before)):
+            controls = sorted({f"^{use.node}" for use in before if use.device == device})
+            found.append(self.add("NoOp", f"{PREFIX}_{index}/{tower}/wait", controls, device=device).name)
+        return [f"^{name}" for name in found]
+
+    def added_up(self, name: str, terms: Sequence[str], dtype: tf.DType, device: str) -> str:
+        """The name of a tensor on a device: the sum of some, which is the only one itself."""
+        if len(terms) == 1:
+            return terms[0]
+        node = self.add("AddN", name, terms, device=device)
+        node.attr["N"].i, node.attr["T"].type = len(terms), dtype.as_datatype_enum
+        return name
 
     def give(self, index: int, unit: Sequence[Use], gathered: Mapping[int, str]) -> None:
         """Gives a unit its parameters: `gathered` has names of tensors by the parameter's index."""

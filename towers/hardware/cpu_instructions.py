@@ -36,16 +36,26 @@ def cpu_instructions(limit: str = "", info: pathlib.Path = CPU_INFO) -> frozense
       limit: the value of ONEDNN_MAX_CPU_ISA; '' if it is not set.
       info: what Linux says about the CPU; on other systems there is no such file, and the result is empty.
     """
-    try:
-        text = info.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return frozenset()
-    found = re.search(r"^(?:flags|Features)\s*:(.*)$", text, re.MULTILINE)
-    has = set(found[1].split()) if found else set()
-    return frozenset(has.intersection(_KNOWN[: _ALLOWED.get(limit.upper(), len(_KNOWN))]))
+    has = _field("flags|Features", info).split()
+    return frozenset(has).intersection(_KNOWN[: _ALLOWED.get(limit.upper(), len(_KNOWN))])
+
+
+def cpu_vendor(info: pathlib.Path = CPU_INFO) -> str:
+    """'GenuineIntel', 'AuthenticAMD'; '' for ARM and where Linux does not say it."""
+    return _field("vendor_id", info).strip()
 
 
 def cannot_compute(precision: str, limit: str, info: pathlib.Path = CPU_INFO) -> bool:
     """Whether TensorFlow would end the process in this precision: it asks the CPU, and oneDNN obeys the limit."""
     needed = _ASKED_BY_TENSORFLOW.get(precision)
     return needed in cpu_instructions(info=info) - cpu_instructions(limit, info)
+
+
+def _field(names: str, info: pathlib.Path) -> str:
+    """What Linux says of the first CPU under one of these names; '' if it says nothing."""
+    try:
+        text = info.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    found = re.search(rf"^(?:{names})\s*:(.*)$", text, re.MULTILINE)
+    return found[1] if found else ""

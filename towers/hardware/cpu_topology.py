@@ -12,6 +12,9 @@ from collections.abc import Collection, Sequence
 
 from towers.hardware.control_groups import ROOT
 
+# Nodes whose numbers of CPUs differ by a larger part are not each a process's: the smallest one would be awaited.
+_LARGEST_DIFFERENCE = 1 / 8
+
 
 def physical_cores(cpus: Collection[int], root: pathlib.Path = ROOT) -> int:
     """Number of cores that have at least one of these CPUs.
@@ -35,13 +38,20 @@ def numa_nodes(cpus: Collection[int], root: pathlib.Path = ROOT) -> Sequence[fro
 
 
 def nodes_of_processes(count: int, nodes: Sequence[frozenset[int]]) -> Sequence[frozenset[int]] | None:
-    """The CPUs of each of `count` processes that are divided over the nodes evenly, neighbours on one node.
+    """The CPUs of each of `count` processes that are divided over the nodes evenly, neighbours side by side.
 
-    None if there is one node only, or if the processes do not divide evenly: then each may use all CPUs.
+    Several processes share a node, or a process has several. None if there is one node or one process, if they do
+    not divide evenly, or if some nodes have far fewer of these CPUs: then each may use all CPUs.
     """
-    if len(nodes) < 2 or count % len(nodes):
+    sizes = [len(node) for node in nodes]
+    if len(nodes) < 2 or count < 2 or max(sizes) - min(sizes) > _LARGEST_DIFFERENCE * max(sizes):
         return None
-    return [nodes[index * len(nodes) // count] for index in range(count)]
+    if len(nodes) % count == 0:
+        each = len(nodes) // count
+        return [frozenset().union(*nodes[index * each : (index + 1) * each]) for index in range(count)]
+    if count % len(nodes) == 0:
+        return [nodes[index * len(nodes) // count] for index in range(count)]
+    return None
 
 
 def _listed(path: pathlib.Path) -> set[int]:

@@ -85,9 +85,14 @@ def fused_calls(
     return calls
 
 
-def _has_stock_call(layer) -> bool:
+def has_stock_arithmetic(layer: keras.layers.BatchNormalization) -> bool:
+    """Whether the layer computes what Keras's does, without renorm. Ask before `fused_calls` are in place."""
     stock = type(layer).call is keras.layers.BatchNormalization.call
-    return stock and not layer.renorm and layer.epsilon >= _SMALLEST_FUSED_EPSILON and "call" not in layer.__dict__
+    return stock and not layer.renorm and "call" not in layer.__dict__
+
+
+def _has_stock_call(layer) -> bool:
+    return has_stock_arithmetic(layer) and layer.epsilon >= _SMALLEST_FUSED_EPSILON
 
 
 def _gets_fused(layer) -> bool:

@@ -20,6 +20,17 @@ CPU ms, forward and backward, and of normalising alone; imitated AVX2, one threa
 With 64 examples (five alternations) ours / Keras's: 0.52, 0.55, 0.71 for the first three, 0.45 at 15x15x64, 0.50
 at 7x7x256, 0.76 at 3x3x256. On two threads the largest shape takes 4.1 ms by the clock, Keras's 10.3; more were
 not measured, and XLA's loops share little of the work.
+
+A step takes 0.82 of its CPU time with ResNet-20 (ten alternations, batch 256, two towers: 1,341 and 1,096 ms),
+0.96 with `cifar_fast` (eight: 2,534 and 2,436), 0.56 with synced statistics (four: 2,099 and 1,220). The forecast
+of memory is within 0.01% (ResNet-20, two towers of 64 images).
+
+Tried, and did not pay: ReLU and the residual's addition in these loops (prototype, imitated AVX2, one thread, 128
+images, CPU ms in turn, medians of eight, Intel Xeon with AMX, two cores, loaded). Forward, normalising and ReLU,
+apart and in one loop: 32x32x16 2.08 and 1.61, 16x16x32 0.85 and 0.68, 8x8x64 0.63 and 0.53; with the addition 2.54
+and 2.15, 1.20 and 0.86, 0.80 and 0.65. For ResNet-20 that is about 10 of 892 ms a step. Backward, XLA's three
+loops with the ReLU's mask lose to ReluGrad and the fused kernel: 7.45 and 3.85, 2.70 and 2.05, 1.52 and 1.21.
+Convolutions take 77% of that step, updates, copies and layouts 0.1%.
 """
 
 import math

@@ -25,12 +25,15 @@ class LayerKernels:
       compiled_activations: GELU and SiLU are compiled.
       images_side_by_side: gradients of convolution kernels over small images get a layout that fills the CPU's
         matrix unit.
+      examples_as_channels: gradients of convolution kernels over small images are convolutions whose channels are
+        the examples, for CPUs without a matrix unit.
     """
 
     fused_batch_norm: bool = True
     compiled_batch_norm: bool = False
     compiled_activations: bool = False
     images_side_by_side: bool = False
+    examples_as_channels: bool = False
 
     @contextlib.contextmanager
     def in_place(self, model: keras.Model, exchange: TowerExchange | None = None, weight: tf.Tensor | None = None):
@@ -45,8 +48,8 @@ class LayerKernels:
             replacements += batch_norm.fused_calls(model, exchange, weight, compiled=self.compiled_batch_norm)
         if self.compiled_activations:
             replacements += compiled_activations.activations_to_compile(model)
-        if self.images_side_by_side:
-            replacements += narrow_maps.narrow_convolutions(model)
+        if self.images_side_by_side or self.examples_as_channels:
+            replacements += narrow_maps.narrow_convolutions(model, as_channels=self.examples_as_channels)
         with shadowed(replacements):
             yield
 

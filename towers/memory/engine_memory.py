@@ -27,7 +27,8 @@ class StepMemory:
       parameters_bytes, optimizer_bytes: the variables.
       gradients_bytes: gradients and their sums, and whatever else depends on the batch's numbers, not its length.
       activations_bytes: all that grows with the batch: what the backward pass needs, and its own results.
-      buffers_bytes: the batch, batch statistics, constants, converted parameters, workspace of kernels.
+      buffers_bytes: the batch, batch statistics, constants, converted parameters, workspace of kernels, and on the
+        host the first values of the model that the engine was built from.
       collectives_bytes: what an exchange with other processes needs.
     """
 
@@ -53,7 +54,11 @@ class _Held:
 
 
 class EngineMemory:
-    """Predicts the memory of a training step for batches of any length. It traces the step, and runs nothing."""
+    """Predicts the memory of a training step for batches of any length. It traces the step, and runs nothing.
+
+    Attributes:
+      template_bytes: values of the engine's Keras model, which stay as they were before the first step.
+    """
 
     def __init__(self, engine: Engine):
         """Args:
@@ -68,6 +73,8 @@ class EngineMemory:
         # The sums of the microbatches so far, which every call gets and returns anew.
         self._sums_bytes = sum(map(_bytes_of, concretes[0].outputs)) if len(concretes) > 1 else 0
         self._placement = engine.placement
+        described = engine.tower.variables
+        self.template_bytes = sum(_bytes_of(one.value) for one in (*described.parameters, *described.state))
 
     def in_all(self, length: int) -> StepMemory:
         """The process's memory if all its towers are on CPUs.
@@ -117,6 +124,8 @@ class EngineMemory:
             "optimizer_bytes": _by_memory(slots, memory_of),
             "state_bytes": _by_memory(placement.state.values(), memory_of),
         }
+        of_host = kinds["state_bytes"]
+        of_host[HOST_MEMORY] = of_host.get(HOST_MEMORY, 0) + self.template_bytes
         memories = {memory for of_kind in kinds.values() for memory in of_kind}
         return {
             memory: _Held(**{kind: of_kind.get(memory, 0) for kind, of_kind in kinds.items()})

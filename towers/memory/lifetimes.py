@@ -54,7 +54,6 @@ class Operation:
       memory: the memory of its workspace.
       executor: the device that runs it.
       is_cheap: whether a thread runs it without putting it into a queue.
-      joins_devices: whether it adds gradients that several devices computed.
     """
 
     name: str
@@ -66,12 +65,9 @@ class Operation:
     memory: str = ""
     executor: str = ""
     is_cheap: bool = False
-    joins_devices: bool = False
 
 
 WORKSPACE = "workspace"
-# With the sums last, orders differ by little.
-_NUM_ORDERS_WITH_JOINS_LAST = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,26 +91,19 @@ def peaks(operations: Sequence[Operation], num_threads: int = 1, num_orders: int
     Args:
       operations: of the graph.
       num_threads: number of operations that may run at once.
-      num_orders: number of orders: that of the costs as given, and disturbed ones. One thread has one. Some are
-        also tried with the sums of several devices' gradients last.
+      num_orders: number of orders: that of the costs as given, and disturbed ones. One thread has one.
     """
-    count = num_orders if num_threads > 1 else 1
-    orders = [(seed, False) for seed in range(count)]
-    if any(one.joins_devices for one in operations):
-        orders += [(seed, True) for seed in range(min(count, _NUM_ORDERS_WITH_JOINS_LAST))]
     found: dict[str, Peak] = {}
-    for seed, joins_last in orders:
-        for memory, peak in _peaks_in_order(operations, num_threads, seed, joins_last=joins_last).items():
+    for seed in range(num_orders if num_threads > 1 else 1):
+        for memory, peak in _peaks_in_order(operations, num_threads, seed).items():
             if memory not in found or peak.total_bytes > found[memory].total_bytes:
                 found[memory] = peak
     return found
 
 
-def _peaks_in_order(
-    operations: Sequence[Operation], num_threads: int, seed: int, *, joins_last: bool
-) -> dict[str, Peak]:
+def _peaks_in_order(operations: Sequence[Operation], num_threads: int, seed: int) -> dict[str, Peak]:
     alive = _Alive(operations)
-    for index, is_end in schedule(operations, num_threads, seed=seed, joins_last=joins_last):
+    for index, is_end in schedule(operations, num_threads, seed=seed):
         if is_end:
             alive.end(index)
         else:
@@ -148,7 +137,7 @@ class _Alive:
         one = self._operations[index]
         read = [self._buffers[tensor] for tensor in one.reads]
         for position, output in enumerate(one.outputs):
-            self._write((index, position), output, read)
+            self._write((index, position), output, read, one.reads)
         self._bytes[one.memory][WORKSPACE] += one.workspace_bytes
         for memory in {one.memory, *(output.memory for output in one.outputs)}:
             self._note(memory, one.name)
@@ -163,8 +152,10 @@ class _Alive:
         for buffer in [*read, *(self._buffers[index, position] for position in range(len(one.outputs)))]:
             self._free(buffer)
 
-    def _write(self, tensor: tuple[int, int], output: Output, read: Sequence[_Buffer]) -> None:
-        buffer = self._taken_over(output, read)
+    def _write(
+        self, tensor: tuple[int, int], output: Output, read: Sequence[_Buffer], reads: Sequence[tuple[int, int]]
+    ) -> None:
+        buffer = self._taken_over(output, read, reads)
         if buffer is None:
             buffer = _Buffer(output)
             self._bytes[buffer.memory][buffer.kind] += buffer.num_bytes
@@ -175,14 +166,20 @@ class _Alive:
         buffer.readers += self._readers[tensor] + output.is_kept
         self._buffers[tensor] = buffer
 
-    def _taken_over(self, output: Output, read: Sequence[_Buffer]) -> _Buffer | None:
-        """The input's buffer that an output is written to; None for a new one."""
+    def _taken_over(
+        self, output: Output, read: Sequence[_Buffer], reads: Sequence[tuple[int, int]]
+    ) -> _Buffer | None:
+        """The input's buffer that an output is written to; None for a new one.
+
+        It may be larger than both: an input that is a part of a buffer, whose other parts nothing reads any more.
+        """
         if output.shares is not None:
             return read[output.shares]
         for position in output.may_reuse:
             buffer = read[position]
             is_last = buffer.readers == 1 and buffer.memory == output.memory
-            if is_last and buffer.num_bytes == output.num_bytes and buffer.num_bytes:
+            source, number = reads[position]
+            if is_last and self._operations[source].outputs[number].num_bytes == output.num_bytes > 0:
                 return buffer
         return None
 

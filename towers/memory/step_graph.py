@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2, meta_graph_pb2
-from tensorflow.python.framework import meta_graph
+from tensorflow.python.framework import meta_graph, op_def_registry
 from tensorflow.python.framework.function_def_to_graph import function_def_to_graph_def
 from tensorflow.python.grappler import tf_optimizer  # the one way to call the graph optimizer
 from tensorflow.python.ops import handle_data_util  # the one way to give an argument the shape of a variable
@@ -112,7 +112,28 @@ def _inlined(concrete) -> tf.compat.v1.GraphDef:
     found = tf_optimizer.OptimizeGraph(config, described)
     for node in found.node:
         _drop(node, "_output_shapes")
+    _drop_unused(found, kept.node_list.value)
     return found
+
+
+def _drop_unused(graph_def: tf.compat.v1.GraphDef, kept: Sequence[str]) -> None:
+    """Removes what has no effect and no result, as TensorFlow does: arguments that a call does not use, mostly."""
+    nodes = {node.name: node for node in graph_def.node}
+    has_effect = [node.name for node in graph_def.node if op_def_registry.get(node.op).is_stateful]
+    waiting = [_node_of(name) for name in kept] + has_effect
+    needed = set()
+    while waiting:
+        name = waiting.pop()
+        if name not in needed:
+            needed.add(name)
+            waiting += [_node_of(source) for source in nodes[name].input]
+    left = [node for node in graph_def.node if node.name in needed]
+    del graph_def.node[:]
+    graph_def.node.extend(left)
+
+
+def _node_of(tensor: str) -> str:
+    return tensor.lstrip("^").partition(":")[0]
 
 
 def _drop(node, attribute: str) -> None:
@@ -193,9 +214,20 @@ class _Reading:
         self._sent: dict[tuple[str, str], tuple[int, int]] = {}
         # Max poolings with a second output.
         self._with_positions: set[str] = set()
+        # By device the operation after which those that wait for nothing else are ready.
+        self._begins: dict[str, int] = {}
         self.operations: list[Operation] = []
         for operation in graph.get_operations():
+            self._begin_on(_device_name(operation.device))
+        for operation in graph.get_operations():
             self._add(operation)
+
+    def _begin_on(self, device: str) -> None:
+        if device not in self._begins:
+            self._begins[device] = len(self.operations)
+            self.operations.append(
+                Operation(name=f"begin on {device}", outputs=(), cost=0, executor=device, is_cheap=True)
+            )
 
     def _add(self, operation: tf.Operation) -> None:
         memory = self._memory_of(operation.device)
@@ -205,6 +237,8 @@ class _Reading:
             reads.append((self._indices[operation.inputs[1].op.name], 1))
         before = [one.name for one in operation.control_inputs if not any(name in one.name for name in _OF_CALLS)]
         after = [self._indices[name] for name in before if name in self._indices]
+        if not reads and not after:
+            after = [self._begins[_device_name(operation.device)]]
         outputs = [self._output(operation, k, memory) for k in range(len(operation.outputs))]
         if positions := positions_bytes(operation):
             outputs.append(Output(num_bytes=positions, kind=outputs[0].kind, memory=memory))
@@ -221,20 +255,8 @@ class _Reading:
                 memory=memory,
                 executor=_device_name(operation.device),
                 is_cheap=_is_cheap(operation),
-                joins_devices=self._joins_devices(reads, outputs),
             )
         )
-
-    def _joins_devices(self, reads: Sequence[tuple[int, int]], outputs: Sequence[Output]) -> bool:
-        """Whether it makes one gradient of several of the same size that different devices computed."""
-        if not outputs or outputs[0].kind != GRADIENTS or not outputs[0].num_bytes:
-            return False
-        devices = set()
-        for source, position in reads:
-            read = self.operations[source].outputs[position]
-            if read.kind == GRADIENTS and read.num_bytes == outputs[0].num_bytes:
-                devices.add(self.operations[source].executor)
-        return len(devices) > 1
 
     def _cost(self, operation: tf.Operation, reads: Sequence[tuple[int, int]], outputs: Sequence[Output]) -> float:
         """The bytes that it moves; matrix products take longer, views only what each operation takes."""
@@ -256,6 +278,7 @@ class _Reading:
         if source == reader:
             return index, position
         if (tensor.name, reader) not in self._sent:
+            received = self._received(tensor, reader)
             self._sent[tensor.name, reader] = (len(self.operations), 0)
             is_copied = not (source.startswith("CPU") and reader.startswith("CPU"))
             sent = Output(
@@ -269,12 +292,26 @@ class _Reading:
                     name=f"{tensor.op.name} to {reader}",
                     outputs=(sent,),
                     reads=((index, position),),
+                    after=(received,),
                     cost=_EACH_COST,
                     memory=sent.memory,
                     executor=source,
                 )
             )
         return self._sent[tensor.name, reader]
+
+    def _received(self, tensor: tf.Tensor, reader: str) -> int:
+        """Where a device begins to wait for a tensor: not before a thread has time for it."""
+        self.operations.append(
+            Operation(
+                name=f"{tensor.op.name} at {reader}",
+                outputs=(),
+                after=(self._begins[reader],),
+                cost=_EACH_COST,
+                executor=reader,
+            )
+        )
+        return len(self.operations) - 1
 
     def _output(self, operation: tf.Operation, position: int, memory: str) -> Output:
         tensor = operation.outputs[position]

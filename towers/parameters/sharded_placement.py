@@ -12,6 +12,7 @@ from towers.devices import HOST
 from towers.owners import ManyOwners, Owners, Slices
 from towers.packed_copies import PackedCopies, PackedOwners
 from towers.parameters.optimizer_bytes import told
+from towers.parameters.permission import Permission
 from towers.parameters.placement import (
     apply_rule,
     canonical_names,
@@ -103,25 +104,16 @@ class ShardedPlacement:
 
     def update(self, is_allowed, means, new_state, *, rule, rate, update):
         def update_all():
-            for part, mean in zip(self.parts, means, strict=True):
-                with tf.device(part.device):
-                    apply_rule(rule, *self._described(part), [mean], rate, update, is_allowed)
+            update_parts(rule, self.parts, self._constraints, means, rate, update, is_allowed)
             set_state(self.state, new_state, is_allowed)
 
         is_allowed.run(update_all)
 
     def finish(self, is_last, *, rule, updates):
         def finish_all():
-            for part in self.parts:
-                with tf.device(part.device):
-                    finish_rule(rule, *self._described(part), updates, is_last)
+            finish_parts(rule, self.parts, self._constraints, updates, is_last)
 
         is_last.run(finish_all)
-
-    def _described(self, part: OwnedPart):
-        """A part, its slots and its constraints by its parameter's name."""
-        name = part.shard.name
-        return {name: part.variable}, {slot: {name: own} for slot, own in part.slots.items()}, self._constraints
 
     @property
     def notice(self) -> str:
@@ -188,6 +180,26 @@ class Part(Protocol):
 
     shard: Shard
     device: str
+
+
+def update_parts(rule, parts: Sequence, constraints, means, rate, update, is_allowed: Permission) -> None:
+    """One update of parts (as `OwnedPart`), each on its device; the other arguments as for `apply_rule`."""
+    for part, mean in zip(parts, means, strict=True):
+        with tf.device(part.device):
+            apply_rule(rule, *_by_its_name(part), constraints, [mean], rate, update, is_allowed)
+
+
+def finish_parts(rule, parts: Sequence, constraints, updates, is_last: Permission) -> None:
+    """The rule's `finish` for parts (as `OwnedPart`), each on its device."""
+    for part in parts:
+        with tf.device(part.device):
+            finish_rule(rule, *_by_its_name(part), constraints, updates, is_last)
+
+
+def _by_its_name(part) -> tuple[Mapping, Mapping]:
+    """A part and its slots by its parameter's name."""
+    name = part.shard.name
+    return {name: part.variable}, {slot: {name: own} for slot, own in part.slots.items()}
 
 
 def owners_of(parts: Sequence[Part], names: Sequence[str]) -> ManyOwners:

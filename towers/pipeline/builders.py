@@ -132,9 +132,10 @@ NAMES = (*_ONE_STAGE_A_DEVICE, *_SEVERAL_STAGES_A_DEVICE)
 
 def _check_one_stage_a_device(name: str, num_devices: int, num_stages: int) -> None:
     if num_stages != num_devices:
+        several = ", or schedule=interleaved for several stages on each device"
         raise UserError(
             f"schedule={name} with {num_stages} stages on {num_devices} devices: it has one stage on each device; "
-            f"use stages={num_devices}, or schedule=interleaved for several stages on each device"
+            f"use stages={num_devices}{several if num_stages % num_devices == 0 else ''}"
         )
 
 

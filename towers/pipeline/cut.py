@@ -28,8 +28,8 @@ def balanced_boundaries(costs: Sequence[float], num_stages: int) -> list[int]:
     """
     if not 1 <= num_stages <= len(costs):
         raise UserError(
-            f"{num_stages} stages for {len(costs)} layers: each stage has at least one layer; "
-            f"use stages=1 to stages={len(costs)}"
+            f"{num_stages} stages for {len(costs)} operation{'' if len(costs) == 1 else 's'}: each stage has at "
+            f"least one; use at most stages={len(costs)}"
         )
     assert all(cost >= 0 and math.isfinite(cost) for cost in costs), f"costs {costs}"
     ends = [0, *itertools.accumulate(costs)]
@@ -53,18 +53,13 @@ def sized_boundaries(sizes: Sequence[int], num_layers: int) -> list[int]:
     """
     written = ",".join(map(str, sizes))
     if not sizes or min(sizes) < 1:
-        raise UserError(f"balance={written}: every stage has at least one layer; give one size for each stage")
+        raise UserError(f"balance={written}: every stage has at least one operation; give one size for each stage")
     if sum(sizes) != num_layers:
         raise UserError(
-            f"balance={written}: the sizes add up to {sum(sizes)}, the model has {num_layers} layers; "
+            f"balance={written}: the sizes add up to {sum(sizes)}, the model has {num_layers} operations; "
             "give sizes that add up to that"
         )
     return [0, *itertools.accumulate(sizes)]
-
-
-def stage_costs(costs: Sequence[float], boundaries: Sequence[int]) -> list[float]:
-    """[stages] the sum of the costs of each stage's layers."""
-    return [sum(costs[first:end]) for first, end in itertools.pairwise(boundaries)]
 
 
 def _best_cut(

@@ -1,5 +1,6 @@
 """A schedule: for each device of a pipeline the list of its actions, in order. It holds no times."""
 
+import collections
 import dataclasses
 import functools
 
@@ -38,12 +39,13 @@ class Schedule:
 
     @functools.cached_property
     def stage_devices(self) -> dict[int, int]:
-        """The device of each stage: the first device that has an action of it."""
-        found: dict[int, int] = {}
-        for device, actions in enumerate(self.devices):
-            for action in actions:
-                found.setdefault(action.stage, device)
-        return found
+        """The device of each stage: the one with the most actions of it. Those on others are misplaced."""
+        counts = collections.Counter(
+            (action.stage, device) for device, actions in enumerate(self.devices) for action in actions
+        )
+        # The first of equal counts stays, in the order of the devices.
+        most = {stage: device for (stage, device), _ in reversed(counts.most_common())}
+        return {action.stage: most[action.stage] for actions in self.devices for action in actions}
 
     @functools.cached_property
     def has_one_stage_a_device(self) -> bool:

@@ -14,6 +14,7 @@ import collections
 import dataclasses
 import itertools
 import math
+import os
 from collections.abc import Sequence
 
 import keras
@@ -149,7 +150,13 @@ def _segment(links: Sequence[Link]) -> Segment:
     calls = [call for link in links for call in link]
     named = next((call for call in calls if getattr(call.operation, "weights", ())), calls[0])
     first, last = calls[0], calls[-1]
-    return Segment(named.operation.name, first.operation, last.operation, first.number, last.number)
+    return Segment(_path(named.operation), first.operation, last.operation, first.number, last.number)
+
+
+def _path(operation: Operation) -> str:
+    """With the blocks around it, as in the paths of its weights: 'block_0/mlp_norm'; its name if it has none."""
+    parents = [variable.path.split("/")[:-1] for variable in getattr(operation, "weights", ())]
+    return "/".join(os.path.commonprefix(parents)) or operation.name
 
 
 def _of_layers(model: keras.Model, recompute: str) -> list[Segment]:

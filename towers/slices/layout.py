@@ -177,7 +177,7 @@ class _Choice:
         cut = self._possible(layer)[0][split]
         if cut.units < self._num_slices:
             raise UserError(
-                f"layout {path}={split}: the layer has {_units(cut, split)}, fewer than {self._num_slices} "
+                f"layout='{path}={split}': the layer has {_units(cut, split)}, fewer than {self._num_slices} "
                 f"slices; use {path}={WHOLE}, or fewer slices"
             )
         least, more = divmod(cut.units, self._num_slices)
@@ -200,17 +200,17 @@ class _Choice:
         for pattern, split in table:
             if split not in SPLITS:
                 raise UserError(
-                    f"layout {pattern}={split}: unknown split {split!r}; use one of {', '.join(SPLITS)}"
+                    f"layout='{pattern}={split}': unknown split {split!r}; use one of {', '.join(SPLITS)}"
                 )
             fitting = [path for path in self._layers if fnmatch.fnmatchcase(path, pattern)]
             if not fitting:
                 raise UserError(
-                    f"layout {pattern}={split}: the pattern fits no layer with parameters; the model has "
+                    f"layout='{pattern}={split}': the pattern fits no layer with parameters; the model has "
                     f"{_listed(list(self._layers))}"
                 )
             able = [path for path in fitting if split == WHOLE or split in self._possible(self._layers[path])[0]]
             if not able:
-                raise UserError(f"layout {pattern}={split}: {self._why_not_so(fitting[0])}")
+                raise UserError(f"layout='{pattern}={split}': {self._why_not_so(fitting[0])}")
             for path in able:
                 asked.setdefault(path, split)
         return asked

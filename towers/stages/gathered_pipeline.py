@@ -27,13 +27,27 @@ class GatheredPipeline:
       traced: makes its graphs.
     """
 
-    def __init__(self, passes: StagedPasses, devices: Sequence[str], *, exchange: UnitExchange | None = None):
+    def __init__(
+        self,
+        passes: StagedPasses,
+        devices: Sequence[str],
+        *,
+        exchange: UnitExchange | None = None,
+        others: Sequence[Sequence[str]] = (),
+    ):
         """Args:
         passes, devices: as for `PipelineTower`.
-        exchange: as for `GatheredOnce`.
+        exchange, others: as for `GatheredOnce`.
         """
         self._tower, self._parameters = PipelineTower(passes, devices, inlined=True), passes.variables.parameters
-        self.traced = GatheredOnce(self._train, devices=devices, is_optimized=True, exchange=exchange)
+        self.traced = GatheredOnce(
+            self._train, devices=devices, is_optimized=True, exchange=exchange, others=others
+        )
+
+    @property
+    def decays(self) -> Sequence[float | None]:
+        """As of `PipelineTower`."""
+        return self._tower.decays
 
     def __call__(self, parameters, state, parts: Sequence[Batch], seeds, gains) -> TowerResult:
         result = self.traced(list(parameters), list(state), list(seeds), list(gains), *parts)
@@ -49,10 +63,10 @@ class GatheredPipeline:
 class GatheredPipelineEvaluation:
     """The evaluation pass of a tower. Called as `PipelineEvaluation`, with parameters that may be `Slices`."""
 
-    def __init__(self, passes: StagedPasses, devices: Sequence[str], *, exchange: UnitExchange | None = None):
+    def __init__(self, passes: StagedPasses, devices: Sequence[str], **gathering):
         """As for `GatheredPipeline`."""
         evaluation = PipelineEvaluation(passes, devices, inlined=True)
-        self.traced = GatheredOnce(evaluation.__call__, devices=devices, is_optimized=True, exchange=exchange)
+        self.traced = GatheredOnce(evaluation.__call__, devices=devices, is_optimized=True, **gathering)
 
     def __call__(self, parameters, state, batch: Batch, gain) -> EvaluationResult:
         return self.traced(list(parameters), list(state), batch, gain)

@@ -59,13 +59,15 @@ class PipelineOptions:
                 num_microbatches=self.microbatches or 2 * stages,
             )
         faults.check(self.schedule)
-        for name, asked, found in (
-            ("devices of a tower", num_devices, len(self.schedule.devices)),
-            ("stages", self.stages, self.schedule.num_stages),
-            ("microbatches", self.microbatches, self.schedule.num_microbatches),
-        ):
+        for name in ("stages", "microbatches"):
+            asked, found = getattr(self, name), getattr(self.schedule, f"num_{name}")
             if asked not in (None, found):
-                raise UserError(f"the given schedule has {found} {name}, not {asked}: change one of them")
+                raise UserError(f"{name}={asked}: the given schedule has {found} {name}; omit {name}")
+        if num_devices != len(self.schedule.devices):
+            raise UserError(
+                f"the given schedule is for {len(self.schedule.devices)} devices, and a tower has {num_devices}: "
+                f"use grid='stage:{len(self.schedule.devices)}', or another schedule"
+            )
         return self.schedule
 
     def stages_of(
@@ -100,8 +102,16 @@ class PipelineOptions:
         return cut_by_sizes(model, self.balance)
 
 
-def check_microbatches(batch_size: int, accumulation: int, microbatches: int, shares: tuple[float, ...]) -> None:
+def check_microbatches(
+    batch_size: int, accumulation: int, microbatches: int, shares: tuple[float, ...], *, by_default: bool = False
+) -> None:
     """Checks that a full batch has an example for every tower in each microbatch of its pipeline.
+
+    Args:
+      batch_size, accumulation: examples of a batch, and number of parts that it is divided into first.
+      microbatches: number of microbatches.
+      shares: relative number of examples of each tower.
+      by_default: whether nobody chose their number.
 
     Raises:
       UserError: some microbatch would be empty.
@@ -112,6 +122,7 @@ def check_microbatches(batch_size: int, accumulation: int, microbatches: int, sh
         of_what = "batch" if accumulation == 1 else f"microbatch (accumulation={accumulation})"
         most = max(1, smallest // len(shares))
         raise UserError(
-            f"microbatches={microbatches}, num_towers={len(shares)} and a {of_what} of {smallest}: each tower "
+            f"microbatches={microbatches}{' (by default, twice the stages)' if by_default else ''}, "
+            f"num_towers={len(shares)} and a {of_what} of {smallest}: each tower "
             f"needs an example of each microbatch; use microbatches={most} or less, or a larger batch"
         )

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 import tensorflow as tf
 
 from towers import gradients, sums
+from towers.moving_averages import Microbatches
 from towers.owners import whole
 from towers.pipeline.action import Action, Kind
 from towers.pipeline.timeline import EQUAL_SECONDS, play
@@ -40,6 +41,11 @@ class PipelineTower:
         timed = [one for of_device in played.devices for one in of_device]
         # What an action needs ends before it starts, so this order has it earlier.
         self._order = [one.action for one in sorted(timed, key=lambda one: one.start_seconds)]
+
+    @property
+    def decays(self) -> Sequence[float | None]:
+        """Of each state variable as `towers.moving_averages.after_all` takes them; known after a call."""
+        return self._passes.decays
 
     def __call__(
         self,
@@ -148,6 +154,8 @@ class _TrainingRun:
             for of_one in zip(parts, zip(seeds, self._gains, strict=True), strict=True)
         ]
         self._state = list(state)
+        # By index of a moving statistic, and by microbatch, its value before and after.
+        self._moving = {index: {} for index, decay in enumerate(passes.decays) if decay is not None}
         self._new_state = self._trace.results_of("new_state")
         self._state_homes = [passes.stages.stages_of(variable)[0] for variable in passes.variables.state]
         self._gradients = self._trace.gradient_names()
@@ -197,7 +205,10 @@ class _TrainingRun:
         for index, name in enumerate(self._new_state):
             if name in outputs:
                 with tf.device(self._devices[self._state_homes[index]]):
-                    self._state[index] = tf.where(is_active, values[name], self._state[index])
+                    before, after = self._state[index], tf.where(is_active, values[name], self._state[index])
+                self._state[index] = after
+                if index in self._moving:
+                    self._moving[index][microbatch] = before, after
 
     def result(self) -> TowerResult:
         """The sums, after all actions."""
@@ -222,7 +233,18 @@ class _TrainingRun:
                 found,
                 self._state,
                 sums.add_metrics([of_one.metric_sums for of_one in scalars]),
+                Microbatches(tf.stack([of_one.weight for of_one in scalars]), self._added()),
             )
+
+    def _added(self) -> list[tf.Tensor]:
+        """As of `Microbatches`. A schedule may take the microbatches in any order."""
+        found = []
+        for index, by_microbatch in self._moving.items():
+            with tf.device(self._devices[self._state_homes[index]]):
+                pairs = [pair for _, pair in sorted(by_microbatch.items())]
+                before, after = (tf.stack(values) for values in zip(*pairs, strict=True))
+                found.append(after - self._passes.decays[index] * before)
+        return found
 
     def _gradient(self, index: int) -> gradients.Gradient:
         """The sum of a reading's gradients over the microbatches."""

@@ -1,11 +1,14 @@
 """The passes of a model in pieces: what `towers.tower` computes on one device, cut into stages."""
 
+from collections.abc import Sequence
+
 import keras
 import tensorflow as tf
 
 from towers.errors import UserError
 from towers.input.unprepared import with_features
 from towers.layers.kernels import LayerKernels
+from towers.layers.moving_decays import noted_decays
 from towers.pipeline.schedule import Schedule
 from towers.recompute.recomputation import Recomputation
 from towers.stages.model_stages import ModelStages
@@ -25,7 +28,11 @@ _SCALAR, _SEED = tf.TensorSpec([], tf.float32), tf.TensorSpec([2], tf.int32)
 
 
 class StagedPasses:
-    """The training and the evaluation pass of a task's model in pieces, traced once for each spec of a batch."""
+    """The training and the evaluation pass of a task's model in pieces, traced once for each spec of a batch.
+
+    Attributes:
+      decays: of each state variable as `towers.moving_averages.after_all` takes them; known after `training`.
+    """
 
     def __init__(
         self,
@@ -50,6 +57,7 @@ class StagedPasses:
         self._task, self._model, self._kernels = task, model, kernels
         self._recomputation = Recomputation(model, recompute)
         self._traces: dict[str, StagedTrace] = {}
+        self.decays: Sequence[float | None] = ()
 
     def training(self, batch: Batch) -> StagedTrace:
         """The pieces of a training pass: arguments and results as of `towers.tower.TowerFunction`.
@@ -81,7 +89,7 @@ class StagedPasses:
         batch = with_features(self._task, batch)
         active = tf.sign(gain)
         marks.recomputed = traced = self._recomputation.traced_pass()
-        with tf.GradientTape(watch_accessed_variables=False) as tape:
+        with tf.GradientTape(watch_accessed_variables=False) as tape, noted_decays(self._model) as decays:
             tape.watch(readings)
             mapping = self.variables.mapping(self._first(readings), state, seed)
             outputs, losses, new_state = run_model(
@@ -98,6 +106,7 @@ class StagedPasses:
             loss = self._task.loss(outputs, batch)
             loss_sum = total_loss(loss, losses)
             objective = loss_sum * gain
+        self.decays = [decays.get(id(variable)) for variable in self.variables.state]
         metrics = weighted_metrics(self._task, outputs, batch, active)
         loss_sum, weight = loss_sum * active, loss.weight * active
         marks.backward = marks.count

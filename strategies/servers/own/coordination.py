@@ -16,6 +16,7 @@ from strategies.servers.own.decisions import DecisionLog
 from strategies.servers.own.group import Group
 from strategies.servers.own.handlers import StoreHandlers
 from strategies.servers.own.model_state import ModelState
+from strategies.servers.own.presence import Presence
 from strategies.servers.own.rounds import Lease, Rounds
 from strategies.servers.own.store import rate_for
 from strategies.servers.tally import Tally
@@ -71,12 +72,7 @@ class Coordination:
         # Of the current round: what the gradient of each lease came with.
         self._parts: dict[int, tuple[Message, np.ndarray]] = {}
         self._lease_numbers = itertools.count()
-        # Workers that are connected, and those that another worker has replaced since they were lost or late.
-        self._present: set[int] = set()
-        # Of each worker the number of its connection. A worker that restarts has another one.
-        self._connections: dict[int, int] = {}
-        self._replaced: set[int] = set()
-        self._lost: set[int] = set()
+        self._presence = Presence()
         self._tally, self._log = Tally(), DecisionLog()
         self._bad_step: int | None = None
         self._stop_asked = False
@@ -112,7 +108,7 @@ class Coordination:
                 needed=self._num_workers - options.backup_workers,
                 patience_seconds=options.worker_timeout_seconds,
                 numbers=self._lease_numbers,
-                lost=self._lost,
+                lost=self._presence.lost,
             )
             if not self._others.connections:
                 self._others = self._connect_others()
@@ -147,7 +143,7 @@ class Coordination:
             "reached": reached,
             "done": self._admission.done,
             "missing": self._admission.missing(workers),
-            "absent": sorted(set(workers) - self._present | self._replaced),
+            "absent": self._presence.absent(workers),
             "bad_step": self._bad_step,
         }
         return reply, ()
@@ -233,7 +229,7 @@ class Coordination:
         if self._refusal is None and self._end is None:
             connection = message.get("connection")
             admitted = self._admission.begin(
-                worker, PATIENCE_SECONDS, is_lost=lambda: self._connections.get(worker) != connection
+                worker, PATIENCE_SECONDS, is_lost=lambda: not self._presence.asks_by(worker, connection)
             )
         # Also while it waited for its step.
         self._raise_refusal()
@@ -258,22 +254,15 @@ class Coordination:
         return {"step": admitted.step, **ticket, "decided": decided, **pulled}, [state, piece]
 
     def _note_return(self, worker: int) -> None:
-        with self._state_lock:
-            self._present.add(worker)
-            self._lost.discard(worker)
-            has_returned = worker in self._replaced
-            self._replaced.discard(worker)
-        if has_returned:
+        if self._presence.returned(worker):
             what = "part of each batch" if self._options.is_sync else "batches"
             log.warning("worker:%d is back: it computes its %s again", worker, what)
 
     def _note_replacement(self, lease: Lease) -> None:
         """Warns when a worker is replaced, once until it returns. One that is still connected is late: a loss."""
-        with self._state_lock:
-            if lease.replaces is None or lease.replaces in self._replaced:
-                return
-            self._replaced.add(lease.replaces)
-            is_late = lease.replaces in self._present
+        is_late = self._presence.replace(lease.replaces)
+        if is_late is None:
+            return
         if is_late:
             self._tally.add_failure(f"worker:{lease.replaces}")
         late = f"gave no gradient within worker_timeout_seconds={self._options.worker_timeout_seconds:g}"
@@ -285,25 +274,19 @@ class Coordination:
     def _note_inheritance(self, ticket: Ticket) -> None:
         """Warns when a worker begins with the batches of one that is away, once until that is back."""
         owner = self._admission.replaced(ticket.step)
-        with self._state_lock:
-            if owner is None or owner in self._replaced:
-                return
-            self._replaced.add(owner)
-        log.warning(
-            "worker:%d is away at step %d: worker:%d computes its batches too", owner, ticket.step, ticket.worker
-        )
+        if self._presence.replace(owner) is not None:
+            log.warning(
+                "worker:%d is away at step %d: worker:%d computes its batches too",
+                *(owner, ticket.step, ticket.worker),
+            )
 
     def connected(self, worker: int, connection: int) -> None:
         """The worker asks by this connection from now on, until it is lost."""
-        self._connections[worker] = connection
+        self._presence.connect(worker, connection)
 
     def lost(self, worker: int) -> None:
         """Counts a worker whose connection broke as lost."""
-        self._connections.pop(worker, None)
-        with self._state_lock:
-            self._present.discard(worker)
-            self._lost.add(worker)
-            was_replaced = worker in self._replaced
+        was_replaced = self._presence.leave(worker)
         if self._end is None and self._admission is not None:
             if not was_replaced:
                 self._tally.add_failure(f"worker:{worker}")

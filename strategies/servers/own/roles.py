@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping, Sequence
 import keras
 import tensorflow as tf
 
-from strategies.batches import as_batches
 from strategies.cluster import Member
-from strategies.data_errors import readable_input
+from strategies.data_checks.batches import as_batches
+from strategies.data_checks.data_errors import readable_input
 from strategies.errors import PeerLost
 from strategies.run_settings import Plain
 from strategies.servers.chief import ServersStrategy, check_options

@@ -56,11 +56,6 @@ class Vector:
         with self._lock:
             return self._value.numpy(), self.version
 
-    def slots(self) -> dict[str, np.ndarray]:
-        """Copies of the slots, by name."""
-        with self._lock:
-            return {name: slot.numpy() for name, slot in self._slots.items()}
-
     def add_table(self, name: str, shape: Sequence[int], *, decays: bool, lazily: bool) -> None:
         """Adds rows of a table; arguments as for `Table`. It replaces an earlier one of that name."""
         table = Table(shape, self.dtype, self._rule, decays=decays, lazily=lazily)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import tensorflow as tf
 
-from strategies.batches import as_batches
+from strategies.data_checks.batches import as_batches
 from strategies.run_settings import Plain
 from strategies.servers.batch_reader import BatchReader
 from strategies.servers.options import ServersOptions

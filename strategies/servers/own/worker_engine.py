@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from strategies.data_errors import readable_errors, user_error_in
+from strategies.data_checks.data_errors import readable_errors, user_error_in
 from strategies.servers.worker_graph import Outputs, WorkerGraph
 from towers.layers.table_rows import TableRows
 from towers.task import Batch, Task, batch_length

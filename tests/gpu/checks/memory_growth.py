@@ -8,7 +8,7 @@ _ALLOWED_MIB = 4096
 def a_process_leaves_the_rest_of_the_gpu() -> None:
     """After a first operation on our devices, the GPU's used memory has grown by less than 4 GiB."""
     before = _used_mib()
-    from towers.devices import configure_devices
+    from towers.device_setup import configure_devices
 
     devices = configure_devices(kind="gpu", num_towers=1)
     import tensorflow as tf

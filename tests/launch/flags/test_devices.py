@@ -15,6 +15,27 @@ CLUSTER = {"chief": ["a:1"], "worker": ["b:1", "b:2"], "ps": ["c:1"]}
 RING = {"worker": ["b:1", "b:2", "b:3", "b:4"]}
 
 
+def configured(monkeypatch, settings: dict) -> dict:
+    """The arguments of `configure_devices` with these flags."""
+    found = {}
+    own = Devices(towers=("/device:CPU:0",), parameters="/device:CPU:0")
+    monkeypatch.setattr(devices, "configure_devices", lambda **named: found.update(named) or own)
+    with flagsaver.flagsaver():
+        flags.FLAGS.mark_as_parsed()
+        for name, value in settings.items():
+            flags.FLAGS[name].value = value
+        devices.devices_from_flags()
+    return found
+
+
+@pytest.mark.parametrize(
+    "settings, cores",
+    [({}, 1), ({"batch_stats": "synced"}, 2), ({"batch_stats": "synced", "parameter_device": "sharded"}, 1)],
+)
+def test_towers_that_sync_their_statistics_have_two_cores(monkeypatch, settings, cores):
+    assert configured(monkeypatch, settings)["cores_per_tower"] == cores
+
+
 @pytest.mark.parametrize(
     "cluster, settings, batch_size, num_processes",
     [
@@ -32,13 +53,6 @@ def test_examples_and_neighbours_of_this_process(monkeypatch, cluster, settings,
     monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": task} if cluster else {}))
     monkeypatch.delenv(shared_cores.VARIABLE, raising=False)
     monkeypatch.setattr(shared_cores, "may_use_all_cores", lambda: True)
-    found = {}
-    own = Devices(towers=("/device:CPU:0",), parameters="/device:CPU:0")
-    monkeypatch.setattr(devices, "configure_devices", lambda **named: found.update(named) or own)
-    with flagsaver.flagsaver():
-        flags.FLAGS.mark_as_parsed()
-        for name, value in settings.items():
-            flags.FLAGS[name].value = value
-        devices.devices_from_flags()
+    found = configured(monkeypatch, settings)
     assert found["batch_size"] == batch_size and found["num_towers"] is None
     assert found["num_processes"] == num_processes

@@ -41,7 +41,7 @@ def test_the_devices_of_each_tower(given, settings, grid):
     assert grid_from_flags(num_stage_devices()) == grid
 
 
-def test_a_schedule_in_a_file(given, tmp_path):
+def test_a_schedule_in_a_file(given, tmp_path, capfd):
     path = tmp_path / "own.csv"
     path.write_text("F0,F1,B0,B1\nF0,B0,F1,B1\n")
     given(pipeline_schedule=str(path), balance="5,3")
@@ -52,8 +52,28 @@ def test_a_schedule_in_a_file(given, tmp_path):
     given(pipeline_schedule=str(path.with_name("wrong.csv")))
     with refused("wrong.csv, line 1, cell 3: F0 comes a second time"):
         pipeline_from_flags()
+    drawn = capfd.readouterr().err.splitlines()
+    assert drawn[1].split() == ["device", "0", "F0", "B0", "==", "F0!"]
+    assert drawn[2].startswith("! device 0: F0 comes a second time")
+    path.with_name("long.csv").write_text(",".join(f"F{index},B{index}" for index in range(30)) + ",F0\n")
+    given(pipeline_schedule=str(path.with_name("long.csv")))
+    with refused("F0 comes a second time"):
+        pipeline_from_flags()
+    assert [line[:1] for line in capfd.readouterr().err.splitlines()] == ["!"]
     given(pipeline_schedule="1f2b")
     with refused("--pipeline_schedule=1f2b: no such schedule and no such file"):
+        pipeline_from_flags()
+
+
+@pytest.mark.parametrize("stages, is_even", [(2, False), (4, False), (3, True), (6, True)])
+def test_stages_are_spread_evenly_over_the_devices_of_a_grid(given, stages, is_even):
+    given(stages=stages, grid="data:2,stage:3", pipeline_schedule="interleaved")
+    if is_even:
+        assert pipeline_from_flags().stages == stages
+        return
+    with refused(
+        f"--stages={stages} with --grid=data:2,stage:3: a tower of this grid has 3 devices", "omit --stages"
+    ):
         pipeline_from_flags()
 
 
@@ -82,9 +102,9 @@ def test_a_ring_whose_towers_are_pipelines(given):
         ({"grid": "data:2,stage:2", "num_towers": 4}, "has 2 towers, --num_towers=4"),
         (
             {"grid": "data:2,stage:2", "strategy": "towers"},
-            "a grid with strategy 'towers', whose towers are single",
+            "--grid=data:2,stage:2 with strategy 'towers', whose towers are single",
         ),
-        ({"grid": "rows:2", "strategy": "towers"}, "grid 'rows:2': give each axis once"),
+        ({"grid": "rows:2", "strategy": "towers"}, "grid='rows:2': give each axis once"),
     ],
     ids=str,
 )

@@ -7,6 +7,8 @@ import pytest
 
 from launch.flags import precision as resolving
 from tests.launch.nursery import run_forked
+from tests.launch.programs import LIMIT_SECONDS
+from tests.launch.workers import Workers
 from towers.devices import Devices
 from towers.hardware.cpu_instructions import cpu_instructions
 
@@ -14,33 +16,61 @@ TINY = ("-m", "launch.train", "--model=tiny", "--batch_size=32", "--num_towers=1
 CPU = "/device:CPU:0"
 
 
-def chosen(*instructions: str, onednn=True, cost=None, monkeypatch) -> str:
-    """What auto becomes on such a CPU; `cost` of bfloat16 is asked for only if it is given."""
-
-    def measured(precision):
-        assert cost is not None, "measured needlessly"
-        return cost
-
+def chosen(*instructions: str, onednn=True, vendor="GenuineIntel", monkeypatch) -> str:
+    """What auto becomes on such a CPU."""
     monkeypatch.setattr(resolving, "runs_onednn", lambda: onednn)
-    monkeypatch.setattr(resolving, "cost_of", measured)
+    monkeypatch.setattr(resolving, "cpu_vendor", lambda: vendor)
     devices = Devices(towers=(CPU,), parameters=CPU, cpu_instructions=frozenset(instructions))
     return resolving.chosen_precision(devices)[0]
+
+
+AMD = {"vendor": "AuthenticAMD"}
 
 
 @pytest.mark.parametrize(
     "instructions, given, expected",
     [
         (("avx2",), {}, "float32"),
-        (("avx2", "avx512f"), {}, "float32"),
+        (("avx2", "avx512f"), AMD, "float32"),
         (("avx2", "avx512f", "avx512_bf16", "amx_bf16"), {}, "bfloat16"),
         (("avx2", "avx512f", "avx512_bf16", "amx_bf16"), {"onednn": False}, "float32"),
-        (("avx2", "avx512f", "avx512_bf16"), {"cost": 1.6}, "float32"),
-        (("avx2", "avx512f", "avx512_bf16"), {"cost": 0.6}, "bfloat16"),
-        (("bf16",), {"cost": 0.6}, "bfloat16"),
+        (("avx2", "avx512f", "avx512_bf16"), {}, "float32"),
+        (("avx2", "avx512f", "avx512_bf16"), AMD, "bfloat16"),
+        (("avx2", "avx512f", "avx512_bf16"), AMD | {"onednn": False}, "float32"),
+        (("bf16",), {"vendor": ""}, "float32"),
     ],
 )
 def test_what_auto_becomes(monkeypatch, instructions, given, expected):
     assert chosen(*instructions, **given, monkeypatch=monkeypatch) == expected
+
+
+# A worker of a ring that measures bfloat16 as faster than float32 if it is the second one, on a CPU of which the
+# instructions alone don't tell.
+_UNEQUAL = """
+import sys
+
+from launch import train
+from launch.flags import precision
+from launch.membership.this_process import cluster_of_this_process
+from towers import devices
+
+devices.cpu_instructions = lambda limit: frozenset({"avx2", "avx512f", "avx512_bf16"})
+precision.cost_of = lambda precision: (1.01, 0.99)[cluster_of_this_process().index]
+train.cli()
+"""
+
+
+@pytest.mark.full
+@pytest.mark.timeout(240)
+def test_processes_on_such_cpus_choose_the_same(tmp_path):
+    """What each could measure differs a little, so none may decide by it."""
+    (tmp_path / "own.py").write_text(_UNEQUAL)
+    flags = ("--strategy=ring", "--engine=own", "--precision=auto", "--steps=2")
+    command = ("own.py", *(flag for flag in TINY[2:]), *flags)
+    with Workers([command, command], cwd=tmp_path) as workers:
+        ends = workers.ends(LIMIT_SECONDS)
+    assert [ended.code for ended in ends] == [0, 0], ends[1].err
+    assert re.search(r"precision=auto: \w+", ends[0].err)
 
 
 @pytest.mark.parametrize("capability, expected", [((7, 5), "float32"), ((8, 0), "bfloat16"), ((9, 0), "bfloat16")])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from launch.forecast.byte_text import byte_text, bytes_from
+from launch.forecast.byte_text import byte_text, bytes_from, in_unit, unit_for
 from tests.towers.user_errors import refused
 
 
@@ -26,3 +26,9 @@ def test_bytes_are_written_with_three_digits():
         "999 GiB",
         "1.02e+03 TiB",
     ]
+
+
+def test_bytes_of_a_table_have_one_unit():
+    assert [unit_for(count) for count in (1, 2**20 * 999, 2**30)] == ["KiB", "MiB", "GiB"]
+    sizes = (0, 1, 2**20 * 0.25, 2**20 * 9.994, 2**20 * 12.34, 2**20 * 99.96, 2**30)
+    assert [in_unit(size, "MiB") for size in sizes] == ["0", "<0.01", "0.25", "9.99", "12.3", "100", "1024"]

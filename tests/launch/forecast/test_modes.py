@@ -1,6 +1,7 @@
 """The table of modes, of a tiny model and without a new process; one measured run of the program."""
 
 import json
+import re
 
 import pytest
 from keras import layers
@@ -34,7 +35,7 @@ def run_of(task, **options):
 @pytest.fixture(scope="module")
 def columns():
     found, refusals = columns_of(run_of(dense_task(64)))
-    assert [line.partition(":")[0] for line in refusals] == ["no column branches"]
+    assert [line.partition(":")[0] for line in refusals] == ["no figures for branches"]
     return {column.name: column for column in found}
 
 
@@ -60,7 +61,7 @@ def test_a_mode_that_refuses_has_a_line(monkeypatch):
 
     monkeypatch.setattr(columns_module, "MODES", (columns_module.one_tower, odd_mode))
     _, refusals = columns_of(run_of(dense_task(64)))
-    assert refusals == ["no column odd mode: the batch is too small"]
+    assert refusals == ["no figures for odd mode: the batch is too small"]
 
 
 def test_each_device_holds_its_part_of_the_states(columns):
@@ -80,6 +81,8 @@ def test_each_device_holds_its_part_of_the_states(columns):
     assert sum(parameters[name] for name in stages) == DENSE
     assert sum(slots[name] for name in stages) == 2 * DENSE
     assert (slots["ps, worker"], slots["ps, 1 of 2 servers"]) == (0, DENSE)
+    # Of each of two workers, and a copy of the one that is applied; a server has half of the parameters.
+    assert columns["ps, 1 of 2 servers"].device.gradients_bytes == 3 * DENSE / 2
     assert slots["ring, ZeRO-1, 1 of 2 workers"] == DENSE
     collectives = [columns[f"ring, {zero}1 of 2 workers"].device.collectives_bytes for zero in ("", "ZeRO-1, ")]
     # All gradients fit a pack. While parameters are gathered, this network has nothing larger.
@@ -140,13 +143,30 @@ def test_two_towers_on_cpus_are_one_process(columns):
     assert two.process.total_bytes > columns["1 tower"].device.parameters_bytes
 
 
-def test_the_table_names_each_mode_and_measured_peaks(columns):
+def test_the_table_has_a_row_for_each_mode(columns):
     of_process = columns["2 towers"].process.total_bytes
-    lines = table(list(columns.values()), {"2 towers": of_process / 1.1})
-    assert len({line.count("|") for line in lines}) == 1
-    assert [line.split("|")[1].strip() for line in lines[2:5]] == ["parameters", "gradients", "optimizer state"]
-    assert lines[-2].count("predicted +10.0%") == 1
-    assert as_json(list(columns.values()), {})[0]["device"]["parameters_bytes"] == DENSE
+    found = list(columns.values())
+    head, *rows, note = table(found, {})
+    assert head.split()[:4] == ["KiB", "device", "process", "parameters"]
+    names = [name + "*" * (column.basis == ARITHMETIC) for name, column in columns.items()]
+    assert [row.split("  ")[0] for row in rows] == names
+    assert note.startswith("*: by formulas")
+    assert len({len(row) for row in (head, *rows)}) == 1 and len(head) <= 120
+    assert all(len(line) <= 160 for line in table(found, {}, 160))
+    with_peak = table(found, {"2 towers": of_process / 1.1})
+    assert [line.startswith("2 towers ") for line in with_peak if "+10.0%" in line] == [True]
+    assert as_json(found, {})[0]["device"]["parameters_bytes"] == DENSE
+
+
+def test_a_narrow_table_has_its_other_figures_below(columns):
+    found = list(columns.values())
+    lines = table(found, {}, 80)[:-1]
+    assert max(map(len, lines)) <= 80
+    end = lines.index("")
+    assert "process" in lines[0] and "collectives" in lines[end + 1]
+    assert [line.split("  ")[0] for line in lines[1:end]] == [line.split("  ")[0] for line in lines[end + 2 :]]
+    first, second = (re.split("  +", line) for line in (lines[1], lines[end + 2]))
+    assert [*first, *second[1:]] == re.split("  +", table(found, {}, 120)[1])
 
 
 def test_what_zero_saves_is_told_for_each_stage():
@@ -169,6 +189,18 @@ def test_what_recomputation_saves_is_the_difference_of_the_devices():
 def test_the_peak_of_a_trace_counts_addresses_that_come_again_once():
     events = [(False, 9, 5), (True, 1, 10), (True, 2, 20), (False, 1, 10), (True, 1, 4), (False, 2, 20)]
     assert peak_of(events) == 30
+
+
+@pytest.mark.full
+def test_a_device_that_no_batch_fits(tmp_path):
+    flags = ("--model=tiny", "--batch_size=8", "--num_towers=1", "--device_memory=1KiB")
+    end = run_forked("-m", "launch.memory", *flags, cwd=tmp_path)
+    assert end.code == 0, end.err
+    first, head, *rows, last = end.out.splitlines()
+    assert (first.split(",")[0], head.split()[1]) == ("tiny", "device")
+    assert max(map(len, [head, *rows[: rows.index("")]])) <= 120
+    assert last.startswith("no batch of 1 tower in a process fits 1 KiB: one of 1 needs ")
+    assert any("--recompute=blocks: model 'tiny' repeats no block" in row for row in rows)
 
 
 @pytest.mark.full

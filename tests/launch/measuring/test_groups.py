@@ -72,6 +72,14 @@ def test_each_precision_of_cifar_fast_has_its_peer_without_a_folder_of_peers(pee
     assert options == ["--batch=1024", "--steps=7", "--precision=bfloat16"]
 
 
+@pytest.mark.parametrize("group", ["cifar_fast", "kinds_of_cpu"])
+def test_a_precision_that_is_left_out_has_no_peer(peers, group):
+    """PyTorch's bfloat16 takes minutes with AVX2 alone, beside nothing."""
+    with flagsaver.flagsaver(isa="avx2"):
+        measured = [(row.work.strategy, row.work.precision) for row in GROUPS[group]() if not row.left_out]
+    assert measured == [("towers", "float32"), ("torch", "float32")]
+
+
 def test_a_link_is_part_of_the_work_and_of_the_name_of_rows_of_several_processes(peers):
     with flagsaver.flagsaver(link="100mbit"):
         rows = {row.name: row for row in GROUPS["ring"]()}

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from launch.membership.roles import Roles
+from launch.supervision import cluster_run
 from launch.supervision.node_binding import children_on, cpus_of_processes
 from tests.towers.control_group_files import linux
 from tests.towers.machine_files import machine
@@ -39,3 +40,40 @@ def test_a_child_runs_on_its_cpus_alone():
     with children_on({max(before)}):
         bound = subprocess.run(program, capture_output=True, text=True, timeout=60, check=True)
     assert bound.stdout.strip() == str([max(before)]) and os.sched_getaffinity(0) == before
+
+
+# Writes a file, and waits for those of all others: the launcher ends servers and workers once their chief ended.
+_SAYS = """
+import json, os, pathlib, time
+task = json.loads(os.environ["TF_CONFIG"])["task"]
+found = f"{sorted(os.sched_getaffinity(0))} {os.environ['TOWERS_PROCESSES_HERE']}"
+path = pathlib.Path(f"{task['type']}:{task['index']}")
+path.with_suffix(".new").write_text(found)
+path.with_suffix(".new").rename(path)
+while len(list(pathlib.Path().glob("*:?"))) < 5:
+    time.sleep(0.02)
+"""
+
+
+@pytest.mark.skipif("len(os.sched_getaffinity(0)) < 2", reason="two CPUs, for two nodes")
+def test_a_cluster_s_processes_run_on_their_nodes_and_know_who_shares_them(monkeypatch, tmp_path):
+    """Three workers of parameter servers as on two nodes; servers and their chief may use all CPUs."""
+    usable = sorted(os.sched_getaffinity(0))
+    nodes = (usable[0], usable[0], usable[1])
+    on_nodes = [{node} for node in nodes]
+    monkeypatch.setattr(cluster_run, "cpus_of_processes", lambda names: dict(zip(names, on_nodes, strict=True)))
+    monkeypatch.chdir(tmp_path)
+    plan = cluster_run.Plan(
+        command=(sys.executable, "-c", _SAYS),
+        variables={},
+        roles=Roles(workers=3, ps=1, chief=True),
+        directory=tmp_path / "run",
+        faults={},
+        max_restarts=0,
+        seconds_to_notice=20,
+        seconds_to_save=20,
+    )
+    assert cluster_run.LocalRun(plan).run() == 0
+    said = {path.name: path.read_text() for path in tmp_path.glob("*:?")}
+    bound = {f"worker:{index}": f"[{node}] {nodes.count(node)}" for index, node in enumerate(nodes)}
+    assert said == bound | dict.fromkeys(("chief:0", "ps:0"), f"{usable} 3")

@@ -11,10 +11,10 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
-from models.networks.counts import count_multiply_adds, count_parameters
 from models.networks.local_response import local_response_normalization
 from models.networks.registry import build_network, network_names
 from models.networks.resnet import resnet
+from tests.models.networks.counts import count_multiply_adds, count_parameters
 from tests.tiers import first_quick
 from towers.errors import UserError
 

@@ -8,8 +8,8 @@ import pytest
 import tensorflow as tf
 
 from models.networks import transformer as module
-from models.networks.counts import count_parameters
 from models.networks.transformer import TRANSFORMERS, TransformerSize, transformer
+from tests.models.networks.counts import count_parameters
 from tests.tiers import first_quick
 from towers.errors import UserError
 from towers.precision import layer_precision

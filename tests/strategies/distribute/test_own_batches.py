@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from strategies.batches import as_batches
+from strategies.data_checks.batches import as_batches
 from strategies.distribute.own_batches import OwnBatches
 from tests.strategies.small_task import small_task
 from towers.task import InputShard

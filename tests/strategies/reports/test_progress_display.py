@@ -47,6 +47,11 @@ def played(display, steps=(5, 10, 15, 20), run=RUN):
     display.end()
 
 
+def test_messages_in_the_words_of_the_program(shown):
+    display(shown, terminal=False, worded=str.upper).message("zero=1")
+    assert shown.getvalue() == "ZERO=1\n"
+
+
 def test_a_bar_on_a_terminal(shown):
     played(display(shown, terminal=True))
     text = shown.getvalue()

@@ -18,7 +18,7 @@ from launch.membership.tf_config import cluster_from
 from strategies.ring.collectives import HostExchange, WireOptions, WorkerExchange
 from strategies.ring.joining import Ring, join_ring
 from strategies.ring.tcp_connect import connected_tcp_ring
-from towers.devices import configure_devices
+from towers.device_setup import configure_devices
 
 BYTES_PER_PACK = (1, 100, 4 * 2**20)
 GRADIENT_SHAPES = ((3, 4), (50,), (), (7, 3, 2), (1000,))

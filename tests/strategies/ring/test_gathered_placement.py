@@ -14,6 +14,8 @@ from tests.towers.gathering.gathered_bytes import peak_bytes
 from tests.towers.logical_cpus import cpus
 from tests.towers.table_and_matrices import trained
 from tests.towers.tiny_tasks import NUM_CLASSES, TinyTask, assert_close, parameters_of, stacked, vectors
+from towers.gathering.uses import node_of
+from towers.timeline.activities import activity_of
 from towers.updates.clipping import Clipping
 from towers.updates.rules import Adam, Muon
 
@@ -49,6 +51,17 @@ def test_it_equals_one_device(rule):
     assert_close(values, parameters_of(trained(cpus(1), RULES[rule], steps=STEPS, clipping=clipping)))
 
 
+def test_workers_with_other_numbers_of_towers_equal_one_device():
+    rule, clipping = RULES["adamw"], CLIPPINGS["adamw"]
+    devices = [cpus(number, zero=3) for number in (3, 1)]
+    with workers(rule, clipping=clipping, devices=devices) as found:
+        found.train(STEPS)
+        values = collected(found)
+        calls = [[(call.unit, call.parameters) for call in graph.calls] for graph in found.graphs]
+    assert_close(values, parameters_of(trained(cpus(1), rule, steps=STEPS, clipping=clipping)))
+    assert calls[0] == calls[1]
+
+
 def bytes_held(variables, kind) -> int:
     return sum(
         variable.dtype.size * variable.shape.num_elements()
@@ -57,9 +70,10 @@ def bytes_held(variables, kind) -> int:
     )
 
 
-@pytest.mark.parametrize("num_workers", [2, pytest.param(3, marks=pytest.mark.full)])
-def test_a_worker_holds_its_part_and_two_units_and_gradients_leave_early(num_workers):
-    with workers(Adam(), zero=3, task=chain, num_workers=num_workers) as found:
+@pytest.mark.parametrize("num_workers, num_towers", [(2, 2), pytest.param(3, 1, marks=pytest.mark.full)])
+def test_a_worker_holds_its_part_and_two_units_and_gradients_leave_early(num_workers, num_towers):
+    devices = cpus(num_towers, zero=3)
+    with workers(Adam(), devices=devices, task=chain, num_workers=num_workers) as found:
         parameters = found.engines[0].parameters().values()
         total = sum(variable.dtype.size * variable.shape.num_elements() for variable in parameters)
         layer = 4 * WIDTH * (WIDTH + 1)
@@ -71,12 +85,35 @@ def test_a_worker_holds_its_part_and_two_units_and_gradients_leave_early(num_wor
             assert bytes_held(engine.placement.slots_with_owners, tf.Variable) == 2 * held
             assert f"{held:,} on worker" in engine.notices[-1]
         for graph in found.graphs:
-            assert layer < peak_bytes(graph) <= 2.2 * layer
-            assert peak_bytes(graph, waits=False) > 6 * layer, "or this test shows nothing"
+            assert layer < peak_bytes(graph, devices.towers[0]) <= 2.2 * layer
+            assert peak_bytes(graph, devices.towers[0], waits=False) > 6 * layer, "or this test shows nothing"
         calls = [graph.calls for graph in found.graphs]
     assert calls == [calls[0]] * num_workers
     leaves = [call.unit is None for call in calls[0]]
     assert leaves[leaves.index(True) :].count(False) >= DEPTH - 3, "most gathers follow the first gradients"
+
+
+def test_towers_of_a_worker_wait_for_calls_and_never_for_each_other():
+    with workers(Adam(), devices=cpus(3, zero=3), task=chain) as found:
+        (graph, *_) = found.graphs
+    scopes = {node.name: towers_of(node.name) for node in graph.flat.graph_def.node}
+    for tower, device in enumerate(cpus(3).towers):
+        own = [node for node in graph.flat.graph_def.node if scopes[node.name] == {tower}]
+        assert sum("MatMul" in node.op for node in own) == 3 * (DEPTH + 1) - 1, "its whole computation"
+        assert {node.device for node in own} == {device}
+        sources = {node_of(source) for node in own for source in node.input}
+        assert {other for source in sources for other in scopes[source]} == {tower}
+
+
+def towers_of(name: str) -> set[int]:
+    """The tower that computes an operation; none of a call that serves all of them."""
+    tower = activity_of(name).tower
+    return set() if tower is None else {tower}
+
+
+def test_a_step_sends_as_much_for_any_number_of_towers(monkeypatch):
+    one, *others = [bytes_of_a_step(3, chain, monkeypatch, devices=cpus(number, zero=3)) for number in (1, 2, 3)]
+    assert others == [one, one]
 
 
 @pytest.mark.full

@@ -5,10 +5,10 @@ import pytest
 import tensorflow as tf
 
 from models.own_task import OwnTask
-from strategies.batch_checksums import BatchChecksums
+from strategies.data_checks.batch_checksums import BatchChecksums
 from strategies.registry import build_strategy
 from strategies.ring.same_batches import check_same_batches
-from tests.strategies.test_first_batches import SPARSE, X, Y, build
+from tests.strategies.data_checks.test_first_batches import SPARSE, X, Y, build
 from tests.towers.logical_cpus import cpus
 from tests.towers.user_errors import refused
 from towers.options import StepOptions

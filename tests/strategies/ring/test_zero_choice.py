@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from strategies.engines import OWN, TENSORFLOW, EngineChoice
-from strategies.registry import build_strategy, check_spread, default_num_towers
+from strategies.registry import build_strategy, check_spread
 from strategies.ring.joining import Ring, RingOptions
 from tests.strategies.small_task import small_task
 from tests.towers.logical_cpus import cpus
@@ -48,16 +48,10 @@ def test_what_a_ring_has_not_is_refused(argument, instead):
         check_spread("ring", argument)
 
 
-def test_stage_3_has_one_tower_a_worker():
-    with refused("zero=3 with strategy 'ring' and 2 towers a worker", "use num_towers=1"):
-        ring_of_one(zero=3)
-    assert default_num_towers("ring", "zero=3") == 1
-    assert default_num_towers("ring", "zero=2") is None
-
-
 @pytest.mark.full
-def test_a_ring_of_one_has_all_parameters():
-    devices, options = cpus(1), StepOptions(clipping=Clipping(norm=0.1))
+@pytest.mark.parametrize("num_towers", [1, 2])
+def test_a_ring_of_one_has_all_parameters(num_towers):
+    devices, options = cpus(num_towers), StepOptions(clipping=Clipping(norm=0.1))
     found, plain = (
         build_strategy("ring", small_task(), dataclasses.replace(devices, zero=zero), options, ring=Ring.alone())
         for zero in (3, 0)

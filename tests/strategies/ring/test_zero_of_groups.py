@@ -107,8 +107,13 @@ def test_it_equals_one_device_on_all_workers(zero, rule, clipping):
 
 @pytest.mark.parametrize(
     "grid, made",
-    [("stage:2", undivided_stages), ("slice:2", sliced_towers), ("slice:3", sliced_towers)],
-    ids=["stages", "slices", "uneven slices"],
+    [
+        ("data:2,stage:2", undivided_stages),
+        ("data:2,slice:2", sliced_towers),
+        ("stage:2", undivided_stages),
+        ("slice:3", sliced_towers),
+    ],
+    ids=["towers of stages", "towers of slices", "stages", "uneven slices"],
 )
 def test_zero_3_equals_one_device_and_each_device_has_its_part(grid, made):
     rule, clipping = Adam(weight_decay=0.1), Clipping(norm=0.05)
@@ -130,7 +135,7 @@ def test_zero_3_equals_one_device_and_each_device_has_its_part(grid, made):
 
 def test_zero_3_of_slices_holds_a_part_of_each_slice_and_two_units():
     """Here slices are large enough to be cut."""
-    devices = cpus_in_groups("slice:2", zero=3)
+    devices = cpus_in_groups("data:2,slice:2", zero=3)
     options = StepOptions(rule=Momentum(momentum=0.9), schedule=Constant(0.1))
     with rings(2) as (connections, _):
         found = WorkersInThreads(connections, chain(), options, devices=devices, make_towers=sliced_towers)
@@ -154,14 +159,15 @@ def test_zero_3_of_slices_holds_a_part_of_each_slice_and_two_units():
 
 @pytest.mark.full
 def test_zero_3_of_slices_sends_gathers_twice_and_gradients_once(monkeypatch):
-    plain, zero_3 = (
+    plain, zero_3, of_two_towers = (
         bytes_of_a_step(
             zero,
             chain,
             monkeypatch,
-            devices=cpus_in_groups("slice:2", zero=zero),
+            devices=cpus_in_groups(grid, zero=zero),
             make_towers=sliced_towers,
         )
-        for zero in (1, 3)
+        for zero, grid in ((1, "slice:2"), (3, "slice:2"), (3, "data:2,slice:2"))
     )
     assert 1.3 * plain < zero_3 < 1.55 * plain
+    assert of_two_towers == zero_3

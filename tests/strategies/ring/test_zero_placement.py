@@ -42,10 +42,10 @@ CASES = [
 
 
 @contextlib.contextmanager
-def workers(rule, *, zero: int, task=task, num_workers: int = 2, **options):
+def workers(rule, *, zero: int = 0, devices=None, task=task, num_workers: int = 2, **options):
     """Context manager: workers that have not trained yet. TensorFlow has threads for two that wait."""
     with rings(num_workers) as (made, _):
-        yield WorkersInThreads(made, task(), StepOptions(rule=rule, **options), zero=zero)
+        yield WorkersInThreads(made, task(), StepOptions(rule=rule, **options), zero=zero, devices=devices)
 
 
 def values_of(engine) -> dict[str, np.ndarray]:

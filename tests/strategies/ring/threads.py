@@ -14,12 +14,13 @@ import tensorflow as tf
 from strategies.grouped_towers import GroupedTowers
 from strategies.ring.collectives import HostExchange, WireOptions, WorkerExchange
 from strategies.ring.engine import RingEngine
+from strategies.ring.gathered_towers import gathered_towers
 from strategies.ring.placements import ring_placement
 from strategies.ring.tcp_ring import TcpRing
 from strategies.ring.worker_units import WorkerUnits
 from tests.towers.logical_cpus import cpus
 from towers.devices import Devices
-from towers.gathering.gathered_once import GatheredGraph, GatheredOnce
+from towers.gathering.gathered_once import GatheredGraph
 from towers.input.tower_parts import TowerParts, open_length
 from towers.layers.names import fresh_name_counts
 from towers.options import StepOptions
@@ -78,7 +79,7 @@ def at_once(made: Sequence[T], call: Callable[[T, int], Result]) -> list[Result]
 
 
 class WorkersInThreads:
-    """Our own engine on some workers, with one tower and an even part of each batch each.
+    """Our own engine on some workers, with an even part of each batch each.
 
     Attributes:
       engines, hosts: the engine and the host's exchange of each rank.
@@ -92,7 +93,7 @@ class WorkersInThreads:
         options: StepOptions,
         *,
         zero: int = 0,
-        devices: Devices | None = None,
+        devices: Devices | Sequence[Devices] | None = None,
         make_towers: Callable[[Task, Devices, StepOptions], GroupedTowers] | None = None,
     ):
         """Args:
@@ -100,8 +101,8 @@ class WorkersInThreads:
         task: the first batch of its training data is trained on.
         options: options of the step.
         zero: the stage of ZeRO; 0 for none.
-        devices: of each worker; None for one CPU.
-        make_towers: makes the tower of a worker if it is several devices.
+        devices: of each worker, or by rank; None for one CPU.
+        make_towers: makes the towers of a worker if each is several devices.
         """
         count = len(made)
         with layer_precision(options.precision), fresh_name_counts():
@@ -116,17 +117,20 @@ class WorkersInThreads:
         # Several packs, each with a few parameters.
         wire = WireOptions(bytes_per_pack=600)
         self.hosts = [HostExchange(count, rank, wire, channel=1, tcp=made[rank]) for rank in range(count)]
-        self.engines, self._towers = [], []
-        for rank, tcp in enumerate(made):
+        self.engines = []
+        given = devices or cpus(1, zero=zero)
+        by_rank = [given] * count if isinstance(given, Devices) else given
+        num_towers = [devices.num_towers for devices in by_rank]
+        for rank, (tcp, devices) in enumerate(zip(made, by_rank, strict=True)):
             exchange = WorkerExchange(count, rank, wire, channel=2, tcp=tcp)
-            parts = TowerParts(shares=(1.0,), first_tower=rank, num_towers=count)
-            devices = devices or cpus(1, zero=zero)
+            shares = even_shares(num_towers[rank])
+            parts = TowerParts(shares=shares, first_tower=sum(num_towers[:rank]), num_towers=sum(num_towers))
             towers = make_towers and make_towers(task, devices, options)
             more = {}
             units = None
             if towers is not None:
                 towers.divide(model)
-            if 3 in (zero, devices.zero):
+            if devices.zero == 3:
                 variables = ModelVariables.of(model)
                 shards = towers and towers.shards(variables)
                 units = WorkerUnits(variables, options.rule, exchange, shards)
@@ -134,14 +138,14 @@ class WorkersInThreads:
                 make = functools.partial(towers.make_towers, exchange=units)
                 more = {"make_towers": make, "microbatches": towers.microbatches}
             elif units is not None:
-                more = {"traced": functools.partial(self._gathered, units)}
+                more = gathered_towers(devices, units)
             engine = RingEngine(
                 task,
                 model,
                 devices,
                 options,
                 batch_spec=open_length(tf.nest.map_structure(tf.type_spec_from_value, batch)),
-                all_shares=even_shares(count),
+                all_shares=even_shares(sum(num_towers)),
                 parts=parts,
                 exchange=exchange,
                 place=ring_placement(devices, exchange, towers, units),
@@ -151,13 +155,9 @@ class WorkersInThreads:
             engine.train_function.get_concrete_function()
             self.engines.append(engine)
 
-    def _gathered(self, units: WorkerUnits, *arguments, **named) -> GatheredOnce:
-        self._towers.append(GatheredOnce(*arguments, exchange=units, **named))
-        return self._towers[-1]
-
     @property
     def graphs(self) -> list[GatheredGraph]:
-        return [graph for tower in self._towers for graph in tower.graphs.values()]
+        return [graph for engine in self.engines for graph in engine.towers[0].traced.graphs.values()]
 
     def train(self, num_steps: int, rate: float = 0.1) -> None:
         """Some steps on all workers at the same time."""

@@ -12,8 +12,8 @@ import pytest
 import tensorflow as tf
 
 from launch.membership.free_ports import free_addresses
-from strategies.batches import as_batches
 from strategies.cluster import CHIEF, SERVER, WORKER, Member
+from strategies.data_checks.batches import as_batches
 from strategies.errors import PeerLost
 from strategies.servers.carrier import Start
 from strategies.servers.options import ServersOptions

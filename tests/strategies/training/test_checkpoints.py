@@ -260,13 +260,13 @@ def test_a_damaged_checkpoint_by_name_is_refused(copied, damage):
 def test_all_files_of_an_earlier_run_are_moved_away(copied):
     checkpoints = Checkpoints(copied, fresh_strategy())
     names = sorted(path.name for path in copied.iterdir())
-    aside = checkpoints.set_aside()
+    aside = checkpoints.files.set_aside()
     assert aside == copied.with_name("checkpoints.before-1")
     assert sorted(path.name for path in aside.iterdir()) == names
     assert not copied.exists()
-    assert checkpoints.set_aside() is None
+    assert checkpoints.files.set_aside() is None
     shutil.copytree(aside, copied)
-    assert checkpoints.set_aside() == copied.with_name("checkpoints.before-2")
+    assert checkpoints.files.set_aside() == copied.with_name("checkpoints.before-2")
     assert Checkpoints(aside, fresh_strategy()).restore_latest() == 6
 
 
@@ -274,7 +274,8 @@ def test_resume_never_starts_at_step_0_and_moves_the_earlier_run_away(copied, sa
     options = TrainerOptions(steps=1, directory=tmp_path, resume="never")
     trainer = Trainer(small_strategy(BATCH_NORM_TASK, num_towers=2), options)
     trainer.fit()
-    assert [pathlib.Path(prefix).name for prefix in Checkpoints(copied, trainer.strategy).saved()] == ["step-1"]
+    saved_here = Checkpoints(copied, trainer.strategy).files.saved()
+    assert [pathlib.Path(prefix).name for prefix in saved_here] == ["step-1"]
     earlier = fresh_strategy()
     assert Checkpoints(tmp_path / "checkpoints.before-1", earlier).restore_latest() == 6
     assert_same_bits(values_of(earlier), saved[1][6])

@@ -5,6 +5,7 @@ import tensorflow as tf
 from towers.gathering.gathered_once import GatheredGraph
 from towers.gathering.rewired import PREFIX
 from towers.gathering.uses import node_of
+from towers.timeline.activities import activity_of
 
 
 def peak_bytes(graph: GatheredGraph, device: str = "", *, waits: bool = True) -> int:
@@ -32,7 +33,8 @@ def peak_bytes(graph: GatheredGraph, device: str = "", *, waits: bool = True) ->
     ready = [name for name, sources in missing.items() if not sources]
     alive = peak = num_run = 0
     while ready:
-        ready.sort(key=lambda name: not name.startswith(PREFIX))
+        # Then as much of the first tower as can run before the others.
+        ready.sort(key=lambda name: (not name.startswith(PREFIX), activity_of(name).tower or 0))
         name = ready.pop(0)
         num_run += 1
         alive += sizes[name]

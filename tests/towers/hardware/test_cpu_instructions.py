@@ -2,7 +2,7 @@
 
 import pytest
 
-from towers.hardware.cpu_instructions import cannot_compute, cpu_instructions
+from towers.hardware.cpu_instructions import cannot_compute, cpu_instructions, cpu_vendor
 
 SAPPHIRE_RAPIDS = "flags\t\t: fpu avx2 avx512f avx512_bf16 avx512_fp16 amx_bf16 amx_tile\n"
 
@@ -10,7 +10,7 @@ SAPPHIRE_RAPIDS = "flags\t\t: fpu avx2 avx512f avx512_bf16 avx512_fp16 amx_bf16 
 @pytest.fixture
 def info(tmp_path):
     path = tmp_path / "cpuinfo"
-    path.write_text(f"model name\t: Some CPU\n{SAPPHIRE_RAPIDS}\n")
+    path.write_text(f"vendor_id\t: GenuineIntel\nmodel name\t: Some CPU\n{SAPPHIRE_RAPIDS}\n")
     return path
 
 
@@ -30,9 +30,14 @@ def test_oned_nn_s_limit(info, limit, expected):
     assert cpu_instructions(limit, info) == expected
 
 
+def test_the_vendor(info):
+    assert cpu_vendor(info) == "GenuineIntel"
+
+
 def test_arm_and_systems_without_the_file(tmp_path):
     (tmp_path / "arm").write_text("processor\t: 0\nFeatures\t: fp asimd bf16 i8mm\n")
     assert cpu_instructions("", tmp_path / "arm") == {"bf16"}
+    assert cpu_vendor(tmp_path / "arm") == cpu_vendor(tmp_path / "missing") == ""
     assert cpu_instructions("", tmp_path / "missing") == frozenset()
 
 

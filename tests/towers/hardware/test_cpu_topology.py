@@ -75,11 +75,19 @@ def test_towers_of_64_cores(large, batch_size, towers, threads):
     assert input_threads(cores) == 4
 
 
-@pytest.mark.parametrize("count, nodes", [(1, None), (2, [0, 1]), (3, None), (4, [0, 0, 1, 1])])
-def test_processes_are_divided_over_nodes_evenly(large, count, nodes):
-    known = numa_nodes(range(128), large)
+@pytest.mark.parametrize(
+    "count, nodes",
+    [(1, None), (2, [{0, 1}, {2, 3}]), (3, None), (4, [{0}, {1}, {2}, {3}]), (8, [{i // 2} for i in range(8)])],
+)
+def test_processes_are_divided_over_nodes_evenly(tmp_path, count, nodes):
+    known = numa_nodes(range(64), machine(tmp_path, nodes=4, cores_per_node=16))
     found = nodes_of_processes(count, known)
-    assert found == (None if nodes is None else [known[node] for node in nodes])
+    assert found == (None if nodes is None else [frozenset().union(*(known[i] for i in own)) for own in nodes])
+
+
+@pytest.mark.parametrize("cpus, is_bound", [([*range(31), *range(32, 64)], True), ([*range(4), 32, 33], False)])
+def test_nodes_of_unequal_sizes(large, cpus, is_bound):
+    assert (nodes_of_processes(2, numa_nodes(cpus, large)) is not None) == is_bound
 
 
 def test_processes_on_one_node_are_not_bound(tmp_path):

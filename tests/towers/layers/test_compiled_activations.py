@@ -195,7 +195,7 @@ COUNTING = """
 import pathlib, sys
 import keras
 import numpy as np
-from towers.devices import configure_devices
+from towers.device_setup import configure_devices
 configure_devices(num_towers=1, kind="cpu")
 import tensorflow as tf
 from tests.towers.tiny_tasks import stacked

@@ -7,6 +7,7 @@ from towers.devices import Devices
 from towers.options import StepOptions
 
 CPU, GPU = "/device:CPU:0", "/device:GPU:0"
+FUSED = {"fused_batch_norm", "compiled_activations"}
 
 
 def enabled(monkeypatch, *instructions, device=CPU, onednn=True, threads=1, **given) -> set[str]:
@@ -21,7 +22,11 @@ def enabled(monkeypatch, *instructions, device=CPU, onednn=True, threads=1, **gi
     "instructions, given, expected",
     [
         (("avx2", "avx512f", "amx_bf16"), {}, {"fused_batch_norm", "compiled_activations", "images_side_by_side"}),
-        (("avx2", "avx512f", "avx512_bf16"), {}, {"fused_batch_norm", "compiled_activations"}),
+        (("avx2", "avx512f", "avx512_bf16", "amx_bf16"), {}, {*FUSED, "images_side_by_side"}),
+        (("avx2", "avx512f", "avx512_bf16"), {}, {*FUSED, "examples_as_channels"}),
+        (("avx2", "avx512f", "avx512_bf16"), {"onednn": False}, FUSED),
+        (("avx2", "avx512f", "avx512_bf16"), {"xla": True}, {"fused_batch_norm"}),
+        (("avx2", "avx512f"), {}, FUSED),
         (("avx2",), {}, {"compiled_batch_norm", "compiled_activations"}),
         (("avx2",), {"threads": 4}, {"compiled_activations"}),
         (("avx2",), {"fused_batch_norm": False}, {"compiled_activations"}),

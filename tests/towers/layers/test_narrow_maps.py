@@ -1,4 +1,4 @@
-"""Kernels' gradients over small images laid side by side: the same sums as in Keras's convolution."""
+"""Kernels' gradients over small images, side by side or as channels: the same sums as in Keras's convolution."""
 
 import keras
 import numpy as np
@@ -15,10 +15,11 @@ from tests.towers.tiny_tasks import (
     stacked,
     trainer_of,
 )
+from towers.layers import narrow_maps
 from towers.layers.kernels import LayerKernels
 from towers.layers.narrow_maps import narrow_convolutions
 
-SIDE_BY_SIDE = LayerKernels(images_side_by_side=True)
+SIDE_BY_SIDE, AS_CHANNELS = LayerKernels(images_side_by_side=True), LayerKernels(examples_as_channels=True)
 
 
 def small_whole_numbers(shape, seed) -> tf.Tensor:
@@ -40,10 +41,12 @@ def gradients(model, inputs, upstream, kernels):
     return [outputs, *tape.gradient(outputs, [inputs, *values], upstream)]
 
 
+@pytest.mark.parametrize("kernels", [SIDE_BY_SIDE, AS_CHANNELS], ids=["side by side", "as channels"])
 @pytest.mark.parametrize("kernel", [3, 5, (1, 3), (3, 1)], ids=str)
 @pytest.mark.parametrize("count", [1, 4, 9])
 @pytest.mark.parametrize("height, width", [(1, 1), (3, 3), (7, 7), (8, 8), (5, 2), (20, 7)])
-def test_as_keras(height, width, count, kernel):
+def test_as_keras(height, width, count, kernel, kernels, monkeypatch):
+    monkeypatch.setattr(narrow_maps, "_FEWEST_CHANNELS", 1)
     shape = (height, width, 4)
     layer = layers.Conv2D(
         6,
@@ -54,7 +57,7 @@ def test_as_keras(height, width, count, kernel):
     )
     model = stacked(shape, layer)
     inputs, upstream = small_whole_numbers((count, *shape), 1), small_whole_numbers((count, height, width, 6), 2)
-    found, expected = (gradients(model, inputs, upstream, kernels) for kernels in (SIDE_BY_SIDE, LayerKernels()))
+    found, expected = (gradients(model, inputs, upstream, one) for one in (kernels, LayerKernels()))
     for ours, theirs in zip(found, expected, strict=True):
         np.testing.assert_array_equal(tf.cast(ours, tf.float32), tf.cast(theirs, tf.float32))
 
@@ -82,6 +85,31 @@ def test_for_which_gradients_images_are_laid_side_by_side(height, width, dtype, 
     graph = traced.get_concrete_function(spec, spec).graph
     (found,) = (op for op in graph.get_operations() if op.type == "Conv2DBackpropFilter")
     assert found.inputs[0].shape[2] == expected
+
+
+@pytest.mark.parametrize(
+    "height, width, channels, filters, dtype, is_convolution",
+    [
+        (8, 8, 64, 64, "bfloat16", True),
+        (3, 3, 256, 256, "bfloat16", True),
+        (7, 7, 64, 96, "bfloat16", False),
+        (8, 8, 64, 32, "bfloat16", False),
+        (8, 8, 32, 64, "bfloat16", False),
+        (4, 9, 64, 64, "bfloat16", False),
+        (None, 4, 64, 64, "bfloat16", False),
+        (8, 8, 64, 64, "float32", False),
+    ],
+)
+def test_for_which_gradients_examples_become_channels(height, width, channels, filters, dtype, is_convolution):
+    model = stacked((height, width, channels), layers.Conv2D(filters, 3, padding="same", dtype=dtype))
+
+    @tf.function(autograph=False)
+    def traced(inputs, upstream):
+        return gradients(model, inputs, upstream, AS_CHANNELS)
+
+    specs = [tf.TensorSpec([None, height, width, size], dtype) for size in (channels, filters)]
+    types = [operation.type for operation in traced.get_concrete_function(*specs).graph.get_operations()]
+    assert ("Conv2DBackpropFilter" not in types) == is_convolution
 
 
 def network() -> keras.Model:

@@ -8,7 +8,7 @@ from towers.memory.executor_order import schedule
 from towers.memory.lifetimes import WORKSPACE, Operation, Output, peaks
 
 
-def operation(name, *, reads=(), num_bytes=10, after=(), workspace=0, **output):
+def operation(name, *, reads=(), num_bytes=10, after=(), workspace=0, executor="", is_cheap=False, **output):
     """An operation with one output, which reads the first outputs of others."""
     return Operation(
         name=name,
@@ -16,6 +16,8 @@ def operation(name, *, reads=(), num_bytes=10, after=(), workspace=0, **output):
         after=tuple(after),
         outputs=(Output(num_bytes=num_bytes, kind=name[0], **output),),
         workspace_bytes=workspace,
+        executor=executor,
+        is_cheap=is_cheap,
     )
 
 
@@ -67,6 +69,18 @@ def test_an_operation_in_place_takes_its_last_input():
     assert peak(larger).total_bytes == 22
     twice = [operation("a"), operation("b", reads=[0, 0], may_reuse=(0, 1))]
     assert peak(twice).total_bytes == 20
+
+
+def test_an_operation_in_place_takes_the_last_part_of_a_larger_buffer():
+    """Two halves of a: once nothing reads the other half, c is written to its own one, and all of a stays."""
+    halves = [operation(f"half {k}", reads=[0], num_bytes=5, shares=0) for k in range(2)]
+    other = operation("o", reads=[2], num_bytes=1)
+    graph = [operation("a"), *halves, other, operation("c", reads=[1], after=[3], num_bytes=5, may_reuse=(0,))]
+    assert peak([*graph, operation("d", reads=[4, 3], num_bytes=2)]).total_bytes == 13
+    # While the other half is read, c has a buffer of its own.
+    graph[3] = dataclasses.replace(other, after=(4,))
+    graph[4] = dataclasses.replace(graph[4], after=())
+    assert peak(graph).total_bytes == 15
 
 
 def test_a_reshape_shares_its_input_for_as_long_as_either_is_read():
@@ -131,17 +145,36 @@ def test_workspaces_of_two_threads_meet_in_one_of_several_orders():
     assert peaks(graph, 1, 9)[""].total_bytes == 100
 
 
-def test_gradients_of_two_devices_may_all_be_alive_before_the_first_sum():
-    """Each of two devices computes three gradients of 10 bytes from its own input; sums pair them."""
-    graph = [operation(f"input {device}", num_bytes=1) for device in (0, 1)]
-    graph = [dataclasses.replace(one, executor=f"CPU:{device}") for device, one in enumerate(graph)]
-    for _ in range(3):
-        first = len(graph)
-        for device in (0, 1):
-            gradient = operation("gradient", reads=[device])
-            graph.append(dataclasses.replace(gradient, executor=f"CPU:{device}"))
-        total = operation("sum", reads=[first, first + 1], may_reuse=(0,), is_kept=True)
-        graph.append(dataclasses.replace(total, executor="CPU:0", joins_devices=True))
-    assert peaks(graph, 2)[""].total_bytes == 62
-    early = [dataclasses.replace(one, joins_devices=False) for one in graph]
-    assert peaks(early, 2)[""].total_bytes < 62
+def two_towers(num_layers):
+    """Each of two devices computes a gradient of 10 bytes for each layer, the first one also the sums."""
+    first, second = "CPU:0", "CPU:1"
+    graph = [
+        operation("begin", num_bytes=0, executor=first, is_cheap=True),
+        operation("begin", num_bytes=0, executor=second, is_cheap=True),
+        operation("argument", num_bytes=0, after=[0], executor=first, is_cheap=True),
+        operation("batch", num_bytes=1, reads=[2], executor=first),
+        operation("forward", num_bytes=1, reads=[3], executor=first),
+        operation("receive", num_bytes=0, after=[1], executor=second),
+        operation("send", reads=[3], after=[5], executor=first, shares=0),
+        operation("forward", num_bytes=1, reads=[6], executor=second),
+    ]
+    graph[3] = dataclasses.replace(graph[3], cost=0.5)
+    for _ in range(num_layers):
+        index = len(graph)
+        graph += [
+            operation("gradient", reads=[4], executor=first),
+            operation("gradient", reads=[7], executor=second),
+            dataclasses.replace(operation("receive", num_bytes=0, after=[0], executor=first), cost=0.01),
+            operation("send", reads=[index + 1], after=[index + 2], executor=second, shares=0),
+            operation("sum", reads=[index, index + 3], may_reuse=(0,), is_kept=True, executor=first),
+        ]
+    return graph
+
+
+def test_sums_come_late_if_a_thread_wakes_up_late():
+    """A thread that waits begins to receive all gradients; if none waits, they are all computed before that."""
+    graph = two_towers(16)
+    awake, late = (peaks(graph, 2, num_orders)[""].total_bytes for num_orders in (1, 9))
+    assert awake < 200
+    # 32 gradients of 10 bytes.
+    assert late > 320

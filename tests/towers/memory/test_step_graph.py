@@ -59,6 +59,33 @@ def test_a_branch_needs_its_largest_body():
     assert found.total_bytes < 10 * 7 * WIDTH * FLOAT
 
 
+def test_what_nothing_needs_is_not_computed():
+    def step(batch):
+        tf.concat([batch] * 50, 1)
+        return tf.reduce_sum(tf.concat([batch] * 2, 1))
+
+    # The batch, twice its size, and the sum.
+    assert peak_of(step, 10).total_bytes == (1 + 2) * 10 * WIDTH * FLOAT + FLOAT
+
+
+def test_a_device_begins_to_receive_before_a_tensor_is_sent():
+    """The receives of a device are ready with its first operations, and a busy thread leaves them for later."""
+
+    def step(batch):
+        with tf.device("/device:CPU:1"):
+            twice = batch * 2
+        return tf.reduce_sum(batch) + tf.reduce_sum(twice)
+
+    operations = graph_of(step).operations(10)
+    for reader in ("CPU:0", "CPU:1"):
+        [sent] = [one for one in operations if one.name.endswith(f" to {reader}")]
+        [received] = [operations[index] for index in sent.after]
+        [begin] = [operations[index] for index in received.after]
+        assert (sent.executor != reader, received.executor, begin.executor) == (True, reader, reader)
+        assert begin.is_cheap and not (begin.reads or begin.after)
+    assert [one.name for one in operations if not (one.reads or one.after)] == ["begin on CPU:0", "begin on CPU:1"]
+
+
 def test_patches_of_a_convolution_fill_what_tensorflow_takes_for_a_cache():
     """Figures of traced steps: [48, 1024, 144] in ResNet-20, [15, 256, 1600] in the classic network."""
     assert patches_bytes(1024, 144, 16, FLOAT) == 48 * 1024 * 144 * FLOAT
@@ -75,6 +102,8 @@ def test_an_engine_holds_its_variables_and_more_for_longer_batches():
     found = {name: one.in_all(64) for name, one in memory.items()}
     assert {one.parameters_bytes for one in found.values()} == {DENSE}
     assert [found[name].optimizer_bytes for name in RULES] == [0, DENSE]
-    few, more = memory["momentum"].in_all(64), memory["momentum"].in_all(128)
+    # The Keras model keeps its first values, the same number of bytes.
+    assert memory["sgd"].template_bytes == DENSE <= found["sgd"].buffers_bytes
+    few, more = memory["momentum"].in_all(640), memory["momentum"].in_all(1280)
     assert 1.9 < more.activations_bytes / few.activations_bytes < 2.1
     assert more.parameters_bytes == few.parameters_bytes and few.gradients_bytes > 0

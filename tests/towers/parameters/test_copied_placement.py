@@ -4,6 +4,7 @@ import pytest
 import tensorflow as tf
 
 from strategies.registry import build_strategy
+from strategies.run_settings import changes, plain_settings
 from strategies.training.checkpoints import Checkpoints
 from tests.tiers import first_quick
 from tests.towers.logical_cpus import cpus
@@ -71,6 +72,32 @@ def test_slots_are_on_every_device_or_in_equal_parts_on_their_owners(spread, sha
         assert {variable.device[-13:] for variable in part.copies.values()} == set(cpus(2).towers)
     first, second = held.values()
     assert f"optimizer state: {first:,} bytes on cpu:0, {second:,} on cpu:1" in " ".join(strategy.notices)
+
+
+@pytest.mark.parametrize(
+    "spread, argument",
+    [
+        (ZERO_1, "zero=1"),
+        (REPLICATED, "parameter_device='replicated'"),
+        ({"sharded": True}, "parameter_device='sharded'"),
+    ],
+    ids=str,
+)
+def test_one_tower_says_that_nothing_is_divided(spread, argument):
+    alone, two = (
+        build_strategy("towers", task(), cpus(count, **spread), StepOptions()).notices for count in (1, 2)
+    )
+    assert f"{argument} with 1 tower: it has everything, and nothing is divided or copied" in alone[0]
+    assert "1 tower:" not in " ".join(two) and "2 devices" in two[0]
+
+
+def test_a_resumed_run_can_say_that_parameters_were_elsewhere():
+    given = [{}, {"sharded": True}, ZERO_1]
+    central, sharded, zero = (
+        plain_settings(build_strategy("towers", task(), cpus(2, **one), StepOptions()).settings) for one in given
+    )
+    assert changes(central, sharded) == ["parameter_device was cpu:0, is sharded"]
+    assert changes(central, zero) == ["zero was 0, is 1"]
 
 
 @pytest.mark.parametrize("zero", [1, 2])

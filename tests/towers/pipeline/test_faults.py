@@ -28,6 +28,7 @@ def faults_of(*lines: str) -> list[tuple]:
         (("B0,F0",), 0, 0, ["B0 stands before F0, which it needs", "swap"]),
         (("F0,W0,B0",), 0, 1, ["W0 stands before B0"]),
         (("0F0,0B0,1F0", "1B0"), 1, 0, ["1B0 belongs to stage 1, which has actions on device 0", "to device 0"]),
+        (("0F0,0B0,1B0", "1F0,1F1"), 0, 2, ["1B0 belongs to stage 1, which has actions on device 1"]),
         (("0F0,0B0", "2F0,2B0"), None, None, ["stage 1 has no action", "stages 0 to 2"]),
     ],
 )

@@ -55,6 +55,11 @@ def test_blocks_of_a_transformer():
     assert names(model, "full") == ["token_embedding", "block_0", "block_1", "block_2", "final_norm"]
 
 
+def test_a_part_within_a_block_is_named_with_the_block():
+    inner = [name for name in names(text_model(), "sqrt") if name != "token_embedding"]
+    assert inner and all(name.partition("/")[0].startswith("block_") and "/" in name for name in inner)
+
+
 def test_a_block_of_a_chain_is_a_layer_with_a_kernel_and_what_follows():
     chain = []
     for index in range(3):

@@ -72,11 +72,11 @@ def test_the_first_pattern_that_fits_counts_and_the_next_layer_follows_it():
 @pytest.mark.parametrize(
     "table, parts",
     [
-        ([("c*", "rows")], ("layout c*=rows", "fits no layer", "a, norm")),
-        ([("a", "heads")], ("layout a=heads", "layer 'a'", "by columns or rows")),
-        ([("norm", "rows")], ("layout norm=rows", "no rule splits LayerNormalization", "use whole")),
-        ([("a", "diagonals")], ("layout a=diagonals", "unknown split", "columns, rows")),
-        ([("a", "columns")], ("layout a=columns", "6 columns, fewer than 7 slices", "a=whole")),
+        ([("c*", "rows")], ("layout='c*=rows'", "fits no layer", "a, norm")),
+        ([("a", "heads")], ("layout='a=heads'", "layer 'a'", "by columns or rows")),
+        ([("norm", "rows")], ("layout='norm=rows'", "no rule splits LayerNormalization", "use whole")),
+        ([("a", "diagonals")], ("layout='a=diagonals'", "unknown split", "columns, rows")),
+        ([("a", "columns")], ("layout='a=columns'", "6 columns, fewer than 7 slices", "a=whole")),
     ],
 )
 def test_a_table_that_does_not_fit(table, parts):

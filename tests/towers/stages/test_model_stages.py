@@ -6,6 +6,7 @@ from keras import layers
 
 from models.networks.transformer import TransformerSize, transformer
 from tests.towers.user_errors import refused
+from towers.errors import UserError
 from towers.layers.kernels import DEFAULT_KERNELS
 from towers.stages import options as options_module
 from towers.stages.model_stages import cut_by_parameters, cut_by_sizes, nodes_of, parameter_bytes
@@ -80,8 +81,8 @@ def test_a_model_with_its_own_call_is_refused():
     "options, model_stages, message",
     [
         ({"balance": (1, 1)}, 3, "balance=1,1: 2 numbers for 3 stages"),
-        ({"balance": (1, 1)}, 2, "balance=1,1: the sizes add up to 2, the model has 3 layers"),
-        ({}, 4, "4 stages for 3 layers"),
+        ({"balance": (1, 1)}, 2, "balance=1,1: the sizes add up to 2, the model has 3 operations"),
+        ({}, 4, "4 stages for 3 operations"),
     ],
     ids=str,
 )
@@ -98,11 +99,19 @@ def test_options_that_are_wrong():
         PipelineOptions(microbatches=0)
     with refused("schedule=gpipe with 4 stages on 2 devices"):
         PipelineOptions(stages=4, schedule="gpipe").schedule_for(2)
-    with refused("the given schedule has 4 microbatches, not 3"):
+    with refused("microbatches=3: the given schedule has 4 microbatches; omit microbatches"):
         PipelineOptions(microbatches=3, schedule=PipelineOptions(microbatches=4).schedule_for(2)).schedule_for(2)
+    with refused("the given schedule is for 2 devices, and a tower has 3: use grid='stage:2'"):
+        PipelineOptions(schedule=PipelineOptions().schedule_for(2)).schedule_for(3)
+    with pytest.raises(UserError, match="schedule=1f1b with 2 stages on 3 devices: .* use stages=3$"):
+        PipelineOptions(stages=2).schedule_for(3)
 
 
 def test_every_tower_needs_an_example_of_each_microbatch():
     check_microbatches(16, 2, 4, (1.0, 1.0))
     with refused("microbatches=5, num_towers=2 and a microbatch (accumulation=2) of 8"):
         check_microbatches(16, 2, 5, (1.0, 1.0))
+    with refused(
+        "microbatches=20 (by default, twice the stages), num_towers=1 and a batch of 16", "microbatches=16"
+    ):
+        check_microbatches(16, 1, 20, (1.0,), by_default=True)

@@ -64,6 +64,10 @@ def trained(make, task, rule=None, **options):
     return strategy
 
 
+def state_of(strategy):
+    return {name: variable.numpy() for name, variable in strategy.checkpointables()["state"].items()}
+
+
 def reference(task, rule=None, microbatches=MICROBATCHES, num_towers=1):
     def make(task, options):
         return towers_strategy(task, cpus(num_towers), options)
@@ -112,6 +116,24 @@ def test_a_schedule_from_a_file_may_take_microbatches_in_any_order():
     schedule = read("F1,F0,B1,B0\nF1,B1,F0,B0\n", "own.csv")
     found = pipeline(dense_task(9), 2, schedule=schedule, microbatches=2, balance=(1, 1))
     assert_close(parameters_of(found), parameters_of(reference(dense_task(9), microbatches=2)))
+
+
+@pytest.mark.full
+def test_towers_share_moving_statistics_as_if_after_each_microbatch():
+    """Nine examples in two microbatches of an odd order, a batch norm that is called twice, one that is frozen."""
+
+    def build():
+        inputs, norm = layers.Input((4,)), layers.BatchNormalization(momentum=0.8, name="norm")
+        outputs = norm(layers.Activation("tanh", name="between")(norm(inputs)))
+        outputs = layers.BatchNormalization(trainable=False, name="frozen")(outputs)
+        return keras.Model(inputs, layers.Dense(NUM_CLASSES, name="logits")(outputs))
+
+    task = TinyTask(build=build, examples=vectors(9))
+    schedule = read("F1,F0,B1,B0\nF1,B1,F0,B0\n", "own.csv")
+    found = pipeline(task, 2, num_towers=2, schedule=schedule, microbatches=2, balance=(4, 1))
+    expected = reference(task, microbatches=2, num_towers=2)
+    for of_run in (parameters_of, state_of):
+        assert_close(of_run(found), of_run(expected), 1e-12)
 
 
 def test_parameters_and_slots_are_on_the_devices_of_their_stages():

@@ -9,9 +9,9 @@ import pytest
 import tensorflow as tf
 
 from launch.membership.free_ports import free_addresses
-from strategies.batches import as_batches
 from strategies.cluster import CHIEF, SERVER, WORKER, Member
 from strategies.contract import Strategy
+from strategies.data_checks.batches import as_batches
 from strategies.servers.chief import ServersStrategy
 from strategies.servers.options import SYNC, ServersOptions
 from strategies.servers.own.carrier import OwnCarrier

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from launch.membership.free_ports import free_addresses
-from strategies.batches import as_batches
 from strategies.cluster import CHIEF, SERVER, WORKER, Member
+from strategies.data_checks.batches import as_batches
 from strategies.servers.options import ServersOptions
 from strategies.servers.own.coordination import KEY, Coordination
 from strategies.servers.own.group import Group

@@ -7,9 +7,8 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
-from strategies.batches import as_batches
+from strategies.data_checks.batches import as_batches
 from strategies.servers.own.worker_engine import Computed, WorkerEngine
-from strategies.servers.tables import Stored
 from tests.towers.logical_cpus import cpus
 from tests.towers.tiny_tasks import NUM_CLASSES, TinyTask
 from towers.lookups import Lookups
@@ -58,13 +57,13 @@ def computed(num_towers: int = 1, *, wire: str = "float32", sends_sums: bool = F
     return engine, engine.compute(0, 0, stored.vector, rows, np.zeros(0), batches)
 
 
-def whole(engine: WorkerEngine, found: Computed) -> np.ndarray:
+def whole(found: Computed) -> np.ndarray:
     """The gradient of all parameters, in the model's order, in float32."""
     [(ids, values)] = found.rows
     table = np.zeros((WORDS, WIDTH), np.float32)
     table[ids] = values
-    by_name = engine.layout.by_name(Stored(found.gradient.astype(np.float32), [table]))
-    return np.concatenate([np.ravel(gradient) for gradient in by_name.values()])
+    # The table is the model's first parameter, the vector has the others.
+    return np.concatenate([table.ravel(), found.gradient.astype(np.float32)])
 
 
 def exact_gradient() -> np.ndarray:
@@ -82,7 +81,7 @@ def exact_gradient() -> np.ndarray:
 @pytest.mark.parametrize("num_towers", [1, 3])
 def test_the_gradient_is_that_of_the_mean_loss(num_towers):
     engine, found = computed(num_towers)
-    np.testing.assert_allclose(whole(engine, found), exact_gradient(), rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(whole(found), exact_gradient(), rtol=1e-5, atol=1e-7)
     assert found.examples == 6
     assert found.norm == pytest.approx(np.linalg.norm(exact_gradient()), rel=1e-5)
 
@@ -97,17 +96,17 @@ def test_an_embedding_sends_only_the_rows_that_were_used(num_towers):
 
 def test_synchronous_workers_send_sums():
     engine, found = computed(sends_sums=True)
-    np.testing.assert_allclose(whole(engine, found), 6 * exact_gradient(), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(whole(found), 6 * exact_gradient(), rtol=1e-5, atol=1e-6)
     assert found.weight == 6
 
 
 def test_gradients_are_sent_in_the_wire_precision():
     engine, found = computed(wire="bfloat16")
     assert {array.dtype for array in (found.gradient, found.rows[0][1])} == {np.dtype(ml_dtypes.bfloat16)}
-    np.testing.assert_allclose(whole(engine, found), exact_gradient(), rtol=2.0**-8, atol=1e-7)
+    np.testing.assert_allclose(whole(found), exact_gradient(), rtol=2.0**-8, atol=1e-7)
 
 
 def test_the_gradient_is_clipped_before_it_is_sent():
     engine, found = computed(clipping=Clipping(global_norm=0.01))
-    assert np.linalg.norm(whole(engine, found)) == pytest.approx(0.01, rel=1e-5)
+    assert np.linalg.norm(whole(found)) == pytest.approx(0.01, rel=1e-5)
     assert found.norm > 0.01, "the reported norm is before clipping"

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from strategies.data_errors import readable_input
+from strategies.data_checks.data_errors import readable_input
 from towers.errors import UserError
 from towers.task import Batch, InputShard, Task, as_batch
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from strategies.data_checks.label_check import labels_out_of_range
 from strategies.errors import NonFiniteStep
-from strategies.label_check import labels_out_of_range
 from strategies.registry import build_strategy
 from tests.strategies.small_task import small_task
 from tests.towers.logical_cpus import cpus

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from models.own_task import OwnTask
-from strategies.batches import as_batches
+from strategies.data_checks.batches import as_batches
 from strategies.registry import build_strategy
 from strategies.servers.batch_reader import BatchReader
 from tests.towers.logical_cpus import cpus

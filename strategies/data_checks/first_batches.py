@@ -13,8 +13,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from strategies.batch_checksums import BatchChecksums, first_batches
-from strategies.data_errors import reason_of
+from strategies.data_checks.batch_checksums import BatchChecksums, first_batches
+from strategies.data_checks.data_errors import reason_of
 from towers.errors import UserError
 from towers.task import Batch, Task
 
@@ -22,7 +22,7 @@ from towers.task import Batch, Task
 ARE_BELOW_0 = "are below 0: a weight is how much an example counts, so it must be at least 0"
 _NUM_EXAMPLES = 8
 _LIBRARIES = (sysconfig.get_paths()["purelib"], sysconfig.get_paths()["stdlib"])
-_OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_OWN = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
 def check_first_batches(task: Task, model: keras.Model, *, num_compared: int = 1) -> Mapping[str, BatchChecksums]:

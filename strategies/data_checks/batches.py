@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import tensorflow as tf
 
-from strategies.data_errors import readable_input
-from strategies.first_batches import ARE_BELOW_0
+from strategies.data_checks.data_errors import readable_input
+from strategies.data_checks.first_batches import ARE_BELOW_0
 from towers.devices import HOST
 from towers.task import Batch, as_batch
 

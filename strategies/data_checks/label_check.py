@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from strategies.data_errors import out_of_range
+from strategies.data_checks.data_errors import out_of_range
 from towers.devices import HOST
 from towers.errors import UserError
 from towers.input.unprepared import with_features

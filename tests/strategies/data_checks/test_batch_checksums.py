@@ -5,8 +5,8 @@ import pytest
 import tensorflow as tf
 
 from models.own_task import OwnTask
-from strategies.batch_checksums import NUM_COMPARED, BatchChecksums, batch_checksums
-from tests.strategies.test_first_batches import SPARSE, X, Y, build
+from strategies.data_checks.batch_checksums import NUM_COMPARED, BatchChecksums, batch_checksums
+from tests.strategies.data_checks.test_first_batches import SPARSE, X, Y, build
 
 DRAWS = np.random.default_rng(0)
 

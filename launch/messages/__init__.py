@@ -1,0 +1,1 @@
+"""What the programs say to a user."""

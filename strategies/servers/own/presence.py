@@ -1,0 +1,58 @@
+"""Which workers are connected to server 0, and which another one replaces since they were lost or late."""
+
+import threading
+from collections.abc import Iterable
+
+
+class Presence:
+    """Attributes:
+    lost: workers whose connection broke, until they return.
+    """
+
+    def __init__(self) -> None:
+        self.lost: set[int] = set()
+        self._lock = threading.Lock()
+        self._present: set[int] = set()
+        self._replaced: set[int] = set()
+        # Of each worker the number of its connection. A worker that restarts has another one.
+        self._connections: dict[int, int] = {}
+
+    def connect(self, worker: int, connection: int) -> None:
+        """The worker asks by this connection from now on, until it is lost."""
+        self._connections[worker] = connection
+
+    def asks_by(self, worker: int, connection: int | None) -> bool:
+        """Whether this is still the connection of the worker."""
+        return self._connections.get(worker) == connection
+
+    def returned(self, worker: int) -> bool:
+        """A worker asks for a step: whether another one had replaced it."""
+        with self._lock:
+            self._present.add(worker)
+            self.lost.discard(worker)
+            was_replaced = worker in self._replaced
+            self._replaced.discard(worker)
+        return was_replaced
+
+    def replace(self, worker: int | None) -> bool | None:
+        """Another worker computes for this one: whether this one is still connected, so late.
+
+        None if that was known since it was last here, and for no worker.
+        """
+        with self._lock:
+            if worker is None or worker in self._replaced:
+                return None
+            self._replaced.add(worker)
+            return worker in self._present
+
+    def leave(self, worker: int) -> bool:
+        """A worker's connection broke: whether another one had replaced it already."""
+        self._connections.pop(worker, None)
+        with self._lock:
+            self._present.discard(worker)
+            self.lost.add(worker)
+            return worker in self._replaced
+
+    def absent(self, workers: Iterable[int]) -> list[int]:
+        """Those of some workers that are not connected, and those that are replaced."""
+        return sorted(set(workers) - self._present | self._replaced)

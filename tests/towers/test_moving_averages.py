@@ -1,0 +1,45 @@
+"""Moving statistics after several microbatches are those of towers that are averaged after each of them."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from towers import batch_stats
+from towers.moving_averages import Microbatches, after_all
+
+DECAY = 0.9
+# By tower and microbatch. One microbatch is empty, tower 1 is idle in another one, tower 2 in all.
+WEIGHTS = np.array([[4.0, 1.0, 0.0, 2.5, 3.0], [1.0, 2.0, 0.0, 0.0, 3.5], [0.0, 0.0, 0.0, 0.0, 0.0]], np.float32)
+
+
+def state(*shape) -> np.ndarray:
+    return np.random.default_rng(len(shape)).normal(size=shape)
+
+
+def averaged_after_each(old, added, policy: str):
+    """One device: the towers' states become one after each microbatch."""
+    for index, weights in enumerate(WEIGHTS.T):
+        if weights.any():
+            new = [[DECAY * old + of_tower[index]] for of_tower in added]
+            (old,) = batch_stats.combined([old], new, list(map(tf.constant, weights)), policy)
+    return old
+
+
+@pytest.mark.parametrize("policy", ["average", "first"])
+def test_the_states_after_all_microbatches_are_those_of_an_average_after_each(policy):
+    old, added = tf.constant(state(7)), state(*WEIGHTS.shape, 7)
+    totals = WEIGHTS.sum(0)
+    found = [
+        after_all([old], [old], Microbatches(own, [of_tower]), totals, [DECAY], by_weight=policy == "average")
+        for own, of_tower in zip(WEIGHTS, added, strict=True)
+    ]
+    (found,) = batch_stats.combined([old], found, list(map(tf.constant, WEIGHTS.sum(1))), policy)
+    np.testing.assert_allclose(found, averaged_after_each(old, added, policy), rtol=1e-12)
+
+
+def test_other_state_stays_the_towers():
+    old, new, added = [[tf.constant(state(3) + index)] for index in range(3)]
+    own = Microbatches(WEIGHTS[0], [state(5, 3)])
+    other, moving = after_all(old + old, new + new, own, WEIGHTS.sum(0), [None, 0.5], by_weight=True)
+    assert other is new[0]
+    assert not np.allclose(moving, new[0])

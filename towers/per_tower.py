@@ -1,0 +1,33 @@
+"""Arguments and results of a pass that computes several towers: a value for each where they differ."""
+
+import dataclasses
+from collections.abc import Sequence
+
+
+@dataclasses.dataclass(frozen=True)
+class PerTower:
+    """A value for each tower, in place of one.
+
+    Attributes:
+      values: by tower.
+    """
+
+    values: Sequence
+
+
+def joined(given: Sequence):
+    """One structure of `PerTower` from the arguments of each tower.
+
+    Args:
+      given: the same tuples of tuples for each tower; what is in them stays whole.
+    """
+    if type(given[0]) is not tuple:
+        return PerTower(tuple(given))
+    return tuple(joined(values) for values in zip(*given, strict=True))
+
+
+def of_tower(value, tower: int):
+    """A tower's own value. Lists are searched for `PerTower`; all others are the same for all towers."""
+    if isinstance(value, list):
+        return [of_tower(one, tower) for one in value]
+    return value.values[tower] if isinstance(value, PerTower) else value
