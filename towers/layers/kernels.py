@@ -6,12 +6,14 @@ tower is traced.
 
 import contextlib
 import dataclasses
+import functools
 
 import keras
 import tensorflow as tf
 
 from towers.exchange import TowerExchange
-from towers.layers import batch_norm, compiled_activations, narrow_maps
+from towers.layers import batch_norm, compiled_activations, narrow_maps, winograd
+from towers.layers.convolutions import Convolution, replaced_convolutions
 from towers.layers.shadowing import shadowed
 
 
@@ -27,6 +29,8 @@ class LayerKernels:
         matrix unit.
       examples_as_channels: gradients of convolution kernels over small images are convolutions whose channels are
         the examples, for CPUs without a matrix unit.
+      winograd_channels: 3x3 convolutions in float32 of at least so many channels take fewer multiplications; 0
+        for none.
     """
 
     fused_batch_norm: bool = True
@@ -34,6 +38,7 @@ class LayerKernels:
     compiled_activations: bool = False
     images_side_by_side: bool = False
     examples_as_channels: bool = False
+    winograd_channels: int = 0
 
     @contextlib.contextmanager
     def in_place(self, model: keras.Model, exchange: TowerExchange | None = None, weight: tf.Tensor | None = None):
@@ -48,10 +53,19 @@ class LayerKernels:
             replacements += batch_norm.fused_calls(model, exchange, weight, compiled=self.compiled_batch_norm)
         if self.compiled_activations:
             replacements += compiled_activations.activations_to_compile(model)
-        if self.images_side_by_side or self.examples_as_channels:
-            replacements += narrow_maps.narrow_convolutions(model, as_channels=self.examples_as_channels)
+        if convolutions := self._convolutions:
+            replacements += replaced_convolutions(model, convolutions)
         with shadowed(replacements):
             yield
+
+    @property
+    def _convolutions(self) -> list[Convolution]:
+        enabled = {
+            narrow_maps.by_channels: self.examples_as_channels,
+            narrow_maps.by_long_rows: self.images_side_by_side,
+            functools.partial(winograd.convolve, fewest_channels=self.winograd_channels): self.winograd_channels,
+        }
+        return [kernel for kernel, is_on in enabled.items() if is_on]
 
     def notices(self, model: keras.Model, *, exchanges: bool = False) -> list[str]:
         """One line for each kind of replacement that the model's layers get, for the user.
@@ -72,6 +86,8 @@ class LayerKernels:
         if self.compiled_activations and (count := len(compiled_activations.activations_to_compile(model))):
             layers = _layers(count, "GELU and SiLU")
             lines.append(f"{layers} compiled for the CPU (tuned_for_cpu=False disables this)")
+        if self.winograd_channels and (count := winograd.num_replaced(model, self.winograd_channels)):
+            lines.append(f"{_layers(count, 'Conv2D')} by Winograd's method (tuned_for_cpu=False disables this)")
         return lines
 
 

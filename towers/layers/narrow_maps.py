@@ -16,10 +16,8 @@ no multiple of 16, 4.6 and 4.4. Slower: 512 of 7x7x256 (224 and 203), 15x15x64 (
 one product over shifted copies 7.5, three 5.7, batches cut into four 5.5.
 """
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-import keras
 import tensorflow as tf
 
 _FULL_ROW = 32
@@ -29,47 +27,20 @@ _WIDEST_NARROW = 8
 _FEWEST_CHANNELS, _LARGEST_EXAMPLE = 64, 4096
 
 
-def narrow_convolutions(
-    model: keras.Model, *, as_channels: bool = False
-) -> list[tuple[keras.layers.Layer, str, Callable]]:
-    """(layer, attribute, function) for each convolution of the model that may get small images.
-
-    Args:
-      model: any model.
-      as_channels: compute the gradients with the examples as channels, instead of side by side.
-    """
-    return [
-        (layer, "convolution_op", functools.partial(_convolution, layer, as_channels))
-        for layer in model._flatten_layers()
-        if _is_plain(layer)
-    ]
+def by_long_rows(inputs: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor | None:
+    """The convolution whose kernel's gradient has images side by side; None where that doesn't pay."""
+    return _narrow(_by_long_rows, inputs, kernel) if _is_narrow(inputs) else None
 
 
-def _is_plain(layer) -> bool:
-    """Whether it is Keras's own Conv2D with stride 1, an odd kernel and an output as large as its input."""
-    return (
-        type(layer) is keras.layers.Conv2D
-        and layer.padding == "same"
-        and layer.data_format == "channels_last"
-        and layer.groups == 1
-        and set(layer.strides) == set(layer.dilation_rate) == {1}
-        and all(size % 2 for size in layer.kernel_size)
-        and max(layer.kernel_size) > 1
-    )
+def by_channels(inputs: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor | None:
+    """The convolution whose kernel's gradient has the examples as channels; None where that doesn't pay."""
+    pays = _is_narrow(inputs) and pays_as_channels(inputs.shape[1:], kernel.shape[-1])
+    return _narrow(_by_channels, inputs, kernel) if pays else None
 
 
-def _convolution(layer, as_channels, inputs, kernel):
-    if inputs.dtype != tf.bfloat16 or not _pays(inputs.shape[1:], kernel.shape[-1], as_channels):
-        return type(layer).convolution_op(layer, inputs, kernel)
-    of_kernel = _by_channels if as_channels else _by_long_rows
-    return _narrow(of_kernel, inputs, tf.convert_to_tensor(kernel, inputs.dtype))
-
-
-def _pays(image, filters, as_channels) -> bool:
-    height, width, _ = image
-    if None in (height, width) or width > _WIDEST_NARROW:
-        return False
-    return not as_channels or pays_as_channels(image, filters)
+def _is_narrow(inputs: tf.Tensor) -> bool:
+    _, height, width, _ = inputs.shape
+    return inputs.dtype == tf.bfloat16 and None not in (height, width) and width <= _WIDEST_NARROW
 
 
 def pays_as_channels(image: Sequence[int], filters: int) -> bool:
@@ -80,6 +51,8 @@ def pays_as_channels(image: Sequence[int], filters: int) -> bool:
 
 
 def _narrow(of_kernel, inputs, kernel):
+    kernel = tf.convert_to_tensor(kernel, inputs.dtype)
+
     @tf.custom_gradient
     def convolution(inputs, kernel):
         def gradient(upstream):

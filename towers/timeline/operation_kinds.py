@@ -20,7 +20,7 @@ _KINDS = tuple(
         ("pooling", "Pool"),
         ("ReLU", "Relu"),
         # A compiled function stays a call.
-        ("compiled by XLA (GELU, SiLU, batch norm)", "Xla|PartitionedCall"),
+        ("compiled by XLA (GELU, SiLU, batch norm, tiles of images)", "Xla|PartitionedCall"),
         ("matrix products", "MatMul|Einsum"),
         ("updates of parameters", "ResourceApply|ResourceScatter|Assign"),
         ("additions", "^(_Mkl)?(Native)?Add"),

@@ -46,7 +46,7 @@ def test_each_kernel_is_measured_alone_beside_none(monkeypatch):
         (AMX, "bfloat16", {f"fused_{BATCH_NORM}", "images_side_by_side, 64x8x8x64"}),
         (AMX, "float32", {f"fused_{BATCH_NORM}"}),
         (AVX512, "bfloat16", {f"fused_{BATCH_NORM}"}),
-        (("avx2",), "float32", {f"compiled_{BATCH_NORM}"}),
+        (("avx2",), "float32", {f"compiled_{BATCH_NORM}", "winograd_channels, 64x8x8x64"}),
         (("avx2",), "bfloat16", set()),
     ],
 )
@@ -57,7 +57,8 @@ def test_on_are_those_that_a_run_uses(monkeypatch, instructions, precision, on):
     monkeypatch.setattr(measured_kernels, "_in_turn", lambda ours, theirs: {})
     FLAGS.precision = precision
     found = {one["kernel"]: one["on"] for one in measure_kernels()["kernels"]}
-    shapes = (f"fused_{BATCH_NORM}", f"compiled_{BATCH_NORM}", "images_side_by_side, 64x8x8x64")
+    shapes = {f"fused_{BATCH_NORM}", f"compiled_{BATCH_NORM}", "images_side_by_side, 64x8x8x64"}
+    shapes |= {"winograd_channels, 64x8x8x64", "winograd_channels, 64x3x3x256"}
     assert {name for name in shapes if found[name]} == on
     assert found["compiled_activations, gelu, 64x1024"] and not found["compiled_activations, gelu, 64x256"]
 

@@ -17,7 +17,6 @@ from tests.towers.tiny_tasks import (
 )
 from towers.layers import narrow_maps
 from towers.layers.kernels import LayerKernels
-from towers.layers.narrow_maps import narrow_convolutions
 
 SIDE_BY_SIDE, AS_CHANNELS = LayerKernels(images_side_by_side=True), LayerKernels(examples_as_channels=True)
 
@@ -132,25 +131,3 @@ def test_a_run_has_the_same_numbers():
         strategy.run_steps(10)
         found.append(parameters_of(strategy))
     assert_close(*found, 0.02)
-
-
-class OwnConvolution(layers.Conv2D):
-    pass
-
-
-@pytest.mark.parametrize(
-    "layer",
-    [
-        layers.Conv2D(4, 3),
-        layers.Conv2D(4, 1, padding="same"),
-        layers.Conv2D(4, 2, padding="same"),
-        layers.Conv2D(4, 3, padding="same", strides=2),
-        layers.Conv2D(4, 3, padding="same", dilation_rate=2),
-        layers.Conv2D(4, 3, padding="same", groups=2),
-        layers.Conv2D(4, 3, padding="same", data_format="channels_first"),
-        OwnConvolution(4, 3, padding="same"),
-    ],
-    ids=["valid", "1x1", "even", "strides", "dilation", "groups", "channels first", "subclass"],
-)
-def test_layers_that_keep_their_own_convolution(layer):
-    assert narrow_convolutions(stacked((7, 7, 4), layer)) == []

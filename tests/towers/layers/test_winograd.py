@@ -1,0 +1,139 @@
+"""Winograd's convolutions: the numbers of a direct one, forward and backward; for which layers; what they keep."""
+
+import dataclasses
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+from strategies.towers import towers_strategy
+from tests.towers.logical_cpus import cpus
+from tests.towers.tiny_tasks import NUM_CLASSES, TinyTask, assert_close, images, parameters_of, stacked
+from towers import options
+from towers.layers.kernels import LayerKernels
+from towers.layers.winograd import convolve
+from towers.options import StepOptions
+from towers.traced_once import flat_graph
+from towers.updates.schedules import Constant
+
+
+def drawn(shape, seed) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=shape)
+
+
+def passes(convolution, *numbers: np.ndarray, dtype) -> list[np.ndarray]:
+    """Outputs of (inputs, kernel, upstream), and the gradients of the first two."""
+    inputs, kernel, upstream = (tf.constant(value, dtype) for value in numbers)
+    with tf.GradientTape() as tape:
+        tape.watch([inputs, kernel])
+        outputs = convolution(inputs, kernel)
+    return [outputs.numpy(), *map(np.array, tape.gradient(outputs, [inputs, kernel], upstream))]
+
+
+def direct(inputs, kernel):
+    return tf.nn.conv2d(inputs, kernel, strides=1, padding="SAME")
+
+
+@pytest.mark.parametrize("count", [1, 5])
+@pytest.mark.parametrize("height, width", [(4, 4), (8, 8), (7, 7), (8, 12), (15, 7)])
+def test_as_a_direct_convolution(height, width, count):
+    """Errors are relative to the norm of all numbers; those of a direct convolution in float32 are 3e-7."""
+    numbers = drawn((count, height, width, 6), 0), drawn((3, 3, 6, 5), 1), drawn((count, height, width, 5), 2)
+    found = passes(lambda *both: convolve(*both, fewest_channels=5), *numbers, dtype=tf.float32)
+    for ours, exact in zip(found, passes(direct, *numbers, dtype=tf.float64), strict=True):
+        assert np.linalg.norm(ours - exact) <= 5e-6 * np.linalg.norm(exact)
+
+
+@pytest.mark.parametrize(
+    "shape, kernel, dtype, is_taken",
+    [
+        ((8, 8, 32), (3, 3, 32, 32), "float32", True),
+        ((15, 15, 64), (3, 3, 64, 256), "float32", True),
+        ((8, 8, 31), (3, 3, 31, 32), "float32", False),
+        ((8, 8, 32), (3, 3, 32, 31), "float32", False),
+        ((8, 8, 32), (5, 5, 32, 32), "float32", False),
+        ((8, 8, 32), (1, 3, 32, 32), "float32", False),
+        ((8, 8, 32), (3, 3, 32, 32), "bfloat16", False),
+        ((8, 8, 32), (3, 3, 32, 32), "float64", False),
+        ((None, 8, 32), (3, 3, 32, 32), "float32", False),
+        # Of tiles that reach far over the edge too few multiplications are saved.
+        ((3, 3, 32), (3, 3, 32, 32), "float32", False),
+        ((5, 5, 32), (3, 3, 32, 32), "float32", False),
+    ],
+)
+def test_what_it_takes(shape, kernel, dtype, is_taken):
+    """The notice that a run prints counts the same layers."""
+    *size, _, filters = kernel
+    model = stacked(shape, layers.Conv2D(filters, size, padding="same", dtype=dtype))
+    kernels = LayerKernels(winograd_channels=32)
+
+    @tf.function(autograph=False, input_signature=[tf.TensorSpec([None, *shape], dtype)])
+    def call(inputs):
+        with kernels.in_place(model):
+            return model(inputs)
+
+    types = [operation.type for operation in call.get_concrete_function().graph.get_operations()]
+    assert ("Conv2D" not in types) == is_taken
+    line = "1 Conv2D layer by Winograd's method (tuned_for_cpu=False disables this)"
+    assert kernels.notices(model) == ([line] if is_taken else [])
+
+
+def test_batches_of_any_length_are_traced_once():
+    spec = tf.TensorSpec([None, 8, 8, 4])
+
+    @tf.function(autograph=False, input_signature=[spec])
+    def traced(inputs):
+        return convolve(inputs, kernel, fewest_channels=1)
+
+    kernel = tf.constant(drawn((3, 3, 4, 4), 1), tf.float32)
+    for count in (6, 2, 6, 1):
+        inputs = tf.constant(drawn((count, 8, 8, 4), count), tf.float32)
+        np.testing.assert_allclose(traced(inputs), direct(inputs, kernel), atol=1e-4)
+    assert traced.experimental_get_tracing_count() == 1
+
+
+def test_the_backward_pass_transforms_again():
+    """Transformed images have 2.25 times as many numbers: kept until then, they would more than double memory."""
+
+    def gradients(inputs, kernel, upstream):
+        with tf.GradientTape() as tape:
+            tape.watch([inputs, kernel])
+            outputs = convolve(inputs, kernel, fewest_channels=1)
+        return [outputs, *tape.gradient(outputs, [inputs, kernel], upstream)]
+
+    spec = tf.TensorSpec([None, 8, 8, 4])
+    traced = tf.function(gradients, autograph=False).get_concrete_function(spec, tf.TensorSpec([3, 3, 4, 4]), spec)
+    calls = [node for node in flat_graph(traced).graph_def.node if node.op.endswith("PartitionedCall")]
+    # Forward: tiles of images, images of products. Backward: tiles of both images, images of tiles.
+    assert len(calls) == 5
+
+
+def network() -> keras.Model:
+    return stacked(
+        (6, 6, 3),
+        layers.ZeroPadding2D(1),
+        layers.Conv2D(32, 3, padding="same", name="one"),
+        layers.ReLU(),
+        layers.Conv2D(32, 3, padding="same", name="two"),
+        layers.GlobalAveragePooling2D(),
+        layers.Dense(NUM_CLASSES, name="logits"),
+    )
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_a_run_has_the_same_numbers(monkeypatch, recompute):
+    """Two towers with parts of different sizes; the update of 10 steps is compared."""
+    monkeypatch.setattr(options, "runs_onednn", lambda: True)
+    task = TinyTask(build=network, examples=images(21), batch_size=7)
+    found = []
+    for tuned in (True, False):
+        devices = dataclasses.replace(cpus(2), threads_per_tower=1, cpu_instructions=frozenset(["avx2"]))
+        given = StepOptions(schedule=Constant(0.05), tuned_for_cpu=tuned, recompute=recompute)
+        strategy = towers_strategy(task, devices, given)
+        assert any("Winograd" in line for line in strategy.notices) == tuned
+        before = parameters_of(strategy)
+        strategy.run_steps(10)
+        found.append({name: value - before[name] for name, value in parameters_of(strategy).items()})
+    assert_close(*found, 1e-4)

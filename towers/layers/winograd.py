@@ -1,0 +1,253 @@
+"""3x3 convolutions in float32 with fewer multiplications: Winograd's F(4x4, 3x3), forward and backward.
+
+Source: Lavin and Gray 2015 (arXiv:1509.09308), with the points 0, 1, -1, 2, -2 and infinity. A tile of 4x4 outputs
+takes 36 multiplications for each pair of channels, not 144:
+
+    images -- cut into 6x6 tiles d -> B' d B  [36, tiles, C] --+
+                                                               +--> 36 matrix products m --> A' m A  4x4 outputs
+    kernel g -----------------------> G g G'  [36, C, K] ------+
+
+All three are linear, so gradients are the same products with transposed matrices. The transforms of images are
+compiled: loops that read and write memory once. The backward pass transforms images and kernel again, because
+transformed they have 2.25 and 4 times as many numbers.
+
+Sums are rounded otherwise than in a direct convolution: results differ from exact ones by up to 7e-6 of their norm
+(4 million numbers drawn from a normal distribution; a direct one by 3e-7).
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from towers.layers.convolutions import plain_convolutions
+
+# Outputs of a tile in each direction; the inputs that they need.
+_OUTPUTS, _INPUTS = 4, 6
+_OF_IMAGES = (  # B'
+    (4, 0, -5, 0, 1, 0),
+    (0, -4, -4, 1, 1, 0),
+    (0, 4, -4, -1, 1, 0),
+    (0, -2, -1, 2, 1, 0),
+    (0, 2, -1, -2, 1, 0),
+    (0, 4, 0, -5, 0, 1),
+)
+_OF_KERNELS = np.array(  # G
+    [
+        [1 / 4, 0, 0],
+        [-1 / 6, -1 / 6, -1 / 6],
+        [-1 / 6, 1 / 6, -1 / 6],
+        [1 / 24, 1 / 12, 1 / 6],
+        [1 / 24, -1 / 12, 1 / 6],
+        [0, 0, 1],
+    ]
+)
+_OF_PRODUCTS = (  # A'
+    (1, 1, 1, 1, 1, 0),
+    (0, 1, -1, 2, -2, 0),
+    (0, 1, 1, 4, 4, 0),
+    (0, 1, -1, 8, -8, 1),
+)
+# Tiles reach over an image's edge: the multiplications left, as a part of a direct convolution's.
+_MOST_MULTIPLICATIONS = 0.4
+
+
+def convolve(inputs: tf.Tensor, kernel: tf.Tensor, *, fewest_channels: int) -> tf.Tensor | None:
+    """The convolution of [N, H, W, C] with [3, 3, C, K], stride 1 and edges of zeros.
+
+    Args:
+      inputs, kernel: of any shape and dtype.
+      fewest_channels: for which it is less work than a direct one, of the inputs and of the outputs.
+
+    Returns:
+      None where it would be more work.
+    """
+    if not _takes(inputs.shape, inputs.dtype, kernel.shape, fewest_channels):
+        return None
+    return _convolved(inputs, tf.convert_to_tensor(kernel, inputs.dtype))
+
+
+def num_replaced(model: keras.Model, fewest_channels: int) -> int:
+    """The number of the model's layers whose convolution is this one."""
+    return sum(
+        any(
+            _takes(shape, layer.compute_dtype, layer.kernel.shape, fewest_channels)
+            for shape in _shapes_of_inputs(layer)
+        )
+        for layer in plain_convolutions(model)
+    )
+
+
+def _takes(shape: Sequence[int | None], dtype, kernel: Sequence[int], fewest_channels: int) -> bool:
+    *size, channels, filters = kernel
+    if tf.as_dtype(dtype) != tf.float32 or size != [3, 3] or None in shape[1:]:
+        return False
+    return min(channels, filters) >= fewest_channels and saves(*shape[1:3])
+
+
+def saves(height: int, width: int) -> bool:
+    """Whether tiles of such images save enough multiplications."""
+    left = _num_tiles(height) * _num_tiles(width) * _INPUTS**2
+    return left <= _MOST_MULTIPLICATIONS * height * width * 9
+
+
+def _shapes_of_inputs(layer: keras.layers.Layer) -> list[tuple[int | None, ...]]:
+    return [tensor.shape for node in layer._inbound_nodes for tensor in node.input_tensors]
+
+
+def _num_tiles(length: int) -> int:
+    return -(-length // _OUTPUTS)
+
+
+@tf.custom_gradient
+def _convolved(inputs, kernel):
+    height, width = inputs.shape[1:3]
+    channels, filters = kernel.shape[2:]
+    of_inputs, of_outputs = _Tiles.of(height, width, channels), _Tiles.of(height, width, filters)
+    products = of_inputs.cut(inputs) @ _transformed(kernel)
+
+    def gradient(upstream):
+        of_products = of_outputs.join_gradient(upstream)
+        turned = _transformed(tf.transpose(kernel, [0, 1, 3, 2]))
+        # Waits for the backward pass: otherwise it would be the forward pass's, kept until now.
+        with tf.control_dependencies([upstream]):
+            again = tf.identity(inputs)
+        of_kernel = tf.matmul(of_inputs.cut(again), of_products, transpose_a=True)
+        return of_inputs.cut_gradient(of_products @ turned), _transform_gradient(of_kernel)
+
+    return of_outputs.join(products), gradient
+
+
+def _transformed(kernel: tf.Tensor) -> tf.Tensor:
+    """[3, 3, C, K] to [36, C, K]."""
+    _, _, channels, filters = kernel.shape
+    return tf.reshape(_both_ways() @ tf.reshape(kernel, [9, -1]), [_INPUTS**2, channels, filters])
+
+
+def _transform_gradient(transformed: tf.Tensor) -> tf.Tensor:
+    """[36, C, K] to [3, 3, C, K]."""
+    _, channels, filters = transformed.shape
+    found = tf.matmul(_both_ways(), tf.reshape(transformed, [_INPUTS**2, -1]), transpose_a=True)
+    return tf.reshape(found, [3, 3, channels, filters])
+
+
+def _both_ways() -> tf.Tensor:
+    """The transform of kernels as one matrix [36, 9]."""
+    return tf.constant(np.kron(_OF_KERNELS, _OF_KERNELS), tf.float32)
+
+
+class _Tiles:
+    """The transforms of images [N, H, W, C] to tiles [36, N * tiles, C] and back, and their gradients.
+
+    Each works on columns and on rows one after the other: images are [n, length, rest] for it.
+    """
+
+    def __init__(self, height: int, width: int, channels: int):
+        self._height, self._width = height, width
+        self._rows, self._columns = _num_tiles(height), _num_tiles(width)
+        tall, wide = _OUTPUTS * self._rows, _OUTPUTS * self._columns
+        self._beyond = [[0, 0], [0, tall - height], [0, wide - width], [0, 0]]
+        images, tiles = [None, tall, wide, channels], [_INPUTS**2, None, channels]
+        self._cut = _compiled(functools.partial(self._to_tiles, _cut), images)
+        self._cut_gradient = _compiled(functools.partial(self._to_images, _cut_gradient), tiles)
+        self._join = _compiled(functools.partial(self._to_images, _join), tiles)
+        self._join_gradient = _compiled(functools.partial(self._to_tiles, _join_gradient), images)
+
+    @classmethod
+    @functools.cache
+    def of(cls, height: int, width: int, channels: int) -> "_Tiles":
+        """The transforms of such images; TensorFlow keeps what it compiled with them."""
+        return cls(height, width, channels)
+
+    def cut(self, images: tf.Tensor) -> tf.Tensor:
+        """B' d B of each tile d of 6x6 numbers: 4x4 of the image and those around them, zeros beyond it."""
+        return self._cut(self._filled(images))
+
+    def cut_gradient(self, upstream: tf.Tensor) -> tf.Tensor:
+        return self._cropped(self._cut_gradient(upstream))
+
+    def join(self, products: tf.Tensor) -> tf.Tensor:
+        """A' m A of each product m, side by side."""
+        return self._cropped(self._join(products))
+
+    def join_gradient(self, upstream: tf.Tensor) -> tf.Tensor:
+        return self._join_gradient(self._filled(upstream))
+
+    def _filled(self, images):
+        """With zeros, so that whole tiles fill it."""
+        return tf.pad(images, self._beyond) if np.any(self._beyond) else images
+
+    def _cropped(self, images):
+        return images[:, : self._height, : self._width] if np.any(self._beyond) else images
+
+    def _to_tiles(self, step, images):
+        _, tall, wide, channels = images.shape
+        tiles = step(tf.reshape(images, [-1, wide, channels]))
+        tiles = step(tf.reshape(tiles, [-1, tall, self._columns * channels]))
+        return tf.reshape(tiles, [_INPUTS**2, -1, channels])
+
+    def _to_images(self, step, tiles):
+        channels = tiles.shape[-1]
+        images = step(tf.reshape(tiles, [_INPUTS, -1, self._rows, self._columns * channels]))
+        images = step(tf.reshape(images, [_INPUTS, -1, self._columns, channels]))
+        return tf.reshape(images, [-1, _OUTPUTS * self._rows, _OUTPUTS * self._columns, channels])
+
+
+def _compiled(function: Callable[[tf.Tensor], tf.Tensor], shape: Sequence[int | None]) -> Callable:
+    return tf.function(function, jit_compile=True, autograph=False, input_signature=[tf.TensorSpec(shape)])
+
+
+def _cut(x):
+    """[n, 4 T, rest] to [6, n, T, rest]: B' of 4 numbers, the one before and the one after them."""
+    first, second, third, fourth = _apart(x)
+    return tf.stack(_combined(_OF_IMAGES, [_later(fourth), first, second, third, fourth, _earlier(first)]))
+
+
+def _cut_gradient(upstream):
+    before, first, second, third, fourth, after = _combined(_transposed(_OF_IMAGES), tf.unstack(upstream))
+    return _interleaved([first + _later(after), second, third, fourth + _earlier(before)])
+
+
+def _join(products):
+    """[6, n, T, rest] to [n, 4 T, rest]: A' of each 6 products."""
+    return _interleaved(_combined(_OF_PRODUCTS, tf.unstack(products)))
+
+
+def _join_gradient(upstream):
+    return tf.stack(_combined(_transposed(_OF_PRODUCTS), _apart(upstream)))
+
+
+def _apart(x: tf.Tensor) -> list[tf.Tensor]:
+    """[n, 4 T, rest] to 4 of [n, T, rest]: every fourth number, from the first, the second, ..."""
+    _, length, rest = x.shape
+    return tf.unstack(tf.reshape(x, [-1, length // _OUTPUTS, _OUTPUTS, rest]), axis=2)
+
+
+def _interleaved(parts: Sequence[tf.Tensor]) -> tf.Tensor:
+    """The other way round."""
+    _, count, rest = parts[0].shape
+    return tf.reshape(tf.stack(parts, 2), [-1, len(parts) * count, rest])
+
+
+def _later(part: tf.Tensor) -> tf.Tensor:
+    """[n, T, rest]: each number one place later, behind a zero."""
+    return tf.pad(part[:, :-1], [[0, 0], [1, 0], [0, 0]])
+
+
+def _earlier(part: tf.Tensor) -> tf.Tensor:
+    return tf.pad(part[:, 1:], [[0, 0], [0, 1], [0, 0]])
+
+
+def _combined(matrix: Sequence[Sequence[int]], parts: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """matrix @ parts, without multiplications by 0 and 1."""
+    return [sum(_times(factor, part) for factor, part in zip(row, parts, strict=True) if factor) for row in matrix]
+
+
+def _times(factor: int, part: tf.Tensor) -> tf.Tensor:
+    return part if factor == 1 else factor * part
+
+
+def _transposed(matrix: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
+    return list(zip(*matrix, strict=True))
