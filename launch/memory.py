@@ -38,7 +38,6 @@ from launch.forecast.measured_modes import measure_here, measured
 from launch.forecast.modes_of_a_process import TOWERS, ProcessMode, ProcessModes, all_devices
 from launch.forecast.table import as_json, saved_by_recomputation, saved_by_zero, table
 from launch.measuring.running import Interrupted
-from launch.messages.in_flags import in_flags
 from strategies.registry import build_strategy
 from strategies.slices import SliceOptions
 from towers.branches.options import BranchOptions
@@ -103,7 +102,7 @@ def main(_) -> int:
     count = max(2, run.num_towers)
     width = shutil.get_terminal_size(fallback=(_WIDTH_OF_FILES, 0)).columns
     lines = [*table(columns, peaks, width), "", *saved_by_zero(run.num_parameters, run.bytes_per_parameter, count)]
-    lines += [*saved_by_recomputation(columns, run.central.name), *map(in_flags, refusals)]
+    lines += [*saved_by_recomputation(columns, run.central.name), *refusals]
     print("\n".join(lines))
     if largest is not None:
         print(_largest_line(modes, limit, largest))

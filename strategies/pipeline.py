@@ -169,7 +169,7 @@ class StagedTowers:
         return lines
 
     def _grid_lines(self) -> list[str]:
-        drawn = grid.draw(self._schedule).splitlines()
-        if max(map(len, drawn)) > _WIDEST_GRID:
-            return [f"schedule of {self.microbatches} microbatches, too long to draw: {drawn[-1]}"]
-        return drawn
+        drawn = grid.drawn_within(self._schedule, _WIDEST_GRID)
+        if len(drawn) > 1:
+            return drawn
+        return [f"schedule of {self.microbatches} microbatches, too long to draw: {drawn[0]}"]

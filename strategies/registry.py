@@ -39,12 +39,14 @@ class _Mode:
         slots elsewhere than on one device of each process.
       divides: what each device of a tower has: STAGE, SLICE or BRANCH of `towers.grid`; ON_REQUEST for any of
         these, or none; '' if a tower is one device. `build` takes the arguments in `OPTIONS_BY_AXIS` for it.
+      exchanges_statistics: whether the towers of a process exchange synced batch statistics.
     """
 
     build: Callable[..., Strategy]
     cluster_kind: str = ""
     spreads: tuple[str, ...] = ()
     divides: str = ""
+    exchanges_statistics: bool = False
 
     def may_divide(self, axis: str) -> bool:
         """Whether the devices of a tower may have this: an axis of `towers.grid`."""
@@ -52,9 +54,13 @@ class _Mode:
 
 
 _MODES = {
-    "towers": _Mode(towers_strategy, spreads=("parameter_device=", "zero=", "offload=")),
+    "towers": _Mode(
+        towers_strategy, spreads=("parameter_device=", "zero=", "offload="), exchanges_statistics=True
+    ),
     "mirrored": _Mode(mirrored_strategy),
-    "ring": _Mode(ring_strategy, cluster_kind="ring", spreads=("zero=",), divides=ON_REQUEST),
+    "ring": _Mode(
+        ring_strategy, cluster_kind="ring", spreads=("zero=",), divides=ON_REQUEST, exchanges_statistics=True
+    ),
     "ps": _Mode(servers_strategy, cluster_kind="servers"),
     "pipeline": _Mode(pipeline_strategy, divides=STAGE, spreads=("zero=",)),
     "slices": _Mode(slices_strategy, divides=SLICE, spreads=("zero=",)),
@@ -74,6 +80,15 @@ def cluster_kind(name: str) -> str:
       UserError: unknown name.
     """
     return _mode(name).cluster_kind
+
+
+def exchanges_statistics(name: str) -> bool:
+    """Whether the towers of a process wait for each other in each batch norm with synced statistics.
+
+    Raises:
+      UserError: unknown name.
+    """
+    return _mode(name).exchanges_statistics
 
 
 def build_strategy(

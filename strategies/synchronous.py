@@ -19,6 +19,7 @@ from strategies.data_checks.non_finite import Causes
 from strategies.engines import EngineChoice
 from strategies.errors import NonFiniteStep
 from strategies.late_reports import LateReports
+from strategies.open_batches import OpenBatches
 from strategies.outcomes_on_host import Arrived, on_host
 from strategies.pieces import Piece
 from strategies.run_settings import fields_of, step_settings
@@ -234,7 +235,7 @@ class SynchronousStrategy:
         if self._batches is None:
             placed, dataset = self.engine.placed_input, self._input_from(step)
             with tf.device(HOST):
-                self._batches = iter(dataset) if placed is None else placed.batches(dataset)
+                self._batches = OpenBatches(iter(dataset) if placed is None else placed.batches(dataset))
         try:
             with readable_input("train", f"step {step}"), tf.device(HOST):
                 return next(self._batches)

@@ -84,16 +84,15 @@ class StepOptions:
         loses = devices.on_cpu and avx2_alone and not self.xla
         compiles = tuned and devices.compiles_kernels
         few_threads = 1 <= devices.threads_per_tower <= _THREADS_OF_COMPILED
+        compiles_loops = compiles and avx2_alone and few_threads
         multiplies_vectors = AVX512_BFLOAT16 in found and AMX_BFLOAT16 not in found
         return LayerKernels(
             fused_batch_norm=self.fused_batch_norm and not loses,
-            compiled_batch_norm=self.fused_batch_norm and loses and compiles and few_threads,
+            compiled_batch_norm=self.fused_batch_norm and compiles_loops,
             compiled_activations=compiles,
             images_side_by_side=tuned and AMX_BFLOAT16 in found,
             examples_as_channels=tuned and multiplies_vectors and runs_onednn(),
-            winograd_channels=_FEWEST_CHANNELS * devices.threads_per_tower
-            if compiles and avx2_alone and few_threads
-            else 0,
+            winograd_channels=_FEWEST_CHANNELS * devices.threads_per_tower if compiles_loops else 0,
         )
 
     def __post_init__(self):

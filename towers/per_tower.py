@@ -15,7 +15,7 @@ class PerTower:
     values: Sequence
 
 
-def joined(given: Sequence):
+def for_each_tower(given: Sequence):
     """One structure of `PerTower` from the arguments of each tower.
 
     Args:
@@ -23,7 +23,7 @@ def joined(given: Sequence):
     """
     if type(given[0]) is not tuple:
         return PerTower(tuple(given))
-    return tuple(joined(values) for values in zip(*given, strict=True))
+    return tuple(for_each_tower(values) for values in zip(*given, strict=True))
 
 
 def of_tower(value, tower: int):

@@ -18,7 +18,7 @@ from towers.input.tower_parts import TowerParts
 from towers.options import StepOptions
 from towers.owners import CURRENT_DEVICE, Owners, at_tower
 from towers.packed_copies import UNPACKED, PackedCopies
-from towers.per_tower import joined, of_tower
+from towers.per_tower import for_each_tower, of_tower
 from towers.task import Batch
 from towers.timeline.activities import EXCHANGE_SCOPE, tower_scope
 from towers.tower import EvaluationResult, TowerResult
@@ -118,7 +118,7 @@ class TowerPasses:
         devices = self._devices.towers
         if len(passes) < len(devices):
             (all_towers,) = passes
-            given = joined([given_to(tower, device) for tower, device in enumerate(devices)])
+            given = for_each_tower([given_to(tower, device) for tower, device in enumerate(devices)])
             found = all_towers(parameters, state, *given)
             for tower, device in enumerate(devices):
                 yield device, type(found)(*(of_tower(field, tower) for field in found))

@@ -104,7 +104,7 @@ class FlatGraph(NamedTuple):
         waited_for = {name for node in self.graph_def.node for name in node.input if name.startswith("^")}
         given = dict(zip(self.inputs, flat, strict=True))
         # The optimizer may replace an operation that others wait for by an argument.
-        controls = {f"^{_node_of(name)}": value for name, value in given.items()}
+        controls = {f"^{node_of(name)}": value for name, value in given.items()}
         found = tf.graph_util.import_graph_def(
             self.graph_def,
             input_map={**given, **{name: value for name, value in controls.items() if name in waited_for}},
@@ -119,13 +119,13 @@ class FlatGraph(NamedTuple):
     def without_dead_nodes(self) -> "FlatGraph":
         """The graph without the operations that no output and no effect needs."""
         nodes = {node.name: node for node in self.graph_def.node}
-        kept = {_node_of(name) for name in self.inputs}
-        waiting = [_node_of(name) for name in (*self.outputs, *self.effects)]
+        kept = {node_of(name) for name in self.inputs}
+        waiting = [node_of(name) for name in (*self.outputs, *self.effects)]
         while waiting:
             name = waiting.pop()
             if name not in kept:
                 kept.add(name)
-                waiting += [_node_of(source) for source in nodes[name].input]
+                waiting += [node_of(source) for source in nodes[name].input]
         graph_def = tf.compat.v1.GraphDef(versions=self.graph_def.versions, library=self.graph_def.library)
         graph_def.node.extend(node for node in self.graph_def.node if node.name in kept)
         return self._replace(graph_def=graph_def)
@@ -207,18 +207,16 @@ def _bypass_identities(
     nodes = {node.name: node for node in graph_def.node}
     found = []
     for name in names:
-        node = nodes[_node_of(name)]
+        node = nodes[node_of(name)]
         # Arguments are not nodes of the imported graph, so the last Identity before one stays.
-        while (
-            node.op == "Identity" and len(node.input) == 1 and nodes[_node_of(node.input[0])].op != "Placeholder"
-        ):
+        while node.op == "Identity" and len(node.input) == 1 and nodes[node_of(node.input[0])].op != "Placeholder":
             name = node.input[0] if ":" in node.input[0] else f"{node.input[0]}:0"
-            node = nodes[_node_of(name)]
+            node = nodes[node_of(name)]
         found.append(name)
     waiting = [*found, *kept, *(name for node in nodes.values() if node.op != "Identity" for name in node.input)]
     used = set()
     while waiting:
-        node = nodes[_node_of(waiting.pop())]
+        node = nodes[node_of(waiting.pop())]
         if node.op == "Identity" and node.name not in used:
             used.add(node.name)
             waiting.extend(node.input)
@@ -228,7 +226,7 @@ def _bypass_identities(
     return found
 
 
-def _node_of(name: str) -> str:
+def node_of(name: str) -> str:
     """Name of the node of a tensor ('node:0') or of a control input ('^node')."""
     return name.split(":")[0].lstrip("^")
 

@@ -16,7 +16,7 @@ from launch.membership.shared_cores import processes_here
 from launch.membership.shared_gpus import OwnGpus, own_gpus
 from launch.membership.this_process import cluster_of_this_process
 from strategies.cluster import SERVER, Cluster
-from strategies.registry import check_spread, cluster_kind, strategy_names
+from strategies.registry import check_spread, cluster_kind, exchanges_statistics, strategy_names
 from towers.device_setup import KINDS, configure_devices, physical_gpus
 from towers.devices import AUTOMATIC, Devices, spread_by
 from towers.hardware.cores import num_cores
@@ -141,7 +141,7 @@ def _cores_per_tower(spread: str) -> int:
     ResNet-20, batch 256, two cores (AMD EPYC, Zen 4): two towers with their own statistics make 663 images/s, with
     synced ones 530; one tower of two threads, whose statistics are those of all examples anyway, 639.
     """
-    waits = FLAGS.batch_stats == "synced" and FLAGS.strategy in ("towers", "ring")
+    waits = FLAGS.batch_stats == "synced" and exchanges_statistics(FLAGS.strategy)
     return 2 if waits and not spread else 1
 
 

@@ -121,9 +121,7 @@ def _schedule_of(given: str) -> str | Schedule:
 def _show_faults(schedule: Schedule) -> None:
     """Draws a schedule that can't be run on stderr, with marks on what is wrong; a long one's faults alone."""
     if find_faults(schedule):
-        lines = grid.draw(schedule).splitlines()
-        fits = len(lines[0]) <= _WIDEST_GRID
-        print("\n".join(line for line in lines if fits or line.startswith("!")), file=sys.stderr)
+        print("\n".join(grid.drawn_within(schedule, _WIDEST_GRID)), file=sys.stderr)
 
 
 def _balance(given: str) -> str | tuple[int, ...]:

@@ -55,20 +55,22 @@ def resolve_precision(devices: Devices, environment: Mapping[str, str] = os.envi
     Raises:
       UserError: oneDNN is limited to instructions with which TensorFlow crashes in this precision.
     """
-    saved, is_auto = None, FLAGS.precision == AUTO
-    if is_auto:
+    is_known = False
+    if FLAGS.precision == AUTO:
         saved = saved_precision(known_directory()) if FLAGS.resume == "auto" else None
-        chosen, why = (saved, "as before") if saved else chosen_precision(devices)
-        FLAGS["precision"].value = chosen
+        chosen, why = chosen_precision(devices)
+        FLAGS["precision"].value = saved or chosen
+        # Only a run that began on other devices may have a precision that is slow here.
+        is_known = FLAGS.precision == chosen
         if _is_first():
-            binary.note(f"precision={AUTO}: {chosen}, {why}")
+            binary.note(f"precision={AUTO}: {FLAGS.precision}, {'as before' if saved else why}")
     limit = environment.get(ONEDNN_LIMIT, "")
     if devices.on_cpu and runs_onednn() and cannot_compute(FLAGS.precision, limit):
         raise UserError(
             f"--precision={FLAGS.precision}: with {ONEDNN_LIMIT}={limit} oneDNN has no kernels for it, and "
             "TensorFlow would crash; use --precision=float32"
         )
-    if saved or not is_auto:
+    if not is_known:
         _warn_of_cost(devices)
 
 
@@ -88,7 +90,7 @@ def chosen_precision(devices: Devices) -> tuple[str, str]:
         return "float32", "this CPU has no instructions for bfloat16"
     if AVX512_BFLOAT16 in has and cpu_vendor() == _VENDOR_OF_FAST_VECTORS:
         return "bfloat16", f"this CPU is AMD's and has {AVX512_BFLOAT16}"
-    return "float32", f"although this CPU has {has[0]}, which is known to be faster on AMD's CPUs only"
+    return "float32", f"although this CPU has {has[0]}, which is not known to be faster on it"
 
 
 def _warn_of_cost(devices: Devices) -> None:

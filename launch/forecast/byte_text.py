@@ -31,8 +31,8 @@ def bytes_from(flag: str, text: str) -> int:
 
 
 def unit_for(count: float) -> str:
-    """The unit in which bytes are a number below 1000: 'MiB'."""
-    return next((unit for unit in _SHOWN if count < 1000 * _bytes_of(unit)), _SHOWN[-1])
+    """The unit in which bytes are a number of at most three digits: 'MiB'."""
+    return next((unit for unit in _SHOWN if count < 999.5 * _bytes_of(unit)), _SHOWN[-1])
 
 
 def in_unit(count: float, unit: str) -> str:

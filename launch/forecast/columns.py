@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import tensorflow as tf
 
 from launch.forecast.modes_of_a_process import BRANCHES, PIPELINE, SLICES, ProcessMode, ProcessModes, all_devices
+from launch.messages.in_flags import in_flags
 from strategies.ring.collectives import WireOptions
 from towers.errors import UserError
 from towers.memory.engine_memory import StepMemory
@@ -291,5 +292,5 @@ def columns_of(run: Run) -> tuple[list[Column], list[str]]:
         try:
             found += mode(run)
         except UserError as error:
-            refusals.append(f"no figures for {mode.__name__.replace('_', ' ')}: {error}")
+            refusals.append(f"no figures for {mode.__name__.replace('_', ' ')}: {in_flags(str(error))}")
     return found, refusals

@@ -39,7 +39,6 @@ from strategies.wire_precisions import WIRE_PRECISIONS
 from towers.layers.compiled_activations import FEWEST_ELEMENTS
 from towers.layers.kernels import LayerKernels
 from towers.layers.narrow_maps import pays_as_channels
-from towers.layers.winograd import saves
 from towers.options import StepOptions
 
 FLAGS = flags.FLAGS
@@ -92,7 +91,7 @@ _LAYERS = (
     ),
     *(
         _Measured(kernel="winograd_channels", layer=_convolution(shape[-1]), shape=(64, *shape))
-        for shape in ((16, 16, 32), (8, 8, 64), (15, 15, 64), (7, 7, 256), (4, 4, 512), (3, 3, 256))
+        for shape in ((16, 16, 32), (8, 8, 64), (15, 15, 64), (7, 7, 256), (4, 4, 512))
     ),
 )
 
@@ -107,7 +106,7 @@ def measure_kernels() -> dict:
         {
             "kernel": f"{one.kernel}{_of_activation(one)}, {'x'.join(map(str, one.shape))}",
             "on": bool(getattr(used, one.kernel)) and _gets_it(one, used),
-            **_in_turn(_steps(one, dataclasses.replace(_PLAIN, **{one.kernel: True})), _steps(one, _PLAIN)),
+            **_in_turn(_steps(one, dataclasses.replace(_PLAIN, **{one.kernel: 1})), _steps(one, _PLAIN)),
         }
         for one in _LAYERS
     ]
@@ -117,8 +116,7 @@ def measure_kernels() -> dict:
 def _gets_it(one: _Measured, used: LayerKernels) -> bool:
     """Whether the kernel is for this shape and precision, where it is enabled."""
     if one.kernel == "winograd_channels":
-        _, height, width, channels = one.shape
-        return FLAGS.precision == "float32" and channels >= used.winograd_channels and saves(height, width)
+        return FLAGS.precision == "float32" and one.shape[-1] >= used.winograd_channels
     if one.kernel == "images_side_by_side":
         return FLAGS.precision == "bfloat16"
     if one.kernel == "examples_as_channels":

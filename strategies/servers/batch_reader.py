@@ -1,10 +1,11 @@
 """Reads the training batches that a worker is told to compute, by their index."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import tensorflow as tf
 
 from strategies.data_checks.data_errors import readable_input
+from strategies.open_batches import OpenBatches
 from towers.errors import UserError
 
 # A user's pipeline starts at its first batch, so it is quicker to read and drop some batches than to start it
@@ -39,7 +40,7 @@ class _Stream:
 
     def __init__(self, dataset, stride):
         self._dataset, self._stride = dataset, stride
-        self._iterator: Iterator | None = None
+        self._iterator: OpenBatches | None = None
         self._last, self._batch = -1, None
 
     def read(self, index: int):
@@ -47,7 +48,7 @@ class _Stream:
             return self._batch
         dropped = (index - self._last) // self._stride - 1
         if self._iterator is None or not 0 <= dropped <= _MOST_DROPPED:
-            self._iterator, dropped = iter(self._dataset(index)), 0
+            self._iterator, dropped = OpenBatches(iter(self._dataset(index))), 0
         try:
             with readable_input("train", f"batch {index}"):
                 for _ in range(dropped):

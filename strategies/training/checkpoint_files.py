@@ -71,7 +71,10 @@ class CheckpointFiles:
 
     @contextlib.contextmanager
     def writing(self, prefix: pathlib.Path) -> Iterator[pathlib.Path]:
-        """Context manager: gives a prefix beside `prefix`; what is written at it is then flushed and moved."""
+        """Context manager: gives a prefix beside `prefix`; what is written at it is then flushed and moved.
+
+        After an error what was written stays until `remove_unfinished`.
+        """
         aside = _unfinished(prefix)
         aside.mkdir(parents=True, exist_ok=True)
         yield aside / prefix.name

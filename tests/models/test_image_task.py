@@ -206,6 +206,6 @@ def test_an_unknown_task_is_refused_with_the_nearest_name():
 def test_the_shapes_task_draws_nothing_before_its_first_use():
     task = build_task("shapes", network="classic_cnn", batch_size=64, seed=3)
     assert not {"train", "evaluation"} & set(vars(task.images))
-    assert (task.num_examples("train"), task.augment, task.seed) == (10_000, False, 3)
+    assert (task.num_examples("train"), task.augment, task.seed) == (7_680, False, 3)
     with pytest.raises(UserError, match="batch_size=0"):
         build_task("shapes", network="classic_cnn", batch_size=0)

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from towers.gathering.units import Use
-from towers.gathering.uses import node_of
+from towers.gathering.uses import index_of
 from towers.timeline.activities import tower_scope
-from towers.traced_once import FlatGraph
+from towers.traced_once import FlatGraph, node_of
 
 
 class CopiedTowers:
@@ -76,9 +76,8 @@ class CopiedTowers:
         first, own = self._towers[0], self._towers[tower]
         if not device:
             return own[0]
-        # The optimizer may write a device's name in full.
-        named = [index for index, one in enumerate(first) if device.endswith(one)]
-        return own[named[0]] if named else device
+        index = index_of(device, first)
+        return device if index is None else own[index]
 
 
 def _name_in(tower: int, name: str) -> str:

@@ -10,11 +10,11 @@ from towers.gathering.copied import CopiedTowers
 from towers.gathering.exchange import Gradient, OwnPart, UnitExchange, calls_of
 from towers.gathering.rewired import Parts, with_exchange, with_gathers
 from towers.gathering.units import units_of
-from towers.gathering.uses import device_of, node_of, uses_of
+from towers.gathering.uses import device_of, uses_of
 from towers.owners import Slices
 from towers.per_tower import PerTower, of_tower
 from towers.task import Batch
-from towers.traced_once import Change, FlatGraph, batch_key, flat_graph, specs_of
+from towers.traced_once import Change, FlatGraph, batch_key, flat_graph, node_of, specs_of
 
 
 class GatheredOnce:

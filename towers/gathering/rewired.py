@@ -23,9 +23,8 @@ from tensorflow.core.framework import node_def_pb2
 
 from towers.gathering.exchange import Call, OwnPart, UnitExchange
 from towers.gathering.units import Use, waited_for
-from towers.gathering.uses import node_of
 from towers.timeline.activities import EXCHANGE_SCOPE
-from towers.traced_once import FlatGraph
+from towers.traced_once import FlatGraph, node_of
 
 PREFIX = "gather_of_unit"
 _CALL_OPS = ("StatefulPartitionedCall", "PartitionedCall")
@@ -203,9 +202,9 @@ class _Rewiring:
     def waits(self, index: int, before: Sequence[Use]) -> list[str]:
         """The control inputs of the gather of a unit: all operations of the unit that it waits for."""
         found = []
-        for tower, device in enumerate(dict.fromkeys(use.device for use in before)):
+        for place, device in enumerate(dict.fromkeys(use.device for use in before)):
             controls = sorted({f"^{use.node}" for use in before if use.device == device})
-            found.append(self.add("NoOp", f"{PREFIX}_{index}/{tower}/wait", controls, device=device).name)
+            found.append(self.add("NoOp", f"{PREFIX}_{index}/{place}/wait", controls, device=device).name)
         return [f"^{name}" for name in found]
 
     def added_up(self, name: str, terms: Sequence[str], dtype: tf.DType, device: str) -> str:

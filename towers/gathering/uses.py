@@ -7,14 +7,10 @@ import tensorflow as tf
 
 from towers.errors import UserError
 from towers.gathering.units import Use
+from towers.traced_once import node_of
 
 # These only convert a parameter. Each unit converts what it gathers again: a kept result would be as large.
 _CONVERSIONS = ("Cast", "ExpandDims", "Identity", "Reshape", "Squeeze", "Transpose")
-
-
-def node_of(name: str) -> str:
-    """Name of the node of a tensor ('node:0', 'node') or of a control input ('^node')."""
-    return name.split(":")[0].lstrip("^")
 
 
 def uses_of(
@@ -58,11 +54,13 @@ def uses_of(
 
 def device_of(node, devices: Sequence[str]) -> str:
     """That of the devices of a tower which has a node; '' if there are none."""
+    return devices[index_of(node.device, devices) or 0] if devices else ""
+
+
+def index_of(device: str, devices: Sequence[str]) -> int | None:
+    """Which of these a device of a graph is; None for none of them."""
     # The optimizer may write a device's name in full.
-    if not devices:
-        return ""
-    named = [device for device in devices if node.device.endswith(device)]
-    return named[0] if named else devices[0]
+    return next((index for index, one in enumerate(devices) if device.endswith(one)), None)
 
 
 def _uses(flow: "_Dataflow", parameter: int, name: str, outputs: Collection[str]) -> Iterator[Use]:

@@ -30,6 +30,15 @@ def plain_convolutions(model: keras.Model) -> Iterator[keras.layers.Conv2D]:
     return (layer for layer in model._flatten_layers() if _is_plain(layer))
 
 
+def gradient_scope() -> str:
+    """The name scope for the gradient of what is computed now, as TensorFlow names its own: by the layer.
+
+    A custom gradient's operations have no layer in their names, by which timelines tell layers apart.
+    """
+    layer = tf.get_current_name_scope()
+    return f"gradient_tape/{layer}/" if layer else "gradient_tape/"
+
+
 def _is_plain(layer) -> bool:
     return (
         type(layer) is keras.layers.Conv2D

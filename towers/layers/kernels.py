@@ -29,8 +29,8 @@ class LayerKernels:
         matrix unit.
       examples_as_channels: gradients of convolution kernels over small images are convolutions whose channels are
         the examples, for CPUs without a matrix unit.
-      winograd_channels: 3x3 convolutions in float32 of at least so many channels take fewer multiplications; 0
-        for none.
+      winograd_channels: fewest input and output channels of 3x3 convolutions that are computed in float32 by
+        Winograd's method; 0 disables it.
     """
 
     fused_batch_norm: bool = True
@@ -60,12 +60,13 @@ class LayerKernels:
 
     @property
     def _convolutions(self) -> list[Convolution]:
-        enabled = {
-            narrow_maps.by_channels: self.examples_as_channels,
-            narrow_maps.by_long_rows: self.images_side_by_side,
-            functools.partial(winograd.convolve, fewest_channels=self.winograd_channels): self.winograd_channels,
-        }
-        return [kernel for kernel, is_on in enabled.items() if is_on]
+        by_winograd = functools.partial(winograd.convolve, fewest_channels=self.winograd_channels)
+        kernels = (
+            (narrow_maps.by_channels, self.examples_as_channels),
+            (narrow_maps.by_long_rows, self.images_side_by_side),
+            (by_winograd, self.winograd_channels),
+        )
+        return [kernel for kernel, is_on in kernels if is_on]
 
     def notices(self, model: keras.Model, *, exchanges: bool = False) -> list[str]:
         """One line for each kind of replacement that the model's layers get, for the user.

@@ -11,11 +11,11 @@ All three are linear, so gradients are the same products with transposed matrice
 compiled: loops that read and write memory once. The backward pass transforms images and kernel again, because
 transformed they have 2.25 and 4 times as many numbers.
 
-Sums are rounded otherwise than in a direct convolution: results differ from exact ones by up to 7e-6 of their norm
-(4 million numbers drawn from a normal distribution; a direct one by 3e-7).
+Rounding differs from a direct convolution's: results are up to 7e-6 of their norm away from exact ones (4 million
+numbers drawn from a normal distribution; a direct convolution's 3e-7).
 
-CPU time of ours / oneDNN's, forward and backward, by the number of examples (AMD EPYC, Zen 3 with AVX2, one thread,
-medians of nine in turn; the first of several channels' numbers is of the inputs):
+CPU time of ours / oneDNN's, forward and backward, by the number of examples (AMD EPYC, Zen 3 with AVX2, one
+thread, medians of nine in turn):
 
                          8      16     64     more
     16x16x32             0.82   0.81   0.71   512: 1.02
@@ -27,15 +27,15 @@ medians of nine in turn; the first of several channels' numbers is of the inputs
     4x4x512              1.22   0.84   0.39
     8x8x256; 16x16x128                        128: 0.38; 0.50
 
-Transforms of the kernel cost as much as 24 tiles save, so less is slower: four examples of 8x8 images, 1.10. Slower
-too, and left out: 3x3x256 with 16 examples (1.40), 24 to 64 channels of 31x31 with 256 examples (1.23), two threads
-with 32 channels (1.21 by the clock; with 64 and more 0.53 to 0.79). XLA compiles four loops for each size of images
-and number of channels, for each number of examples and each tower: 0.3 to 0.7 s each.
+Batches of fewer than 24 tiles are slower, because of the kernel's transforms: four examples of 8x8x64, 1.10.
+Slower too, and left out: 3x3x256 with 16 examples (1.40), 31x31x24 to 64 with 256 examples (1.23), two threads
+with 32 channels (1.21 by the clock; with 64 and more 0.53 to 0.79). XLA compiles four loops for each size of
+images and number of channels, for each number of examples and each tower: 0.3 to 0.7 s each.
 
 Where the time goes, 128 examples of 8x8x64, ms: tiles of images twice 3.7, images of products 2.1, tiles of their
 gradients 1.6, images of tiles' gradients 2.4, products 8.5. Tried, and slower: the transforms by TensorFlow's own
-operations (additions or products with the small matrices, 8 to 17 times as long), images padded for whole tiles (1.4
-to 1.9 times), cropping inside a loop (4 times for 7x7).
+operations (additions or products with the small matrices, 8 to 17 times as long), images padded for whole tiles
+(1.4 to 1.9 times), cropping inside a loop (4 times for 7x7).
 """
 
 import functools
@@ -45,11 +45,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from towers.layers.convolutions import plain_convolutions
+from towers.layers.convolutions import gradient_scope, plain_convolutions
 
 # Outputs of a tile in each direction; the inputs that they need.
 _OUTPUTS, _INPUTS = 4, 6
-_OF_IMAGES = (  # B'
+_IMAGE_TRANSFORM = (  # B'
     (4, 0, -5, 0, 1, 0),
     (0, -4, -4, 1, 1, 0),
     (0, 4, -4, -1, 1, 0),
@@ -57,17 +57,17 @@ _OF_IMAGES = (  # B'
     (0, 2, -1, -2, 1, 0),
     (0, 4, 0, -5, 0, 1),
 )
-_OF_KERNELS = np.array(  # G
-    [
-        [1 / 4, 0, 0],
-        [-1 / 6, -1 / 6, -1 / 6],
-        [-1 / 6, 1 / 6, -1 / 6],
-        [1 / 24, 1 / 12, 1 / 6],
-        [1 / 24, -1 / 12, 1 / 6],
-        [0, 0, 1],
-    ]
+_KERNEL_TRANSFORM = (  # G
+    (1 / 4, 0, 0),
+    (-1 / 6, -1 / 6, -1 / 6),
+    (-1 / 6, 1 / 6, -1 / 6),
+    (1 / 24, 1 / 12, 1 / 6),
+    (1 / 24, -1 / 12, 1 / 6),
+    (0, 0, 1),
 )
-_OF_PRODUCTS = (  # A'
+# Of both of a kernel's dimensions: [36, 9].
+_KERNEL_TRANSFORMS = np.kron(_KERNEL_TRANSFORM, _KERNEL_TRANSFORM).astype(np.float32)
+_OUTPUT_TRANSFORM = (  # A'
     (1, 1, 1, 1, 1, 0),
     (0, 1, -1, 2, -2, 0),
     (0, 1, 1, 4, 4, 0),
@@ -82,10 +82,10 @@ def convolve(inputs: tf.Tensor, kernel: tf.Tensor, *, fewest_channels: int) -> t
 
     Args:
       inputs, kernel: of any shape and dtype.
-      fewest_channels: for which it is less work than a direct one, of the inputs and of the outputs.
+      fewest_channels: of the inputs and of the outputs.
 
     Returns:
-      None where it would be more work.
+      None if it does not take the shape, the dtype or the number of channels.
     """
     if not _takes(inputs.shape, inputs.dtype, kernel.shape, fewest_channels):
         return None
@@ -107,10 +107,10 @@ def _takes(shape: Sequence[int | None], dtype, kernel: Sequence[int], fewest_cha
     *size, channels, filters = kernel
     if tf.as_dtype(dtype) != tf.float32 or size != [3, 3] or None in shape[1:]:
         return False
-    return min(channels, filters) >= fewest_channels and saves(*shape[1:3])
+    return min(channels, filters) >= fewest_channels and _saves(*shape[1:3])
 
 
-def saves(height: int, width: int) -> bool:
+def _saves(height: int, width: int) -> bool:
     """Whether tiles of such images save enough multiplications."""
     left = _num_tiles(height) * _num_tiles(width) * _INPUTS**2
     return left <= _MOST_MULTIPLICATIONS * height * width * 9
@@ -124,41 +124,46 @@ def _num_tiles(length: int) -> int:
     return -(-length // _OUTPUTS)
 
 
-@tf.custom_gradient
 def _convolved(inputs, kernel):
     height, width = inputs.shape[1:3]
     channels, filters = kernel.shape[2:]
-    of_inputs, of_outputs = _Tiles.of(height, width, channels), _Tiles.of(height, width, filters)
-    products = of_inputs.cut(inputs) @ _transformed(kernel)
+    input_tiles, output_tiles = _Tiles.of(height, width, channels), _Tiles.of(height, width, filters)
+    scope = gradient_scope()
 
-    def gradient(upstream):
-        of_products = of_outputs.join_gradient(upstream)
-        turned = _transformed(tf.transpose(kernel, [0, 1, 3, 2]))
-        # Waits for the backward pass: otherwise it would be the forward pass's, kept until now.
-        with tf.control_dependencies([upstream]):
-            again = tf.identity(inputs)
-        of_kernel = tf.matmul(of_inputs.cut(again), of_products, transpose_a=True)
-        return of_inputs.cut_gradient(of_products @ turned), _transform_gradient(of_kernel)
+    @tf.custom_gradient
+    def convolution(inputs, kernel):
+        def gradient(upstream):
+            with tf.name_scope(scope):
+                products_gradient = output_tiles.join_gradient(upstream)
+                # Not before the backward pass: they would be the forward pass's, kept until now.
+                images, again = _after(upstream, inputs, kernel)
+                turned = _transformed(tf.transpose(again, [0, 1, 3, 2]))
+                tiles_gradient = tf.matmul(input_tiles.cut(images), products_gradient, transpose_a=True)
+                return input_tiles.cut_gradient(products_gradient @ turned), _transform_gradient(tiles_gradient)
 
-    return of_outputs.join(products), gradient
+        (later,) = _after(inputs, kernel)
+        return output_tiles.join(input_tiles.cut(inputs) @ _transformed(later)), gradient
+
+    return tf.ensure_shape(convolution(inputs, kernel), [*inputs.shape[:-1], filters])
+
+
+def _after(first: tf.Tensor, *tensors: tf.Tensor) -> list[tf.Tensor]:
+    """The tensors, once `first` is there."""
+    with tf.control_dependencies([first]):
+        return [tf.identity(tensor) for tensor in tensors]
 
 
 def _transformed(kernel: tf.Tensor) -> tf.Tensor:
     """[3, 3, C, K] to [36, C, K]."""
     _, _, channels, filters = kernel.shape
-    return tf.reshape(_both_ways() @ tf.reshape(kernel, [9, -1]), [_INPUTS**2, channels, filters])
+    return tf.reshape(tf.matmul(_KERNEL_TRANSFORMS, tf.reshape(kernel, [9, -1])), [_INPUTS**2, channels, filters])
 
 
 def _transform_gradient(transformed: tf.Tensor) -> tf.Tensor:
     """[36, C, K] to [3, 3, C, K]."""
     _, channels, filters = transformed.shape
-    found = tf.matmul(_both_ways(), tf.reshape(transformed, [_INPUTS**2, -1]), transpose_a=True)
+    found = tf.matmul(_KERNEL_TRANSFORMS, tf.reshape(transformed, [_INPUTS**2, -1]), transpose_a=True)
     return tf.reshape(found, [3, 3, channels, filters])
-
-
-def _both_ways() -> tf.Tensor:
-    """The transform of kernels as one matrix [36, 9]."""
-    return tf.constant(np.kron(_OF_KERNELS, _OF_KERNELS), tf.float32)
 
 
 class _Tiles:
@@ -225,21 +230,21 @@ def _compiled(function: Callable[[tf.Tensor], tf.Tensor], shape: Sequence[int | 
 def _cut(x):
     """[n, 4 T, rest] to [6, n, T, rest]: B' of 4 numbers, the one before and the one after them."""
     first, second, third, fourth = _apart(x)
-    return tf.stack(_combined(_OF_IMAGES, [_later(fourth), first, second, third, fourth, _earlier(first)]))
+    return tf.stack(_combined(_IMAGE_TRANSFORM, [_later(fourth), first, second, third, fourth, _earlier(first)]))
 
 
 def _cut_gradient(upstream):
-    before, first, second, third, fourth, after = _combined(_transposed(_OF_IMAGES), tf.unstack(upstream))
+    before, first, second, third, fourth, after = _combined(_transposed(_IMAGE_TRANSFORM), tf.unstack(upstream))
     return _interleaved([first + _later(after), second, third, fourth + _earlier(before)])
 
 
 def _join(products):
     """[6, n, T, rest] to [n, 4 T, rest]: A' of each 6 products."""
-    return _interleaved(_combined(_OF_PRODUCTS, tf.unstack(products)))
+    return _interleaved(_combined(_OUTPUT_TRANSFORM, tf.unstack(products)))
 
 
 def _join_gradient(upstream):
-    return tf.stack(_combined(_transposed(_OF_PRODUCTS), _apart(upstream)))
+    return tf.stack(_combined(_transposed(_OUTPUT_TRANSFORM), _apart(upstream)))
 
 
 def _apart(x: tf.Tensor) -> list[tf.Tensor]:
@@ -249,7 +254,7 @@ def _apart(x: tf.Tensor) -> list[tf.Tensor]:
 
 
 def _interleaved(parts: Sequence[tf.Tensor]) -> tf.Tensor:
-    """The other way round."""
+    """The inverse of `_apart`."""
     _, count, rest = parts[0].shape
     return tf.reshape(tf.stack(parts, 2), [-1, len(parts) * count, rest])
 

@@ -20,6 +20,7 @@ from towers.memory.buffer_reuse import reusable_inputs, shared_input
 from towers.memory.kernel_workspace import workspace_bytes
 from towers.memory.lifetimes import Operation, Output, peaks
 from towers.memory.onednn_kernels import positions_bytes, reserved_bytes
+from towers.traced_once import FlatGraph
 
 # Kinds of tensors: the batch itself; what grows with it; what depends on its numbers alone; what does not.
 BATCH, ACTIVATIONS, GRADIENTS, COPIES = "batch", "activations", "gradients", "copies"
@@ -112,28 +113,13 @@ def _inlined(concrete) -> tf.compat.v1.GraphDef:
     found = tf_optimizer.OptimizeGraph(config, described)
     for node in found.node:
         _drop(node, "_output_shapes")
-    _drop_unused(found, kept.node_list.value)
-    return found
+    return _without_unused(found, kept.node_list.value)
 
 
-def _drop_unused(graph_def: tf.compat.v1.GraphDef, kept: Sequence[str]) -> None:
-    """Removes what has no effect and no result, as TensorFlow does: arguments that a call does not use, mostly."""
-    nodes = {node.name: node for node in graph_def.node}
+def _without_unused(graph_def: tf.compat.v1.GraphDef, results: Sequence[str]) -> tf.compat.v1.GraphDef:
+    """Without what has no effect and no result, as it runs: arguments that a call does not use, mostly."""
     has_effect = [node.name for node in graph_def.node if op_def_registry.get(node.op).is_stateful]
-    waiting = [_node_of(name) for name in kept] + has_effect
-    needed = set()
-    while waiting:
-        name = waiting.pop()
-        if name not in needed:
-            needed.add(name)
-            waiting += [_node_of(source) for source in nodes[name].input]
-    left = [node for node in graph_def.node if node.name in needed]
-    del graph_def.node[:]
-    graph_def.node.extend(left)
-
-
-def _node_of(tensor: str) -> str:
-    return tensor.lstrip("^").partition(":")[0]
+    return FlatGraph(graph_def, (), results, has_effect).without_dead_nodes().graph_def
 
 
 def _drop(node, attribute: str) -> None:

@@ -24,12 +24,23 @@ def draw(schedule: Schedule, max_alive: int | None = None) -> str:
       schedule: what to draw, with or without faults.
       max_alive: the largest number of microbatches that a device may hold; None for any.
     """
+    return "\n".join(_lines(schedule, max_alive))
+
+
+def drawn_within(schedule: Schedule, width: int) -> list[str]:
+    """The lines of `draw`; of a grid with more characters in a line than `width` only those below it."""
+    lines = _lines(schedule, None)
+    rows = 1 + len(schedule.devices)
+    return lines if max(map(len, lines[:rows])) <= width else lines[rows:]
+
+
+def _lines(schedule: Schedule, max_alive: int | None) -> list[str]:
     found = find_faults(schedule, max_alive)
     wrong = {(fault.device, fault.position) for fault in found}
     timeline = play(schedule, lambda stage: EQUAL_SECONDS)
     rows = [_row(timeline, device, wrong) for device in range(len(schedule.devices))]
     below = [f"! {_where(fault)}{fault.message}" for fault in found] or [_summary(timeline)]
-    return "\n".join([*_aligned(rows), *below])
+    return [*_aligned(rows), *below]
 
 
 def _row(timeline: Timeline, device: int, wrong: set) -> list[str]:

@@ -66,7 +66,7 @@ class PipelineOptions:
         if num_devices != len(self.schedule.devices):
             raise UserError(
                 f"the given schedule is for {len(self.schedule.devices)} devices, and a tower has {num_devices}: "
-                f"use grid='stage:{len(self.schedule.devices)}', or another schedule"
+                f"give the grid stage:{len(self.schedule.devices)}, or another schedule"
             )
         return self.schedule
 

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from towers.timeline.activities import activity_of
+from towers.traced_once import node_of
 
 # Around each traced step, with its number.
 STEP_EVENT, STEP_NUMBER = "towers_step", "step_num"
@@ -223,7 +224,7 @@ def _computed_inputs(node, nodes: Mapping, ends: Mapping[str, float]) -> list[st
     found, waiting, seen = [], [node], set()
     while waiting:
         for name in waiting.pop().input:
-            name = name.lstrip("^").partition(":")[0]
+            name = node_of(name)
             if name in ends:
                 found.append(name)
             elif name in nodes and name not in seen:
@@ -252,7 +253,7 @@ def _transfers(events: Sequence[_Event], nodes: Mapping) -> list[Transfer]:
         if node.op.endswith(_RECV) and _tensor(node) in sent:
             begin = sent[_tensor(node)]
             source = nodes[begin.name]
-            origin = source.input[0].partition(":")[0].lstrip("^")
+            origin = node_of(source.input[0])
             found.append(
                 Transfer(begin.end, max(begin.end, event.end), origin, _short(source.device), _short(node.device))
             )

@@ -14,8 +14,8 @@ from tests.towers.gathering.gathered_bytes import peak_bytes
 from tests.towers.logical_cpus import cpus
 from tests.towers.table_and_matrices import trained
 from tests.towers.tiny_tasks import NUM_CLASSES, TinyTask, assert_close, parameters_of, stacked, vectors
-from towers.gathering.uses import node_of
 from towers.timeline.activities import activity_of
+from towers.traced_once import node_of
 from towers.updates.clipping import Clipping
 from towers.updates.rules import Adam, Muon
 

@@ -8,13 +8,15 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
-from strategies.towers import towers_strategy
+from strategies.registry import build_strategy
+from strategies.slices import SliceOptions
 from tests.towers.logical_cpus import cpus
 from tests.towers.tiny_tasks import NUM_CLASSES, TinyTask, assert_close, images, parameters_of, stacked
 from towers import options
 from towers.layers.kernels import LayerKernels
 from towers.layers.winograd import convolve
 from towers.options import StepOptions
+from towers.stages.options import PipelineOptions
 from towers.traced_once import flat_graph
 from towers.updates.schedules import Constant
 
@@ -108,32 +110,64 @@ def test_the_backward_pass_transforms_again():
     calls = [node for node in flat_graph(traced).graph_def.node if node.op.endswith("PartitionedCall")]
     # Forward: tiles of images, images of products. Backward: tiles of both images, images of tiles.
     assert len(calls) == 5
+    assert len(calls) == len({tuple(node.input) for node in calls})
 
 
 def network() -> keras.Model:
-    return stacked(
-        (6, 6, 3),
-        layers.ZeroPadding2D(1),
-        layers.Conv2D(32, 3, padding="same", name="one"),
-        layers.ReLU(),
-        layers.Conv2D(32, 3, padding="same", name="two"),
-        layers.GlobalAveragePooling2D(),
-        layers.Dense(NUM_CLASSES, name="logits"),
-    )
+    """Two branches with a convolution each, behind one that has too few channels."""
+    inputs = keras.Input((6, 6, 3))
+    stem = layers.Conv2D(32, 3, padding="same", activation="relu", name="stem")(layers.ZeroPadding2D(1)(inputs))
+    branches = [layers.Conv2D(32, 3, padding="same", name=name)(stem) for name in ("one", "two")]
+    pooled = layers.GlobalAveragePooling2D()(layers.Concatenate()(branches))
+    return keras.Model(inputs, layers.Dense(NUM_CLASSES, name="logits")(pooled))
 
 
-@pytest.mark.parametrize("recompute", ["none", "full"])
-def test_a_run_has_the_same_numbers(monkeypatch, recompute):
-    """Two towers with parts of different sizes; the update of 10 steps is compared."""
+MODES = {
+    "two towers": ("towers", cpus(2), {}),
+    "recomputation": ("towers", cpus(2), {"recompute": "full"}),
+    "zero=3": ("towers", cpus(2, zero=3), {}),
+    "stages": ("pipeline", cpus(2), {}),
+    "split backward passes": (
+        "pipeline",
+        cpus(2),
+        {"pipeline": PipelineOptions(schedule="zb_h1", microbatches=3)},
+    ),
+    "slices": ("slices", cpus(2), {"slices": SliceOptions(layout=(("one", "whole"), ("two", "whole")))}),
+    "branches": ("branches", cpus(2), {}),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_run_has_the_same_numbers(monkeypatch, mode):
+    """Parts and microbatches have different sizes; the updates of 10 steps are compared."""
     monkeypatch.setattr(options, "runs_onednn", lambda: True)
+    name, devices, given = MODES[mode]
+    devices = dataclasses.replace(devices, threads_per_tower=1, cpu_instructions=frozenset(["avx2"]))
+    of_step = {key: given[key] for key in given if key == "recompute"}
+    of_mode = {key: given[key] for key in given if key != "recompute"}
     task = TinyTask(build=network, examples=images(21), batch_size=7)
     found = []
     for tuned in (True, False):
-        devices = dataclasses.replace(cpus(2), threads_per_tower=1, cpu_instructions=frozenset(["avx2"]))
-        given = StepOptions(schedule=Constant(0.05), tuned_for_cpu=tuned, recompute=recompute)
-        strategy = towers_strategy(task, devices, given)
-        assert any("Winograd" in line for line in strategy.notices) == tuned
+        step = StepOptions(schedule=Constant(0.05), tuned_for_cpu=tuned, **of_step)
+        strategy = build_strategy(name, task, devices, step, **of_mode)
+        assert any("2 Conv2D layers by Winograd" in line for line in strategy.notices) == tuned
         before = parameters_of(strategy)
         strategy.run_steps(10)
         found.append({name: value - before[name] for name, value in parameters_of(strategy).items()})
     assert_close(*found, 1e-4)
+
+
+def test_gradients_are_named_after_their_layer():
+    """Timelines tell the layers of a backward pass apart by these names."""
+    model = stacked((8, 8, 32), layers.Conv2D(32, 3, padding="same", name="inner"))
+
+    @tf.function(autograph=False, input_signature=[tf.TensorSpec([None, 8, 8, 32])])
+    def step(inputs):
+        with tf.GradientTape() as tape, LayerKernels(winograd_channels=32).in_place(model):
+            outputs = model(inputs)
+        return tape.gradient(outputs, model.trainable_variables)
+
+    operations = step.get_concrete_function().graph.get_operations()
+    products = [operation.name for operation in operations if operation.type.startswith("BatchMatMul")]
+    assert sorted(name.startswith("gradient_tape/") for name in products) == [False, True, True]
+    assert all("/inner" in name for name in products)

@@ -1,0 +1,38 @@
+"""Iterators over batches that end before the interpreter does.
+
+tf.data reads ahead on threads of its own. One that calls Python (a generator, `tf.py_function`) while the
+interpreter is finalised blocks forever, and the destructor of its iterator waits for it: the program would hang at
+its exit.
+"""
+
+import atexit
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+
+class OpenBatches:
+    """An iterator over batches. It is closed before the interpreter is finalised."""
+
+    def __init__(self, batches: Iterator):
+        self._batches = batches
+        _OPEN.add(self)
+
+    def __iter__(self) -> "OpenBatches":
+        return self
+
+    def __next__(self) -> Any:
+        return next(self._batches)
+
+    def close(self) -> None:
+        """Waits for what is read at the moment, and reads no more."""
+        self._batches = iter(())
+
+
+_OPEN: weakref.WeakSet[OpenBatches] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    for batches in list(_OPEN):
+        batches.close()
