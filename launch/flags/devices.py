@@ -20,7 +20,7 @@ from strategies.registry import check_spread, cluster_kind, exchanges_statistics
 from towers.device_setup import KINDS, configure_devices, physical_gpus
 from towers.devices import AUTOMATIC, Devices, spread_by
 from towers.hardware.cores import num_cores
-from towers.hardware.cpu_instructions import ONEDNN_LIMIT
+from towers.hardware.cpu_instructions import AVX2, AVX512, ONEDNN_LIMIT, cpu_instructions
 
 FLAGS = flags.FLAGS
 
@@ -139,10 +139,13 @@ def _cores_per_tower(spread: str) -> int:
     """The fewest cores of a CPU tower: 2 where towers wait for each other twice in each batch norm.
 
     ResNet-20, batch 256, two cores (AMD EPYC, Zen 4): two towers with their own statistics make 663 images/s, with
-    synced ones 530; one tower of two threads, whose statistics are those of all examples anyway, 639.
+    synced ones 530; one tower of two threads, whose statistics are those of all examples anyway, 639. With AVX2
+    alone (Zen 3) compiled loops, which share little of their work, make 450, 417 and some 350 of these.
     """
     waits = FLAGS.batch_stats == "synced" and exchanges_statistics(FLAGS.strategy)
-    return 2 if waits and not spread else 1
+    found = cpu_instructions(os.environ.get(ONEDNN_LIMIT, ""))
+    compiles_loops = AVX2 in found and AVX512 not in found
+    return 2 if waits and not spread and not compiles_loops else 1
 
 
 def _own_gpus() -> tuple[OwnGpus, str]:

@@ -1,29 +1,39 @@
-"""A program ends although tf.data reads ahead for it from Python."""
+"""Iterators over batches are closed before the interpreter is finalised, when threads can still call Python."""
 
-import pathlib
-import subprocess
-import sys
+import atexit
+import weakref
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-PROGRAM = """
-import time
-import tensorflow as tf
+from strategies import open_batches
 from strategies.open_batches import OpenBatches
-
-def slow(number):
-    time.sleep(0.05)
-    return number
-
-def read(number):
-    return tf.numpy_function(slow, [number], tf.int64)
-
-batches = OpenBatches(iter(tf.data.Dataset.range(1000).map(read).prefetch(4)))
-print(int(next(batches)), flush=True)
-"""
+from strategies.servers.batch_reader import BatchReader
+from tests.towers.tiny_tasks import dense_task, trainer_of
 
 
-def test_a_program_ends_while_python_reads_ahead():
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
-    )
-    assert (done.returncode, done.stdout) == (0, "0\n"), done.stderr[-2000:]
+def numbers():
+    yield from range(10)
+
+
+def test_what_is_open_at_the_exit_is_closed():
+    inner = numbers()
+    deleted = weakref.ref(inner)
+    batches = OpenBatches(inner)
+    del inner
+    assert [next(batches), next(batches)] == [0, 1] and deleted() is not None
+    atexit.unregister(open_batches._close_all)
+    try:
+        open_batches._close_all()
+    finally:
+        atexit.register(open_batches._close_all)
+    assert deleted() is None and list(batches) == []
+
+
+def test_a_strategy_holds_its_iterators_so(monkeypatch):
+    """Of the Trainer's strategies and of workers of parameter servers."""
+    opened = []
+    for name in ("synchronous", "servers.batch_reader"):
+        monkeypatch.setattr(
+            f"strategies.{name}.OpenBatches", lambda batches, name=name: opened.append(name) or batches
+        )
+    trainer_of(dense_task()).run_steps(1)
+    assert BatchReader(lambda index: iter([7]), 1).read(0) == 7
+    assert opened == ["synchronous", "servers.batch_reader"]

@@ -28,11 +28,21 @@ def configured(monkeypatch, settings: dict) -> dict:
     return found
 
 
+AVX512 = ("avx2", "avx512f")
+
+
 @pytest.mark.parametrize(
-    "settings, cores",
-    [({}, 1), ({"batch_stats": "synced"}, 2), ({"batch_stats": "synced", "parameter_device": "sharded"}, 1)],
+    "settings, instructions, cores",
+    [
+        ({}, AVX512, 1),
+        ({"batch_stats": "synced"}, AVX512, 2),
+        ({"batch_stats": "synced"}, (), 2),
+        ({"batch_stats": "synced"}, ("avx2",), 1),
+        ({"batch_stats": "synced", "parameter_device": "sharded"}, AVX512, 1),
+    ],
 )
-def test_towers_that_sync_their_statistics_have_two_cores(monkeypatch, settings, cores):
+def test_towers_that_sync_their_statistics_have_two_cores(monkeypatch, settings, instructions, cores):
+    monkeypatch.setattr(devices, "cpu_instructions", lambda limit: frozenset(instructions))
     assert configured(monkeypatch, settings)["cores_per_tower"] == cores
 
 
