@@ -39,6 +39,7 @@ operations (additions or products with the small matrices, 8 to 17 times as long
 """
 
 import functools
+import re
 from collections.abc import Callable, Sequence
 
 import keras
@@ -47,6 +48,9 @@ import tensorflow as tf
 
 from towers.layers.convolutions import gradient_scope, plain_convolutions
 
+_NAME = "winograd"
+# By step: what lies between its two ways, as a multiple of the images (read in allocator traces).
+_WORKSPACE = {"_cut": 1.5, "_join_gradient": 1.5, "_join": 3.0, "_cut_gradient": 3.375}
 # Outputs of a tile in each direction; the inputs that they need.
 _OUTPUTS, _INPUTS = 4, 6
 _IMAGE_TRANSFORM = (  # B'
@@ -178,10 +182,10 @@ class _Tiles:
         tall, wide = _OUTPUTS * self._rows, _OUTPUTS * self._columns
         self._beyond = [[0, 0], [0, tall - height], [0, wide - width], [0, 0]]
         images, tiles = [None, tall, wide, channels], [_INPUTS**2, None, channels]
-        self._cut = _compiled(functools.partial(self._to_tiles, _cut), images)
-        self._cut_gradient = _compiled(functools.partial(self._to_images, _cut_gradient), tiles)
-        self._join = _compiled(functools.partial(self._to_images, _join), tiles)
-        self._join_gradient = _compiled(functools.partial(self._to_tiles, _join_gradient), images)
+        self._cut = _compiled(self._to_tiles, _cut, images)
+        self._cut_gradient = _compiled(self._to_images, _cut_gradient, tiles)
+        self._join = _compiled(self._to_images, _join, tiles)
+        self._join_gradient = _compiled(self._to_tiles, _join_gradient, images)
 
     @classmethod
     @functools.cache
@@ -223,8 +227,24 @@ class _Tiles:
         return tf.reshape(images, [-1, _OUTPUTS * self._rows, _OUTPUTS * self._columns, channels])
 
 
-def _compiled(function: Callable[[tf.Tensor], tf.Tensor], shape: Sequence[int | None]) -> Callable:
-    return tf.function(function, jit_compile=True, autograph=False, input_signature=[tf.TensorSpec(shape)])
+def _compiled(both_ways: Callable, step: Callable, shape: Sequence[int | None]) -> Callable:
+    def call(x):
+        return both_ways(step, x)
+
+    # Graphs name the call so.
+    call.__name__ = f"{_NAME}{step.__name__}"
+    return tf.function(call, jit_compile=True, autograph=False, input_signature=[tf.TensorSpec(shape)])
+
+
+def loop_workspace_bytes(function: str, images_bytes: int) -> int | None:
+    """What XLA allocates beside the result of a transform; None if the function is none.
+
+    Args:
+      function: its name in a graph.
+      images_bytes: of the images, of whole tiles.
+    """
+    found = re.search(rf"{_NAME}({'|'.join(_WORKSPACE)})_\d+$", function)
+    return None if found is None else round(_WORKSPACE[found[1]] * images_bytes)
 
 
 def _cut(x):

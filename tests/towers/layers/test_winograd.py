@@ -15,6 +15,7 @@ from tests.towers.tiny_tasks import NUM_CLASSES, TinyTask, assert_close, images,
 from towers import options
 from towers.layers.kernels import LayerKernels
 from towers.layers.winograd import convolve
+from towers.memory.step_graph import StepGraph
 from towers.options import StepOptions
 from towers.stages.options import PipelineOptions
 from towers.traced_once import flat_graph
@@ -171,3 +172,14 @@ def test_gradients_are_named_after_their_layer():
     products = [operation.name for operation in operations if operation.type.startswith("BatchMatMul")]
     assert sorted(name.startswith("gradient_tape/") for name in products) == [False, True, True]
     assert all("/inner" in name for name in products)
+
+
+def test_predictions_know_what_a_compiled_transform_allocates():
+    """An image has 8 x 8 x 4 numbers of 4 bytes; its tiles 2.25 times as many."""
+
+    @tf.function(autograph=False, input_signature=[tf.TensorSpec([None, 8, 8, 4])])
+    def traced(inputs):
+        return convolve(inputs, tf.zeros([3, 3, 4, 4]), fewest_channels=1)
+
+    operations = StepGraph(traced.get_concrete_function()).operations(10)
+    assert sorted(one.workspace_bytes for one in operations)[-2:] == [15 * 1024, 30 * 1024]
