@@ -27,8 +27,8 @@ def test_the_statistics_are_those_of_the_training_images():
 
 def test_the_set_is_balanced():
     images, labels = drawn()
-    assert images.shape == (12_000, 32, 32, 3) and images.dtype == np.uint8
-    assert np.bincount(labels).tolist() == [1_200] * len(CLASS_NAMES)
+    assert images.shape == (8_960, 32, 32, 3) and images.dtype == np.uint8
+    assert np.bincount(labels).tolist() == [896] * len(CLASS_NAMES)
 
 
 def test_train_and_held_out_images_differ():

@@ -101,7 +101,7 @@ def test_options_that_are_wrong():
         PipelineOptions(stages=4, schedule="gpipe").schedule_for(2)
     with refused("microbatches=3: the given schedule has 4 microbatches; omit microbatches"):
         PipelineOptions(microbatches=3, schedule=PipelineOptions(microbatches=4).schedule_for(2)).schedule_for(2)
-    with refused("the given schedule is for 2 devices, and a tower has 3: use grid='stage:2'"):
+    with refused("the given schedule is for 2 devices, and a tower has 3: give the grid stage:2"):
         PipelineOptions(schedule=PipelineOptions().schedule_for(2)).schedule_for(3)
     with pytest.raises(UserError, match="schedule=1f1b with 2 stages on 3 devices: .* use stages=3$"):
         PipelineOptions(stages=2).schedule_for(3)
