@@ -7,7 +7,7 @@ import keras
 from towers.batch_stats import check_batch_stats
 from towers.devices import Devices
 from towers.errors import UserError
-from towers.hardware.cpu_instructions import AMX_BFLOAT16, AVX2, AVX512, AVX512_BFLOAT16
+from towers.hardware.cpu_instructions import AMX_BFLOAT16, AVX512_BFLOAT16, has_avx2_alone
 from towers.hardware.cpu_kernels import runs_onednn
 from towers.layers.kernels import LayerKernels
 from towers.precision import check_precision
@@ -80,7 +80,7 @@ class StepOptions:
         found = devices.cpu_instructions
         # With AVX2 alone oneDNN's batch norm takes up to 1.5 times as long as Keras's operations.
         # With AVX-512 it takes a third. Compiled it takes a third with AVX2 too, but a loop has one thread.
-        avx2_alone = AVX2 in found and AVX512 not in found and runs_onednn()
+        avx2_alone = has_avx2_alone(found) and runs_onednn()
         loses = devices.on_cpu and avx2_alone and not self.xla
         compiles = tuned and devices.compiles_kernels
         few_threads = 1 <= devices.threads_per_tower <= _THREADS_OF_COMPILED

@@ -20,7 +20,7 @@ from strategies.registry import check_spread, cluster_kind, exchanges_statistics
 from towers.device_setup import KINDS, configure_devices, physical_gpus
 from towers.devices import AUTOMATIC, Devices, spread_by
 from towers.hardware.cores import num_cores
-from towers.hardware.cpu_instructions import AVX2, AVX512, ONEDNN_LIMIT, cpu_instructions
+from towers.hardware.cpu_instructions import ONEDNN_LIMIT, cpu_instructions, has_avx2_alone
 
 FLAGS = flags.FLAGS
 
@@ -143,8 +143,7 @@ def _cores_per_tower(spread: str) -> int:
     alone (Zen 3) compiled loops, which share little of their work, make 450, 417 and some 350 of these.
     """
     waits = FLAGS.batch_stats == "synced" and exchanges_statistics(FLAGS.strategy)
-    found = cpu_instructions(os.environ.get(ONEDNN_LIMIT, ""))
-    compiles_loops = AVX2 in found and AVX512 not in found
+    compiles_loops = has_avx2_alone(cpu_instructions(os.environ.get(ONEDNN_LIMIT, "")))
     return 2 if waits and not spread and not compiles_loops else 1
 
 

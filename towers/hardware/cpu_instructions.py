@@ -40,6 +40,11 @@ def cpu_instructions(limit: str = "", info: pathlib.Path = CPU_INFO) -> frozense
     return frozenset(has).intersection(_KNOWN[: _ALLOWED.get(limit.upper(), len(_KNOWN))])
 
 
+def has_avx2_alone(instructions: frozenset[str]) -> bool:
+    """Whether the widest vectors are AVX2's: there some of oneDNN's kernels are slower than compiled loops."""
+    return AVX2 in instructions and AVX512 not in instructions
+
+
 def cpu_vendor(info: pathlib.Path = CPU_INFO) -> str:
     """'GenuineIntel', 'AuthenticAMD'; '' for ARM and where Linux does not say it."""
     return _field("vendor_id", info).strip()
