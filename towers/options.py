@@ -7,7 +7,7 @@ import keras
 from towers.batch_stats import check_batch_stats
 from towers.devices import Devices
 from towers.errors import UserError
-from towers.hardware.cpu_instructions import AMX_BFLOAT16, AVX512_BFLOAT16, has_avx2_alone
+from towers.hardware.cpu_instructions import AMX_BFLOAT16, AVX2, FAST_BFLOAT16, has_avx2_alone
 from towers.hardware.cpu_kernels import runs_onednn
 from towers.layers.kernels import LayerKernels
 from towers.precision import check_precision
@@ -40,7 +40,7 @@ class StepOptions:
       fused_batch_norm: run Keras's BatchNormalization on TensorFlow's fused kernel, or, with `tuned_for_cpu` on
         CPUs where that is slow, on compiled loops.
       tuned_for_cpu: on CPU towers, use our own kernels for activations, convolutions and, with AVX2 alone, batch
-        norm and 3x3 convolutions (see `LayerKernels`).
+        norm and 3x3 convolutions; multiply in float32 where that is faster than `precision` (see `LayerKernels`).
       recompute: activations that the backward pass computes again, to save memory: 'none', those of the 'blocks'
         that the model repeats, of 'sqrt' (about sqrt(n) segments), or of all parts ('full'). The numbers stay.
       on_nan: after a step whose loss or gradients are not finite, 'stop' training or 'skip' the update.
@@ -85,14 +85,19 @@ class StepOptions:
         compiles = tuned and devices.compiles_kernels
         few_threads = 1 <= devices.threads_per_tower <= _THREADS_OF_COMPILED
         compiles_loops = compiles and avx2_alone and few_threads
-        multiplies_vectors = AVX512_BFLOAT16 in found and AMX_BFLOAT16 not in found
+        multiplies_bfloat16 = FAST_BFLOAT16 in found and runs_onednn()
+        # Float16 convolutions take 4 to 250 times as long as float32's (AVX512-FP16; AMX-FP16 was not measured).
+        is_slow = self.precision == "float16" or (self.precision == "bfloat16" and not multiplies_bfloat16)
         return LayerKernels(
             fused_batch_norm=self.fused_batch_norm and not loses,
             compiled_batch_norm=self.fused_batch_norm and compiles_loops,
             compiled_activations=compiles,
             images_side_by_side=tuned and AMX_BFLOAT16 in found,
-            examples_as_channels=tuned and multiplies_vectors and runs_onednn(),
+            examples_as_channels=tuned and multiplies_bfloat16 and AMX_BFLOAT16 not in found,
             winograd_channels=_FEWEST_CHANNELS * devices.threads_per_tower if compiles_loops else 0,
+            # Elsewhere, as on ARM, nothing was measured.
+            float32_products=tuned and is_slow and AVX2 in found,
+            exact_sums=self.precision == "bfloat16" and devices.on_cpu and not self.xla,
         )
 
     def __post_init__(self):

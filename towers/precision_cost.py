@@ -15,7 +15,7 @@ _REPETITIONS = 4
 _GEOMETRY = {"strides": [1, 1, 1, 1], "padding": "SAME"}
 
 
-def cost_of(precision: str, *, budget_seconds: float = 0.8) -> float:
+def cost_of(precision: str, *, float32_products: bool = False, budget_seconds: float = 0.8) -> float:
     """CPU time of a step in this precision, divided by that in float32.
 
     CPU time is the same on a machine that others use too. Both are measured in turn, with as many examples as the
@@ -23,12 +23,13 @@ def cost_of(precision: str, *, budget_seconds: float = 0.8) -> float:
 
     Args:
       precision: 'bfloat16' or 'float16'.
+      float32_products: as in `towers.layers.kernels.LayerKernels`.
       budget_seconds: CPU time that the measurement may take in all, about.
     """
     started, cost = time.process_time(), 1.0
     with tf.device("/device:CPU:0"):
         for count in _EXAMPLES:
-            steps = [_step_of(count, name) for name in ("float32", precision)]
+            steps = [_step_of(count, "float32"), _step_of(count, precision, float32_products)]
             times = [[_seconds(step) for step in steps] for _ in range(1 + _REPETITIONS)]
             # The first repetition makes oneDNN's kernels.
             full, short = (min(each) for each in zip(*times[1:], strict=True))
@@ -45,23 +46,37 @@ def cost_text(cost: float) -> str:
     return f"about {digits} times slower than float32 on this CPU"
 
 
-def _step_of(count: int, precision: str) -> Callable[[], None]:
+def _step_of(count: int, precision: str, float32_products: bool = False) -> Callable[[], None]:
     """Forward and backward pass of the convolution and of the product, without the tape's own time."""
     draw = np.random.default_rng(0)
 
     def drawn(*shape: int) -> tf.Tensor:
         return tf.cast(draw.normal(size=shape).astype(np.float32), precision)
 
+    def multiplied(operation: Callable[..., tf.Tensor], *tensors: tf.Tensor, **options) -> tf.Tensor:
+        wide = [tf.cast(tensor, "float32" if float32_products else precision) for tensor in tensors]
+        return tf.cast(operation(*wide, **options), precision)
+
     images, kernel = drawn(count, _SIZE, _SIZE, _CHANNELS), drawn(3, 3, _CHANNELS, _CHANNELS)
     rows, matrix = tf.reshape(images, [-1, _CHANNELS]), drawn(_CHANNELS, _CHANNELS)
 
+    def of_inputs(kernel, upstream):
+        return tf.raw_ops.Conv2DBackpropInput(
+            input_sizes=images.shape, filter=kernel, out_backprop=upstream, **_GEOMETRY
+        )
+
+    def of_kernel(inputs, upstream):
+        return tf.raw_ops.Conv2DBackpropFilter(
+            input=inputs, filter_sizes=kernel.shape, out_backprop=upstream, **_GEOMETRY
+        )
+
     def step() -> None:
-        outputs = tf.nn.conv2d(images, kernel, **_GEOMETRY)
-        tf.raw_ops.Conv2DBackpropInput(input_sizes=images.shape, filter=kernel, out_backprop=outputs, **_GEOMETRY)
-        tf.raw_ops.Conv2DBackpropFilter(input=images, filter_sizes=kernel.shape, out_backprop=outputs, **_GEOMETRY)
-        product = tf.matmul(rows, matrix)
-        tf.matmul(product, matrix, transpose_b=True)
-        tf.matmul(rows, product, transpose_a=True)
+        outputs = multiplied(tf.nn.conv2d, images, kernel, **_GEOMETRY)
+        multiplied(of_inputs, kernel, outputs)
+        multiplied(of_kernel, images, outputs)
+        product = multiplied(tf.matmul, rows, matrix)
+        multiplied(tf.matmul, product, matrix, transpose_b=True)
+        multiplied(tf.matmul, rows, product, transpose_a=True)
 
     return step
 

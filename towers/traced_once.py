@@ -175,7 +175,7 @@ def _optimized_graph(concrete, graph_def: tf.compat.v1.GraphDef) -> tf.compat.v1
         # Function optimization would lower loops to nodes of one graph, which breaks a second import and the loops
         # of gradients.
         config.graph_options.rewrite_options.function_optimization = rewriter_config_pb2.RewriterConfig.OFF
-    if any(map(_has_odd_channels, concrete.graph.get_operations())):
+    if any(_has_odd_channels(one) or _is_short_convolution(one) for one in concrete.graph.get_operations()):
         config.graph_options.rewrite_options.remapping = rewriter_config_pb2.RewriterConfig.OFF
     cpu = device_properties_pb2.NamedDevice(name="/job:localhost/replica:0/task:0/device:CPU:0")
     cpu.properties.CopyFrom(device_properties_pb2.DeviceProperties(type="CPU", num_cores=1, frequency=1000))
@@ -189,6 +189,15 @@ def _has_odd_channels(operation: tf.Operation) -> bool:
     operation takes multiples of four only (TensorFlow 2.21).
     """
     return operation.type == "FusedBatchNormV3" and (operation.outputs[1].shape[0] or 1) % 4 != 0
+
+
+def _is_short_convolution(operation: tf.Operation) -> bool:
+    """Whether it is a convolution in bfloat16, which the optimizer must not join with its bias and ReLU.
+
+    Where TensorFlow uses oneDNN, it would make a _FusedConv2D if the node has a device, and a graph with one in
+    bfloat16 can't be imported (TensorFlow 2.21).
+    """
+    return operation.type == "Conv2D" and operation.outputs[0].dtype == tf.bfloat16
 
 
 def _bypass_identities(

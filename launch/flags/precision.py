@@ -19,25 +19,21 @@ from towers.devices import Devices
 from towers.errors import UserError
 from towers.hardware.cpu_instructions import (
     AMX_BFLOAT16,
-    AMX_FLOAT16,
     ARM_BFLOAT16,
     AVX512_BFLOAT16,
+    FAST_BFLOAT16,
     ONEDNN_LIMIT,
     cannot_compute,
-    cpu_vendor,
 )
 from towers.hardware.cpu_kernels import runs_onednn
+from towers.options import StepOptions
 from towers.precision_cost import cost_of, cost_text
 
 FLAGS = flags.FLAGS
 AUTO = "auto"
 _SHORT = ("bfloat16", "float16")
-# With matrix units a precision is faster than float32. With products of vectors it depends on the CPU: with
-# AVX512-BF16 and without AMX a step of ResNet-20 takes 1.5 times as long as in float32 on an Intel CPU, on AMD's
-# Zen 4 0.7 times. It is not measured at the start: at near equal costs processes would choose differently.
-_MATRIX_UNITS = {"bfloat16": AMX_BFLOAT16, "float16": AMX_FLOAT16}
+# Known by the CPU, not measured at the start: at near equal costs processes would choose differently.
 _VECTORS = (AVX512_BFLOAT16, ARM_BFLOAT16)
-_VENDOR_OF_FAST_VECTORS = "AuthenticAMD"
 _FIRST_WITH_BFLOAT16 = (8, 0)
 # A cost below it is not worth a line.
 _WARNS_FROM = 1.1
@@ -83,13 +79,11 @@ def chosen_precision(devices: Devices) -> tuple[str, str]:
     found = devices.cpu_instructions
     if not runs_onednn():
         return "float32", "without oneDNN's kernels"
-    if AMX_BFLOAT16 in found:
-        return "bfloat16", f"this CPU has {AMX_BFLOAT16}"
-    has = [name for name in _VECTORS if name in found]
+    has = [name for name in (AMX_BFLOAT16, *_VECTORS) if name in found]
+    if FAST_BFLOAT16 in found:
+        return "bfloat16", f"this CPU has {has[0]}{'' if AMX_BFLOAT16 in has else ' and is fast in it'}"
     if not has:
         return "float32", "this CPU has no instructions for bfloat16"
-    if AVX512_BFLOAT16 in has and cpu_vendor() == _VENDOR_OF_FAST_VECTORS:
-        return "bfloat16", f"this CPU is AMD's and has {AVX512_BFLOAT16}"
     return "float32", f"although this CPU has {has[0]}, which is not known to be faster on it"
 
 
@@ -99,9 +93,10 @@ def _warn_of_cost(devices: Devices) -> None:
     computes = cluster is None or cluster.role not in (SERVER, EVALUATOR)
     if FLAGS.precision not in _SHORT or FLAGS.verify or not computes or not devices.on_cpu:
         return
-    if runs_onednn() and _MATRIX_UNITS[FLAGS.precision] in devices.cpu_instructions:
+    if FLAGS.precision == "bfloat16" and FAST_BFLOAT16 in devices.cpu_instructions and runs_onednn():
         return
-    cost = cost_of(FLAGS.precision)
+    step = StepOptions(precision=FLAGS.precision, tuned_for_cpu=FLAGS.tuned_for_cpu, xla=FLAGS.xla)
+    cost = cost_of(FLAGS.precision, float32_products=step.kernels(devices).float32_products)
     if cost >= _WARNS_FROM:
         binary.warn(f"--precision={FLAGS.precision} is {cost_text(cost)}; use --precision=float32")
 

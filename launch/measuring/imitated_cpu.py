@@ -17,6 +17,7 @@ NO_ISA = "none"
 _NAMES = {
     "avx2": ("AVX2", "AVX2", "avx2", "AVX2"),
     "avx512": ("AVX512_CORE", "AVX512", "avx512", "AVX512"),
+    "avx512_bf16": ("AVX512_CORE_BF16", "AVX512_BF16", "avx512", "AVX512"),
 }
 ISAS = (NO_ISA, *_NAMES)
 

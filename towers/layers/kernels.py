@@ -14,6 +14,7 @@ import tensorflow as tf
 from towers.exchange import TowerExchange
 from towers.layers import batch_norm, compiled_activations, narrow_maps, winograd
 from towers.layers.convolutions import Convolution, replaced_convolutions
+from towers.layers.products import layers_with_products, replaced_calls
 from towers.layers.shadowing import shadowed
 
 
@@ -31,6 +32,10 @@ class LayerKernels:
         the examples, for CPUs without a matrix unit.
       winograd_channels: fewest input and output channels of 3x3 convolutions that are computed in float32 by
         Winograd's method; 0 disables it.
+      float32_products: convolutions and dense layers of bfloat16 or float16 multiply in float32, for CPUs that
+        are no faster in the shorter format.
+      exact_sums: gradients of biases and depthwise kernels in bfloat16 are sums in float32, which those of
+        TensorFlow on CPUs are not.
     """
 
     fused_batch_norm: bool = True
@@ -39,6 +44,8 @@ class LayerKernels:
     images_side_by_side: bool = False
     examples_as_channels: bool = False
     winograd_channels: int = 0
+    float32_products: bool = False
+    exact_sums: bool = False
 
     @contextlib.contextmanager
     def in_place(self, model: keras.Model, exchange: TowerExchange | None = None, weight: tf.Tensor | None = None):
@@ -55,6 +62,7 @@ class LayerKernels:
             replacements += compiled_activations.activations_to_compile(model)
         if convolutions := self._convolutions:
             replacements += replaced_convolutions(model, convolutions)
+        replacements += replaced_calls(model, float32_products=self.float32_products, exact_sums=self.exact_sums)
         with shadowed(replacements):
             yield
 
@@ -89,6 +97,11 @@ class LayerKernels:
             lines.append(f"{layers} compiled for the CPU (tuned_for_cpu=False disables this)")
         if self.winograd_channels and (count := winograd.num_replaced(model, self.winograd_channels)):
             lines.append(f"{_layers(count, 'Conv2D')} by Winograd's method (tuned_for_cpu=False disables this)")
+        if self.float32_products and (count := len(layers_with_products(model))):
+            lines.append(
+                f"{_layers(count, 'Conv and Dense')} multiplying in float32: this CPU is no faster in "
+                "the shorter format (tuned_for_cpu=False disables this)"
+            )
         return lines
 
 

@@ -6,6 +6,7 @@ import keras
 import tensorflow as tf
 from keras import ops
 
+from towers.layers.products import with_bias
 from towers.layers.table_rows import row_ids
 from towers.slices.attention_heads import heads_call
 from towers.slices.divided_tensors import DividedTensors
@@ -76,7 +77,7 @@ def _output_split(linear: Callable) -> Callable:
         def slice_of(inputs, kernel, bias=None):
             outputs = linear(layer, inputs, tf.cast(kernel, layer.compute_dtype))
             if bias is not None:
-                outputs = ops.add(outputs, tf.cast(bias, layer.compute_dtype))
+                outputs = with_bias(outputs, tf.cast(bias, layer.compute_dtype))
             return _activated(layer, outputs) if alone else outputs
 
         def call(inputs, training=None):
@@ -114,7 +115,9 @@ def _input_split(linear: Callable) -> Callable:
                 )
             ]
             outputs = tf.add_n(parts)
-            return _activated(layer, ops.add(outputs, layer.bias) if has_bias else outputs)
+            return _activated(
+                layer, with_bias(outputs, ops.convert_to_tensor(layer.bias)) if has_bias else outputs
+            )
 
         return call
 

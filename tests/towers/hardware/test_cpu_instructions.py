@@ -17,8 +17,8 @@ def info(tmp_path):
 @pytest.mark.parametrize(
     "limit, expected",
     [
-        ("", {"avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16"}),
-        ("DEFAULT", {"avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16"}),
+        ("", {"avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "fast_bfloat16"}),
+        ("DEFAULT", {"avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "fast_bfloat16"}),
         ("AVX512_CORE_FP16", {"avx2", "avx512f", "avx512_bf16", "avx512_fp16"}),
         ("AVX512_CORE_BF16", {"avx2", "avx512f", "avx512_bf16"}),
         ("avx512_core", {"avx2", "avx512f"}),
@@ -28,6 +28,21 @@ def info(tmp_path):
 )
 def test_oned_nn_s_limit(info, limit, expected):
     assert cpu_instructions(limit, info) == expected
+
+
+@pytest.mark.parametrize(
+    "vendor, limit, expected",
+    [
+        ("GenuineIntel", "AVX512_CORE_BF16", False),
+        ("AuthenticAMD", "AVX512_CORE_BF16", True),
+        ("AuthenticAMD", "AVX512_CORE", False),
+        ("GenuineIntel", "", True),
+    ],
+)
+def test_which_cpus_multiply_bfloat16_faster(tmp_path, vendor, limit, expected):
+    path = tmp_path / "cpuinfo"
+    path.write_text(f"vendor_id\t: {vendor}\n{SAPPHIRE_RAPIDS}\n")
+    assert ("fast_bfloat16" in cpu_instructions(limit, path)) == expected
 
 
 def test_the_vendor(info):

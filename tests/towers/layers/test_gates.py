@@ -8,6 +8,10 @@ from towers.options import StepOptions
 
 CPU, GPU = "/device:CPU:0", "/device:GPU:0"
 FUSED = {"fused_batch_norm", "compiled_activations"}
+XEON_WITHOUT_AMX = ("avx2", "avx512f", "avx512_bf16")
+ZEN4 = (*XEON_WITHOUT_AMX, "fast_bfloat16")
+AMX = (*ZEN4, "amx_bf16")
+BFLOAT16 = {"precision": "bfloat16"}
 
 
 def enabled(monkeypatch, *instructions, device=CPU, onednn=True, threads=1, **given) -> set[str]:
@@ -15,17 +19,29 @@ def enabled(monkeypatch, *instructions, device=CPU, onednn=True, threads=1, **gi
     devices = Devices(
         towers=(device,), parameters=CPU, threads_per_tower=threads, cpu_instructions=frozenset(instructions)
     )
-    return {name for name, is_on in vars(StepOptions(**given).kernels(devices)).items() if is_on}
+    found = {name for name, is_on in vars(StepOptions(**given).kernels(devices)).items() if is_on}
+    sums_exactly = given.get("precision") == "bfloat16" and device == CPU and not given.get("xla")
+    assert ("exact_sums" in found) == sums_exactly
+    return found - {"exact_sums"}
 
 
 @pytest.mark.parametrize(
     "instructions, given, expected",
     [
-        (("avx2", "avx512f", "amx_bf16"), {}, {"fused_batch_norm", "compiled_activations", "images_side_by_side"}),
-        (("avx2", "avx512f", "avx512_bf16", "amx_bf16"), {}, {*FUSED, "images_side_by_side"}),
-        (("avx2", "avx512f", "avx512_bf16"), {}, {*FUSED, "examples_as_channels"}),
-        (("avx2", "avx512f", "avx512_bf16"), {"onednn": False}, FUSED),
-        (("avx2", "avx512f", "avx512_bf16"), {"xla": True}, {"fused_batch_norm"}),
+        (AMX, {}, {*FUSED, "images_side_by_side"}),
+        (ZEN4, {}, {*FUSED, "examples_as_channels"}),
+        (ZEN4, {"onednn": False}, FUSED),
+        (ZEN4, {"xla": True}, {"fused_batch_norm"}),
+        (AMX, BFLOAT16, {*FUSED, "images_side_by_side"}),
+        (AMX, BFLOAT16 | {"onednn": False}, {*FUSED, "images_side_by_side", "float32_products"}),
+        (AMX, {"precision": "float16"}, {*FUSED, "images_side_by_side", "float32_products"}),
+        (ZEN4, BFLOAT16, {*FUSED, "examples_as_channels"}),
+        (XEON_WITHOUT_AMX, BFLOAT16, {*FUSED, "float32_products"}),
+        (XEON_WITHOUT_AMX, BFLOAT16 | {"tuned_for_cpu": False}, {"fused_batch_norm"}),
+        (XEON_WITHOUT_AMX, BFLOAT16 | {"xla": True}, {"fused_batch_norm"}),
+        (XEON_WITHOUT_AMX, BFLOAT16 | {"device": GPU}, {"fused_batch_norm"}),
+        (XEON_WITHOUT_AMX, {"precision": "float64"}, FUSED),
+        (("bf16",), BFLOAT16, FUSED),
         (("avx2", "avx512f"), {}, FUSED),
         (("avx2",), {}, {"compiled_batch_norm", "compiled_activations", "winograd_channels"}),
         (("avx2",), {"threads": 4}, {"compiled_activations"}),
@@ -34,7 +50,7 @@ def enabled(monkeypatch, *instructions, device=CPU, onednn=True, threads=1, **gi
         (("avx2",), {"onednn": False}, {"fused_batch_norm", "compiled_activations"}),
         (("avx2",), {"xla": True}, {"fused_batch_norm"}),
         (("avx2",), {"device": GPU}, {"fused_batch_norm"}),
-        (("avx2", "avx512f", "amx_bf16"), {"tuned_for_cpu": False, "fused_batch_norm": False}, set()),
+        (AMX, {"tuned_for_cpu": False, "fused_batch_norm": False}, set()),
         ((), {}, {"fused_batch_norm", "compiled_activations"}),
     ],
 )

@@ -1,0 +1,207 @@
+"""Products of short numbers in float32, and exact sums: their numbers, for which layers, what lives how long."""
+
+import dataclasses
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+from strategies.registry import build_strategy
+from strategies.slices import SliceOptions
+from tests.towers.logical_cpus import cpus
+from tests.towers.tiny_tasks import NUM_CLASSES, TinyTask, assert_close, images, parameters_of, stacked
+from towers import options
+from towers.devices import Devices
+from towers.layers.kernels import LayerKernels
+from towers.options import StepOptions
+from towers.stages.options import PipelineOptions
+from towers.traced_once import flat_graph
+from towers.updates.schedules import Constant
+
+CPU = "/device:CPU:0"
+KERNELS = LayerKernels(float32_products=True)
+
+
+class OwnDense(layers.Dense):
+    pass
+
+
+def whole_numbers(shape, dtype=None) -> tf.Tensor:
+    """-1, 0 and 1: bfloat16 rounds no sum over them as long as it is at most 256."""
+    return tf.cast(np.random.default_rng(0).integers(-1, 2, shape), dtype or tf.float32)
+
+
+def passes(model, inputs, upstream, kernels) -> list[tf.Tensor]:
+    """Outputs, and the gradients of inputs and parameters."""
+    with tf.GradientTape() as tape, kernels.in_place(model):
+        tape.watch(inputs)
+        outputs = model(inputs)
+    return [outputs, *tape.gradient(outputs, [inputs, *model.trainable_variables], upstream)]
+
+
+def traced_passes(model, kernels):
+    """Outputs, and the gradients of inputs and parameters for upstream gradients of 1."""
+
+    @tf.function(autograph=False, input_signature=[tf.TensorSpec([None, *model.input_shape[1:]], tf.bfloat16)])
+    def step(inputs):
+        with tf.GradientTape() as tape, kernels.in_place(model):
+            tape.watch(inputs)
+            outputs = model(inputs)
+        return [outputs, *tape.gradient(outputs, [inputs, *model.trainable_variables])]
+
+    return step
+
+
+def graph_of(model) -> tf.compat.v1.GraphDef:
+    """The graph of both passes, as it is executed."""
+    return flat_graph(traced_passes(model, KERNELS).get_concrete_function()).without_dead_nodes().graph_def
+
+
+def depthwise(kernel_initializer, **given) -> layers.Layer:
+    return layers.DepthwiseConv2D(3, depthwise_initializer=kernel_initializer, **given)
+
+
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
+@pytest.mark.parametrize(
+    "shape, make",
+    [
+        ((6, 4), lambda **given: layers.Conv1D(3, 3, **given)),
+        ((6, 5, 4), lambda **given: layers.Conv2D(3, 3, strides=2, activation="relu", **given)),
+        ((6, 5, 4), lambda **given: layers.Conv2D(3, 1, use_bias=False, padding="same", **given)),
+        ((4, 4, 4, 2), lambda **given: layers.Conv3D(3, 3, padding="same", **given)),
+        ((6, 5, 4), lambda **given: layers.Conv2DTranspose(3, 3, strides=2, **given)),
+        ((6, 5, 4), depthwise),
+        ((4,), lambda **given: layers.Dense(3, activation="relu", **given)),
+        ((2, 4), lambda **given: layers.Dense(3, use_bias=False, **given)),
+        ((2, 4), lambda **given: layers.EinsumDense("abc,cd->abd", (None, 3), bias_axes="d", **given)),
+    ],
+    ids=["1d", "strides", "1x1", "3d", "transposed", "depthwise", "dense", "dense of rows", "einsum"],
+)
+def test_as_keras(shape, make, policy):
+    initial = {"kernel_initializer": whole_numbers, "bias_initializer": whole_numbers}
+    layer = make(dtype=policy, **initial)
+    dtype = layer.compute_dtype
+    model = stacked(shape, layer)
+    inputs = whole_numbers((3, *shape), dtype)
+    upstream = whole_numbers(model(inputs).shape, dtype)
+    found, expected = (passes(model, inputs, upstream, one) for one in (KERNELS, LayerKernels()))
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours.dtype == theirs.dtype
+        np.testing.assert_array_equal(tf.cast(ours, tf.float32), tf.cast(theirs, tf.float32))
+
+
+@pytest.mark.parametrize(
+    "shape, layer",
+    [
+        ((64, 64, 1), layers.Conv2D(2, 1, dtype="mixed_bfloat16")),
+        ((64, 64, 2), layers.DepthwiseConv2D(1, dtype="mixed_bfloat16")),
+        ((4096, 1), layers.Dense(2, dtype="mixed_bfloat16")),
+        ((4096, 1), layers.EinsumDense("abc,cd->abd", (None, 2), bias_axes="d", dtype="mixed_bfloat16")),
+    ],
+    ids=["convolution", "depthwise", "dense", "einsum"],
+)
+def test_sums_over_many_examples_are_exact(shape, layer):
+    """The gradients of bias and kernel are sums of 4096 ones; in bfloat16 they would end at 256."""
+    model = stacked(shape, layer)
+    kernels = StepOptions(precision="bfloat16", tuned_for_cpu=False).kernels(
+        Devices(towers=(CPU,), parameters=CPU)
+    )
+    outputs, _, *found = traced_passes(model, kernels)(tf.ones([1, *shape], tf.bfloat16))
+    assert outputs.dtype == tf.bfloat16
+    for gradient in found:
+        np.testing.assert_array_equal(tf.cast(gradient, tf.float32), np.full(gradient.shape, 4096))
+
+
+@pytest.mark.parametrize(
+    "layer, expected",
+    [
+        (layers.Conv2D(3, 3, dtype="mixed_bfloat16"), 1),
+        (layers.Conv2D(3, 3, dtype="float32"), 0),
+        (layers.Conv2D(3, 3, dtype="float64"), 0),
+        (layers.DepthwiseConv2D(3, dtype="mixed_bfloat16"), 1),
+        (layers.Conv2D(3, 3, dtype="mixed_bfloat16", data_format="channels_first"), 0),
+        (OwnDense(3, dtype="mixed_bfloat16"), 0),
+    ],
+    ids=["bfloat16", "float32", "float64", "depthwise", "channels first", "subclass"],
+)
+def test_which_layers(layer, expected):
+    model = stacked((6, 6, 4), layer)
+    lines = KERNELS.notices(model)
+    wanted = (
+        "1 Conv and Dense layer multiplying in float32: this CPU is no faster in the shorter format "
+        "(tuned_for_cpu=False disables this)"
+    )
+    assert lines == [wanted] * expected
+    types = [(node.op, node.attr["T"].type) for node in graph_of(model).node]
+    short = tf.bfloat16.as_datatype_enum
+    products = [dtype for op, dtype in types if "Conv" in op or op == "MatMul"]
+    assert products and (short not in products) == (expected or "float" in layer.compute_dtype[:5])
+
+
+@pytest.mark.parametrize("kind", ["convolution", "dense"])
+def test_each_product_is_computed_once_and_named_after_its_layer(kind):
+    layer = layers.Conv2D(4, 3, name="inner") if kind == "convolution" else layers.Dense(4, name="inner")
+    layer.dtype_policy = "mixed_bfloat16"
+    model = stacked((6, 6, 4), layer)
+    nodes = graph_of(model).node
+    names = [node.name for node in nodes if node.op.startswith("Conv2D") or "MatMul" in node.op]
+    assert sorted("gradient_tape/" in name for name in names) == [False, True, True]
+    assert all("/inner" in name for name in names)
+
+
+def test_the_backward_pass_widens_again():
+    """Kept from the forward pass, inputs in float32 would take twice the memory: no Cast is used by both."""
+    nodes = graph_of(stacked((6, 6, 4), layers.Conv2D(4, 3, dtype="mixed_bfloat16"))).node
+    casts = {
+        node.name for node in nodes if node.op == "Cast" and node.attr["DstT"].type == tf.float32.as_datatype_enum
+    }
+    users = [
+        {source.split(":")[0] for source in node.input} & casts for node in nodes if node.op.startswith("Conv2D")
+    ]
+    assert len(users) == 3
+    forward, *backward = users
+    assert forward and all(backward) and not forward & (backward[0] | backward[1])
+
+
+def network() -> keras.Model:
+    inputs = keras.Input((6, 6, 3))
+    stem = layers.Conv2D(8, 3, padding="same", activation="relu", name="stem")(inputs)
+    branches = [layers.Conv2D(8, 3, padding="same", name=name)(stem) for name in ("one", "two")]
+    pooled = layers.GlobalAveragePooling2D()(layers.Concatenate()(branches))
+    return keras.Model(inputs, layers.Dense(NUM_CLASSES, name="logits")(pooled))
+
+
+MODES = {
+    "two towers": ("towers", cpus(2), {}),
+    "recomputation": ("towers", cpus(2), {"recompute": "full"}),
+    "zero=3": ("towers", cpus(2, zero=3), {}),
+    "split backward passes": (
+        "pipeline",
+        cpus(2),
+        {"pipeline": PipelineOptions(schedule="zb_h1", microbatches=3)},
+    ),
+    "slices": ("slices", cpus(2), {"slices": SliceOptions(layout=(("one", "output_channels"), ("two", "whole")))}),
+    "branches": ("branches", cpus(2), {}),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_run_has_the_same_numbers(monkeypatch, mode):
+    """The updates of 5 steps, with the kernel and without, up to bfloat16's rounding: 2^-8 a number."""
+    monkeypatch.setattr(options, "runs_onednn", lambda: True)
+    name, devices, given = MODES[mode]
+    devices = dataclasses.replace(devices, cpu_instructions=frozenset(["avx2", "avx512f"]))
+    of_step = {key: given[key] for key in given if key == "recompute"}
+    of_mode = {key: given[key] for key in given if key != "recompute"}
+    task = TinyTask(build=network, examples=images(21), batch_size=7)
+    found = []
+    for tuned in (True, False):
+        step = StepOptions(schedule=Constant(0.05), precision="bfloat16", tuned_for_cpu=tuned, **of_step)
+        strategy = build_strategy(name, task, devices, step, **of_mode)
+        assert any("multiplying in float32" in line for line in strategy.notices) == tuned
+        before = parameters_of(strategy)
+        strategy.run_steps(5)
+        found.append({name: value - before[name] for name, value in parameters_of(strategy).items()})
+    assert_close(*found, 4e-2)
