@@ -97,7 +97,7 @@ class StepOptions:
             winograd_channels=_FEWEST_CHANNELS * devices.threads_per_tower if compiles_loops else 0,
             # Elsewhere, as on ARM, nothing was measured.
             float32_products=tuned and is_slow and AVX2 in found,
-            exact_sums=self.precision == "bfloat16" and devices.on_cpu and not self.xla,
+            exact_bias_gradients=self.precision == "bfloat16" and devices.on_cpu and not self.xla,
         )
 
     def __post_init__(self):

@@ -34,8 +34,7 @@ class LayerKernels:
         Winograd's method; 0 disables it.
       float32_products: convolutions and dense layers of bfloat16 or float16 multiply in float32, for CPUs that
         are no faster in the shorter format.
-      exact_sums: gradients of biases and depthwise kernels in bfloat16 are sums in float32, which those of
-        TensorFlow on CPUs are not.
+      exact_bias_gradients: gradients of biases in bfloat16 are sums in float32, as TensorFlow's on CPUs are not.
     """
 
     fused_batch_norm: bool = True
@@ -45,7 +44,7 @@ class LayerKernels:
     examples_as_channels: bool = False
     winograd_channels: int = 0
     float32_products: bool = False
-    exact_sums: bool = False
+    exact_bias_gradients: bool = False
 
     @contextlib.contextmanager
     def in_place(self, model: keras.Model, exchange: TowerExchange | None = None, weight: tf.Tensor | None = None):
@@ -62,7 +61,9 @@ class LayerKernels:
             replacements += compiled_activations.activations_to_compile(model)
         if convolutions := self._convolutions:
             replacements += replaced_convolutions(model, convolutions)
-        replacements += replaced_calls(model, float32_products=self.float32_products, exact_sums=self.exact_sums)
+        replacements += replaced_calls(
+            model, float32_products=self.float32_products, exact_bias_gradients=self.exact_bias_gradients
+        )
         with shadowed(replacements):
             yield
 

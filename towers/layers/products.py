@@ -3,9 +3,9 @@
 **Products in float32**, for CPUs that multiply short numbers no faster. The numbers stay: oneDNN sums products in
 float32 too, and rounds once. Between layers, and until the backward pass, tensors keep their 16 bits.
 
-**Exact sums.** TensorFlow's CPU kernels for the gradients of biases and of depthwise kernels sum bfloat16 numbers
-in bfloat16, which has 8 bits: a sum of ones ends at 256, however many there are (TensorFlow 2.21). Here such a sum
-is computed in float32 and rounded once.
+**Exact gradients of biases.** TensorFlow's CPU kernel for them sums bfloat16 numbers in bfloat16, which has 8
+bits: a sum of ones ends at 256, however many there are (TensorFlow 2.21; its own kernel for the gradients of
+depthwise kernels does so too, oneDNN's does not). Here the sum is computed in float32 and rounded once.
 
 CPU ms of both passes over 128 examples: by kernels for bfloat16, for float32, and in float32 from bfloat16 (Intel
 Xeon, one thread; oneDNN limited to AVX512-BF16, to AVX-512; 32 examples by TensorFlow's own kernels):
@@ -35,18 +35,18 @@ _SHORT = (tf.bfloat16, tf.float16)
 
 
 def replaced_calls(
-    model: keras.Model, *, float32_products: bool, exact_sums: bool
+    model: keras.Model, *, float32_products: bool, exact_bias_gradients: bool
 ) -> list[tuple[keras.layers.Layer, str, Callable]]:
     """(layer, attribute, function) for each layer that gets another call.
 
     Args:
       model: any model.
-      float32_products, exact_sums: as for `towers.layers.kernels.LayerKernels`.
+      float32_products, exact_bias_gradients: as for `towers.layers.kernels.LayerKernels`.
     """
     return [
-        (layer, "call", functools.partial(_call, layer, float32_products or _is_depthwise(layer)))
+        (layer, "call", functools.partial(_call, layer, float32_products))
         for layer in layers_with_products(model)
-        if float32_products or (exact_sums and (layer.bias is not None or _is_depthwise(layer)))
+        if float32_products or (exact_bias_gradients and layer.bias is not None)
     ]
 
 
@@ -150,10 +150,6 @@ def _is_plain(layer) -> bool:
         return False
     has_last = getattr(layer, "data_format", "channels_last") == "channels_last"
     return has_last and getattr(layer, "padding", None) != "causal"
-
-
-def _is_depthwise(layer) -> bool:
-    return _PRODUCTS[type(layer)] is _depthwise
 
 
 def _wide(tensor: tf.Tensor) -> tf.Tensor:

@@ -21,8 +21,8 @@ def enabled(monkeypatch, *instructions, device=CPU, onednn=True, threads=1, **gi
     )
     found = {name for name, is_on in vars(StepOptions(**given).kernels(devices)).items() if is_on}
     sums_exactly = given.get("precision") == "bfloat16" and device == CPU and not given.get("xla")
-    assert ("exact_sums" in found) == sums_exactly
-    return found - {"exact_sums"}
+    assert ("exact_bias_gradients" in found) == sums_exactly
+    return found - {"exact_bias_gradients"}
 
 
 @pytest.mark.parametrize(
