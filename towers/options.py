@@ -20,8 +20,9 @@ from towers.updates.schedules import Constant, Schedule
 # Compiled loops share little of their work. Measured with two threads of a tower, by the clock: batch norms take
 # 0.4 of Keras's time, convolutions of 64 channels by Winograd's method 0.53 to 0.79, those of 32 channels 1.2.
 _THREADS_OF_COMPILED = 2
-# Of convolutions by Winograd's method, for each thread.
-_FEWEST_CHANNELS = 32
+# Of convolutions by Winograd's method: with AVX2 alone for each thread; with AVX-512, where products take half the
+# time and transforms as long.
+_FEWEST_CHANNELS, _FEWEST_WITH_AVX512 = 32, 128
 ON_NAN = ("stop", "skip")
 
 
@@ -40,7 +41,7 @@ class StepOptions:
       fused_batch_norm: run Keras's BatchNormalization on TensorFlow's fused kernel, or, with `tuned_for_cpu` on
         CPUs where that is slow, on compiled loops.
       tuned_for_cpu: on CPU towers, use our own kernels for activations, convolutions and, with AVX2 alone, batch
-        norm and 3x3 convolutions; multiply in float32 where that is faster than `precision` (see `LayerKernels`).
+        norms; multiply in float32 where that is faster than `precision` (see `LayerKernels`).
       recompute: activations that the backward pass computes again, to save memory: 'none', those of the 'blocks'
         that the model repeats, of 'sqrt' (about sqrt(n) segments), or of all parts ('full'). The numbers stay.
       on_nan: after a step whose loss or gradients are not finite, 'stop' training or 'skip' the update.
@@ -94,11 +95,19 @@ class StepOptions:
             compiled_activations=compiles,
             images_side_by_side=tuned and AMX_BFLOAT16 in found,
             examples_as_channels=tuned and multiplies_bfloat16 and AMX_BFLOAT16 not in found,
-            winograd_channels=_FEWEST_CHANNELS * devices.threads_per_tower if compiles_loops else 0,
+            winograd_channels=self._winograd_channels(devices) if compiles and few_threads else 0,
             # Elsewhere, as on ARM, nothing was measured.
             float32_products=tuned and is_slow and AVX2 in found,
             exact_bias_gradients=self.precision == "bfloat16" and devices.on_cpu and not self.xla,
         )
+
+    @staticmethod
+    def _winograd_channels(devices: Devices) -> int:
+        """The attribute of `LayerKernels`; 0 where other kernels than oneDNN's were not compared."""
+        found = devices.cpu_instructions
+        if not runs_onednn() or AVX2 not in found:
+            return 0
+        return _FEWEST_CHANNELS * devices.threads_per_tower if has_avx2_alone(found) else _FEWEST_WITH_AVX512
 
     def __post_init__(self):
         check_batch_stats(self.batch_stats)

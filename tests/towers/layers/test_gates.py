@@ -8,6 +8,7 @@ from towers.options import StepOptions
 
 CPU, GPU = "/device:CPU:0", "/device:GPU:0"
 FUSED = {"fused_batch_norm", "compiled_activations"}
+WITH_AVX512 = {*FUSED, "winograd_channels"}
 XEON_WITHOUT_AMX = ("avx2", "avx512f", "avx512_bf16")
 ZEN4 = (*XEON_WITHOUT_AMX, "fast_bfloat16")
 AMX = (*ZEN4, "amx_bf16")
@@ -28,21 +29,21 @@ def enabled(monkeypatch, *instructions, device=CPU, onednn=True, threads=1, **gi
 @pytest.mark.parametrize(
     "instructions, given, expected",
     [
-        (AMX, {}, {*FUSED, "images_side_by_side"}),
-        (ZEN4, {}, {*FUSED, "examples_as_channels"}),
+        (AMX, {}, {*WITH_AVX512, "images_side_by_side"}),
+        (ZEN4, {}, {*WITH_AVX512, "examples_as_channels"}),
         (ZEN4, {"onednn": False}, FUSED),
         (ZEN4, {"xla": True}, {"fused_batch_norm"}),
-        (AMX, BFLOAT16, {*FUSED, "images_side_by_side"}),
+        (AMX, BFLOAT16, {*WITH_AVX512, "images_side_by_side"}),
         (AMX, BFLOAT16 | {"onednn": False}, {*FUSED, "images_side_by_side", "float32_products"}),
-        (AMX, {"precision": "float16"}, {*FUSED, "images_side_by_side", "float32_products"}),
-        (ZEN4, BFLOAT16, {*FUSED, "examples_as_channels"}),
-        (XEON_WITHOUT_AMX, BFLOAT16, {*FUSED, "float32_products"}),
+        (AMX, {"precision": "float16"}, {*WITH_AVX512, "images_side_by_side", "float32_products"}),
+        (ZEN4, BFLOAT16, {*WITH_AVX512, "examples_as_channels"}),
+        (XEON_WITHOUT_AMX, BFLOAT16, {*WITH_AVX512, "float32_products"}),
         (XEON_WITHOUT_AMX, BFLOAT16 | {"tuned_for_cpu": False}, {"fused_batch_norm"}),
         (XEON_WITHOUT_AMX, BFLOAT16 | {"xla": True}, {"fused_batch_norm"}),
         (XEON_WITHOUT_AMX, BFLOAT16 | {"device": GPU}, {"fused_batch_norm"}),
-        (XEON_WITHOUT_AMX, {"precision": "float64"}, FUSED),
+        (XEON_WITHOUT_AMX, {"precision": "float64"}, WITH_AVX512),
         (("bf16",), BFLOAT16, FUSED),
-        (("avx2", "avx512f"), {}, FUSED),
+        (("avx2", "avx512f"), {}, WITH_AVX512),
         (("avx2",), {}, {"compiled_batch_norm", "compiled_activations", "winograd_channels"}),
         (("avx2",), {"threads": 4}, {"compiled_activations"}),
         (("avx2",), {"fused_batch_norm": False}, {"compiled_activations", "winograd_channels"}),
