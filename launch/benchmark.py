@@ -135,9 +135,9 @@ flags.DEFINE_enum(
     "isa",
     NO_ISA,
     ISAS,
-    "Measure as on a CPU that has only these instructions: avx2, or avx512 without bfloat16. It limits oneDNN, "
-    "XLA, NumPy, PyTorch and MKL in all measured processes. On such CPUs TensorFlow does not switch oneDNN on by "
-    "itself, so peers run without it. none: this CPU.",
+    "Measure as on a CPU that has only these instructions: avx2, avx512 without bfloat16, or avx512_bf16 without "
+    "AMX. It limits oneDNN, XLA, NumPy, PyTorch and MKL in all measured processes. On CPUs like the first two "
+    "TensorFlow does not switch oneDNN on by itself, so peers run without it. none: this CPU.",
 )
 flags.DEFINE_list(
     "processes", ["2", "4"], "Numbers of processes that compute, in the groups engines_ring and engines_servers."

@@ -7,7 +7,14 @@ import keras
 from towers.batch_stats import check_batch_stats
 from towers.devices import Devices
 from towers.errors import UserError
-from towers.hardware.cpu_instructions import AMX_BFLOAT16, AVX2, FAST_BFLOAT16, has_avx2_alone
+from towers.hardware.cpu_instructions import (
+    AMD,
+    AMX_BFLOAT16,
+    AVX2,
+    FAST_BFLOAT16,
+    cpu_vendor,
+    has_avx2_alone,
+)
 from towers.hardware.cpu_kernels import runs_onednn
 from towers.layers.kernels import LayerKernels
 from towers.precision import check_precision
@@ -20,9 +27,9 @@ from towers.updates.schedules import Constant, Schedule
 # Compiled loops share little of their work. Measured with two threads of a tower, by the clock: batch norms take
 # 0.4 of Keras's time, convolutions of 64 channels by Winograd's method 0.53 to 0.79, those of 32 channels 1.2.
 _THREADS_OF_COMPILED = 2
-# Of convolutions by Winograd's method: with AVX2 alone for each thread; with AVX-512, where products take half the
-# time and transforms as long.
-_FEWEST_CHANNELS, _FEWEST_WITH_AVX512 = 32, 128
+# Of convolutions by Winograd's method: with AVX2 alone for each thread, by the vendor of the CPU, whose memory the
+# transforms wait for; with AVX-512, where products take half the time and transforms as long.
+_FEWEST_CHANNELS, _FEWEST_OF_AMD, _FEWEST_WITH_AVX512 = 64, 32, 128
 ON_NAN = ("stop", "skip")
 
 
@@ -93,7 +100,7 @@ class StepOptions:
             fused_batch_norm=self.fused_batch_norm and not loses,
             compiled_batch_norm=self.fused_batch_norm and compiles_loops,
             compiled_activations=compiles,
-            images_side_by_side=tuned and AMX_BFLOAT16 in found,
+            images_side_by_side=tuned and multiplies_bfloat16 and AMX_BFLOAT16 in found,
             examples_as_channels=tuned and multiplies_bfloat16 and AMX_BFLOAT16 not in found,
             winograd_channels=self._winograd_channels(devices) if compiles and few_threads else 0,
             # Elsewhere, as on ARM, nothing was measured.
@@ -107,7 +114,9 @@ class StepOptions:
         found = devices.cpu_instructions
         if not runs_onednn() or AVX2 not in found:
             return 0
-        return _FEWEST_CHANNELS * devices.threads_per_tower if has_avx2_alone(found) else _FEWEST_WITH_AVX512
+        if not has_avx2_alone(found):
+            return _FEWEST_WITH_AVX512
+        return (_FEWEST_OF_AMD if cpu_vendor() == AMD else _FEWEST_CHANNELS) * devices.threads_per_tower
 
     def __post_init__(self):
         check_batch_stats(self.batch_stats)

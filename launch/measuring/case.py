@@ -236,7 +236,7 @@ def why_not_imitated(work: Work) -> str:
     # TensorFlow asks the CPU itself whether oneDNN can compute in these precisions, and crashes if oneDNN can't.
     if work.isa == "avx2" and work.precision in ("bfloat16", "float16"):
         return f"TensorFlow can't run oneDNN's {work.precision} as on a CPU with {work.isa}"
-    if work.isa == "avx512" and work.precision == "float16":
+    if work.isa in ("avx512", "avx512_bf16") and work.precision == "float16":
         return f"TensorFlow can't run oneDNN's {work.precision} as on a CPU with {work.isa}"
     return ""
 

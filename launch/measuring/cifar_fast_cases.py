@@ -1,10 +1,12 @@
 """The rows of the group cifar_fast: the network and the update rule of --recipe=cifar_fast beside PyTorch's."""
 
+import dataclasses
 import pathlib
 
 from absl import flags
 
 from launch.measuring.case import BFLOAT16, FLOAT32, Case, Work, own_case
+from launch.measuring.imitated_cpu import imitation
 
 FLAGS = flags.FLAGS
 NETWORK = "cifar_fast"
@@ -33,9 +35,11 @@ def _towers(precision: str) -> Case:
 def _torch(precision: str) -> list[Case]:
     if not FLAGS.torch:
         return []
-    work = _work("torch", 1, precision)
+    work = dataclasses.replace(_work("torch", 1, precision), isa=FLAGS.isa)
     options = (f"--batch={work.batch}", f"--steps={work.steps}", f"--precision={precision}")
-    return [Case(f"torch, {precision}", work, (FLAGS.torch, str(_PEER), *options), is_peer=True)]
+    variables = imitation(FLAGS.isa, is_peer=True)
+    command = (FLAGS.torch, str(_PEER), *options)
+    return [Case(f"torch, {precision}", work, command, variables=variables, is_peer=True)]
 
 
 def _work(strategy: str, count: int, precision: str) -> Work:

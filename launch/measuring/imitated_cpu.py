@@ -20,13 +20,15 @@ _NAMES = {
     "avx512_bf16": ("AVX512_CORE_BF16", "AVX512_BF16", "avx512", "AVX512"),
 }
 ISAS = (NO_ISA, *_NAMES)
+# Where TensorFlow switches oneDNN on by itself.
+_SWITCHED_ON = "avx512_bf16"
 
 
 def imitation(isa: str, *, is_peer: bool, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """The variables that make a program run as on a CPU with these instructions; {} for NO_ISA.
 
-    oneDNN is switched on as on such a CPU: by `launch` for this project's programs, and not for others, because
-    TensorFlow does so only on CPUs with AVX512-VNNI or AMX.
+    oneDNN is switched on as on such a CPU: by `launch` for this project's programs; for others, as TensorFlow
+    does, only with AVX512-BF16.
 
     Args:
       isa: one of `ISAS`.
@@ -38,7 +40,7 @@ def imitation(isa: str, *, is_peer: bool, environment: Mapping[str, str] = os.en
     onednn, xla, aten, mkl = _NAMES[isa]
     found = {
         "ONEDNN_MAX_CPU_ISA": onednn,
-        "TF_ENABLE_ONEDNN_OPTS": "0" if is_peer else "1",
+        "TF_ENABLE_ONEDNN_OPTS": "0" if is_peer and isa != _SWITCHED_ON else "1",
         "XLA_FLAGS": f"{environment.get('XLA_FLAGS', '')} --xla_cpu_max_isa={xla}".strip(),
         "ATEN_CPU_CAPABILITY": aten,
         "MKL_ENABLE_INSTRUCTIONS": mkl,

@@ -91,8 +91,13 @@ _LAYERS = (
     ),
     *(
         _Measured(kernel="winograd_channels", layer=_convolution(shape[-1]), shape=(64, *shape))
-        for shape in ((16, 16, 32), (8, 8, 64), (15, 15, 64), (7, 7, 256), (4, 4, 512))
+        for shape in ((16, 16, 32), (8, 8, 64), (15, 15, 64), (8, 8, 128), (7, 7, 256), (4, 4, 512))
     ),
+    *(
+        _Measured(kernel="float32_products", layer=_convolution(shape[-1]), shape=(64, *shape))
+        for shape in ((32, 32, 16), (8, 8, 64), (7, 7, 256))
+    ),
+    _Measured(kernel="float32_products", layer=lambda: layers.Dense(256), shape=(64, 64, 256)),
 )
 
 
@@ -101,7 +106,7 @@ def measure_kernels() -> dict:
 
     The layers' kernels compute forward and backward; 'on' says whether a run on this CPU uses the kernel.
     """
-    used = StepOptions().kernels(devices_from_flags())
+    used = StepOptions(precision=FLAGS.precision).kernels(devices_from_flags())
     found = [
         {
             "kernel": f"{one.kernel}{_of_activation(one)}, {'x'.join(map(str, one.shape))}",
@@ -116,7 +121,8 @@ def measure_kernels() -> dict:
 def _gets_it(one: _Measured, used: LayerKernels) -> bool:
     """Whether the kernel is for this shape and precision, where it is enabled."""
     if one.kernel == "winograd_channels":
-        return FLAGS.precision == "float32" and one.shape[-1] >= used.winograd_channels
+        in_float32 = FLAGS.precision == "float32" or used.float32_products
+        return in_float32 and one.shape[-1] >= used.winograd_channels
     if one.kernel == "images_side_by_side":
         return FLAGS.precision == "bfloat16"
     if one.kernel == "examples_as_channels":

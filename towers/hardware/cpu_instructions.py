@@ -18,9 +18,10 @@ AVX512_FLOAT16, AMX_FLOAT16 = "avx512_fp16", "amx_fp16"
 # With AVX512-BF16 it depends on the CPU: a step of ResNet-20 takes 0.7 times as long as in float32 on AMD's Zen 4;
 # on Intel's CPUs, which multiply half as many vectors a cycle, convolutions take 1.5 times as long.
 FAST_BFLOAT16 = "fast_bfloat16"
+# What `cpu_vendor` says.
+AMD = "AuthenticAMD"
 
 _KNOWN = (AVX2, AVX512, AVX512_BFLOAT16, AVX512_FLOAT16, AMX_BFLOAT16, AMX_FLOAT16, ARM_BFLOAT16)
-_VENDOR_OF_FAST_VECTORS = "AuthenticAMD"
 # Where the CPU has these, TensorFlow calls oneDNN in the precision.
 _ASKED_BY_TENSORFLOW = {"bfloat16": AVX512, "float16": AVX512_FLOAT16}
 # How many of these each limit of oneDNN allows; other values limit nothing, as in oneDNN.
@@ -43,7 +44,7 @@ def cpu_instructions(limit: str = "", info: pathlib.Path = CPU_INFO) -> frozense
     """
     has = _field("flags|Features", info).split()
     found = frozenset(has).intersection(_KNOWN[: _ALLOWED.get(limit.upper(), len(_KNOWN))])
-    fast_vectors = AVX512_BFLOAT16 in found and cpu_vendor(info) == _VENDOR_OF_FAST_VECTORS
+    fast_vectors = AVX512_BFLOAT16 in found and cpu_vendor(info) == AMD
     return found | {FAST_BFLOAT16} if AMX_BFLOAT16 in found or fast_vectors else found
 
 

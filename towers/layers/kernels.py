@@ -77,6 +77,9 @@ class LayerKernels:
         )
         return [kernel for kernel, is_on in kernels if is_on]
 
+    def _num_winograd(self, model: keras.Model) -> int:
+        return winograd.num_replaced(model, self.winograd_channels, float32_products=self.float32_products)
+
     def notices(self, model: keras.Model, *, exchanges: bool = False) -> list[str]:
         """One line for each kind of replacement that the model's layers get, for the user.
 
@@ -96,7 +99,7 @@ class LayerKernels:
         if self.compiled_activations and (count := len(compiled_activations.activations_to_compile(model))):
             layers = _layers(count, "GELU and SiLU")
             lines.append(f"{layers} compiled for the CPU (tuned_for_cpu=False disables this)")
-        if self.winograd_channels and (count := winograd.num_replaced(model, self.winograd_channels)):
+        if self.winograd_channels and (count := self._num_winograd(model)):
             lines.append(f"{_layers(count, 'Conv2D')} by Winograd's method (tuned_for_cpu=False disables this)")
         if self.float32_products and (count := len(layers_with_products(model))):
             lines.append(

@@ -1,7 +1,8 @@
 """Layers that multiply by a kernel and add a bias, in bfloat16 or float16, inside a CPU tower.
 
 **Products in float32**, for CPUs that multiply short numbers no faster. The numbers stay: oneDNN sums products in
-float32 too, and rounds once. Between layers, and until the backward pass, tensors keep their 16 bits.
+float32 too, and rounds once. Between layers, and until the backward pass, tensors keep their 16 bits. Convolutions
+of many channels may then be Winograd's.
 
 **Exact gradients of biases.** TensorFlow's CPU kernel for them sums bfloat16 numbers in bfloat16, which has 8
 bits: a sum of ones ends at 256, however many there are (TensorFlow 2.21; its own kernel for the gradients of
@@ -32,6 +33,8 @@ from towers.layers.convolutions import gradient_scope
 
 Product = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 _SHORT = (tf.bfloat16, tf.float16)
+# The attribute that holds a layer's product while kernels are in place.
+_PRODUCT = "_towers_product"
 
 
 def replaced_calls(
@@ -43,16 +46,25 @@ def replaced_calls(
       model: any model.
       float32_products, exact_bias_gradients: as for `towers.layers.kernels.LayerKernels`.
     """
-    return [
-        (layer, "call", functools.partial(_call, layer, float32_products))
-        for layer in layers_with_products(model)
-        if float32_products or (exact_bias_gradients and layer.bias is not None)
+    found = layers_with_products(model)
+    products = [(layer, _PRODUCT, functools.partial(in_float32, _plain_product(layer))) for layer in found]
+    # A call of the user's own, or of slices, stays.
+    calls = [
+        (layer, "call", functools.partial(_call, layer))
+        for layer in found
+        if "call" not in layer.__dict__ and (float32_products or (exact_bias_gradients and layer.bias is not None))
     ]
+    return [*(products if float32_products else []), *calls]
 
 
 def layers_with_products(model: keras.Model) -> list[keras.layers.Layer]:
     """The model's convolutions and dense layers, no subclasses or causal ones, in bfloat16 or float16."""
     return [layer for layer in model._flatten_layers() if type(layer) in _PRODUCTS and _is_plain(layer)]
+
+
+def multiplied(layer: keras.layers.Layer, inputs: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
+    """The layer's product with this kernel, whole or a part of its own, as the kernels in place compute it."""
+    return layer.__dict__.get(_PRODUCT, _plain_product(layer))(inputs, kernel)
 
 
 def in_float32(product: Product, inputs: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
@@ -62,7 +74,8 @@ def in_float32(product: Product, inputs: tf.Tensor, kernel: tf.Tensor) -> tf.Ten
       product: differentiable, without variables of its own.
       inputs, kernel: its operands.
     """
-    if inputs.dtype not in _SHORT:
+    # Keras's products take sparse inputs too.
+    if not isinstance(inputs, tf.Tensor) or inputs.dtype not in _SHORT:
         return product(inputs, kernel)
     scope = gradient_scope()
 
@@ -86,8 +99,12 @@ def in_float32(product: Product, inputs: tf.Tensor, kernel: tf.Tensor) -> tf.Ten
 
 def with_bias(outputs: tf.Tensor, bias: tf.Tensor | keras.Variable) -> tf.Tensor:
     """outputs [..., C] + bias, whose gradient is an exact sum."""
-    if outputs.dtype != tf.bfloat16 or bias.shape.rank != 1:
+    bias = tf.cast(bias, outputs.dtype)
+    if outputs.dtype != tf.bfloat16:
         return ops.add(outputs, bias)
+    if bias.shape.rank != 1:
+        # Keras's own addition would see a vector in [1, C].
+        return tf.add(outputs, bias)
 
     @tf.custom_gradient
     def biased(outputs, bias):
@@ -96,17 +113,19 @@ def with_bias(outputs: tf.Tensor, bias: tf.Tensor | keras.Variable) -> tf.Tensor
 
         return tf.nn.bias_add(outputs, bias), gradient
 
-    return biased(outputs, tf.cast(bias, outputs.dtype))
+    return biased(outputs, bias)
 
 
-def _call(layer, float32_products, inputs, training=None):
-    product = functools.partial(_PRODUCTS[type(layer)], layer)
-    if float32_products:
-        product = functools.partial(in_float32, product)
-    outputs = product(inputs, layer.kernel)
+def _call(layer, inputs, training=None):
+    outputs = multiplied(layer, inputs, layer.kernel)
     if layer.bias is not None:
         outputs = with_bias(outputs, layer.bias)
     return outputs if layer.activation is None else layer.activation(outputs)
+
+
+def _plain_product(layer) -> Product:
+    kind = next(kind for kind in type(layer).__mro__ if kind in _PRODUCTS)
+    return functools.partial(_PRODUCTS[kind], layer)
 
 
 def _convolved(layer, inputs, kernel):

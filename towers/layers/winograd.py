@@ -110,15 +110,26 @@ def convolve(inputs: tf.Tensor, kernel: tf.Tensor, *, fewest_channels: int) -> t
     return _convolved(inputs, tf.convert_to_tensor(kernel, inputs.dtype))
 
 
-def num_replaced(model: keras.Model, fewest_channels: int) -> int:
-    """The number of the model's layers whose convolution is this one."""
+def num_replaced(model: keras.Model, fewest_channels: int, *, float32_products: bool = False) -> int:
+    """The number of the model's layers whose convolution is this one.
+
+    Args:
+      model: any model.
+      fewest_channels: as for `convolve`.
+      float32_products: as for `towers.layers.kernels.LayerKernels`.
+    """
     return sum(
         any(
-            _takes(shape, layer.compute_dtype, layer.kernel.shape, fewest_channels)
+            _takes(shape, _computed_in(layer, float32_products), layer.kernel.shape, fewest_channels)
             for shape in _shapes_of_inputs(layer)
         )
         for layer in plain_convolutions(model)
     )
+
+
+def _computed_in(layer: keras.layers.Layer, float32_products: bool) -> str:
+    is_short = layer.compute_dtype in ("bfloat16", "float16")
+    return "float32" if float32_products and is_short else layer.compute_dtype
 
 
 def _takes(shape: Sequence[int | None], dtype, kernel: Sequence[int], fewest_channels: int) -> bool:

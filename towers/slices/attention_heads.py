@@ -3,8 +3,9 @@
 from collections.abc import Callable
 
 import tensorflow as tf
-from keras import layers, ops
+from keras import layers
 
+from towers.layers.products import multiplied, with_bias
 from towers.layers.shadowing import shadowed
 from towers.slices.divided_tensors import DividedTensors
 from towers.slices.layout import LayerSplit
@@ -32,7 +33,7 @@ def heads_call(split: LayerSplit, values: SlicedValues, divided: DividedTensors)
         outputs = [parts[0] for parts in found] if return_attention_scores else found
         total = tf.add_n(outputs)
         output = layer._output_dense
-        total = total if output.bias is None else ops.add(total, output.bias)
+        total = total if output.bias is None else with_bias(total, output.bias)
         for tensor, mask in masks:
             if tensor is query:
                 total._keras_mask = mask
@@ -74,8 +75,8 @@ def _of_heads(layer, names, return_scores: bool, options):
 
 def _projection(dense: layers.EinsumDense, kernel, bias):
     def project(inputs):
-        outputs = ops.einsum(dense.equation, inputs, kernel)
-        outputs = outputs if bias is None else ops.add(outputs, bias)
+        outputs = multiplied(dense, inputs, kernel)
+        outputs = outputs if bias is None else with_bias(outputs, bias)
         return outputs if dense.activation is None else dense.activation(outputs)
 
     return project

@@ -6,7 +6,7 @@ import keras
 import tensorflow as tf
 from keras import ops
 
-from towers.layers.products import with_bias
+from towers.layers.products import multiplied, with_bias
 from towers.layers.table_rows import row_ids
 from towers.slices.attention_heads import heads_call
 from towers.slices.divided_tensors import DividedTensors
@@ -62,66 +62,48 @@ def _elementwise(layer, values: SlicedValues, divided: DividedTensors):
     return call
 
 
-def _output_split(linear: Callable) -> Callable:
-    """Makes the call of a layer whose kernel is cut along its outputs: each device gets all inputs.
+def _output_split(split: LayerSplit, values: SlicedValues, divided: DividedTensors) -> Callable:
+    """The call of a layer whose kernel is cut along its outputs: each device gets all inputs."""
+    layer, has_bias = split.layer, getattr(split.layer, "bias", None) is not None
+    # Asked before kernels shadow it by a compiled one. Others, as softmax, need all outputs at once.
+    alone = is_elementwise(layer.activation)
 
-    Args:
-      linear: function of (layer, inputs, kernel) without bias.
-    """
+    def slice_of(inputs, kernel, bias=None):
+        outputs = multiplied(layer, inputs, tf.cast(kernel, layer.compute_dtype))
+        if bias is not None:
+            outputs = with_bias(outputs, bias)
+        return _activated(layer, outputs) if alone else outputs
 
-    def make(split: LayerSplit, values: SlicedValues, divided: DividedTensors):
-        layer, has_bias = split.layer, getattr(split.layer, "bias", None) is not None
-        # Asked before kernels shadow it by a compiled one. Others, as softmax, need all outputs at once.
-        alone = is_elementwise(layer.activation)
+    def call(inputs, training=None):
+        weights = zip(*(values.parts(own) for own in (layer.kernel, *([layer.bias] * has_bias))), strict=True)
+        parts = [
+            on_device(device, slice_of, [inputs, *own])
+            for device, own in zip(values.devices, weights, strict=True)
+        ]
+        outputs = divided.join(parts)
+        return outputs if alone else _activated(layer, outputs)
 
-        def slice_of(inputs, kernel, bias=None):
-            outputs = linear(layer, inputs, tf.cast(kernel, layer.compute_dtype))
-            if bias is not None:
-                outputs = with_bias(outputs, tf.cast(bias, layer.compute_dtype))
-            return _activated(layer, outputs) if alone else outputs
-
-        def call(inputs, training=None):
-            weights = zip(*(values.parts(own) for own in (layer.kernel, *([layer.bias] * has_bias))), strict=True)
-            parts = [
-                on_device(device, slice_of, [inputs, *own])
-                for device, own in zip(values.devices, weights, strict=True)
-            ]
-            outputs = divided.join(parts)
-            return outputs if alone else _activated(layer, outputs)
-
-        return call
-
-    return make
+    return call
 
 
-def _input_split(linear: Callable) -> Callable:
-    """Makes the call of a layer whose kernel is cut along its inputs: each device gets its part of them.
+def _input_split(split: LayerSplit, values: SlicedValues, divided: DividedTensors) -> Callable:
+    """The call of a layer whose kernel is cut along its inputs: each device gets its part of them."""
+    layer, has_bias = split.layer, getattr(split.layer, "bias", None) is not None
 
-    Args:
-      linear: function of (layer, inputs, kernel) without bias.
-    """
+    def slice_of(inputs, kernel):
+        return multiplied(layer, inputs, tf.cast(kernel, layer.compute_dtype))
 
-    def make(split: LayerSplit, values: SlicedValues, divided: DividedTensors):
-        layer, has_bias = split.layer, getattr(split.layer, "bias", None) is not None
-
-        def slice_of(inputs, kernel):
-            return linear(layer, inputs, tf.cast(kernel, layer.compute_dtype))
-
-        def call(inputs, training=None):
-            parts = [
-                on_device(device, slice_of, own)
-                for device, *own in zip(
-                    values.devices, divided.parts(inputs, split.lengths), values.parts(layer.kernel), strict=True
-                )
-            ]
-            outputs = tf.add_n(parts)
-            return _activated(
-                layer, with_bias(outputs, ops.convert_to_tensor(layer.bias)) if has_bias else outputs
+    def call(inputs, training=None):
+        parts = [
+            on_device(device, slice_of, own)
+            for device, *own in zip(
+                values.devices, divided.parts(inputs, split.lengths), values.parts(layer.kernel), strict=True
             )
+        ]
+        outputs = tf.add_n(parts)
+        return _activated(layer, with_bias(outputs, layer.bias) if has_bias else outputs)
 
-        return call
-
-    return make
+    return call
 
 
 def _activated(layer, outputs):
@@ -175,19 +157,11 @@ def _projected(layer, inputs, values: SlicedValues, divided: DividedTensors) -> 
     return logits if cap is None else ops.tanh(logits / cap) * cap
 
 
-def _matmul(layer, inputs, kernel):
-    return ops.matmul(inputs, kernel)
-
-
-def _convolve(layer, inputs, kernel):
-    return layer.convolution_op(inputs, kernel)
-
-
 _CALLS = {
-    COLUMNS: _output_split(_matmul),
-    ROWS: _input_split(_matmul),
-    OUTPUT_CHANNELS: _output_split(_convolve),
-    INPUT_CHANNELS: _input_split(_convolve),
+    COLUMNS: _output_split,
+    ROWS: _input_split,
+    OUTPUT_CHANNELS: _output_split,
+    INPUT_CHANNELS: _input_split,
     VOCABULARY: _vocabulary_call,
     HEADS: heads_call,
 }

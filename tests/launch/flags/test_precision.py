@@ -4,15 +4,20 @@ import json
 import re
 
 import pytest
+from absl import flags as absl_flags
+from absl.testing import flagsaver
 
+import launch.training  # noqa: F401 (defines the flags)
 from launch.flags import precision as resolving
 from tests.launch.nursery import run_forked
 from tests.launch.programs import LIMIT_SECONDS
 from tests.launch.workers import Workers
+from towers import options
 from towers.devices import Devices
 
 TINY = ("-m", "launch.train", "--model=tiny", "--batch_size=32", "--num_towers=1", "--directory=run")
 CPU = "/device:CPU:0"
+FLAGS = absl_flags.FLAGS
 
 
 def chosen(*instructions: str, onednn=True, monkeypatch) -> str:
@@ -51,9 +56,9 @@ import sys
 from launch import train
 from launch.flags import precision
 from launch.membership.this_process import cluster_of_this_process
-from towers import devices
+from towers import device_setup
 
-devices.cpu_instructions = lambda limit: frozenset({"avx2", "avx512f", "avx512_bf16"})
+device_setup.cpu_instructions = lambda limit: frozenset({"avx2", "avx512f", "avx512_bf16"})
 precision.cost_of = lambda precision, **others: (1.01, 0.99)[cluster_of_this_process().index]
 train.cli()
 """
@@ -69,7 +74,7 @@ def test_processes_on_such_cpus_choose_the_same(tmp_path):
     with Workers([command, command], cwd=tmp_path) as workers:
         ends = workers.ends(LIMIT_SECONDS)
     assert [ended.code for ended in ends] == [0, 0], ends[1].err
-    assert re.search(r"precision=auto: \w+", ends[0].err)
+    assert "precision=auto: float32" in ends[0].err
 
 
 @pytest.mark.parametrize("capability, expected", [((7, 5), "float32"), ((8, 0), "bfloat16"), ((9, 0), "bfloat16")])
@@ -95,6 +100,31 @@ def test_auto_is_resolved_in_all_files_and_a_resumed_run_keeps_its_own(tmp_path)
     done = run_forked(*TINY, "--precision=auto", "--steps=3", cwd=tmp_path)
     assert done.code == 0, done.err
     assert f"precision=auto: {other}, as before" in done.err
+
+
+@pytest.mark.parametrize(
+    "instructions, flags, expected",
+    [
+        (("avx2", "avx512f"), {}, [True]),
+        (("avx2", "avx512f"), {"tuned_for_cpu": False}, [False]),
+        (AMX, {}, []),
+        (AMX, {"precision": "float16"}, [True]),
+    ],
+)
+def test_the_cost_is_that_of_the_kernels_that_run(monkeypatch, instructions, flags, expected):
+    """`expected`: whether products in float32 are measured, for each measurement."""
+    asked = []
+    monkeypatch.setattr(
+        resolving, "cost_of", lambda precision, *, float32_products: asked.append(float32_products) or 1.0
+    )
+    for module in (resolving, options):
+        monkeypatch.setattr(module, "runs_onednn", lambda: True)
+    devices = Devices(towers=(CPU,), parameters=CPU, cpu_instructions=frozenset(instructions))
+    if not FLAGS.is_parsed():
+        FLAGS.mark_as_parsed()
+    with flagsaver.flagsaver(**{"precision": "bfloat16"} | flags):
+        resolving.resolve_precision(devices, environment={})
+    assert asked == expected
 
 
 @pytest.mark.full

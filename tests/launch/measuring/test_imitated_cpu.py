@@ -29,7 +29,7 @@ def peers(tmp_path):
 
 
 def test_all_rows_run_as_on_this_cpu(peers):
-    rows = [row for group in ("towers", "ring", "input", "pipeline") for row in GROUPS[group]()]
+    rows = [row for group in ("towers", "ring", "input", "pipeline", "cifar_fast") for row in GROUPS[group]()]
     for row in rows:
         assert row.work.isa == "avx2"
         assert row.variables["ONEDNN_MAX_CPU_ISA"] == "AVX2"
@@ -44,6 +44,11 @@ def test_without_it_nothing_is_set(peers):
     assert imitation("none", is_peer=True) == {}
     with flagsaver.flagsaver(isa="none"):
         assert all("ONEDNN_MAX_CPU_ISA" not in row.variables for row in GROUPS["towers"]())
+
+
+@pytest.mark.parametrize("isa, expected", [("avx2", "0"), ("avx512", "0"), ("avx512_bf16", "1")])
+def test_peers_have_onednn_where_tensorflow_switches_it_on(isa, expected):
+    assert imitation(isa, is_peer=True)["TF_ENABLE_ONEDNN_OPTS"] == expected
 
 
 def test_the_results_name_it(peers):

@@ -34,7 +34,7 @@ def enabled(monkeypatch, *instructions, device=CPU, onednn=True, threads=1, **gi
         (ZEN4, {"onednn": False}, FUSED),
         (ZEN4, {"xla": True}, {"fused_batch_norm"}),
         (AMX, BFLOAT16, {*WITH_AVX512, "images_side_by_side"}),
-        (AMX, BFLOAT16 | {"onednn": False}, {*FUSED, "images_side_by_side", "float32_products"}),
+        (AMX, BFLOAT16 | {"onednn": False}, {*FUSED, "float32_products"}),
         (AMX, {"precision": "float16"}, {*WITH_AVX512, "images_side_by_side", "float32_products"}),
         (ZEN4, BFLOAT16, {*WITH_AVX512, "examples_as_channels"}),
         (XEON_WITHOUT_AMX, BFLOAT16, {*WITH_AVX512, "float32_products"}),
@@ -57,3 +57,24 @@ def enabled(monkeypatch, *instructions, device=CPU, onednn=True, threads=1, **gi
 )
 def test_kernels_of(monkeypatch, instructions, given, expected):
     assert enabled(monkeypatch, *instructions, **given) == expected
+
+
+@pytest.mark.parametrize(
+    "instructions, vendor, threads, expected",
+    [
+        (("avx2",), "AuthenticAMD", 1, 32),
+        (("avx2",), "AuthenticAMD", 2, 64),
+        (("avx2",), "GenuineIntel", 1, 64),
+        (ZEN4, "AuthenticAMD", 2, 128),
+        (AMX, "GenuineIntel", 1, 128),
+        (AMX, "GenuineIntel", 4, 0),
+        (("bf16",), "", 1, 0),
+    ],
+)
+def test_fewest_channels_of_winograd(monkeypatch, instructions, vendor, threads, expected):
+    monkeypatch.setattr(options, "runs_onednn", lambda: True)
+    monkeypatch.setattr(options, "cpu_vendor", lambda: vendor)
+    devices = Devices(
+        towers=(CPU,), parameters=CPU, threads_per_tower=threads, cpu_instructions=frozenset(instructions)
+    )
+    assert StepOptions().kernels(devices).winograd_channels == expected

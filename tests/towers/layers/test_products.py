@@ -11,6 +11,7 @@ from keras import layers
 from strategies.registry import build_strategy
 from strategies.slices import SliceOptions
 from tests.towers.logical_cpus import cpus
+from tests.towers.partitioned_graphs import recorded_graphs
 from tests.towers.tiny_tasks import NUM_CLASSES, TinyTask, assert_close, images, parameters_of, stacked
 from towers import options, traced_once
 from towers.devices import Devices
@@ -54,9 +55,9 @@ def traced_passes(model, kernels):
     return step
 
 
-def graph_of(model) -> tf.compat.v1.GraphDef:
+def graph_of(model, kernels=KERNELS) -> tf.compat.v1.GraphDef:
     """The graph of both passes, as it is executed."""
-    return flat_graph(traced_passes(model, KERNELS).get_concrete_function()).without_dead_nodes().graph_def
+    return flat_graph(traced_passes(model, kernels).get_concrete_function()).without_dead_nodes().graph_def
 
 
 def depthwise(kernel_initializer, **given) -> layers.Layer:
@@ -98,8 +99,10 @@ def test_as_keras(shape, make, policy):
         ((64, 64, 1), layers.Conv2D(2, 1, dtype="mixed_bfloat16")),
         ((4096, 1), layers.Dense(2, dtype="mixed_bfloat16")),
         ((4096, 1), layers.EinsumDense("abc,cd->abd", (None, 2), bias_axes="d", dtype="mixed_bfloat16")),
+        # As in attention with one head.
+        ((4096, 1), layers.EinsumDense("abc,cde->abde", (None, 1, 2), bias_axes="de", dtype="mixed_bfloat16")),
     ],
-    ids=["convolution", "dense", "einsum"],
+    ids=["convolution", "dense", "einsum", "one head"],
 )
 def test_gradients_of_biases_are_exact_sums(shape, layer):
     """They are sums of 4096 ones; in bfloat16 they would end at 256. So are those of kernels."""
@@ -137,6 +140,24 @@ def test_which_layers(layer, expected):
     short = tf.bfloat16.as_datatype_enum
     products = [dtype for op, dtype in types if "Conv" in op or op == "MatMul"]
     assert products and (short not in products) == (expected or "float" in layer.compute_dtype[:5])
+
+
+def test_sparse_inputs_and_calls_of_the_users_own_stay():
+    layer = layers.Dense(2, dtype="mixed_bfloat16", kernel_initializer="ones")
+    model = keras.Sequential([keras.Input((3,), sparse=True, dtype="bfloat16"), layer])
+    with KERNELS.in_place(model):
+        assert float(model(tf.sparse.from_dense(tf.ones([1, 3], tf.bfloat16)))[0, 0]) == 3
+    layer.__dict__["call"] = lambda inputs, training=None: tf.zeros([1, 2], tf.bfloat16)
+    with KERNELS.in_place(model):
+        assert float(layer(tf.ones([1, 3], tf.bfloat16))[0, 0]) == 0
+
+
+def test_convolutions_may_be_winograd_s():
+    kernels = LayerKernels(float32_products=True, winograd_channels=4)
+    model = stacked((8, 8, 4), layers.Conv2D(4, 3, padding="same", dtype="mixed_bfloat16"))
+    types = {node.op for node in graph_of(model, kernels).node}
+    assert "Conv2D" not in types and any("BatchMatMul" in op for op in types)
+    assert any("1 Conv2D layer by Winograd" in line for line in kernels.notices(model))
 
 
 @pytest.mark.parametrize("kind", ["convolution", "dense"])
@@ -192,7 +213,7 @@ MODES = {
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_run_has_the_same_numbers(monkeypatch, mode):
-    """The updates of 5 steps, with the kernel and without, up to bfloat16's rounding: 2^-8 a number."""
+    """The updates of 5 steps, with the kernels and without, up to bfloat16's rounding: 2^-8 a number."""
     monkeypatch.setattr(options, "runs_onednn", lambda: True)
     name, devices, given = MODES[mode]
     devices = dataclasses.replace(devices, cpu_instructions=frozenset(["avx2", "avx512f"]))
@@ -205,6 +226,9 @@ def test_a_run_has_the_same_numbers(monkeypatch, mode):
         strategy = build_strategy(name, task, devices, step, **of_mode)
         assert any("multiplying in float32" in line for line in strategy.notices) == tuned
         before = parameters_of(strategy)
-        strategy.run_steps(5)
+        with recorded_graphs() as graphs:
+            strategy.run_steps(5)
+        products = [node for node in graphs.nodes if "Conv2D" in node.op or "MatMul" in node.op]
+        assert any(node.attr["T"].type == tf.bfloat16.as_datatype_enum for node in products) != tuned
         found.append({name: value - before[name] for name, value in parameters_of(strategy).items()})
     assert_close(*found, 4e-2)

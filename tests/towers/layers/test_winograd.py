@@ -142,6 +142,7 @@ MODES = {
 def test_a_run_has_the_same_numbers(monkeypatch, mode):
     """Parts and microbatches have different sizes; the updates of 10 steps are compared."""
     monkeypatch.setattr(options, "runs_onednn", lambda: True)
+    monkeypatch.setattr(options, "cpu_vendor", lambda: "AuthenticAMD")
     name, devices, given = MODES[mode]
     devices = dataclasses.replace(devices, threads_per_tower=1, cpu_instructions=frozenset(["avx2"]))
     of_step = {key: given[key] for key in given if key == "recompute"}
