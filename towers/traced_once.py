@@ -175,28 +175,25 @@ def _optimized_graph(concrete, graph_def: tf.compat.v1.GraphDef) -> tf.compat.v1
         # Function optimization would lower loops to nodes of one graph, which breaks a second import and the loops
         # of gradients.
         config.graph_options.rewrite_options.function_optimization = rewriter_config_pb2.RewriterConfig.OFF
-    if any(_has_odd_channels(one) or _is_short_convolution(one) for one in concrete.graph.get_operations()):
+    if any(map(_must_not_be_joined, concrete.graph.get_operations())):
         config.graph_options.rewrite_options.remapping = rewriter_config_pb2.RewriterConfig.OFF
     cpu = device_properties_pb2.NamedDevice(name="/job:localhost/replica:0/task:0/device:CPU:0")
     cpu.properties.CopyFrom(device_properties_pb2.DeviceProperties(type="CPU", num_cores=1, frequency=1000))
     return tf_optimizer.OptimizeGraph(config, described, cluster=cluster.Cluster(devices=[cpu]))
 
 
-def _has_odd_channels(operation: tf.Operation) -> bool:
-    """Whether it is a batch norm that the optimizer must not join with a ReLU.
+def _must_not_be_joined(operation: tf.Operation) -> bool:
+    """Whether the optimizer must not join it with the operations behind it (TensorFlow 2.21).
 
-    Where TensorFlow uses oneDNN, it would make a _FusedBatchNormEx, whatever the number of channels, but that
-    operation takes multiples of four only (TensorFlow 2.21).
+    Where TensorFlow uses oneDNN, the optimizer makes a _FusedBatchNormEx of a batch norm and a ReLU, which takes
+    multiples of four channels only, and float16 only on GPUs; and a _FusedConv2D of a convolution on a named
+    device, its bias and a ReLU, which in bfloat16 can't be imported.
     """
-    return operation.type == "FusedBatchNormV3" and (operation.outputs[1].shape[0] or 1) % 4 != 0
-
-
-def _is_short_convolution(operation: tf.Operation) -> bool:
-    """Whether it is a convolution in bfloat16, which the optimizer must not join with its bias and ReLU.
-
-    Where TensorFlow uses oneDNN, it would make a _FusedConv2D if the node has a device, and a graph with one in
-    bfloat16 can't be imported (TensorFlow 2.21).
-    """
+    if operation.type == "FusedBatchNormV3":
+        in_float16 = operation.outputs[0].dtype == tf.float16
+        return (operation.outputs[1].shape[0] or 1) % 4 != 0 or (
+            in_float16 and not tf.config.list_logical_devices("GPU")
+        )
     return operation.type == "Conv2D" and operation.outputs[0].dtype == tf.bfloat16
 
 

@@ -4,9 +4,10 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from keras import layers
 
 from tests.tiers import first_quick
-from tests.towers.tiny_tasks import dense_task, parameters_of, trainer_of
+from tests.towers.tiny_tasks import NUM_CLASSES, TinyTask, dense_task, images, parameters_of, trainer_of
 from tests.towers.user_errors import refused
 from towers.options import StepOptions
 from towers.precision import LossScaling, layer_precision, loss_scaling_for
@@ -58,6 +59,20 @@ def test_losses_are_near_float32(name, tolerance):
     found = [trainer_of(dense_task(24), precision=p).run_steps(10).loss for p in ("float32", name)]
     assert found[1] == pytest.approx(found[0], rel=tolerance)
     assert found[1] != found[0], "the layers compute in another precision"
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16"])
+def test_a_batch_norm_before_a_relu(name):
+    """TensorFlow's graph optimizer would join them in float16, for which no CPU kernel exists."""
+
+    def network() -> keras.Model:
+        normed = layers.BatchNormalization()(layers.Conv2D(8, 3)(inputs := keras.Input((6, 6, 3))))
+        pooled = layers.GlobalAveragePooling2D()(layers.ReLU()(normed))
+        return keras.Model(inputs, layers.Dense(NUM_CLASSES, dtype="float32")(pooled))
+
+    task = TinyTask(build=network, examples=images(8), batch_size=8)
+    found = [trainer_of(task, precision=p).run_steps(3).loss for p in ("float32", name)]
+    assert found[1] == pytest.approx(found[0], rel=0.03)
 
 
 # --- loss scaling
