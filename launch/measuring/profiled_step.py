@@ -32,8 +32,23 @@ over 8x8 had the examples as channels (`towers/layers/narrow_maps.py`), which ma
     casts, copies, layouts, updates      1         2
     all                                  726       492
 
-A core makes 83 (32x32x16) to 98 (8x8x64) billion multiply-adds a second in a bfloat16 convolution forward, 57 to
-66 in its kernel's gradient, 45 to 57 and 47 to 49 in float32. Forward, batch norms contain the ReLU after them.
+ResNet-20 on an Intel Xeon whose oneDNN is limited to AVX512-BF16, two quiet cores; bfloat16 with products in
+float32 (`towers/layers/products.py`):
+
+                                         float32   bfloat16
+    convolutions, forward                144       142
+    convolutions, gradients of inputs    144       143
+    convolutions, gradients of kernels   152       149
+    batch norm, forward                  41        21
+    batch norm, gradients                65        55
+    ReLU                                 27        49
+    additions                            20        35
+    casts                                          116
+    all                                  597       713
+
+A core of the Zen 4 makes 83 (32x32x16) to 98 (8x8x64) billion multiply-adds a second in a bfloat16 convolution
+forward, 57 to 66 in its kernel's gradient, 45 to 57 and 47 to 49 in float32. Forward, batch norms contain the ReLU
+after them.
 """
 
 import os
