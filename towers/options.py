@@ -17,7 +17,7 @@ from towers.hardware.cpu_instructions import (
 )
 from towers.hardware.cpu_kernels import runs_onednn
 from towers.layers.kernels import LayerKernels
-from towers.precision import check_precision
+from towers.precision import SHORT_PRECISIONS, check_precision
 from towers.recompute.segments import check_recompute
 from towers.updates.clipping import Clipping
 from towers.updates.keras_optimizers import translate
@@ -94,12 +94,14 @@ class StepOptions:
         few_threads = 1 <= devices.threads_per_tower <= _THREADS_OF_COMPILED
         compiles_loops = compiles and avx2_alone and few_threads
         multiplies_bfloat16 = FAST_BFLOAT16 in found and runs_onednn()
+        is_short = self.precision in SHORT_PRECISIONS
         # Float16 convolutions take 4 to 250 times as long as float32's (AVX512-FP16; AMX-FP16 was not measured).
-        is_slow = self.precision == "float16" or (self.precision == "bfloat16" and not multiplies_bfloat16)
+        is_slow = is_short and (self.precision == "float16" or not multiplies_bfloat16)
         return LayerKernels(
             fused_batch_norm=self.fused_batch_norm and not loses,
             compiled_batch_norm=self.fused_batch_norm and compiles_loops,
             compiled_activations=compiles,
+            compiled_relu=compiles and is_short and devices.threads_per_tower == 1 and AVX2 in found,
             images_side_by_side=tuned and multiplies_bfloat16 and AMX_BFLOAT16 in found,
             examples_as_channels=tuned and multiplies_bfloat16 and AMX_BFLOAT16 not in found,
             winograd_channels=self._winograd_channels(devices) if compiles and few_threads else 0,

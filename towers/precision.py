@@ -18,6 +18,8 @@ _POLICIES = {
     "float64": "float64",
 }
 PRECISIONS = tuple(_POLICIES)
+# Those of 16 bits.
+SHORT_PRECISIONS = ("bfloat16", "float16")
 
 
 def check_precision(name: str) -> None:

@@ -27,11 +27,11 @@ from towers.hardware.cpu_instructions import (
 )
 from towers.hardware.cpu_kernels import runs_onednn
 from towers.options import StepOptions
+from towers.precision import SHORT_PRECISIONS
 from towers.precision_cost import cost_of, cost_text
 
 FLAGS = flags.FLAGS
 AUTO = "auto"
-_SHORT = ("bfloat16", "float16")
 # Known by the CPU, not measured at the start: at near equal costs processes would choose differently.
 _VECTORS = (AVX512_BFLOAT16, ARM_BFLOAT16)
 _FIRST_WITH_BFLOAT16 = (8, 0)
@@ -91,7 +91,7 @@ def _warn_of_cost(devices: Devices) -> None:
     """One line if a process that computes is slower in its precision than in float32."""
     cluster = cluster_of_this_process()
     computes = cluster is None or cluster.role not in (SERVER, EVALUATOR)
-    if FLAGS.precision not in _SHORT or FLAGS.verify or not computes or not devices.on_cpu:
+    if FLAGS.precision not in SHORT_PRECISIONS or FLAGS.verify or not computes or not devices.on_cpu:
         return
     if FLAGS.precision == "bfloat16" and FAST_BFLOAT16 in devices.cpu_instructions and runs_onednn():
         return

@@ -15,7 +15,7 @@ from models.networks.transformer import TRANSFORMERS
 from strategies.cluster import CHIEF, SERVER, WORKER
 from strategies.engines import ENGINES, TENSORFLOW
 from towers.errors import UserError
-from towers.precision import PRECISIONS
+from towers.precision import PRECISIONS, SHORT_PRECISIONS
 
 FLAGS = flags.FLAGS
 FLOAT32, BFLOAT16 = "float32", "bfloat16"
@@ -234,7 +234,7 @@ def peer_case(
 def why_not_imitated(work: Work) -> str:
     """The reason why our own program can't do this work on the imitated CPU; '' if it can."""
     # TensorFlow asks the CPU itself whether oneDNN can compute in these precisions, and crashes if oneDNN can't.
-    if work.isa == "avx2" and work.precision in ("bfloat16", "float16"):
+    if work.isa == "avx2" and work.precision in SHORT_PRECISIONS:
         return f"TensorFlow can't run oneDNN's {work.precision} as on a CPU with {work.isa}"
     if work.isa in ("avx512", "avx512_bf16") and work.precision == "float16":
         return f"TensorFlow can't run oneDNN's {work.precision} as on a CPU with {work.isa}"

@@ -1,5 +1,7 @@
 """Graphs that are optimized once: the same numbers, types of results and side effects, and fewer nodes to copy."""
 
+import os
+
 import keras
 import numpy as np
 import pytest
@@ -7,12 +9,18 @@ import tensorflow as tf
 from keras import layers
 
 from tests.tiers import first_quick
+from tests.towers.tiny_tasks import stacked
 from towers import traced_once
+from towers.hardware.cpu_instructions import AVX512, ONEDNN_LIMIT, cpu_instructions
+from towers.hardware.cpu_kernels import runs_onednn
+from towers.layers.kernels import LayerKernels
+from towers.precision import layer_precision
 from towers.task import Batch, WeightedLoss
 from towers.tower import TowerFunction
 from towers.traced_once import TracedOnce, optimized_if_needed
 
 LENGTH, WIDTH = 7, 4
+CPU = "/device:CPU:0"
 
 
 def convolutions():
@@ -83,6 +91,31 @@ def test_the_optimized_graph_is_smaller():
     concrete = tf.function(wasteful, autograph=False).get_concrete_function(spec)
     assert len(traced_once.flat_graph(concrete).graph_def.node) < len(concrete.graph.as_graph_def().node)
     assert optimized_if_needed(concrete)(Batch(tf.ones([2, 3]), tf.ones([2]))).numpy() == 64 + 12
+
+
+@pytest.mark.skipif(
+    AVX512 not in cpu_instructions(os.environ.get(ONEDNN_LIMIT, "")) or not runs_onednn(),
+    reason="only oneDNN with AVX-512 joins bfloat16 operations",
+)
+@pytest.mark.parametrize(
+    "device, use_bias, is_joined", [("", False, True), ("", True, True), (CPU, False, True), (CPU, True, False)]
+)
+def test_which_batch_norms_are_joined_with_their_relu(monkeypatch, device, use_bias, is_joined):
+    """Joined they are twice as fast. A convolution on a named device would be joined with its bias, and fail."""
+    monkeypatch.setattr(traced_once, "_must_optimize", lambda concrete: True)
+    kernels = LayerKernels(exact_bias_gradients=True)
+    with layer_precision("bfloat16"):
+        convolution = layers.Conv2D(4, 3, use_bias=use_bias)
+        model = stacked((6, 6, 4), convolution, layers.BatchNormalization(), layers.ReLU())
+
+    def outputs(images):
+        with tf.device(device), kernels.in_place(model):
+            return model(images, training=True)
+
+    concrete = tf.function(outputs, autograph=False).get_concrete_function(tf.TensorSpec([None, 6, 6, 4]))
+    types = [node.op for node in traced_once.flat_graph(concrete).graph_def.node]
+    assert ("_FusedBatchNormEx" in types) == is_joined
+    assert optimized_if_needed(concrete)(tf.ones([2, 6, 6, 4])).dtype == tf.bfloat16
 
 
 def test_a_side_effect_without_consumers_still_happens():

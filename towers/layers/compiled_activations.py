@@ -47,21 +47,25 @@ def activations_to_compile(model: keras.Model) -> list[tuple[keras.layers.Layer,
     """(layer, attribute, compiled function) for each activation of the model that has a compiled form."""
     return [
         (layer, "activation", compiled)
-        for layer in model._flatten_layers()
-        if isinstance(layer, _ELEMENTWISE)
+        for layer in elementwise_layers(model)
         for keras_function, compiled in _COMPILED
         # Compares by identity: a user's own activation may be neither hashable nor comparable.
-        if layer.activation is keras_function and not _is_short(_output_shape(layer))
+        if layer.activation is keras_function and not _has_few(output_shape(layer))
     ]
 
 
-def _output_shape(layer: keras.layers.Layer) -> tuple[int | None, ...]:
+def elementwise_layers(model: keras.Model) -> list[keras.layers.Layer]:
+    """The layers whose call ends in `self.activation`."""
+    return [layer for layer in model._flatten_layers() if isinstance(layer, _ELEMENTWISE)]
+
+
+def output_shape(layer: keras.layers.Layer) -> tuple[int | None, ...]:
     """The shape of a layer's outputs; of one that is called where Keras can't see it, (None, None)."""
     shapes = {tensor.shape for node in layer._inbound_nodes for tensor in node.output_tensors}
     return max(shapes, key=_known_elements, default=(None, None))
 
 
-def _is_short(shape: Sequence[int | None]) -> bool:
+def _has_few(shape: Sequence[int | None]) -> bool:
     """Whether an example has few elements. A dimension that varies, as the length of sequences, may be long."""
     return None not in shape[1:] and _known_elements(shape) < FEWEST_ELEMENTS
 
@@ -97,7 +101,7 @@ def _compiled(formula: Callable[[tf.Tensor], tf.Tensor], keras_function: Callabl
         return _unflat(outputs(flat), shape, is_padded), of_inputs
 
     def activation(x, *arguments, **options):
-        is_short = x.shape.rank is not None and _is_short(x.shape)
+        is_short = x.shape.rank is not None and _has_few(x.shape)
         if arguments or options or x.dtype == tf.float64 or not x.dtype.is_floating or is_short:
             return keras_function(x, *arguments, **options)
         return tf.ensure_shape(elementwise(x), x.shape)

@@ -39,6 +39,12 @@ def gradient_scope() -> str:
     return f"gradient_tape/{layer}/" if layer else "gradient_tape/"
 
 
+def after(first: tf.Tensor, *tensors: tf.Tensor) -> list[tf.Tensor]:
+    """The tensors, once `first` is there."""
+    with tf.control_dependencies([first]):
+        return [tf.identity(tensor) for tensor in tensors]
+
+
 def _is_plain(layer) -> bool:
     return (
         type(layer) is keras.layers.Conv2D

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from towers.exchange import TowerExchange
 from towers.layers import batch_norm, compiled_activations, narrow_maps, winograd
+from towers.layers.compiled_relu import relus_to_compile
 from towers.layers.convolutions import Convolution, replaced_convolutions
 from towers.layers.products import layers_with_products, replaced_calls
 from towers.layers.shadowing import shadowed
@@ -26,6 +27,7 @@ class LayerKernels:
       fused_batch_norm: BatchNormalization runs on TensorFlow's fused kernel.
       compiled_batch_norm: BatchNormalization runs on compiled loops, for CPUs on which the fused kernel is slow.
       compiled_activations: GELU and SiLU are compiled.
+      compiled_relu: ReLUs in bfloat16 and float16 are compiled, with the sums that they are of.
       images_side_by_side: gradients of convolution kernels over small images get a layout that fills the CPU's
         matrix unit.
       examples_as_channels: gradients of convolution kernels over small images are convolutions whose channels are
@@ -40,6 +42,7 @@ class LayerKernels:
     fused_batch_norm: bool = True
     compiled_batch_norm: bool = False
     compiled_activations: bool = False
+    compiled_relu: bool = False
     images_side_by_side: bool = False
     examples_as_channels: bool = False
     winograd_channels: int = 0
@@ -59,6 +62,8 @@ class LayerKernels:
             replacements += batch_norm.fused_calls(model, exchange, weight, compiled=self.compiled_batch_norm)
         if self.compiled_activations:
             replacements += compiled_activations.activations_to_compile(model)
+        if self.compiled_relu:
+            replacements += relus_to_compile(model)
         if convolutions := self._convolutions:
             replacements += replaced_convolutions(model, convolutions)
         replacements += replaced_calls(
@@ -99,6 +104,8 @@ class LayerKernels:
         if self.compiled_activations and (count := len(compiled_activations.activations_to_compile(model))):
             layers = _layers(count, "GELU and SiLU")
             lines.append(f"{layers} compiled for the CPU (tuned_for_cpu=False disables this)")
+        if self.compiled_relu and (count := len(relus_to_compile(model))):
+            lines.append(f"{_layers(count, 'ReLU')} compiled for the CPU (tuned_for_cpu=False disables this)")
         if self.winograd_channels and (count := self._num_winograd(model)):
             lines.append(f"{_layers(count, 'Conv2D')} by Winograd's method (tuned_for_cpu=False disables this)")
         if self.float32_products and (count := len(layers_with_products(model))):

@@ -29,10 +29,10 @@ import keras
 import tensorflow as tf
 from keras import layers, ops
 
-from towers.layers.convolutions import gradient_scope
+from towers.layers.convolutions import after, gradient_scope
+from towers.precision import SHORT_PRECISIONS
 
 Product = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
-_SHORT = (tf.bfloat16, tf.float16)
 # The attribute that holds a layer's product while kernels are in place.
 _PRODUCT = "_towers_product"
 
@@ -75,7 +75,7 @@ def in_float32(product: Product, inputs: tf.Tensor, kernel: tf.Tensor) -> tf.Ten
       inputs, kernel: its operands.
     """
     # Keras's products take sparse inputs too.
-    if not isinstance(inputs, tf.Tensor) or inputs.dtype not in _SHORT:
+    if not isinstance(inputs, tf.Tensor) or inputs.dtype.name not in SHORT_PRECISIONS:
         return product(inputs, kernel)
     scope = gradient_scope()
 
@@ -85,8 +85,7 @@ def in_float32(product: Product, inputs: tf.Tensor, kernel: tf.Tensor) -> tf.Ten
             with tf.name_scope(scope), tf.GradientTape() as tape:
                 # Widened again, once the upstream gradient is there: kept from the forward pass they would take
                 # twice the memory. No gradient needs the outputs, so nothing computes them.
-                with tf.control_dependencies([upstream]):
-                    again = [_wide(tf.identity(tensor)) for tensor in (inputs, kernel)]
+                again = [_wide(tensor) for tensor in after(upstream, inputs, kernel)]
                 tape.watch(again)
                 outputs = product(*again)
                 found = tape.gradient(outputs, again, _wide(upstream))
@@ -165,7 +164,7 @@ _PRODUCTS = {
 
 
 def _is_plain(layer) -> bool:
-    if not layer.built or tf.as_dtype(layer.compute_dtype) not in _SHORT:
+    if not layer.built or layer.compute_dtype not in SHORT_PRECISIONS:
         return False
     has_last = getattr(layer, "data_format", "channels_last") == "channels_last"
     return has_last and getattr(layer, "padding", None) != "causal"

@@ -60,7 +60,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from towers.layers.convolutions import gradient_scope, plain_convolutions
+from towers.layers.convolutions import after, gradient_scope, plain_convolutions
+from towers.precision import SHORT_PRECISIONS
 
 _NAME = "winograd"
 # By step: what lies between its two ways, as a multiple of the images (read in allocator traces).
@@ -128,8 +129,7 @@ def num_replaced(model: keras.Model, fewest_channels: int, *, float32_products: 
 
 
 def _computed_in(layer: keras.layers.Layer, float32_products: bool) -> str:
-    is_short = layer.compute_dtype in ("bfloat16", "float16")
-    return "float32" if float32_products and is_short else layer.compute_dtype
+    return "float32" if float32_products and layer.compute_dtype in SHORT_PRECISIONS else layer.compute_dtype
 
 
 def _takes(shape: Sequence[int | None], dtype, kernel: Sequence[int], fewest_channels: int) -> bool:
@@ -165,21 +165,15 @@ def _convolved(inputs, kernel):
             with tf.name_scope(scope):
                 products_gradient = output_tiles.join_gradient(upstream)
                 # Not before the backward pass: they would be the forward pass's, kept until now.
-                images, again = _after(upstream, inputs, kernel)
+                images, again = after(upstream, inputs, kernel)
                 turned = _transformed(tf.transpose(again, [0, 1, 3, 2]))
                 tiles_gradient = tf.matmul(input_tiles.cut(images), products_gradient, transpose_a=True)
                 return input_tiles.cut_gradient(products_gradient @ turned), _transform_gradient(tiles_gradient)
 
-        (later,) = _after(inputs, kernel)
+        (later,) = after(inputs, kernel)
         return output_tiles.join(input_tiles.cut(inputs) @ _transformed(later)), gradient
 
     return tf.ensure_shape(convolution(inputs, kernel), [*inputs.shape[:-1], filters])
-
-
-def _after(first: tf.Tensor, *tensors: tf.Tensor) -> list[tf.Tensor]:
-    """The tensors, once `first` is there."""
-    with tf.control_dependencies([first]):
-        return [tf.identity(tensor) for tensor in tensors]
 
 
 def _transformed(kernel: tf.Tensor) -> tf.Tensor:

@@ -9,6 +9,7 @@ from towers.options import StepOptions
 CPU, GPU = "/device:CPU:0", "/device:GPU:0"
 FUSED = {"fused_batch_norm", "compiled_activations"}
 WITH_AVX512 = {*FUSED, "winograd_channels"}
+SHORT_WITH_AVX512 = {*WITH_AVX512, "compiled_relu"}
 XEON_WITHOUT_AMX = ("avx2", "avx512f", "avx512_bf16")
 ZEN4 = (*XEON_WITHOUT_AMX, "fast_bfloat16")
 AMX = (*ZEN4, "amx_bf16")
@@ -33,11 +34,12 @@ def enabled(monkeypatch, *instructions, device=CPU, onednn=True, threads=1, **gi
         (ZEN4, {}, {*WITH_AVX512, "examples_as_channels"}),
         (ZEN4, {"onednn": False}, FUSED),
         (ZEN4, {"xla": True}, {"fused_batch_norm"}),
-        (AMX, BFLOAT16, {*WITH_AVX512, "images_side_by_side"}),
-        (AMX, BFLOAT16 | {"onednn": False}, {*FUSED, "float32_products"}),
-        (AMX, {"precision": "float16"}, {*WITH_AVX512, "images_side_by_side", "float32_products"}),
-        (ZEN4, BFLOAT16, {*WITH_AVX512, "examples_as_channels"}),
-        (XEON_WITHOUT_AMX, BFLOAT16, {*WITH_AVX512, "float32_products"}),
+        (AMX, BFLOAT16, {*SHORT_WITH_AVX512, "images_side_by_side"}),
+        (AMX, BFLOAT16 | {"threads": 2}, {*WITH_AVX512, "images_side_by_side"}),
+        (AMX, BFLOAT16 | {"onednn": False}, {*FUSED, "compiled_relu", "float32_products"}),
+        (AMX, {"precision": "float16"}, {*SHORT_WITH_AVX512, "images_side_by_side", "float32_products"}),
+        (ZEN4, BFLOAT16, {*SHORT_WITH_AVX512, "examples_as_channels"}),
+        (XEON_WITHOUT_AMX, BFLOAT16, {*SHORT_WITH_AVX512, "float32_products"}),
         (XEON_WITHOUT_AMX, BFLOAT16 | {"tuned_for_cpu": False}, {"fused_batch_norm"}),
         (XEON_WITHOUT_AMX, BFLOAT16 | {"xla": True}, {"fused_batch_norm"}),
         (XEON_WITHOUT_AMX, BFLOAT16 | {"device": GPU}, {"fused_batch_norm"}),

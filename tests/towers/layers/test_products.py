@@ -1,25 +1,19 @@
 """Products of short numbers in float32, and exact sums: their numbers, for which layers, what lives how long."""
 
-import dataclasses
-
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers
 
-from strategies.registry import build_strategy
-from strategies.slices import SliceOptions
-from tests.towers.logical_cpus import cpus
+from tests.towers.layers.kernel_modes import MODES, updates_in
 from tests.towers.partitioned_graphs import recorded_graphs
-from tests.towers.tiny_tasks import NUM_CLASSES, TinyTask, assert_close, images, parameters_of, stacked
+from tests.towers.tiny_tasks import assert_close, stacked
 from towers import options, traced_once
 from towers.devices import Devices
 from towers.layers.kernels import LayerKernels
 from towers.options import StepOptions
-from towers.stages.options import PipelineOptions
 from towers.traced_once import flat_graph
-from towers.updates.schedules import Constant
 
 CPU = "/device:CPU:0"
 KERNELS = LayerKernels(float32_products=True)
@@ -189,46 +183,27 @@ def test_the_backward_pass_widens_again(monkeypatch):
     assert forward and all(backward) and not forward & (backward[0] | backward[1])
 
 
-def network() -> keras.Model:
-    inputs = keras.Input((6, 6, 3))
-    stem = layers.Conv2D(8, 3, padding="same", activation="relu", name="stem")(inputs)
-    branches = [layers.Conv2D(8, 3, padding="same", name=name)(stem) for name in ("one", "two")]
-    pooled = layers.GlobalAveragePooling2D()(layers.Concatenate()(branches))
-    return keras.Model(inputs, layers.Dense(NUM_CLASSES, name="logits")(pooled))
-
-
-MODES = {
-    "two towers": ("towers", cpus(2), {}),
-    "recomputation": ("towers", cpus(2), {"recompute": "full"}),
-    "zero=3": ("towers", cpus(2, zero=3), {}),
-    "split backward passes": (
-        "pipeline",
-        cpus(2),
-        {"pipeline": PipelineOptions(schedule="zb_h1", microbatches=3)},
-    ),
-    "slices": ("slices", cpus(2), {"slices": SliceOptions(layout=(("one", "output_channels"), ("two", "whole")))}),
-    "branches": ("branches", cpus(2), {}),
-}
-
-
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "stages"])
 def test_a_run_has_the_same_numbers(monkeypatch, mode):
     """The updates of 5 steps, with the kernels and without, up to bfloat16's rounding: 2^-8 a number."""
     monkeypatch.setattr(options, "runs_onednn", lambda: True)
-    name, devices, given = MODES[mode]
-    devices = dataclasses.replace(devices, cpu_instructions=frozenset(["avx2", "avx512f"]))
-    of_step = {key: given[key] for key in given if key == "recompute"}
-    of_mode = {key: given[key] for key in given if key != "recompute"}
-    task = TinyTask(build=network, examples=images(21), batch_size=7)
-    found = []
-    for tuned in (True, False):
-        step = StepOptions(schedule=Constant(0.05), precision="bfloat16", tuned_for_cpu=tuned, **of_step)
-        strategy = build_strategy(name, task, devices, step, **of_mode)
-        assert any("multiplying in float32" in line for line in strategy.notices) == tuned
-        before = parameters_of(strategy)
-        with recorded_graphs() as graphs:
-            strategy.run_steps(5)
-        products = [node for node in graphs.nodes if "Conv2D" in node.op or "MatMul" in node.op]
-        assert any(node.attr["T"].type == tf.bfloat16.as_datatype_enum for node in products) != tuned
-        found.append({name: value - before[name] for name, value in parameters_of(strategy).items()})
-    assert_close(*found, 4e-2)
+
+    def updates(tuned):
+        def run(strategy):
+            assert any("multiplying in float32" in line for line in strategy.notices) == tuned
+            with recorded_graphs() as graphs:
+                strategy.run_steps(5)
+            products = [node for node in graphs.nodes if "Conv2D" in node.op or "MatMul" in node.op]
+            assert any(node.attr["T"].type == tf.bfloat16.as_datatype_enum for node in products) != tuned
+
+        return updates_in(
+            mode,
+            ["avx2", "avx512f"],
+            run,
+            channels=8,
+            split_of_one="output_channels",
+            precision="bfloat16",
+            tuned_for_cpu=tuned,
+        )
+
+    assert_close(updates(True), updates(False), 4e-2)

@@ -1,25 +1,17 @@
 """Winograd's convolutions: the numbers of a direct one, forward and backward; for which layers; what they keep."""
 
-import dataclasses
-
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers
 
-from strategies.registry import build_strategy
-from strategies.slices import SliceOptions
-from tests.towers.logical_cpus import cpus
-from tests.towers.tiny_tasks import NUM_CLASSES, TinyTask, assert_close, images, parameters_of, stacked
+from tests.towers.layers.kernel_modes import MODES, updates_in
+from tests.towers.tiny_tasks import assert_close, stacked
 from towers import options
 from towers.layers.kernels import LayerKernels
 from towers.layers.winograd import convolve
 from towers.memory.step_graph import StepGraph
-from towers.options import StepOptions
-from towers.stages.options import PipelineOptions
 from towers.traced_once import flat_graph
-from towers.updates.schedules import Constant
 
 
 def drawn(shape, seed) -> np.ndarray:
@@ -114,49 +106,20 @@ def test_the_backward_pass_transforms_again():
     assert len(calls) == len({tuple(node.input) for node in calls})
 
 
-def network() -> keras.Model:
-    """Two branches with a convolution each, behind one that has too few channels."""
-    inputs = keras.Input((6, 6, 3))
-    stem = layers.Conv2D(32, 3, padding="same", activation="relu", name="stem")(layers.ZeroPadding2D(1)(inputs))
-    branches = [layers.Conv2D(32, 3, padding="same", name=name)(stem) for name in ("one", "two")]
-    pooled = layers.GlobalAveragePooling2D()(layers.Concatenate()(branches))
-    return keras.Model(inputs, layers.Dense(NUM_CLASSES, name="logits")(pooled))
-
-
-MODES = {
-    "two towers": ("towers", cpus(2), {}),
-    "recomputation": ("towers", cpus(2), {"recompute": "full"}),
-    "zero=3": ("towers", cpus(2, zero=3), {}),
-    "stages": ("pipeline", cpus(2), {}),
-    "split backward passes": (
-        "pipeline",
-        cpus(2),
-        {"pipeline": PipelineOptions(schedule="zb_h1", microbatches=3)},
-    ),
-    "slices": ("slices", cpus(2), {"slices": SliceOptions(layout=(("one", "whole"), ("two", "whole")))}),
-    "branches": ("branches", cpus(2), {}),
-}
-
-
 @pytest.mark.parametrize("mode", MODES)
 def test_a_run_has_the_same_numbers(monkeypatch, mode):
-    """Parts and microbatches have different sizes; the updates of 10 steps are compared."""
+    """The updates of 10 steps are compared."""
     monkeypatch.setattr(options, "runs_onednn", lambda: True)
     monkeypatch.setattr(options, "cpu_vendor", lambda: "AuthenticAMD")
-    name, devices, given = MODES[mode]
-    devices = dataclasses.replace(devices, threads_per_tower=1, cpu_instructions=frozenset(["avx2"]))
-    of_step = {key: given[key] for key in given if key == "recompute"}
-    of_mode = {key: given[key] for key in given if key != "recompute"}
-    task = TinyTask(build=network, examples=images(21), batch_size=7)
-    found = []
-    for tuned in (True, False):
-        step = StepOptions(schedule=Constant(0.05), tuned_for_cpu=tuned, **of_step)
-        strategy = build_strategy(name, task, devices, step, **of_mode)
-        assert any("2 Conv2D layers by Winograd" in line for line in strategy.notices) == tuned
-        before = parameters_of(strategy)
-        strategy.run_steps(10)
-        found.append({name: value - before[name] for name, value in parameters_of(strategy).items()})
-    assert_close(*found, 1e-4)
+
+    def updates(tuned):
+        def run(strategy):
+            assert any("2 Conv2D layers by Winograd" in line for line in strategy.notices) == tuned
+            strategy.run_steps(10)
+
+        return updates_in(mode, ["avx2"], run, channels=32, tuned_for_cpu=tuned)
+
+    assert_close(updates(True), updates(False), 1e-4)
 
 
 def test_gradients_are_named_after_their_layer():

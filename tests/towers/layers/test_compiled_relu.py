@@ -1,0 +1,175 @@
+"""Compiled ReLUs: TensorFlow's numbers, with and without the sums that they are of; which layers get them."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers, ops
+
+from tests.towers.layers.kernel_modes import MODES, updates_in
+from tests.towers.partitioned_graphs import recorded_graphs
+from tests.towers.tiny_tasks import assert_close, stacked
+from towers.layers import compiled_relu
+from towers.layers.compiled_relu import relus_to_compile
+from towers.layers.kernels import LayerKernels
+from towers.traced_once import flat_graph
+
+SHAPE = (3, 100)
+KERNELS = LayerKernels(compiled_relu=True)
+ADDITIONS = ("AddV2", "AddN")
+
+
+@pytest.fixture(autouse=True)
+def also_for_few_elements(monkeypatch):
+    """The tests' arrays are small."""
+    monkeypatch.setattr(compiled_relu, "FEWEST_ELEMENTS", 12)
+
+
+def alone(x):
+    return layers.ReLU()(x)
+
+
+def of_a_sum(x):
+    return layers.ReLU()(layers.Add()([x, 0.5 * x]))
+
+
+def used_twice(x):
+    found = layers.Activation("relu")(x)
+    return 2 * found - ops.square(found)
+
+
+def of_a_sum_used_twice(x):
+    """And the sum by another layer."""
+    total = layers.Add()([x, -0.5 * x])
+    found = layers.Activation("relu")(total)
+    return found * total - ops.square(found)
+
+
+def behind_a_batch_norm(x):
+    return layers.ReLU()(layers.BatchNormalization()(x))
+
+
+def used_thrice(x):
+    found = layers.ReLU()(x)
+    return layers.Add()([2 * found, ops.square(found), -found])
+
+
+def built(network, policy="mixed_bfloat16") -> keras.Model:
+    keras.config.set_dtype_policy(policy)
+    try:
+        inputs = keras.Input(SHAPE)
+        return keras.Model(inputs, network(inputs))
+    finally:
+        keras.config.set_dtype_policy("float32")
+
+
+def traced(model, kernels):
+    """Outputs, and the gradients of inputs for upstream gradients that differ."""
+
+    @tf.function(autograph=False, input_signature=[tf.TensorSpec([None, *SHAPE])])
+    def step(inputs):
+        with tf.GradientTape() as tape, kernels.in_place(model):
+            tape.watch(inputs)
+            outputs = model(inputs, training=True)
+        upstream = tf.cast(2.0 + tf.sin(inputs), outputs.dtype)
+        return outputs, tape.gradient(outputs, inputs, upstream)
+
+    return step
+
+
+def types_in(model) -> list[str]:
+    """Of the operations of both passes; float32's additions, at their ends, left out."""
+    graph = flat_graph(traced(model, KERNELS).get_concrete_function()).without_dead_nodes().graph_def
+    wide = tf.float32.as_datatype_enum
+    return [node.op for node in graph.node if not (node.op in ADDITIONS and node.attr["T"].type == wide)]
+
+
+def numbers() -> tf.Tensor:
+    """Of both signs, zeros of both, and infinity."""
+    drawn = np.random.default_rng(0).normal(size=(4, *SHAPE))
+    drawn[0, 0, :4] = 0.0, -0.0, np.inf, -np.inf
+    return tf.constant(drawn, tf.float32)
+
+
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
+@pytest.mark.parametrize("network", [alone, of_a_sum, used_twice, behind_a_batch_norm])
+def test_as_tensorflow(network, policy):
+    """The same bits: a sum is rounded once by both, and a ReLU rounds nothing."""
+    model, inputs = built(network, policy), numbers()[1:]
+    found, expected = (traced(model, kernels)(inputs) for kernels in (KERNELS, LayerKernels()))
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours.dtype == theirs.dtype
+        np.testing.assert_array_equal(tf.cast(ours, tf.float32), tf.cast(theirs, tf.float32))
+
+
+@pytest.mark.parametrize("network", [used_thrice, of_a_sum_used_twice])
+def test_sums_in_another_order(network):
+    """Sums of three gradients: each addition rounds by 2^-8 of numbers up to 10."""
+    model, inputs = built(network), numbers()[1:]
+    found, expected = (traced(model, kernels)(inputs) for kernels in (KERNELS, LayerKernels()))
+    for ours, theirs in zip(found, expected, strict=True):
+        np.testing.assert_allclose(tf.cast(ours, tf.float32), tf.cast(theirs, tf.float32), atol=0.08)
+
+
+def test_infinities_and_nan_stay():
+    model = built(alone)
+    outputs, _ = traced(model, KERNELS)(numbers())
+    assert np.array_equal(outputs[0, 0, :4], [0.0, 0.0, np.inf, 0.0])
+    for nan in (np.nan, -np.nan):
+        outputs, _ = traced(model, KERNELS)(tf.fill([1, *SHAPE], nan))
+        assert np.isnan(tf.cast(outputs, tf.float32)).all()
+
+
+@pytest.mark.parametrize("network, adds", [(of_a_sum, 0), (used_twice, 0), (of_a_sum_used_twice, 3)])
+def test_sums_are_part_of_the_loop(network, adds):
+    """One loop forward and one backward; a sum that something else needs is computed for that."""
+    types = types_in(built(network))
+    assert types.count("PartitionedCall") == 2 and not any("Relu" in kind for kind in types)
+    assert sum(kind in ADDITIONS for kind in types) == adds
+
+
+def test_behind_a_batch_norm_the_outputs_are_tensorflows():
+    """Its graph optimizer joins the two."""
+    types = types_in(built(behind_a_batch_norm))
+    assert types.count("Relu") == types.count("PartitionedCall") == 1 and "ReluGrad" not in types
+
+
+@pytest.mark.parametrize(
+    "layer, is_compiled",
+    [
+        (layers.ReLU(dtype="mixed_bfloat16"), True),
+        (layers.Activation("relu", dtype="mixed_float16"), True),
+        (layers.Conv2D(3, 1, activation="relu", dtype="mixed_bfloat16"), True),
+        (layers.ReLU(dtype="float32"), False),
+        (layers.ReLU(6.0, dtype="mixed_bfloat16"), False),
+        (layers.ReLU(negative_slope=0.1, dtype="mixed_bfloat16"), False),
+        (layers.Activation("relu6", dtype="mixed_bfloat16"), False),
+        (layers.Conv2D(2, 1, activation="relu", dtype="mixed_bfloat16"), False),
+    ],
+    ids=["ReLU", "activation", "of a layer", "float32", "bounded", "leaky", "another", "few elements"],
+)
+def test_which_layers(layer, is_compiled):
+    model = stacked((2, 2, 3), layer)
+    assert len(relus_to_compile(model)) == is_compiled
+    line = "1 ReLU layer compiled for the CPU (tuned_for_cpu=False disables this)"
+    assert KERNELS.notices(model) == [line] * is_compiled
+
+
+def test_varying_lengths_keep_kerass():
+    assert not relus_to_compile(stacked((None, 8), layers.ReLU(dtype="mixed_bfloat16")))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_run_has_the_same_numbers(mode):
+    """The updates of 5 steps, with the loops and without. Products differ as well: both round each number."""
+
+    def updates(tuned):
+        def run(strategy):
+            assert any("1 ReLU layer compiled" in line for line in strategy.notices) == tuned
+            with recorded_graphs() as graphs:
+                strategy.run_steps(5)
+            assert any("Relu" in node.op for node in graphs.nodes) != tuned
+
+        return updates_in(mode, ["avx2"], run, channels=8, precision="bfloat16", tuned_for_cpu=tuned)
+
+    assert_close(updates(True), updates(False), 4e-2)
