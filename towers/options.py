@@ -8,11 +8,9 @@ from towers.batch_stats import check_batch_stats
 from towers.devices import Devices
 from towers.errors import UserError
 from towers.hardware.cpu_instructions import (
-    AMD,
     AMX_BFLOAT16,
     AVX2,
     FAST_BFLOAT16,
-    cpu_vendor,
     has_avx2_alone,
 )
 from towers.hardware.cpu_kernels import runs_onednn
@@ -24,12 +22,12 @@ from towers.updates.keras_optimizers import translate
 from towers.updates.rules import Momentum, UpdateRule
 from towers.updates.schedules import Constant, Schedule
 
-# Compiled loops share little of their work. Measured with two threads of a tower, by the clock: batch norms take
-# 0.4 of Keras's time, convolutions of 64 channels by Winograd's method 0.53 to 0.79, those of 32 channels 1.2.
+# Compiled loops share little of their work. With two threads of a tower, by the clock, batch norms take 0.4 of
+# Keras's time.
 _THREADS_OF_COMPILED = 2
-# Of convolutions by Winograd's method: with AVX2 alone for each thread, by the vendor of the CPU, whose memory the
-# transforms wait for; with AVX-512, where products take half the time and transforms as long.
-_FEWEST_CHANNELS, _FEWEST_OF_AMD, _FEWEST_WITH_AVX512 = 64, 32, 128
+# Channels of convolutions by Winograd's method, on one thread: with AVX2 alone, and with AVX-512, where a direct
+# convolution takes half the time. Two threads need four times as many (`towers/layers/winograd.py`).
+_FEWEST_WITH_AVX2, _FEWEST_WITH_AVX512 = 32, 64
 ON_NAN = ("stop", "skip")
 
 
@@ -116,9 +114,8 @@ class StepOptions:
         found = devices.cpu_instructions
         if not runs_onednn() or AVX2 not in found:
             return 0
-        if not has_avx2_alone(found):
-            return _FEWEST_WITH_AVX512
-        return (_FEWEST_OF_AMD if cpu_vendor() == AMD else _FEWEST_CHANNELS) * devices.threads_per_tower
+        fewest = _FEWEST_WITH_AVX2 if has_avx2_alone(found) else _FEWEST_WITH_AVX512
+        return fewest * devices.threads_per_tower**2
 
     def __post_init__(self):
         check_batch_stats(self.batch_stats)

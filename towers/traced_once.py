@@ -241,7 +241,9 @@ def node_of(name: str) -> str:
 
 
 def _has_control_flow(graph_def) -> bool:
-    nodes = itertools.chain(graph_def.node, *(function.node_def for function in graph_def.library.function))
+    """Whether TensorFlow runs loops or branches; those that XLA compiles are part of one operation."""
+    ours = (function for function in graph_def.library.function if not function.attr["_XlaMustCompile"].b)
+    nodes = itertools.chain(graph_def.node, *(function.node_def for function in ours))
     return any(node.op.removeprefix("Stateless") in ("While", "If", "Case") for node in nodes)
 
 

@@ -33,8 +33,8 @@ from towers.layers.convolutions import after, gradient_scope
 from towers.precision import SHORT_PRECISIONS
 
 Product = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
-# The attribute that holds a layer's product while kernels are in place.
-_PRODUCT = "_towers_product"
+# The attribute of a layer whose product is computed in float32 while kernels are in place.
+_WIDENED = "_towers_widened"
 
 
 def replaced_calls(
@@ -47,7 +47,7 @@ def replaced_calls(
       float32_products, exact_bias_gradients: as for `towers.layers.kernels.LayerKernels`.
     """
     found = layers_with_products(model)
-    products = [(layer, _PRODUCT, functools.partial(in_float32, _plain_product(layer))) for layer in found]
+    products = [(layer, _WIDENED, in_float32) for layer in found]
     # A call of the user's own, or of slices, stays.
     calls = [
         (layer, "call", functools.partial(_call, layer))
@@ -59,12 +59,14 @@ def replaced_calls(
 
 def layers_with_products(model: keras.Model) -> list[keras.layers.Layer]:
     """The model's convolutions and dense layers, no subclasses or causal ones, in bfloat16 or float16."""
-    return [layer for layer in model._flatten_layers() if type(layer) in _PRODUCTS and _is_plain(layer)]
+    return [layer for layer in model._flatten_layers() if _is_plain(layer)]
 
 
 def multiplied(layer: keras.layers.Layer, inputs: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
     """The layer's product with this kernel, whole or a part of its own, as the kernels in place compute it."""
-    return layer.__dict__.get(_PRODUCT, _plain_product(layer))(inputs, kernel)
+    # As the layer computes it now: when the backward pass is traced, other kernels are not in place.
+    product, widened = _plain_product(layer), layer.__dict__.get(_WIDENED)
+    return widened(product, inputs, kernel) if widened else product(inputs, kernel)
 
 
 def in_float32(product: Product, inputs: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
@@ -123,13 +125,10 @@ def _call(layer, inputs, training=None):
 
 
 def _plain_product(layer) -> Product:
+    if isinstance(layer, _CONVOLUTIONS):
+        return layer.convolution_op
     kind = next(kind for kind in type(layer).__mro__ if kind in _PRODUCTS)
     return functools.partial(_PRODUCTS[kind], layer)
-
-
-def _convolved(layer, inputs, kernel):
-    # Other kernels may shadow it.
-    return layer.convolution_op(inputs, kernel)
 
 
 def _transposed(layer, inputs, kernel):
@@ -154,8 +153,8 @@ def _einsum(layer, inputs, kernel):
     return ops.einsum(layer.equation, inputs, kernel)
 
 
+_CONVOLUTIONS = (layers.Conv1D, layers.Conv2D, layers.Conv3D)
 _PRODUCTS = {
-    **dict.fromkeys((layers.Conv1D, layers.Conv2D, layers.Conv3D), _convolved),
     **dict.fromkeys((layers.Conv1DTranspose, layers.Conv2DTranspose, layers.Conv3DTranspose), _transposed),
     **dict.fromkeys((layers.DepthwiseConv1D, layers.DepthwiseConv2D), _depthwise),
     layers.Dense: _matmul,
@@ -164,7 +163,8 @@ _PRODUCTS = {
 
 
 def _is_plain(layer) -> bool:
-    if not layer.built or layer.compute_dtype not in SHORT_PRECISIONS:
+    is_known = type(layer) in (*_CONVOLUTIONS, *_PRODUCTS)
+    if not is_known or not layer.built or layer.compute_dtype not in SHORT_PRECISIONS:
         return False
     has_last = getattr(layer, "data_format", "channels_last") == "channels_last"
     return has_last and getattr(layer, "padding", None) != "causal"

@@ -1,0 +1,183 @@
+"""Winograd's convolutions in compiled loops over a few images at a time, whose tiles stay in the CPU's cache.
+
+Tiles have 2.25 times as many numbers as their images. Written to memory and read again between the transforms and
+the products, they cost more than the products of 64 channels.
+"""
+
+import functools
+import math
+import re
+from collections.abc import Callable, Sequence
+
+import tensorflow as tf
+from tensorflow.compiler.tf2xla.ops import gen_xla_ops  # the one way to operations that only XLA has
+
+from towers.layers.winograd_transforms import INPUTS, OUTPUTS, cut, cut_gradient, join, join_gradient
+
+_NAME = "winograd"
+# Of an iteration: with many channels products are most of the work, and larger ones are faster.
+_TILES, _TILES_OF_MANY_CHANNELS, _MANY_CHANNELS = 64, 256, 256
+
+
+def num_tiles(length: int) -> int:
+    """Of images of this height or width."""
+    return -(-length // OUTPUTS)
+
+
+class Loops:
+    """The convolution of [N, H, W, C] with a transformed kernel [36, C, K], and its gradients."""
+
+    def __init__(self, height: int, width: int, channels: int, filters: int):
+        """Args: the images' size, and the kernel's numbers of channels."""
+        self._images, self._outputs = (_Images(height, width, number) for number in (channels, filters))
+        most = _TILES_OF_MANY_CHANNELS if min(channels, filters) >= _MANY_CHANNELS else _TILES
+        self._most_images = max(1, most // self._images.num_tiles)
+        self._kernel = INPUTS**2, channels, filters
+        images, outputs = self._images.spec, self._outputs.spec
+        self.forward = _compiled(self._forward, images, tf.TensorSpec(self._kernel))
+        self.images_gradient = _compiled(self._images_gradient, outputs, tf.TensorSpec(self._kernel))
+        self.kernel_gradient = _compiled(self._kernel_gradient, images, outputs)
+
+    @classmethod
+    @functools.cache
+    def of(cls, height: int, width: int, channels: int, filters: int) -> "Loops":
+        """The loops over such images; TensorFlow keeps what it compiled with them."""
+        return cls(height, width, channels, filters)
+
+    def _forward(self, images, kernel):
+        def part(tiles):
+            return self._outputs.from_tiles(join, tf.matmul(self._images.to_tiles(cut, tiles), kernel))
+
+        return self._mapped(part, images, self._outputs)
+
+    def _images_gradient(self, upstream, kernel):
+        def part(gradients):
+            tiles = self._outputs.to_tiles(join_gradient, gradients)
+            return self._images.from_tiles(cut_gradient, tf.matmul(tiles, kernel, transpose_b=True))
+
+        return self._mapped(part, upstream, self._images)
+
+    def _mapped(self, part, inputs, to):
+        """`part` of all inputs."""
+        count, in_one, num_parts = self._parts(inputs)
+        padded = _with_zeros(inputs, num_parts * in_one)
+
+        def with_next(number, filled):
+            found = part(_rows(padded, number * in_one, in_one))
+            return number + 1, gen_xla_ops.xla_dynamic_update_slice(filled, found, [number * in_one, 0, 0, 0])
+
+        start = tf.zeros([num_parts * in_one, *to.spec.shape[1:]])
+        return tf.ensure_shape(_looped(num_parts, with_next, start)[:count], to.spec.shape)
+
+    def _kernel_gradient(self, images, upstream):
+        _, in_one, num_parts = self._parts(images)
+        padded = [_with_zeros(one, num_parts * in_one) for one in (images, upstream)]
+
+        def with_next(number, total):
+            image, gradient = (_rows(one, number * in_one, in_one) for one in padded)
+            tiles = self._images.to_tiles(cut, image)
+            return number + 1, total + _apart(
+                tf.matmul(tiles, self._outputs.to_tiles(join_gradient, gradient), transpose_a=True)
+            )
+
+        return _looped(num_parts, with_next, tf.zeros(self._kernel))
+
+    def _parts(self, images) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """The number of images, of those of an iteration, and of iterations, all nearly equal."""
+        count = tf.shape(images)[0]
+        num_parts = tf.maximum(-(-count // self._most_images), 1)
+        return count, -(-count // num_parts), num_parts
+
+    def workspace_bytes(self, count: int, *, of_kernel: bool) -> int:
+        """What XLA allocates beside the results, as its own reports of four shapes show.
+
+        Args:
+          count: of the images.
+          of_kernel: for the kernel's gradient.
+        """
+        num_parts = max(-(-count // self._most_images), 1)
+        in_one = -(-count // num_parts)
+        sides = self._images, self._outputs
+        tiles = [_bytes(INPUTS**2, in_one * side.num_tiles, side.spec.shape[-1]) for side in sides]
+        # After one of the two steps; OUTPUTS of INPUTS in one direction.
+        halfway = max(tiles) * OUTPUTS // INPUTS
+        padded = num_parts * in_one
+        copies = [_bytes(padded, *side.spec.shape[1:]) for side in sides if padded != count]
+        if not of_kernel:
+            return max(sum(tiles), max(tiles) + halfway) + max(copies, default=0)
+        return sum(tiles) + max(halfway, _bytes(*self._kernel) * (num_parts > 1)) + sum(copies)
+
+
+class _Images:
+    """Images [N, H, W, C] and their tiles [36, N * tiles, C].
+
+    Each transform works on columns and on rows one after the other: images are [n, length, rest] for it.
+    """
+
+    def __init__(self, height: int, width: int, channels: int):
+        self.spec = tf.TensorSpec([None, height, width, channels])
+        self._rows, self._columns = num_tiles(height), num_tiles(width)
+        self.num_tiles = self._rows * self._columns
+
+    def to_tiles(self, step: Callable, images: tf.Tensor) -> tf.Tensor:
+        """With zeros behind the images' ends, so that whole tiles fill them."""
+        _, height, width, channels = self.spec.shape
+        tall, wide = OUTPUTS * self._rows, OUTPUTS * self._columns
+        filled = tf.pad(images, [[0, 0], [0, tall - height], [0, wide - width], [0, 0]])
+        tiles = _apart(step(tf.reshape(filled, [-1, wide, channels])))
+        tiles = _apart(step(tf.reshape(tiles, [-1, tall, self._columns * channels])))
+        return tf.reshape(tiles, [INPUTS**2, -1, channels])
+
+    def from_tiles(self, step: Callable, tiles: tf.Tensor) -> tf.Tensor:
+        _, height, width, channels = self.spec.shape
+        found = _apart(step(tf.reshape(_apart(tiles), [INPUTS, -1, self._rows, self._columns * channels])))
+        found = _apart(step(tf.reshape(found, [INPUTS, -1, self._columns, channels])))
+        found = tf.reshape(found, [-1, OUTPUTS * self._rows, OUTPUTS * self._columns, channels])
+        return found[:, :height, :width]
+
+
+def loop_workspace_bytes(function: str, inputs: Sequence[tf.TensorShape]) -> int | None:
+    """What XLA allocates beside the results of one of the loops; None if the function is none.
+
+    Args:
+      function: its name in a graph.
+      inputs: the shapes of its inputs.
+    """
+    found = re.search(rf"{_NAME}(_forward|_images_gradient|_kernel_gradient)_\d+$", function)
+    if found is None:
+        return None
+    (count, *size, channels), second = map(tuple, inputs)
+    of_kernel = found[1] == "_kernel_gradient"
+    kernel = (channels, second[-1]) if of_kernel else second[1:]
+    return Loops.of(*size, *kernel).workspace_bytes(count, of_kernel=of_kernel)
+
+
+def _bytes(*shape: int) -> int:
+    return math.prod(shape) * tf.float32.size
+
+
+def _compiled(function: Callable, *specs: tf.TensorSpec) -> Callable:
+    def call(*tensors):
+        return function(*tensors)
+
+    # Graphs name the call so.
+    call.__name__ = f"{_NAME}{function.__name__}"
+    return tf.function(call, jit_compile=True, autograph=False, input_signature=specs)
+
+
+def _looped(count: tf.Tensor, body: Callable, start: tf.Tensor) -> tf.Tensor:
+    return tf.while_loop(lambda number, _: number < count, body, (0, start))[1]
+
+
+def _with_zeros(images: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
+    """`count` images; XLA copies nothing if there are so many."""
+    return tf.pad(images, [[0, count - tf.shape(images)[0]], [0, 0], [0, 0], [0, 0]])
+
+
+def _rows(images: tf.Tensor, first: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
+    return tf.slice(images, [first, 0, 0, 0], [count, *images.shape[1:]])
+
+
+def _apart(numbers: tf.Tensor) -> tf.Tensor:
+    """The same, in a loop of its own: XLA would compute them anew for each number that depends on them."""
+    return gen_xla_ops.xla_optimization_barrier([numbers])[0]
