@@ -1,0 +1,65 @@
+"""Hides instructions from every library of a process, also from those that no variable limits.
+
+TensorFlow itself and XLA's matrix products (YNNPACK) ask the CPU, by the instruction CPUID. Where Linux can make
+it fault, a small library answers in its place (`masked_cpuid.c`).
+"""
+
+import atexit
+import functools
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+
+_SOURCE = pathlib.Path(__file__).with_suffix(".c")
+_LOADED, _ISA = "LD_PRELOAD", "TOWERS_ISA"
+_SECONDS = 60
+_ASK = "import ctypes, sys; sys.exit(ctypes.CDLL(None).towers_cpuid_is_masked() != 1)"
+
+
+def masked_cpuid(isa: str, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The variables with which programs see only these instructions; {} where that can't be done.
+
+    It needs Linux on an x86 CPU with CPUID faulting (`cpuid_fault` in /proc/cpuinfo), and a C compiler.
+
+    Args:
+      isa: 'avx2', 'avx512' or 'avx512_bf16'.
+      environment: of this process, whose preloaded libraries stay.
+    """
+    library = _library()
+    if library is None:
+        return {}
+    found = {_LOADED: " ".join([str(library), *environment.get(_LOADED, "").split()]), _ISA: isa}
+    return found if _masks({**environment, **found}) else {}
+
+
+def is_masked(variables: Mapping[str, str]) -> bool:
+    """Whether `masked_cpuid` found a way, of the variables of an imitation."""
+    return _ISA in variables
+
+
+@functools.cache
+def _library() -> pathlib.Path | None:
+    """The compiled library, in a folder that is there until this process ends."""
+    compiler = shutil.which("cc")
+    if compiler is None or not sys.platform.startswith("linux"):
+        return None
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="towers-cpuid-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    library = folder / "libmasked_cpuid.so"
+    command = [compiler, "-O1", "-shared", "-fPIC", "-o", library, _SOURCE, "-ldl"]
+    return library if _succeeds(command) else None
+
+
+def _masks(environment: Mapping[str, str]) -> bool:
+    return _succeeds([sys.executable, "-c", _ASK], env=environment)
+
+
+def _succeeds(command, **given) -> bool:
+    try:
+        return subprocess.run(command, capture_output=True, timeout=_SECONDS, check=False, **given).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return False
