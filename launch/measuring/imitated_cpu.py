@@ -1,10 +1,10 @@
 """--isa: the environment in which programs run the kernels of a CPU with older instructions.
 
 Each library's own variable limits it. Where CPUID can be masked (`masked_cpuid.py`), the CPU itself denies the
-others to all of them; without that, matrix products in XLA's loops keep this CPU's instructions, and ResNet-20 makes
-716 images/s with AVX2 instead of 683 (Intel Xeon with AMX). TensorFlow's Eigen kernels are compiled for AVX and
-don't dispatch. In bfloat16 our programs ask /proc/cpuinfo, which tells of AVX-512, and TensorFlow aborts if oneDNN is
-limited to AVX2 where it finds AVX-512.
+others to all of them; without that, matrix products in XLA's loops keep this CPU's instructions, and ResNet-20
+makes 716 images/s with AVX2 instead of 683 (Intel Xeon with AMX). TensorFlow's Eigen kernels are compiled for
+AVX and don't dispatch. In bfloat16 our programs ask /proc/cpuinfo, which tells of AVX-512, and TensorFlow aborts
+if oneDNN is limited to AVX2 where it finds AVX-512.
 """
 
 import importlib

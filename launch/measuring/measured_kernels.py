@@ -36,6 +36,7 @@ from keras import layers
 from launch.flags.devices import devices_from_flags
 from strategies.ring.tcp_ring import add_to
 from strategies.wire_precisions import WIRE_PRECISIONS
+from towers.layers import compiled_relu
 from towers.layers.compiled_activations import FEWEST_ELEMENTS
 from towers.layers.kernels import LayerKernels
 from towers.layers.narrow_maps import pays_as_channels
@@ -85,6 +86,10 @@ _LAYERS = (
         for shape in ((15, 15, 64), (7, 7, 256), (64, 256), (1024,), (256,), (64,), (10,))
     ),
     *(
+        _Measured(kernel="compiled_relu", layer=_activation("relu"), shape=(64, *shape))
+        for shape in ((32, 32, 16), (16, 16, 32), (8, 8, 64), (4, 4, 64))
+    ),
+    *(
         _Measured(kernel=kernel, layer=_convolution(shape[-1]), shape=(64, *shape))
         for kernel in ("images_side_by_side", "examples_as_channels")
         for shape in ((8, 8, 64), (7, 7, 256), (3, 3, 256))
@@ -123,6 +128,8 @@ def _gets_it(one: _Measured, used: LayerKernels) -> bool:
     if one.kernel == "winograd_channels":
         in_float32 = FLAGS.precision == "float32" or used.float32_products
         return in_float32 and one.shape[-1] >= used.winograd_channels
+    if one.kernel == "compiled_relu":
+        return math.prod(one.shape[1:]) >= compiled_relu.FEWEST_ELEMENTS
     if one.kernel == "images_side_by_side":
         return FLAGS.precision == "bfloat16"
     if one.kernel == "examples_as_channels":

@@ -50,7 +50,7 @@ def relus_to_compile(model: keras.Model) -> list[tuple[keras.layers.Layer, str, 
         if type(layer) is layers.ReLU and _is_plain(layer)
     ]
     activations = [
-        (layer, "activation", functools.partial(_relu, keras.activations.relu))
+        (layer, "activation", _activation)
         for layer in elementwise_layers(model)
         if layer.activation is keras.activations.relu
     ]
@@ -70,6 +70,11 @@ def _takes(shape: Sequence[int | None], dtype: str) -> bool:
     if dtype not in SHORT_PRECISIONS or None in shape[1:]:
         return False
     return math.prod(shape[1:]) >= FEWEST_ELEMENTS
+
+
+def _activation(x: tf.Tensor) -> tf.Tensor:
+    """A function, which Keras can describe in a layer's configuration, unlike a partial one."""
+    return _relu(keras.activations.relu, x)
 
 
 def _relu(of_keras: Callable, x: tf.Tensor) -> tf.Tensor:

@@ -41,9 +41,9 @@ ResNet-20 with AVX-512 (three rounds in turn: 0.95 to 0.99) and 0.92 with AVX2, 
 before, had brought 0.80 (Zen 3).
 
 Tried, and slower: all tiles in memory between transforms and products (1.3 to 2 times the time for up to 64
-channels); transforms as sums of products with columns of the matrices (1.7 times); TensorFlow's own operations (8 to
-17 times). Both gradients in one loop would save a transform (0.92 to 0.99 of the time), but a pipeline may compute
-them at different times, and a layer may need one only.
+channels); transforms as sums of products with columns of the matrices (1.7 times); TensorFlow's own operations
+(8 to 17 times). Both gradients in one loop would save a transform (0.92 to 0.99 of the time), but a pipeline may
+compute them at different times, and a layer may need one only.
 """
 
 from collections.abc import Sequence

@@ -17,7 +17,8 @@ from towers.devices import Devices
 FLAGS = flags.FLAGS
 CPU = "/device:CPU:0"
 AVX512, AMX = ("avx2", "avx512f"), ("avx2", "avx512f", "amx_bf16", "fast_bfloat16")
-WINOGRAD = {"winograd_channels, 64x8x8x64", "winograd_channels, 64x8x8x128"}
+WINOGRAD = ("winograd_channels, 64x16x16x32", "winograd_channels, 64x8x8x64")
+RELU = "compiled_relu, relu, 64x8x8x64"
 PRODUCTS = "float32_products, 64x8x8x64"
 BATCH_NORM = "batch_norm, 64x32x32x16"
 
@@ -45,11 +46,11 @@ def test_each_kernel_is_measured_alone_beside_none(monkeypatch):
 @pytest.mark.parametrize(
     "instructions, precision, on",
     [
-        (AMX, "bfloat16", {f"fused_{BATCH_NORM}", "images_side_by_side, 64x8x8x64"}),
-        (AMX, "float32", {f"fused_{BATCH_NORM}", "winograd_channels, 64x8x8x128"}),
-        (AVX512, "bfloat16", {f"fused_{BATCH_NORM}", "winograd_channels, 64x8x8x128", PRODUCTS}),
+        (AMX, "bfloat16", {f"fused_{BATCH_NORM}", "images_side_by_side, 64x8x8x64", RELU}),
+        (AMX, "float32", {f"fused_{BATCH_NORM}", WINOGRAD[-1]}),
+        (AVX512, "bfloat16", {f"fused_{BATCH_NORM}", WINOGRAD[-1], PRODUCTS, RELU}),
         (("avx2",), "float32", {f"compiled_{BATCH_NORM}", *WINOGRAD}),
-        (("avx2",), "bfloat16", {*WINOGRAD, PRODUCTS}),
+        (("avx2",), "bfloat16", {*WINOGRAD, PRODUCTS, RELU}),
     ],
 )
 def test_on_are_those_that_a_run_uses(monkeypatch, instructions, precision, on):
@@ -60,9 +61,10 @@ def test_on_are_those_that_a_run_uses(monkeypatch, instructions, precision, on):
     FLAGS.precision = precision
     found = {one["kernel"]: one["on"] for one in measure_kernels()["kernels"]}
     shapes = {f"fused_{BATCH_NORM}", f"compiled_{BATCH_NORM}", "images_side_by_side, 64x8x8x64"}
-    shapes |= {*WINOGRAD, PRODUCTS}
+    shapes |= {*WINOGRAD, PRODUCTS, RELU}
     assert {name for name in shapes if found[name]} == on
     assert found["compiled_activations, gelu, 64x1024"] and not found["compiled_activations, gelu, 64x256"]
+    assert not found["compiled_relu, relu, 64x4x4x64"]
 
 
 def test_both_passes_run_on_the_kernel_in_its_precision_and_without_it_on_kerass(monkeypatch):

@@ -155,6 +155,13 @@ def test_which_layers(layer, is_compiled):
     assert KERNELS.notices(model) == [line] * is_compiled
 
 
+def test_layers_can_be_described_meanwhile():
+    """As where operations are timed, to balance the stages of a pipeline."""
+    model = stacked((2, 2, 3), layers.Conv2D(3, 1, activation="relu", dtype="mixed_bfloat16"))
+    with KERNELS.in_place(model):
+        assert "_activation" in str(model.layers[-1].get_config()["activation"])
+
+
 def test_varying_lengths_keep_kerass():
     assert not relus_to_compile(stacked((None, 8), layers.ReLU(dtype="mixed_bfloat16")))
 
