@@ -120,7 +120,11 @@ def _inlined(concrete) -> tf.compat.v1.GraphDef:
 def _without_unused(graph_def: tf.compat.v1.GraphDef, results: Sequence[str]) -> tf.compat.v1.GraphDef:
     """Without what has no effect and no result, as it runs: arguments that a call does not use, mostly."""
     has_effect = [node.name for node in graph_def.node if op_def_registry.get(node.op).is_stateful]
-    return FlatGraph(graph_def, (), results, has_effect).without_dead_nodes().graph_def
+    found = FlatGraph(graph_def, (), results, has_effect).without_dead_nodes().graph_def
+    for node in found.node:
+        # Some are to be where an unused one was; all have a device by now.
+        _drop(node, "_class")
+    return found
 
 
 def _drop(node, attribute: str) -> None:
