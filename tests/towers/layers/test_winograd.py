@@ -10,6 +10,7 @@ from tests.towers.tiny_tasks import assert_close, stacked
 from towers import options, traced_once
 from towers.layers.kernels import LayerKernels
 from towers.layers.winograd import convolve
+from towers.memory.engine_memory import EngineMemory
 from towers.memory.step_graph import StepGraph
 from towers.traced_once import flat_graph
 
@@ -122,13 +123,15 @@ def test_the_backward_pass_transforms_again(monkeypatch):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_run_has_the_same_numbers(monkeypatch, mode):
-    """The updates of 10 steps are compared."""
+    """The updates of 10 steps are compared; and predictions of memory can read these graphs."""
     monkeypatch.setattr(options, "runs_onednn", lambda: True)
 
     def updates(tuned):
         def run(strategy):
             assert any("2 Conv2D layers by Winograd" in line for line in strategy.notices) == tuned
             strategy.run_steps(10)
+            if tuned:
+                assert EngineMemory(strategy.engine).passing_bytes(7) > 0
 
         return updates_in(mode, ["avx2"], run, channels=32, tuned_for_cpu=tuned)
 
