@@ -32,19 +32,25 @@ over 8x8 had the examples as channels (`towers/layers/narrow_maps.py`), which ma
     casts, copies, layouts, updates      1         2
     all                                  726       492
 
-ResNet-20 on an Intel Xeon whose oneDNN is limited to AVX512-BF16, two quiet cores; bfloat16 with products in
-float32 (`towers/layers/products.py`):
+ResNet-20 on an Intel Xeon with AMX, two cores, each before and after: in bfloat16 without AMX (products in
+float32, `towers/layers/products.py`) and with it, ReLUs are compiled with their additions, and with AMX batch
+norms are joined with their ReLUs; in float32 convolutions of 64 channels, with AVX2 (CPUID masked) of 32, are
+Winograd's with tiles in the cache, which with AVX2 those of 64 were before with tiles in memory. "Compiled" are
+Winograd's convolutions (before, their transforms), ReLUs, and with AVX2 batch norm, forward:
 
-                                         float32   bfloat16
-    convolutions, forward                144       142
-    convolutions, gradients of inputs    144       143
-    convolutions, gradients of kernels   152       149
-    batch norm, forward                  41        21
-    batch norm, gradients                65        55
-    ReLU                                 27        49
-    additions                            20        35
-    casts                                          116
-    all                                  597       713
+                                         bfloat16:                     float32:
+                                         without AMX    with AMX       AVX-512       AVX2
+    convolutions, forward                137    132     29     30      144    101    150     91
+    convolutions, gradients of inputs    132    129     30     30      141    101    150     93
+    convolutions, gradients of kernels   137    131     64     66      148    104    181    107
+    batch norm, forward                  21     20      26     25      40     39
+    batch norm, gradients                53     53      52     52      63     61     63      61
+    ReLU                                 48             85             27     27     35      33
+    additions                            33             31             20     19     20      18
+    compiled                                    35             36             87     180     351
+    casts                                112    108     2      2
+    products, copies, layouts, others    2      2       8      8       3      4      64      12
+    all                                  671    611     327    249     584    543    843     766
 
 A core of the Zen 4 makes 83 (32x32x16) to 98 (8x8x64) billion multiply-adds a second in a bfloat16 convolution
 forward, 57 to 66 in its kernel's gradient, 45 to 57 and 47 to 49 in float32. Forward, batch norms contain the ReLU
