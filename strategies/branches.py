@@ -24,6 +24,7 @@ from towers.grid import BRANCH, Grid
 from towers.options import StepOptions
 from towers.parameters.placement import canonical_names
 from towers.parameters.shards import Shard
+from towers.split import even_shares, fewest_examples
 from towers.task import Task
 from towers.tower import EvaluationFunction, TowerFunction
 from towers.traced_once import TracedOnce
@@ -53,21 +54,21 @@ class BranchedTowers:
         """
         self.devices = towers_of_several(devices, self.name, self.axis)
         self._task, self._step, self.options = task, options, branches or BranchOptions()
-        self._num_towers = self.devices.num_towers
+        self._shares = even_shares(self.devices.num_towers)
         check_grouped(self.name, options)
 
     def check(self, shares):
-        self._num_towers = len(shares)
+        self._shares = shares
 
     def divide(self, model, decided=decided_here):
-        num_passes = self._step.accumulation * self._num_towers
+        num_examples = fewest_examples(self._task.batch_size, self._step.accumulation, self._shares)
         with tf.device(self.devices.groups[0][0]):
             self.plan = plan_of(
                 model,
                 len(self.devices.groups[0]),
                 self.options,
-                num_examples=max(1, self._task.batch_size // num_passes),
-                kernels=self._step.kernels(self.devices),
+                num_examples=num_examples,
+                kernels=self._step.kernels(self.devices, num_examples),
                 decided=decided,
             )
 
@@ -76,7 +77,7 @@ class BranchedTowers:
         return [Shard(name, home) for name, home in zip(names, homes, strict=True)]
 
     def make_towers(self, engine: Engine, exchange: UnitExchange | None = None):
-        kernels, shared, model = self._step.kernels(self.devices), engine.tower.exchange, engine.tower.model
+        kernels, shared, model = engine.kernels, engine.tower.exchange, engine.tower.model
         parameter_devices = self.plan.devices_of(engine.tower.variables.parameters)
         num_devices = len(self.devices.groups[0])
         keys = [shared.new_group_key() for _ in range(num_devices)] if shared else ()

@@ -15,7 +15,7 @@ from towers.options import StepOptions
 from towers.parameters.placement import canonical_names
 from towers.parameters.shards import Shard
 from towers.pipeline import grid
-from towers.split import checked_shares
+from towers.split import checked_shares, even_shares, fewest_examples
 from towers.stages.gathered_pipeline import GatheredPipeline, GatheredPipelineEvaluation
 from towers.stages.model_stages import ModelStages, cut_by_parameters, cut_by_sizes, parameter_bytes
 from towers.stages.options import TIME, PipelineOptions, check_microbatches
@@ -73,7 +73,7 @@ class StagedTowers:
         self.devices = devices if devices.groups else devices.grouped((devices.towers,))
         self._task, self._step, self.options = task, options, pipeline or PipelineOptions()
         self._schedule = self.options.schedule_for(len(self.devices.groups[0]))
-        self._num_towers = self.devices.num_towers
+        self._shares = even_shares(self.devices.num_towers)
         check_grouped("pipeline", options)
 
     @property
@@ -89,7 +89,7 @@ class StagedTowers:
         Raises:
           UserError: a tower without an example of some microbatch, or statistics over the parts of a batch.
         """
-        self._num_towers = len(shares)
+        self._shares = shares
         by_default = self.options.microbatches is None and isinstance(self.options.schedule, str)
         check_microbatches(
             self._task.batch_size, self._step.accumulation, self.microbatches, shares, by_default=by_default
@@ -101,11 +101,11 @@ class StagedTowers:
             )
 
     def divide(self, model, decided=decided_here):
-        kernels = self._step.kernels(self.devices)
-        num_passes = self._step.accumulation * self.microbatches * self._num_towers
+        num_passes = self._step.accumulation * self.microbatches
+        num_examples = fewest_examples(self._task.batch_size, num_passes, self._shares)
+        kernels = self._step.kernels(self.devices, num_examples)
 
         def cut() -> ModelStages:
-            num_examples = max(1, self._task.batch_size // num_passes)
             with tf.device(self.devices.groups[0][0]):
                 return self.options.stages_of(
                     model, self._schedule.num_stages, num_examples=num_examples, kernels=kernels
@@ -128,7 +128,7 @@ class StagedTowers:
         ]
 
     def make_towers(self, engine: Engine, exchange: UnitExchange | None = None):
-        kernels = self._step.kernels(self.devices)
+        kernels = engine.kernels
         model, recompute = engine.tower.model, self._step.recompute
         passes = StagedPasses(self._task, model, self.stages, self._schedule, kernels, recompute)
         training, evaluation = PipelineTower, PipelineEvaluation

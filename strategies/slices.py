@@ -77,8 +77,7 @@ class SlicedTowers:
         return self.layout.shards()
 
     def make_towers(self, engine: Engine, exchange: UnitExchange | None = None):
-        kernels = self._step.kernels(self.devices)
-        shared = engine.tower.exchange
+        kernels, shared = engine.kernels, engine.tower.exchange
         towers, evaluations = [], []
         groups, gathering = traced_towers(self.devices, exchange)
         for group in groups:

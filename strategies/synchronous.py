@@ -102,9 +102,9 @@ class SynchronousStrategy:
     @property
     def notices(self) -> list[str]:
         exchanges = self.options.batch_stats == "synced" and len(self.part_shares) > 1
-        kernels = self.options.kernels(self.engine.devices)
+        of_kernels = self.engine.kernels.notices(self.model, exchanges=exchanges)
         recomputed = recomputation.notices(self.model, self.options.recompute)
-        return self.engine.notices + kernels.notices(self.model, exchanges=exchanges) + recomputed
+        return self.engine.notices + of_kernels + recomputed
 
     def agree(self, move: Move) -> Move:
         return move

@@ -43,6 +43,7 @@ class Engine(abc.ABC):
       towers, evaluations: the passes of each tower of this process, called as a `TowerFunction` and an
         `EvaluationFunction`. A tower of several devices has its own. One pass may compute all, as for
         `TowerPasses`.
+      kernels: which layers use other kernels than Keras's.
       masked: whether masks leave out an update that is not finite, as in `towers.parameters.permission`.
     """
 
@@ -89,7 +90,9 @@ class Engine(abc.ABC):
         self.all_shares = self.shares if all_shares is None else tuple(all_shares)
         split.check_batch_size(task.batch_size, options.accumulation, self.all_shares)
         check_synchronized(model, batch_stats=options.batch_stats, num_towers=len(self.all_shares))
-        kernels = options.kernels(devices)
+        num_passes = options.accumulation * (microbatches or 1)
+        num_examples = split.fewest_examples(task.batch_size, num_passes, self.all_shares)
+        self.kernels = options.kernels(devices, num_examples)
         if tower_exchange is None and len(self.all_shares) > 1:
             tower_exchange = TowerExchange(len(self.all_shares))
         if tower_exchange is not None and not devices.on_cpu:
@@ -98,13 +101,13 @@ class Engine(abc.ABC):
             task,
             model,
             exchange=tower_exchange if options.batch_stats == "synced" else None,
-            kernels=kernels,
+            kernels=self.kernels,
             xla=options.xla,
             traced=traced,
             recompute=options.recompute,
         )
         self.towers: Sequence[Callable[..., TowerResult]] = [self.tower] * devices.num_towers
-        evaluation = EvaluationFunction(task, model, kernels=kernels, traced=traced)
+        evaluation = EvaluationFunction(task, model, kernels=self.kernels, traced=traced)
         self.evaluations: Sequence[Callable[..., EvaluationResult]] = [evaluation] * devices.num_towers
         updating = self._updating_device()
         self.masked = devices.masked(updating)

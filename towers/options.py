@@ -79,8 +79,13 @@ class StepOptions:
         """
         return cls(**translate(optimizer)._asdict(), **others)
 
-    def kernels(self, devices: Devices) -> LayerKernels:
-        """Which layers use other kernels than Keras's on these devices."""
+    def kernels(self, devices: Devices, num_examples: int | None = None) -> LayerKernels:
+        """Which layers use other kernels than Keras's on these devices.
+
+        Args:
+          devices: of the towers.
+          num_examples: that a tower computes at once, the same in all processes; None if it is not known.
+        """
         # XLA compiles the whole tower by itself.
         tuned = self.tuned_for_cpu and devices.on_cpu and not self.xla
         found = devices.cpu_instructions
@@ -103,6 +108,7 @@ class StepOptions:
             images_side_by_side=tuned and multiplies_bfloat16 and AMX_BFLOAT16 in found,
             examples_as_channels=tuned and multiplies_bfloat16 and AMX_BFLOAT16 not in found,
             winograd_channels=self._winograd_channels(devices) if compiles and few_threads else 0,
+            num_examples=num_examples,
             # Elsewhere, as on ARM, nothing was measured.
             float32_products=tuned and is_slow and AVX2 in found,
             exact_bias_gradients=self.precision == "bfloat16" and devices.on_cpu and not self.xla,

@@ -64,6 +64,17 @@ def sizes(num_examples: int, shares: Sequence[float]) -> list[int]:
     return np.diff(boundaries(num_examples, shares)).tolist()
 
 
+def fewest_examples(batch_size: int, num_passes: int, shares: Sequence[float]) -> int:
+    """The fewest examples of a full batch that a tower computes at once, at least 1.
+
+    Args:
+      batch_size: examples of a batch.
+      num_passes: microbatches of a batch.
+      shares: of all towers.
+    """
+    return max(1, min(sizes(min(sizes(batch_size, even_shares(num_passes))), shares)))
+
+
 def boundaries_tensor(num_examples: tf.Tensor, shares: Sequence[float]) -> tf.Tensor:
     """`boundaries` in a graph, where the number of examples is a tensor: int32 [parts + 1]."""
     fractions = tf.constant(np.cumsum(shares) / np.sum(shares), tf.float64)

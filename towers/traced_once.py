@@ -16,6 +16,7 @@ from tensorflow.core.protobuf import config_pb2, device_properties_pb2, meta_gra
 from tensorflow.python.framework import meta_graph
 from tensorflow.python.grappler import cluster, tf_optimizer  # the one way to call the graph optimizer
 
+from towers import compiled_functions
 from towers.layers.table_rows import TableRows
 from towers.owners import Slices, whole
 from towers.task import Batch
@@ -180,7 +181,10 @@ def _optimized_graph(concrete, graph_def: tf.compat.v1.GraphDef) -> tf.compat.v1
         config.graph_options.rewrite_options.remapping = rewriter_config_pb2.RewriterConfig.OFF
     cpu = device_properties_pb2.NamedDevice(name="/job:localhost/replica:0/task:0/device:CPU:0")
     cpu.properties.CopyFrom(device_properties_pb2.DeviceProperties(type="CPU", num_cores=1, frequency=1000))
-    return tf_optimizer.OptimizeGraph(config, described, cluster=cluster.Cluster(devices=[cpu]))
+    whole = compiled_functions.hide(described.graph_def.library)
+    optimized = tf_optimizer.OptimizeGraph(config, described, cluster=cluster.Cluster(devices=[cpu]))
+    compiled_functions.show(optimized.library, whole)
+    return optimized
 
 
 def _must_not_be_joined(operation: tf.Operation, is_placed: bool) -> bool:

@@ -43,7 +43,12 @@ flags.DEFINE_integer(
     "Number of examples in a global batch, over all towers and workers; with asynchronous parameter servers, in "
     "one update.",
 )
-flags.DEFINE_integer("eval_batch_size", 500, "Number of examples in an evaluation batch.")
+flags.DEFINE_integer(
+    "eval_batch_size",
+    None,
+    "Number of examples in an evaluation batch, over all towers and workers. Default: --batch_size, so that "
+    "evaluation uses the kernels that training compiled.",
+)
 flags.DEFINE_bool(
     "augment", None, "Crop and mirror training images at random. Default: yes, except for --task=shapes."
 )

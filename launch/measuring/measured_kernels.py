@@ -40,6 +40,7 @@ from towers.layers import compiled_relu
 from towers.layers.compiled_activations import FEWEST_ELEMENTS
 from towers.layers.kernels import LayerKernels
 from towers.layers.narrow_maps import pays_as_channels
+from towers.layers.winograd import Gate
 from towers.options import StepOptions
 
 FLAGS = flags.FLAGS
@@ -98,6 +99,10 @@ _LAYERS = (
         _Measured(kernel="winograd_channels", layer=_convolution(shape[-1]), shape=(64, *shape))
         for shape in ((16, 16, 32), (8, 8, 64), (15, 15, 64), (8, 8, 128), (7, 7, 256), (4, 4, 512))
     ),
+    *(  # Few examples: off.
+        _Measured(kernel="winograd_channels", layer=_convolution(shape[-1]), shape=(8, *shape))
+        for shape in ((7, 7, 256), (4, 4, 512))
+    ),
     *(
         _Measured(kernel="float32_products", layer=_convolution(shape[-1]), shape=(64, *shape))
         for shape in ((32, 32, 16), (8, 8, 64), (7, 7, 256))
@@ -127,7 +132,8 @@ def _gets_it(one: _Measured, used: LayerKernels) -> bool:
     """Whether the kernel is for this shape and precision, where it is enabled."""
     if one.kernel == "winograd_channels":
         in_float32 = FLAGS.precision == "float32" or used.float32_products
-        return in_float32 and one.shape[-1] >= used.winograd_channels
+        gate = Gate(used.winograd_channels, one.shape[0])
+        return in_float32 and gate.takes(one.shape, "float32", (3, 3, one.shape[-1], one.shape[-1]))
     if one.kernel == "compiled_relu":
         return math.prod(one.shape[1:]) >= compiled_relu.FEWEST_ELEMENTS
     if one.kernel == "images_side_by_side":

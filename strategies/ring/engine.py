@@ -56,7 +56,7 @@ class RingEngine(Engine):
         Raises:
           UserError: a batch too small for all towers.
         """
-        super().__init__(*arguments, parts=parts, **named)
+        super().__init__(*arguments, parts=parts, microbatches=microbatches, **named)
         self._exchange = exchange
         self.placement = place(self.tower.variables, self.options.rule)
         if make_towers is not None:

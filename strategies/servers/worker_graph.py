@@ -101,7 +101,9 @@ class WorkerGraph:
             task,
             model,
             exchange=TowerExchange(len(all_shares)) if self.has_collectives else None,
-            kernels=options.kernels(devices),
+            kernels=options.kernels(
+                devices, split.fewest_examples(task.batch_size, options.accumulation, all_shares)
+            ),
             xla=options.xla,
             recompute=options.recompute,
         )

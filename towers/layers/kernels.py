@@ -6,7 +6,6 @@ tower is traced.
 
 import contextlib
 import dataclasses
-import functools
 
 import keras
 import tensorflow as tf
@@ -34,6 +33,7 @@ class LayerKernels:
         the examples, for CPUs without a matrix unit.
       winograd_channels: fewest input and output channels of 3x3 convolutions that are computed in float32 by
         Winograd's method; 0 disables it.
+      num_examples: of a tower's usual call, for kernels that need enough of them; None if it is not known.
       float32_products: convolutions and dense layers of bfloat16 or float16 multiply in float32, for CPUs that
         are no faster in the shorter format.
       exact_bias_gradients: gradients of biases in bfloat16 are sums in float32, as TensorFlow's on CPUs are not.
@@ -46,6 +46,7 @@ class LayerKernels:
     images_side_by_side: bool = False
     examples_as_channels: bool = False
     winograd_channels: int = 0
+    num_examples: int | None = None
     float32_products: bool = False
     exact_bias_gradients: bool = False
 
@@ -74,16 +75,19 @@ class LayerKernels:
 
     @property
     def _convolutions(self) -> list[Convolution]:
-        by_winograd = functools.partial(winograd.convolve, fewest_channels=self.winograd_channels)
         kernels = (
             (narrow_maps.by_channels, self.examples_as_channels),
             (narrow_maps.by_long_rows, self.images_side_by_side),
-            (by_winograd, self.winograd_channels),
+            (self._winograd.convolve, self.winograd_channels),
         )
         return [kernel for kernel, is_on in kernels if is_on]
 
+    @property
+    def _winograd(self) -> winograd.Gate:
+        return winograd.Gate(self.winograd_channels, self.num_examples)
+
     def _num_winograd(self, model: keras.Model) -> int:
-        return winograd.num_replaced(model, self.winograd_channels, float32_products=self.float32_products)
+        return self._winograd.num_replaced(model, float32_products=self.float32_products)
 
     def notices(self, model: keras.Model, *, exchanges: bool = False) -> list[str]:
         """One line for each kind of replacement that the model's layers get, for the user.

@@ -46,6 +46,7 @@ channels); transforms as sums of products with columns of the matrices (1.7 time
 compute them at different times, and a layer may need one only.
 """
 
+import dataclasses
 from collections.abc import Sequence
 
 import keras
@@ -69,49 +70,63 @@ _KERNEL_TRANSFORM = (  # G
 _KERNEL_TRANSFORMS = np.kron(_KERNEL_TRANSFORM, _KERNEL_TRANSFORM).astype(np.float32)
 # Tiles reach over an image's edge: the multiplications left, as a part of a direct convolution's.
 _MOST_MULTIPLICATIONS = 0.4
+# Pixels of all images of a call: of fewer, the kernel's transforms are most of the work.
+_FEWEST_PIXELS = 512
 
 
-def convolve(inputs: tf.Tensor, kernel: tf.Tensor, *, fewest_channels: int) -> tf.Tensor | None:
-    """The convolution of [N, H, W, C] with [3, 3, C, K], stride 1 and edges of zeros.
+@dataclasses.dataclass(frozen=True)
+class Gate:
+    """Which convolutions are computed by this method.
 
-    Args:
-      inputs, kernel: of any shape and dtype.
+    Attributes:
       fewest_channels: of the inputs and of the outputs.
-
-    Returns:
-      None if it does not take the shape, the dtype or the number of channels.
+      num_examples: of a usual call; None if there are always enough.
     """
-    if not _takes(inputs.shape, inputs.dtype, kernel.shape, fewest_channels):
-        return None
-    return _convolved(inputs, tf.convert_to_tensor(kernel, inputs.dtype))
 
+    fewest_channels: int
+    num_examples: int | None = None
 
-def num_replaced(model: keras.Model, fewest_channels: int, *, float32_products: bool = False) -> int:
-    """The number of the model's layers whose convolution is this one.
+    def convolve(self, inputs: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor | None:
+        """The convolution of [N, H, W, C] with [3, 3, C, K], stride 1 and edges of zeros.
 
-    Args:
-      model: any model.
-      fewest_channels: as for `convolve`.
-      float32_products: as for `towers.layers.kernels.LayerKernels`.
-    """
-    return sum(
-        any(
-            _takes(shape, _computed_in(layer, float32_products), layer.kernel.shape, fewest_channels)
-            for shape in _shapes_of_inputs(layer)
+        Args:
+          inputs, kernel: of any shape and dtype.
+
+        Returns:
+          None if it does not take the shape, the dtype or the number of channels.
+        """
+        if not self.takes(inputs.shape, inputs.dtype, kernel.shape):
+            return None
+        return _convolved(inputs, tf.convert_to_tensor(kernel, inputs.dtype))
+
+    def num_replaced(self, model: keras.Model, *, float32_products: bool = False) -> int:
+        """The number of the model's layers whose convolution is this one.
+
+        Args:
+          model: any model.
+          float32_products: as for `towers.layers.kernels.LayerKernels`.
+        """
+        return sum(
+            any(
+                self.takes(shape, _computed_in(layer, float32_products), layer.kernel.shape)
+                for shape in _shapes_of_inputs(layer)
+            )
+            for layer in plain_convolutions(model)
         )
-        for layer in plain_convolutions(model)
-    )
+
+    def takes(self, shape: Sequence[int | None], dtype, kernel: Sequence[int]) -> bool:
+        """Whether inputs of this shape and dtype are convolved with a kernel of that shape by this method."""
+        *size, channels, filters = kernel
+        if tf.as_dtype(dtype) != tf.float32 or size != [3, 3] or None in shape[1:]:
+            return False
+        height, width, _ = shape[1:]
+        if self.num_examples is not None and self.num_examples * height * width < _FEWEST_PIXELS:
+            return False
+        return min(channels, filters) >= self.fewest_channels and _saves(height, width)
 
 
 def _computed_in(layer: keras.layers.Layer, float32_products: bool) -> str:
     return "float32" if float32_products and layer.compute_dtype in SHORT_PRECISIONS else layer.compute_dtype
-
-
-def _takes(shape: Sequence[int | None], dtype, kernel: Sequence[int], fewest_channels: int) -> bool:
-    *size, channels, filters = kernel
-    if tf.as_dtype(dtype) != tf.float32 or size != [3, 3] or None in shape[1:]:
-        return False
-    return min(channels, filters) >= fewest_channels and _saves(*shape[1:3])
 
 
 def _saves(height: int, width: int) -> bool:

@@ -242,6 +242,29 @@ def test_compiled_moments_of_many_rows_keep_their_digits():
     np.testing.assert_allclose(variance, exact.var((0, 1, 2)), rtol=5e-7)
 
 
+@pytest.mark.parametrize(
+    "shape, in_row",
+    [((32, 32, 16), 64), ((15, 15, 64), 25), ((3, 3, 256), 9), ((2, 2, 2048), 1), ((3, 5, 8), 15), ((7, 200), 7)],
+)
+def test_a_row_of_a_compiled_loop_is_long_and_of_whole_pixels(shape, in_row):
+    """The rows divide an image, and their sums and scales are those of its channels."""
+    inputs = drawn((3, *shape), mean=2.0)
+    assert compiled_batch_norm._in_rows(inputs).shape[1:] == (
+        np.prod(shape[:-1]) // in_row,
+        in_row * shape[-1],
+    )
+    kernel = compiled_batch_norm.CompiledKernel(1e-3)
+    scale = tf.constant(np.linspace(1, 2, shape[-1]), tf.float32)
+    moments = kernel.moments(inputs)
+    dims = tuple(range(len(shape)))
+    exact = inputs.numpy().astype(np.float64)
+    np.testing.assert_allclose(moments.mean, exact.mean(dims), rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(moments.variance, exact.var(dims), rtol=1e-6)
+    normal = (exact - exact.mean(dims)) / np.sqrt(exact.var(dims) + 1e-3)
+    found = kernel.normalized(inputs, moments, scale, -scale)
+    np.testing.assert_allclose(found, normal * scale - scale, rtol=1e-5, atol=1e-5)
+
+
 def test_a_compiled_layer_takes_batches_of_any_length():
     """The tower is traced once; the last batch of an epoch is short."""
     model = layer_model(IMAGE)

@@ -168,7 +168,7 @@ def test_varying_lengths_keep_kerass():
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_run_has_the_same_numbers(mode):
-    """The updates of 5 steps, with the loops and without. Products differ as well: both round each number."""
+    """The updates of 5 steps with the loops, up to bfloat16's rounding, are those of float32 without them."""
 
     def updates(tuned):
         def run(strategy):
@@ -177,6 +177,7 @@ def test_a_run_has_the_same_numbers(mode):
                 strategy.run_steps(5)
             assert any("Relu" in node.op for node in graphs.nodes) != tuned
 
-        return updates_in(mode, ["avx2"], run, channels=8, precision="bfloat16", tuned_for_cpu=tuned)
+        precision = "bfloat16" if tuned else "float32"
+        return updates_in(mode, ["avx2"], run, channels=8, precision=precision, tuned_for_cpu=tuned)
 
     assert_close(updates(True), updates(False), 4e-2)

@@ -185,7 +185,11 @@ def test_the_backward_pass_widens_again(monkeypatch):
 
 @pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "stages"])
 def test_a_run_has_the_same_numbers(monkeypatch, mode):
-    """The updates of 5 steps, with the kernels and without, up to bfloat16's rounding: 2^-8 a number."""
+    """The updates of 5 steps with the kernels, up to bfloat16's rounding (2^-8 a number), are those of float32.
+
+    TensorFlow's own products in bfloat16 are no better reference: on a CPU with AVX2 alone both are 3% away from
+    float32.
+    """
     monkeypatch.setattr(options, "runs_onednn", lambda: True)
 
     def updates(tuned):
@@ -194,7 +198,7 @@ def test_a_run_has_the_same_numbers(monkeypatch, mode):
             with recorded_graphs() as graphs:
                 strategy.run_steps(5)
             products = [node for node in graphs.nodes if "Conv2D" in node.op or "MatMul" in node.op]
-            assert any(node.attr["T"].type == tf.bfloat16.as_datatype_enum for node in products) != tuned
+            assert {node.attr["T"].type for node in products} == {tf.float32.as_datatype_enum}
 
         return updates_in(
             mode,
@@ -202,7 +206,7 @@ def test_a_run_has_the_same_numbers(monkeypatch, mode):
             run,
             channels=8,
             split_of_one="output_channels",
-            precision="bfloat16",
+            precision="bfloat16" if tuned else "float32",
             tuned_for_cpu=tuned,
         )
 

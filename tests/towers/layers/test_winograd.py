@@ -8,8 +8,9 @@ from keras import layers
 from tests.towers.layers.kernel_modes import MODES, updates_in
 from tests.towers.tiny_tasks import assert_close, stacked
 from towers import options, traced_once
+from towers.layers import winograd
 from towers.layers.kernels import LayerKernels
-from towers.layers.winograd import convolve
+from towers.layers.winograd import Gate
 from towers.memory.engine_memory import EngineMemory
 from towers.memory.step_graph import StepGraph
 from towers.traced_once import flat_graph
@@ -44,7 +45,7 @@ def test_as_a_direct_convolution(height, width, count):
     Loops compute at most 64 tiles at a time, of images in nearly equal numbers: 37 of 4 tiles are three times 13.
     """
     numbers = drawn((count, height, width, 6), 0), drawn((3, 3, 6, 5), 1), drawn((count, height, width, 5), 2)
-    found = passes(lambda *both: convolve(*both, fewest_channels=5), *numbers, dtype=tf.float32)
+    found = passes(Gate(fewest_channels=5).convolve, *numbers, dtype=tf.float32)
     for ours, exact in zip(found, passes(direct, *numbers, dtype=tf.float64), strict=True):
         assert np.linalg.norm(ours - exact) <= 5e-6 * np.linalg.norm(exact)
 
@@ -83,12 +84,21 @@ def test_what_it_takes(shape, kernel, dtype, is_taken):
     assert kernels.notices(model) == ([line] if is_taken else [])
 
 
+@pytest.mark.parametrize(
+    "num_examples, size, is_taken", [(8, 8, True), (7, 8, False), (32, 4, True), (8, 4, False), (None, 4, True)]
+)
+def test_few_examples_are_convolved_directly(num_examples, size, is_taken):
+    """Of 512 pixels and more the kernel's transforms are a small part of the work."""
+    shape = (None, size, size, 32)
+    assert Gate(32, num_examples).takes(shape, "float32", (3, 3, 32, 32)) == is_taken
+
+
 def test_batches_of_any_length_are_traced_once():
     spec = tf.TensorSpec([None, 8, 8, 4])
 
     @tf.function(autograph=False, input_signature=[spec])
     def traced(inputs):
-        return convolve(inputs, kernel, fewest_channels=1)
+        return Gate(fewest_channels=1).convolve(inputs, kernel)
 
     kernel = tf.constant(drawn((3, 3, 4, 4), 1), tf.float32)
     for count in (6, 2, 6, 1):
@@ -107,7 +117,7 @@ def test_the_backward_pass_transforms_again(monkeypatch):
     def gradients(inputs, kernel, upstream):
         with tf.GradientTape() as tape:
             tape.watch([inputs, kernel])
-            outputs = convolve(inputs, kernel, fewest_channels=1)
+            outputs = Gate(fewest_channels=1).convolve(inputs, kernel)
         return [outputs, *tape.gradient(outputs, [inputs, kernel], upstream)]
 
     spec = tf.TensorSpec([None, 8, 8, 4])
@@ -125,6 +135,7 @@ def test_the_backward_pass_transforms_again(monkeypatch):
 def test_a_run_has_the_same_numbers(monkeypatch, mode):
     """The updates of 10 steps are compared; and predictions of memory can read these graphs."""
     monkeypatch.setattr(options, "runs_onednn", lambda: True)
+    monkeypatch.setattr(winograd, "_FEWEST_PIXELS", 1)
 
     def updates(tuned):
         def run(strategy):
@@ -165,7 +176,7 @@ def test_predictions_know_what_a_loop_allocates(count, of_images, of_kernel):
     def tower(inputs, kernel):
         with tf.GradientTape() as tape:
             tape.watch([inputs, kernel])
-            outputs = convolve(inputs, kernel, fewest_channels=1)
+            outputs = Gate(fewest_channels=1).convolve(inputs, kernel)
         return tape.gradient(outputs, [inputs, kernel])
 
     @tf.function(autograph=False, input_signature=[tf.TensorSpec([None, 8, 8, 4])])

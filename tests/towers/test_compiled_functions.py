@@ -1,0 +1,67 @@
+"""Functions that XLA compiles are empty for the graph optimizer, and whole again afterwards."""
+
+import pytest
+import tensorflow as tf
+
+from towers import compiled_functions, traced_once
+from towers.traced_once import flat_graph
+
+SPEC = tf.TensorSpec([None, 3])
+
+
+@tf.function(jit_compile=True, autograph=False, input_signature=[SPEC])
+def doubled_five_times(x):
+    return tf.while_loop(lambda count, _: count < 5, lambda count, x: (count + 1, 2.0 * x), (0, x))[1], x + 1.0
+
+
+@tf.function(autograph=False, input_signature=[SPEC])
+def not_compiled(x):
+    return tf.while_loop(lambda count, _: count < 2, lambda count, x: (count + 1, x - 1.0), (0, x))[1]
+
+
+@tf.function(autograph=False, input_signature=[SPEC])
+def whole_graph(x):
+    doubled, more = doubled_five_times(x)
+    return doubled_five_times(doubled)[0] + more + not_compiled(x)
+
+
+def library():
+    return whole_graph.get_concrete_function().graph.as_graph_def().library
+
+
+def operations(found) -> dict[str, list[str]]:
+    return {function.signature.name: sorted(node.op for node in function.node_def) for function in found.function}
+
+
+def test_only_what_xla_compiles_is_empty():
+    found = library()
+    before = operations(compiled_functions.hide(found))
+    (compiled,) = (name for name in before if "doubled_five_times" in name)
+    after = operations(found)
+    assert after.pop(compiled) == ["Placeholder", "Placeholder"]
+    assert before.pop(compiled) != ["Placeholder", "Placeholder"]
+    assert after == before
+
+
+def test_all_functions_are_shown_again_even_those_that_the_optimizer_dropped():
+    found, expected = library(), library()
+    whole = compiled_functions.hide(found)
+    kept = [function for function in found.function if "while" not in function.signature.name]
+    del found.function[:]
+    found.function.extend(kept)
+    compiled_functions.show(found, whole)
+    # The optimizer may have had a reason to drop the loop of the other function.
+    others = {name for name in operations(expected) if "while" in name} - operations(found).keys()
+    assert len(others) == 2
+    assert operations(found) == {name: kinds for name, kinds in operations(expected).items() if name not in others}
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_an_optimized_graph_computes_the_same(monkeypatch, count):
+    monkeypatch.setattr(traced_once, "_must_optimize", lambda concrete: True)
+    concrete = whole_graph.get_concrete_function()
+    flat = flat_graph(concrete)
+    assert any(function.attr["_XlaMustCompile"].b for function in flat.graph_def.library.function)
+    x = tf.random.stateless_normal([count, 3], seed=[0, count])
+    (found,) = flat.function([SPEC])(x)
+    tf.debugging.assert_equal(found, concrete(x))

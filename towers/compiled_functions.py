@@ -1,0 +1,63 @@
+"""Functions that XLA compiles, hidden from TensorFlow's graph optimizer.
+
+XLA optimizes what it compiles. The optimizer would change the bodies of these functions too, for nothing: for the
+tower of ResNet-20 with compiled batch norms and convolutions it takes 1.6 to 2.0 s with them, 0.5 without (AMD EPYC,
+Zen 3).
+"""
+
+from collections.abc import Iterable
+
+from tensorflow.core.framework import function_pb2
+
+
+def hide(library: function_pb2.FunctionDefLibrary) -> function_pb2.FunctionDefLibrary:
+    """Empties the functions that XLA compiles, in place.
+
+    Returns:
+      The library as it was, for `show`.
+    """
+    whole = function_pb2.FunctionDefLibrary.FromString(library.SerializeToString())
+    for function in filter(_is_compiled, library.function):
+        function.ClearField("node_def")
+        function.ClearField("control_ret")
+        for index, output in enumerate(function.signature.output_arg):
+            node = function.node_def.add(name=f"hidden_{index}", op="Placeholder")
+            node.attr["dtype"].type = output.type
+            node.attr["shape"].shape.unknown_rank = True
+            function.ret[output.name] = f"{node.name}:output:0"
+    return whole
+
+
+def show(library: function_pb2.FunctionDefLibrary, whole: function_pb2.FunctionDefLibrary) -> None:
+    """Gives the functions that XLA compiles their bodies again, in place.
+
+    Args:
+      library: after the optimizer, which dropped what emptied functions no longer call.
+      whole: what `hide` returned.
+    """
+    before = {function.signature.name: function for function in whole.function}
+    left = {function.signature.name: function for function in library.function}
+    for name in _reached(before, filter(_is_compiled, left.values())):
+        if name not in left:
+            library.function.append(before[name])
+        elif _is_compiled(left[name]):
+            left[name].CopyFrom(before[name])
+
+
+def _is_compiled(function: function_pb2.FunctionDef) -> bool:
+    return function.attr["_XlaMustCompile"].b
+
+
+def _reached(
+    by_name: dict[str, function_pb2.FunctionDef], roots: Iterable[function_pb2.FunctionDef]
+) -> dict[str, None]:
+    """Names of the roots and of all functions that they call, directly or not."""
+    found: dict[str, None] = {}
+    waiting = [function.signature.name for function in roots]
+    while waiting:
+        name = waiting.pop()
+        if name not in found:
+            found[name] = None
+            attributes = (value for node in by_name[name].node_def for value in node.attr.values())
+            waiting += [value.func.name for value in attributes if value.HasField("func")]
+    return found
