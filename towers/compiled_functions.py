@@ -1,7 +1,7 @@
 """Functions that XLA compiles, hidden from TensorFlow's graph optimizer.
 
 XLA optimizes what it compiles. The optimizer would change the bodies of these functions too, for nothing: for the
-tower of ResNet-20, with compiled batch norms and convolutions, it takes 1.6 to 2.0 s with them and 0.5 without (AMD
+tower of ResNet-20, with compiled batch norms and convolutions, it takes 1.6 to 2.0 s with them, 0.5 without (AMD
 EPYC, Zen 3).
 """
 
