@@ -16,6 +16,7 @@ from towers.layers.compiled_relu import relus_to_compile
 from towers.layers.convolutions import Convolution, replaced_convolutions
 from towers.layers.products import layers_with_products, replaced_calls
 from towers.layers.shadowing import shadowed
+from towers.layers.winograd_loops import CompiledCall
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -81,6 +82,17 @@ class LayerKernels:
             (self._winograd.convolve, self.winograd_channels),
         )
         return [kernel for kernel, is_on in kernels if is_on]
+
+    def compiled_calls(self, model: keras.Model, num_examples: int) -> list[CompiledCall]:
+        """What XLA compiles longest (0.5 to 1 s each) in a tower's training pass.
+
+        Args:
+          model: the template.
+          num_examples: that the tower computes at once.
+        """
+        if not self.winograd_channels:
+            return []
+        return self._winograd.compiled_calls(model, num_examples, float32_products=self.float32_products)
 
     @property
     def _winograd(self) -> winograd.Gate:

@@ -47,14 +47,14 @@ compute them at different times, and a layer may need one only.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from towers.layers.convolutions import after, gradient_scope, plain_convolutions
-from towers.layers.winograd_loops import Loops, num_tiles
+from towers.layers.winograd_loops import CompiledCall, Loops, num_tiles
 from towers.layers.winograd_transforms import INPUTS
 from towers.precision import SHORT_PRECISIONS
 
@@ -106,13 +106,32 @@ class Gate:
           model: any model.
           float32_products: as for `towers.layers.kernels.LayerKernels`.
         """
-        return sum(
-            any(
-                self.takes(shape, _computed_in(layer, float32_products), layer.kernel.shape)
-                for shape in _shapes_of_inputs(layer)
-            )
-            for layer in plain_convolutions(model)
-        )
+        return len({layer for layer, _ in self._taken(model, float32_products)})
+
+    def compiled_calls(
+        self, model: keras.Model, num_examples: int, *, float32_products: bool = False
+    ) -> list[CompiledCall]:
+        """The loops of the model's layers, in the order in which a training pass first calls them.
+
+        Args:
+          model, float32_products: as for `num_replaced`.
+          num_examples: of the calls.
+        """
+        forward, backward = [], []
+        for layer, shape in self._taken(model, float32_products):
+            loops = Loops.of(*shape[1:3], *layer.kernel.shape[2:])
+            forward.append(loops.forward_call(num_examples))
+            backward[:0] = loops.gradient_calls(num_examples)
+        return list(dict.fromkeys(forward + backward))
+
+    def _taken(
+        self, model: keras.Model, float32_products: bool
+    ) -> Iterator[tuple[keras.layers.Conv2D, Sequence[int | None]]]:
+        """Each layer whose convolution is this one, with the shape of each of its inputs."""
+        for layer in plain_convolutions(model):
+            for shape in _shapes_of_inputs(layer):
+                if self.takes(shape, _computed_in(layer, float32_products), layer.kernel.shape):
+                    yield layer, shape
 
     def takes(self, shape: Sequence[int | None], dtype, kernel: Sequence[int]) -> bool:
         """Whether inputs of this shape and dtype are convolved with a kernel of that shape by this method."""

@@ -8,6 +8,7 @@ import functools
 import math
 import re
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import tensorflow as tf
 from tensorflow.compiler.tf2xla.ops import gen_xla_ops  # the one way to operations that only XLA has
@@ -22,6 +23,13 @@ _TILES, _TILES_OF_MANY_CHANNELS, _MANY_CHANNELS = 64, 256, 256
 def num_tiles(length: int) -> int:
     """Of images of this height or width."""
     return -(-length // OUTPUTS)
+
+
+class CompiledCall(NamedTuple):
+    """A function that XLA compiles for the shapes of its arguments, which are float32."""
+
+    function: Callable
+    shapes: tuple[tuple[int, ...], ...]
 
 
 class Loops:
@@ -43,6 +51,18 @@ class Loops:
     def of(cls, height: int, width: int, channels: int, filters: int) -> "Loops":
         """The loops over such images; TensorFlow keeps what it compiled with them."""
         return cls(height, width, channels, filters)
+
+    def forward_call(self, count: int) -> "CompiledCall":
+        """The forward pass over `count` images."""
+        return CompiledCall(self.forward, (self._images.shape(count), self._kernel))
+
+    def gradient_calls(self, count: int) -> list["CompiledCall"]:
+        """The gradients of `count` images and of the kernel."""
+        images, outputs = self._images.shape(count), self._outputs.shape(count)
+        return [
+            CompiledCall(self.images_gradient, (outputs, self._kernel)),
+            CompiledCall(self.kernel_gradient, (images, outputs)),
+        ]
 
     def _forward(self, images, kernel):
         def part(tiles):
@@ -118,6 +138,10 @@ class _Images:
         self.spec = tf.TensorSpec([None, height, width, channels])
         self._rows, self._columns = num_tiles(height), num_tiles(width)
         self.num_tiles = self._rows * self._columns
+
+    def shape(self, count: int) -> tuple[int, ...]:
+        """Of `count` images."""
+        return count, *self.spec.shape[1:]
 
     def to_tiles(self, step: Callable, images: tf.Tensor) -> tf.Tensor:
         """With zeros behind the images' ends, so that whole tiles fill them."""

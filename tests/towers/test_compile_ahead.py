@@ -1,0 +1,90 @@
+"""What is compiled in the background: for each tower's part, and the step's graph compiles none of it again."""
+
+import dataclasses
+import os
+import subprocess
+import sys
+
+import pytest
+
+from strategies.registry import build_strategy
+from tests.towers.layers.kernel_modes import network
+from tests.towers.logical_cpus import cpus
+from tests.towers.tiny_tasks import TinyTask, images
+from towers import one_process_engine, options
+from towers.layers import winograd
+from towers.options import StepOptions
+
+# Prints a line between what is compiled in the background and the step's calls.
+PROGRAM = """
+from towers import configure_devices
+
+devices = configure_devices(num_towers=2)
+import tensorflow as tf
+from towers.compile_ahead import compile_ahead
+from towers.layers.winograd_loops import Loops
+
+loops = Loops.of(8, 8, 3, 3)
+calls = [loops.forward_call(5), *loops.gradient_calls(5)]
+compile_ahead({device: calls for device in devices.towers}).join()
+print("the step begins", flush=True)
+
+
+@tf.function(autograph=False)
+def step(scale):
+    found = []
+    for device in devices.towers:
+        with tf.device(device):
+            images, kernel = tf.fill([5, 8, 8, 3], scale), tf.fill([36, 3, 3], scale)
+            found += [loops.forward(images, kernel), loops.images_gradient(images, kernel)]
+            found += [loops.kernel_gradient(images, images)]
+    return found
+
+
+print(len(step(tf.constant(1.0))), "results", flush=True)
+"""
+
+
+@pytest.mark.full
+def test_a_graph_does_not_compile_again():
+    """Three functions on each of two devices."""
+    logs = {"TF_CPP_MIN_LOG_LEVEL": "0", "TF_CPP_MAX_VLOG_LEVEL": "1"}
+    logs["TF_CPP_VMODULE"] = "device_compilation_profiler=1"
+    command = [sys.executable, "-c", PROGRAM]
+    done = subprocess.run(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        timeout=200,
+        env=os.environ | logs,
+        check=True,
+    )
+    ahead, in_step = done.stdout.split("the step begins")
+    assert "6 results" in in_step
+    assert ahead.count("Compiled __inference_winograd") == 6
+    assert "Compiled __inference_winograd" not in in_step
+
+
+@pytest.mark.parametrize("tuned, accumulation, expected", [(True, 1, [4, 3]), (True, 2, [2, 2]), (False, 1, None)])
+def test_the_first_step_starts_it_for_each_towers_part(monkeypatch, tuned, accumulation, expected):
+    """Of two layers with the same shape; only the first step."""
+    monkeypatch.setattr(options, "runs_onednn", lambda: True)
+    monkeypatch.setattr(winograd, "_FEWEST_PIXELS", 1)
+    started = []
+    monkeypatch.setattr(one_process_engine, "compile_ahead", started.append)
+    devices = dataclasses.replace(cpus(2), threads_per_tower=1, cpu_instructions=frozenset(["avx2"]))
+    task = TinyTask(build=lambda: network(32), examples=images(21), batch_size=7)
+    step = StepOptions(tuned_for_cpu=tuned, accumulation=accumulation)
+    build_strategy("towers", task, devices, step).run_steps(2)
+    if expected is None:
+        assert not started
+        return
+    (calls,) = started
+    shapes = [[call.shapes for call in of_device] for of_device in calls.values()]
+    kernel = (36, 32, 32)
+    assert list(calls) == list(devices.towers)
+    for of_device, count in zip(shapes, expected, strict=True):
+        part = (count, 8, 8, 32)
+        assert of_device == [(part, kernel), (part, kernel), (part, part)]
