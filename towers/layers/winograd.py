@@ -33,12 +33,21 @@ masked; one thread CPU time, two threads by the clock; medians of five or seven 
     8x8x256                                                   0.61   64: 0.62              64: 0.68
     4x4x512          1.64   0.88   64: 0.47                   0.95   128: 0.38             64: 0.52
 
-Of 512 channels and few tiles the kernel's transforms are most of the work: 4x4x512 with eight examples takes 1.61
-to 1.64. Left out as well: 3x3x256 with 16 examples (1.40 when tiles were written to memory). XLA compiles three
-loops for each size of images and numbers of channels, for each number of examples and each tower, in 0.3 s each: a
-first step of ResNet-20 takes 3.5 s instead of 1.7, of VGG-16 13.4 s. A step takes 0.98 of its CPU time for
-ResNet-20 with AVX-512 (three rounds in turn: 0.95 to 0.99) and 0.92 with AVX2, where tiles in memory, the loops
-before, had brought 0.80 (Zen 3).
+On an AMD EPYC (Zen 3, AVX2 alone, one thread, medians of five or seven in turn):
+
+    64 examples     16x16x32 0.73, 8x8x64 0.59, 15x15x64 0.60, 8x8x128 0.56, 7x7x256 0.59, 4x4x512 0.37
+    fewer           8x8x64      1: 1.04    2: 0.94     4: 0.92     8: 0.72
+                    16x16x32    1: 0.83    4: 0.85    16: 0.78
+                    7x7x256     1: 3.4     4: 1.35     8: 1.09    16: 0.74
+                    4x4x512     1: 2.9     8: 2.1     16: 1.08    32: 0.66
+
+With many channels and few tiles the kernel's transforms are most of the work, hence the least number of pixels.
+Left out as well: 3x3x256 with 16 examples (1.40 when tiles were written to memory). XLA compiles three loops for
+each size of images and numbers of channels, for each number of examples and each tower, in 0.3 s each (Zen 3: 0.5
+to 1 s): a first step of ResNet-20 takes 3.5 s instead of 1.7, of VGG-16 13.4 s (both before they were compiled in
+the background). A step of ResNet-20 takes 0.98 of its CPU time with AVX-512 (three rounds in turn: 0.95 to 0.99),
+0.92 with AVX2 on Intel, and 0.87 on the Zen 3 (least of 12 steps in three rounds in turn: 1,046 to 1,140 and 1,246
+to 1,310 ms).
 
 Tried, and slower: all tiles in memory between transforms and products (1.3 to 2 times the time for up to 64
 channels); transforms as sums of products with columns of the matrices (1.7 times); TensorFlow's own operations
