@@ -10,6 +10,7 @@ from towers.errors import UserError
 from towers.hardware.cpu_instructions import (
     AMX_BFLOAT16,
     AVX2,
+    AVX512,
     FAST_BFLOAT16,
     has_avx2_alone,
 )
@@ -104,7 +105,7 @@ class StepOptions:
             fused_batch_norm=self.fused_batch_norm and not loses,
             compiled_batch_norm=self.fused_batch_norm and compiles_loops,
             compiled_activations=compiles,
-            compiled_relu=compiles and is_short and devices.threads_per_tower == 1 and AVX2 in found,
+            compiled_relu=compiles and is_short and devices.threads_per_tower == 1 and AVX512 in found,
             images_side_by_side=tuned and multiplies_bfloat16 and AMX_BFLOAT16 in found,
             examples_as_channels=tuned and multiplies_bfloat16 and AMX_BFLOAT16 not in found,
             winograd_channels=self._winograd_channels(devices) if compiles and few_threads else 0,

@@ -6,9 +6,9 @@ means, one for the variances and one that normalises. The gradients stay the fus
 XLA compiles once for each shape and device, in 0.15 s: for the usual batch, for a last, short one, and for those
 of an evaluation. A batch norm can't be padded, and masks would cost a pass.
 
-On an AMD EPYC (Zen 3, least of 25, CPU ms) the loops over 256 images take, in rows of one pixel's channels and of
-1,024 numbers, their length: squares 32x32x16 3.9 and 1.5, 16x16x32 1.9 and 0.6, 8x8x64 0.8 and 0.5; normalising 3.5
-and 2.6, 1.4 and 1.2, 0.7 and 0.75. In rows of one pixel's channels they were no faster than oneDNN there: a step of
+On an AMD EPYC (Zen 3, least of 25, CPU ms) loops over 256 images take, in rows of one pixel's channels and in rows
+of 1,024 numbers: squares 32x32x16 3.9 and 1.5, 16x16x32 1.9 and 0.6, 8x8x64 0.8 and 0.5; normalising 3.5 and 2.6,
+1.4 and 1.2, 0.7 and 0.75. In rows of one pixel's channels they were no faster than oneDNN there: a step of
 ResNet-20 took 1,046 to 1,140 ms, with oneDNN's batch norms 1,022 to 1,071 (three rounds in turn); in long rows 909
 to 1,198, in turn with 1,056 to 1,132.
 

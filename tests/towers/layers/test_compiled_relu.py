@@ -178,6 +178,6 @@ def test_a_run_has_the_same_numbers(mode):
             assert any("Relu" in node.op for node in graphs.nodes) != tuned
 
         precision = "bfloat16" if tuned else "float32"
-        return updates_in(mode, ["avx2"], run, channels=8, precision=precision, tuned_for_cpu=tuned)
+        return updates_in(mode, ["avx2", "avx512f"], run, channels=8, precision=precision, tuned_for_cpu=tuned)
 
     assert_close(updates(True), updates(False), 4e-2)

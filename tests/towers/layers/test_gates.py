@@ -47,6 +47,11 @@ def enabled(monkeypatch, *instructions, device=CPU, onednn=True, threads=1, **gi
         (("bf16",), BFLOAT16, FUSED),
         (("avx2", "avx512f"), {}, WITH_AVX512),
         (("avx2",), {}, {"compiled_batch_norm", "compiled_activations", "winograd_channels"}),
+        (
+            ("avx2",),
+            BFLOAT16,
+            {"compiled_batch_norm", "compiled_activations", "winograd_channels", "float32_products"},
+        ),
         (("avx2",), {"threads": 4}, {"compiled_activations"}),
         (("avx2",), {"fused_batch_norm": False}, {"compiled_activations", "winograd_channels"}),
         (("avx2",), {"tuned_for_cpu": False}, set()),
