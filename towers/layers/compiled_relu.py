@@ -19,7 +19,8 @@ instead of 671 with AVX512-BF16. In float32 steps were as long (four in turn: 0.
 TensorFlow's. Loops over images with few channels, not over one vector, took up to 16 times as long.
 
 With AVX2 alone it is off: on an AMD EPYC (Zen 3) that step took 1,341 to 1,532 ms with compiled ReLUs and 1,343 to
-1,515 without (least of six steps, three rounds in turn, loaded), a single one of 8x8x64 1.08 to 1.18 times as long.
+1,515 without (least of six steps, three rounds in turn, loaded), a single one of 8x8x64 1.08 to 1.18 times as
+long.
 
 A call of a compiled loop takes about 10 us: with 16 examples of 1024 elements forward and backward take 1.2 times
 TensorFlow's time without a sum, 0.9 with one, with 16 of 4096 0.9 and 0.6. On two threads, which a loop hardly
