@@ -7,7 +7,7 @@ EPYC, Zen 3).
 
 from collections.abc import Iterable
 
-from tensorflow.core.framework import function_pb2
+from tensorflow.core.framework import function_pb2, node_def_pb2
 
 
 def hide(library: function_pb2.FunctionDefLibrary) -> function_pb2.FunctionDefLibrary:
@@ -17,7 +17,7 @@ def hide(library: function_pb2.FunctionDefLibrary) -> function_pb2.FunctionDefLi
       The library as it was, for `show`.
     """
     whole = function_pb2.FunctionDefLibrary.FromString(library.SerializeToString())
-    for function in filter(_is_compiled, library.function):
+    for function in filter(is_compiled, library.function):
         function.ClearField("node_def")
         function.ClearField("control_ret")
         for index, output in enumerate(function.signature.output_arg):
@@ -37,15 +37,23 @@ def show(library: function_pb2.FunctionDefLibrary, whole: function_pb2.FunctionD
     """
     before = {function.signature.name: function for function in whole.function}
     left = {function.signature.name: function for function in library.function}
-    for name in _reached(before, filter(_is_compiled, left.values())):
+    for name in _reached(before, filter(is_compiled, left.values())):
         if name not in left:
             library.function.append(before[name])
-        elif _is_compiled(left[name]):
+        elif is_compiled(left[name]):
             left[name].CopyFrom(before[name])
 
 
-def _is_compiled(function: function_pb2.FunctionDef) -> bool:
+def is_compiled(function: function_pb2.FunctionDef) -> bool:
+    """Whether XLA compiles the function."""
     return function.attr["_XlaMustCompile"].b
+
+
+def called_names(node: node_def_pb2.NodeDef) -> list[str]:
+    """Names of the functions that an operation calls; an attribute may hold several, as the branches of a Case."""
+    values = node.attr.values()
+    names = (name for value in values for name in (value.func.name, *(one.name for one in value.list.func)))
+    return [name for name in names if name]
 
 
 def _reached(
@@ -58,6 +66,5 @@ def _reached(
         name = waiting.pop()
         if name not in found:
             found[name] = None
-            attributes = (value for node in by_name[name].node_def for value in node.attr.values())
-            waiting += [value.func.name for value in attributes if value.HasField("func")]
+            waiting += [called for node in by_name[name].node_def for called in called_names(node)]
     return found

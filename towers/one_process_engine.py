@@ -76,7 +76,6 @@ class OneProcessEngine(Engine):
             self._copies,
             self._homes(),
         )
-
         self._compiles_first = make_towers is None
 
     _needs_examples = True

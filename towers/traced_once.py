@@ -181,9 +181,9 @@ def _optimized_graph(concrete, graph_def: tf.compat.v1.GraphDef) -> tf.compat.v1
         config.graph_options.rewrite_options.remapping = rewriter_config_pb2.RewriterConfig.OFF
     cpu = device_properties_pb2.NamedDevice(name="/job:localhost/replica:0/task:0/device:CPU:0")
     cpu.properties.CopyFrom(device_properties_pb2.DeviceProperties(type="CPU", num_cores=1, frequency=1000))
-    whole = compiled_functions.hide(described.graph_def.library)
+    functions = compiled_functions.hide(described.graph_def.library)
     optimized = tf_optimizer.OptimizeGraph(config, described, cluster=cluster.Cluster(devices=[cpu]))
-    compiled_functions.show(optimized.library, whole)
+    compiled_functions.show(optimized.library, functions)
     return optimized
 
 
@@ -246,7 +246,7 @@ def node_of(name: str) -> str:
 
 def _has_control_flow(graph_def) -> bool:
     """Whether TensorFlow runs loops or branches; those that XLA compiles are part of one operation."""
-    ours = (function for function in graph_def.library.function if not function.attr["_XlaMustCompile"].b)
+    ours = itertools.filterfalse(compiled_functions.is_compiled, graph_def.library.function)
     nodes = itertools.chain(graph_def.node, *(function.node_def for function in ours))
     return any(node.op.removeprefix("Stateless") in ("While", "If", "Case") for node in nodes)
 

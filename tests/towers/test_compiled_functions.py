@@ -56,6 +56,25 @@ def test_all_functions_are_shown_again_even_those_that_the_optimizer_dropped():
     assert operations(found) == {name: kinds for name, kinds in operations(expected).items() if name not in others}
 
 
+def test_the_branches_of_a_compiled_case_are_shown_again():
+    """A layer of the user's may be compiled, with branches that only it calls: one attribute names them all."""
+
+    @tf.function(jit_compile=True, autograph=False, input_signature=[SPEC])
+    def of_several(x):
+        branches = [lambda: x + 1.0, lambda: 2.0 * x, lambda: x - 1.0]
+        return tf.switch_case(tf.cast(tf.reduce_sum(x), tf.int32), branches)
+
+    caller = tf.function(lambda x: of_several(x) + 1.0, autograph=False).get_concrete_function(SPEC)
+    found = caller.graph.as_graph_def().library
+    whole = compiled_functions.hide(found)
+    kept = [function for function in found.function if compiled_functions.is_compiled(function)]
+    del found.function[:]
+    found.function.extend(kept)
+    compiled_functions.show(found, whole)
+    assert len(found.function) == 4
+    assert operations(found) == operations(whole)
+
+
 @pytest.mark.parametrize("count", [1, 4])
 def test_an_optimized_graph_computes_the_same(monkeypatch, count):
     monkeypatch.setattr(traced_once, "_must_optimize", lambda concrete: True)

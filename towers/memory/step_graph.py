@@ -16,6 +16,7 @@ from tensorflow.python.framework.function_def_to_graph import function_def_to_gr
 from tensorflow.python.grappler import tf_optimizer  # the one way to call the graph optimizer
 from tensorflow.python.ops import handle_data_util  # the one way to give an argument the shape of a variable
 
+from towers.compiled_functions import called_names
 from towers.layers.winograd_loops import loop_workspace_bytes
 from towers.memory.buffer_reuse import reusable_inputs, shared_input
 from towers.memory.kernel_workspace import workspace_bytes
@@ -324,9 +325,8 @@ class _Reading:
             # Compiled: others write their outputs only, as the trace of a step shows.
             shapes = [tensor.shape for tensor in operation.inputs]
             return loop_workspace_bytes(operation.get_attr("f").name, shapes) or 0
-        values = operation.node_def.attr.values()
-        names = [name for value in values for name in (value.func.name, *(one.name for one in value.list.func))]
-        return max((self._of_body(self._library[name], operation) for name in names if name), default=0)
+        names = called_names(operation.node_def)
+        return max((self._of_body(self._library[name], operation) for name in names), default=0)
 
     def _of_body(self, function, operation: tf.Operation) -> int:
         graph_def, _ = function_def_to_graph_def(function)
