@@ -9,8 +9,10 @@
 75  interrupted by SIGTERM, SIGINT or SIGHUP (a closed terminal): the same command resumes from what was saved
 """
 
+import atexit
 import contextlib
 import functools
+import gc
 import logging
 import os
 import sys
@@ -49,11 +51,15 @@ def run(
     def guarded(arguments):
         # TFDS and Keras log warnings through absl about mistakes that our own errors report in one line.
         logging.getLogger("absl").setLevel(logging.ERROR)
+        # What is imported by now stays, see launch/at_import/kept_objects.py.
+        gc.freeze()
         try:
             return main(arguments)
         except EXPECTED as error:
             return fail(error)
 
+    # Before it ends, Python looks for garbage once more: 1.3 s after a short training (AMD EPYC, Zen 3).
+    atexit.register(gc.freeze)
     parser = functools.partial(parse_flags, takes_command=takes_command, takes_operand=takes_operand)
     try:
         app.run(guarded, flags_parser=parser)

@@ -1,7 +1,7 @@
 """Does something before and after a module is imported, whoever imports it first."""
 
 import importlib.abc
-import importlib.machinery
+import importlib.util
 import sys
 import types
 from collections.abc import Callable
@@ -11,7 +11,9 @@ Around = Callable[[types.ModuleType], AbstractContextManager]
 
 
 def around_import(name: str, around: Around) -> None:
-    """Executes a module inside a context manager. Does nothing if it is imported already.
+    """Executes a module inside a context manager, the last one asked for outermost.
+
+    Does nothing if the module is imported already.
 
     Args:
       name: of a module without a dot.
@@ -31,7 +33,7 @@ class _Finder(importlib.abc.MetaPathFinder):
         if fullname != self._name:
             return None
         sys.meta_path.remove(self)
-        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        spec = importlib.util.find_spec(fullname)
         if spec is not None:
             spec.loader = _Loader(spec.loader, self._around)
         return spec

@@ -1,0 +1,31 @@
+"""A module is imported inside context managers, whoever imports it first."""
+
+import contextlib
+import importlib
+import sys
+
+from launch.at_import.around_import import around_import
+
+
+def test_several_are_around_one_import(tmp_path, monkeypatch):
+    (tmp_path / "imported_inside.py").write_text("import sys\nsys.seen.append('module')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    seen = []
+    monkeypatch.setattr(sys, "seen", seen, raising=False)
+
+    def around(name):
+        @contextlib.contextmanager
+        def entered(module):
+            seen.append(f"{name} before {module.__name__}")
+            yield
+            seen.append(f"{name} after")
+
+        return entered
+
+    around_import("imported_inside", around("first"))
+    around_import("imported_inside", around("second"))
+    importlib.import_module("imported_inside")
+
+    monkeypatch.delitem(sys.modules, "imported_inside")
+    begun = ["second before imported_inside", "first before imported_inside"]
+    assert seen == [*begun, "module", "first after", "second after"]
