@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
+from tests.tiers import first_quick
 from tests.towers.layers.kernel_modes import MODES, updates_in
 from tests.towers.partitioned_graphs import recorded_graphs
 from tests.towers.tiny_tasks import assert_close, stacked
@@ -183,7 +184,7 @@ def test_the_backward_pass_widens_again(monkeypatch):
     assert forward and all(backward) and not forward & (backward[0] | backward[1])
 
 
-@pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "stages"])
+@pytest.mark.parametrize("mode", first_quick([mode for mode in MODES if mode != "stages"]))
 def test_a_run_has_the_same_numbers(monkeypatch, mode):
     """The updates of 5 steps with the kernels, up to bfloat16's rounding (2^-8 a number), are those of float32.
 

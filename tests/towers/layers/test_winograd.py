@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
+from tests.tiers import first_quick
 from tests.towers.layers.kernel_modes import MODES, updates_in
 from tests.towers.tiny_tasks import assert_close, stacked
 from towers import options, traced_once
@@ -37,8 +38,8 @@ def direct(inputs, kernel):
     return tf.nn.conv2d(inputs, kernel, strides=1, padding="SAME")
 
 
-@pytest.mark.parametrize("count", [1, 37])
-@pytest.mark.parametrize("height, width", [(4, 4), (8, 8), (7, 7), (8, 12), (15, 7)])
+@pytest.mark.parametrize("count", first_quick([37, 1]))
+@pytest.mark.parametrize("height, width", first_quick([(8, 8), (15, 7), (4, 4), (7, 7), (8, 12)], 2))
 def test_as_a_direct_convolution(height, width, count):
     """Errors are relative to the norm of all numbers; those of a direct convolution in float32 are 3e-7.
 
@@ -131,7 +132,7 @@ def test_the_backward_pass_transforms_again(monkeypatch):
     assert waiting == ["^inputs", "^upstream"]
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", first_quick(MODES))
 def test_a_run_has_the_same_numbers(monkeypatch, mode):
     """The updates of 10 steps are compared; and predictions of memory can read these graphs."""
     monkeypatch.setattr(options, "runs_onednn", lambda: True)
