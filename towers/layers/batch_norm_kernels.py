@@ -1,5 +1,6 @@
 """Kernels of batch norm: moments, normalised values and gradients, each of one tower's examples."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -12,11 +13,34 @@ class Moments(NamedTuple):
     variance: tf.Tensor
 
 
-class FusedKernel:
-    """TensorFlow's fused batch norm of [N, ..., C] in float32, bfloat16 or float16."""
+class Kernel:
+    """Batch norm of one tower's examples; subclasses have `moments`, `normalized` and `gradients`.
+
+    Attributes:
+      epsilon: added to variances.
+    """
 
     def __init__(self, epsilon: float):
         self.epsilon = epsilon
+
+    def gradients_of_all(
+        self, inputs, moments: Moments, gamma, upstream, mean_of_all: Callable[[tf.Tensor], tf.Tensor]
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Those of `normalized` by inputs, gamma and beta where the moments are those of all towers' examples.
+
+        Args:
+          mean_of_all: from a tower's sums [2, C] to the means of all towers' examples.
+        """
+        of_inputs, of_gamma, of_beta = self.gradients(inputs, moments, gamma, upstream)
+        means = mean_of_all(tf.stack([of_gamma, of_beta]))
+        # What comes through the moments is a batch norm of the inputs too, with another scale and offset.
+        factors = gamma * tf.math.rsqrt(moments.variance + self.epsilon) * means
+        through_moments = self.normalized(inputs, moments, factors[0], factors[1])
+        return of_inputs - through_moments, of_gamma, of_beta
+
+
+class FusedKernel(Kernel):
+    """TensorFlow's fused batch norm of [N, ..., C] in float32, bfloat16 or float16."""
 
     def trained(self, inputs, gamma, beta) -> tuple[tf.Tensor, Moments]:
         """The inputs normalised by their own moments, and these."""
@@ -68,11 +92,12 @@ class FusedKernel:
         return tf.reshape(of_inputs, tf.shape(inputs)), of_gamma, of_beta
 
 
-class PlainOperations:
+class PlainOperations(Kernel):
     """The same for float64 and for channels at any dimension, which the fused kernel does not take."""
 
     def __init__(self, epsilon: float, axis: int, rank: int):
-        self.epsilon, self._axis = epsilon, axis
+        super().__init__(epsilon)
+        self._axis = axis
         self._others = [dim for dim in range(rank) if dim != axis]
         self._shape = [-1 if dim == axis else 1 for dim in range(rank)]
 
