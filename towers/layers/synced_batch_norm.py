@@ -8,10 +8,10 @@ normalised inputs, N the number of all examples (times positions) and s = gamma 
 
     dbeta = sum(dy)    dgamma = sum(dy * xhat)    dx = s * dy - s * (dbeta + xhat * dgamma) / N
 
-Other kernels than TensorFlow's fused one, for 128 images of 32x32x16 on one thread: sums and squares by XLA take 4.5 to 7.2 ms, by
-`EuclideanNorm` and `BiasAddGrad` 1.6, by the fused kernel, whose output is dropped, 1.5. Backward, products, sums
-and dx by XLA take 3.7, the fused kernel twice and an addition 4.0, but on every device and for any number of
-images. (On a CPU with AVX2 alone `compiled_batch_norm.py` has other figures.)
+Other kernels than TensorFlow's fused one, for 128 images of 32x32x16 on one thread: sums and squares by XLA take
+4.5 to 7.2 ms, by `EuclideanNorm` and `BiasAddGrad` 1.6, by the fused kernel, whose output is dropped, 1.5.
+Backward, products, sums and dx by XLA take 3.7, the fused kernel twice and an addition 4.0, but on every device
+and for any number of images. (On a CPU with AVX2 alone `compiled_batch_norm.py` has other figures.)
 """
 
 import tensorflow as tf
