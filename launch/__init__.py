@@ -6,7 +6,7 @@ from launch.at_import.running_program import running_program
 # Before the other imports, which take longer: until here a signal ends the process as Python does, without a line.
 end_at_early_signals(running_program())
 
-from launch.at_import.kept_objects import keep_imported_objects  # noqa: E402
+from launch.at_import.frozen_objects import freeze_imported_objects  # noqa: E402
 from launch.at_import.own_packages import check_own_packages  # noqa: E402
 from launch.at_import.plots_when_used import import_plots_when_used  # noqa: E402
 from launch.at_import.quiet_tensorflow import keep_tensorflow_quiet  # noqa: E402
@@ -15,6 +15,6 @@ check_own_packages()
 # Chooses TensorFlow's kernels before it is imported. Not sooner: this `towers` may have been another one.
 import towers  # noqa: E402, F401
 
-keep_imported_objects()
+freeze_imported_objects()
 keep_tensorflow_quiet()
 import_plots_when_used()

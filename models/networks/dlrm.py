@@ -42,7 +42,7 @@ def dlrm(*, table_rows: Sequence[int], num_dense: int, width: int) -> keras.Mode
         layers.Embedding(num_rows, width, name=f"table_{table}")(ids[name])
         for table, (name, num_rows) in enumerate(zip(names, table_rows, strict=True))
     ]
-    top = layers.Concatenate(name="pairs")([bottom, _pair_products([bottom, *rows])])
+    top = layers.Concatenate(name="bottom_and_pairs")([bottom, _pair_products([bottom, *rows])])
     for index, size in enumerate(_TOP, start=1):
         top = _dense(size, f"top{index}")(top)
     return keras.Model({"dense": dense, **ids}, logits_layer(1)(top), name="dlrm")

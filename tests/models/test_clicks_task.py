@@ -116,7 +116,7 @@ def test_dot_products_are_those_of_all_pairs():
     (batch,) = read(clicks_task(), num_batches=1)
     get = {layer.name: layer for layer in model.layers}
     bottom = keras.Model(model.inputs, get["bottom2"].output)
-    pairs = keras.Model(model.inputs, get["pairs"].output)
+    pairs = keras.Model(model.inputs, get["bottom_and_pairs"].output)
     tables = [get[f"table_{table}"](batch.features[f"ids_{table}"]) for table in range(3)]
     vectors = np.stack([bottom(batch.features), *tables], axis=1)
     products = np.einsum("niw,njw->nij", vectors, vectors)

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from towers.errors import UserError
 from towers.exchange import TowerExchange
-from towers.layers.batch_norm_kernels import FusedKernel, Kernel, Moments, PlainOperations, takes_fused
+from towers.layers.batch_norm_kernels import FusedKernel, Moments, PlainOperations, takes_fused
 from towers.layers.compiled_batch_norm import CompiledKernel, takes_compiled
 from towers.layers.synced_batch_norm import synced_batch_norm
 
@@ -117,7 +117,7 @@ def _inputs(layer) -> list:
     return [tensor for node in layer._inbound_nodes for tensor in node.input_tensors]
 
 
-def _kernel(layer, inputs, axis, compiled) -> Kernel:
+def _kernel(layer, inputs, axis, compiled) -> FusedKernel | PlainOperations:
     """The fastest kernel for inputs with channels at dimension `axis`."""
     if compiled and takes_compiled(inputs.shape, inputs.dtype, axis):
         return CompiledKernel(layer.epsilon)

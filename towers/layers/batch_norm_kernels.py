@@ -1,5 +1,6 @@
 """Kernels of batch norm: moments, normalised values and gradients, each of one tower's examples."""
 
+import abc
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -13,8 +14,8 @@ class Moments(NamedTuple):
     variance: tf.Tensor
 
 
-class Kernel:
-    """Batch norm of one tower's examples; subclasses have `moments`, `normalized` and `gradients`.
+class Kernel(abc.ABC):
+    """Batch norm of one tower's examples.
 
     Attributes:
       epsilon: added to variances.
@@ -23,13 +24,26 @@ class Kernel:
     def __init__(self, epsilon: float):
         self.epsilon = epsilon
 
-    def gradients_of_all(
+    @abc.abstractmethod
+    def moments(self, inputs) -> Moments:
+        """The inputs' own."""
+
+    @abc.abstractmethod
+    def normalized(self, inputs, moments: Moments, gamma, beta) -> tf.Tensor:
+        """gamma * xhat + beta, in the inputs' dtype."""
+
+    @abc.abstractmethod
+    def gradients(self, inputs, moments: Moments, gamma, upstream) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Those of `normalized` by inputs, gamma and beta, if the moments don't depend on the inputs."""
+
+    def synced_gradients(
         self, inputs, moments: Moments, gamma, upstream, mean_of_all: Callable[[tf.Tensor], tf.Tensor]
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Those of `normalized` by inputs, gamma and beta where the moments are those of all towers' examples.
+        """Those by inputs, gamma and beta, if the moments are those of all towers' examples.
 
         Args:
-          mean_of_all: from a tower's sums [2, C] to the means of all towers' examples.
+          mean_of_all: from a tower's sums [2, C] to the means of all towers' examples; zeros on a tower whose
+            examples are not in the moments.
         """
         of_inputs, of_gamma, of_beta = self.gradients(inputs, moments, gamma, upstream)
         means = mean_of_all(tf.stack([of_gamma, of_beta]))
@@ -53,13 +67,12 @@ class FusedKernel(Kernel):
         variance = unbiased * (tf.maximum(count - 1.0, 1.0) / count)
         return tf.reshape(outputs, tf.shape(inputs)), Moments(tf.stop_gradient(mean), tf.stop_gradient(variance))
 
-    def moments(self, inputs) -> Moments:
-        """The inputs' own. (The normalised inputs are not used; sums by other kernels take longer.)"""
+    def moments(self, inputs):
+        # The normalised inputs are not used; sums by other kernels take longer.
         ones = tf.ones([inputs.shape[-1]])
         return self.trained(inputs, ones, ones)[1]
 
-    def normalized(self, inputs, moments: Moments, gamma, beta) -> tf.Tensor:
-        """gamma * xhat + beta, in the inputs' dtype."""
+    def normalized(self, inputs, moments, gamma, beta):
         outputs, *_ = tf.raw_ops.FusedBatchNormV3(
             x=_as_image(inputs),
             scale=gamma,
@@ -71,13 +84,11 @@ class FusedKernel(Kernel):
         )
         return tf.reshape(outputs, tf.shape(inputs))
 
-    def gradients(
-        self, inputs, moments: Moments, gamma, upstream, *, through_moments: bool = False
-    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Those of `normalized` by inputs, gamma and beta.
+    def gradients(self, inputs, moments, gamma, upstream, *, through_moments: bool = False):
+        """As for `Kernel`.
 
         Args:
-          through_moments: whether the moments are the inputs' own; otherwise they don't depend on the inputs.
+          through_moments: whether the moments are the inputs' own.
         """
         of_inputs, of_gamma, of_beta, *_ = tf.raw_ops.FusedBatchNormGradV3(
             y_backprop=_as_image(upstream),

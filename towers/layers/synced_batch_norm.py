@@ -1,4 +1,4 @@
-"""Batch norm over the examples of all towers: two small exchanges between fused kernels.
+"""Batch norm over the examples of all towers: two small exchanges between kernels.
 
     forward     own moments  -> exchange (count, mean, mean square)      -> normalise by the batch's moments
     backward    own sums of dy and of dy * xhat, and dx without moments  -> exchange -> the moments' part of dx
@@ -8,10 +8,10 @@ normalised inputs, N the number of all examples (times positions) and s = gamma 
 
     dbeta = sum(dy)    dgamma = sum(dy * xhat)    dx = s * dy - s * (dbeta + xhat * dgamma) / N
 
-Other kernels than TensorFlow's fused one, for 128 images of 32x32x16 on one thread: sums and squares by XLA take
-4.5 to 7.2 ms, by `EuclideanNorm` and `BiasAddGrad` 1.6, by the fused kernel, whose output is dropped, 1.5.
-Backward, products, sums and dx by XLA take 3.7, the fused kernel twice and an addition 4.0, but on every device
-and for any number of images. (On a CPU with AVX2 alone `compiled_batch_norm.py` has other figures.)
+Beside TensorFlow's fused kernel, for 128 images of 32x32x16 on one thread (not with AVX2 alone): sums and squares
+by XLA take 4.5 to 7.2 ms, by `EuclideanNorm` and `BiasAddGrad` 1.6, by the fused kernel, whose output is dropped,
+1.5. Backward, XLA takes 3.7, the fused kernel twice and an addition 4.0; it is used all the same, since it runs on
+every device and for any number of images. With AVX2 alone both passes are compiled (`compiled_batch_norm.py`).
 """
 
 import tensorflow as tf
@@ -53,7 +53,7 @@ def synced_batch_norm(
                 # Examples that are not in the moments get no gradient through them.
                 return exchange.sum(sums) * (weight / count)
 
-            return kernel.gradients_of_all(inputs, moments, gamma, upstream, mean_of_all)
+            return kernel.synced_gradients(inputs, moments, gamma, upstream, mean_of_all)
 
         return (kernel.normalized(inputs, moments, gamma, beta), *moments), gradient
 

@@ -263,6 +263,14 @@ def test_a_row_of_a_compiled_loop_is_long_and_of_whole_pixels(shape, in_row):
     normal = (exact - exact.mean(dims)) / np.sqrt(exact.var(dims) + 1e-3)
     found = kernel.normalized(inputs, moments, scale, -scale)
     np.testing.assert_allclose(found, normal * scale - scale, rtol=1e-5, atol=1e-5)
+    upstream, count = upstream_of(inputs), exact.size // shape[-1]
+    fused = compiled_batch_norm.FusedKernel(1e-3)
+    both = [
+        one.synced_gradients(inputs, moments, scale, upstream, lambda sums: sums / count)
+        for one in (kernel, fused)
+    ]
+    for ours, theirs in zip(*both, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-6 * np.abs(theirs).max())
 
 
 def test_a_compiled_layer_takes_batches_of_any_length():
@@ -415,14 +423,16 @@ def test_the_size_of_a_nonzero_weight_does_not_matter():
 
 
 @every_shape
-def test_a_tower_of_weight_0_adds_nothing(shape):
+@every_kernel
+def test_a_tower_of_weight_0_adds_nothing(shape, kernels):
     """Like an idle tower it gets one example, and its upstream gradient is 0, because its gain is 0."""
     model, inputs = layer_model(shape), drawn(shape)
     upstream = upstream_of(inputs)
     sizes = (4, shape[0] - 4)
     parts = [*tf.split(inputs, sizes), inputs[:1]]
     upstreams = [*tf.split(upstream, sizes), tf.zeros_like(upstream[:1])]
-    *busy, idle = exchanged_pass(model, parts, upstreams, [tf.constant(w) for w in (1.0, 1.0, 0.0)])
+    weights = [tf.constant(weight) for weight in (1.0, 1.0, 0.0)]
+    *busy, idle = exchanged_pass(model, parts, upstreams, weights, kernels=kernels)
     assert_same(joined(busy), by_keras(model, inputs, upstream))
     assert not np.any(idle.inputs_gradient) and not any(np.any(value) for value in idle.gradients)
     np.testing.assert_array_equal(idle.state, busy[0].state)
@@ -441,16 +451,19 @@ def test_exchanged_keeps_digits_where_the_mean_is_large():
 
 
 @every_shape
-def test_one_exchange_in_each_direction(shape):
+@every_kernel
+def test_one_exchange_in_each_direction(shape, kernels):
     """All numbers of a direction travel together: each exchange makes the towers wait for each other."""
     model, inputs = layer_model(shape), drawn(shape)
 
     @tf.function(autograph=False)
     def one_pass(inputs, upstream):
-        return model_pass(model, inputs, upstream, exchange=TowerExchange(2))
+        return model_pass(model, inputs, upstream, exchange=TowerExchange(2), kernels=kernels)
 
     operations = one_pass.get_concrete_function(inputs, upstream_of(inputs)).graph.get_operations()
-    assert [operation.type for operation in operations].count("CollectiveReduce") == 2
+    types = [operation.type for operation in operations]
+    assert types.count("CollectiveReduce") == 2
+    assert ("FusedBatchNormGradV3" in types) == (kernels is FUSED)
 
 
 def test_exchanged_bfloat16_is_near():
