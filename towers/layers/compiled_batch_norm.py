@@ -3,9 +3,10 @@
 There oneDNN's forward pass takes 5 to 9 ns an element, and these loops 1.3 to 1.7: one over the inputs for the
 means, one for the variances and one that normalises. The gradients stay the fused kernel's, with 1.4 ns.
 
-With exchanged statistics the backward pass is compiled too: the fused kernel would run twice, before an addition.
-Two loops for the sums and one for the inputs' gradient take 0.90, 0.87 and 0.96 of that time (128 images of
-32x32x16, 16x16x32 and 8x8x64; AMD EPYC, Zen 3, medians of 40 in turn, twice), a whole step of ResNet-20 0.975. On two threads they take 0.94 to 1.06 by the clock.
+With exchanged statistics the backward pass is compiled too: the fused kernel would run twice, before an
+addition. Two loops for the sums and one for the inputs' gradient take 0.90, 0.87 and 0.96 of that time (128
+images of 32x32x16, 16x16x32 and 8x8x64; AMD EPYC, Zen 3, medians of 40 in turn, twice), a whole step of
+ResNet-20 0.975. On two threads they take 0.94 to 1.06 by the clock.
 
 XLA compiles once for each shape and device, in 0.15 s: for the usual batch, for a last, short one, and for those
 of an evaluation. A batch norm can't be padded, and masks would cost a pass.
