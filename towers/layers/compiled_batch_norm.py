@@ -43,7 +43,8 @@ and 2.15, 1.20 and 0.86, 0.80 and 0.65. For ResNet-20 that is about 10 of 892 ms
 loops with the ReLU's mask lose to ReluGrad and the fused kernel: 7.45 and 3.85, 2.70 and 2.05, 1.52 and 1.21.
 Convolutions take 77% of that step, updates, copies and layouts 0.1%. A whole batch norm in one compiled
 function, with barriers between its loops: a step of ResNet-20 (batch 128) takes 425 to 438 CPU ms instead of 402
-to 410, a first step 7.1 to 7.3 s instead of 6.8 to 7.0 (AMD EPYC, Zen 3, two rounds in turn).
+to 410, a first step 7.1 to 7.3 s instead of 6.8 to 7.0 (AMD EPYC, Zen 3, two rounds in turn; a noisy one before
+them had 432 and 489 ms, 7.3 and 8.6 s).
 """
 
 import math
