@@ -98,7 +98,8 @@ class BranchedTowers:
                     recompute=self._step.recompute,
                 )
             )
-            evaluations.append(EvaluationFunction(self._task, model, kernels=kernels, traced=traced))
+            evaluated = engine.evaluation_kernels
+            evaluations.append(EvaluationFunction(self._task, model, kernels=evaluated, traced=traced))
         return towers, evaluations
 
     @property

@@ -98,7 +98,12 @@ class SlicedTowers:
             )
             evaluations.append(
                 SlicedEvaluation(
-                    self._task, engine.tower.model, self.layout, group, kernels=kernels, traced=traced
+                    self._task,
+                    engine.tower.model,
+                    self.layout,
+                    group,
+                    kernels=engine.evaluation_kernels,
+                    traced=traced,
                 )
             )
         return towers, evaluations

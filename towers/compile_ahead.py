@@ -13,7 +13,7 @@ from towers.layers.winograd_loops import CompiledCall
 
 
 def compile_ahead(calls: Mapping[str, Iterable[CompiledCall]]) -> threading.Thread:
-    """Calls functions with zeros, in the background; the step's calls wait for what is not compiled yet.
+    """Calls functions for no image, in the background; the step's calls wait for what is not compiled yet.
 
     Args:
       calls: for each device, its calls, one after another.
@@ -38,7 +38,8 @@ def _chain(device: str, calls: Iterable[CompiledCall], number: tf.Tensor) -> tf.
     """A number that depends on the results of all calls."""
     with tf.device(device):
         for call in calls:
-            result = call.function(*(tf.fill(shape, number) for shape in call.shapes))
+            count = tf.cast(number, tf.int32)
+            result = call.function(*(tf.fill(shape, number) for shape in call.shapes), count)
             # The next call begins with it, so that results are not kept.
             number = tf.reshape(result, [-1])[0]
         return number

@@ -24,7 +24,7 @@ from towers.mean_and_update import StepOutcome
 from towers.options import StepOptions
 from towers.parameters.placement import Placement
 from towers.precision import loss_scaling_for
-from towers.task import Batch, Task, batch_length
+from towers.task import Batch, Task, batch_length, evaluation_batch_size
 from towers.tower import EvaluationFunction, EvaluationResult, TowerFunction, TowerResult
 from towers.traced_once import TracedOnce
 
@@ -43,7 +43,7 @@ class Engine(abc.ABC):
       towers, evaluations: the passes of each tower of this process, called as a `TowerFunction` and an
         `EvaluationFunction`. A tower of several devices has its own. One pass may compute all, as for
         `TowerPasses`.
-      kernels: which layers use other kernels than Keras's.
+      kernels, evaluation_kernels: which layers use other kernels than Keras's.
       masked: whether masks leave out an update that is not finite, as in `towers.parameters.permission`.
     """
 
@@ -93,6 +93,8 @@ class Engine(abc.ABC):
         num_passes = options.accumulation * (microbatches or 1)
         num_examples = split.fewest_examples(task.batch_size, num_passes, self.all_shares)
         self.kernels = options.kernels(devices, num_examples)
+        evaluated = split.fewest_examples(evaluation_batch_size(task), 1, self.all_shares)
+        self.evaluation_kernels = options.kernels(devices, evaluated)
         if tower_exchange is None and len(self.all_shares) > 1:
             tower_exchange = TowerExchange(len(self.all_shares))
         if tower_exchange is not None and not devices.on_cpu:
@@ -107,7 +109,7 @@ class Engine(abc.ABC):
             recompute=options.recompute,
         )
         self.towers: Sequence[Callable[..., TowerResult]] = [self.tower] * devices.num_towers
-        evaluation = EvaluationFunction(task, model, kernels=self.kernels, traced=traced)
+        evaluation = EvaluationFunction(task, model, kernels=self.evaluation_kernels, traced=traced)
         self.evaluations: Sequence[Callable[..., EvaluationResult]] = [evaluation] * devices.num_towers
         updating = self._updating_device()
         self.masked = devices.masked(updating)

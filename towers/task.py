@@ -97,7 +97,8 @@ class Task(Protocol):
     """What a strategy needs to know of the work. `models` has ready tasks; any object with these methods works.
 
     Before training the first batch of each split is computed, as a check; a task with a true attribute
-    `data_is_checked` is trusted instead.
+    `data_is_checked` is trusted instead. A task whose evaluation batches have another size than those of training
+    may say so in an attribute `eval_batch_size`: kernels are chosen by it.
     """
 
     @property
@@ -152,6 +153,11 @@ def as_batch(element: Any) -> Batch:
 def batch_length(batch: Batch) -> tf.Tensor:
     """Number of examples in a batch, an int32 scalar."""
     return tf.shape(tf.nest.flatten(batch.features)[0])[0]
+
+
+def evaluation_batch_size(task: Task) -> int:
+    """Number of examples in a full evaluation batch, as far as the task says."""
+    return getattr(task, "eval_batch_size", None) or task.batch_size
 
 
 def steps_per_epoch(task: Task) -> int | None:

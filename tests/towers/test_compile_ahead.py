@@ -36,8 +36,8 @@ def step(scale):
     for device in devices.towers:
         with tf.device(device):
             images, kernel = tf.fill([5, 8, 8, 3], scale), tf.fill([36, 3, 3], scale)
-            found += [loops.forward(images, kernel), loops.images_gradient(images, kernel)]
-            found += [loops.kernel_gradient(images, images)]
+            found += [loops.forward(images, kernel, 5), loops.images_gradient(images, kernel, 4)]
+            found += [loops.kernel_gradient(images, images, 3)]
     return found
 
 

@@ -43,9 +43,9 @@ On an AMD EPYC (Zen 3, AVX2 alone, one thread, medians of five or seven in turn)
 
 With many channels and few tiles the kernel's transforms are most of the work, hence the least number of pixels.
 Left out as well: 3x3x256 with 16 examples (1.40 when tiles were written to memory). XLA compiles three loops for
-each size of images and numbers of channels, for each number of examples and each tower, in 0.3 s each (Zen 3: 0.5
-to 1 s): a first step of ResNet-20 takes 3.5 s instead of 1.7, of VGG-16 13.4 s (both before they were compiled in
-the background). A step of ResNet-20 takes 0.98 of its CPU time with AVX-512 (three rounds in turn: 0.95 to 0.99),
+each size of images and numbers of channels, and for each tower, in 0.3 s each (Zen 3: 0.5 to 1 s): a first step of
+ResNet-20 takes 3.5 s instead of 1.7, of VGG-16 13.4 s (both before they were compiled in the background). A short
+last batch runs them too, also where it has too few examples for them alone. A step of ResNet-20 takes 0.98 of its CPU time with AVX-512 (three rounds in turn: 0.95 to 0.99),
 0.92 with AVX2 on Intel, and 0.87 on the Zen 3 (least of 12 steps in three rounds in turn: 1,046 to 1,140 and 1,246
 to 1,310 ms).
 
@@ -89,7 +89,8 @@ class Gate:
 
     Attributes:
       fewest_channels: of the inputs and of the outputs.
-      num_examples: of a usual call; None if there are always enough.
+      num_examples: of a usual call; None if there are always enough. What XLA compiles for it computes smaller
+        calls too.
     """
 
     fewest_channels: int
@@ -106,7 +107,7 @@ class Gate:
         """
         if not self.takes(inputs.shape, inputs.dtype, kernel.shape):
             return None
-        return _convolved(inputs, tf.convert_to_tensor(kernel, inputs.dtype))
+        return _convolved(inputs, tf.convert_to_tensor(kernel, inputs.dtype), self.num_examples or 0)
 
     def num_replaced(self, model: keras.Model, *, float32_products: bool = False) -> int:
         """The number of the model's layers whose convolution is this one.
@@ -167,23 +168,33 @@ def _shapes_of_inputs(layer: keras.layers.Layer) -> list[tuple[int | None, ...]]
     return [tensor.shape for node in layer._inbound_nodes for tensor in node.input_tensors]
 
 
-def _convolved(inputs, kernel):
+def _convolved(inputs, kernel, at_least: int):
+    """The convolution, in loops for as many images as there are, or `at_least` so many."""
     loops = Loops.of(*inputs.shape[1:3], *kernel.shape[2:])
     scope = gradient_scope()
 
     @tf.custom_gradient
     def convolution(inputs, kernel):
+        count = tf.shape(inputs)[0]
+        # TensorFlow copies nothing where nothing is missing.
+        missing = [[0, tf.maximum(at_least - count, 0)], [0, 0], [0, 0], [0, 0]]
+
+        def filled(images):
+            return tf.pad(images, missing) if at_least else images
+
+        def without(images):
+            # Of known length where the inputs' is known, as predictions of memory ask.
+            return tf.reshape(images[:count] if at_least else images, [count, *images.shape[1:]])
+
         def gradient(upstream):
             with tf.name_scope(scope):
                 # Not before the backward pass: it would be the forward pass's, kept until now.
                 transformed = _transformed(*after(upstream, kernel))
-                of_images = loops.images_gradient(upstream, transformed)
-                of_kernel = loops.kernel_gradient(inputs, upstream)
-                # Of known length where the inputs' is known, as predictions of memory ask.
-                return tf.reshape(of_images, tf.shape(inputs)), _transform_gradient(of_kernel)
+                of_images = loops.images_gradient(filled(upstream), transformed, count)
+                of_kernel = loops.kernel_gradient(filled(inputs), filled(upstream), count)
+                return without(of_images), _transform_gradient(of_kernel)
 
-        outputs = loops.forward(inputs, _transformed(*after(inputs, kernel)))
-        return tf.reshape(outputs, [tf.shape(inputs)[0], *outputs.shape[1:]]), gradient
+        return without(loops.forward(filled(inputs), _transformed(*after(inputs, kernel)), count)), gradient
 
     return tf.ensure_shape(convolution(inputs, kernel), [*inputs.shape[:-1], kernel.shape[-1]])
 

@@ -2,6 +2,9 @@
 
 Tiles have 2.25 times as many numbers as their images. Written to memory and read again between the transforms and
 the products, they cost more than the products of 64 channels.
+
+XLA compiles a loop for each number of images. For the short last batch of an epoch all loops of ResNet-20 would
+take as long as ten steps, so such a batch is filled up with images that the loops do not compute.
 """
 
 import functools
@@ -18,6 +21,7 @@ from towers.layers.winograd_transforms import INPUTS, OUTPUTS, cut, cut_gradient
 _NAME = "winograd"
 # Of an iteration: with many channels products are most of the work, and larger ones are faster.
 _TILES, _TILES_OF_MANY_CHANNELS, _MANY_CHANNELS = 64, 256, 256
+_COUNT = tf.TensorSpec([], tf.int32)
 
 
 def num_tiles(length: int) -> int:
@@ -26,14 +30,28 @@ def num_tiles(length: int) -> int:
 
 
 class CompiledCall(NamedTuple):
-    """A function that XLA compiles for the shapes of its arguments, which are float32."""
+    """A function that XLA compiles for the shapes of its arguments, which are float32.
+
+    Attributes:
+      function: of tensors of these shapes and of a number of images, an int32.
+      shapes: of the tensors.
+    """
 
     function: Callable
     shapes: tuple[tuple[int, ...], ...]
 
 
 class Loops:
-    """The convolution of [N, H, W, C] with a transformed kernel [36, C, K], and its gradients."""
+    """The convolution of [N, H, W, C] with a transformed kernel [36, C, K], and its gradients.
+
+    Attributes:
+      forward: (images, kernel, count) to outputs.
+      images_gradient: (upstream, kernel, count) to the gradient of the images.
+      kernel_gradient: (images, upstream, count) to the gradient of the kernel.
+
+    Each is compiled for N images and computes the first `count` of them. What it returns of the others is not set;
+    they must be zeros.
+    """
 
     def __init__(self, height: int, width: int, channels: int, filters: int):
         """Args: the images' size, and the kernel's numbers of channels."""
@@ -41,10 +59,10 @@ class Loops:
         most = _TILES_OF_MANY_CHANNELS if min(channels, filters) >= _MANY_CHANNELS else _TILES
         self._most_images = max(1, most // self._images.num_tiles)
         self._kernel = INPUTS**2, channels, filters
-        images, outputs = self._images.spec, self._outputs.spec
-        self.forward = _compiled(self._forward, images, tf.TensorSpec(self._kernel))
-        self.images_gradient = _compiled(self._images_gradient, outputs, tf.TensorSpec(self._kernel))
-        self.kernel_gradient = _compiled(self._kernel_gradient, images, outputs)
+        images, outputs, kernel = self._images.spec, self._outputs.spec, tf.TensorSpec(self._kernel)
+        self.forward = _compiled(self._forward, images, kernel, _COUNT)
+        self.images_gradient = _compiled(self._images_gradient, outputs, kernel, _COUNT)
+        self.kernel_gradient = _compiled(self._kernel_gradient, images, outputs, _COUNT)
 
     @classmethod
     @functools.cache
@@ -52,34 +70,34 @@ class Loops:
         """The loops over such images; TensorFlow keeps what it compiled with them."""
         return cls(height, width, channels, filters)
 
-    def forward_call(self, count: int) -> "CompiledCall":
-        """The forward pass over `count` images."""
-        return CompiledCall(self.forward, (self._images.shape(count), self._kernel))
+    def forward_call(self, num_images: int) -> "CompiledCall":
+        """The forward pass over so many images."""
+        return CompiledCall(self.forward, (self._images.shape(num_images), self._kernel))
 
-    def gradient_calls(self, count: int) -> list["CompiledCall"]:
-        """The gradients of `count` images and of the kernel."""
-        images, outputs = self._images.shape(count), self._outputs.shape(count)
+    def gradient_calls(self, num_images: int) -> list["CompiledCall"]:
+        """The gradients of so many images and of the kernel."""
+        images, outputs = self._images.shape(num_images), self._outputs.shape(num_images)
         return [
             CompiledCall(self.images_gradient, (outputs, self._kernel)),
             CompiledCall(self.kernel_gradient, (images, outputs)),
         ]
 
-    def _forward(self, images, kernel):
+    def _forward(self, images, kernel, count):
         def part(tiles):
             return self._outputs.from_tiles(join, tf.matmul(self._images.to_tiles(cut, tiles), kernel))
 
-        return self._mapped(part, images, self._outputs)
+        return self._mapped(part, images, count, self._outputs)
 
-    def _images_gradient(self, upstream, kernel):
+    def _images_gradient(self, upstream, kernel, count):
         def part(gradients):
             tiles = self._outputs.to_tiles(join_gradient, gradients)
             return self._images.from_tiles(cut_gradient, tf.matmul(tiles, kernel, transpose_b=True))
 
-        return self._mapped(part, upstream, self._images)
+        return self._mapped(part, upstream, count, self._images)
 
-    def _mapped(self, part, inputs, to):
-        """`part` of all inputs."""
-        count, in_one, num_parts = self._parts(inputs)
+    def _mapped(self, part, inputs, count, to):
+        """`part` of the first `count` inputs."""
+        num_images, in_one, num_parts = self._parts(inputs)
         padded = _with_zeros(inputs, num_parts * in_one)
 
         def with_next(number, filled):
@@ -87,9 +105,9 @@ class Loops:
             return number + 1, gen_xla_ops.xla_dynamic_update_slice(filled, found, [number * in_one, 0, 0, 0])
 
         start = tf.zeros([num_parts * in_one, *to.spec.shape[1:]])
-        return tf.ensure_shape(_looped(num_parts, with_next, start)[:count], to.spec.shape)
+        return tf.ensure_shape(_looped(-(-count // in_one), with_next, start)[:num_images], to.spec.shape)
 
-    def _kernel_gradient(self, images, upstream):
+    def _kernel_gradient(self, images, upstream, count):
         _, in_one, num_parts = self._parts(images)
         padded = [_with_zeros(one, num_parts * in_one) for one in (images, upstream)]
 
@@ -100,29 +118,29 @@ class Loops:
                 tf.matmul(tiles, self._outputs.to_tiles(join_gradient, gradient), transpose_a=True)
             )
 
-        return _looped(num_parts, with_next, tf.zeros(self._kernel))
+        return _looped(-(-count // in_one), with_next, tf.zeros(self._kernel))
 
     def _parts(self, images) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """The number of images, of those of an iteration, and of iterations, all nearly equal."""
-        count = tf.shape(images)[0]
-        num_parts = tf.maximum(-(-count // self._most_images), 1)
-        return count, -(-count // num_parts), num_parts
+        num_images = tf.shape(images)[0]
+        num_parts = tf.maximum(-(-num_images // self._most_images), 1)
+        return num_images, -(-num_images // num_parts), num_parts
 
-    def workspace_bytes(self, count: int, *, of_kernel: bool) -> int:
+    def workspace_bytes(self, num_images: int, *, of_kernel: bool) -> int:
         """What XLA allocates beside the results, as its own reports of four shapes show.
 
         Args:
-          count: of the images.
+          num_images: that the loop is compiled for.
           of_kernel: for the kernel's gradient.
         """
-        num_parts = max(-(-count // self._most_images), 1)
-        in_one = -(-count // num_parts)
+        num_parts = max(-(-num_images // self._most_images), 1)
+        in_one = -(-num_images // num_parts)
         sides = self._images, self._outputs
         tiles = [_bytes(INPUTS**2, in_one * side.num_tiles, side.spec.shape[-1]) for side in sides]
         # After one of the two steps; OUTPUTS of INPUTS in one direction.
         halfway = max(tiles) * OUTPUTS // INPUTS
         padded = num_parts * in_one
-        copies = [_bytes(padded, *side.spec.shape[1:]) for side in sides if padded != count]
+        copies = [_bytes(padded, *side.spec.shape[1:]) for side in sides if padded != num_images]
         if not of_kernel:
             return max(sum(tiles), max(tiles) + halfway) + max(copies, default=0)
         return sum(tiles) + max(halfway, _bytes(*self._kernel) * (num_parts > 1)) + sum(copies)
@@ -139,9 +157,9 @@ class _Images:
         self._rows, self._columns = num_tiles(height), num_tiles(width)
         self.num_tiles = self._rows * self._columns
 
-    def shape(self, count: int) -> tuple[int, ...]:
-        """Of `count` images."""
-        return count, *self.spec.shape[1:]
+    def shape(self, num_images: int) -> tuple[int, ...]:
+        """Of so many images."""
+        return num_images, *self.spec.shape[1:]
 
     def to_tiles(self, step: Callable, images: tf.Tensor) -> tf.Tensor:
         """With zeros behind the images' ends, so that whole tiles fill them."""
@@ -170,10 +188,10 @@ def loop_workspace_bytes(function: str, inputs: Sequence[tf.TensorShape]) -> int
     found = re.search(rf"{_NAME}(_forward|_images_gradient|_kernel_gradient)_\d+$", function)
     if found is None:
         return None
-    (count, *size, channels), second = map(tuple, inputs)
+    (num_images, *size, channels), second, _ = map(tuple, inputs)
     of_kernel = found[1] == "_kernel_gradient"
     kernel = (channels, second[-1]) if of_kernel else second[1:]
-    return Loops.of(*size, *kernel).workspace_bytes(count, of_kernel=of_kernel)
+    return Loops.of(*size, *kernel).workspace_bytes(num_images, of_kernel=of_kernel)
 
 
 def _bytes(*shape: int) -> int:

@@ -39,6 +39,9 @@ def shared_input(operation: tf.Operation, position: int) -> int | None:
         return position
     if operation.type in ("StridedSlice", "Slice"):
         return 0 if _is_run_of_rows(operation.inputs[0].shape, operation.outputs[0].shape) else None
+    if operation.type == "Pad":
+        whole, filled = operation.inputs[0].shape, operation.outputs[0].shape
+        return 0 if filled.is_fully_defined() and filled == whole else None
     if operation.type == "SplitV" and tf.get_static_value(operation.inputs[2]) == 0:
         return 0 if _begins_aligned(operation.inputs[0], operation.outputs[:position]) else None
     if operation.type in _REDUCTIONS:

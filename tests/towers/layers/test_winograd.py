@@ -1,20 +1,31 @@
 """Winograd's convolutions: the numbers of a direct one, forward and backward; for which layers; what they keep."""
 
+import dataclasses
+import re
+
 import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers
 
+from strategies.registry import build_strategy
+from strategies.slices import SliceOptions
 from tests.tiers import first_quick
-from tests.towers.layers.kernel_modes import MODES, updates_in
-from tests.towers.tiny_tasks import assert_close, stacked
+from tests.towers.layers.kernel_modes import MODES, network, updates_in
+from tests.towers.logical_cpus import cpus
+from tests.towers.tiny_tasks import TinyTask, assert_close, images, stacked
 from towers import options, traced_once
 from towers.layers import winograd
 from towers.layers.kernels import LayerKernels
 from towers.layers.winograd import Gate
 from towers.memory.engine_memory import EngineMemory
 from towers.memory.step_graph import StepGraph
+from towers.options import StepOptions
 from towers.traced_once import flat_graph
+
+
+class EvaluatedInFours(TinyTask):
+    eval_batch_size = 4
 
 
 def drawn(shape, seed) -> np.ndarray:
@@ -38,15 +49,18 @@ def direct(inputs, kernel):
     return tf.nn.conv2d(inputs, kernel, strides=1, padding="SAME")
 
 
-@pytest.mark.parametrize("count", first_quick([37, 1]))
+@pytest.mark.parametrize("usual", [None, 37])
+@pytest.mark.parametrize("count", first_quick([37, 1, 20], 2))
 @pytest.mark.parametrize("height, width", first_quick([(8, 8), (15, 7), (4, 4), (7, 7), (8, 12)], 2))
-def test_as_a_direct_convolution(height, width, count):
+def test_as_a_direct_convolution(monkeypatch, height, width, count, usual):
     """Errors are relative to the norm of all numbers; those of a direct convolution in float32 are 3e-7.
 
     Loops compute at most 64 tiles at a time, of images in nearly equal numbers: 37 of 4 tiles are three times 13.
+    Fewer than the usual are filled up with others, which are not computed.
     """
+    monkeypatch.setattr(winograd, "_FEWEST_PIXELS", 1)
     numbers = drawn((count, height, width, 6), 0), drawn((3, 3, 6, 5), 1), drawn((count, height, width, 5), 2)
-    found = passes(Gate(fewest_channels=5).convolve, *numbers, dtype=tf.float32)
+    found = passes(Gate(5, usual).convolve, *numbers, dtype=tf.float32)
     for ours, exact in zip(found, passes(direct, *numbers, dtype=tf.float64), strict=True):
         assert np.linalg.norm(ours - exact) <= 5e-6 * np.linalg.norm(exact)
 
@@ -94,6 +108,25 @@ def test_few_examples_are_convolved_directly(num_examples, size, is_taken):
     assert Gate(32, num_examples).takes(shape, "float32", (3, 3, 32, 32)) == is_taken
 
 
+@pytest.mark.parametrize(
+    "mode, of_mode",
+    [("towers", {}), ("branches", {}), ("slices", {"slices": SliceOptions(layout=(("one", "whole"),))})],
+)
+def test_small_evaluation_batches_are_convolved_directly(monkeypatch, mode, of_mode):
+    """Training has 8 examples of 8x8 pixels, which are enough."""
+    monkeypatch.setattr(options, "runs_onednn", lambda: True)
+    devices = cpus(1 if mode == "towers" else 2)
+    devices = dataclasses.replace(devices, threads_per_tower=1, cpu_instructions=frozenset(["avx2"]))
+    task = EvaluatedInFours(build=lambda: network(32), examples=images(8), batch_size=8)
+    engine = build_strategy(mode, task, devices, StepOptions(), **of_mode).engine
+    spec = task.dataset("eval", None).element_spec
+    for function, expected in (
+        (engine.train_function.get_concrete_function(), True),
+        (engine.evaluator(spec), False),
+    ):
+        assert ("winograd" in str(function.graph.as_graph_def().library)) == expected
+
+
 def test_batches_of_any_length_are_traced_once():
     spec = tf.TensorSpec([None, 8, 8, 4])
 
@@ -127,8 +160,8 @@ def test_the_backward_pass_transforms_again(monkeypatch):
     calls = [node for node in nodes if node.op.endswith("PartitionedCall")]
     waiting = [name for node in nodes for name in node.input if name.startswith("^")]
     assert len(calls) == 3
-    # The images, the upstream gradients, and two kernels.
-    assert len({name for node in calls for name in node.input}) == 4
+    # The images and their number, the upstream gradients, and two kernels.
+    assert len({name for node in calls for name in node.input}) == 5
     assert waiting == ["^inputs", "^upstream"]
 
 
@@ -167,18 +200,23 @@ def test_gradients_are_named_after_their_layer():
     assert all("/inner" in name for name in loops)
 
 
-@pytest.mark.parametrize("count, of_images, of_kernel", [(10, 46_080, 61_440), (32, 73_728, 98_304)])
-def test_predictions_know_what_a_loop_allocates(count, of_images, of_kernel):
+@pytest.mark.parametrize(
+    "usual, count, of_images, of_kernel",
+    [(None, 10, 46_080, 61_440), (None, 32, 73_728, 98_304), (10, 10, 46_080, 61_440), (10, 2, 46_080, 61_440)],
+)
+def test_predictions_know_what_a_loop_allocates(monkeypatch, usual, count, of_images, of_kernel):
     """An image has 4 tiles of 36 x 4 numbers of 4 bytes, before the products and behind them.
 
-    Of 32 images 16 are in the cache at a time. Two thirds of the tiles are there again between the two steps.
+    Of 32 images 16 are in the cache at a time. Two thirds of the tiles are there again between the two steps. A
+    short batch runs what XLA compiled for the usual one, and only then images are copied.
     """
+    monkeypatch.setattr(winograd, "_FEWEST_PIXELS", 1)
 
     @tf.function(autograph=False)
     def tower(inputs, kernel):
         with tf.GradientTape() as tape:
             tape.watch([inputs, kernel])
-            outputs = Gate(fewest_channels=1).convolve(inputs, kernel)
+            outputs = Gate(1, usual).convolve(inputs, kernel)
         return tape.gradient(outputs, [inputs, kernel])
 
     @tf.function(autograph=False, input_signature=[tf.TensorSpec([None, 8, 8, 4])])
@@ -188,3 +226,6 @@ def test_predictions_know_what_a_loop_allocates(count, of_images, of_kernel):
     operations = StepGraph(traced.get_concrete_function()).operations(count)
     found = sorted(one.workspace_bytes for one in operations if one.workspace_bytes)
     assert found == [of_images, of_images, of_kernel]
+    pads = [one.outputs[0] for one in operations if re.search(r"Pad(_\d+)?$", one.name)]
+    assert [pad.shares for pad in pads] == [None if count < usual else 0 for _ in pads]
+    assert bool(pads) == (usual is not None)
