@@ -27,7 +27,7 @@ from towers.parameters.shards import Shard
 from towers.split import even_shares, fewest_examples
 from towers.task import Task
 from towers.tower import EvaluationFunction, TowerFunction
-from towers.traced_once import TracedOnce
+from towers.tracing.traced_once import TracedOnce
 
 
 class BranchedTowers:

@@ -22,7 +22,7 @@ from towers.slices.layout import Layout
 from towers.slices.layout_report import large_whole_notices, layout_table
 from towers.slices.sliced_tower import SlicedEvaluation, SlicedTower
 from towers.task import Task
-from towers.traced_once import TracedOnce
+from towers.tracing.traced_once import TracedOnce
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

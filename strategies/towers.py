@@ -13,7 +13,7 @@ from towers.options import StepOptions
 from towers.parameters.automatic_device import chosen_device
 from towers.task import Batch, Task
 from towers.tower import ModelVariables
-from towers.traced_once import TracedOnce
+from towers.tracing.traced_once import TracedOnce
 
 
 def towers_strategy(

@@ -193,7 +193,7 @@ def _choose_kernels(*, tf32: bool, deterministic: bool) -> None:
 
 
 def _optimize_towers_alone() -> None:
-    """Disables TensorFlow's graph optimizer: `towers.traced_once` runs it on the tower, before the copies.
+    """Disables TensorFlow's graph optimizer: `towers.tracing` runs it on the tower, before the copies.
 
     The first step of eight ResNet-20 towers takes 2.2 s instead of 4, at the same speed afterwards; of one tower
     1.9 s either way.

@@ -26,7 +26,7 @@ from towers.parameters.placement import Placement
 from towers.precision import loss_scaling_for
 from towers.task import Batch, Task, batch_length, evaluation_batch_size
 from towers.tower import EvaluationFunction, EvaluationResult, TowerFunction, TowerResult
-from towers.traced_once import TracedOnce
+from towers.tracing.traced_once import TracedOnce
 
 _RATE = tf.TensorSpec([], tf.float32)
 

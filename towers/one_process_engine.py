@@ -10,7 +10,6 @@ import keras
 import tensorflow as tf
 
 from towers import split
-from towers.compile_ahead import compile_ahead
 from towers.devices import HOST
 from towers.engine import Engine
 from towers.input.placed_batch import examples_of, parts_of
@@ -30,6 +29,7 @@ from towers.task import Batch, batch_length
 from towers.timeline.activities import EXCHANGE_SCOPE
 from towers.tower import ModelVariables, TowerResult
 from towers.tower_passes import TowerPasses
+from towers.tracing.compile_ahead import compile_ahead
 from towers.updates.rules import UpdateRule
 
 # A step reads a smaller table as fast as its rows. A table that is read whole is copied before its update: with 10

@@ -25,7 +25,7 @@ from towers.moving_averages import Microbatches
 from towers.recompute.recomputation import Recomputation
 from towers.task import Batch, Task, WeightedValue
 from towers.timeline.activities import BACKWARD_SCOPE
-from towers.traced_once import TracedOnce
+from towers.tracing.traced_once import TracedOnce
 
 _SEED_STATE = "seed_generator_state"
 

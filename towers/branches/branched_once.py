@@ -9,7 +9,8 @@ from towers.branches.placed_run import PlacedRun
 from towers.branches.plan import BranchPlan
 from towers.layers.shadowing import shadowed
 from towers.stages.marks import Marks
-from towers.traced_once import Change, TracedOnce
+from towers.tracing.flat_graph import Change
+from towers.tracing.traced_once import TracedOnce
 
 
 class BranchedOnce:

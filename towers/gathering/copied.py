@@ -15,7 +15,7 @@ import tensorflow as tf
 from towers.gathering.units import Use
 from towers.gathering.uses import index_of
 from towers.timeline.activities import tower_scope
-from towers.traced_once import FlatGraph, node_of
+from towers.tracing.flat_graph import FlatGraph, node_of
 
 
 class CopiedTowers:

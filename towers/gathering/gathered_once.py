@@ -14,11 +14,12 @@ from towers.gathering.uses import device_of, uses_of
 from towers.owners import Slices
 from towers.per_tower import PerTower, of_tower
 from towers.task import Batch
-from towers.traced_once import Change, FlatGraph, batch_key, flat_graph, node_of, specs_of
+from towers.tracing.flat_graph import Change, FlatGraph, flat_graph, node_of
+from towers.tracing.traced_once import batch_key, specs_of
 
 
 class GatheredOnce:
-    """Called as `towers.traced_once.TracedOnce`; the first argument is the list of parameters on their owners.
+    """Called as a `TracedOnce`; the first argument is the list of parameters on their owners.
 
     The forward pass and the backward pass each gather a parameter for themselves, one unit ahead, and then free it
     (`towers.gathering.units`). So no device ever has all parameters, and nothing is computed twice except casts.

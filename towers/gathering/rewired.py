@@ -24,7 +24,7 @@ from tensorflow.core.framework import node_def_pb2
 from towers.gathering.exchange import Call, OwnPart, UnitExchange
 from towers.gathering.units import Use, waited_for
 from towers.timeline.activities import EXCHANGE_SCOPE
-from towers.traced_once import FlatGraph, node_of
+from towers.tracing.flat_graph import FlatGraph, node_of
 
 PREFIX = "gather_of_unit"
 _CALL_OPS = ("StatefulPartitionedCall", "PartitionedCall")

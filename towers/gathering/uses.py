@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from towers.errors import UserError
 from towers.gathering.units import Use
-from towers.traced_once import node_of
+from towers.tracing.flat_graph import node_of
 
 # These only convert a parameter. Each unit converts what it gathers again: a kept result would be as large.
 _CONVERSIONS = ("Cast", "ExpandDims", "Identity", "Reshape", "Squeeze", "Transpose")

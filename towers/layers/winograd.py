@@ -43,11 +43,11 @@ On an AMD EPYC (Zen 3, AVX2 alone, one thread, medians of five or seven in turn)
 
 With many channels and few tiles the kernel's transforms are most of the work, hence the least number of pixels.
 Left out as well: 3x3x256 with 16 examples (1.40 when tiles were written to memory). XLA compiles three loops for
-each size of images and numbers of channels, and for each tower, in 0.3 s each (Zen 3: 0.5 to 1 s): a first step of
-ResNet-20 takes 3.5 s instead of 1.7, of VGG-16 13.4 s (both before they were compiled in the background). A short
-last batch runs them too, also where it has too few examples for them alone. A step of ResNet-20 takes 0.98 of its CPU time with AVX-512 (three rounds in turn: 0.95 to 0.99),
-0.92 with AVX2 on Intel, and 0.87 on the Zen 3 (least of 12 steps in three rounds in turn: 1,046 to 1,140 and 1,246
-to 1,310 ms).
+each size of images and numbers of channels, and for each tower, in 0.3 s each (Zen 3: 0.5 to 1 s): a first step
+of ResNet-20 takes 3.5 s instead of 1.7, of VGG-16 13.4 s (both before they were compiled in the background). A
+short last batch runs them too, also where it has too few examples for them alone. A step of ResNet-20 takes 0.98
+of its CPU time with AVX-512 (three rounds in turn: 0.95 to 0.99), 0.92 with AVX2 on Intel, and 0.87 on the Zen 3
+(least of 12 steps in three rounds in turn: 1,046 to 1,140 and 1,246 to 1,310 ms).
 
 Tried, and slower: all tiles in memory between transforms and products (1.3 to 2 times the time for up to 64
 channels); transforms as sums of products with columns of the matrices (1.7 times); TensorFlow's own operations

@@ -16,13 +16,13 @@ from tensorflow.python.framework.function_def_to_graph import function_def_to_gr
 from tensorflow.python.grappler import tf_optimizer  # the one way to call the graph optimizer
 from tensorflow.python.ops import handle_data_util  # the one way to give an argument the shape of a variable
 
-from towers.compiled_functions import called_names
 from towers.layers.winograd_loops import loop_workspace_bytes
 from towers.memory.buffer_reuse import reusable_inputs, shared_input
 from towers.memory.kernel_workspace import workspace_bytes
 from towers.memory.lifetimes import Operation, Output, peaks
 from towers.memory.onednn_kernels import positions_bytes, reserved_bytes
-from towers.traced_once import FlatGraph
+from towers.tracing.compiled_functions import called_names
+from towers.tracing.flat_graph import FlatGraph
 
 # Kinds of tensors: the batch itself; what grows with it; what depends on its numbers alone; what does not.
 BATCH, ACTIVATIONS, GRADIENTS, COPIES = "batch", "activations", "gradients", "copies"

@@ -31,7 +31,7 @@ from towers.tower import (
     total_loss,
     weighted_metrics,
 )
-from towers.traced_once import TracedOnce, specs_of
+from towers.tracing.traced_once import TracedOnce, specs_of
 
 
 class _SlicedModel:

@@ -9,7 +9,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import tensorflow as tf
 
 from towers.stages.places import Place
-from towers.traced_once import FlatGraph, flat_graph, optimized_if_needed
+from towers.tracing.flat_graph import FlatGraph, flat_graph
+from towers.tracing.traced_once import optimized_if_needed
 
 _GIVEN = "given_to_the_piece_"
 

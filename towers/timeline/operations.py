@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from towers.timeline.activities import activity_of
-from towers.traced_once import node_of
+from towers.tracing.flat_graph import node_of
 
 # Around each traced step, with its number.
 STEP_EVENT, STEP_NUMBER = "towers_step", "step_num"

@@ -15,7 +15,7 @@ from tests.towers.logical_cpus import cpus
 from tests.towers.table_and_matrices import trained
 from tests.towers.tiny_tasks import NUM_CLASSES, TinyTask, assert_close, parameters_of, stacked, vectors
 from towers.timeline.activities import activity_of
-from towers.traced_once import node_of
+from towers.tracing.flat_graph import node_of
 from towers.updates.clipping import Clipping
 from towers.updates.rules import Adam, Muon
 

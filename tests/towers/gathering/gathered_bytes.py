@@ -5,7 +5,7 @@ import tensorflow as tf
 from towers.gathering.gathered_once import GatheredGraph
 from towers.gathering.rewired import PREFIX
 from towers.timeline.activities import activity_of
-from towers.traced_once import node_of
+from towers.tracing.flat_graph import node_of
 
 
 def peak_bytes(graph: GatheredGraph, device: str = "", *, waits: bool = True) -> int:

@@ -13,7 +13,7 @@ from tests.towers.tiny_tasks import assert_close, stacked
 from towers.layers import compiled_relu
 from towers.layers.compiled_relu import relus_to_compile
 from towers.layers.kernels import LayerKernels
-from towers.traced_once import flat_graph
+from towers.tracing.flat_graph import flat_graph
 
 SHAPE = (3, 100)
 KERNELS = LayerKernels(compiled_relu=True)

@@ -10,11 +10,12 @@ from tests.tiers import first_quick
 from tests.towers.layers.kernel_modes import MODES, updates_in
 from tests.towers.partitioned_graphs import recorded_graphs
 from tests.towers.tiny_tasks import assert_close, stacked
-from towers import options, traced_once
+from towers import options
 from towers.devices import Devices
 from towers.layers.kernels import LayerKernels
 from towers.options import StepOptions
-from towers.traced_once import flat_graph
+from towers.tracing import graph_optimizer
+from towers.tracing.flat_graph import flat_graph
 
 CPU = "/device:CPU:0"
 KERNELS = LayerKernels(float32_products=True)
@@ -171,7 +172,7 @@ def test_the_backward_pass_widens_again(monkeypatch):
 
     TensorFlow's graph optimizer joins operations with the same inputs.
     """
-    monkeypatch.setattr(traced_once, "_must_optimize", lambda concrete: True)
+    monkeypatch.setattr(graph_optimizer, "must_optimize", lambda concrete: True)
     nodes = graph_of(stacked((6, 6, 4), layers.Conv2D(4, 3, dtype="mixed_bfloat16"))).node
     casts = {
         node.name for node in nodes if node.op == "Cast" and node.attr["DstT"].type == tf.float32.as_datatype_enum

@@ -14,14 +14,15 @@ from tests.tiers import first_quick
 from tests.towers.layers.kernel_modes import MODES, network, updates_in
 from tests.towers.logical_cpus import cpus
 from tests.towers.tiny_tasks import TinyTask, assert_close, images, stacked
-from towers import options, traced_once
+from towers import options
 from towers.layers import winograd
 from towers.layers.kernels import LayerKernels
 from towers.layers.winograd import Gate
 from towers.memory.engine_memory import EngineMemory
 from towers.memory.step_graph import StepGraph
 from towers.options import StepOptions
-from towers.traced_once import flat_graph
+from towers.tracing import graph_optimizer
+from towers.tracing.flat_graph import flat_graph
 
 
 class EvaluatedInFours(TinyTask):
@@ -146,7 +147,7 @@ def test_the_backward_pass_transforms_again(monkeypatch):
 
     TensorFlow's graph optimizer joins operations with the same inputs.
     """
-    monkeypatch.setattr(traced_once, "_must_optimize", lambda concrete: True)
+    monkeypatch.setattr(graph_optimizer, "must_optimize", lambda concrete: True)
 
     def gradients(inputs, kernel, upstream):
         with tf.GradientTape() as tape:

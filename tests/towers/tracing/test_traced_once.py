@@ -1,7 +1,5 @@
 """Graphs that are optimized once: the same numbers, types of results and side effects, and fewer nodes to copy."""
 
-import os
-
 import keras
 import numpy as np
 import pytest
@@ -9,18 +7,12 @@ import tensorflow as tf
 from keras import layers
 
 from tests.tiers import first_quick
-from tests.towers.tiny_tasks import stacked
-from towers import traced_once
-from towers.hardware.cpu_instructions import AVX512, ONEDNN_LIMIT, cpu_instructions
-from towers.hardware.cpu_kernels import runs_onednn
-from towers.layers.kernels import LayerKernels
-from towers.precision import layer_precision
 from towers.task import Batch, WeightedLoss
 from towers.tower import TowerFunction
-from towers.traced_once import TracedOnce, optimized_if_needed
+from towers.tracing import graph_optimizer
+from towers.tracing.traced_once import TracedOnce
 
 LENGTH, WIDTH = 7, 4
-CPU = "/device:CPU:0"
 
 
 def convolutions():
@@ -67,7 +59,7 @@ def test_a_tower_gives_the_same_numbers(name, monkeypatch):
     model = keras.Sequential([layers.Input((LENGTH,), dtype=kind), *build()])
     tower = TowerFunction(LengthTask(), model)
     with monkeypatch.context() as patch:
-        patch.setattr(traced_once, "_must_optimize", lambda concrete: False)
+        patch.setattr(graph_optimizer, "must_optimize", lambda concrete: False)
         plain = TowerFunction(LengthTask(), model)
         plain(*arguments_of(model, kind, 2))
     for count in (2, 5):
@@ -80,42 +72,6 @@ def test_a_tower_gives_the_same_numbers(name, monkeypatch):
             expected,
             expand_composites=True,
         )
-
-
-def test_the_optimized_graph_is_smaller():
-    def wasteful(batch):
-        ones = tf.ones([4, 4])
-        return tf.reduce_sum(tf.matmul(ones, ones)) + tf.reduce_sum(batch.features) + tf.reduce_sum(batch.features)
-
-    spec = Batch(tf.TensorSpec([None, 3]), tf.TensorSpec([None]))
-    concrete = tf.function(wasteful, autograph=False).get_concrete_function(spec)
-    assert len(traced_once.flat_graph(concrete).graph_def.node) < len(concrete.graph.as_graph_def().node)
-    assert optimized_if_needed(concrete)(Batch(tf.ones([2, 3]), tf.ones([2]))).numpy() == 64 + 12
-
-
-@pytest.mark.skipif(
-    AVX512 not in cpu_instructions(os.environ.get(ONEDNN_LIMIT, "")) or not runs_onednn(),
-    reason="only oneDNN with AVX-512 joins bfloat16 operations",
-)
-@pytest.mark.parametrize(
-    "device, use_bias, is_joined", [("", False, True), ("", True, True), (CPU, False, True), (CPU, True, False)]
-)
-def test_which_batch_norms_are_joined_with_their_relu(monkeypatch, device, use_bias, is_joined):
-    """Joined they are twice as fast. A convolution on a named device would be joined with its bias, and fail."""
-    monkeypatch.setattr(traced_once, "_must_optimize", lambda concrete: True)
-    kernels = LayerKernels(exact_bias_gradients=True)
-    with layer_precision("bfloat16"):
-        convolution = layers.Conv2D(4, 3, use_bias=use_bias)
-        model = stacked((6, 6, 4), convolution, layers.BatchNormalization(), layers.ReLU())
-
-    def outputs(images):
-        with tf.device(device), kernels.in_place(model):
-            return model(images, training=True)
-
-    concrete = tf.function(outputs, autograph=False).get_concrete_function(tf.TensorSpec([None, 6, 6, 4]))
-    types = [node.op for node in traced_once.flat_graph(concrete).graph_def.node]
-    assert ("_FusedBatchNormEx" in types) == is_joined
-    assert optimized_if_needed(concrete)(tf.ones([2, 6, 6, 4])).dtype == tf.bfloat16
 
 
 def test_a_side_effect_without_consumers_still_happens():
@@ -139,24 +95,3 @@ def test_a_captured_tensor_works():
     kept = tf.constant([2.0, 3.0])
     traced = TracedOnce(lambda batch: batch.features * kept)
     np.testing.assert_array_equal(traced(Batch(tf.ones([4, 2]), tf.zeros([4]))), [[2.0, 3.0]] * 4)
-
-
-def test_identity_nodes_at_the_end_are_removed():
-    """Except those that are kept by name, that other nodes use, or that forward an argument."""
-
-    @tf.function(autograph=False)
-    def function(x):
-        product = x * 2.0
-        used = tf.identity(product, name="used")
-        return tf.identity(product, name="at_the_end"), tf.identity(x, name="argument"), used + 1.0
-
-    concrete = function.get_concrete_function(tf.TensorSpec([2], tf.float32))
-    graph_def = concrete.graph.as_graph_def()
-    names = [tensor.name for tensor in concrete.outputs]
-    found = traced_once._bypass_identities(graph_def, names, kept=[names[2].split(":")[0]])
-    left = {node.name for node in graph_def.node}
-    assert found[0] == "mul:0" and found[2] == "add:0"
-    assert {"used", "mul", "add"} <= left and "at_the_end" not in left and names[2].split(":")[0] in left
-    given = tf.constant([1.0, 3.0])
-    for ours, theirs in zip(optimized_if_needed(concrete)(given), concrete(given), strict=True):
-        np.testing.assert_array_equal(ours, theirs)

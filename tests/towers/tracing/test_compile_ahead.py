@@ -21,7 +21,7 @@ from towers import configure_devices
 
 devices = configure_devices(num_towers=2)
 import tensorflow as tf
-from towers.compile_ahead import compile_ahead
+from towers.tracing.compile_ahead import compile_ahead
 from towers.layers.winograd_loops import Loops
 
 loops = Loops.of(8, 8, 3, 3)

@@ -3,8 +3,8 @@
 import pytest
 import tensorflow as tf
 
-from towers import compiled_functions, traced_once
-from towers.traced_once import flat_graph
+from towers.tracing import compiled_functions, graph_optimizer
+from towers.tracing.flat_graph import flat_graph
 
 SPEC = tf.TensorSpec([None, 3])
 
@@ -77,7 +77,7 @@ def test_the_branches_of_a_compiled_case_are_shown_again():
 
 @pytest.mark.parametrize("count", [1, 4])
 def test_an_optimized_graph_computes_the_same(monkeypatch, count):
-    monkeypatch.setattr(traced_once, "_must_optimize", lambda concrete: True)
+    monkeypatch.setattr(graph_optimizer, "must_optimize", lambda concrete: True)
     concrete = whole_graph.get_concrete_function()
     flat = flat_graph(concrete)
     assert any(function.attr["_XlaMustCompile"].b for function in flat.graph_def.library.function)

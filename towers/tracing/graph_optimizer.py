@@ -1,0 +1,65 @@
+"""TensorFlow's graph optimizer, called on one graph: what it must not join or change."""
+
+import itertools
+
+import tensorflow as tf
+from tensorflow.core.protobuf import config_pb2, device_properties_pb2, meta_graph_pb2, rewriter_config_pb2
+from tensorflow.python.framework import meta_graph
+from tensorflow.python.grappler import cluster, tf_optimizer  # the one way to call the graph optimizer
+
+from towers.tracing import compiled_functions
+
+
+def must_optimize(concrete) -> bool:
+    """Whether to optimize it here: TensorFlow does not, and no captured resource (a lookup table) prevents it."""
+    switched_off = tf.config.optimizer.get_experimental_options().get("disable_meta_optimizer", False)
+    return switched_off and all(value.dtype not in (tf.resource, tf.variant) for value in concrete.captured_inputs)
+
+
+def optimized_graph(concrete, graph_def: tf.compat.v1.GraphDef) -> tf.compat.v1.GraphDef:
+    """The graph of a concrete function, described by `graph_def`, as TensorFlow's graph optimizer changes it."""
+    described, _ = meta_graph.export_scoped_meta_graph(graph=concrete.graph, graph_def=graph_def)
+    kept = meta_graph_pb2.CollectionDef()
+    kept.node_list.value.extend(tensor.name for tensor in (*concrete.inputs, *concrete.outputs))
+    kept.node_list.value.extend(operation.name for operation in concrete.graph.control_outputs)
+    described.collection_def["train_op"].CopyFrom(kept)
+    config = config_pb2.ConfigProto()
+    # Optimizes small graphs too, because each tower gets a copy.
+    config.graph_options.rewrite_options.min_graph_nodes = -1
+    if _has_control_flow(described.graph_def):
+        # Function optimization would lower loops to nodes of one graph, which breaks a second import and the loops
+        # of gradients.
+        config.graph_options.rewrite_options.function_optimization = rewriter_config_pb2.RewriterConfig.OFF
+    placed = {node.name for node in graph_def.node if node.device}
+    if any(_must_not_be_joined(one, one.name in placed) for one in concrete.graph.get_operations()):
+        config.graph_options.rewrite_options.remapping = rewriter_config_pb2.RewriterConfig.OFF
+    cpu = device_properties_pb2.NamedDevice(name="/job:localhost/replica:0/task:0/device:CPU:0")
+    cpu.properties.CopyFrom(device_properties_pb2.DeviceProperties(type="CPU", num_cores=1, frequency=1000))
+    functions = compiled_functions.hide(described.graph_def.library)
+    optimized = tf_optimizer.OptimizeGraph(config, described, cluster=cluster.Cluster(devices=[cpu]))
+    compiled_functions.show(optimized.library, functions)
+    return optimized
+
+
+def _must_not_be_joined(operation: tf.Operation, is_placed: bool) -> bool:
+    """Whether the optimizer must not join it with the operations behind it (TensorFlow 2.21).
+
+    Where TensorFlow uses oneDNN, the optimizer makes a _FusedBatchNormEx of a batch norm and a ReLU, which takes
+    multiples of four channels only, and float16 only on GPUs; and a _FusedConv2D of a convolution on a named
+    device and its bias, which in bfloat16 can't be imported.
+    """
+    result = operation.outputs[0] if operation.outputs else None
+    if operation.type == "FusedBatchNormV3":
+        in_float16 = result.dtype == tf.float16
+        return (operation.outputs[1].shape[0] or 1) % 4 != 0 or (
+            in_float16 and not tf.config.list_logical_devices("GPU")
+        )
+    is_refused = is_placed and operation.type == "Conv2D" and result.dtype == tf.bfloat16
+    return is_refused and any(one.type in ("BiasAdd", "AddV2") for one in result.consumers())
+
+
+def _has_control_flow(graph_def) -> bool:
+    """Whether TensorFlow runs loops or branches; those that XLA compiles are part of one operation."""
+    ours = itertools.filterfalse(compiled_functions.is_compiled, graph_def.library.function)
+    nodes = itertools.chain(graph_def.node, *(function.node_def for function in ours))
+    return any(node.op.removeprefix("Stateless") in ("While", "If", "Case") for node in nodes)
