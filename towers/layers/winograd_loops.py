@@ -105,7 +105,8 @@ class Loops:
             return number + 1, gen_xla_ops.xla_dynamic_update_slice(filled, found, [number * in_one, 0, 0, 0])
 
         start = tf.zeros([num_parts * in_one, *to.spec.shape[1:]])
-        return tf.ensure_shape(_looped(-(-count // in_one), with_next, start)[:num_images], to.spec.shape)
+        times = _iterations(count, in_one, num_parts)
+        return tf.ensure_shape(_looped(times, with_next, start)[:num_images], to.spec.shape)
 
     def _kernel_gradient(self, images, upstream, count):
         _, in_one, num_parts = self._parts(images)
@@ -118,7 +119,7 @@ class Loops:
                 tf.matmul(tiles, self._outputs.to_tiles(join_gradient, gradient), transpose_a=True)
             )
 
-        return _looped(-(-count // in_one), with_next, tf.zeros(self._kernel))
+        return _looped(_iterations(count, in_one, num_parts), with_next, tf.zeros(self._kernel))
 
     def _parts(self, images) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """The number of images, of those of an iteration, and of iterations, all nearly equal."""
@@ -205,6 +206,11 @@ def _compiled(function: Callable, *specs: tf.TensorSpec) -> Callable:
     # Graphs name the call so.
     call.__name__ = f"{_NAME}{function.__name__}"
     return tf.function(call, jit_compile=True, autograph=False, input_signature=specs)
+
+
+def _iterations(count: tf.Tensor, in_one: tf.Tensor, num_parts: tf.Tensor) -> tf.Tensor:
+    """The number that `count` images need; a constant where there is one part, so that XLA makes no loop of it."""
+    return tf.where(num_parts == 1, 1, -(-count // in_one))
 
 
 def _looped(count: tf.Tensor, body: Callable, start: tf.Tensor) -> tf.Tensor:
