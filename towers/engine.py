@@ -26,6 +26,7 @@ from towers.parameters.placement import Placement
 from towers.precision import loss_scaling_for
 from towers.task import Batch, Task, batch_length, evaluation_batch_size
 from towers.tower import EvaluationFunction, EvaluationResult, TowerFunction, TowerResult
+from towers.tracing.compile_ahead import compile_ahead
 from towers.tracing.traced_once import TracedOnce
 
 _RATE = tf.TensorSpec([], tf.float32)
@@ -163,6 +164,9 @@ class Engine(abc.ABC):
         Each microbatch is a call of its own, so memory and graph are those of one microbatch. A process that gets
         only its part of each microbatch gets them as a tuple. With a `placed_input` the batch is what that yields.
         """
+        if self._compiles_first and self.placed_input is None:
+            self._compile_ahead(batch)
+        self._compiles_first = False
         with tf.device(HOST):  # a GPU would finish its work before it takes a number from Python
             rate = tf.constant(rate, tf.float32)
         if self.options.accumulation == 1:
@@ -181,6 +185,22 @@ class Engine(abc.ABC):
             if size > 0:
                 sums = self.more_function(batch, tf.constant(index), sums)
         return self.apply_function(batch, sums, rate)
+
+    def _compile_ahead(self, batch: Batch | tuple[Batch, ...]) -> None:
+        """Compiles what the towers' parts of a batch need, while the step is traced."""
+        count = self.options.accumulation if isinstance(batch, Batch) else 1
+        first = batch if isinstance(batch, Batch) else batch[0]
+        at_once, *_ = split.sizes(int(batch_length(first)), split.even_shares(count))
+        calls = {
+            device: self.kernels.compiled_calls(self.tower.model, count)
+            for device, count in zip(self.devices.towers, split.sizes(at_once, self.shares), strict=True)
+            if count
+        }
+        if any(calls.values()):
+            compile_ahead(calls)
+
+    # Whether the towers are traced as they are called: those of several devices have graphs of their own.
+    _compiles_first = True
 
     # Whether a microbatch without an example can be left out: no other process waits for this one's sums.
     _needs_examples = False

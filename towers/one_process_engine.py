@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 import keras
 import tensorflow as tf
 
-from towers import split
 from towers.devices import HOST
 from towers.engine import Engine
 from towers.input.placed_batch import examples_of, parts_of
@@ -25,11 +24,10 @@ from towers.parameters.placement import CentralPlacement, Placement
 from towers.parameters.sharded_placement import ShardedPlacement
 from towers.parameters.zero_of_groups import ZeroOfGroups
 from towers.sums import add_to
-from towers.task import Batch, batch_length
+from towers.task import Batch
 from towers.timeline.activities import EXCHANGE_SCOPE
 from towers.tower import ModelVariables, TowerResult
 from towers.tower_passes import TowerPasses
-from towers.tracing.compile_ahead import compile_ahead
 from towers.updates.rules import UpdateRule
 
 # A step reads a smaller table as fast as its rows. A table that is read whole is copied before its update: with 10
@@ -79,23 +77,6 @@ class OneProcessEngine(Engine):
         self._compiles_first = make_towers is None
 
     _needs_examples = True
-
-    def train(self, batch, rate):
-        if self._compiles_first and isinstance(batch, Batch):
-            self._compile_ahead(int(batch_length(batch)))
-        self._compiles_first = False
-        return super().train(batch, rate)
-
-    def _compile_ahead(self, num_examples: int) -> None:
-        """Compiles what the towers' parts of a batch of so many examples need, while the step is traced."""
-        at_once, *_ = split.sizes(num_examples, split.even_shares(self.options.accumulation))
-        calls = {
-            device: self.kernels.compiled_calls(self.tower.model, count)
-            for device, count in zip(self.devices.towers, split.sizes(at_once, self.shares), strict=True)
-            if count
-        }
-        if any(calls.values()):
-            compile_ahead(calls)
 
     @property
     def _copies(self) -> PackedCopies:

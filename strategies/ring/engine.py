@@ -61,6 +61,7 @@ class RingEngine(Engine):
         self.placement = place(self.tower.variables, self.options.rule)
         if make_towers is not None:
             self.towers, self.evaluations = make_towers(self)
+        self._compiles_first = make_towers is None
         self._at_once = microbatches or 1
         own = self.placement.owners.of_towers
         self._passes = TowerPasses(

@@ -11,7 +11,7 @@ from strategies.registry import build_strategy
 from tests.towers.layers.kernel_modes import network
 from tests.towers.logical_cpus import cpus
 from tests.towers.tiny_tasks import TinyTask, images
-from towers import one_process_engine, options
+from towers import engine, options
 from towers.layers import winograd
 from towers.options import StepOptions
 
@@ -67,17 +67,18 @@ def test_a_graph_does_not_compile_again():
     assert "Compiled __inference_winograd" not in in_step
 
 
+@pytest.mark.parametrize("mode", ["towers", "mirrored"])
 @pytest.mark.parametrize("tuned, accumulation, expected", [(True, 1, [4, 3]), (True, 2, [2, 2]), (False, 1, None)])
-def test_the_first_step_starts_it_for_each_towers_part(monkeypatch, tuned, accumulation, expected):
+def test_the_first_step_starts_it_for_each_towers_part(monkeypatch, mode, tuned, accumulation, expected):
     """Of two layers with the same shape; only the first step."""
     monkeypatch.setattr(options, "runs_onednn", lambda: True)
     monkeypatch.setattr(winograd, "_FEWEST_PIXELS", 1)
     started = []
-    monkeypatch.setattr(one_process_engine, "compile_ahead", started.append)
+    monkeypatch.setattr(engine, "compile_ahead", started.append)
     devices = dataclasses.replace(cpus(2), threads_per_tower=1, cpu_instructions=frozenset(["avx2"]))
     task = TinyTask(build=lambda: network(32), examples=images(21), batch_size=7)
     step = StepOptions(tuned_for_cpu=tuned, accumulation=accumulation)
-    build_strategy("towers", task, devices, step).run_steps(2)
+    build_strategy(mode, task, devices, step).run_steps(2)
     if expected is None:
         assert not started
         return
