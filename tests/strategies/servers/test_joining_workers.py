@@ -26,6 +26,7 @@ from strategies.servers.own.server import Server
 from strategies.servers.tables import ParameterLayout
 from tests.strategies.servers.at_once import LIMIT_SECONDS, Started
 from tests.strategies.small_task import small_task
+from tests.tiers import first_quick
 from tests.towers.user_errors import refused
 from towers.options import StepOptions
 from towers.updates.clipping import Clipping
@@ -162,7 +163,7 @@ def shuffled(seed: int | None, staleness: str, *, reshuffles=False, rows=ROWS, a
     return membership.settings_with(task, StepOptions(accumulation=accumulation))
 
 
-@pytest.mark.parametrize("staleness", ["sync", "0", "async", "4"])
+@pytest.mark.parametrize("staleness", first_quick(["sync", "async", "0", "4"], 2))
 def test_processes_must_read_the_same_data(staleness):
     with refused("worker:1 was started with first_batches=", "use shuffle(..., seed=1)"):
         check_same({"chief:0": shuffled(None, staleness), "worker:1": shuffled(None, staleness)})

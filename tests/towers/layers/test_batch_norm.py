@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
+from tests.tiers import first_quick
 from tests.towers.tiny_tasks import stacked
 from tests.towers.user_errors import refused
 from towers.exchange import TowerExchange
@@ -399,7 +400,7 @@ EXCHANGED = [
 ]
 
 
-@pytest.mark.parametrize("sizes", [(2, 2, 2), (3, 2, 1)], ids=str)
+@pytest.mark.parametrize("sizes", first_quick([[3, 2, 1], [2, 2, 2]]), ids=str)
 @pytest.mark.parametrize("shape, options", EXCHANGED, ids=str)
 @every_kernel
 def test_exchanged_gives_the_numbers_of_the_whole_batch(shape, options, sizes, kernels):

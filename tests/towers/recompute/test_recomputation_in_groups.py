@@ -99,13 +99,15 @@ def computed_again(make, recompute: str) -> dict[str, dict[str, int]]:
 
 @pytest.mark.parametrize(
     "make, convolutions, norms",
-    [
-        (towers, {"CPU:0": NUM_BLOCKS, "CPU:1": NUM_BLOCKS}, {"CPU:0": NUM_BLOCKS, "CPU:1": NUM_BLOCKS}),
-        # Of two blocks with two branches all but the first branch: its input and its result are alive anyway.
-        (branches, {"CPU:0": 1, "CPU:1": 2}, {"CPU:0": 2}),
-        (slices, {"CPU:0": NUM_BLOCKS, "CPU:1": NUM_BLOCKS}, {"CPU:0": NUM_BLOCKS}),
-    ],
-    ids=["towers", "branches", "slices"],
+    first_quick(
+        [
+            # Of two blocks with two branches all but the first branch: its input and its result are alive anyway.
+            (branches, {"CPU:0": 1, "CPU:1": 2}, {"CPU:0": 2}),
+            (towers, {"CPU:0": NUM_BLOCKS, "CPU:1": NUM_BLOCKS}, {"CPU:0": NUM_BLOCKS, "CPU:1": NUM_BLOCKS}),
+            (slices, {"CPU:0": NUM_BLOCKS, "CPU:1": NUM_BLOCKS}, {"CPU:0": NUM_BLOCKS}),
+        ]
+    ),
+    ids=["branches", "towers", "slices"],
 )
 def test_each_device_computes_its_part_again(make, convolutions, norms):
     assert computed_again(make, "none") == {"convolution": {}, "norm": {}}

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from strategies.registry import build_strategy
+from tests.tiers import first_quick
 from tests.towers.layers.kernel_modes import network
 from tests.towers.logical_cpus import cpus
 from tests.towers.tiny_tasks import TinyTask, images
@@ -67,8 +68,19 @@ def test_a_graph_does_not_compile_again():
     assert "Compiled __inference_winograd" not in in_step
 
 
-@pytest.mark.parametrize("mode", ["towers", "mirrored"])
-@pytest.mark.parametrize("tuned, accumulation, expected", [(True, 1, [4, 3]), (True, 2, [2, 2]), (False, 1, None)])
+@pytest.mark.parametrize(
+    "mode, tuned, accumulation, expected",
+    first_quick(
+        [
+            ("mirrored", True, 1, [4, 3]),
+            ("towers", True, 2, [2, 2]),
+            ("towers", True, 1, [4, 3]),
+            ("mirrored", True, 2, [2, 2]),
+            ("towers", False, 1, None),
+        ],
+        2,
+    ),
+)
 def test_the_first_step_starts_it_for_each_towers_part(monkeypatch, mode, tuned, accumulation, expected):
     """Of two layers with the same shape; only the first step."""
     monkeypatch.setattr(options, "runs_onednn", lambda: True)
