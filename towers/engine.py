@@ -188,9 +188,8 @@ class Engine(abc.ABC):
 
     def _compile_ahead(self, batch: Batch | tuple[Batch, ...]) -> None:
         """Compiles what the towers' parts of a batch need, while the step is traced."""
-        count = self.options.accumulation if isinstance(batch, Batch) else 1
-        first = batch if isinstance(batch, Batch) else batch[0]
-        at_once, *_ = split.sizes(int(batch_length(first)), split.even_shares(count))
+        first, num_passes = (batch, self.options.accumulation) if isinstance(batch, Batch) else (batch[0], 1)
+        at_once, *_ = split.sizes(int(batch_length(first)), split.even_shares(num_passes))
         calls = {
             device: self.kernels.compiled_calls(self.tower.model, count)
             for device, count in zip(self.devices.towers, split.sizes(at_once, self.shares), strict=True)

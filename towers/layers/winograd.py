@@ -127,11 +127,12 @@ class Gate:
           model, float32_products: as for `num_replaced`.
           num_examples: of the calls.
         """
+        num_images = max(num_examples, self.num_examples or 0)
         forward, backward = [], []
         for layer, shape in self._taken(model, float32_products):
             loops = Loops.of(*shape[1:3], *layer.kernel.shape[2:])
-            forward.append(loops.forward_call(num_examples))
-            backward[:0] = loops.gradient_calls(num_examples)
+            forward.append(loops.forward_call(num_images))
+            backward[:0] = loops.gradient_calls(num_images)
         return list(dict.fromkeys(forward + backward))
 
     def _taken(

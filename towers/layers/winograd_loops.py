@@ -49,8 +49,8 @@ class Loops:
       images_gradient: (upstream, kernel, count) to the gradient of the images.
       kernel_gradient: (images, upstream, count) to the gradient of the kernel.
 
-    Each is compiled for N images and computes the first `count` of them. What it returns of the others is not set;
-    they must be zeros.
+    Each is compiled for N images, of which it computes the first `count`. The others must be zeros, and what it
+    returns for them is not set.
     """
 
     def __init__(self, height: int, width: int, channels: int, filters: int):

@@ -129,6 +129,13 @@ def test_small_evaluation_batches_are_convolved_directly(monkeypatch, mode, of_m
         assert ("winograd" in str(function.graph.as_graph_def().library)) == expected
 
 
+def test_for_a_short_batch_the_loops_of_whole_ones_are_compiled():
+    model = stacked((8, 8, 32), layers.Conv2D(32, 3, padding="same"))
+    kernels = LayerKernels(winograd_channels=32, num_examples=8)
+    assert kernels.compiled_calls(model, 2) == kernels.compiled_calls(model, 8)
+    assert [call.shapes[0] for call in kernels.compiled_calls(model, 9)] == [(9, 8, 8, 32)] * 3
+
+
 def test_batches_of_any_length_are_traced_once():
     spec = tf.TensorSpec([None, 8, 8, 4])
 
