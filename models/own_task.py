@@ -31,6 +31,7 @@ from models.data.own_data import (
     count_examples,
     dataset_stream,
     host_tensors,
+    known_batch_size,
 )
 from models.data.splits import checked_split
 from models.keras_losses import (
@@ -70,7 +71,8 @@ class OwnTask:
         example keras.metrics.sparse_categorical_accuracy; for several outputs, such mappings by output name. The
         values are averaged with the examples' weights, as in Keras's weighted_metrics.
       batch_size: examples in a global batch; None: the batch size in the element spec of a tf.data train_data.
-      eval_batch_size: examples in an evaluation batch made from arrays; None: batch_size.
+      eval_batch_size: examples in an evaluation batch made from arrays; None: batch_size. Of a tf.data eval_data
+        it is the size in its element spec.
       seed: seed of the order of arrays.
       num_input_threads: threads that prepare batches from arrays.
       name: name of the task, for reports.
@@ -105,7 +107,8 @@ class OwnTask:
         batch_size = checked_batch_size(self.train_data, self.batch_size)
         check_size("eval_batch_size", self.eval_batch_size)
         object.__setattr__(self, "batch_size", batch_size)
-        object.__setattr__(self, "eval_batch_size", self.eval_batch_size or batch_size)
+        known = known_batch_size(self.eval_data)
+        object.__setattr__(self, "eval_batch_size", known or self.eval_batch_size or batch_size)
 
     def _check_plain_fields(self) -> None:
         if not isinstance(self.model, keras.Model) and not callable(self.model):

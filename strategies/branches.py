@@ -98,8 +98,9 @@ class BranchedTowers:
                     recompute=self._step.recompute,
                 )
             )
-            evaluated = engine.evaluation_kernels
-            evaluations.append(EvaluationFunction(self._task, model, kernels=evaluated, traced=traced))
+            evaluations.append(
+                EvaluationFunction(self._task, model, kernels=engine.evaluation_kernels, traced=traced)
+            )
         return towers, evaluations
 
     @property

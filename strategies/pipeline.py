@@ -128,17 +128,19 @@ class StagedTowers:
         ]
 
     def make_towers(self, engine: Engine, exchange: UnitExchange | None = None):
-        kernels = engine.kernels
-        model, recompute = engine.tower.model, self._step.recompute
-        passes = StagedPasses(self._task, model, self.stages, self._schedule, kernels, recompute)
+        def passes(kernels) -> StagedPasses:
+            recompute = self._step.recompute
+            return StagedPasses(self._task, engine.tower.model, self.stages, self._schedule, kernels, recompute)
+
+        trained, evaluated = passes(engine.kernels), passes(engine.evaluation_kernels)
         training, evaluation = PipelineTower, PipelineEvaluation
         groups, gathering = traced_towers(self.devices, exchange)
         if self.devices.zero == 3:
             training = functools.partial(GatheredPipeline, **gathering)
             evaluation = functools.partial(GatheredPipelineEvaluation, **gathering)
         return (
-            [training(passes, group) for group in groups],
-            [evaluation(passes, group) for group in groups],
+            [training(trained, group) for group in groups],
+            [evaluation(evaluated, group) for group in groups],
         )
 
     @property

@@ -44,7 +44,7 @@ class Engine(abc.ABC):
       towers, evaluations: the passes of each tower of this process, called as a `TowerFunction` and an
         `EvaluationFunction`. A tower of several devices has its own. One pass may compute all, as for
         `TowerPasses`.
-      kernels, evaluation_kernels: which layers use other kernels than Keras's.
+      kernels, evaluation_kernels: which layers use other kernels than Keras's, in training and in evaluation.
       masked: whether masks leave out an update that is not finite, as in `towers.parameters.permission`.
     """
 
@@ -187,18 +187,18 @@ class Engine(abc.ABC):
         return self.apply_function(batch, sums, rate)
 
     def _compile_ahead(self, batch: Batch | tuple[Batch, ...]) -> None:
-        """Compiles what the towers' parts of a batch need, while the step is traced."""
+        """Compiles in the background what the towers' parts of this batch need."""
         first, num_passes = (batch, self.options.accumulation) if isinstance(batch, Batch) else (batch[0], 1)
         at_once, *_ = split.sizes(int(batch_length(first)), split.even_shares(num_passes))
         calls = {
-            device: self.kernels.compiled_calls(self.tower.model, count)
+            # An idle tower computes one example.
+            device: self.kernels.compiled_calls(self.tower.model, max(count, 1))
             for device, count in zip(self.devices.towers, split.sizes(at_once, self.shares), strict=True)
-            if count
         }
         if any(calls.values()):
             compile_ahead(calls)
 
-    # Whether the towers are traced as they are called: those of several devices have graphs of their own.
+    # Whether the next `train` compiles kernels ahead. Engines whose towers `make_towers` makes do not.
     _compiles_first = True
 
     # Whether a microbatch without an example can be left out: no other process waits for this one's sums.

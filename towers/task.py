@@ -98,7 +98,7 @@ class Task(Protocol):
 
     Before training the first batch of each split is computed, as a check; a task with a true attribute
     `data_is_checked` is trusted instead. A task whose evaluation batches have another size than those of training
-    may say so in an attribute `eval_batch_size`: kernels are chosen by it.
+    may say so in an attribute `eval_batch_size`: kernels are chosen by it, and smaller batches filled up to it.
     """
 
     @property

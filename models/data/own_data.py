@@ -158,8 +158,7 @@ def checked_batch_size(data: Any, given: int | None) -> int:
         if given is None:
             raise UserError("batch_size=None: arrays need a batch size; pass for example batch_size=32")
         return given
-    spec = tf.nest.flatten(data.element_spec)[0]
-    known = spec.shape[0] if spec.shape.rank else None
+    known = known_batch_size(data)
     if known is None and given is None:
         raise UserError(
             "batch_size=None: the element spec of train_data has no batch size; "
@@ -168,6 +167,14 @@ def checked_batch_size(data: Any, given: int | None) -> int:
     if None not in (known, given) and known != given:
         raise UserError(f"batch_size={given}: train_data yields batches of {known}; omit batch_size")
     return known or given
+
+
+def known_batch_size(data: Any) -> int | None:
+    """The batch size in a dataset's element spec; None if it has none, and for arrays."""
+    if not isinstance(data, tf.data.Dataset):
+        return None
+    spec = tf.nest.flatten(data.element_spec)[0]
+    return spec.shape[0] if spec.shape.rank else None
 
 
 def dataset_stream(data: tf.data.Dataset, *, repeated: bool, shard: InputShard) -> tf.data.Dataset:

@@ -34,7 +34,8 @@ class LayerKernels:
         the examples, for CPUs without a matrix unit.
       winograd_channels: fewest input and output channels of 3x3 convolutions that are computed in float32 by
         Winograd's method; 0 disables it.
-      num_examples: of a tower's usual call, for kernels that need enough of them; None if it is not known.
+      num_examples: of a tower's usual call; None if it is not known. Kernels that need enough are chosen by it,
+        and smaller calls of Winograd's method are filled up to it.
       float32_products: convolutions and dense layers of bfloat16 or float16 multiply in float32, for CPUs that
         are no faster in the shorter format.
       exact_bias_gradients: gradients of biases in bfloat16 are sums in float32, as TensorFlow's on CPUs are not.

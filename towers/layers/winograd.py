@@ -45,9 +45,9 @@ With many channels and few tiles the kernel's transforms are most of the work, h
 Left out as well: 3x3x256 with 16 examples (1.40 when tiles were written to memory). XLA compiles three loops for
 each size of images and numbers of channels, and for each tower, in 0.3 s each (Zen 3: 0.5 to 1 s): a first step
 of ResNet-20 takes 3.5 s instead of 1.7, of VGG-16 13.4 s (both before they were compiled in the background). A
-short last batch runs them too, also where it has too few examples for them alone. A step of ResNet-20 takes 0.98
-of its CPU time with AVX-512 (three rounds in turn: 0.95 to 0.99), 0.92 with AVX2 on Intel, and 0.87 on the Zen 3
-(least of 12 steps in three rounds in turn: 1,046 to 1,140 and 1,246 to 1,310 ms).
+short last batch runs the same loops, also where direct convolutions of so few examples would be faster. A step
+of ResNet-20 takes 0.98 of its CPU time with AVX-512 (three rounds in turn: 0.95 to 0.99), 0.92 with AVX2 on
+Intel, and 0.87 on the Zen 3 (least of 12 steps in three rounds in turn: 1,046 to 1,140 and 1,246 to 1,310 ms).
 
 Tried, and slower: all tiles in memory between transforms and products (1.3 to 2 times the time for up to 64
 channels); transforms as sums of products with columns of the matrices (1.7 times); TensorFlow's own operations
@@ -89,8 +89,8 @@ class Gate:
 
     Attributes:
       fewest_channels: of the inputs and of the outputs.
-      num_examples: of a usual call; None if there are always enough. What XLA compiles for it computes smaller
-        calls too.
+      num_examples: of a usual call; None if there are always enough. Smaller calls are filled up to it, so that
+        XLA compiles nothing for them.
     """
 
     fewest_channels: int
@@ -125,7 +125,7 @@ class Gate:
 
         Args:
           model, float32_products: as for `num_replaced`.
-          num_examples: of the calls.
+          num_examples: of a call; the loops are for the usual number if that is larger.
         """
         num_images = max(num_examples, self.num_examples or 0)
         forward, backward = [], []
@@ -170,7 +170,7 @@ def _shapes_of_inputs(layer: keras.layers.Layer) -> list[tuple[int | None, ...]]
 
 
 def _convolved(inputs, kernel, at_least: int):
-    """The convolution, in loops for as many images as there are, or `at_least` so many."""
+    """The convolution, in loops for as many images as there are, at least `at_least`."""
     loops = Loops.of(*inputs.shape[1:3], *kernel.shape[2:])
     scope = gradient_scope()
 
@@ -192,7 +192,9 @@ def _convolved(inputs, kernel, at_least: int):
                 # Not before the backward pass: it would be the forward pass's, kept until now.
                 transformed = _transformed(*after(upstream, kernel))
                 of_images = loops.images_gradient(filled(upstream), transformed, count)
-                of_kernel = loops.kernel_gradient(filled(inputs), filled(upstream), count)
+                # Filled anew: a short batch's copy would be kept since the forward pass too.
+                again = filled(*after(upstream, inputs))
+                of_kernel = loops.kernel_gradient(again, filled(upstream), count)
                 return without(of_images), _transform_gradient(of_kernel)
 
         return without(loops.forward(filled(inputs), _transformed(*after(inputs, kernel)), count)), gradient

@@ -3,8 +3,9 @@
 Tiles have 2.25 times as many numbers as their images. Written to memory and read again between the transforms and
 the products, they cost more than the products of 64 channels.
 
-XLA compiles a loop for each number of images. For the short last batch of an epoch all loops of ResNet-20 would
-take as long as ten steps, so such a batch is filled up with images that the loops do not compute.
+XLA compiles a loop for each number of images. Compiling all loops of ResNet-20 for the short last batch of an
+epoch would take as long as ten steps. Such a batch is filled up with zeros instead, and loops leave out iterations
+that would compute zeros alone.
 """
 
 import functools
@@ -49,8 +50,8 @@ class Loops:
       images_gradient: (upstream, kernel, count) to the gradient of the images.
       kernel_gradient: (images, upstream, count) to the gradient of the kernel.
 
-    Each is compiled for N images, of which it computes the first `count`. The others must be zeros, and what it
-    returns for them is not set.
+    Each is compiled for N images, and runs the iterations that hold the first `count`. The other images must be
+    zeros, and what is returned for them is not set.
     """
 
     def __init__(self, height: int, width: int, channels: int, filters: int):

@@ -13,7 +13,7 @@ from towers.layers.winograd_loops import CompiledCall
 
 
 def compile_ahead(calls: Mapping[str, Iterable[CompiledCall]]) -> threading.Thread:
-    """Calls functions for no image, in the background; the step's calls wait for what is not compiled yet.
+    """Calls functions for no image in the background, so that XLA compiles them; the step's calls wait for it.
 
     Args:
       calls: for each device, its calls, one after another.
@@ -40,7 +40,7 @@ def _chain(device: str, calls: Iterable[CompiledCall], number: tf.Tensor) -> tf.
         for call in calls:
             count = tf.cast(number, tf.int32)
             result = call.function(*(tf.fill(shape, number) for shape in call.shapes), count)
-            # The next call begins with it, so that results are not kept.
+            # The next call depends on it, so that one result is alive at a time.
             number = tf.reshape(result, [-1])[0]
         return number
 

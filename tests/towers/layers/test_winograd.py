@@ -21,12 +21,17 @@ from towers.layers.winograd import Gate
 from towers.memory.engine_memory import EngineMemory
 from towers.memory.step_graph import StepGraph
 from towers.options import StepOptions
+from towers.stages.options import PipelineOptions
 from towers.tracing import graph_optimizer
 from towers.tracing.flat_graph import flat_graph
 
 
-class EvaluatedInFours(TinyTask):
-    eval_batch_size = 4
+class OtherEvaluationBatches(TinyTask):
+    """Evaluates batches of 4 examples if it trains with 8, and of 8 if it trains with 4."""
+
+    @property
+    def eval_batch_size(self) -> int:
+        return 12 - self.batch_size
 
 
 def drawn(shape, seed) -> np.ndarray:
@@ -56,7 +61,7 @@ def test_as_a_direct_convolution(monkeypatch, height, width, count, usual):
     """Errors are relative to the norm of all numbers; those of a direct convolution in float32 are 3e-7.
 
     Loops compute at most 64 tiles at a time, of images in nearly equal numbers: 37 of 4 tiles are three times 13.
-    Fewer than the usual are filled up with others, which are not computed.
+    Fewer than the usual are filled up with zeros.
     """
     monkeypatch.setattr(winograd, "_FEWEST_PIXELS", 1)
     numbers = drawn((count, height, width, 6), 0), drawn((3, 3, 6, 5), 1), drawn((count, height, width, 5), 2)
@@ -111,22 +116,26 @@ def test_few_examples_are_convolved_directly(num_examples, size, is_taken):
 @pytest.mark.parametrize(
     "mode, of_mode",
     first_quick(
-        [("branches", {}), ("slices", {"slices": SliceOptions(layout=(("one", "whole"),))}), ("towers", {})]
+        [
+            ("branches", {}),
+            ("towers", {}),
+            ("slices", {"slices": SliceOptions(layout=(("one", "whole"),))}),
+            ("pipeline", {"pipeline": PipelineOptions(microbatches=1)}),
+        ]
     ),
 )
-def test_small_evaluation_batches_are_convolved_directly(monkeypatch, mode, of_mode):
-    """Training has 8 examples of 8x8 pixels, which are enough."""
+def test_evaluation_batches_choose_for_themselves(monkeypatch, mode, of_mode):
+    """Of 8x8 pixels 8 examples are enough, 4 are not."""
     monkeypatch.setattr(options, "runs_onednn", lambda: True)
     devices = cpus(1 if mode == "towers" else 2)
     devices = dataclasses.replace(devices, threads_per_tower=1, cpu_instructions=frozenset(["avx2"]))
-    task = EvaluatedInFours(build=lambda: network(32), examples=images(8), batch_size=8)
-    engine = build_strategy(mode, task, devices, StepOptions(), **of_mode).engine
-    spec = task.dataset("eval", None).element_spec
-    for function, expected in (
-        (engine.train_function.get_concrete_function(), True),
-        (engine.evaluator(spec), False),
-    ):
-        assert ("winograd" in str(function.graph.as_graph_def().library)) == expected
+    for batch_size in (8, 4):
+        task = OtherEvaluationBatches(build=lambda: network(32), examples=images(8), batch_size=batch_size)
+        engine = build_strategy(mode, task, devices, StepOptions(), **of_mode).engine
+        spec = task.dataset("eval", None).element_spec
+        functions = engine.train_function.get_concrete_function(), engine.evaluator(spec)
+        found = ["winograd" in str(function.graph.as_graph_def().library) for function in functions]
+        assert found == [batch_size == 8, batch_size == 4]
 
 
 def test_for_a_short_batch_the_loops_of_whole_ones_are_compiled():

@@ -1,4 +1,4 @@
-"""Graphs without the structure of their arguments: which of their nodes are copied."""
+"""Flat graphs: which Identity nodes are removed."""
 
 import numpy as np
 import tensorflow as tf

@@ -1,4 +1,4 @@
-"""Graphs that are optimized once: the same numbers, types of results and side effects, and fewer nodes to copy."""
+"""Graphs that are traced and optimized once: the same numbers, types of results, side effects, captured values."""
 
 import keras
 import numpy as np
