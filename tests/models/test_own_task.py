@@ -361,6 +361,12 @@ def test_a_datasets_element_spec_has_the_batch_size():
     assert read(task, num_batches=1)[0].labels == ()
 
 
+@pytest.mark.parametrize("drop_remainder, expected", [(True, 3), (False, 5)])
+def test_evaluation_batches_have_the_size_of_a_datasets_element_spec(drop_remainder, expected):
+    data = tf.data.Dataset.from_tensor_slices((X, KINDS)).batch(3, drop_remainder=drop_remainder)
+    assert own_task(eval_data=data, batch_size=5).eval_batch_size == expected
+
+
 def test_evaluation_without_data_is_refused():
     assert own_task().num_examples("eval") == 0
     with pytest.raises(UserError, match="eval_data=None"):
