@@ -1,6 +1,5 @@
 """The strategy 'branches': the branches of a model's blocks are on different devices of a tower."""
 
-import functools
 from collections.abc import Mapping
 
 import tensorflow as tf
@@ -10,7 +9,7 @@ from strategies.grouped_towers import (
     check_grouped,
     decided_here,
     towers_of_several,
-    traced_towers,
+    traced_passes,
 )
 from towers.branches.branch_report import plan_lines, plan_table
 from towers.branches.branched_once import BranchedOnce
@@ -19,7 +18,6 @@ from towers.branches.plan import BranchPlan, plan_of
 from towers.devices import Devices
 from towers.engine import Engine
 from towers.gathering.exchange import UnitExchange
-from towers.gathering.gathered_once import GatheredOnce
 from towers.grid import BRANCH, Grid
 from towers.options import StepOptions
 from towers.parameters.placement import canonical_names
@@ -27,7 +25,6 @@ from towers.parameters.shards import Shard
 from towers.split import even_shares, fewest_examples
 from towers.task import Task
 from towers.tower import EvaluationFunction, TowerFunction
-from towers.tracing.traced_once import TracedOnce
 
 
 class BranchedTowers:
@@ -82,24 +79,23 @@ class BranchedTowers:
         num_devices = len(self.devices.groups[0])
         keys = [shared.new_group_key() for _ in range(num_devices)] if shared else ()
         towers, evaluations = [], []
-        groups, gathering = traced_towers(self.devices, exchange)
-        for group in groups:
+        for group, *made in traced_passes(self.devices, exchange):
             own = shared and shared.again()
-            gathers = self.devices.zero == 3
-            once = functools.partial(GatheredOnce, devices=group, **gathering) if gathers else TracedOnce
-            traced = BranchedOnce(self.plan, group, parameter_devices, keys, once=once)
+            training, evaluating = (
+                BranchedOnce(self.plan, group, parameter_devices, keys, once=once) for once in made
+            )
             towers.append(
                 TowerFunction(
                     self._task,
                     model,
                     exchange=own,
                     kernels=kernels,
-                    traced=traced,
+                    traced=training,
                     recompute=self._step.recompute,
                 )
             )
             evaluations.append(
-                EvaluationFunction(self._task, model, kernels=engine.evaluation_kernels, traced=traced)
+                EvaluationFunction(self._task, model, kernels=engine.evaluation_kernels, traced=evaluating)
             )
         return towers, evaluations
 

@@ -7,7 +7,8 @@
 The same towers train in one process (`GroupedStrategy`) and on each worker of a ring (`strategies.ring.grouped`).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Protocol
 
@@ -18,6 +19,7 @@ from towers.devices import Devices
 from towers.engine import Engine
 from towers.errors import UserError
 from towers.gathering.exchange import UnitExchange
+from towers.gathering.gathered_once import GatheredOnce
 from towers.grid import BRANCH, SLICE, STAGE
 from towers.one_process_engine import OneProcessEngine
 from towers.options import StepOptions
@@ -28,6 +30,8 @@ from towers.parameters.shards import Shard
 from towers.parameters.zero_of_groups import ZeroOfGroups
 from towers.task import Task
 from towers.tower import ModelVariables
+from towers.tracing.copied_graphs import CopiedGraphs
+from towers.tracing.traced_once import TracedOnce
 from towers.updates.rules import UpdateRule
 
 # The arguments with the options of towers, by what each device of a tower has: an axis of `towers.grid`.
@@ -174,17 +178,42 @@ def towers_of_several(devices: Devices, name: str, axis: str) -> Devices:
     return found
 
 
-def traced_towers(devices: Devices, exchange: UnitExchange | None) -> tuple[Sequence[tuple[str, ...]], dict]:
-    """The groups of devices whose towers have a graph of their own, and what `GatheredOnce` takes besides.
+def traced_towers(
+    devices: Devices, exchange: UnitExchange | None
+) -> Iterator[tuple[Sequence[str], dict[str, object], dict[str, object]]]:
+    """For each tower with graphs of its own its devices, and arguments of `GatheredOnce`: to train, to evaluate.
+
+    All towers compute the same, so only the first one's functions are traced.
 
     Args:
       devices: with groups.
-      exchange: as for `GroupedTowers.make_towers`: with one, the graph of the first tower has the others too.
+      exchange: as for `GroupedTowers.make_towers`: with one, the graphs of the first tower have the others too.
     """
-    if exchange is None:
-        return devices.groups, {}
-    first, *others = devices.groups
-    return [first], {"exchange": exchange, "others": others}
+    groups = devices.groups
+    if exchange is not None:
+        first, *others = groups
+        gathering = {"exchange": exchange, "others": others}
+        yield first, gathering, gathering
+        return
+    training, evaluating = CopiedGraphs(groups), CopiedGraphs(groups)
+    for tower, group in enumerate(groups):
+        copied = [{"graph": functools.partial(graphs.of, tower)} for graphs in (training, evaluating)]
+        yield group, *(copied if len(groups) > 1 else ({}, {}))
+
+
+def traced_passes(
+    devices: Devices, exchange: UnitExchange | None
+) -> Iterator[tuple[Sequence[str], Callable, Callable]]:
+    """For each tower with graphs of its own its devices, and what makes its graphs of training and of evaluation.
+
+    They are made as by `TracedOnce`, or with ZeRO-3 as by `GatheredOnce`.
+
+    Args:
+      devices, exchange: as for `traced_towers`.
+    """
+    for group, *kinds in traced_towers(devices, exchange):
+        once = functools.partial(GatheredOnce, devices=group) if devices.zero == 3 else TracedOnce
+        yield group, *(functools.partial(once, **options) for options in kinds)
 
 
 def check_grouped(name: str, options: StepOptions) -> None:

@@ -1,6 +1,5 @@
 """The strategy 'pipeline': a tower is several devices, each with a stage of the model or several."""
 
-import functools
 from collections.abc import Mapping
 
 import tensorflow as tf
@@ -133,15 +132,15 @@ class StagedTowers:
             return StagedPasses(self._task, engine.tower.model, self.stages, self._schedule, kernels, recompute)
 
         trained, evaluated = passes(engine.kernels), passes(engine.evaluation_kernels)
-        training, evaluation = PipelineTower, PipelineEvaluation
-        groups, gathering = traced_towers(self.devices, exchange)
-        if self.devices.zero == 3:
-            training = functools.partial(GatheredPipeline, **gathering)
-            evaluation = functools.partial(GatheredPipelineEvaluation, **gathering)
-        return (
-            [training(trained, group) for group in groups],
-            [evaluation(evaluated, group) for group in groups],
-        )
+        towers, evaluations = [], []
+        for group, of_training, of_evaluation in traced_towers(self.devices, exchange):
+            if self.devices.zero == 3:
+                towers.append(GatheredPipeline(trained, group, **of_training))
+                evaluations.append(GatheredPipelineEvaluation(evaluated, group, **of_evaluation))
+            else:
+                towers.append(PipelineTower(trained, group))
+                evaluations.append(PipelineEvaluation(evaluated, group))
+        return towers, evaluations
 
     @property
     def settings(self) -> Mapping[str, object]:

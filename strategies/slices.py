@@ -1,7 +1,6 @@
 """The strategy 'slices': the layers of a tower are divided over its devices, towers divide the batch."""
 
 import dataclasses
-import functools
 from collections.abc import Mapping
 
 from strategies.grouped_towers import (
@@ -9,20 +8,18 @@ from strategies.grouped_towers import (
     check_grouped,
     decided_here,
     towers_of_several,
-    traced_towers,
+    traced_passes,
 )
 from towers.devices import Devices
 from towers.engine import Engine
 from towers.errors import UserError
 from towers.gathering.exchange import UnitExchange
-from towers.gathering.gathered_once import GatheredOnce
 from towers.grid import SLICE
 from towers.options import StepOptions
 from towers.slices.layout import Layout
 from towers.slices.layout_report import large_whole_notices, layout_table
 from towers.slices.sliced_tower import SlicedEvaluation, SlicedTower
 from towers.task import Task
-from towers.tracing.traced_once import TracedOnce
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -79,11 +76,8 @@ class SlicedTowers:
     def make_towers(self, engine: Engine, exchange: UnitExchange | None = None):
         kernels, shared = engine.kernels, engine.tower.exchange
         towers, evaluations = [], []
-        groups, gathering = traced_towers(self.devices, exchange)
-        for group in groups:
+        for group, training, evaluating in traced_passes(self.devices, exchange):
             own = shared and shared.again()
-            gathers = self.devices.zero == 3
-            traced = functools.partial(GatheredOnce, devices=group, **gathering) if gathers else TracedOnce
             towers.append(
                 SlicedTower(
                     self._task,
@@ -93,7 +87,7 @@ class SlicedTowers:
                     exchange=own,
                     kernels=kernels,
                     recompute=self._step.recompute,
-                    traced=traced,
+                    traced=training,
                 )
             )
             evaluations.append(
@@ -103,7 +97,7 @@ class SlicedTowers:
                     self.layout,
                     group,
                     kernels=engine.evaluation_kernels,
-                    traced=traced,
+                    traced=evaluating,
                 )
             )
         return towers, evaluations

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from towers.gathering.units import Use
-from towers.gathering.uses import index_of
 from towers.timeline.activities import tower_scope
+from towers.tracing.copied_graphs import counterpart
 from towers.tracing.flat_graph import FlatGraph, node_of
 
 
@@ -73,11 +73,8 @@ class CopiedTowers:
 
     def _device_of(self, tower: int, device: str) -> str:
         """The device of a tower in place of one of the first tower's; '' is the first one. Others stay."""
-        first, own = self._towers[0], self._towers[tower]
-        if not device:
-            return own[0]
-        index = index_of(device, first)
-        return device if index is None else own[index]
+        own = self._towers[tower]
+        return counterpart(device, self._towers[0], own) if device else own[0]
 
 
 def _name_in(tower: int, name: str) -> str:

@@ -1,7 +1,7 @@
 """A pass of a tower, or of all towers of a process, as a graph that gathers parameters unit by unit."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
@@ -14,6 +14,7 @@ from towers.gathering.uses import device_of, uses_of
 from towers.owners import Slices
 from towers.per_tower import PerTower, of_tower
 from towers.task import Batch
+from towers.tracing.copied_graphs import traced_alone
 from towers.tracing.flat_graph import Change, FlatGraph, flat_graph, node_of
 from towers.tracing.traced_once import batch_key, specs_of
 
@@ -46,6 +47,7 @@ class GatheredOnce:
         devices: Sequence[str] = (),
         others: Sequence[Sequence[str]] = (),
         is_optimized: bool = False,
+        graph: Callable = traced_alone,
     ):
         """Args:
         function, change: as for `TracedOnce`.
@@ -55,6 +57,7 @@ class GatheredOnce:
           that it puts nowhere. Empty for a tower of one device, the current one.
         others: the devices of each further tower of this process, in the order of `devices`; needs an exchange.
         is_optimized: whether the function consists of graphs that are optimized.
+        graph: as for `TracedOnce`.
 
         Raises:
           UserError: `xla`: a compiled graph reads its arguments before it begins.
@@ -70,18 +73,24 @@ class GatheredOnce:
         assert exchange is not None or not others
         self._exchange, self._is_optimized = exchange, is_optimized
         self._towers = [tuple(devices), *map(tuple, others)]
+        self._graph = graph
         self.graphs: dict[str, GatheredGraph] = {}
 
     def __call__(self, parameters: Sequence[tf.Tensor | Slices | OwnPart], *rest):
         specs = specs_of([of_tower(value, 0) for value in rest])
         key = batch_key(specs)
         if key not in self.graphs:
-            concrete = self._function.get_concrete_function([_whole_of(value) for value in parameters], *specs)
-            flat = flat_graph(concrete, self._change, is_optimized=self._is_optimized).without_dead_nodes()
+            wholes = [_whole_of(value) for value in parameters]
+            concrete, flat = self._graph(key, lambda: self._traced(wholes, specs))
             self.graphs[key] = GatheredGraph(
                 concrete, flat, parameters, specs, exchange=self._exchange, towers=self._towers
             )
         return self.graphs[key](parameters, *rest)
+
+    def _traced(self, wholes: Sequence[tf.TensorSpec], specs: Sequence):
+        concrete = self._function.get_concrete_function(wholes, *specs)
+        flat = flat_graph(concrete, self._change, is_optimized=self._is_optimized)
+        return concrete, flat.without_dead_nodes()
 
 
 class GatheredGraph:

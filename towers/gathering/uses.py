@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from towers.errors import UserError
 from towers.gathering.units import Use
+from towers.tracing.copied_graphs import index_of
 from towers.tracing.flat_graph import node_of
 
 # These only convert a parameter. Each unit converts what it gathers again: a kept result would be as large.
@@ -55,12 +56,6 @@ def uses_of(
 def device_of(node, devices: Sequence[str]) -> str:
     """That of the devices of a tower which has a node; '' if there are none."""
     return devices[index_of(node.device, devices) or 0] if devices else ""
-
-
-def index_of(device: str, devices: Sequence[str]) -> int | None:
-    """Which of these a device of a graph is; None for none of them."""
-    # The optimizer may write a device's name in full.
-    return next((index for index, one in enumerate(devices) if device.endswith(one)), None)
 
 
 def _uses(flow: "_Dataflow", parameter: int, name: str, outputs: Collection[str]) -> Iterator[Use]:

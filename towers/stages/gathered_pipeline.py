@@ -12,7 +12,6 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from towers.gathering.exchange import UnitExchange
 from towers.gathering.gathered_once import GatheredOnce
 from towers.stages.pipeline_tower import PipelineEvaluation, PipelineTower
 from towers.stages.staged_passes import StagedPasses
@@ -31,18 +30,14 @@ class GatheredPipeline:
         self,
         passes: StagedPasses,
         devices: Sequence[str],
-        *,
-        exchange: UnitExchange | None = None,
-        others: Sequence[Sequence[str]] = (),
+        **gathering,
     ):
         """Args:
         passes, devices: as for `PipelineTower`.
-        exchange, others: as for `GatheredOnce`.
+        gathering: `exchange`, `others` and `graph`, as for `GatheredOnce`.
         """
         self._tower, self._parameters = PipelineTower(passes, devices, inlined=True), passes.variables.parameters
-        self.traced = GatheredOnce(
-            self._train, devices=devices, is_optimized=True, exchange=exchange, others=others
-        )
+        self.traced = GatheredOnce(self._train, devices=devices, is_optimized=True, **gathering)
 
     @property
     def decays(self) -> Sequence[float | None]:

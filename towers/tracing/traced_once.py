@@ -7,7 +7,7 @@ as that of one, instead of 2 to 2.4 times. Without any optimizer all other steps
 Towers that are not inlined into the step's graph (`_noinline`) make its first step longer: 6.4 s instead of 4.3.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
@@ -27,6 +27,7 @@ class TracedOnce:
         *,
         xla: bool = False,
         change: Change | None = None,
+        graph: Callable | None = None,
     ):
         """Args:
         function: takes tensors, lists of them, `Batch` and `TableRows`; returns a structure of tensors. All
@@ -35,7 +36,10 @@ class TracedOnce:
         xla: compile it with XLA.
         change: changes the traced graph's description in place, before it is optimized; None for no change. Not
           with XLA.
+        graph: gives the graph of a tower of several devices for a key and a way to trace it, as
+          `towers.tracing.copied_graphs.CopiedGraphs.of` does; None traces each function. Not with XLA.
         """
+        self._graph = graph
         self._function = tf.function(function, jit_compile=xla or None, autograph=False)
         self._xla, self._change = xla, change
         self._concrete = {}
@@ -45,14 +49,20 @@ class TracedOnce:
         specs = specs_of(arguments)
         batch = batch_key(specs)
         if batch not in self._concrete:
-            self._concrete[batch] = self._traced(specs)
+            self._concrete[batch] = self._traced(batch, specs)
         return self._concrete[batch](*arguments)
 
-    def _traced(self, specs):
+    def _traced(self, batch: str, specs):
+        if self._graph is not None:
+            return _with_graph(*self._graph(batch, lambda: self._flat(specs)))
         concrete = self._function.get_concrete_function(*specs)
         if self._change is None and (self._xla or not graph_optimizer.must_optimize(concrete)):
             return concrete
         return _with_graph(concrete, flat_graph(concrete, self._change))
+
+    def _flat(self, specs):
+        concrete = self._function.get_concrete_function(*specs)
+        return concrete, flat_graph(concrete, self._change)
 
 
 def optimized_if_needed(concrete, flat: FlatGraph | None = None):
