@@ -178,23 +178,24 @@ def _convolved(inputs, kernel, at_least: int):
     def convolution(inputs, kernel):
         count = tf.shape(inputs)[0]
         # TensorFlow copies nothing where nothing is missing.
-        missing = [[0, tf.maximum(at_least - count, 0)], [0, 0], [0, 0], [0, 0]]
+        missing = tf.stack([tf.stack([0, tf.maximum(at_least - count, 0)]), *[[0, 0]] * 3])
 
         def filled(images):
             return tf.pad(images, missing) if at_least else images
 
         def without(images):
             # Of known length where the inputs' is known, as predictions of memory ask.
-            return tf.reshape(images[:count] if at_least else images, [count, *images.shape[1:]])
+            return tf.slice(images, [0, 0, 0, 0], [count, *images.shape[1:]])
 
         def gradient(upstream):
             with tf.name_scope(scope):
                 # Not before the backward pass: it would be the forward pass's, kept until now.
                 transformed = _transformed(*after(upstream, kernel))
-                of_images = loops.images_gradient(filled(upstream), transformed, count)
+                of_outputs = filled(upstream)
+                of_images = loops.images_gradient(of_outputs, transformed, count)
                 # Filled anew: a short batch's copy would be kept since the forward pass too.
                 again = filled(*after(upstream, inputs))
-                of_kernel = loops.kernel_gradient(again, filled(upstream), count)
+                of_kernel = loops.kernel_gradient(again, of_outputs, count)
                 return without(of_images), _transform_gradient(of_kernel)
 
         return without(loops.forward(filled(inputs), _transformed(*after(inputs, kernel)), count)), gradient

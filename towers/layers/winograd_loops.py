@@ -174,9 +174,9 @@ class _Images:
 
     def from_tiles(self, step: Callable, tiles: tf.Tensor) -> tf.Tensor:
         _, height, width, channels = self.spec.shape
-        found = _apart(step(tf.reshape(_apart(tiles), [INPUTS, -1, self._rows, self._columns * channels])))
-        found = _apart(step(tf.reshape(found, [INPUTS, -1, self._columns, channels])))
-        found = tf.reshape(found, [-1, OUTPUTS * self._rows, OUTPUTS * self._columns, channels])
+        found = step(_apart(tf.reshape(tiles, [INPUTS, -1, self._rows, self._columns * channels])))
+        found = step(_apart(tf.reshape(found, [INPUTS, -1, self._columns, channels])))
+        found = _apart(tf.reshape(found, [-1, OUTPUTS * self._rows, OUTPUTS * self._columns, channels]))
         return found[:, :height, :width]
 
 
@@ -228,5 +228,8 @@ def _rows(images: tf.Tensor, first: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
 
 
 def _apart(numbers: tf.Tensor) -> tf.Tensor:
-    """The same, in a loop of its own: XLA would compute them anew for each number that depends on them."""
+    """The same, in a loop of its own: XLA would compute them anew for each number that depends on them.
+
+    XLA copies what is reshaped afterwards and cut into slices: reshape before.
+    """
     return gen_xla_ops.xla_optimization_barrier([numbers])[0]

@@ -9,42 +9,53 @@ import tensorflow as tf
 
 # Outputs of a tile in each direction; the inputs that they need.
 OUTPUTS, INPUTS = 4, 6
-_IMAGE_TRANSFORM = (  # B'
-    (4, 0, -5, 0, 1, 0),
-    (0, -4, -4, 1, 1, 0),
-    (0, 4, -4, -1, 1, 0),
-    (0, -2, -1, 2, 1, 0),
-    (0, 2, -1, -2, 1, 0),
-    (0, 4, 0, -5, 0, 1),
-)
-_OUTPUT_TRANSFORM = (  # A'
-    (1, 1, 1, 1, 1, 0),
-    (0, 1, -1, 2, -2, 0),
-    (0, 1, 1, 4, 4, 0),
-    (0, 1, -1, 8, -8, 1),
-)
 
 
 def cut(x: tf.Tensor) -> tf.Tensor:
     """[n, 4 T, rest] to [6, n, T, rest]: B' of 4 numbers, the one before and the one after them."""
     first, second, third, fourth = _fourths(x)
-    return tf.stack(_combined(_IMAGE_TRANSFORM, [_later(fourth), first, second, third, fourth, _earlier(first)]))
+    before, after = _later(fourth), _earlier(first)
+    even, odd = fourth - 4 * second, third - 4 * first
+    wide, far = fourth - second, 2 * (third - first)
+    return tf.stack(
+        [
+            4 * (before - second) + wide,
+            even + odd,
+            even - odd,
+            wide + far,
+            wide - far,
+            after - third - 2 * far,
+        ]
+    )
 
 
 def cut_gradient(upstream: tf.Tensor) -> tf.Tensor:
     """[6, n, T, rest] to [n, 4 T, rest]."""
-    before, first, second, third, fourth, after = _combined(_transposed(_IMAGE_TRANSFORM), tf.unstack(upstream))
-    return _interleaved([first + _later(after), second, third, fourth + _earlier(before)])
+    zero, one, minus_one, two, minus_two, infinity = tf.unstack(upstream)
+    ones, twos = one + minus_one, two + minus_two
+    one, two = one - minus_one, 2 * (two - minus_two)
+    before = 4 * zero
+    first = 4 * (infinity - one) - two
+    second = -5 * zero - 4 * ones - twos
+    third = one + two - 5 * infinity
+    fourth = zero + ones + twos
+    return _interleaved([first + _later(infinity), second, third, fourth + _earlier(before)])
 
 
 def join(products: tf.Tensor) -> tf.Tensor:
     """[6, n, T, rest] to [n, 4 T, rest]: A' of each 6 products."""
-    return _interleaved(_combined(_OUTPUT_TRANSFORM, tf.unstack(products)))
+    zero, one, minus_one, two, minus_two, infinity = tf.unstack(products)
+    ones, twos = one + minus_one, two + minus_two
+    one, two = one - minus_one, 2 * (two - minus_two)
+    return _interleaved([zero + ones + twos, one + two, ones + 4 * twos, one + 4 * two + infinity])
 
 
 def join_gradient(upstream: tf.Tensor) -> tf.Tensor:
     """[n, 4 T, rest] to [6, n, T, rest]."""
-    return tf.stack(_combined(_transposed(_OUTPUT_TRANSFORM), _fourths(upstream)))
+    first, second, third, fourth = _fourths(upstream)
+    even, odd = first + third, second + fourth
+    wide, far = first + 4 * third, 2 * (second + 4 * fourth)
+    return tf.stack([first, even + odd, even - odd, wide + far, wide - far, fourth])
 
 
 def _fourths(x: tf.Tensor) -> list[tf.Tensor]:
@@ -66,16 +77,3 @@ def _later(part: tf.Tensor) -> tf.Tensor:
 
 def _earlier(part: tf.Tensor) -> tf.Tensor:
     return tf.pad(part[:, 1:], [[0, 0], [0, 1], [0, 0]])
-
-
-def _combined(matrix: Sequence[Sequence[int]], parts: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """matrix @ parts, without multiplications by 0 and 1."""
-    return [sum(_times(factor, part) for factor, part in zip(row, parts, strict=True) if factor) for row in matrix]
-
-
-def _times(factor: int, part: tf.Tensor) -> tf.Tensor:
-    return part if factor == 1 else factor * part
-
-
-def _transposed(matrix: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
-    return list(zip(*matrix, strict=True))
