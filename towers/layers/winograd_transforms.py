@@ -1,6 +1,16 @@
 """The transforms of Winograd's F(4x4, 3x3) along one direction of images, as [n, length, rest].
 
-Outputs are A' of the products of B' of the images' tiles and of the kernel's (`winograd.py`).
+Outputs are A' of the products of B' of the images' tiles and of the kernel's (`winograd.py`):
+
+    B' =  4  0 -5  0  1  0      A' =  1  1  1  1  1  0      points  0
+          0 -4 -4  1  1  0            0  1 -1  2 -2  0              1
+          0  4 -4 -1  1  0            0  1  1  4  4  0             -1
+          0 -2 -1  2  1  0            0  1 -1  8 -8  1              2
+          0  2 -1 -2  1  0                                         -2
+          0  4  0 -5  0  1                                         infinity
+
+Rows of B', and columns of A', of a point and of its negative differ in the sign of every other number, so they
+share two sums.
 """
 
 from collections.abc import Sequence
