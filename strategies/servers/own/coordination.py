@@ -260,7 +260,7 @@ class Coordination:
 
     def _note_replacement(self, lease: Lease) -> None:
         """Warns when a worker is replaced, once until it returns. One that is still connected is late: a loss."""
-        is_late = self._presence.replace(lease.replaces)
+        is_late = self._presence.replace(lease.replaces, is_first=lease.is_first)
         if is_late is None:
             return
         if is_late:

@@ -34,13 +34,18 @@ class Presence:
             self._replaced.discard(worker)
         return was_replaced
 
-    def replace(self, worker: int | None) -> bool | None:
+    def replace(self, worker: int | None, *, is_first: bool = True) -> bool | None:
         """Another worker computes for this one: whether this one is still connected, so late.
 
-        None if that was known since it was last here, and for no worker.
+        Args:
+          worker: index of the worker that is replaced; None if there is none.
+          is_first: False if it was already away when that was decided; it may have returned meanwhile.
+
+        Returns:
+          None if that was known since it was last here, if it has returned, and for no worker.
         """
         with self._lock:
-            if worker is None or worker in self._replaced:
+            if worker is None or worker in self._replaced or (worker in self._present and not is_first):
                 return None
             self._replaced.add(worker)
             return worker in self._present

@@ -36,6 +36,7 @@ class Lease:
       part: index of the part; it is also the index of the worker that the part belongs to.
       worker: index of the worker that computes it.
       replaces: index of the lost or late worker that this worker replaces; None if there is none.
+      is_first: whether the replaced worker was neither lost nor late until now.
       time: monotonic time of its issue, in seconds.
     """
 
@@ -44,6 +45,7 @@ class Lease:
     part: int
     worker: int
     replaces: int | None
+    is_first: bool
     time: float
 
 
@@ -128,11 +130,18 @@ class Rounds:
             if part is None or self._ended or is_lost():
                 return None
             replaces = self._replaced_by(worker, part)
-            if replaces is not None:
+            is_first = replaces is not None and replaces not in self._away
+            if is_first:
                 self._away.add(replaces)
-            number = next(self._numbers)
+            number, now = next(self._numbers), time.monotonic()
             lease = Lease(
-                number=number, step=self.done, part=part, worker=worker, replaces=replaces, time=time.monotonic()
+                number=number,
+                step=self.done,
+                part=part,
+                worker=worker,
+                replaces=replaces,
+                is_first=is_first,
+                time=now,
             )
             self._turned_away.discard(part)
             self._leases[number] = self._by_part[part][number] = lease

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from strategies.servers.own.presence import Presence
 from strategies.servers.own.rounds import Lease, Rounds
 from tests.strategies.servers.at_once import LIMIT_SECONDS, TOO_LONG, Started, at_once
 
@@ -347,6 +348,27 @@ class TestLate:
         assert group.parts(1) == [1]
         group.give(0)
         assert group.parts(0) == [None]
+
+    def test_a_late_worker_counts_once_until_it_returns(self):
+        """Server 0 counts after the lease is issued, when the late worker may be asking again already."""
+        presence, group = Presence(), Group(2, patience_seconds=NONE)
+        presence.returned(1)
+
+        def counted(lease: Lease) -> bool | None:
+            return presence.replace(lease.replaces, is_first=lease.is_first)
+
+        group.began(0, 1)
+        group.give(0)
+        time.sleep(0.01)
+        assert counted(group.lease(0)) is True
+        group.give(0)
+        group.rounds.applied()
+        assert group.began(0) == [1]
+        group.give(0)
+        lease = group.lease(0)
+        assert lease.replaces == 1
+        assert presence.returned(1)
+        assert counted(lease) is None
 
     def test_whoever_took_over_may_be_late_too(self):
         group = Group(3, patience_seconds=NONE)
