@@ -41,22 +41,17 @@ def cut(x: tf.Tensor) -> tf.Tensor:
 
 def cut_gradient(upstream: tf.Tensor) -> tf.Tensor:
     """[6, n, T, rest] to [n, 4 T, rest]."""
-    zero, one, minus_one, two, minus_two, infinity = tf.unstack(upstream)
-    ones, twos = one + minus_one, two + minus_two
-    one, two = one - minus_one, 2 * (two - minus_two)
-    before = 4 * zero
+    zero, ones, twos, one, two, infinity = _sums_and_differences(upstream)
     first = 4 * (infinity - one) - two
     second = -5 * zero - 4 * ones - twos
     third = one + two - 5 * infinity
     fourth = zero + ones + twos
-    return _interleaved([first + _later(infinity), second, third, fourth + _earlier(before)])
+    return _interleaved([first + _later(infinity), second, third, fourth + _earlier(4 * zero)])
 
 
 def join(products: tf.Tensor) -> tf.Tensor:
     """[6, n, T, rest] to [n, 4 T, rest]: A' of each 6 products."""
-    zero, one, minus_one, two, minus_two, infinity = tf.unstack(products)
-    ones, twos = one + minus_one, two + minus_two
-    one, two = one - minus_one, 2 * (two - minus_two)
+    zero, ones, twos, one, two, infinity = _sums_and_differences(products)
     return _interleaved([zero + ones + twos, one + two, ones + 4 * twos, one + 4 * two + infinity])
 
 
@@ -66,6 +61,13 @@ def join_gradient(upstream: tf.Tensor) -> tf.Tensor:
     even, odd = first + third, second + fourth
     wide, far = first + 4 * third, 2 * (second + 4 * fourth)
     return tf.stack([first, even + odd, even - odd, wide + far, wide - far, fourth])
+
+
+def _sums_and_differences(by_point: tf.Tensor) -> tuple[tf.Tensor, ...]:
+    """Of the numbers of each point: 0's, the sums of 1's and -1's and of 2's and -2's, the first two's difference,
+    twice the others', and infinity's."""
+    zero, one, minus_one, two, minus_two, infinity = tf.unstack(by_point)
+    return zero, one + minus_one, two + minus_two, one - minus_one, 2 * (two - minus_two), infinity
 
 
 def _fourths(x: tf.Tensor) -> list[tf.Tensor]:

@@ -133,7 +133,7 @@ class Rounds:
             is_first = replaces is not None and replaces not in self._away
             if is_first:
                 self._away.add(replaces)
-            number, now = next(self._numbers), time.monotonic()
+            number = next(self._numbers)
             lease = Lease(
                 number=number,
                 step=self.done,
@@ -141,7 +141,7 @@ class Rounds:
                 worker=worker,
                 replaces=replaces,
                 is_first=is_first,
-                time=now,
+                time=time.monotonic(),
             )
             self._turned_away.discard(part)
             self._leases[number] = self._by_part[part][number] = lease
