@@ -94,6 +94,7 @@ def fields_of(value: Any) -> dict[str, Any]:
 _ADVICE = {
     "first_batches": "all must read the same data; if they are shuffled, use shuffle(..., seed=1)",
     "precision": "precision='auto' chooses for each process's device; give all the same one by name",
+    "num_workers": "all must have the same workers in TF_CONFIG",
     "first_features": "all must read the same data; if they are augmented with a seed, use one seed",
 }
 

@@ -70,6 +70,7 @@ class HelpingProcess:
         """
         self._runs += 1
         self._ended.clear()
+        self._how = self._refusal = ""
         self._called_at = None
         own = {"describe": Answer(self._runs, describe).text, "end": self._end, "refuse": self._refuse}
         offered = HostFunctions({name: self._timed(call) for name, call in {**functions, **own}.items()})

@@ -333,6 +333,8 @@ class ServersStrategy(SynchronousStrategy):
         ]
         self._given = {name: int(value) for name, value in engine.counters.variables().items()}
         self._until = self.step
+        # The servers count from here.
+        self._workers, self._reported_at, self._seconds_before_pause = {}, None, 0.0
         averaged = [
             np.full(value.shape.num_elements(), self.options.batch_stats == "average" and value.dtype.is_floating)
             for value in engine.state().values()

@@ -44,6 +44,9 @@ class Layout:
     @functools.cached_property
     def cuts(self) -> list[int]:
         """[servers + 1], ascending; server k holds the positions [cuts[k], cuts[k + 1])."""
+        if not self.shapes:
+            # All parameters are tables.
+            return [0] * (self.num_servers + 1)
         inner = [self._cut_near(self.length * server / self.num_servers) for server in range(1, self.num_servers)]
         return [0, *inner, self.length]
 

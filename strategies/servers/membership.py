@@ -68,7 +68,7 @@ class ServersMembership:
         found = step_settings(options)
         # Its length may depend on the data, which a server need not have.
         del found["learning_rate"]
-        return plain_settings({**found, "servers": self.options})
+        return plain_settings({**found, **self._of_the_group})
 
     def settings_with(
         self, task: Task, options: StepOptions, shapes: Mapping[str, Sequence[int]] | None = None
@@ -78,8 +78,13 @@ class ServersMembership:
         Raises:
           UserError: the task's data are in another order at each reading, where they must not be.
         """
-        more = {"servers": self.options, **self._first_batches(task, options)}
+        more = {**self._of_the_group, **self._first_batches(task, options)}
         return common_settings(task, options, evaluates=False, shapes=shapes, **more)
+
+    @property
+    def _of_the_group(self) -> dict[str, object]:
+        # With another number of workers a process would divide batches otherwise than server 0 counts their parts.
+        return {"num_workers": self.num_workers, "servers": self.options}
 
     def _first_batches(self, task: Task, options: StepOptions) -> dict[str, str]:
         """Checksums of the first training batches, which are read twice; none if they need not be the same."""

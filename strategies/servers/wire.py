@@ -89,6 +89,11 @@ class Connection:
         self._deadline = None
         self._socket.settimeout(timeout_seconds)
 
+    @property
+    def timeout_seconds(self) -> float | None:
+        """Seconds that the other side may be silent; None for no limit."""
+        return self._socket.gettimeout()
+
     def send(self, message: Mapping[str, object], arrays: Sequence[np.ndarray] = ()) -> None:
         """Sends one message.
 

@@ -14,7 +14,7 @@ import heapq
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from strategies.servers.batch_order import BatchOrder
 
@@ -57,6 +57,7 @@ class Admission:
         first_lease: int = 0,
         positions: Sequence[int] | None = None,
         patience_seconds: float = math.inf,
+        lost: Collection[int] = (),
     ):
         """Args:
         first: step of the first ticket.
@@ -66,6 +67,7 @@ class Admission:
         first_lease: lease of the first ticket.
         positions: each worker's next batch, as for `BatchOrder`.
         patience_seconds: seconds that a worker may be away before another one computes its batches too.
+        lost: workers that were lost before.
         """
         self.done, self.next_lease = first, first_lease
         self._bound, self._num_workers = bound, num_workers
@@ -73,10 +75,13 @@ class Admission:
         self._returned: list[int] = []
         self._open: dict[int, Ticket] = {}
         self._patience_seconds = patience_seconds
-        self._absent: set[int] = set()
+        self._absent: set[int] = set(lost)
         # The workers that are not connected, also those that were never: since when.
         self._away_since = dict.fromkeys(range(num_workers), time.monotonic())
         self._present: set[int] = set()
+        # How many requests of each worker wait in `begin`, and when it last got an answer or used a ticket.
+        self._waiting: collections.Counter[int] = collections.Counter()
+        self._answered: dict[int, float] = {}
         self._batches = BatchOrder(first, num_workers, positions)
         self._ended = False
         self._changed = threading.Condition()
@@ -107,7 +112,10 @@ class Admission:
             self._away_since.pop(worker, None)
             self._present.add(worker)
             patience = 0 if self._busy(worker) else seconds
+            self._waiting[worker] += 1
             self._changed.wait_for(lambda: self._ended or is_lost() or self._may_begin(worker), patience)
+            self._waiting[worker] -= 1
+            self._answered[worker] = time.monotonic()
             if self._ended or is_lost() or not self._may_begin(worker):
                 return None
             step = heapq.heappop(self._returned) if self._returned else self._next
@@ -141,6 +149,7 @@ class Admission:
             if self._open.get(ticket.step) != ticket:
                 return False
             del self._open[ticket.step]
+            self._answered[ticket.worker] = time.monotonic()
             self.done += 1
             self._changed.notify_all()
             return True
@@ -164,10 +173,16 @@ class Admission:
             return None if self._bound == 0 else list(self._batches.positions)
 
     def overdue(self, seconds: float) -> set[int]:
-        """Workers with a ticket that has been open for more than `seconds`."""
+        """Workers with a ticket that has been open for more than `seconds`, or that asked for none for as long.
+
+        A worker that must wait asks again and again.
+        """
         with self._changed:
             since = time.monotonic() - seconds
-            return {ticket.worker for ticket in self._open.values() if ticket.time < since}
+            silent = {worker for worker in self._present if not self._waiting[worker] and not self._busy(worker)}
+            return {ticket.worker for ticket in self._open.values() if ticket.time < since} | {
+                worker for worker in silent if self._answered[worker] < since
+            }
 
     def missing(self, workers: range) -> list[int]:
         """The workers that have an open ticket."""

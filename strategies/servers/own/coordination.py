@@ -121,6 +121,7 @@ class Coordination:
                 first_lease=first_lease,
                 positions=message.get("positions"),
                 patience_seconds=options.worker_timeout_seconds,
+                lost=self._presence.lost,
             )
             self._log.restart()
         self._bad_step, self._tally = None, Tally()
@@ -294,7 +295,7 @@ class Coordination:
                 self._admission.lost(worker)
 
     def overdue(self) -> set[int]:
-        """Workers that have held a step for more than the timeout; other workers are to compute these steps."""
+        """Workers that held a step, or asked for none, for more than the timeout; others are to do their work."""
         waits = self._end is None and self._admission is not None
         return self._admission.overdue(self._options.timeout_seconds) if waits else set()
 

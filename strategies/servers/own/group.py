@@ -31,8 +31,8 @@ class Group:
 
     def __init__(self, servers: Sequence[Member], connections: Sequence[Connection]):
         self.servers, self.connections = servers, connections
-        # Held from a request to its reply.
-        self._turn, self._is_over = threading.RLock(), threading.Event()
+        # Of each server, held from a request to its reply.
+        self._turns, self._is_over = [threading.Lock() for _ in servers], threading.Event()
         # What `show_life` found; a request that got no reply leaves the connections useless.
         self._failure: PeerLost | None = None
 
@@ -99,14 +99,13 @@ class Group:
         self, server: int, *requests: tuple[Mapping, Sequence[np.ndarray]]
     ) -> list[tuple[Message, list]]:
         """One server's replies to several requests, all sent before the first reply is read; raises as `ask`."""
-        with self._turn:
+        with self._turns[server]:
             self._guarded(server, lambda c: c.send_all(requests))
             return self._replies([server] * len(requests))
 
     def ask_all(self, what: str, **fields) -> list[tuple[Message, list]]:
         """Every server's reply to the same request; raises as `ask`."""
-        with self._turn:
-            return self.start_asking_all(what, **fields)()
+        return self.ask_each(what, {server: ({}, ()) for server in range(len(self.servers))}, **fields)
 
     def start_asking_all(self, what: str, **fields) -> Callable[[], list[tuple[Message, list]]]:
         """Sends a request to every server; returns a function that waits for the replies."""
@@ -124,7 +123,10 @@ class Group:
           UserError, Refused: a server raised it; the other servers' replies have been read.
           PeerLost: as `ask`.
         """
-        with self._turn:
+        with contextlib.ExitStack() as turns:
+            # In one order, or two threads would wait for each other.
+            for server in sorted(requests):
+                turns.enter_context(self._turns[server])
             return self._start_asking(what, requests, **fields)()
 
     def _start_asking(self, what, requests, **fields) -> Callable[[], list[tuple[Message, list]]]:
@@ -153,15 +155,16 @@ class Group:
 
     def _show_life(self, every_seconds: float) -> None:
         while not self._is_over.wait(every_seconds):
-            # Whoever asks now shows it too.
-            if self._turn.acquire(blocking=False):
-                try:
-                    self.ask_all("alive")
-                except PeerLost as error:
-                    self._failure = error
-                    return
-                finally:
-                    self._turn.release()
+            for server, turn in enumerate(self._turns):
+                # Whoever asks this server now shows it too.
+                if turn.acquire(blocking=False):
+                    try:
+                        self._start_asking("alive", {server: ({}, ())})()
+                    except PeerLost as error:
+                        self._failure = error
+                        return
+                    finally:
+                        turn.release()
 
     def _end_unanswered(self) -> None:
         """Until `close`: ends a connection whose machine vanished while a request was sent to it."""

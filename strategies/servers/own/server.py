@@ -63,6 +63,7 @@ class Server:
         self.member = member
         self._store, self._coordination = store, coordination
         self._timeout_seconds = timeout_seconds
+        self._startup_timeout_seconds = 0.0
         self._entrance = Entrance(
             member, settings=settings, secret=secret, cluster=cluster, refusal_of_chief=self._refusal_of_chief
         )
@@ -79,6 +80,8 @@ class Server:
         self._connections: dict[Connection, Member | None] = {}
         self._strangers = Strangers()
         self._workers: dict[int, Connection] = {}
+        # Held while a worker's connection is noted as lost or as its new one: a late loss must not undo that.
+        self._members_lock = threading.Lock()
         self._numbers = itertools.count()
         self._closed_sent = self._closed_received = 0
         self._end: str | None = None
@@ -99,6 +102,7 @@ class Server:
           PeerLost: the chief did not connect in time, or was lost before the end.
           UserError: a process was started with other settings.
         """
+        self._startup_timeout_seconds = startup_timeout_seconds
         threading.Thread(target=self._accept_all, daemon=True).start()
         deadline = time.monotonic() + startup_timeout_seconds
         try:
@@ -199,17 +203,17 @@ class Server:
         try:
             peer = self._entrance.let_in(connection)
             if peer is not None:
-                connection.let_in(self._timeout_seconds if peer.role == CHIEF else None)
+                connection.let_in(self._first_request_seconds if peer.role == CHIEF else None)
                 self._strangers.remove(connection)
                 with self._lock:
                     self._connections[connection] = peer
                 number = next(self._numbers)
                 self._replace_worker(connection, peer, number)
-                self._answer_all(connection, number)
+                self._answer_all(connection, number, self._timeout_seconds if peer.role == CHIEF else None)
         except OSError as error:
             # The connection is lost; `_note_loss` below deals with it.
             if peer is not None and peer.role == CHIEF and isinstance(error, TimeoutError):
-                self._how_lost = f"silent for {self._timeout_seconds:g} seconds"
+                self._how_lost = f"silent for {connection.timeout_seconds:g} seconds"
         except UserError as error:
             # Without its chief it waits in vain. During a run it is a second one, of which the run knows nothing.
             if self._chief is None:
@@ -239,10 +243,18 @@ class Server:
             self._chief = process
             return None
 
-    def _answer_all(self, connection: Connection, number: int) -> None:
+    @property
+    def _first_request_seconds(self) -> float | None:
+        """Seconds until the chief's first request: it may wait for servers that start later."""
+        return None if self._timeout_seconds is None else max(self._timeout_seconds, self._startup_timeout_seconds)
+
+    def _answer_all(self, connection: Connection, number: int, timeout_seconds: float | None) -> None:
+        """Answers requests; from the first one to the next the other side may be silent for `timeout_seconds`."""
         replies: list[Content] = []
         while True:
             message, arrays = connection.receive()
+            if connection.timeout_seconds != timeout_seconds:
+                connection.let_in(timeout_seconds)
             message["connection"] = number
             if message["ask"] == "end":
                 # A process that connects from now on belongs to the next run.
@@ -280,14 +292,13 @@ class Server:
         """If the worker was connected before, it has restarted: counts its earlier connection as lost."""
         if peer.role != WORKER or self._coordination is None:
             return
-        with self._lock:
+        with self._members_lock:
             before = self._workers.get(peer.index)
-        if before is not None:
-            before.end()
-            self._note_loss(peer, before)
-        with self._lock:
+            if before is not None:
+                before.end()
+                self._lose_worker(peer.index, before)
             self._workers[peer.index] = connection
-        self._coordination.connected(peer.index, number)
+            self._coordination.connected(peer.index, number)
 
     def _note_loss(self, peer: Member | None, connection: Connection) -> None:
         if peer is None or self._end is not None:
@@ -295,13 +306,15 @@ class Server:
         if peer.role == CHIEF:
             self._chief_is_lost = True
         elif peer.role == WORKER and self._coordination is not None:
-            with self._lock:
-                # A loss counts once, and not when the worker has connected again.
-                is_current = self._workers.get(peer.index) is connection
-                if is_current:
-                    del self._workers[peer.index]
-            if is_current:
-                self._coordination.lost(peer.index)
+            with self._members_lock:
+                self._lose_worker(peer.index, connection)
+
+    def _lose_worker(self, worker: int, connection: Connection) -> None:
+        """Counts a worker's connection as lost: once, and not when the worker has connected again."""
+        if self._workers.get(worker) is connection:
+            del self._workers[worker]
+            if self._end is None:
+                self._coordination.lost(worker)
 
 
 def _listening(member: Member) -> socket.socket:

@@ -78,8 +78,8 @@ class Run:
             yield group
 
 
-def settings(task=TASK, rate: float = 0.1, shape: tuple[int, ...] = (4, 3)):
-    cluster = Cluster(addresses={"chief": ("a:1",), "worker": ("b:1",), "ps": ("c:1",)}, role="worker", index=0)
+def settings(task=TASK, rate: float = 0.1, shape: tuple[int, ...] = (4, 3), workers: tuple[str, ...] = ("b:1",)):
+    cluster = Cluster(addresses={"chief": ("a:1",), "worker": workers, "ps": ("c:1",)}, role="worker", index=0)
     options = StepOptions(schedule=Constant(rate))
     return ServersMembership(cluster=cluster).settings_with(task, options, {"kernel": shape})
 
@@ -92,6 +92,7 @@ OTHERS = {
         dataclasses.replace(TASK, images=dataclasses.replace(TASK.images, name="other"))
     ),
     "parameters.kernel=(4, 5)": settings(shape=(4, 5)),
+    "num_workers=2": settings(workers=("b:1", "d:1")),
 }
 
 

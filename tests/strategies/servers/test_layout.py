@@ -69,6 +69,9 @@ class TestCuts:
         assert found.offsets == [0, 12, 15, 30]
         assert found.cuts == [0, 9, 21, 30]
 
+    def test_a_model_of_tables_alone_has_empty_pieces(self):
+        assert Layout(shapes={}, num_servers=3).cuts == [0, 0, 0, 0]
+
     def test_a_very_long_row_is_divided(self):
         found = layout([(2, 100_000)], num_servers=4)
         assert found.cuts == [0, 50_000, 100_000, 150_000, 200_000]

@@ -1,5 +1,6 @@
 """Losses that server 0 handles: a worker that is silent in the middle of a step, and another server."""
 
+import functools
 import threading
 
 import numpy as np
@@ -15,6 +16,7 @@ from strategies.servers.own.group import Group
 from strategies.servers.own.handlers import StoreHandlers
 from strategies.servers.own.server import Server
 from strategies.servers.wire import Refused
+from tests.strategies.servers.at_once import LIMIT_SECONDS, Started
 from towers.updates.clipping import Clipping
 from towers.updates.rules import SGD
 
@@ -22,16 +24,42 @@ SOON = 0.05
 
 
 def test_only_a_ticket_that_is_open_for_too_long_is_overdue():
-    admission = Admission(0, bound=None, num_workers=3)
-    admission.run_to(9)
+    admission = Admission(0, bound=None, num_workers=2)
+    admission.run_to(2)
     first, second = admission.begin(0, 0), admission.begin(1, 0)
     admission.use(first)
     assert admission.overdue(60.0) == set()
+    waiting = Started(functools.partial(admission.begin, 0, LIMIT_SECONDS))
+    while admission.overdue(-SOON) != {1}:
+        assert waiting.is_running
+    assert admission.missing(range(2)) == [1]
+    admission.lost(1)
+    assert waiting.result().step == second.step
+    assert admission.overdue(-SOON) == {0}
+    assert not admission.use(second)
+
+
+def test_a_worker_that_asks_for_no_step_any_more_is_overdue():
+    """It was stopped while it had no step: its machine keeps the connection."""
+    admission = Admission(0, bound=0, num_workers=2)
+    assert admission.overdue(-SOON) == set(), "nobody has connected"
+    assert admission.begin(1, 0) is None
+    assert admission.overdue(60.0) == set()
     assert admission.overdue(-SOON) == {1}
-    assert admission.missing(range(3)) == [1]
+    waiting = Started(functools.partial(admission.begin, 1, LIMIT_SECONDS))
+    while admission.overdue(-SOON):
+        assert waiting.is_running
+    admission.end()
+    waiting.result()
     admission.lost(1)
     assert admission.overdue(-SOON) == set()
-    assert not admission.use(second)
+
+
+def test_a_turn_of_a_worker_that_was_lost_before_goes_to_another_one():
+    admission = Admission(0, bound=0, num_workers=2, lost={0})
+    admission.run_to(2)
+    assert [admission.begin(1, 0).step, admission.begin(1, 0)] == [0, None]
+    assert admission.begin(0, 0) is None, "it is back, after its turn"
 
 
 class LeftAlone(StoreHandlers):

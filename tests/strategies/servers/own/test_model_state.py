@@ -22,6 +22,7 @@ from strategies.servers.own.model_state import ModelState
 from strategies.servers.own.server import Server
 from strategies.servers.own.worker import Worker
 from strategies.servers.own.worker_engine import WorkerEngine
+from strategies.servers.report_section import SECTION
 from tests.launch.spoilt_task import spoilt_task
 from tests.strategies.servers.at_once import LIMIT_SECONDS, Started
 from tests.strategies.small_task import assert_same_bits, values_of
@@ -120,7 +121,8 @@ def test_a_resumed_synchronous_run_has_the_bits_of_an_undisturbed_one():
                 # What a resumed run does after it has read the checkpoint into these variables.
                 chief.collect()
                 chief.restored()
-            chief.run_steps(3)
+            report = chief.run_steps(3)
+            assert [worker.steps for worker in report.sections[SECTION].workers] == [3, 3]
             found.append(values_of(chief))
     assert_same_bits(*found)
 

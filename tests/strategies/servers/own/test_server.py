@@ -75,6 +75,18 @@ def end(member: Member, how: str = "done") -> None:
         chief.ask(0, "end", how=how)
 
 
+def end_all(*members: Member) -> None:
+    with group(*members) as chief:
+        chief.ask_all("end", how="done")
+
+
+def serving_with_timeout(member: Member, timeout_seconds: float) -> Started:
+    """A server that counts a chief as lost which is silent for so long."""
+    store = StoreHandlers(Momentum(), Clipping())
+    server = Server(member, store, settings=SETTINGS, secret=SECRET, timeout_seconds=timeout_seconds)
+    return Started(lambda: server.serve(LIMIT_SECONDS))
+
+
 @contextlib.contextmanager
 def serving(index: int = 0, coordination=None) -> Iterator[tuple[Member, Started]]:
     """A server, and the thread in which it serves."""
@@ -467,6 +479,25 @@ class Losses:
         self.is_closed = True
 
 
+class SlowLoss(Losses):
+    """Records what is noted, in order; noting a loss takes a while."""
+
+    def __init__(self):
+        super().__init__()
+        self._noted: queue.Queue[tuple[str, int]] = queue.Queue()
+
+    def connected(self, worker: int, connection: int) -> None:
+        self._noted.put(("connected", worker))
+
+    def lost(self, worker: int) -> None:
+        self._noted.put(("losing", worker))
+        time.sleep(0.3)
+        self._noted.put(("lost", worker))
+
+    def next(self) -> tuple[str, int]:
+        return self._noted.get(timeout=LIMIT_SECONDS)
+
+
 class Slow(Losses):
     @property
     def requests(self):
@@ -539,10 +570,9 @@ class TestLost:
     def test_a_chief_that_stands_still(self, shows_life):
         """It may ask nothing for long, while it evaluates; but a stopped one does not even show that it lives."""
         member = new_member()
-        store = StoreHandlers(Momentum(), Clipping())
-        server = Server(member, store, settings=SETTINGS, secret=SECRET, timeout_seconds=0.15)
-        started = Started(lambda: server.serve(LIMIT_SECONDS))
+        started = serving_with_timeout(member, 0.15)
         with group(member) as chief:
+            chief.ask(0, "keys")
             if shows_life:
                 chief.show_life(0.02)
                 time.sleep(0.25)
@@ -553,6 +583,37 @@ class TestLost:
         if shows_life:
             # The server waits until the chief has closed its connection.
             assert started.result() == "done"
+
+    def test_a_chief_that_waits_for_a_server_which_starts_later(self):
+        first, second = new_member(0), new_member(1)
+        started = [serving_with_timeout(first, 0.15)]
+        connected = Started(lambda: end_all(first, second))
+        time.sleep(0.4)
+        assert connected.is_running and started[0].is_running
+        started.append(serving_with_timeout(second, 0.15))
+        connected.result()
+        assert [server.result() for server in started] == ["done", "done"]
+
+    def test_a_chief_that_asks_one_server_again_and_again(self):
+        members = [new_member(index) for index in range(2)]
+        started = [serving_with_timeout(member, 0.3) for member in members]
+        with group(*members) as chief:
+            chief.show_life(0.05)
+            until = time.monotonic() + 1.0
+            while time.monotonic() < until:
+                chief.ask(0, "keys")
+            chief.ask_all("end", how="done")
+        assert [server.result() for server in started] == ["done", "done"]
+
+    def test_a_late_loss_does_not_undo_the_workers_new_connection(self):
+        noted = SlowLoss()
+        with serving(coordination=noted) as (member, _), group(member, this=WORKER) as before:
+            assert noted.next() == ("connected", WORKER.index)
+            before.close()
+            # While server 0 notes the loss.
+            assert noted.next() == ("losing", WORKER.index)
+            with group(member, this=WORKER):
+                assert [noted.next(), noted.next()] == [("lost", WORKER.index), ("connected", WORKER.index)]
 
     @pytest.mark.full
     def test_a_server_that_is_lost_while_the_chief_only_shows_that_it_lives(self):
