@@ -25,9 +25,8 @@ from towers.moving_averages import Microbatches
 from towers.recompute.recomputation import Recomputation
 from towers.task import Batch, Task, WeightedValue
 from towers.timeline.activities import BACKWARD_SCOPE
+from towers.tower_scope import TowerScope, is_seed
 from towers.tracing.traced_once import TracedOnce
-
-_SEED_STATE = "seed_generator_state"
 
 
 class TowerResult(NamedTuple):
@@ -89,12 +88,12 @@ class ModelVariables:
         rest = model.non_trainable_variables
         return cls(
             parameters=tuple(model.trainable_variables),
-            state=tuple(variable for variable in rest if variable.name != _SEED_STATE),
-            seeds=tuple(variable for variable in rest if variable.name == _SEED_STATE),
+            state=tuple(variable for variable in rest if not is_seed(variable)),
+            seeds=tuple(variable for variable in rest if is_seed(variable)),
         )
 
     def mapping(self, parameters, state, seed):
-        """Pairs (variable, tensor) for a `keras.StatelessScope`; none for a table that is given as rows."""
+        """Pairs (variable, tensor) for a `TowerScope`; none for a table that is given as rows."""
         described = zip(self.parameters, parameters, strict=True)
         whole = [(variable, value) for variable, value in described if not isinstance(value, TableRows)]
         pairs = [*whole, *zip(self.state, state, strict=True)]
@@ -255,8 +254,11 @@ def run_model(
 
     `around_call` is a context manager that is entered after the kernels are in place; None for none. Keras's own
     `stateless_call` would skip what `Layer.__call__` does: masks, casts, the `training` argument.
+
+    Raises:
+      UserError: a layer assigns what it can't, see `TowerScope`.
     """
-    with keras.StatelessScope(state_mapping=mapping, collect_losses=True) as scope:
+    with TowerScope(mapping) as scope:
         with kernels.in_place(model, exchange, weight), around_call or contextlib.nullcontext():
             outputs = model(batch.features, training=training)
         losses = list(model.losses)

@@ -18,6 +18,7 @@ from towers.exchange import TowerExchange
 from towers.layers.batch_norm_kernels import FusedKernel, Moments, PlainOperations, takes_fused
 from towers.layers.compiled_batch_norm import CompiledKernel, takes_compiled
 from towers.layers.synced_batch_norm import synced_batch_norm
+from towers.precision import SHORT_PRECISIONS
 
 # cuDNN refuses a smaller epsilon; below it the layer keeps its own arithmetic.
 _SMALLEST_FUSED_EPSILON = 1.001e-5
@@ -71,7 +72,8 @@ def fused_calls(
       compiled: use the compiled kernel, and Keras's operations where it doesn't pay, in place of the fused one.
 
     Raises:
-      UserError: statistics are exchanged, and a layer's own arithmetic (renorm, a subclass) does not allow it.
+      UserError: statistics are exchanged, and a layer's own arithmetic does not allow it: renorm, a subclass,
+        weights in 16 bits.
     """
     calls = []
     for layer in batch_norm_layers(model):
@@ -80,7 +82,8 @@ def fused_calls(
         elif exchange is not None:
             raise UserError(
                 f"batch_stats='synced': layer {layer.name!r} has batch-norm arithmetic of its own (a subclass, "
-                "renorm or a small epsilon), which towers cannot exchange; use batch_stats='average'"
+                "renorm, a small epsilon or weights in 16 bits), which towers cannot exchange; use "
+                "batch_stats='average'"
             )
     return calls
 
@@ -92,7 +95,9 @@ def has_stock_arithmetic(layer: keras.layers.BatchNormalization) -> bool:
 
 
 def _has_stock_call(layer) -> bool:
-    return has_stock_arithmetic(layer) and layer.epsilon >= _SMALLEST_FUSED_EPSILON
+    # The kernels' statistics have 32 bits or more.
+    has_short_weights = layer.variable_dtype in SHORT_PRECISIONS
+    return has_stock_arithmetic(layer) and layer.epsilon >= _SMALLEST_FUSED_EPSILON and not has_short_weights
 
 
 def _gets_fused(layer) -> bool:
@@ -127,6 +132,11 @@ def _kernel(layer, inputs, axis, compiled) -> FusedKernel | PlainOperations:
 
 
 def _call(layer, exchange, weight, compiled, inputs, training=None, mask=None):
+    if not inputs.dtype.is_floating:
+        # As Keras, which casts features that are integers.
+        numbers = tf.cast(inputs, tf.float32)
+        outputs = _call(layer, exchange, weight, compiled, numbers, training, mask)
+        return tf.cast(outputs, layer.compute_dtype)
     axis = layer.axis % inputs.shape.rank
     trains = training and layer.trainable
     if mask is not None and exchange is not None and trains:

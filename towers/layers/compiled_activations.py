@@ -96,7 +96,8 @@ def _compiled(formula: Callable[[tf.Tensor], tf.Tensor], keras_function: Callabl
         shape, flat = tf.shape(x), _flat(x, is_padded)
 
         def of_inputs(upstream):
-            return _unflat(gradient(flat, _flat(upstream, is_padded)), shape, is_padded)
+            # In a branch of tf.cond a tensor of the forward pass must not be an argument of a function itself.
+            return _unflat(gradient(tf.identity(flat), _flat(upstream, is_padded)), shape, is_padded)
 
         return _unflat(outputs(flat), shape, is_padded), of_inputs
 

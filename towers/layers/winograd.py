@@ -176,19 +176,21 @@ def _convolved(inputs, kernel, at_least: int):
 
     @tf.custom_gradient
     def convolution(inputs, kernel):
-        count = tf.shape(inputs)[0]
+        num_images = tf.shape(inputs)[0]
         # TensorFlow copies nothing where nothing is missing.
-        missing = tf.stack([tf.stack([0, tf.maximum(at_least - count, 0)]), *[[0, 0]] * 3])
+        missing = tf.stack([tf.stack([0, tf.maximum(at_least - num_images, 0)]), *[[0, 0]] * 3])
 
         def filled(images):
             return tf.pad(images, missing) if at_least else images
 
         def without(images):
             # Of known length where the inputs' is known, as predictions of memory ask.
-            return tf.slice(images, [0, 0, 0, 0], [count, *images.shape[1:]])
+            return tf.slice(images, [0, 0, 0, 0], [num_images, *images.shape[1:]])
 
         def gradient(upstream):
             with tf.name_scope(scope):
+                # As in `compiled_activations`: what a branch of tf.cond computed is no argument of a function.
+                count = tf.identity(num_images)
                 # Not before the backward pass: it would be the forward pass's, kept until now.
                 transformed = _transformed(*after(upstream, kernel))
                 of_outputs = filled(upstream)
@@ -198,7 +200,7 @@ def _convolved(inputs, kernel, at_least: int):
                 of_kernel = loops.kernel_gradient(again, of_outputs, count)
                 return without(of_images), _transform_gradient(of_kernel)
 
-        return without(loops.forward(filled(inputs), _transformed(*after(inputs, kernel)), count)), gradient
+        return without(loops.forward(filled(inputs), _transformed(*after(inputs, kernel)), num_images)), gradient
 
     return tf.ensure_shape(convolution(inputs, kernel), [*inputs.shape[:-1], kernel.shape[-1]])
 

@@ -9,6 +9,7 @@ from keras import tree
 from towers.stages.crossings import Crossings
 from towers.stages.marks import Marks
 from towers.stages.model_stages import ModelStages
+from towers.tower_scope import read_as
 
 
 class StagedRun:
@@ -37,7 +38,7 @@ class StagedRun:
         for stage, nodes in enumerate(self._stages.nodes):
             with self._marks.at(stage):
                 for variable, value in self._readings[stage]:
-                    variable.assign(value)
+                    read_as(variable, value)
                 for node in nodes:
                     read = {id(x): self._crossings.at(stage, *values[id(x)]) for x in node.input_tensors}
                     args, kwargs = node.arguments.fill_in(read)

@@ -30,6 +30,8 @@ def optimized_graph(concrete, graph_def: tf.compat.v1.GraphDef) -> tf.compat.v1.
         # Function optimization would lower loops to nodes of one graph, which breaks a second import and the loops
         # of gradients.
         config.graph_options.rewrite_options.function_optimization = rewriter_config_pb2.RewriterConfig.OFF
+        # It gives the branches of gradients new names, under which nobody finds them.
+        config.graph_options.rewrite_options.disable_tfg_optimizer = True
     placed = {node.name for node in graph_def.node if node.device}
     if any(_must_not_be_joined(one, one.name in placed) for one in concrete.graph.get_operations()):
         config.graph_options.rewrite_options.remapping = rewriter_config_pb2.RewriterConfig.OFF

@@ -116,6 +116,11 @@ def _schedule(optimizer) -> Schedule:
     rate = optimizer._learning_rate
     if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
         return KerasSchedule(rate)
+    if callable(rate) and not isinstance(rate, keras.Variable):
+        raise UserError(
+            f"{type(optimizer).__name__}(learning_rate=...) is a function, which is not supported: use a "
+            "keras.optimizers.schedules.LearningRateSchedule, a function of the step"
+        )
     return Constant(float(optimizer.learning_rate))
 
 

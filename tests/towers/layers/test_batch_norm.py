@@ -1,6 +1,7 @@
 """Batch norm in a tower: the numbers of Keras's own layer, without and with an exchange over the towers."""
 
 import dataclasses
+import functools
 
 import keras
 import numpy as np
@@ -144,6 +145,30 @@ def test_as_keras(shape, options, training, kernels):
     assert_same(found, expected)
     moved = any(np.any(a != v.numpy()) for a, v in zip(found.state, model.non_trainable_variables, strict=True))
     assert moved == training
+
+
+@every_kernel
+@pytest.mark.parametrize("exchange", [None, TowerExchange(1)], ids=["alone", "synced"])
+def test_features_that_are_integers(kernels, exchange):
+    inputs = layers.Input(IMAGE[1:], dtype="uint8")
+    model = keras.Model(inputs, layers.BatchNormalization()(inputs))
+    pixels = tf.constant(np.random.default_rng(1).integers(0, 256, IMAGE), tf.uint8)
+    mapping = [(variable, tf.convert_to_tensor(variable)) for variable in model.variables]
+    state = model.non_trainable_variables
+    passed = functools.partial(run_model, model, mapping, state, _Features([pixels]), True)
+    found, expected = passed(kernels, exchange, tf.constant(1.0)), passed(KERAS)
+    for ours, theirs in zip([found[0], *found[2]], [expected[0], *expected[2]], strict=True):
+        assert ours.dtype == tf.float32
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+@every_kernel
+def test_a_layer_with_weights_in_16_bits_keeps_keras_operations(kernels):
+    model = stacked(IMAGE[1:], layers.BatchNormalization(dtype="bfloat16"))
+    inputs = tf.cast(drawn(IMAGE), tf.bfloat16)
+    upstream = tf.ones(IMAGE, tf.bfloat16)
+    found = as_pass(model_pass(model, inputs, upstream, kernels=kernels))
+    assert_same(found, as_pass(model_pass(model, inputs, upstream, kernels=KERAS)))
 
 
 @pytest.mark.parametrize("shape, axis", [(IMAGE, 1), (IMAGE, 2), (SHAPES["sequences"], 1), (IMAGE, 3)])

@@ -82,6 +82,21 @@ def test_as_keras(name):
 
 
 @every_activation
+def test_in_a_condition(name):
+    ((_, _, compiled),) = activations_to_compile(stacked((512,), layers.Activation(name)))
+
+    @tf.function(autograph=False)
+    def gradient(activation, x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            outputs = tf.cond(tf.reduce_sum(x) < 1e9, lambda: activation(x), lambda: x)
+        return tape.gradient(outputs, x)
+
+    x = tf.constant(numbers().reshape(1, -1)[:, :512], tf.float32)
+    np.testing.assert_allclose(gradient(compiled, x), gradient(ACTIVATIONS[name], x), rtol=2e-6, atol=2e-6)
+
+
+@every_activation
 def test_bfloat16_is_rounded_once(name):
     """The value is rounded once, by at most 2^-8; the gradient also has its upstream gradient's rounding."""
     for (found, expected), rounding in zip(passes(name, "bfloat16"), (2.0**-8, 2.0**-7), strict=True):

@@ -70,6 +70,19 @@ def test_as_a_direct_convolution(monkeypatch, height, width, count, usual):
         assert np.linalg.norm(ours - exact) <= 5e-6 * np.linalg.norm(exact)
 
 
+def test_in_a_condition(monkeypatch):
+    monkeypatch.setattr(winograd, "_FEWEST_PIXELS", 1)
+
+    def in_a_condition(inputs, kernel):
+        gate = Gate(5, None)
+        return tf.cond(tf.reduce_sum(inputs) < 1e9, lambda: gate.convolve(inputs, kernel), lambda: inputs[..., :5])
+
+    numbers = drawn((3, 8, 8, 6), 0), drawn((3, 3, 6, 5), 1), drawn((3, 8, 8, 5), 2)
+    found, exact = passes(in_a_condition, *numbers, dtype=tf.float32), passes(direct, *numbers, dtype=tf.float64)
+    for ours, theirs in zip(found, exact, strict=True):
+        assert np.linalg.norm(ours - theirs) <= 5e-6 * np.linalg.norm(theirs)
+
+
 @pytest.mark.parametrize(
     "shape, kernel, dtype, is_taken",
     [

@@ -118,6 +118,7 @@ def without_a_variable():
         (lambda: optimizers.SGD(0.1, gradient_accumulation_steps=2), ["gradient_accumulation_steps=2"]),
         (lambda: used(optimizers.SGD(0.1)), ["SGD", "taken 1 steps", "pass a new optimizer"]),
         (without_a_variable, ["var_list", "var_names"]),
+        (lambda: optimizers.SGD(lambda: 0.1), ["SGD(learning_rate=...) is a function", "LearningRateSchedule"]),
     ],
 )
 def test_what_is_refused(make, parts):

@@ -1,0 +1,112 @@
+"""Layers with loops and conditions: they train as with Keras's variables, or are refused in one line."""
+
+import keras
+import pytest
+from keras import layers, ops
+
+from tests.towers.tiny_tasks import NUM_CLASSES, TinyTask, assert_close, images, parameters_of, stacked, trainer_of
+from tests.towers.user_errors import refused
+
+
+class Either(layers.Layer):
+    """A layer in a condition that holds, beside one that is not called."""
+
+    def __init__(self, inner: layers.Layer, **options):
+        super().__init__(**options)
+        self.inner = inner
+
+    def call(self, inputs, training=None):
+        return ops.cond(ops.sum(inputs) < 1e9, lambda: self.inner(inputs, training=training), lambda: inputs * 2)
+
+
+class Cell(layers.Layer):
+    """A recurrent cell of one layer."""
+
+    state_size = 3
+
+    def __init__(self, inner: layers.Layer, **options):
+        super().__init__(**options)
+        self.inner = inner
+
+    def call(self, inputs, states, training=None):
+        outputs = self.inner(inputs, training=training)
+        return outputs, [outputs]
+
+
+def task_of(*stack: layers.Layer) -> TinyTask:
+    def build():
+        last = layers.Flatten(), layers.Dense(NUM_CLASSES, name="logits")
+        return stacked((6, 6, 3), *stack, *last)
+
+    return TinyTask(build=build, examples=images(8))
+
+
+def trained(*stack: layers.Layer) -> dict:
+    strategy = trainer_of(task_of(*stack), 2)
+    strategy.run_steps(3)
+    return parameters_of(strategy)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: layers.Dense(3, "gelu", name="inner"),
+        lambda: layers.Conv2D(3, 3, padding="same", name="inner"),
+    ],
+    ids=["dense", "convolution"],
+)
+def test_a_layer_with_weights_in_a_condition(make):
+    def trained_from_a_seed(change):
+        keras.utils.set_random_seed(3)
+        return trained(change(make()))
+
+    found = trained_from_a_seed(lambda layer: Either(layer, name="either"))
+    expected = trained_from_a_seed(lambda layer: layer)
+    assert_close({name.removeprefix("either/"): value for name, value in found.items()}, expected)
+
+
+REFUSED = {
+    "a trainable weight": (
+        [layers.SpectralNormalization(layers.Conv2D(4, 3), name="spectral")],
+        ["kernel is assigned", "but it is trainable"],
+    ),
+    "random numbers in a loop": (
+        [layers.Reshape((36, 3)), layers.RNN(Cell(layers.Dropout(0.5)))],
+        ["draws random numbers in a loop", "unroll=True"],
+    ),
+    "statistics in a loop": (
+        [layers.Reshape((36, 3)), layers.RNN(Cell(layers.BatchNormalization()))],
+        ["moving_mean is assigned in a loop", "unroll=True"],
+    ),
+    "statistics in a condition": (
+        [Either(layers.BatchNormalization(name="norm"))],
+        ["norm/moving_mean is assigned in a condition", "call its layer outside"],
+    ),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_an_assignment_that_towers_cannot_make(what):
+    stack, parts = REFUSED[what]
+    with refused(*parts):
+        trained(*stack)
+
+
+@pytest.mark.parametrize(
+    "stack",
+    [
+        [layers.Reshape((36, 3)), layers.LSTM(4, dropout=0.5, recurrent_dropout=0.5)],
+        [layers.Reshape((36, 3)), layers.RNN(Cell(layers.Dropout(0.5)), unroll=True)],
+        [Either(layers.Dropout(0.5))],
+    ],
+    ids=["a cell of Keras", "an unrolled loop", "a condition"],
+)
+def test_random_numbers_that_differ_in_each_step_are_drawn(stack):
+    assert trained(*stack)
+
+
+def test_keras_s_own_scope_would_accept_them():
+    """Or the tests above show nothing."""
+    model = keras.Sequential([keras.Input((6, 6, 3)), layers.SpectralNormalization(layers.Conv2D(4, 3))])
+    with keras.StatelessScope():
+        model(ops.ones((1, 6, 6, 3)), training=True)

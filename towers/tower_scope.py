@@ -1,0 +1,84 @@
+"""What the layers of a tower read and assign while it is traced: tensors in place of the model's variables."""
+
+import keras
+import tensorflow as tf
+from keras.src.backend.common.stateless_scope import get_stateless_scope
+from tensorflow.python.framework.func_graph import FuncGraph
+from tensorflow.python.ops.control_flow_v2_func_graphs import WhileBodyFuncGraph
+
+from towers.errors import UserError
+
+_SEED_STATE = "seed_generator_state"
+
+
+def is_seed(variable: keras.Variable) -> bool:
+    """Whether it is the state of a random generator."""
+    return variable.name == _SEED_STATE
+
+
+def read_as(variable: keras.Variable, value: tf.Tensor) -> None:
+    """From now on, until the end of the current scope, a parameter is read as this value."""
+    keras.StatelessScope.add_update(get_stateless_scope(), (variable, value))
+
+
+class TowerScope(keras.StatelessScope):
+    """A StatelessScope that refuses what would give other numbers than Keras's variables, or none.
+
+    An assignment lasts until the end of the scope. So one in the body of a loop, which is traced once, is the same
+    in each iteration, and one in a condition is unknown outside of it; one to a parameter would be lost.
+    """
+
+    def __init__(self, state_mapping):
+        """Args:
+        state_mapping: pairs (variable, tensor).
+        """
+        super().__init__(state_mapping, collect_losses=True)
+        self._graph = tf.compat.v1.get_default_graph()
+
+    def add_update(self, update) -> None:
+        """Notes an assignment: a pair (variable, value).
+
+        Raises:
+          UserError: to a parameter, or in a loop.
+        """
+        variable, _ = update
+        if variable.trainable and id(variable) in self.state_mapping:
+            raise UserError(
+                f"{variable.path} is assigned in its layer's call, but it is trainable, and the update rule alone "
+                "changes trainable weights: use add_weight(..., trainable=False), or compute with the changed "
+                "value and assign nothing"
+            )
+        if any(isinstance(graph, WhileBodyFuncGraph) for graph in self._inner_graphs()):
+            if is_seed(variable):
+                raise UserError(
+                    f"{variable.path}: its layer draws random numbers in a loop, where all iterations would get "
+                    "the same ones; use RNN(..., unroll=True), or the argument dropout of Keras's own cells"
+                )
+            raise UserError(
+                f"{variable.path} is assigned in a loop, which towers can't do: use RNN(..., unroll=True), or "
+                "call its layer outside of the loop"
+            )
+        super().add_update(update)
+
+    def get_current_value(self, variable: keras.Variable):
+        """The tensor that stands for a variable now.
+
+        Raises:
+          UserError: it was assigned in a condition that has ended.
+        """
+        value = super().get_current_value(variable)
+        graph = getattr(value, "graph", None)
+        if graph is None or graph is self._graph or graph in self._inner_graphs():
+            return value
+        raise UserError(
+            f"{variable.path} is assigned in a condition, a loop or a tf.function, and read outside of it: call "
+            "its layer outside, and choose between the results"
+        )
+
+    def _inner_graphs(self) -> list[tf.Graph]:
+        """The graphs of conditions, loops and functions that the current operations are in."""
+        found, graph = [], tf.compat.v1.get_default_graph()
+        while graph is not self._graph and isinstance(graph, FuncGraph):
+            found.append(graph)
+            graph = graph.outer_graph
+        return found
