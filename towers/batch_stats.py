@@ -83,9 +83,14 @@ def changes(
       batch_stats: one of POLICIES.
     """
     return [
-        (after - before) * tf.cast(weight if by_weight else is_first, before.dtype)
+        _change(before, after) * tf.cast(weight if by_weight else is_first, before.dtype)
         for before, after, by_weight in zip(old, new, _averaged(old, batch_stats), strict=True)
     ]
+
+
+def _change(before: tf.Tensor, after: tf.Tensor) -> tf.Tensor:
+    # Infinity minus infinity, in a mask that is a frozen weight, would be NaN.
+    return tf.where(tf.equal(after, before), tf.zeros_like(before), after - before)
 
 
 def changed(

@@ -9,7 +9,7 @@ import tensorflow as tf
 from strategies.cluster import Member
 from strategies.errors import PeerLost
 from strategies.ring.joining import Ring
-from strategies.ring.tcp_ring import OutOfStep
+from strategies.ring.tcp_ring import NextLost, OutOfStep
 
 # Errors of a collective if another worker is lost, hangs or has given up.
 LOST = (
@@ -41,7 +41,9 @@ def _lost_members(error: Exception, ring: Ring) -> list[Member]:
     if "CoordinationService/Heartbeat" in str(error):
         return [ring.members[0]]  # receives all heartbeats
     if isinstance(error, ConnectionError) and "/job:" not in str(error):
-        return [ring.members[ring.rank - 1]]  # the sender on the connection that failed
+        # The receiver or the sender on the connection that failed.
+        neighbour = ring.rank + 1 if isinstance(error, NextLost) else ring.rank - 1
+        return [ring.members[neighbour % len(ring.members)]]
     found = re.findall(r"/job:(\w+)(?:/replica:0)?/task:(\d+)", str(error))
     named = {f"{role}:{index}" for role, index in found} - {ring.members[ring.rank].name}
     return [member for member in ring.members if member.name in named]

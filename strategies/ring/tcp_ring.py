@@ -67,6 +67,10 @@ class OutOfStep(ConnectionError):
     """The previous worker makes another call than this one."""
 
 
+class NextLost(ConnectionError):
+    """The next worker has closed its connection; other ConnectionErrors are the previous worker's."""
+
+
 class TcpRing:
     """The two connections of one worker: to the next rank and from the previous one.
 
@@ -268,7 +272,7 @@ class TcpRing:
         left = head + view
         if self._is_all_sent():
             # The socket's buffer has room for it, and no other thread needs to wake up.
-            with contextlib.suppress(TimeoutError):
+            with contextlib.suppress(TimeoutError), _to_the_next():
                 left = left[self._next.send(left) :]
         if left:
             self._give(left)
@@ -287,7 +291,8 @@ class TcpRing:
     def _note_sent(self, problem: OSError | None) -> None:
         self._num_unsent -= 1
         if problem is not None:
-            raise problem
+            with _to_the_next():
+                raise problem
 
     def _expect(self, vector: np.ndarray) -> bytes:
         """Receives the head of the frame of a vector, and returns it.
@@ -326,6 +331,8 @@ class TcpRing:
                 self._check_after_silence(deadline, self._rank - 1, "no data")
                 continue
             if count == 0:
+                # It may have ended because the next worker of this one did.
+                self._is_all_sent()
                 raise ConnectionError("the previous worker closed the connection")
             view = view[count:]
 
@@ -339,6 +346,8 @@ class TcpRing:
         Checks the neighbour that it waits for and one other worker, each time the next: if all checked all, the
         checks would grow with the square of the workers.
         """
+        # If the sending thread has found the next worker lost, nothing comes round the ring.
+        self._is_all_sent()
         self._num_silences += 1
         for rank in dict.fromkeys((neighbour % self._num_workers, self._num_silences % self._num_workers)):
             if rank != self._rank:
@@ -355,6 +364,15 @@ class TcpRing:
             except OSError as error:
                 self._sent.put(error)
                 return
+
+
+@contextlib.contextmanager
+def _to_the_next() -> Iterator[None]:
+    """Context manager: a ConnectionError in it is the next worker's."""
+    try:
+        yield
+    except ConnectionError as error:
+        raise NextLost(str(error)) from error
 
 
 def add_to(received: np.ndarray, own: np.ndarray) -> None:

@@ -40,6 +40,12 @@ def test_constants_are_unchanged_bit_for_bit():
     assert found.numpy().tobytes() == constant.numpy().tobytes()
 
 
+def test_infinity_that_no_tower_changes_stays():
+    """As in a causal mask that is a frozen weight."""
+    mask = tf.constant([0.0, -np.inf, 1e38])
+    np.testing.assert_array_equal(average(mask, [mask] * 2, weights(3, 1)), mask)
+
+
 def test_integers_are_taken_from_the_first_tower():
     found = average(tf.constant(1), [tf.constant(2), tf.constant(9)], weights(1, 5))
     assert found.dtype == tf.int32 and found.numpy() == 2

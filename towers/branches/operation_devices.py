@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 import tensorflow as tf
 
 from towers.branches.placed_run import FIRST
+from towers.tracing.reading_order import in_reading_order
 
 
 def operation_devices(
@@ -28,14 +29,17 @@ def operation_devices(
       sources: arguments by the name of their placeholder: where each is; None where any device may read it.
     """
     operations = graph.get_operations()
+    order = in_reading_order(operations)
     homes: dict[str, int | None] = {}
-    for operation, mark in zip(operations, marked, strict=True):
+    for index in order:
+        operation, mark = operations[index], marked[index]
         if operation.name in sources:
             homes[operation.name] = sources[operation.name]
         else:
             homes[operation.name] = _home_of_reads(operation, homes) if mark is None else mark
     found = {}
-    for operation in reversed(operations):
+    for index in reversed(order):
+        operation = operations[index]
         if operation.name in sources:
             continue
         if homes[operation.name] is None:

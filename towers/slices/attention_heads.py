@@ -1,5 +1,6 @@
 """Attention whose heads are divided over devices: each computes its heads and its part of the projection."""
 
+import itertools
 from collections.abc import Callable
 
 import tensorflow as tf
@@ -23,12 +24,14 @@ def heads_call(split: LayerSplit, values: SlicedValues, divided: DividedTensors)
     def call(query, value, key=None, *, return_attention_scores=False, **options):
         key = value if key is None else key
         masks = [(tensor, tensor._keras_mask) for tensor in (query, value, key) if hasattr(tensor, "_keras_mask")]
-        found = []
-        for device, weights in zip(values.devices, _weights_of_slices(layer, values), strict=True):
+        found, begins = [], [0, *itertools.accumulate(split.lengths)]
+        of_slices = zip(values.devices, _weights_of_slices(layer, values), itertools.pairwise(begins), strict=True)
+        for device, weights, heads in of_slices:
             # Keras's call takes the masks away from the tensors.
             for tensor, mask in masks:
                 tensor._keras_mask = mask
-            of_heads = _of_heads(layer, tuple(weights), return_attention_scores, options)
+            own = {**options, "attention_mask": _mask_of(options.get("attention_mask"), query, *heads)}
+            of_heads = _of_heads(layer, tuple(weights), return_attention_scores, own)
             found.append(on_device(device, of_heads, [query, value, key, *weights.values()]))
         outputs = [parts[0] for parts in found] if return_attention_scores else found
         total = tf.add_n(outputs)
@@ -40,6 +43,13 @@ def heads_call(split: LayerSplit, values: SlicedValues, divided: DividedTensors)
         return (total, tf.concat([parts[1] for parts in found], 1)) if return_attention_scores else total
 
     return call
+
+
+def _mask_of(mask, query, begin: int, end: int):
+    """Of a mask [N, heads, T, S] of each head the part of some heads; other masks are those of all heads."""
+    if mask is None or (len(query.shape), len(mask.shape)) != (3, 4) or mask.shape[1] == 1:
+        return mask
+    return mask[:, begin:end]
 
 
 def _weights_of_slices(layer, values: SlicedValues) -> list[dict[tuple[str, str], tf.Tensor]]:

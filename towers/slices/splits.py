@@ -100,7 +100,8 @@ def _attention(layer):
 
 
 def _convolution(layer):
-    if layer.groups != 1 or layer.data_format != "channels_last":
+    # Keras pads for causal ones in the layer's own call.
+    if layer.groups != 1 or layer.data_format != "channels_last" or layer.padding == "causal":
         return {}
     bias = ((layer.bias, 0),) if layer.use_bias else ()
     rank = len(layer.kernel.shape)

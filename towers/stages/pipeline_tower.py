@@ -96,7 +96,8 @@ class _Shared:
         self, found: StagedTrace, passes: StagedPasses, devices: Sequence[str], parameters, inlined: bool
     ):
         self.pieces, self._devices, self._inlined = found.pieces, devices, inlined
-        self.values = dict(found.captured)
+        # Inlined pieces take no tensors from outside of graphs.
+        self.values = {name: tf.identity(value) for name, value in found.captured.items()}
         for name, reading in zip(found.readings, passes.readings, strict=True):
             with tf.device(devices[reading.stage]):
                 self.values[name] = whole(parameters[reading.parameter])

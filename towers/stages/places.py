@@ -23,6 +23,7 @@ import tensorflow as tf
 
 from towers.pipeline.action import Kind
 from towers.stages.marks import Marks
+from towers.tracing.reading_order import in_reading_order
 
 
 class Place(NamedTuple):
@@ -73,7 +74,9 @@ def places_of(graph: tf.Graph, marks: Marks, sources: Mapping[str, Source], num_
     marked = marks.stages()
     reads: dict[str, _Reads] = {}
     places: dict[str, Place] = {}
-    for index, operation in enumerate(graph.get_operations()[: marks.end]):
+    operations = graph.get_operations()[: marks.end]
+    for index in in_reading_order(operations):
+        operation = operations[index]
         name = operation.name
         if name in sources:
             source = sources[name]

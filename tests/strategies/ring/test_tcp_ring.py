@@ -10,7 +10,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from strategies.cluster import Member
 from strategies.ring import tcp_ring
+from strategies.ring.joining import Ring, RingOptions
+from strategies.ring.lost_workers import peer_lost
 from strategies.ring.tcp_ring import TcpRing
 from tests.strategies.ring.threads import at_once, connection, rings
 
@@ -271,6 +274,25 @@ def test_a_piece_of_a_chunk_is_sent_on_before_the_next_one_arrives():
         before_middle.sendall(received(after_root, vector.nbytes + tcp_ring._HEAD.size - arrived))
         received(after_middle, vector.nbytes + tcp_ring._HEAD.size - tcp_ring._PASSED_BYTES)
         assert all(np.array_equal(call.result(20), vector) for call in calls)
+
+
+@pytest.mark.parametrize("length", [10, 100_000], ids=["sent at once", "sent by a thread"])
+def test_both_neighbours_name_the_worker_that_was_lost(length):
+    members = [Member("worker", index, f"host{index}:1") for index in range(3)]
+    lost_by_rank = {}
+
+    def exchange(ring, rank):
+        with pytest.raises(ConnectionError) as raised:
+            for _ in range(9):
+                ring.all_reduce(np.ones(length, np.float32), np.dtype(np.float32))
+        lost_by_rank[rank] = str(peer_lost(raised.value, Ring(members, rank, RingOptions()), "step 7"))
+
+    with rings(3) as (made, connections):
+        for end in (connections[1][0], connections[0][1]):
+            end.close()
+        at_once([made[0], made[2]], lambda ring, index: exchange(ring, 2 * index))
+    expected = "worker:1 (host1:1) was lost at step 7: restart all workers, they resume from the last checkpoint"
+    assert lost_by_rank == {0: expected, 2: expected}
 
 
 def test_a_closed_connection_raises():

@@ -52,7 +52,11 @@ def attending() -> keras.Model:
     masked = layers.Embedding(12, 6, mask_zero=True, name="masked")(words)
     attention = layers.MultiHeadAttention(3, 4, use_gate=True, name="attention")
     outputs, scores = attention(masked, table(words), return_attention_scores=True)
-    logits = table(layers.Add()([outputs, masked]), reverse=True)
+    # A mask for each head.
+    pairs = layers.Lambda(lambda found: found[:, None, :, None] + found[:, None, None, :])(words)
+    visible = layers.Lambda(lambda sums: (sums + np.arange(3)[:, None, None]) % 3 > 0)(pairs)
+    of_heads = layers.MultiHeadAttention(3, 4, name="of_heads")(table(words), table(words), attention_mask=visible)
+    logits = table(layers.Add()([outputs, masked, of_heads]), reverse=True)
     all_of_it = layers.Concatenate()([layers.Flatten()(logits), layers.Flatten()(scores)])
     return keras.Model(words, layers.Dense(NUM_CLASSES, name="logits")(all_of_it))
 
@@ -65,6 +69,7 @@ def called_twice() -> keras.Model:
     outputs = layers.Conv1D(5, 2, activation="relu", name="first")(outputs)
     outputs = layers.LeakyReLU()(outputs)
     outputs = layers.Conv1D(4, 2, name="second")(outputs)
+    outputs = layers.Conv1D(4, 2, padding="causal", name="causal")(outputs)
     outputs = layers.TimeDistributed(layers.Dense(5, name="inner"), name="each")(outputs)
     return keras.Model(words, layers.Dense(NUM_CLASSES, name="logits")(layers.Flatten()(outputs)))
 
@@ -78,7 +83,8 @@ def test_layers_in_every_use_equal_one_device(build):
     for strategy in (found, expected):
         strategy.run_steps(5)
     values, wanted = parameters_of(found), parameters_of(expected)
-    # The bias of the keys has no gradient but rounding errors, which Adam amplifies.
-    values.pop("attention/key/bias", None), wanted.pop("attention/key/bias", None)
+    # The biases of the keys have no gradient but rounding errors, which Adam amplifies.
+    for name in ("attention/key/bias", "of_heads/key/bias"):
+        values.pop(name, None), wanted.pop(name, None)
     assert_close(values, wanted, 1e-9)
     assert found.evaluate() == pytest.approx(expected.evaluate())

@@ -11,7 +11,7 @@ from models.text_task import TextTask
 from strategies.pipeline import pipeline_strategy
 from strategies.registry import build_strategy
 from strategies.towers import towers_strategy
-from tests.towers.logical_cpus import cpus
+from tests.towers.logical_cpus import cpus, cpus_in_groups
 from tests.towers.tiny_tasks import (
     NUM_CLASSES,
     TinyTask,
@@ -93,6 +93,31 @@ def test_every_kind_of_model_graph(num_devices, options):
     found, expected = pipeline(awkward_task(), num_devices, **options), reference(awkward_task())
     assert_close(parameters_of(found), parameters_of(expected))
     assert found.evaluate() == pytest.approx(expected.evaluate())
+
+
+def recurrent_task() -> TinyTask:
+    """Loops, whose gradients read lists, behind a layer with constants."""
+
+    def build():
+        sequences = layers.Input((5, 3))
+        outputs = layers.Normalization(mean=[0.1, 0.2, 0.3], variance=[1.0, 2.0, 3.0], name="normal")(sequences)
+        outputs = layers.LSTM(4, return_sequences=True, name="one")(outputs)
+        outputs = layers.Bidirectional(layers.GRU(3, name="cell"), name="two")(outputs)
+        return keras.Model(sequences, layers.Dense(NUM_CLASSES, name="logits")(outputs))
+
+    sequences = np.random.default_rng(0).normal(size=(9, 5, 3)).astype(np.float32)
+    return TinyTask(build=build, examples=Batch(sequences, vectors(9).labels))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("grid, zero", [("stage:2", 0), ("data:2,stage:2", 3)])
+def test_recurrent_layers_and_constants(grid, zero):
+    def make(task, options):
+        pipeline = PipelineOptions(microbatches=MICROBATCHES)
+        return pipeline_strategy(task, cpus_in_groups(grid, zero=zero), options, pipeline=pipeline)
+
+    found, expected = trained(make, recurrent_task()), reference(recurrent_task())
+    assert_close(parameters_of(found), parameters_of(expected))
 
 
 @pytest.mark.full
