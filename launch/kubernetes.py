@@ -20,9 +20,9 @@ import sys
 from absl import flags
 
 from launch import binary
+from launch.manifests.cluster_of_command import HELP
 from launch.manifests.kinds import KINDS, documents
 from launch.manifests.pods import Pods
-from launch.manifests.servers_of_command import HELP
 from launch.manifests.yaml_text import yaml_text
 from towers.errors import UserError
 

@@ -45,7 +45,7 @@ from absl import flags
 
 from launch import binary
 from launch.flags.checks import at_least_zero, positive
-from launch.flags.flag_in_command import flag_value
+from launch.flags.flag_in_command import check_resumes, flag_value
 from launch.membership.roles import Roles
 from launch.supervision.cluster_run import LocalRun, Plan
 from launch.supervision.own_program import own_program
@@ -110,8 +110,10 @@ def plan_from_flags(command: list[str]) -> Plan:
     """The cluster that the flags and the command describe.
 
     Raises:
-      UserError: the command is missing or not found, or a planned fault is invalid.
+      UserError: the command is missing or not found, or would not resume, or a planned fault is invalid.
     """
+    if FLAGS.max_restarts:
+        check_resumes(command, "each restart")
     roles = Roles(workers=FLAGS.workers, ps=FLAGS.ps, chief=FLAGS.chief, evaluator=FLAGS.evaluator)
     runnable, variables = runnable_command(command)
     return Plan(

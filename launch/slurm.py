@@ -27,7 +27,7 @@ from absl import flags
 
 from launch import binary
 from launch.flags.checks import positive
-from launch.manifests.servers_of_command import HELP
+from launch.manifests.cluster_of_command import HELP
 from launch.manifests.slurm_script import Job, batch_script
 from towers.errors import UserError
 

@@ -106,6 +106,7 @@ class OwnTask:
         self._check_plain_fields()
         batch_size = checked_batch_size(self.train_data, self.batch_size)
         check_size("eval_batch_size", self.eval_batch_size)
+        check_size("num_input_threads", self.num_input_threads)
         object.__setattr__(self, "batch_size", batch_size)
         known = known_batch_size(self.eval_data)
         object.__setattr__(self, "eval_batch_size", known or self.eval_batch_size or batch_size)

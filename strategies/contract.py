@@ -42,6 +42,15 @@ class SectionTotals(Protocol):
         """The totals as lines for a person, printed at the end of the run."""
 
 
+# What a line of metrics.jsonl says beside a task's metrics: no metric may have one of these names.
+RESERVED_NAMES = frozenset(
+    {
+        *("kind", "step", "loss", "learning_rate", "gradient_norm", "skipped_steps", "examples", "seconds"),
+        *("input_seconds", "images_per_second", "staleness"),
+    }
+)
+
+
 class ReportSection(Protocol):
     """Figures that only some modes report, in the form of each kind of output."""
 

@@ -1,22 +1,39 @@
 """Checks of flags' values, and how flags become visible in --help."""
 
+import math
 import sys
 
 from absl import flags
 
 from towers.errors import UserError
 
+# More than the cores of any machine; a hundred thousand threads bring one to a standstill.
+_MOST_THREADS = 1024
+
 
 def positive(*names: str) -> None:
-    """Requires that these flags, where set, are above 0."""
+    """Requires that these flags, where set, are above 0 and finite."""
     for name in names:
         flags.register_validator(name, lambda value: value is None or value > 0, message="give a number above 0")
+        _finite(name)
 
 
 def at_least_zero(*names: str) -> None:
-    """Requires that these flags, where set, are 0 or more."""
+    """Requires that these flags, where set, are 0 or more and finite."""
     for name in names:
         flags.register_validator(name, lambda value: value is None or value >= 0, message="give 0 or more")
+        _finite(name)
+
+
+def number_of_threads(name: str) -> None:
+    """Requires that this flag, where set, is a number of threads that a machine can run."""
+    positive(name)
+    message = f"give at most {_MOST_THREADS}, one for each core"
+    flags.register_validator(name, lambda value: value is None or value <= _MOST_THREADS, message=message)
+
+
+def _finite(name: str) -> None:
+    flags.register_validator(name, lambda value: value is None or value < math.inf, message="give a finite number")
 
 
 def numbers_from(name: str) -> tuple[float, ...] | None:

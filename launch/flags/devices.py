@@ -7,7 +7,7 @@ from absl import flags
 
 from launch import binary
 from launch.flags.branches import branched_grid
-from launch.flags.checks import listed_in_help, positive
+from launch.flags.checks import listed_in_help, number_of_threads, positive
 from launch.flags.grid import grid_from_flags
 from launch.flags.pipeline import num_stage_devices
 from launch.flags.slices import sliced_grid
@@ -105,7 +105,8 @@ flags.DEFINE_bool(
     "embeddings' gradients, some convolutions). An operation without such a kernel ends the run with an error. "
     "Asynchronous parameter servers still update in any order.",
 )
-positive("num_towers", "threads_per_tower")
+positive("num_towers")
+number_of_threads("threads_per_tower")
 listed_in_help(__name__)
 
 

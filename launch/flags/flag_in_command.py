@@ -1,7 +1,9 @@
-"""Reads a flag of another program's command line, for launchers that start or describe this command."""
+"""Reads flags of another program's command line, for launchers that start or describe this command."""
 
 import itertools
 from collections.abc import Sequence
+
+from towers.errors import UserError
 
 
 def flag_value(command: Sequence[str], name: str) -> str | None:
@@ -15,3 +17,18 @@ def flag_value(command: Sequence[str], name: str) -> str | None:
         if flag in (f"--{name}", f"-{name}"):
             found = value if equals_sign else following
     return found
+
+
+def check_resumes(command: Sequence[str], started_again: str) -> None:
+    """Raises UserError if the command would not go on where it was when it is started again.
+
+    Args:
+      command: the words of the command.
+      started_again: what starts it again, as 'a requeued job'.
+    """
+    resume = flag_value(command, "resume")
+    if resume not in (None, "auto"):
+        raise UserError(
+            f"--resume={resume}: {started_again} would start from there each time and lose its progress; "
+            "omit --resume"
+        )

@@ -140,9 +140,10 @@ def run_directory() -> pathlib.Path:
     --directory, else the variable TOWERS_RUN_DIRECTORY, which a launcher sets to the same folder in all the
     processes that it starts, else a new runs/DATE-TIME-PROCESS.
     """
-    if FLAGS.directory is None:
+    # An empty one is not given, as for `known_directory`: $DIR may be unset.
+    if not FLAGS.directory:
         FLAGS.directory = os.environ.get(_RUN_DIRECTORY_VARIABLE) or None
-    if FLAGS.directory is None:
+    if not FLAGS.directory:
         started = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
         FLAGS.directory = os.path.join("runs", f"{started}-{os.getpid()}")
     return pathlib.Path(FLAGS.directory)

@@ -4,7 +4,7 @@ import math
 
 from absl import flags
 
-from launch.flags.checks import listed_in_help, positive
+from launch.flags.checks import listed_in_help, number_of_threads, positive
 from launch.flags.devices import own_cores
 from models.data.augment import FILLS, FLIPS
 from models.data.drawn_clicks import DrawnClicks
@@ -103,7 +103,8 @@ flags.register_validator("text_tokens", lambda tokens: tokens >= 4, message="giv
 flags.register_validator("text_dropout", lambda rate: 0 <= rate < 1, message="give a rate from 0 to below 1")
 positive("text_length", "text_examples")
 positive("click_tables", "click_rows", "click_width", "click_examples")
-positive("batch_size", "eval_batch_size", "input_threads", "image_size", "cache_gib")
+positive("batch_size", "eval_batch_size", "image_size", "cache_gib")
+number_of_threads("input_threads")
 listed_in_help(__name__)
 
 

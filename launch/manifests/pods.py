@@ -7,8 +7,8 @@ import re
 import secrets
 from collections.abc import Mapping
 
-from launch.flags.flag_in_command import flag_value
-from launch.manifests.servers_of_command import num_servers
+from launch.flags.flag_in_command import check_resumes, flag_value
+from launch.manifests.cluster_of_command import check_cluster, num_servers
 from strategies.cluster import CHIEF, SERVER, WORKER
 from towers.errors import UserError
 
@@ -166,6 +166,9 @@ class Pods:
                     f"the command's word {word!a} is not valid UTF-8, so YAML can't contain it; "
                     "put the command into a script in the image"
                 )
+        check_cluster(self.command, sum(self.counts.values()))
+        if self.max_restarts:
+            check_resumes(self.command, "a pod that is replaced")
         if not self.directory:
             raise UserError(
                 "the command has no --directory, in which a restarted worker finds its checkpoint; "

@@ -6,8 +6,8 @@ import shlex
 from collections.abc import Sequence
 
 from launch import binary
-from launch.flags.flag_in_command import flag_value
-from launch.manifests.servers_of_command import num_servers
+from launch.flags.flag_in_command import check_resumes, flag_value
+from launch.manifests.cluster_of_command import check_cluster, num_servers
 from launch.membership.slurm_step import SERVERS_VARIABLE
 from towers.errors import UserError
 
@@ -30,6 +30,8 @@ _SCRIPT = """\
 
 interrupted={directory}/interrupted-$SLURM_JOB_ID
 requeued={directory}/requeued-$SLURM_JOB_ID
+# A task that is stopped while it starts has not made the directory yet.
+mkdir -p {directory}
 rm -f "$interrupted"
 export interrupted
 
@@ -161,9 +163,10 @@ def _servers(job: Job, command: Sequence[str]) -> int:
     """Number of parameter servers among the tasks.
 
     Raises:
-      UserError: not enough tasks for them, a chief and a worker.
+      UserError: not enough tasks for them, a chief and a worker; or several for a command of one process.
     """
     servers, tasks = num_servers(command, job.ps), job.nodes * job.tasks_per_node
+    check_cluster(command, tasks)
     if servers and tasks < servers + 2:
         raise UserError(
             f"--nodes={job.nodes} --tasks_per_node={job.tasks_per_node}: {tasks} tasks, but a chief, {servers} "
@@ -184,12 +187,7 @@ def _directory(command: Sequence[str]) -> str:
             f"{shlex.join(command)}: the command has no --directory, where a requeued job finds its "
             "checkpoint; add --directory=runs/NAME"
         )
-    resume = flag_value(command, "resume")
-    if resume not in (None, "auto"):
-        raise UserError(
-            f"--resume={resume}: a requeued job would start from there each time and lose its progress; "
-            "omit --resume"
-        )
+    check_resumes(command, "a requeued job")
     return directory
 
 

@@ -142,7 +142,7 @@ def host_tensors(data: Any) -> Batch:
 
 
 def check_size(name: str, size: Any) -> None:
-    """Raises UserError for a batch size that is not an integer of at least 1; None is one."""
+    """Raises UserError for a size that is not an integer of at least 1; None is one."""
     if size is not None and (not isinstance(size, int | np.integer) or isinstance(size, bool) or size < 1):
         raise UserError(f"{name}={size!r}: must be an integer of at least 1; use for example {name}=32")
 

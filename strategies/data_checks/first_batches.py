@@ -13,6 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from strategies.contract import RESERVED_NAMES
 from strategies.data_checks.batch_checksums import BatchChecksums, first_batches
 from strategies.data_checks.data_errors import reason_of
 from towers.errors import UserError
@@ -74,15 +75,21 @@ def _check_first_batch(task: Task, model: keras.Model, split: str, batch: Batch)
         _check_length(task, _length(batch))
     _check_parts(split, batch)
     few = tf.nest.map_structure(lambda tensor: tensor[:_NUM_EXAMPLES], batch)
-    problem = f"the first batch of {split!r} has features {_described(few.features)}{_expected(model)}: "
-    problem += "give features of the model's inputs"
+    came, taken = _described(few.features), _taken(model)
+    if taken is not None and came.replace("int64", "int32") == taken.replace("int64", "int32"):
+        problem = f"the model fails on the first batch of {split!r}, features {came}: correct it or the features"
+    else:
+        takes = f", and the model takes {taken}" if taken else ""
+        problem = f"the first batch of {split!r} has features {came}{takes}: give features of the model's inputs"
     if _are_more(few.features, model):
         raise UserError(problem)
     outputs = _computed(lambda: _outputs(model, few.features), problem)
     came = f"the first batch of {split!r} has labels {_described(few.labels)}{_weights_of(few)}, and the model "
     came += f"returns {_described(outputs)}"
     _computed(lambda: task.loss(outputs, few), f"{came}: give labels and weights that fit outputs and loss")
-    _computed(lambda: task.metrics(outputs, few), f"{came}: give metrics that fit labels and outputs")
+    metrics = _computed(lambda: task.metrics(outputs, few), f"{came}: give metrics that fit labels and outputs")
+    for name in RESERVED_NAMES.intersection(metrics or ()):
+        raise UserError(f"a metric is named {name!r}, which is what each report says itself: give it another name")
 
 
 def _check_parts(split: str, batch: Batch) -> None:
@@ -145,9 +152,10 @@ def _is_refused_by_library(error: Exception) -> bool:
     return innermost.startswith(_LIBRARIES) or innermost.startswith(_OWN)
 
 
-def _expected(model: keras.Model) -> str:
-    inputs = getattr(model, "inputs", None)  # None for a subclassed model
-    return f", and the model takes {_described(inputs[0] if len(inputs) == 1 else inputs)}" if inputs else ""
+def _taken(model: keras.Model) -> str | None:
+    """The types and shapes of the model's inputs; None if it does not say, as a subclassed model."""
+    inputs = getattr(model, "inputs", None)
+    return _described(inputs[0] if len(inputs) == 1 else inputs) if inputs else None
 
 
 def _weights_of(batch: Batch) -> str:

@@ -1,6 +1,7 @@
 """Options of a run: its length, its files, and how often it evaluates, saves and reports."""
 
 import dataclasses
+import math
 import pathlib
 
 from towers.errors import UserError
@@ -52,6 +53,9 @@ class TrainerOptions:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise UserError(f"{name}={value}: must be more than 0; omit it for the default")
+        for name in ("epochs", "evaluate_every_epochs"):
+            if getattr(self, name) == math.inf:
+                raise UserError(f"{name}=inf: must be finite; give a number of epochs, or steps")
 
     def num_steps(self, steps_per_epoch: int | None) -> int:
         """Number of steps after which training ends.

@@ -12,7 +12,7 @@ import shlex
 import pytest
 
 from launch.flags.flag_in_command import flag_value
-from launch.manifests.servers_of_command import num_servers
+from launch.manifests.cluster_of_command import num_servers
 from launch.membership.roles import Roles
 from tests.launch.cluster_processes import ClusterProcesses
 from tests.launch.nursery import run_forked

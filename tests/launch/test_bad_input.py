@@ -54,6 +54,14 @@ CASES = {
     "no examples in a batch": (["--batch_size=0"], ("--batch_size=0", "above 0")),
     "fewer than no steps": (["--steps=-5"], ("--steps=-5", "above 0")),
     "steps that are no number": (["--steps=many"], ("--steps=many", "invalid")),
+    "an evaluation after infinitely many epochs": (
+        ["--evaluate_every_epochs=inf"],
+        ("--evaluate_every_epochs=inf", "give a finite number"),
+    ),
+    "more threads than any machine runs": (
+        ["--threads_per_tower=100000"],
+        ("--threads_per_tower=100000", "at most 1024"),
+    ),
     "an unknown flag": (["--learning_rat=0.1"], ("learning_rat", "learning_rate")),
     "an argument that is no flag": (["train"], ("'train'", "--help")),
     "steps and epochs": (["--epochs=2"], (f"--steps={LAST_STEP}", "--epochs=2", "only one of them")),

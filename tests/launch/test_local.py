@@ -558,6 +558,10 @@ MISTAKES = (
     (["--workers=0", "--", "ls"], "flag --workers=0: give a number above 0"),
     (["--ps=-1", "--", "ls"], "flag --ps=-1: give 0 or more"),
     (["--wrokers=2", "--", "ls"], "Unknown command line flag 'wrokers'. Did you mean: workers ?"),
+    (
+        ["--max_restarts=1", "--", "train", "--resume=never"],
+        "--resume=never: each restart would start from there each time and lose its progress; omit --resume",
+    ),
     (["--", "no-such-program"], "command 'no-such-program': program not found; give its path, or `python`"),
     (
         ["--kill=worker:2@step3", "--max_restarts=1", "--", "ls"],

@@ -49,6 +49,11 @@ REFUSED = {
         ("/database", "--mount"),
     ),
     "a relative directory": ({"command": (*COMMAND, "--directory=run")}, ("--directory=run", "--mount=/data")),
+    "a strategy of one process": (
+        {"command": ("towers-train", "--directory=/data/run")},
+        ("--strategy=towers runs in one", "--strategy=ring"),
+    ),
+    "a command that starts anew": ({"command": (*COMMAND, "--resume=never")}, ("--resume=never", "omit --resume")),
     "a command that is not UTF-8": ({"command": (*COMMAND, "\udcff")}, ("UTF-8", "script")),
 }
 

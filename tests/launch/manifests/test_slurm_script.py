@@ -181,6 +181,25 @@ def test_a_run_that_would_not_resume_is_refused(value):
     assert batch_script(Job(), [*TRAIN, "--resume=auto"])
 
 
+def test_several_tasks_of_a_command_of_one_process_are_refused():
+    with refused("2 processes, but --strategy=towers runs in one"):
+        batch_script(Job(nodes=2), ["python", "-m", "launch.train", "--directory=runs/big"])
+
+
+def test_the_files_about_a_job_have_a_folder_before_its_first_task_starts(tmp_path):
+    """A task that is preempted while it starts leaves one of them: the job is requeued."""
+    directory, script = tmp_path / "runs" / "new", tmp_path / "job"
+    command = ["sh", "-c", "exit 75", f"--directory={directory}"]
+    script.write_text(batch_script(Job(), command))
+    for name, text in (("srun", 'shift; exec "$@"'), ("scontrol", f'echo "$@" > {tmp_path}/asked')):
+        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
+    done = subprocess.run(["bash", str(script)], env=env, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 75, done.stderr
+    assert (tmp_path / "asked").read_text() == "requeue 7\n"
+
+
 @pytest.mark.parametrize(
     "name, value",
     [

@@ -19,11 +19,17 @@ Y = (X[:, 0] > 0).astype(np.int64)
 ONE_HOT = np.eye(2, dtype=np.float32)[Y]
 SPARSE = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 SQUARES = keras.losses.MeanSquaredError()
+ONES = np.full((N, 5), 9)
 WITH_NAN = np.where(np.arange(N) == 3, np.nan, 1).astype(np.float32)
 
 
 def build():
     return keras.Sequential([keras.Input((5,)), keras.layers.Dense(2)])
+
+
+def table():
+    layers = [keras.layers.Embedding(5, 2), keras.layers.Flatten(), keras.layers.Dense(2)]
+    return keras.Sequential([keras.Input((5,), dtype="int32"), *layers])
 
 
 class Subclassed(keras.Model):
@@ -179,6 +185,15 @@ MISTAKES = {
     "a batch size that is no integer": ({"batch_size": 2.5}, ("batch_size=2.5", "an integer of at least 1")),
     "a batch size that is text": ({"batch_size": "32"}, ("batch_size='32'", "an integer of at least 1")),
     "no examples in a batch": ({"eval_batch_size": 0}, ("eval_batch_size=0", "an integer of at least 1")),
+    "no threads": ({"num_input_threads": 0}, ("num_input_threads=0", "an integer of at least 1")),
+    "an id outside of the table": (
+        {"model": table, "train_data": (ONES, Y), "eval_data": (ONES, Y)},
+        ("the model fails on the first batch of 'train', features int64 [N, 5]: correct", "is not in [0, 5)"),
+    ),
+    "a metric named as what reports say": (
+        {"metric_functions": {"loss": keras.metrics.sparse_categorical_accuracy}},
+        ("a metric is named 'loss'", "another name"),
+    ),
     "no examples": (
         {"train_data": lambda: dataset(X, Y).batch(20).take(0)},
         ("the 'train' split is empty",),

@@ -1,4 +1,4 @@
-"""How many parameter servers a command needs, for programs that describe a cluster without joining it."""
+"""Which cluster a command needs, for programs that describe one without joining it."""
 
 from collections.abc import Sequence
 
@@ -7,6 +7,8 @@ from towers.errors import UserError
 
 # The strategies whose cluster has a chief and servers. Importing their registry would import TensorFlow.
 STRATEGIES = ("ps",)
+OF_ONE_PROCESS = ("towers", "slices", "branches", "mirrored", "pipeline")
+_TRAINS = ("launch.train", "towers-train")
 HELP = "Number of parameter servers. Default: 1 if the command has --strategy=ps, otherwise 0."
 
 
@@ -33,3 +35,19 @@ def num_servers(command: Sequence[str], asked: int | None) -> int:
             f"use --strategy={STRATEGIES[0]}"
         )
     return asked or 0
+
+
+def check_cluster(command: Sequence[str], num_processes: int) -> None:
+    """Raises UserError if several processes would run a command whose strategy has one.
+
+    Of a program of the user's own its flag --strategy says so; launch.train without this flag is one process too.
+    """
+    strategy = flag_value(command, "strategy")
+    names_others = any(word.lstrip("-").startswith(("flagfile", "recipe")) for word in command)
+    if strategy is None and not names_others and any(word in _TRAINS for word in command):
+        strategy = OF_ONE_PROCESS[0]
+    if num_processes > 1 and strategy in OF_ONE_PROCESS:
+        raise UserError(
+            f"{num_processes} processes, but --strategy={strategy} runs in one: add --strategy=ring or "
+            "--strategy=ps to the command"
+        )
