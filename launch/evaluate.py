@@ -32,12 +32,12 @@ def restored_trainer() -> Trainer:
     """A Trainer for the run in --directory, restored from its newest checkpoint or from the one of --resume.
 
     Raises:
-      UserError: the directory holds no run, the run has no checkpoint, or a flag prevents that it is read.
+      UserError: the directory holds no run, the run has no checkpoint, or a flag says to read none.
     """
     load_flags(FLAGS.directory)
     for name, value in (("dry_run", FLAGS.dry_run), ("resume=never", FLAGS.resume == "never")):
         if value:
-            raise UserError(f"--{name}: this program reads a checkpoint, and that flag prevents it; omit it")
+            raise UserError(f"--{name} reads no checkpoint, but this program needs one: omit it")
     trainer = training.build_trainer(training.build_strategy(task_from_flags()))
     if trainer.restore() is None:
         raise UserError(f"--directory={FLAGS.directory} has no checkpoint yet: train first")

@@ -113,7 +113,7 @@ def plan_from_flags(command: list[str]) -> Plan:
       UserError: the command is missing or not found, or would not resume, or a planned fault is invalid.
     """
     if FLAGS.max_restarts:
-        check_resumes(command, "each restart")
+        check_resumes(command, "a restart")
     roles = Roles(workers=FLAGS.workers, ps=FLAGS.ps, chief=FLAGS.chief, evaluator=FLAGS.evaluator)
     runnable, variables = runnable_command(command)
     return Plan(

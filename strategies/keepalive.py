@@ -1,5 +1,9 @@
-"""Detects a silent machine: by TCP's keepalive while nothing is sent to it, else by what it does not answer."""
+"""Detects a silent machine: by TCP's keepalive while nothing is sent to it, else by what it does not answer.
 
+And a connection that the other side has closed.
+"""
+
+import select
 import socket
 
 # About 30 seconds: 10 + 4 * 5.
@@ -20,6 +24,14 @@ def keep_alive(connection: socket.socket) -> None:
     for name, value in _KEEPALIVE.items():
         if hasattr(socket, name):
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def is_closed(connection: socket.socket) -> bool:
+    """Whether the other side has closed the connection, even if unread bytes remain."""
+    poll = select.poll()
+    # Only Linux reports the close while unread bytes remain.
+    poll.register(connection, getattr(select, "POLLRDHUP", select.POLLHUP))
+    return bool(poll.poll(0))
 
 
 def is_unanswered(connection: socket.socket) -> bool:

@@ -279,8 +279,8 @@ def check_gradients(variables: Sequence[keras.Variable], found: Sequence) -> Non
     missing = [variable.path for variable, gradient in zip(variables, found, strict=True) if gradient is None]
     if missing:
         raise UserError(
-            f"no gradient for parameter {', '.join(missing)}: the loss does not depend on it; "
-            "use it in the outputs, or set trainable=False on its layer"
+            f"no gradient for parameter {', '.join(missing)}: the loss does not depend on it, or its layer's call "
+            "is a tf.function; use it in the outputs, set trainable=False on its layer, or remove the tf.function"
         )
 
 

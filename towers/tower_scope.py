@@ -52,11 +52,12 @@ class TowerScope(keras.StatelessScope):
             if is_seed(variable):
                 raise UserError(
                     f"{variable.path}: its layer draws random numbers in a loop, where all iterations would get "
-                    "the same ones; use RNN(..., unroll=True), or the argument dropout of Keras's own cells"
+                    "the same ones; use RNN(..., unroll=True) or the argument dropout of Keras's own cells, or "
+                    "call the layer outside of the loop"
                 )
             raise UserError(
-                f"{variable.path} is assigned in a loop, which towers can't do: use RNN(..., unroll=True), or "
-                "call its layer outside of the loop"
+                f"{variable.path} is assigned in a loop, which towers can't do: use RNN(..., unroll=True), call "
+                "its layer with training=False, or call it outside of the loop"
             )
         super().add_update(update)
 

@@ -1,6 +1,7 @@
 """Reads flags of another program's command line, for launchers that start or describe this command."""
 
 import itertools
+import os
 from collections.abc import Sequence
 
 from towers.errors import UserError
@@ -19,16 +20,24 @@ def flag_value(command: Sequence[str], name: str) -> str | None:
     return found
 
 
+def trains(command: Sequence[str]) -> bool:
+    """Whether the command is launch.train, and not a program of the user's own, which may have other flags."""
+    return any(word == "launch.train" or os.path.basename(word) == "towers-train" for word in command)
+
+
 def check_resumes(command: Sequence[str], started_again: str) -> None:
     """Raises UserError if the command would not go on where it was when it is started again.
 
     Args:
-      command: the words of the command.
+      command: the words of the command. Of a program of the user's own, which may have another flag --resume, only
+        `never` is ours for certain.
       started_again: what starts it again, as 'a requeued job'.
     """
     resume = flag_value(command, "resume")
-    if resume not in (None, "auto"):
+    if resume == "never":
+        raise UserError(f"--resume=never: {started_again} would begin at step 0; omit --resume")
+    if resume not in (None, "auto") and trains(command):
         raise UserError(
-            f"--resume={resume}: {started_again} would start from there each time and lose its progress; "
-            "omit --resume"
+            f"--resume={resume}: {started_again} would go back to that checkpoint; train from it once without "
+            "restarts, then omit --resume"
         )

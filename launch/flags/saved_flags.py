@@ -64,9 +64,9 @@ def load_flags(directory: str | None) -> None:
     A run of several processes becomes one of --strategy=towers, because its checkpoint needs no cluster.
 
     Raises:
-      UserError: `directory` is None or holds no run.
+      UserError: `directory` is None or empty, or holds no run.
     """
-    if directory is None:
+    if not directory:
         raise UserError("--directory is missing: give the directory of a run, for example --directory=runs/NAME")
     path = pathlib.Path(directory) / FLAG_FILE
     if not path.exists():

@@ -2,13 +2,12 @@
 
 from collections.abc import Sequence
 
-from launch.flags.flag_in_command import flag_value
+from launch.flags.flag_in_command import flag_value, trains
 from towers.errors import UserError
 
 # The strategies whose cluster has a chief and servers. Importing their registry would import TensorFlow.
 STRATEGIES = ("ps",)
 OF_ONE_PROCESS = ("towers", "slices", "branches", "mirrored", "pipeline")
-_TRAINS = ("launch.train", "towers-train")
 HELP = "Number of parameter servers. Default: 1 if the command has --strategy=ps, otherwise 0."
 
 
@@ -37,17 +36,18 @@ def num_servers(command: Sequence[str], asked: int | None) -> int:
     return asked or 0
 
 
-def check_cluster(command: Sequence[str], num_processes: int) -> None:
-    """Raises UserError if several processes would run a command whose strategy has one.
+def check_cluster(command: Sequence[str], num_processes: int, asked: str) -> None:
+    """Raises UserError if several processes would run launch.train with a strategy that has one.
 
-    Of a program of the user's own its flag --strategy says so; launch.train without this flag is one process too.
+    Args:
+      command: the words of the command that every process runs. A flag file or a recipe may choose the strategy.
+      num_processes: number of processes.
+      asked: the flags that asked for them.
     """
-    strategy = flag_value(command, "strategy")
-    names_others = any(word.lstrip("-").startswith(("flagfile", "recipe")) for word in command)
-    if strategy is None and not names_others and any(word in _TRAINS for word in command):
-        strategy = OF_ONE_PROCESS[0]
-    if num_processes > 1 and strategy in OF_ONE_PROCESS:
+    is_open = any(word.startswith(("-flagfile", "--flagfile", "-recipe", "--recipe")) for word in command)
+    strategy = flag_value(command, "strategy") or OF_ONE_PROCESS[0]
+    if num_processes > 1 and trains(command) and not is_open and strategy in OF_ONE_PROCESS:
         raise UserError(
-            f"{num_processes} processes, but --strategy={strategy} runs in one: add --strategy=ring or "
-            "--strategy=ps to the command"
+            f"{asked}: {num_processes} processes, but --strategy={strategy} runs in one: ask for one, or use "
+            "--strategy=ring or --strategy=ps in the command"
         )

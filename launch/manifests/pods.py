@@ -166,9 +166,9 @@ class Pods:
                     f"the command's word {word!a} is not valid UTF-8, so YAML can't contain it; "
                     "put the command into a script in the image"
                 )
-        check_cluster(self.command, sum(self.counts.values()))
+        check_cluster(self.command, sum(self.counts.values()), f"--workers={self.workers}")
         if self.max_restarts:
-            check_resumes(self.command, "a pod that is replaced")
+            check_resumes(self.command, "a restarted pod")
         if not self.directory:
             raise UserError(
                 "the command has no --directory, in which a restarted worker finds its checkpoint; "

@@ -166,7 +166,7 @@ def _servers(job: Job, command: Sequence[str]) -> int:
       UserError: not enough tasks for them, a chief and a worker; or several for a command of one process.
     """
     servers, tasks = num_servers(command, job.ps), job.nodes * job.tasks_per_node
-    check_cluster(command, tasks)
+    check_cluster(command, tasks, f"--nodes={job.nodes} --tasks_per_node={job.tasks_per_node}")
     if servers and tasks < servers + 2:
         raise UserError(
             f"--nodes={job.nodes} --tasks_per_node={job.tasks_per_node}: {tasks} tasks, but a chief, {servers} "

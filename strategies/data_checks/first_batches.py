@@ -76,8 +76,9 @@ def _check_first_batch(task: Task, model: keras.Model, split: str, batch: Batch)
     _check_parts(split, batch)
     few = tf.nest.map_structure(lambda tensor: tensor[:_NUM_EXAMPLES], batch)
     came, taken = _described(few.features), _taken(model)
-    if taken is not None and came.replace("int64", "int32") == taken.replace("int64", "int32"):
-        problem = f"the model fails on the first batch of {split!r}, features {came}: correct it or the features"
+    if taken is not None and came.replace("64", "32") == taken.replace("64", "32"):
+        problem = f"the model fails on the first batch of {split!r}, features {came}: correct the model, or give "
+        problem += "features that it accepts"
     else:
         takes = f", and the model takes {taken}" if taken else ""
         problem = f"the first batch of {split!r} has features {came}{takes}: give features of the model's inputs"
@@ -88,8 +89,8 @@ def _check_first_batch(task: Task, model: keras.Model, split: str, batch: Batch)
     came += f"returns {_described(outputs)}"
     _computed(lambda: task.loss(outputs, few), f"{came}: give labels and weights that fit outputs and loss")
     metrics = _computed(lambda: task.metrics(outputs, few), f"{came}: give metrics that fit labels and outputs")
-    for name in RESERVED_NAMES.intersection(metrics or ()):
-        raise UserError(f"a metric is named {name!r}, which is what each report says itself: give it another name")
+    for name in sorted(RESERVED_NAMES.intersection(metrics or ())):
+        raise UserError(f"a metric is named {name!r}, a field that each report has already: rename the metric")
 
 
 def _check_parts(split: str, batch: Batch) -> None:

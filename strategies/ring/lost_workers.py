@@ -9,7 +9,7 @@ import tensorflow as tf
 from strategies.cluster import Member
 from strategies.errors import PeerLost
 from strategies.ring.joining import Ring
-from strategies.ring.tcp_ring import NextLost, OutOfStep
+from strategies.ring.tcp_ring import NeighbourLost, OutOfStep
 
 # Errors of a collective if another worker is lost, hangs or has given up.
 LOST = (
@@ -40,10 +40,11 @@ def _lost_members(error: Exception, ring: Ring) -> list[Member]:
     """The workers that the error names."""
     if "CoordinationService/Heartbeat" in str(error):
         return [ring.members[0]]  # receives all heartbeats
+    if isinstance(error, NeighbourLost):
+        ranks = dict.fromkeys((ring.rank + step) % len(ring.members) for step in error.steps)
+        return [ring.members[rank] for rank in sorted(ranks)]
     if isinstance(error, ConnectionError) and "/job:" not in str(error):
-        # The receiver or the sender on the connection that failed.
-        neighbour = ring.rank + 1 if isinstance(error, NextLost) else ring.rank - 1
-        return [ring.members[neighbour % len(ring.members)]]
+        return [ring.members[ring.rank - 1]]  # the sender of the frame
     found = re.findall(r"/job:(\w+)(?:/replica:0)?/task:(\d+)", str(error))
     named = {f"{role}:{index}" for role, index in found} - {ring.members[ring.rank].name}
     return [member for member in ring.members if member.name in named]
@@ -63,4 +64,5 @@ def _what_was_lost(error: Exception, lost: list[Member], ring: Ring, at: str) ->
             "the worker that hangs or ended first"
         )
     written = ", ".join(f"{member.name} ({member.address})" for member in lost)
-    return f"{written} was lost at {at}: restart all workers, they resume from the last checkpoint"
+    were = "were" if len(lost) > 1 else "was"
+    return f"{written} {were} lost at {at}: restart all workers, they resume from the last checkpoint"

@@ -43,7 +43,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import tensorflow as tf
 
-from strategies.keepalive import keep_alive
+from strategies.keepalive import is_closed, keep_alive
 from towers.split import boundaries, even_shares
 
 # Sums are computed while more bytes arrive, in parts that stay in the cache.
@@ -67,8 +67,16 @@ class OutOfStep(ConnectionError):
     """The previous worker makes another call than this one."""
 
 
-class NextLost(ConnectionError):
-    """The next worker has closed its connection; other ConnectionErrors are the previous worker's."""
+class NeighbourLost(ConnectionError):
+    """The connection to a neighbour is closed.
+
+    Attributes:
+      steps: the neighbours whose connections are closed: -1 for the previous worker, 1 for the next one.
+    """
+
+    def __init__(self, why: str, step: int):
+        super().__init__(why)
+        self.steps = (step,)
 
 
 class TcpRing:
@@ -191,6 +199,10 @@ class TcpRing:
             with np.errstate(over="ignore", invalid="ignore"):
                 yield
         except OSError as error:
+            if isinstance(error, NeighbourLost):
+                # When one worker ends, the others end soon after. Which was first is unknown here, so both count.
+                ends = {-1: self._previous, 1: self._next}
+                error.steps = tuple(step for step in ends if step in error.steps or is_closed(ends[step]))
             self.failure = error
             raise
 
@@ -272,7 +284,7 @@ class TcpRing:
         left = head + view
         if self._is_all_sent():
             # The socket's buffer has room for it, and no other thread needs to wake up.
-            with contextlib.suppress(TimeoutError), _to_the_next():
+            with contextlib.suppress(TimeoutError), _neighbour_lost(1):
                 left = left[self._next.send(left) :]
         if left:
             self._give(left)
@@ -291,7 +303,7 @@ class TcpRing:
     def _note_sent(self, problem: OSError | None) -> None:
         self._num_unsent -= 1
         if problem is not None:
-            with _to_the_next():
+            with _neighbour_lost(1):
                 raise problem
 
     def _expect(self, vector: np.ndarray) -> bytes:
@@ -326,14 +338,13 @@ class TcpRing:
         while view:
             try:
                 self._previous.settimeout(self._patience(deadline))
-                count = self._previous.recv_into(view)
+                with _neighbour_lost(-1):
+                    count = self._previous.recv_into(view)
             except TimeoutError:
                 self._check_after_silence(deadline, self._rank - 1, "no data")
                 continue
             if count == 0:
-                # It may have ended because the next worker of this one did.
-                self._is_all_sent()
-                raise ConnectionError("the previous worker closed the connection")
+                raise NeighbourLost("the previous worker closed the connection", -1)
             view = view[count:]
 
     def _patience(self, deadline: float) -> float:
@@ -367,12 +378,12 @@ class TcpRing:
 
 
 @contextlib.contextmanager
-def _to_the_next() -> Iterator[None]:
-    """Context manager: a ConnectionError in it is the next worker's."""
+def _neighbour_lost(step: int) -> Iterator[None]:
+    """Context manager: a ConnectionError in it is a NeighbourLost."""
     try:
         yield
     except ConnectionError as error:
-        raise NextLost(str(error)) from error
+        raise NeighbourLost(str(error), step) from error
 
 
 def add_to(received: np.ndarray, own: np.ndarray) -> None:

@@ -14,7 +14,6 @@ sessions filled the 64 threads that members need.
 import contextlib
 import json
 import math
-import select
 import socket
 import struct
 import threading
@@ -25,7 +24,7 @@ import ml_dtypes
 import numpy as np
 
 from strategies.errors import PeerLost
-from strategies.keepalive import is_unanswered, keep_alive
+from strategies.keepalive import is_closed, is_unanswered, keep_alive
 from towers.errors import UserError
 
 Message = dict[str, object]
@@ -166,10 +165,7 @@ class Connection:
 
     def check(self) -> None:
         """Raises ConnectionError if the other side has closed the connection, even if unread bytes remain."""
-        poll = select.poll()
-        # Only Linux reports the close while unread bytes remain.
-        poll.register(self._socket, getattr(select, "POLLRDHUP", select.POLLHUP))
-        if poll.poll(0):
+        if is_closed(self._socket):
             raise ConnectionError("the connection was closed")
 
     def is_unanswered(self) -> bool:

@@ -560,7 +560,7 @@ MISTAKES = (
     (["--wrokers=2", "--", "ls"], "Unknown command line flag 'wrokers'. Did you mean: workers ?"),
     (
         ["--max_restarts=1", "--", "train", "--resume=never"],
-        "--resume=never: each restart would start from there each time and lose its progress; omit --resume",
+        "--resume=never: a restart would begin at step 0; omit --resume",
     ),
     (["--", "no-such-program"], "command 'no-such-program': program not found; give its path, or `python`"),
     (

@@ -175,7 +175,7 @@ class Admission:
     def overdue(self, seconds: float) -> set[int]:
         """Workers with a ticket that has been open for more than `seconds`, or that asked for none for as long.
 
-        A worker that must wait asks again and again.
+        A worker that must wait is no such one: its request counts until it is answered, and it asks again at once.
         """
         with self._changed:
             since = time.monotonic() - seconds

@@ -133,16 +133,18 @@ class Server:
 
         Their processes then count as lost.
         """
-        overdue = set() if self._coordination is None else self._coordination.overdue()
         with self._lock:
-            connections = dict(self._connections)
-        dropped = [
-            connection
-            for connection, peer in connections.items()
-            if (peer is not None and peer.role == WORKER and peer.index in overdue) or connection.is_unanswered()
-        ]
-        for connection in dropped:
-            connection.end()
+            connections = list(self._connections)
+        for connection in connections:
+            if connection.is_unanswered():
+                connection.end()
+        # While a loss is noted, a worker is still overdue whose new connection may be there: next time.
+        if self._coordination is not None and self._members_lock.acquire(blocking=False):
+            try:
+                for worker in self._coordination.overdue() & self._workers.keys():
+                    self._workers[worker].end()
+            finally:
+                self._members_lock.release()
 
     def _wait_for_the_others(self) -> None:
         """Waits for the workers: they learn of the end from their next request, then close their connections."""

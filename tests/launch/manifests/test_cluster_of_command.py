@@ -23,17 +23,24 @@ def test_the_number():
     "command, strategy",
     [
         (["python", "-m", "launch.train"], "towers"),
-        (["towers-train", "--steps=3"], "towers"),
-        (["python", "mine.py", "--strategy=mirrored"], "mirrored"),
+        (["/venv/bin/towers-train", "--steps=3"], "towers"),
+        (["towers-train", "--strategy=mirrored", "--data_dir=recipes/x"], "mirrored"),
     ],
 )
 def test_a_command_of_one_process_in_several(command, strategy):
-    check_cluster(command, 1)
-    with refused(f"2 processes, but --strategy={strategy} runs in one", "--strategy=ring"):
-        check_cluster(command, 2)
+    check_cluster(command, 1, "--workers=1")
+    with refused("--workers=2: 2 processes, but", f"--strategy={strategy} runs in one", "--strategy=ring"):
+        check_cluster(command, 2, "--workers=2")
 
 
-@pytest.mark.parametrize("words", [["--strategy=ring"], ["--strategy", "ps"], ["--flagfile=some.txt"]])
-def test_a_command_that_may_have_a_cluster(words):
-    check_cluster(["python", "-m", "launch.train", *words], 2)
-    check_cluster(["python", "mine.py"], 2)
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["python", "-m", "launch.train", "--strategy=ring"],
+        ["towers-train", "--strategy", "ps"],
+        ["towers-train", "--strategy=towers", "--flagfile=some.txt"],
+        ["python", "mine.py", "--strategy=mirrored"],
+    ],
+)
+def test_a_command_that_may_have_a_cluster(command):
+    check_cluster(command, 2, "--workers=2")

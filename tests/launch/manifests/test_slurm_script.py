@@ -176,9 +176,11 @@ def test_a_directory_is_needed(given):
 
 @pytest.mark.parametrize("value", ["never", "runs/big/checkpoints/step-5"])
 def test_a_run_that_would_not_resume_is_refused(value):
+    command = ["towers-train", *TRAIN[1:]]
     with refused(f"--resume={value}", "omit --resume"):
-        batch_script(Job(), [*TRAIN, f"--resume={value}"])
-    assert batch_script(Job(), [*TRAIN, "--resume=auto"])
+        batch_script(Job(), [*command, f"--resume={value}"])
+    assert batch_script(Job(), [*command, "--resume=auto"])
+    assert batch_script(Job(), ["python", "mine.py", "--directory=a", "--resume", "latest"]), "a flag of its own"
 
 
 def test_several_tasks_of_a_command_of_one_process_are_refused():

@@ -188,11 +188,11 @@ MISTAKES = {
     "no threads": ({"num_input_threads": 0}, ("num_input_threads=0", "an integer of at least 1")),
     "an id outside of the table": (
         {"model": table, "train_data": (ONES, Y), "eval_data": (ONES, Y)},
-        ("the model fails on the first batch of 'train', features int64 [N, 5]: correct", "is not in [0, 5)"),
+        ("the model fails on the first batch of 'train', features int64 [N, 5]", "is not in [0, 5)"),
     ),
     "a metric named as what reports say": (
         {"metric_functions": {"loss": keras.metrics.sparse_categorical_accuracy}},
-        ("a metric is named 'loss'", "another name"),
+        ("a metric is named 'loss'", "rename the metric"),
     ),
     "no examples": (
         {"train_data": lambda: dataset(X, Y).batch(20).take(0)},

@@ -295,6 +295,18 @@ def test_both_neighbours_name_the_worker_that_was_lost(length):
     assert lost_by_rank == {0: expected, 2: expected}
 
 
+def test_both_neighbours_are_named_if_both_have_ended():
+    """One of them ended because the other one did; nobody else can tell which was first."""
+    with rings(3) as (made, connections):
+        for end in (connections[1][0], connections[0][1], connections[2][0], connections[1][1]):
+            end.close()
+        members = [Member("worker", index, f"host{index}:1") for index in range(3)]
+        with pytest.raises(ConnectionError) as raised:
+            made[0].all_reduce(np.ones(3_000_000, np.float32), np.dtype(np.float32))
+        line = str(peer_lost(raised.value, Ring(members, 0, RingOptions()), "step 7"))
+    assert line.startswith("worker:1 (host1:1), worker:2 (host2:1) were lost at step 7: restart all workers")
+
+
 def test_a_closed_connection_raises():
     with rings(2) as (made, connections):
         connections[1][0].close()

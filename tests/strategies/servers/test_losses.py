@@ -62,6 +62,31 @@ def test_a_turn_of_a_worker_that_was_lost_before_goes_to_another_one():
     assert admission.begin(0, 0) is None, "it is back, after its turn"
 
 
+def test_a_turn_goes_to_another_worker_also_after_a_second_start():
+    """A resumed run starts twice: the second time from its checkpoint."""
+    store, nobody = StoreHandlers(SGD(), Clipping()), Group((), ())
+    found = Coordination(
+        ServersOptions(staleness="0", engine="own"),
+        Clipping(),
+        store,
+        num_workers=2,
+        stops_if_bad=True,
+        connect_others=lambda: nobody,
+    )
+    store.requests["init"]({"key": KEY}, [np.zeros(2, np.float32), np.zeros(2, bool)])
+    ask = {"stop_asked": False, "settled": 0}
+    for until in (0, 5):
+        found.start({"step": 0}, [np.zeros(0), np.zeros(0, bool)])
+        found.run_to({"until": until, "wanted": 0}, ())
+        if until == 0:
+            for worker in (0, 1):
+                found.connected(worker, worker)
+            found._presence.returned(0)
+            found.lost(0)
+    reply, _ = found.begin({"worker": 1, "connection": 1, **ask}, ())
+    assert reply.get("step") == 0
+
+
 class LeftAlone(StoreHandlers):
     """A store whose update needs a lost server."""
 
