@@ -600,6 +600,7 @@ class TestLost:
         members = [new_member(index) for index in range(2)]
         started = [serving_with_timeout(members[0], 60.0, Slow()), serving_with_timeout(members[1], 1.5)]
         with group(*members) as chief:
+            chief.ask_all("keys")
             chief.show_life(0.1)
             thoughts = chief.ask_in_turn(0, ({"ask": "think"}, ()), ({"ask": "think"}, ()))
             assert len(thoughts) == 2, "in 2.4 seconds"
