@@ -75,13 +75,13 @@ def _check_first_batch(task: Task, model: keras.Model, split: str, batch: Batch)
         _check_length(task, _length(batch))
     _check_parts(split, batch)
     few = tf.nest.map_structure(lambda tensor: tensor[:_NUM_EXAMPLES], batch)
-    came, taken = _described(few.features), _taken(model)
-    if taken is not None and came.replace("64", "32") == taken.replace("64", "32"):
-        problem = f"the model fails on the first batch of {split!r}, features {came}: correct the model, or give "
+    given, taken = _described(few.features), _taken(model)
+    if taken is not None and given.replace("64", "32") == taken.replace("64", "32"):
+        problem = f"the model fails on the first batch of {split!r}, features {given}: correct the model, or give "
         problem += "features that it accepts"
     else:
         takes = f", and the model takes {taken}" if taken else ""
-        problem = f"the first batch of {split!r} has features {came}{takes}: give features of the model's inputs"
+        problem = f"the first batch of {split!r} has features {given}{takes}: give features of the model's inputs"
     if _are_more(few.features, model):
         raise UserError(problem)
     outputs = _computed(lambda: _outputs(model, few.features), problem)

@@ -105,11 +105,15 @@ class Group:
 
     def ask_all(self, what: str, **fields) -> list[tuple[Message, list]]:
         """Every server's reply to the same request; raises as `ask`."""
-        return self.ask_each(what, {server: ({}, ()) for server in range(len(self.servers))}, **fields)
+        return self.ask_each(what, self._to_all(), **fields)
 
     def start_asking_all(self, what: str, **fields) -> Callable[[], list[tuple[Message, list]]]:
         """Sends a request to every server; returns a function that waits for the replies."""
-        return self._start_asking(what, {server: ({}, ()) for server in range(len(self.servers))}, **fields)
+        return self._start_asking(what, self._to_all(), **fields)
+
+    def _to_all(self) -> dict[int, Content]:
+        """A request to every server, without fields or arrays of its own."""
+        return {server: ({}, ()) for server in range(len(self.servers))}
 
     def ask_each(self, what: str, requests: Mapping[int, Content], **fields) -> list[tuple[Message, list]]:
         """The replies of some servers, each to its own request; all are sent before the first reply is read.
