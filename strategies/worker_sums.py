@@ -42,10 +42,10 @@ def summed_except_gradients(
       policy: one of `towers.batch_stats.POLICIES`.
     """
     changes = batch_stats.changes(state, own.new_state, own.weight, is_first=is_first, batch_stats=policy)
-    summed = sum_all([*changes, tf.cast(examples, tf.float32), *scalars_of(own)])
-    changes, (examples, *scalars) = summed[: len(changes)], summed[len(changes) :]
+    summed = sum_all([*changes.values(), tf.cast(examples, tf.float32), *scalars_of(own)])
+    of_all, (examples, *scalars) = summed[: len(changes)], summed[len(changes) :]
     result = with_scalars(own, scalars)
-    new_state = batch_stats.changed(state, changes, result.weight, policy)
+    new_state = batch_stats.changed(state, dict(zip(changes, of_all, strict=True)), result.weight, policy)
     return WorkerSums(result._replace(new_state=new_state), tf.cast(examples, tf.int32))
 
 

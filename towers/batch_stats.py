@@ -5,10 +5,11 @@ The same formula in every mode, whether the towers are in one process or in seve
     average        state + sum_i(w_i * (new_i - state)) / sum_i(w_i)     w_i: weight of tower i's examples
     first, synced  the state of tower 0
 
-A constant (frozen statistics, a Normalization layer) has only changes of 0, so it stays the same to the bit.
+State is a list with a tensor for each variable. New state has, by index, those that a tower's pass changes, the
+same for all towers: frozen weights, a Normalization layer and the like are not in it, and stay as they are.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
@@ -17,8 +18,7 @@ from towers.packing import joined, packs, parted
 
 # With 'synced' the towers exchange statistics inside the forward pass, so all return the same state.
 POLICIES = ("average", "first", "synced")
-# Statistics are small and many, so they are packed into vectors. Large variables (frozen weights) stay alone:
-# they gain nothing from a copy.
+# Statistics are small and many, so they are packed into vectors. Large variables gain nothing from a copy.
 _PACK_BYTES = 1 << 16
 
 
@@ -29,18 +29,21 @@ def check_batch_stats(name: str) -> None:
 
 
 def combined(
-    old: Sequence[tf.Tensor], new: Sequence[Sequence[tf.Tensor]], weights: Sequence[tf.Tensor], batch_stats: str
-) -> list[tf.Tensor]:
-    """The state after the passes of all towers of one process; exactly `old` where no tower changed it.
+    old: Sequence[tf.Tensor],
+    new: Sequence[Mapping[int, tf.Tensor]],
+    weights: Sequence[tf.Tensor],
+    batch_stats: str,
+) -> dict[int, tf.Tensor]:
+    """The new state after the passes of all towers of one process.
 
     Args:
       old: the state before.
-      new: each tower's state, in the same order.
+      new: each tower's new state.
       weights: float32 scalars, the weight of each tower's examples.
       batch_stats: one of POLICIES.
     """
-    found = list(new[0])
-    averaged = [index for index, by_weight in enumerate(_averaged(old, batch_stats)) if by_weight]
+    found = dict(new[0])
+    averaged = [index for index in found if _is_averaged(old[index], batch_stats)]
     for dtype in dict.fromkeys(old[index].dtype for index in averaged):
         indices = [index for index in averaged if old[index].dtype == dtype]
         sizes = [old[index].shape.num_elements() * dtype.size for index in indices]
@@ -56,47 +59,48 @@ def combined(
 
 def _combined_vector(old, new, weights):
     per_tower = [
-        changes([old], [of_tower], weight, is_first=False, batch_stats="average")
+        changes([old], {0: of_tower}, weight, is_first=False, batch_stats="average")[0]
         for of_tower, weight in zip(new, weights, strict=True)
     ]
     # Weights are summed in the state's precision: a float32 sum would be less exact than a float64 state.
     total = tf.add_n([tf.cast(weight, old.dtype) for weight in weights])
-    (value,) = changed([old], [tf.add_n([change for (change,) in per_tower])], total, batch_stats="average")
-    return value
+    return changed([old], {0: tf.add_n(per_tower)}, total, batch_stats="average")[0]
 
 
 def changes(
     old: Sequence[tf.Tensor],
-    new: Sequence[tf.Tensor],
+    new: Mapping[int, tf.Tensor],
     weight: tf.Tensor,
     *,
     is_first: tf.Tensor | bool,
     batch_stats: str,
-) -> list[tf.Tensor]:
+) -> dict[int, tf.Tensor]:
     """What one tower, replica or process adds to the sum that `changed` takes.
 
     Args:
       old: the state before, the same everywhere.
-      new: this tower's, replica's or process's state.
+      new: this tower's, replica's or process's new state.
       weight: float32 scalar, the weight of its examples.
       is_first: whether it is, or contains, tower 0.
       batch_stats: one of POLICIES.
     """
-    return [
-        _change(before, after) * tf.cast(weight if by_weight else is_first, before.dtype)
-        for before, after, by_weight in zip(old, new, _averaged(old, batch_stats), strict=True)
-    ]
+    found = {}
+    for index, after in new.items():
+        before = old[index]
+        factor = weight if _is_averaged(before, batch_stats) else is_first
+        found[index] = _change(before, after) * tf.cast(factor, before.dtype)
+    return found
 
 
 def _change(before: tf.Tensor, after: tf.Tensor) -> tf.Tensor:
-    # Infinity minus infinity, in a mask that is a frozen weight, would be NaN.
+    # Infinity that stays infinite: minus itself it would be NaN.
     return tf.where(tf.equal(after, before), tf.zeros_like(before), after - before)
 
 
 def changed(
-    old: Sequence[tf.Tensor], summed: Sequence[tf.Tensor], weight: tf.Tensor, batch_stats: str
-) -> list[tf.Tensor]:
-    """The state after the passes of all towers.
+    old: Sequence[tf.Tensor], summed: Mapping[int, tf.Tensor], weight: tf.Tensor, batch_stats: str
+) -> dict[int, tf.Tensor]:
+    """The new state after the passes of all towers.
 
     Args:
       old: the state before.
@@ -104,10 +108,16 @@ def changed(
       weight: scalar, the sum of all weights. If it is 0, only stand-ins were computed: the state is unchanged.
       batch_stats: one of POLICIES.
     """
-    return [
-        before + (_quotient(change, weight) if by_weight else _if_any(change, weight))
-        for before, change, by_weight in zip(old, summed, _averaged(old, batch_stats), strict=True)
-    ]
+    found = {}
+    for index, change in summed.items():
+        of_all = _quotient if _is_averaged(old[index], batch_stats) else _if_any
+        found[index] = old[index] + of_all(change, weight)
+    return found
+
+
+def after(old: Sequence[tf.Tensor], new: Mapping[int, tf.Tensor]) -> list[tf.Tensor]:
+    """All state, from the state before and the new state."""
+    return [new.get(index, before) for index, before in enumerate(old)]
 
 
 def _quotient(change: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
@@ -119,6 +129,6 @@ def _if_any(change: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
     return change * tf.cast(tf.sign(weight), change.dtype)
 
 
-def _averaged(state: Sequence[tf.Tensor], batch_stats: str) -> list[bool]:
-    """Which variables are averaged by weight. Integers have no average: they are tower 0's."""
-    return [batch_stats == "average" and value.dtype.is_floating for value in state]
+def _is_averaged(value: tf.Tensor, batch_stats: str) -> bool:
+    """Whether a variable is averaged by weight. Integers have no average: they are tower 0's."""
+    return batch_stats == "average" and value.dtype.is_floating

@@ -13,7 +13,7 @@ W_t = sum_m(w[t, m]), whose sum is W. So tower t takes, with n microbatches of W
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -33,23 +33,24 @@ class Microbatches(NamedTuple):
 
 def after_all(
     old: Sequence[tf.Tensor],
-    new: Sequence[tf.Tensor],
+    new: Mapping[int, tf.Tensor],
     own: Microbatches,
     totals: tf.Tensor,
     decays: Sequence[float | None],
     *,
     by_weight: bool,
-) -> list[tf.Tensor]:
-    """A tower's state after all microbatches, of which the average over the towers is one device's.
+) -> dict[int, tf.Tensor]:
+    """A tower's new state after all microbatches, of which the average over the towers is one device's.
 
     Args:
-      old, new: the state before and after, one tensor for each variable.
+      old: the state before, one tensor for each variable.
+      new: the new state, by index.
       own: of this tower.
       totals: float32 [microbatches], the sums of all towers' weights.
       decays: of each variable; None for one that is no moving statistic, which stays `new`.
       by_weight: whether towers are averaged by weight; otherwise one tower's state counts.
     """
-    found, added = list(new), iter(own.added)
+    found, added = dict(new), iter(own.added)
     weights, totals = tf.cast(own.weights, tf.float64), tf.cast(totals, tf.float64)
     is_used = tf.sign(totals)
     left = tf.cumsum(is_used, exclusive=True, reverse=True)

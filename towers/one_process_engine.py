@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import keras
 import tensorflow as tf
 
+from towers import batch_stats
 from towers.devices import HOST
 from towers.engine import Engine
 from towers.input.placed_batch import examples_of, parts_of
@@ -150,9 +151,10 @@ class OneProcessEngine(Engine):
         return self._sums_of(batch, 0, parameters, state)
 
     def more_sums(self, batch, microbatch_index, sums):
-        parameters, _ = self._read(batch)
+        parameters, state = self._read(batch)
         # The state after the microbatches before this one is in the sums, not yet in the variables.
-        result = self._sums_of(batch, microbatch_index, parameters, sums.new_state)
+        state = batch_stats.after(state, sums.new_state)
+        result = self._sums_of(batch, microbatch_index, parameters, state)
         with tf.device(self.devices.parameters):
             return add_to(sums, result, self.placement.owners.add)
 

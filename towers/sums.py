@@ -26,7 +26,7 @@ def add_evaluations(per_tower: Sequence[EvaluationResult]) -> EvaluationResult:
 
 
 def add_results(
-    results: Sequence[TowerResult], sum_gradients: Callable, *, new_state: Sequence[tf.Tensor]
+    results: Sequence[TowerResult], sum_gradients: Callable, *, new_state: Mapping[int, tf.Tensor]
 ) -> TowerResult:
     """The sums of several results.
 
@@ -39,7 +39,7 @@ def add_results(
         tf.add_n([result.loss_sum for result in results]),
         tf.add_n([result.weight for result in results]),
         sum_gradients([result.gradients for result in results]),
-        list(new_state),
+        dict(new_state),
         add_metrics([result.metric_sums for result in results]),
     )
 

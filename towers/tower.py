@@ -37,7 +37,8 @@ class TowerResult(NamedTuple):
       weight: float32 scalar, number of examples (or valid tokens) in the sum; 0 for an idle tower.
       gradients: of gain * loss_sum, one tensor or IndexedSlices for each parameter; a list of some part of it if
         other processes have the rest (`towers.gathering.gathered_once`).
-      new_state: one tensor for each state variable.
+      new_state: by index in the model's state, the variables that the pass changes. It leaves the others, such as
+        frozen weights, as they are; nothing is computed or sent for these.
       metric_sums: undivided metrics by name.
       microbatches: of a tower that computes several in one call; () for other towers, and for sums.
     """
@@ -45,7 +46,7 @@ class TowerResult(NamedTuple):
     loss_sum: tf.Tensor
     weight: tf.Tensor
     gradients: list[tf.Tensor | tf.IndexedSlices]
-    new_state: list[tf.Tensor]
+    new_state: Mapping[int, tf.Tensor]
     metric_sums: Mapping[str, WeightedValue]
     microbatches: Microbatches | tuple[()] = ()
 
@@ -249,8 +250,8 @@ def run_model(
     exchange=None,
     weight=None,
     around_call=None,
-) -> tuple[Any, list, list]:
-    """The model's outputs, its regularisation losses, and the new values of `state`.
+) -> tuple[Any, list, dict[int, tf.Tensor]]:
+    """The model's outputs, its regularisation losses, and by index the new values of `state` that it changes.
 
     `around_call` is a context manager that is entered after the kernels are in place; None for none. Keras's own
     `stateless_call` would skip what `Layer.__call__` does: masks, casts, the `training` argument.
@@ -259,10 +260,16 @@ def run_model(
       UserError: a layer assigns what it can't, see `TowerScope`.
     """
     with TowerScope(mapping) as scope:
+        before = [scope.get_current_value(variable) for variable in state]
         with kernels.in_place(model, exchange, weight), around_call or contextlib.nullcontext():
             outputs = model(batch.features, training=training)
         losses = list(model.losses)
-        new_state = [tf.convert_to_tensor(scope.get_current_value(variable)) for variable in state]
+        after = [scope.get_current_value(variable) for variable in state]
+    new_state = {
+        index: tf.convert_to_tensor(new)
+        for index, (old, new) in enumerate(zip(before, after, strict=True))
+        if new is not old
+    }
     return outputs, losses, new_state
 
 

@@ -7,7 +7,7 @@ r"""The passes of this process's towers over a (micro)batch, and their sums.
                          sums                                where the parameters live
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -145,19 +145,20 @@ class TowerPasses:
         (totals,) = self._sum_all([weights])
         decays, by_weight = self._towers[0].decays, self._options.batch_stats == "average"
 
-        def state_of(result: TowerResult) -> list[tf.Tensor]:
+        def state_of(result: TowerResult) -> dict[int, tf.Tensor]:
             own = result.microbatches
             return moving_averages.after_all(old, result.new_state, own, totals, decays, by_weight=by_weight)
 
         return [result._replace(new_state=state_of(result)) for result in results]
 
-    def _new_states(self, results: Sequence[TowerResult]) -> list[Sequence[tf.Tensor]]:
+    def _new_states(self, results: Sequence[TowerResult]) -> list[Mapping[int, tf.Tensor]]:
         """Each tower's new state, sent in packs to where the states are combined."""
-        home = self._devices.parameters
-        return [
-            self._copies.moved(result.new_state, device, [home] * len(result.new_state))
-            for device, result in zip(self._devices.towers, results, strict=True)
-        ]
+        home, found = self._devices.parameters, []
+        for device, result in zip(self._devices.towers, results, strict=True):
+            values = list(result.new_state.values())
+            moved = self._copies.moved(values, device, [home] * len(values))
+            found.append(dict(zip(result.new_state, moved, strict=True)))
+        return found
 
     def _given(self, batch, microbatch_index, tower: int, step) -> tuple:
         """(part, seed, activity) of a tower, or a tuple of each for its microbatches."""

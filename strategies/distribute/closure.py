@@ -131,7 +131,7 @@ class StepClosure:
             micro = microbatch(batch, index, count)
 
             def more(sums=sums, micro=micro, index=index):
-                return self._graph.more_sums(parameters, rows, number, 0, micro, index, sums)
+                return self._graph.more_sums(parameters, rows, state, number, 0, micro, index, sums)
 
             # A last batch with fewer examples than microbatches leaves some empty: kernels fail on empty tensors.
             sums = tf.cond(batch_length(micro) > 0, more, lambda sums=sums: sums)

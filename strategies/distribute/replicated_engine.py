@@ -17,6 +17,7 @@ from strategies.busy_time import BusyTime
 from strategies.distribute.replica_exchange import ReplicaExchange
 from strategies.distribute.replicated_placement import ReplicatedPlacement
 from strategies.worker_sums import WorkerSums, added, summed_except_gradients
+from towers import batch_stats
 from towers.devices import HOST
 from towers.engine import Engine
 from towers.input.placed_batch import examples_of, parts_of
@@ -80,8 +81,9 @@ class ReplicatedEngine(Engine):
 
     def more_sums(self, batch, microbatch_index, sums):
         def replica(batch, sums):
-            parameters, _ = self.placement.read()
-            own = self._replica_sums(batch, microbatch_index, parameters, sums.towers.new_state)
+            parameters, state = self.placement.read()
+            state = batch_stats.after(state, sums.towers.new_state)
+            own = self._replica_sums(batch, microbatch_index, parameters, state)
             return added(sums, own)
 
         return self._strategy.run(replica, args=(batch, sums))

@@ -42,8 +42,9 @@ class ReplicatedPlacement:
                 slots = {slot: by_name[name] for slot, by_name in self.slots.items()}
                 arguments = (name, slots, mean, rule, rate, update, flag, masked)
                 strategy.extended.update(variable, self._update_one, args=arguments, group=False)
-            for variable, value in zip(self.state.values(), new_state, strict=True):
-                strategy.extended.update(variable, _assign, args=(value, flag, masked), group=False)
+            state = list(self.state.values())
+            for index, value in new_state.items():
+                strategy.extended.update(state[index], _assign, args=(value, flag, masked), group=False)
 
         # The same on all replicas, because they computed it from the same sums.
         of_first = strategy.experimental_local_results(flag)[0]

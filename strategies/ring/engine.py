@@ -19,6 +19,7 @@ import tensorflow as tf
 from strategies.busy_time import BusyTime
 from strategies.ring.collectives import WorkerExchange
 from strategies.worker_sums import WorkerSums, added, summed_except_gradients
+from towers import batch_stats
 from towers.engine import Engine
 from towers.input.placed_batch import examples_of, parts_of
 from towers.input.tower_parts import TowerParts
@@ -81,8 +82,9 @@ class RingEngine(Engine):
         return self._sums_of(batch, 0, parameters, state)
 
     def more_sums(self, batch, microbatch_index, sums):
-        parameters, _ = self.placement.read()
-        own = self._sums_of(batch, microbatch_index, parameters, sums.towers.new_state)
+        parameters, state = self.placement.read()
+        state = batch_stats.after(state, sums.towers.new_state)
+        own = self._sums_of(batch, microbatch_index, parameters, state)
         with tf.device(self.devices.parameters):
             return added(sums, own, self.placement.owners.add)
 

@@ -235,7 +235,7 @@ class SpreadGroups:
 
     def update(self, is_allowed, means, new_state, *, rule, rate, update):
         for one, own in zip(self._of_devices, self.owners.by_device(means), strict=True):
-            of_device = new_state if one.state else []
+            of_device = new_state if one.state else {}
             one.update(is_allowed, own, of_device, rule=rule, rate=rate, update=update)
 
     def finish(self, is_last, *, rule, updates):

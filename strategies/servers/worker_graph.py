@@ -1,7 +1,7 @@
 """The graph of a worker's step: a vector and rows of tables in, their gradients out. It owns no variable."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import keras
@@ -155,10 +155,11 @@ class WorkerGraph:
         """The sums over microbatch 0; arguments as for `whole`."""
         return self._sums_of(batch, 0, self._parameters_in(vector, rows), self._state_in(state), step, part)
 
-    def more_sums(self, vector, rows, step, part, batch, microbatch_index, sums) -> TowerResult:
+    def more_sums(self, vector, rows, state, step, part, batch, microbatch_index, sums) -> TowerResult:
         """`sums` plus those over another microbatch."""
         parameters = self._parameters_in(vector, rows)
-        own = self._sums_of(batch, microbatch_index, parameters, sums.new_state, step, part)
+        state = batch_stats.after(self._state_in(state), sums.new_state)
+        own = self._sums_of(batch, microbatch_index, parameters, state, step, part)
         with tf.device(self._devices.parameters):
             return add_to(sums, own, gradients.add_each)
 
@@ -185,7 +186,7 @@ class WorkerGraph:
                 )
             else:
                 found = mean.gradients
-                changes = [new - before for new, before in zip(sums.new_state, old, strict=True)]
+                changes = {index: new - old[index] for index, new in sums.new_state.items()}
             dense, rows = self._divided(found)
             reported = {"loss": (sums.loss_sum, sums.weight), **sums.metric_sums}
             self.reported = list(reported)
@@ -193,7 +194,7 @@ class WorkerGraph:
             return Outputs(
                 dense,
                 rows,
-                _joined([tf.cast(change, tf.float64) for change in changes], tf.float64),
+                self._state_vector(changes),
                 tf.stack([tf.cast(number, tf.float64) for number in numbers]),
             )
 
@@ -223,6 +224,16 @@ class WorkerGraph:
             for table, of_matrix in zip(layout.tables, rows, strict=True):
                 found |= table.by_table(of_matrix)
             return [found[name] for name in layout.names]
+
+    def _state_vector(self, changes: Mapping[int, tf.Tensor]) -> tf.Tensor:
+        """float64 [all state]: the changes, by index, and zeros for what does not change."""
+        return _joined(
+            [
+                tf.cast(changes[index], tf.float64) if index in changes else tf.zeros(shape, tf.float64)
+                for index, shape in enumerate(self._state_shapes)
+            ],
+            tf.float64,
+        )
 
     def _state_in(self, state):
         if not self._state_shapes:

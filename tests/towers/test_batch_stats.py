@@ -13,8 +13,12 @@ NEW = [tf.constant([2.0, 2.0]), tf.constant([5.0, 0.0]), tf.constant([100.0, 100
 
 def average(old, new, weights_of_towers):
     """The average of states that are one tensor each."""
-    (found,) = batch_stats.combined([old], [[value] for value in new], weights_of_towers, "average")
-    return found
+    return batch_stats.combined([old], by_index([value] for value in new), weights_of_towers, "average")[0]
+
+
+def by_index(states) -> list[dict]:
+    """New states from states in which everything changes."""
+    return [dict(enumerate(state)) for state in states]
 
 
 def weights(*values):
@@ -60,9 +64,9 @@ def test_tensors_of_all_kinds_at_once():
     def state():
         return [tf.constant(draw.normal(size=s) * 9, kind) for s, kind in zip(shapes, kinds, strict=True)]
 
-    old, new = state(), [state(), state()]
+    old, new = state(), by_index([state(), state()])
     found = batch_stats.combined(old, new, weights(2, 1), "average")
-    for index, (value, kind) in enumerate(zip(found, kinds, strict=True)):
+    for index, (value, kind) in enumerate(zip(found.values(), kinds, strict=True)):
         one, other = (np.asarray(of_one[index]) for of_one in new)
         assert value.dtype == kind and value.shape == shapes[index]
         expected = one if kind == "int64" else (2 * one + other) / 3
@@ -71,23 +75,33 @@ def test_tensors_of_all_kinds_at_once():
 
 @pytest.mark.parametrize("name", ["first", "synced"])
 def test_first_and_synced_take_the_first_towers_state(name):
-    found = batch_stats.combined([OLD], [[value] for value in NEW], weights(1, 5, 5), name)
-    np.testing.assert_array_equal(found, [NEW[0]])
+    found = batch_stats.combined([OLD], by_index([value] for value in NEW), weights(1, 5, 5), name)
+    np.testing.assert_array_equal(found[0], NEW[0])
 
 
 @pytest.mark.parametrize("name", batch_stats.POLICIES)
 def test_changes_summed_over_processes_give_the_same(name):
     """Summing `changes` over processes gives the same state as `combined` in one process."""
     own = weights(1, 5, 2)
-    old, new = [OLD, tf.constant(7)], [[value, tf.constant(index)] for index, value in enumerate(NEW)]
+    old = [OLD, tf.constant(7)]
+    new = by_index([value, tf.constant(index)] for index, value in enumerate(NEW))
     sent = [
         batch_stats.changes(old, mine, weight, is_first=index == 0, batch_stats=name)
         for index, (mine, weight) in enumerate(zip(new, own, strict=True))
     ]
-    summed = [tf.add_n(of_one) for of_one in zip(*sent, strict=True)]
+    summed = {index: tf.add_n([of_one[index] for of_one in sent]) for index in range(2)}
     found = batch_stats.changed(old, summed, tf.add_n(own), name)
-    for one, other in zip(found, batch_stats.combined(old, new, own, name), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-6)
+    expected = batch_stats.combined(old, new, own, name)
+    for index in range(2):
+        np.testing.assert_allclose(found[index], expected[index], rtol=1e-6)
+
+
+def test_what_no_tower_changes_is_in_no_new_state():
+    old = [tf.constant(3.0), OLD]
+    found = batch_stats.combined(old, [{1: NEW[0]}, {1: NEW[1]}], weights(1, 1), "average")
+    assert list(found) == [1]
+    assert batch_stats.after(old, found)[0] is old[0]
+    np.testing.assert_allclose(batch_stats.after(old, found)[1], [3.5, 1.0])
 
 
 def test_an_unknown_name():

@@ -20,8 +20,8 @@ def averaged_after_each(old, added, policy: str):
     """One device: the towers' states become one after each microbatch."""
     for index, weights in enumerate(WEIGHTS.T):
         if weights.any():
-            new = [[DECAY * old + of_tower[index]] for of_tower in added]
-            (old,) = batch_stats.combined([old], new, list(map(tf.constant, weights)), policy)
+            new = [{0: DECAY * old + of_tower[index]} for of_tower in added]
+            old = batch_stats.combined([old], new, list(map(tf.constant, weights)), policy)[0]
     return old
 
 
@@ -30,16 +30,16 @@ def test_the_states_after_all_microbatches_are_those_of_an_average_after_each(po
     old, added = tf.constant(state(7)), state(*WEIGHTS.shape, 7)
     totals = WEIGHTS.sum(0)
     found = [
-        after_all([old], [old], Microbatches(own, [of_tower]), totals, [DECAY], by_weight=policy == "average")
+        after_all([old], {0: old}, Microbatches(own, [of_tower]), totals, [DECAY], by_weight=policy == "average")
         for own, of_tower in zip(WEIGHTS, added, strict=True)
     ]
-    (found,) = batch_stats.combined([old], found, list(map(tf.constant, WEIGHTS.sum(1))), policy)
-    np.testing.assert_allclose(found, averaged_after_each(old, added, policy), rtol=1e-12)
+    found = batch_stats.combined([old], found, list(map(tf.constant, WEIGHTS.sum(1))), policy)
+    np.testing.assert_allclose(found[0], averaged_after_each(old, added, policy), rtol=1e-12)
 
 
 def test_other_state_stays_the_towers():
-    old, new, added = [[tf.constant(state(3) + index)] for index in range(3)]
+    old, new = tf.constant(state(3)), tf.constant(state(3) + 1)
     own = Microbatches(WEIGHTS[0], [state(5, 3)])
-    other, moving = after_all(old + old, new + new, own, WEIGHTS.sum(0), [None, 0.5], by_weight=True)
-    assert other is new[0]
-    assert not np.allclose(moving, new[0])
+    found = after_all([old, old, old], {0: new, 1: new}, own, WEIGHTS.sum(0), [None, 0.5, None], by_weight=True)
+    assert list(found) == [0, 1] and found[0] is new
+    assert not np.allclose(found[1], new)

@@ -237,6 +237,19 @@ def test_frozen_layers_stay_bit_for_bit():
         np.testing.assert_array_equal(variable.numpy(), before[name])
 
 
+def test_new_state_is_only_what_a_pass_changes():
+    """Frozen weights may be large: each step would average them over the towers, and send them around a ring."""
+    frozen = layers.Dense(8, trainable=False, name="frozen")
+    norms = layers.BatchNormalization(name="norm"), layers.BatchNormalization(trainable=False)
+    model = stacked((4,), frozen, *norms, layers.Dense(NUM_CLASSES))
+    tower = TowerFunction(TinyTask(build=lambda: model, examples=vectors(5)), model)
+    variables = tower.variables
+    values = ([tf.convert_to_tensor(one) for one in kind] for kind in (variables.parameters, variables.state))
+    result = tower(*values, Batch(*map(tf.constant, vectors(5)[:2])), tf.zeros([2], tf.int32), tf.constant(1.0))
+    changed = {variables.state[index].path for index in result.new_state}
+    assert len(variables.state) == 8 and changed == {"norm/moving_mean", "norm/moving_variance"}
+
+
 # --- dropout
 
 WIDTH = 64

@@ -52,7 +52,7 @@ class Placement(Protocol):
         self,
         is_allowed: Permission,
         means: Sequence[gradients.Gradient],
-        new_state: Sequence[tf.Tensor],
+        new_state: Mapping[int, tf.Tensor],
         *,
         rule: UpdateRule,
         rate: tf.Tensor,
@@ -63,7 +63,7 @@ class Placement(Protocol):
         Args:
           is_allowed: whether to do it.
           means: mean gradients, one for each part that an owner has: for each parameter, or each slice.
-          new_state: one tensor for each variable of the state.
+          new_state: by index in the state, the variables that change.
           rule: computes the update.
           rate: float32 scalar, learning rate.
           update: int64 scalar, number of updates before this one.
@@ -169,10 +169,11 @@ def constraints_of(variables: ModelVariables) -> dict[str, object]:
     return {name: constraint for name, constraint in found.items() if constraint is not None}
 
 
-def set_state(state: Mapping[str, tf.Variable], values: Sequence[tf.Tensor], is_allowed: Permission) -> None:
-    """Assigns a value to each variable of the state."""
-    for variable, value in zip(state.values(), values, strict=True):
-        is_allowed.assign(variable, value)
+def set_state(state: Mapping[str, tf.Variable], new: Mapping[int, tf.Tensor], is_allowed: Permission) -> None:
+    """Assigns the new values, by index, to variables of the state."""
+    variables = list(state.values())
+    for index, value in new.items():
+        is_allowed.assign(variables[index], value)
 
 
 def apply_rule(rule, parameters, slots, constraints, means, rate, update, is_allowed: Permission) -> None:

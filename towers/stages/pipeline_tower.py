@@ -157,7 +157,7 @@ class _TrainingRun:
         self._state = list(state)
         # By index of a moving statistic, and by microbatch, its value before and after.
         self._moving = {index: {} for index, decay in enumerate(passes.decays) if decay is not None}
-        self._new_state = self._trace.results_of("new_state")
+        self._new_state = self._trace.new_state_names()
         self._state_homes = [passes.stages.stages_of(variable)[0] for variable in passes.variables.state]
         self._gradients = self._trace.gradient_names()
         # Of each reading the sum of its dense gradients so far.
@@ -203,7 +203,7 @@ class _TrainingRun:
 
     def _pass_state_on(self, outputs: Sequence[str], microbatch: int) -> None:
         values, is_active = self._values[microbatch], self._gains[microbatch] > 0
-        for index, name in enumerate(self._new_state):
+        for index, name in self._new_state.items():
             if name in outputs:
                 with tf.device(self._devices[self._state_homes[index]]):
                     before, after = self._state[index], tf.where(is_active, values[name], self._state[index])
@@ -232,7 +232,7 @@ class _TrainingRun:
                 tf.add_n([of_one.loss_sum for of_one in scalars]),
                 tf.add_n([of_one.weight for of_one in scalars]),
                 found,
-                self._state,
+                {index: self._state[index] for index in self._new_state},
                 sums.add_metrics([of_one.metric_sums for of_one in scalars]),
                 Microbatches(tf.stack([of_one.weight for of_one in scalars]), self._added()),
             )

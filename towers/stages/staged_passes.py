@@ -128,13 +128,12 @@ class StagedPasses:
 
     def _check_state(self, found: StagedTrace) -> None:
         """A microbatch passes the state on to the next one in the stage that has it."""
-        for variable, before, after in zip(
-            self.variables.state, found.state, found.results_of("new_state"), strict=True
-        ):
+        for index, after in found.new_state_names().items():
+            path, before = self.variables.state[index].path, found.state[index]
             pieces = [piece for piece in found.pieces.values() if before in piece.inputs or after in piece.outputs]
-            if before != after and len({piece.place.stage for piece in pieces}) > 1:
+            if len({piece.place.stage for piece in pieces}) > 1:
                 raise UserError(
-                    f"{variable.path} changes in several stages, because its layer is called in each of them: "
+                    f"{path} changes in several stages, because its layer is called in each of them: "
                     "cut the model so that one stage has all calls (balance), or use a layer for each call"
                 )
 

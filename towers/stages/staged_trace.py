@@ -78,6 +78,10 @@ class StagedTrace:
             begin += count
         raise AssertionError(f"no field {field}")
 
+    def new_state_names(self) -> dict[int, str]:
+        """For each variable of the state that changes, by index, the name of its new value."""
+        return dict(zip(sorted(self.structure.new_state), self.results_of("new_state"), strict=True))
+
     def gradient_names(self) -> dict[int, list[str]]:
         """For each reading that has a gradient the names of its tensors: one, or those of IndexedSlices."""
         names, found = iter(self.results_of("gradients")), {}

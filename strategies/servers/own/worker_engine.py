@@ -119,5 +119,5 @@ class WorkerEngine:
             # Some microbatches of a short batch are empty. Workers that share batches take them all the same:
             # a microbatch that is empty here may not be empty elsewhere.
             if self._sends_sums or int(batch_length(batch)) > 0:
-                sums = self._more_function(vector, rows, step, part, batch, tf.constant(index), sums)
+                sums = self._more_function(vector, rows, state, step, part, batch, tf.constant(index), sums)
         return self._outputs_function(state, part, sums)

@@ -12,6 +12,7 @@ from keras import layers
 from tests.tiers import first_quick
 from tests.towers.tiny_tasks import stacked
 from tests.towers.user_errors import refused
+from towers import batch_stats
 from towers.exchange import TowerExchange
 from towers.layers import compiled_batch_norm
 from towers.layers.batch_norm import batch_norm_layers, num_fused
@@ -89,7 +90,7 @@ def model_pass(model, inputs, upstream, *, training=True, kernels=FUSED, exchang
         )
         objective = tf.reduce_sum(tf.cast(outputs, upstream.dtype) * upstream)
     of_inputs, of_parameters = tape.gradient(objective, (inputs, parameters))
-    return outputs, of_inputs, of_parameters, new_state
+    return outputs, of_inputs, of_parameters, batch_stats.after(state, new_state)
 
 
 def as_pass(tensors) -> Pass:
@@ -157,7 +158,7 @@ def test_features_that_are_integers(kernels, exchange):
     state = model.non_trainable_variables
     passed = functools.partial(run_model, model, mapping, state, _Features([pixels]), True)
     found, expected = passed(kernels, exchange, tf.constant(1.0)), passed(KERAS)
-    for ours, theirs in zip([found[0], *found[2]], [expected[0], *expected[2]], strict=True):
+    for ours, theirs in zip([found[0], *found[2].values()], [expected[0], *expected[2].values()], strict=True):
         assert ours.dtype == tf.float32
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
 
