@@ -1,5 +1,7 @@
 """The tasks of the rows: a network on 8x8x3 images and two tags, with and without batch norm; a transformer.
 
+The network has a frozen layer, which no mode may change, and whose inputs have gradients.
+
 An epoch's last batch is short. The tags name rows of two embedding tables, so every mode sums sparse gradients.
 The transformer's loss is per token of texts of several lengths, and its table of tokens is read in two ways.
 
@@ -93,6 +95,7 @@ class SmallImages(_InBatches):
         for name, rows, ids in (("tags", NUM_TAGS, tags), ("kinds", NUM_KINDS, tags % NUM_KINDS)):
             found = layers.Embedding(rows, 3, name=f"table_of_{name}")(ids)
             flat.append(layers.Flatten(name=f"flatten_{name}")(found))
+        flat[-1] = layers.Dense(8, "tanh", use_bias=False, trainable=False, name="frozen")(flat[-1])
         outputs = layers.Dense(NUM_CLASSES, name="logits")(layers.Concatenate(name="all")(flat))
         return keras.Model({"image": image, "tags": tags}, outputs)
 
