@@ -28,7 +28,7 @@ class Slices(NamedTuple):
 
 
 class Copies(NamedTuple):
-    """A parameter's value with a copy for each tower, on that tower's device.
+    """A value of a parameter or of state with a copy for each tower, on that tower's device.
 
     Attributes:
       of_towers: for each tower a tensor, or `Slices`.
@@ -37,9 +37,9 @@ class Copies(NamedTuple):
     of_towers: Sequence[tf.Tensor | Slices]
 
 
-def at_tower(parameters: Sequence, tower: int) -> list:
-    """The values of the parameters that a tower reads: its own copies where there are copies."""
-    return [value.of_towers[tower] if isinstance(value, Copies) else value for value in parameters]
+def at_tower(values: Sequence, tower: int) -> list:
+    """The values that a tower reads: its own copies where there are copies."""
+    return [value.of_towers[tower] if isinstance(value, Copies) else value for value in values]
 
 
 def whole(value):

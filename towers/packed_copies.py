@@ -80,16 +80,17 @@ class PackedCopies:
         return [by_device[target] for by_device, target in zip(sent, targets, strict=True)]
 
     def for_towers(self, values: Sequence[Value], homes: Sequence[str], towers: Sequence[str]) -> list[Value]:
-        """The values that towers read, as `Copies` on their devices.
+        """The values that towers read, as `Copies` on their devices; those that are `Copies` already stay.
 
         Args:
-          values: as `towers.parameters.placement.Placement.read` returns them, without `Copies`.
+          values: as `towers.parameters.placement.Placement.read` returns them.
           homes: the device of each value, or of each part of `Slices`.
           towers: the device of each tower.
         """
         parts = [list(value.parts) if isinstance(value, Slices) else [value] for value in values]
         flat = [part for of_value in parts for part in of_value]
-        sent = iter(self.sent(flat, homes, [towers] * len(flat)))
+        away = [[] if isinstance(part, Copies) else towers for part in flat]
+        sent = iter(self.sent(flat, homes, away))
         return [_as_read(value, sent, towers) for value in values]
 
 
@@ -103,6 +104,9 @@ def _can_be_packed(value) -> bool:
 
 def _as_read(value: Value, sent: Iterator[dict[str, tf.Tensor]], towers: Sequence[str]) -> Copies:
     """A value with a copy for each tower, from what was sent of it and the values after it."""
+    if isinstance(value, Copies):
+        next(sent)
+        return value
     if not isinstance(value, Slices):
         of_value = next(sent)
         return Copies([of_value[tower] for tower in towers])

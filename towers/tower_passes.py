@@ -16,7 +16,7 @@ from towers import batch_stats, moving_averages, sums
 from towers.devices import HOST, Devices
 from towers.input.tower_parts import TowerParts
 from towers.options import StepOptions
-from towers.owners import CURRENT_DEVICE, Owners, at_tower
+from towers.owners import CURRENT_DEVICE, Copies, Owners, at_tower
 from towers.packed_copies import UNPACKED, PackedCopies
 from towers.per_tower import for_each_tower, of_tower
 from towers.task import Batch
@@ -65,7 +65,7 @@ class TowerPasses:
         batch: Batch | tuple[Batch, ...],
         microbatch_index: int | tf.Tensor,
         parameters: Sequence[tf.Tensor],
-        state: Sequence[tf.Tensor],
+        state: Sequence[tf.Tensor | Copies],
         *,
         step: tf.Tensor,
         loss_scale: tf.Tensor,
@@ -75,7 +75,7 @@ class TowerPasses:
         Args:
           batch: the (micro)batch of this process; a tuple as in `__init__`.
           microbatch_index: which microbatch of the step it is.
-          parameters, state: one tensor for each variable; parameters may be `Slices` or `Copies`.
+          parameters, state: a value for each variable, as `towers.parameters.placement.Placement.read` gives them.
           step: int64 scalar, for random seeds.
           loss_scale: float32 scalar, multiplies the loss before differentiation.
         """
@@ -92,9 +92,10 @@ class TowerPasses:
             with tf.device(device), tf.name_scope(EXCHANGE_SCOPE):
                 results.append(result._replace(gradients=self._owners.cut(result.gradients)))
         with tf.device(self._devices.parameters), tf.name_scope(EXCHANGE_SCOPE):
-            results = self._with_moving_averages(state, results)
+            old = at_tower(state, 0)
+            results = self._with_moving_averages(old, results)
             new_state = batch_stats.combined(
-                state,
+                old,
                 self._new_states(results),
                 [result.weight for result in results],
                 self._options.batch_stats,
@@ -105,7 +106,7 @@ class TowerPasses:
         self,
         passes: Sequence[Callable],
         parameters: Sequence,
-        state: Sequence[tf.Tensor],
+        state: Sequence[tf.Tensor | Copies],
         given_to: Callable[[int, str], tuple],
     ) -> Iterator[tuple[str, NamedTuple]]:
         """(first device, result) of each tower.
@@ -130,7 +131,7 @@ class TowerPasses:
                 found = passes[tower](at_tower(parameters, tower), at_tower(states, tower), *given)
             yield device, found
 
-    def _sent(self, parameters: Sequence, state: Sequence[tf.Tensor]) -> tuple[Sequence, Sequence]:
+    def _sent(self, parameters: Sequence, state: Sequence) -> tuple[Sequence, Sequence]:
         """Parameters and state, as `Copies` where they are sent to the towers in packs."""
         towers, home = self._devices.towers, self._devices.parameters
         if self._homes is not None:
@@ -183,7 +184,7 @@ class TowerPasses:
         evaluations: Sequence[Callable[..., EvaluationResult]],
         batch: Batch,
         parameters: Sequence[tf.Tensor],
-        state: Sequence[tf.Tensor],
+        state: Sequence[tf.Tensor | Copies],
     ) -> EvaluationResult:
         """The sums of all towers' evaluation passes over a batch that is not empty.
 

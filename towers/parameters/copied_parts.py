@@ -9,6 +9,7 @@ import tensorflow as tf
 from towers.owners import Owners
 from towers.packed_copies import UNPACKED, PackedCopies
 from towers.parameters.copied_variable import CopiedVariable
+from towers.parameters.permission import Permission
 from towers.parameters.placement import (
     apply_rule,
     constraints_of,
@@ -93,22 +94,29 @@ class PlacementOfCopies:
         rule: UpdateRule,
         parts: Sequence[CopiedPart],
         owners: Owners,
-        device: str,
+        devices: Sequence[str],
         copies: PackedCopies = UNPACKED,
     ):
         """Args:
         variables: give the first values of the state.
         rule: says which slots there are.
         parts, owners: become the attributes.
-        device: has the state, which is small.
-        copies: sends mean gradients and new values from the owners.
+        devices: those that have all state; the first one combines what the towers return.
+        copies: sends mean gradients, new values from the owners and new state.
         """
         self.parts, self.owners, self._copies = parts, owners, copies
         self._constraints = constraints_of(variables)
         self.parameters = self._named([CopiedVariable(part.copies.values()) for part in parts])
         self.slots = {slot: self._named([part.slot(slot) for part in parts]) for slot in rule.slot_names}
-        with tf.device(device):
-            self.state = variables_like(variables.state)
+        self._state_on: dict[str, dict[str, tf.Variable]] = {}
+        for device in devices:
+            with tf.device(device):
+                self._state_on[device] = variables_like(variables.state)
+        first, *others = self._state_on.values()
+        self.state = {
+            name: CopiedVariable([variable, *(copies[name] for copies in others)]) if others else variable
+            for name, variable in first.items()
+        }
 
     def _named(self, of_parts: Sequence) -> dict:
         return by_name(self.parts, of_parts, SlicedVariable)
@@ -122,7 +130,7 @@ class PlacementOfCopies:
                     with tf.device(device):
                         apply_rule(rule, *self._described(part, device), [mean], rate, update, is_allowed)
             self._set_others()
-            set_state(self.state, new_state, is_allowed)
+            self._set_state(new_state, is_allowed)
 
         is_allowed.run(update_all)
 
@@ -135,6 +143,16 @@ class PlacementOfCopies:
             self._set_others()
 
         is_last.run(finish_all)
+
+    def _set_state(self, new_state: Mapping[int, tf.Tensor], is_allowed: Permission) -> None:
+        devices = list(self._state_on)
+        sent = self._copies.sent(
+            list(new_state.values()), devices[:1] * len(new_state), [devices] * len(new_state)
+        )
+        for device, own in self._state_on.items():
+            with tf.device(device):
+                values = (of_device[device] for of_device in sent)
+                set_state(own, dict(zip(new_state, values, strict=True)), is_allowed)
 
     def _set_others(self) -> None:
         """Sends the owners' values to the copies that nothing has updated."""

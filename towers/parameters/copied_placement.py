@@ -10,6 +10,9 @@ With ZeRO 1 gradients meet once a step, with ZeRO 2 after each microbatch.
 
 Owners have equal numbers of bytes, for which large parameters are sliced: sums at the owners and the sending back
 are a reduce-scatter and an all-gather.
+
+State is copied to every tower's device too. The first one combines what the towers return, and sends what changes;
+frozen weights are never sent.
 """
 
 from collections.abc import Sequence
@@ -27,7 +30,7 @@ from towers.updates.rules import UpdateRule
 
 
 class CopiedPlacement(PlacementOfCopies):
-    """Implements `towers.parameters.placement.Placement`. All state is on the first tower's device: it is small.
+    """Implements `towers.parameters.placement.Placement`.
 
     Attributes as `PlacementOfCopies`.
     """
@@ -67,16 +70,19 @@ class CopiedPlacement(PlacementOfCopies):
         homes = [part.device for part in parts]
         meeting = PackedOwners(owners_of(parts, list(templates)), copies, towers, homes, home=devices[0])
         late = LateOwners(meeting, towers) if meet_late else meeting
-        super().__init__(variables, rule, parts, late, device=devices[0], copies=copies)
+        super().__init__(variables, rule, parts, late, devices, copies)
 
     def read(self):
-        of_towers = []
+        of_towers, states = [], []
         for device in self._towers:
             with tf.device(device):
                 values = [part.copies[device].read_value() for part in self.parts]
+                states.append([variable.read_value() for variable in self._state_on[device].values()])
             of_towers.append(by_name(self.parts, values, Slices).values())
-        parameters = [Copies(values) for values in zip(*of_towers, strict=True)]
-        return parameters, [variable.read_value() for variable in self.state.values()]
+        parameters, state = (
+            [Copies(values) for values in zip(*kind, strict=True)] for kind in (of_towers, states)
+        )
+        return parameters, state
 
     @property
     def notice(self) -> str:

@@ -45,7 +45,7 @@ class Placement(Protocol):
     state: Mapping[str, tf.Variable]
     slots: Mapping[str, Mapping[str, tf.Variable]]
 
-    def read(self) -> tuple[list[tf.Tensor | TableRows | Slices | Copies], list[tf.Tensor]]:
+    def read(self) -> tuple[list[tf.Tensor | TableRows | Slices | Copies], list[tf.Tensor | Copies]]:
         """Parameters and state as tensors, read once a step."""
 
     def update(

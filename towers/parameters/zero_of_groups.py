@@ -57,7 +57,7 @@ class ZeroOfGroups(PlacementOfCopies):
         self._parts_of = [_parts(held, templates[held.shard.name], rule, groups) for held in self._held]
         parts = [part for of_one in self._parts_of for part in of_one]
         owners = OwnersOfGroups(owners_of(parts, list(templates)), self._held, groups, meet_late)
-        super().__init__(variables, rule, parts, owners, device=groups[0][0])
+        super().__init__(variables, rule, parts, owners, devices=groups[0][:1])
 
     def read(self):
         of_towers = []

@@ -1,21 +1,26 @@
 """Copies of the parameters on each tower's device: equal copies, where slots are, clipping, and checkpoints."""
 
+import numpy as np
 import pytest
 import tensorflow as tf
+from keras import layers
 
 from strategies.registry import build_strategy
 from strategies.run_settings import changes, plain_settings
+from strategies.towers import towers_strategy
 from strategies.training.checkpoints import Checkpoints
 from tests.tiers import first_quick
 from tests.towers.logical_cpus import cpus
+from tests.towers.partitioned_graphs import recorded_graphs
 from tests.towers.table_and_matrices import task, trained
-from tests.towers.tiny_tasks import assert_close, parameters_of
+from tests.towers.tiny_tasks import NUM_CLASSES, TinyTask, assert_close, parameters_of, stacked, vectors
 from tests.towers.user_errors import refused
 from towers.options import StepOptions
 from towers.parameters.copied_placement import CopiedPlacement
 from towers.updates.clipping import Clipping
 from towers.updates.composed_rules import Lookahead
 from towers.updates.rules import Adam, Momentum, Muon
+from towers.updates.schedules import Constant
 
 REPLICATED, ZERO_1, ZERO_2, ZERO_3 = {"replicated": True}, {"zero": 1}, {"zero": 2}, {"zero": 3}
 CENTRAL: dict = {}
@@ -72,6 +77,30 @@ def test_slots_are_on_every_device_or_in_equal_parts_on_their_owners(spread, sha
         assert {variable.device[-13:] for variable in part.copies.values()} == set(cpus(2).towers)
     first, second = held.values()
     assert f"optimizer state: {first:,} bytes on cpu:0, {second:,} on cpu:1" in " ".join(strategy.notices)
+
+
+@pytest.mark.parametrize("spread", first_quick([REPLICATED, ZERO_2]), ids=str)
+def test_state_is_on_every_device_and_no_variable_is_sent_to_towers(spread):
+    def build():
+        frozen = layers.Dense(6, "tanh", trainable=False, name="frozen")
+        return stacked((4,), frozen, layers.BatchNormalization(), layers.Dense(NUM_CLASSES))
+
+    task = TinyTask(build=build, examples=vectors(11))
+    found, expected = (
+        towers_strategy(task, devices, StepOptions(schedule=Constant(0.1), batch_stats="synced"))
+        for devices in (cpus(3, **spread), cpus(1))
+    )
+    expected.run_steps(2)
+    with recorded_graphs() as graphs:
+        found.run_steps(2)
+    state = found.engine.state()
+    for name, variable in state.items():
+        assert {copy.device[-13:] for copy in variable.copies} == set(cpus(3).towers)
+        np.testing.assert_allclose(variable.numpy(), expected.engine.state()[name].numpy(), rtol=1e-5, atol=1e-6)
+        assert len({copy.numpy().tobytes() for copy in variable.copies}) == 1
+    if spread == REPLICATED:  # with ZeRO the owners' new parameters are read and sent
+        # The loss scale.
+        assert [graphs.copies("CPU:0", target).total() for target in ("CPU:1", "CPU:2")] == [1, 1]
 
 
 @pytest.mark.parametrize(
