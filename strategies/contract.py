@@ -118,6 +118,7 @@ class Move:
         saved.
       last_step: step at which training ends.
       until: first step that must not begin, because something is due before it.
+      stop_requested: whether this process was asked to stop meanwhile; a strategy that waits for others in vain asks.
     """
 
     stop: bool
@@ -125,6 +126,7 @@ class Move:
     target: int
     last_step: int
     until: int
+    stop_requested: Callable[[], bool] = lambda: False
 
 
 class Strategy(Protocol):
@@ -228,7 +230,8 @@ class Strategy(Protocol):
         """Runs that many training steps and returns when their report is known.
 
         Asynchronous workers may have run more steps by then, up to the agreed move's `until`. 0 reports the steps
-        that they have run since the last report.
+        that they have run since the last report. There are fewer steps, perhaps none, if no worker is left and the
+        move's `stop_requested` says so.
 
         Raises:
           NonFiniteStep: a step was not finite, under on_nan=stop.

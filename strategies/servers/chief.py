@@ -104,6 +104,7 @@ class ServersStrategy(SynchronousStrategy):
         self.layout = layout_of(variables, self.lookups, options.rule, num_servers=num_servers)
         self._check_model()
         self._stop_asked = self._all_connected = self._finished = False
+        self._stop_requested: Callable[[], bool] = lambda: False
         self._positions: Sequence[int] | None = None
         self._absent: list[int] = []
         self._workers: Mapping[str, Mapping] = {}
@@ -194,7 +195,7 @@ class ServersStrategy(SynchronousStrategy):
 
     def agree(self, move: Move) -> Move:
         """The chief decides; it stops also when a worker was asked to stop."""
-        self._until = move.until
+        self._until, self._stop_requested = move.until, move.stop_requested
         return dataclasses.replace(move, stop=move.stop or self._stop_asked)
 
     _reports_late = False
@@ -220,6 +221,9 @@ class ServersStrategy(SynchronousStrategy):
     def _run_to(self, wanted: int) -> int | None:
         """Waits until `wanted` steps are done or a step was not finite; that step, or None.
 
+        It waits no longer if this process was asked to stop and no worker is left, all of which may have ended
+        with an error of the user's.
+
         Raises:
           PeerLost: no step was done within the timeout; the message names the missing workers.
         """
@@ -230,6 +234,8 @@ class ServersStrategy(SynchronousStrategy):
             self._all_connected = self._all_connected or not self._absent
             if progress.done >= wanted or progress.bad_step is not None:
                 return progress.bad_step
+            if len(progress.absent) == self._num_workers and self._stop_requested():
+                return None
             if progress.done != before:
                 last_change, before = time.monotonic(), progress.done
             limit = self._patience_seconds if self._all_connected else self._startup_timeout_seconds

@@ -338,6 +338,7 @@ class Trainer:
                 target=step + num_steps,
                 last_step=self._last_step,
                 until=step if cadence is None else step + cadence.call_length(step, self._last_step),
+                stop_requested=self._stop_requested,
             )
         )
 
@@ -351,7 +352,7 @@ class Trainer:
         except Exception:
             self._settle()  # the steps before it count, and so does their error
             raise
-        if report is not None:
+        if report is not None and report.num_steps:
             self._tell(report)
 
     def _settle(self) -> None:

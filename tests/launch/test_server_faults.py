@@ -81,6 +81,22 @@ def test_killed_workers_that_are_restarted(own, tmp_path, flags, victims):
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("flags", [(), (SYNC,)], ids=["async", "sync"])
+def test_a_chief_that_no_worker_is_left_to_saves_at_sigterm(own, tmp_path, flags):
+    """Workers may all have ended with an error of the user's, as a label out of range is."""
+    workers = ("worker:0", "worker:1")
+    with own(*flags) as group:
+        signalled(group, tmp_path, signal.SIGKILL, *workers)
+        for name in workers:
+            group.processes[name].wait(END_SECONDS)
+        group.processes["chief:0"].send_signal(signal.SIGTERM)
+        ends = group.ends(END_SECONDS)
+    others = {name: ended.code for name, ended in ends.items() if name not in workers}
+    assert set(others.values()) == {INTERRUPTED}, outputs(ends)
+    assert resumed_to_the_end(own(*flags), tmp_path, is_sync=bool(flags)) >= 1
+
+
+@pytest.mark.full
 def test_a_killed_server_ends_the_cluster_which_can_resume(own, tmp_path):
     victim, flags = "ps:1", (SYNC,)
     with own(*flags) as group:
