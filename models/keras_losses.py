@@ -47,7 +47,7 @@ def checked_loss(loss: Any) -> keras.losses.Loss | None:
     """`loss` as an instance of a Keras loss, from an instance or Keras's name of one; None stays None.
 
     Raises:
-      UserError: not a Keras loss, or its reduction does not divide one sum by another.
+      UserError: not a Keras loss, or its value for a batch is no quotient of two sums over the examples.
     """
     if loss is None:
         return None
@@ -57,6 +57,11 @@ def checked_loss(loss: Any) -> keras.losses.Loss | None:
         raise UserError(
             f"loss {getattr(loss, '__name__', loss)!r}: must be an instance of a Keras loss; "
             "pass for example keras.losses.MeanSquaredError()"
+        )
+    if isinstance(loss, keras.losses.Circle):
+        raise UserError(
+            f"loss {loss.name}: it compares the examples of a batch with each other, so it depends on how the "
+            "batch is divided over towers; use a loss that has a value for each example"
         )
     if loss.reduction not in (*_DIVIDED_BY_VALUES, _DIVIDED_BY_WEIGHTS):
         raise UserError(
@@ -68,11 +73,17 @@ def checked_loss(loss: Any) -> keras.losses.Loss | None:
 
 def _named_loss(name: str) -> Any:
     try:
-        return keras.losses.get(name)
+        found = keras.losses.get(name)
     except ValueError as error:
         raise UserError(
             f"loss {name!r} is unknown to Keras: pass an instance, for example keras.losses.MeanSquaredError()"
         ) from error
+    if isinstance(found, keras.losses.Loss):
+        return found
+    # 'mse' and the like are names of functions, each of which has a class.
+    wanted = found.__name__.replace("_", "").lower()
+    classes = {one.lower(): one for one in dir(keras.losses) if isinstance(getattr(keras.losses, one), type)}
+    return getattr(keras.losses, classes[wanted])() if wanted in classes else found
 
 
 def check_metric(function: Any) -> None:
@@ -85,13 +96,28 @@ def check_metric(function: Any) -> None:
         )
 
 
-def _values(term: Term) -> tf.Tensor:
-    """Unreduced values of the loss, float32 [N] or [N, ...]."""
+def _values(term: Term) -> tuple[tf.Tensor, tf.Tensor | None]:
+    """Unreduced values of the loss, float32 [N] or [N, ...], and their mask, as `_mask` (of `ignore_class`)."""
     _check_labels(term)
     dtype = term.loss.dtype
-    values = term.loss.call(tf.cast(term.labels, dtype), tf.cast(term.output, dtype))
+    labels = _of_equal_rank(tf.cast(term.labels, dtype), term.output)
+    values = term.loss.call(labels, tf.cast(term.output, dtype))
     check_by_example(values, term.output, f"loss {term.loss.name}: call()")
-    return tf.cast(values, tf.float32)
+    return tf.cast(values, tf.float32), _mask(values)
+
+
+def _of_equal_rank(labels: Any, output: Any) -> Any:
+    """Labels [N] for outputs [N, 1] as [N, 1], and the other way round, as Keras gives them to a loss.
+
+    Otherwise a user's own `labels - output` would be [N, N].
+    """
+    if not (tf.is_tensor(labels) and tf.is_tensor(output)) or None in (labels.shape.rank, output.shape.rank):
+        return labels
+    if labels.shape.rank + 1 == output.shape.rank and output.shape[-1] == 1:
+        return tf.expand_dims(labels, -1)
+    if labels.shape.rank == output.shape.rank + 1 and labels.shape[-1] == 1:
+        return tf.squeeze(labels, -1)
+    return labels
 
 
 def check_by_example(values: tf.Tensor, output: Any, what: str) -> None:
@@ -152,7 +178,7 @@ def _shape(tensor: tf.Tensor) -> str:
 
 
 def _mask(output: Any) -> tf.Tensor | None:
-    """float32 mask that a Masking or Embedding layer attached to the output tensor; None if there is none."""
+    """float32 mask that Keras attached to a tensor (an output of a Masking or Embedding layer); None for none."""
     mask = getattr(output, "_keras_mask", None)
     return None if mask is None else tf.cast(mask, tf.float32)
 
@@ -180,9 +206,11 @@ def loss_sums(term: Term) -> tuple[tf.Tensor, tf.Tensor]:
     (Where examples have several values, weights [N] count once for each value here. Keras refuses weights [N]
     there, and counts [N, 1] once for each example.)
     """
-    values = _values(term)
-    mask = _mask(term.output)
-    weights = tf.ones_like(values) if mask is None else tf.ones_like(values) * _fitted(values, mask)
+    values, own_mask = _values(term)
+    weights = tf.ones_like(values)
+    for mask in (_mask(term.output), own_mask):
+        if mask is not None:
+            weights = weights * _fitted(values, mask)
     divisor = tf.reduce_sum(weights)
     if not is_empty(term.weights):
         weights = weights * _fitted(values, term.weights)
@@ -196,7 +224,12 @@ def loss_sums_by_example(term: Term) -> tuple[tf.Tensor, tf.Tensor]:
 
     The divisor is the sum of the weights for 'mean_with_sample_weight', else the number of examples.
     """
-    values = _values(term)
+    values, mask = _values(term)
+    if mask is not None:
+        raise UserError(
+            f"loss {term.loss.name} has ignore_class and is one of several: each loss would have its own divisor; "
+            "omit ignore_class and pass weights [N, T] instead"
+        )
     values_an_example = tf.cast(tf.reduce_prod(tf.shape(values)[1:]), tf.float32)
     num_examples = tf.cast(tf.shape(values)[0], tf.float32)
     if is_empty(term.weights):
@@ -238,7 +271,7 @@ def metric_sums(name: str, function: MetricFunction, labels: Any, output: Any, w
         mask, output = _mask(output), tf.cast(output, tf.float32)
     else:
         mask = None
-    values = tf.cast(function(labels, output), tf.float32)
+    values = tf.cast(function(_of_equal_rank(labels, output), output), tf.float32)
     check_by_example(values, output, f"metric {name!r}")
     counted = tf.ones_like(values) if mask is None else tf.ones_like(values) * _fitted(values, mask)
     if not is_empty(weights):

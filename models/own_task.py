@@ -16,6 +16,7 @@ of all batches are added and divided once. Losses that layers add (`model.losses
 import dataclasses
 import functools
 import math
+import numbers
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -46,6 +47,7 @@ from models.keras_losses import (
 )
 from models.model_outputs import flat, flat_leaves, given_by_output, map_leaves, output_names_of
 from towers.errors import UserError
+from towers.layers.computed_constants import compute_constants
 from towers.task import Batch, InputShard, WeightedLoss, WeightedValue, as_batch
 
 
@@ -65,11 +67,12 @@ class OwnTask:
       losses: a Keras loss for the only output; or a dict by output name, or a list in the order of the outputs
         (None: no loss).
       eval_data: same forms as train_data; None: nothing is evaluated.
-      loss_weights: factors of the losses, a dict by output name or a list in the order of the outputs; None: 1
-        each.
+      loss_weights: factors of the losses, a dict by output name or a list in the order of the outputs; None, and
+        an output without a factor: 1.
       metric_functions: functions of (labels, outputs) that return a value for each example, by metric name, for
-        example keras.metrics.sparse_categorical_accuracy; for several outputs, such mappings by output name. The
-        values are averaged with the examples' weights, as in Keras's weighted_metrics.
+        example keras.metrics.sparse_categorical_accuracy; for several outputs, such mappings by output name, or a
+        list of them in the order of the outputs. The values are averaged with the examples' weights, as in Keras's
+        weighted_metrics.
       batch_size: examples in a global batch; None: the batch size in the element spec of a tf.data train_data.
       eval_batch_size: examples in an evaluation batch made from arrays; None: batch_size. Of a tf.data eval_data
         it is the size in its element spec.
@@ -85,8 +88,8 @@ class OwnTask:
     train_data: Any
     losses: Any
     eval_data: Any = None
-    loss_weights: Mapping[str, float] | Sequence[float] | float | None = None
-    metric_functions: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    loss_weights: Mapping[str, float] | Sequence[float | None] | float | None = None
+    metric_functions: Mapping[str, Any] | Sequence[Mapping[str, Any]] = dataclasses.field(default_factory=dict)
     batch_size: int | None = None
     eval_batch_size: int | None = None
     seed: int = 0
@@ -95,7 +98,7 @@ class OwnTask:
 
     def __post_init__(self):
         object.__setattr__(self, "losses", map_leaves(checked_loss, self.losses))
-        map_leaves(check_metric, self.metric_functions)
+        self._check_metrics()
         if not any(loss is not None for loss in flat_leaves(self.losses)):
             raise UserError(
                 f"losses={self.losses}: training needs a loss; pass for example keras.losses.MeanSquaredError()"
@@ -119,9 +122,22 @@ class OwnTask:
             )
         if not isinstance(self.seed, int | np.integer) or isinstance(self.seed, bool):
             raise UserError(f"OwnTask(seed={self.seed!r}): must be an integer; use for example OwnTask(seed=0)")
-        factors = [one for one in tf.nest.flatten(self.loss_weights) if isinstance(one, float)]
-        if not all(map(math.isfinite, factors)):
+        if isinstance(self.loss_weights, np.ndarray):
+            object.__setattr__(self, "loss_weights", self.loss_weights.tolist())
+        factors = [one for one in flat_leaves(self.loss_weights) if one is not None]
+        if not all(isinstance(one, numbers.Real) and math.isfinite(one) for one in factors):
             raise UserError(f"loss_weights={self.loss_weights!r}: must be finite numbers; correct them")
+
+    def _check_metrics(self) -> None:
+        of_outputs = self.metric_functions
+        if isinstance(of_outputs, Mapping):
+            of_outputs = [of_outputs]
+        if not isinstance(of_outputs, list | tuple) or not all(isinstance(one, Mapping) for one in of_outputs):
+            raise UserError(
+                f"metric_functions={self.metric_functions!r}: must be functions by name, or a list of such "
+                "mappings for several outputs; pass for example {'mae': keras.metrics.mean_absolute_error}"
+            )
+        map_leaves(check_metric, self.metric_functions)
 
     def num_examples(self, split: str) -> int | None:
         """Number of examples in 'train' or 'eval'; None for a tf.data dataset; 0 for eval_data=None."""
@@ -185,17 +201,22 @@ class OwnTask:
         return WeightedLoss(total, sums[0][1])
 
     def metrics(self, outputs: Any, batch: Batch) -> Mapping[str, WeightedValue]:
-        """The metrics of the batch by name; with several outputs by Keras's names, f'{output}_{metric}'."""
+        """The metrics of the batch by name; with several outputs f'{output}_{metric}', as Keras names them.
+
+        Outputs without names are 'output_0', 'output_1', ...
+        """
         if not self.metric_functions:
             return {}
         aligned = self._aligned(outputs, batch.labels, batch.weights)
         by_output = [("", self.metric_functions, *aligned[0])]
-        if any(isinstance(functions, Mapping) for functions in self.metric_functions.values()):
+        if self._metrics_by_output:
             names = self._names(outputs)
             functions = given_by_output("metric_functions", self.metric_functions, outputs, lambda: names)
             by_output = [
                 (f"{name}_", by_metric or {}, *parts)
-                for name, by_metric, parts in zip(names, functions, aligned, strict=True)
+                for name, by_metric, parts in zip(
+                    names or map("output_{}".format, range(len(aligned))), functions, aligned, strict=True
+                )
             ]
         elif len(aligned) > 1:
             raise UserError(
@@ -207,6 +228,11 @@ class OwnTask:
             for prefix, functions, output, labels, weights in by_output
             for name, function in functions.items()
         }
+
+    @property
+    def _metrics_by_output(self) -> bool:
+        given = self.metric_functions
+        return not isinstance(given, Mapping) or any(isinstance(one, Mapping) for one in given.values())
 
     @functools.cached_property
     def _train_arrays(self) -> Batch:
@@ -247,7 +273,8 @@ class OwnTask:
         losses = given_by_output("losses", self.losses, outputs, names)
         scales = [1.0] * len(losses)
         if self.loss_weights is not None:
-            scales = given_by_output("loss_weights", self.loss_weights, outputs, names)
+            given = given_by_output("loss_weights", self.loss_weights, outputs, names)
+            scales = [1.0 if scale is None else scale for scale in given]
         aligned = self._aligned(outputs, batch.labels, batch.weights)
         return [
             Term(loss=loss, scale=scale, labels=labels, output=output, weights=weights)
@@ -260,7 +287,7 @@ def _copy(model: keras.Model) -> keras.Model:
     """A copy of the model with the same weights.
 
     Raises:
-      UserError: Keras can't rebuild the model from its configuration.
+      UserError: Keras can't rebuild the model from its configuration, or the copy would lose a vocabulary.
     """
     try:
         copy = keras.models.clone_model(model)
@@ -270,4 +297,14 @@ def _copy(model: keras.Model) -> keras.Model:
             "pass a function that builds it instead"
         ) from error
     copy.set_weights(model.get_weights())
+    for ours, theirs in zip(copy.variables, model.variables, strict=True):
+        if ours.trainable != theirs.trainable:  # frozen alone, not with its layer
+            ours.trainable = theirs.trainable
+    compute_constants(copy)
+    for ours, theirs in zip(copy._flatten_layers(), model._flatten_layers(), strict=True):
+        if hasattr(theirs, "get_vocabulary") and theirs.get_vocabulary() != ours.get_vocabulary():
+            raise UserError(
+                f"model {model.name!r} can't be copied: Keras's copy of layer {theirs.name!r} loses the "
+                "vocabulary that it was adapted to; pass a function that builds the model, and adapts it, instead"
+            )
     return copy

@@ -118,7 +118,7 @@ class Move:
         saved.
       last_step: step at which training ends.
       until: first step that must not begin, because something is due before it.
-      stop_requested: whether this process was asked to stop meanwhile; a strategy that waits for others in vain asks.
+      stop_requested: whether this process was asked to stop; for a strategy that waits for others in vain.
     """
 
     stop: bool

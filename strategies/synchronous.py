@@ -29,6 +29,7 @@ from towers.engine import Engine
 from towers.errors import UserError
 from towers.input.tower_parts import open_length
 from towers.input.unprepared import read_dataset
+from towers.layers.computed_constants import compute_constants
 from towers.layers.names import fresh_name_counts
 from towers.mean_and_update import StepOutcome
 from towers.options import StepOptions
@@ -364,6 +365,8 @@ class SynchronousStrategy:
             for template, value in zip(templates, values.values(), strict=True):
                 with tf.device(HOST):
                     template.assign(tf.convert_to_tensor(value))
+        with tf.device(HOST):
+            compute_constants(model)
         return model
 
     def graph(self) -> tf.Graph:

@@ -25,7 +25,16 @@ _NOT_SAVED = (
     "show_layout",
 )
 # Other strategies refuse these.
-_OF_ONE_STRATEGY = ("grid", "slices", "layout", "branch_devices")
+_OF_ONE_STRATEGY = (
+    "grid",
+    "slices",
+    "layout",
+    "branch_devices",
+    "stages",
+    "microbatches",
+    "pipeline_schedule",
+    "balance",
+)
 
 
 def flag_settings() -> Mapping[str, object]:

@@ -47,16 +47,24 @@ def _check_dense(what: str, array: Any) -> None:
     if isinstance(array, tf.SparseTensor):
         raise UserError(f"{what} has a SparseTensor: {_DENSE}")
     if isinstance(array, tf.RaggedTensor):
-        raise UserError(
-            f"{what} has a RaggedTensor: must be dense arrays; pass a tf.data dataset of batches instead"
-        )
+        raise UserError(f"{what} has a RaggedTensor: must be dense arrays; fill it up with .to_tensor()")
     dtype = getattr(array, "dtype", None)
-    if getattr(dtype, "hasobject", False) or getattr(dtype, "kind", "") in _KINDS_WITHOUT_NUMBERS:
+    if getattr(dtype, "hasobject", False) or _has_no_numbers(dtype):
         of = "Python objects" if dtype.hasobject else dtype.name
         raise UserError(
             f"{what} has an array of {of}, shape {list(array.shape)}: must be numbers of one type; "
             "convert it, for example with numpy.array(list, 'float32')"
         )
+
+
+def _has_no_numbers(dtype: Any) -> bool:
+    if getattr(dtype, "kind", "") not in _KINDS_WITHOUT_NUMBERS:
+        return False
+    try:
+        tf.as_dtype(dtype)  # bfloat16 and the like are of the kind of records
+    except TypeError:
+        return True
+    return False
 
 
 def _check_weights(what: str, weights: Sequence[np.ndarray]) -> None:
@@ -78,6 +86,11 @@ def _check_kinds(what: str, specs: Sequence[tf.TypeSpec]) -> None:
     """Raises UserError for components that can't be cut into parts, or of which too little is known."""
     if any(isinstance(spec, tf.SparseTensorSpec) for spec in specs):
         raise UserError(f"{what} has a SparseTensor: {_DENSE}")
+    if any(isinstance(spec, tf.RaggedTensorSpec) for spec in specs):
+        raise UserError(
+            f"{what} has a RaggedTensor: must yield dense tensors; fill up each batch, for example with "
+            ".padded_batch(batch_size), or .map(lambda x, y: (x.to_tensor(), y))"
+        )
     if any(spec.shape.rank is None for spec in specs):
         raise UserError(
             f"{what} has tensors of unknown shape: at least their number of dimensions must be known; pass "
@@ -111,7 +124,7 @@ def count_examples(batch: Batch) -> int:
     Raises:
       UserError: the lengths differ or are 0, or an array has no dimension.
     """
-    shapes = [np.shape(array) for array in tf.nest.flatten(batch)]
+    shapes = [np.shape(array) for array in tf.nest.flatten(batch) if array is not None]
     lengths = sorted({shape[0] if shape else 0 for shape in shapes})
     if len(lengths) != 1 or lengths[0] == 0:
         raise UserError(
@@ -123,7 +136,10 @@ def count_examples(batch: Batch) -> int:
 
 
 def host_tensors(data: Any) -> Batch:
-    """Arrays as tensors in the host's memory. As in Keras, float64 becomes float32; lists become tuples."""
+    """Arrays as tensors in the host's memory. As in Keras, float64 becomes float32; lists become tuples.
+
+    None (no weights, or no labels of an output without a loss) becomes (), which has no tensor.
+    """
 
     def to_tensor(array: Any) -> tf.Tensor:
         tensor = tf.convert_to_tensor(array)
@@ -135,7 +151,7 @@ def host_tensors(data: Any) -> Batch:
         # tf.data would convert a list to one tensor.
         if isinstance(structure, (list, tuple)):
             return tuple(convert(value) for value in structure)
-        return to_tensor(structure)
+        return () if structure is None else to_tensor(structure)
 
     with tf.init_scope(), tf.device("CPU:0"):
         return Batch(*(convert(part) for part in as_batch(data)))

@@ -6,6 +6,8 @@ The tensors' names and the object graph are those that tf.train.Checkpoint write
 files that it wrote are read here. TensorFlow itself would collect all tensors of a file before it writes one.
 """
 
+import functools
+import os
 import pathlib
 from collections.abc import Iterable, Mapping
 
@@ -75,18 +77,28 @@ class BundleWriter:
 
 
 def read_piece(prefix: str, piece: Piece) -> tf.Tensor:
-    """The values of a piece, in the host's memory; raises tf.errors.OpError if they can't be read.
+    """The values of a piece, in the host's memory; raises tf.errors.OpError or OSError if they can't be read.
 
-    TensorFlow reads each stored slice that the piece lies in as a whole.
+    TensorFlow reads each stored slice that the piece lies in as a whole. Floating numbers that a run of another
+    precision stored are cast.
     """
+    name = tensor_name(piece.path)
+    stored = _stored_dtypes(prefix, os.stat(f"{prefix}.index").st_mtime_ns).get(name, piece.dtype)
+    is_cast = stored.is_floating and piece.dtype.is_floating
     with tf.device(_HOST):
         (value,) = tf.raw_ops.RestoreV2(
             prefix=prefix,
-            tensor_names=[tensor_name(piece.path)],
+            tensor_names=[name],
             shape_and_slices=[piece.slice_spec],
-            dtypes=[piece.dtype],
+            dtypes=[stored if is_cast else piece.dtype],
         )
-    return value
+        return tf.cast(value, piece.dtype)
+
+
+@functools.lru_cache(maxsize=1)
+def _stored_dtypes(prefix: str, written: int) -> Mapping[str, tf.DType]:
+    """The dtypes of a bundle that was written at that time, by name."""
+    return tf.train.load_checkpoint(prefix).get_variable_to_dtype_map()
 
 
 def read_text(prefix: str, name: str) -> str:

@@ -2,6 +2,8 @@
 
 import dataclasses
 import math
+import numbers
+import os
 import pathlib
 
 from towers.errors import UserError
@@ -51,8 +53,15 @@ class TrainerOptions:
             "report_every_steps",
         ):
             value = getattr(self, name)
+            kind, told = (numbers.Integral, "an integer") if name.endswith("steps") else (numbers.Real, "a number")
+            if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
+                raise UserError(f"{name}={value!r}: must be {told}; use for example {name}=1")
             if value is not None and not value > 0:
                 raise UserError(f"{name}={value}: must be more than 0; omit it for the default")
+        if not isinstance(self.keep_checkpoints, numbers.Integral):
+            raise UserError(f"keep_checkpoints={self.keep_checkpoints!r}: must be an integer; use for example 3")
+        if not isinstance(self.resume, str | os.PathLike):
+            raise UserError(f"resume={self.resume!r}: must be 'auto', 'never', or the path of a checkpoint")
         for name in ("epochs", "evaluate_every_epochs"):
             if getattr(self, name) == math.inf:
                 raise UserError(f"{name}=inf: must be finite; give a number of epochs, or steps")

@@ -155,6 +155,66 @@ def test_an_output_needs_no_loss():
     np.testing.assert_allclose(loss.total / loss.weight, expected, rtol=1e-5)
 
 
+@pytest.mark.parametrize("loss_weights", [{"values": 0.3}, [0.3, None], np.array([0.3, 1.0])], ids=str)
+def test_an_output_without_a_factor_counts_once(loss_weights):
+    model, data = two_headed(isinstance(loss_weights, dict)), (X, {"values": VALUES, "kind": KINDS})
+    losses = {"values": keras.losses.MeanSquaredError(), "kind": sparse()}
+    found, expected = (
+        ours(own_task(model=model, train_data=data, losses=losses, loss_weights=factors), model, data)["loss"]
+        for factors in (loss_weights, {"values": 0.3, "kind": 1.0})
+    )
+    assert found == expected
+
+
+@pytest.mark.parametrize("parts", [3, 1])
+def test_an_ignored_class_counts_as_in_keras(parts):
+    labels = np.where(RANDOM.uniform(size=NEXT_TOKENS.shape) < 0.4, -1, NEXT_TOKENS)
+    model, loss = masked_model(), sparse(ignore_class=-1)
+    task = own_task(model=masked_model, train_data=(TOKENS, labels), losses=loss)
+    expected = keras_says(model, (TOKENS, labels), loss=loss)["loss"]
+    np.testing.assert_allclose(ours(task, model, (TOKENS, labels), parts)["loss"], expected, rtol=1e-5)
+
+
+def test_an_ignored_class_of_one_of_several_outputs_is_refused():
+    data = (X, [VALUES, KINDS])
+    losses = [keras.losses.MeanSquaredError(), sparse(ignore_class=-1)]
+    task = own_task(model=two_headed(False), train_data=data, losses=losses)
+    assert "ignore_class" in refused_loss(task, two_headed(False), data)
+
+
+class Squared(keras.losses.Loss):
+    def call(self, y_true, y_pred):
+        return keras.ops.square(y_true - y_pred)
+
+
+@pytest.mark.parametrize("parts", [3, 1])
+def test_a_users_own_loss_and_metric_get_labels_of_the_outputs_rank(parts):
+    """Labels [N] for outputs [N, 1] would be broadcast to [N, N]."""
+    model, data = single_value_model(), (X, VALUES[:, 0])
+    functions = {"far": lambda labels, outputs: keras.ops.abs(labels - outputs)}
+    task = own_task(model=single_value_model, train_data=data, losses=Squared(), metric_functions=functions)
+    apart = VALUES[:, :1] - model(X)
+    found = ours(task, model, data, parts)
+    np.testing.assert_allclose(found["loss"], np.mean(np.square(apart)), rtol=1e-5)
+    np.testing.assert_allclose(found["far"], np.mean(np.abs(apart)), rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["mse", "mean_squared_error", "MeanSquaredError", "kld", "bce"])
+def test_losses_by_keras_names(name):
+    model, task = flat_model(), own_task(model=flat_model, train_data=(X, VALUES), losses=name)
+    expected = keras_says(model, (X, VALUES), loss=name)["loss"]
+    np.testing.assert_allclose(ours(task, model, (X, VALUES))["loss"], expected, rtol=1e-5)
+
+
+def test_none_for_weights_or_for_labels_without_a_loss_is_nothing():
+    task = own_task(train_data=(X, KINDS, None))
+    assert task.num_examples("train") == N and read(task)[0].weights == ()
+    task = own_task(model=two_headed(False), train_data=(X, (None, KINDS)), losses=[None, sparse()])
+    batch = read(task)[0]
+    loss = task.loss(two_headed(False)(batch.features), Batch(*tf.nest.map_structure(tf.constant, tuple(batch))))
+    assert float(loss.weight) == 4
+
+
 def test_loss_weight_of_one_output():
     model = dense_model()
     expected = keras_says(model, (X, KINDS), loss=sparse(), loss_weights=0.25)["loss"]
@@ -192,6 +252,29 @@ def test_metrics_by_output_have_keras_names():
     made = ours(task, model, (X, labels))
     expected = keras.metrics.sparse_categorical_accuracy(KINDS, model(X)[1]).numpy().mean()
     assert set(made) == {"loss", "kind_accuracy"} and made["kind_accuracy"] == pytest.approx(expected)
+
+
+def test_metrics_of_outputs_without_names_are_a_list():
+    class TwoHeaded(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.heads = [keras.layers.Dense(2), keras.layers.Dense(3)]
+
+        def call(self, inputs):
+            return tuple(head(inputs) for head in self.heads)
+
+    def build():
+        model = TwoHeaded()
+        model(X)
+        return model
+
+    labels, functions = (VALUES, KINDS), [{"far": keras.metrics.mean_absolute_error}, {}]
+    losses = [keras.losses.MeanSquaredError(), sparse()]
+    task = own_task(model=build, train_data=(X, labels), losses=losses, metric_functions=functions)
+    model = task.build_model()
+    made = ours(task, model, (X, labels), 3)
+    assert set(made) == {"loss", "output_0_far"}
+    np.testing.assert_allclose(made["output_0_far"], np.mean(np.abs(VALUES - model(X)[0])), rtol=1e-5)
 
 
 @pytest.mark.parametrize("reduction", ["sum", "none", None])
@@ -274,7 +357,10 @@ def test_fields_that_do_not_match_the_outputs_are_refused(fields, labels, part):
     "fields, part",
     [
         ({"losses": keras.losses.sparse_categorical_crossentropy}, "must be an instance of a Keras loss"),
-        ({"losses": "mse"}, "must be an instance of a Keras loss"),
+        ({"losses": "mean_square"}, "unknown to Keras"),
+        ({"losses": keras.losses.Circle()}, "compares the examples of a batch with each other"),
+        ({"loss_weights": ["1"]}, "must be finite numbers"),
+        ({"metric_functions": [keras.metrics.mean_absolute_error]}, "must be functions by name"),
         ({"metric_functions": {"a": keras.metrics.SparseCategoricalAccuracy()}}, "for each example"),
         ({"train_data": (X, KINDS[:5])}, "arrays of 5, 12 examples"),
         ({"eval_data": (X[:0], KINDS[:0])}, "arrays of 0 examples"),
@@ -381,6 +467,45 @@ def test_copies_start_with_the_users_weights():
     np.testing.assert_array_equal(one(X), model(X))
     one.weights[0].assign(tf.zeros_like(one.weights[0]))
     np.testing.assert_array_equal(other(X), model(X))
+
+
+def test_a_copy_normalizes_as_the_users_model():
+    """Keras computes the constants of an adapted layer when it is adapted or built, not when weights are set."""
+    norm = keras.layers.Normalization()
+    norm.adapt(10 * X + 100)
+    model = keras.Sequential([keras.Input((5,)), norm, keras.layers.Dense(3)])
+    np.testing.assert_array_equal(own_task(model=model).build_model()(X), model(X))
+
+
+def test_a_variable_that_is_frozen_alone_is_frozen_in_the_copy():
+    model = dense_model()
+    model.layers[0].kernel.trainable = False
+    copy = own_task(model=model).build_model()
+    assert [one.trainable for one in copy.variables] == [one.trainable for one in model.variables]
+    assert len(copy.trainable_variables) == 3
+
+
+def test_a_copy_that_would_lose_a_vocabulary_is_refused():
+    lookup = keras.layers.StringLookup()
+    lookup.adapt(["a", "b", "c"])
+    inputs = keras.Input((1,), dtype="string")
+    model = keras.Model(inputs, keras.layers.Embedding(9, 3)(lookup(inputs)))
+    with pytest.raises(UserError, match="loses the vocabulary"):
+        own_task(model=model).build_model()
+    given = keras.layers.StringLookup(vocabulary=["a", "b"])
+    own_task(model=keras.Model(inputs, keras.layers.Embedding(9, 3)(given(inputs)))).build_model()
+
+
+@pytest.mark.parametrize("ragged", ["array", "dataset"])
+def test_ragged_features_are_refused(ragged):
+    features = tf.ragged.constant([[1, 2], [3], [4, 5, 6], [1]])
+    dataset = tf.data.Dataset.from_tensor_slices((features, KINDS[:4])).batch(2)
+    with pytest.raises(UserError, match="RaggedTensor.*to_tensor"):
+        own_task(train_data=dataset if ragged == "dataset" else (features, KINDS[:4]))
+
+
+def test_arrays_of_bfloat16():
+    own_task(train_data=(X.astype(tf.bfloat16.as_numpy_dtype), KINDS))
 
 
 class Subclassed(keras.Model):

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import threading
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -233,6 +234,16 @@ def test_a_path_may_be_a_directory_a_prefix_or_a_file(copied, saved, tmp_path, p
     assert elsewhere.restore_from(copied / path) == step == strategy.step
     assert_same_bits(values_of(strategy), saved[1][step])
     assert not (tmp_path / "elsewhere").exists()
+
+
+@pytest.mark.parametrize("precision", ["float64", "bfloat16"])
+def test_a_checkpoint_of_another_precision_is_cast(copied, saved, precision):
+    strategy = fresh_strategy(precision=precision)
+    assert Checkpoints(copied, strategy).restore_latest() == STEPS[-1]
+    found, stored = values_of(strategy), saved[1][STEPS[-1]]
+    assert found.keys() == stored.keys()
+    for name, value in found.items():
+        np.testing.assert_array_equal(value.astype("float32"), stored[name].astype("float32"), err_msg=name)
 
 
 def test_a_path_may_be_relative(copied, monkeypatch):

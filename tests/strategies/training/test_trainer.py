@@ -181,6 +181,11 @@ class TestLoop:
             ({"epochs": -1.0}, ("epochs=-1.0", "more than 0")),
             ({"steps": 1, "evaluate_every_epochs": math.nan}, ("evaluate_every_epochs=nan", "more than 0")),
             ({"steps": 1, "checkpoint_every_steps": 0}, ("checkpoint_every_steps=0", "more than 0")),
+            ({"steps": 2.5}, ("steps=2.5", "an integer")),
+            ({"steps": "3"}, ("steps='3'", "an integer")),
+            ({"steps": 1, "checkpoint_every_seconds": "1"}, ("checkpoint_every_seconds='1'", "a number")),
+            ({"steps": 1, "keep_checkpoints": 1.5}, ("keep_checkpoints=1.5", "an integer")),
+            ({"steps": 1, "resume": None}, ("resume=None", "'auto'")),
         ],
     )
     def test_wrong_options_are_refused(self, options, parts):
