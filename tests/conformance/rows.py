@@ -166,16 +166,6 @@ _SHARES = (5.0, 3.0, 2.0)
 ROWS = (
     Row(name="towers_1", make_strategy=one_device),
     Row(
-        name="towers_2",
-        make_strategy=_towers(cpus(2)),
-        shares=even_shares(2),
-    ),
-    Row(
-        name="towers_3",
-        make_strategy=_towers(cpus(3)),
-        shares=even_shares(3),
-    ),
-    Row(
         name="towers_4",
         make_strategy=_towers(cpus(4)),
         shares=even_shares(4),
@@ -184,11 +174,6 @@ ROWS = (
         name="towers_3_shares_5_3_2",
         make_strategy=_towers(cpus(3), _SHARES),
         shares=_SHARES,
-    ),
-    Row(
-        name="towers_2_parameters_on_cpu_1",
-        make_strategy=_towers(cpus(2, parameters=1)),
-        shares=even_shares(2),
     ),
     Row(
         name="towers_3_shares_parameters_on_cpu_3",
@@ -206,23 +191,11 @@ ROWS = (
         reference=FOUR_MICROBATCHES,
     ),
     Row(
-        name="towers_2_accumulation_4",
-        make_strategy=_towers(cpus(2)),
-        shares=even_shares(2),
-        accumulation=4,
-        reference=FOUR_MICROBATCHES,
-    ),
-    Row(
         name="towers_3_shares_accumulation_4",
         make_strategy=_towers(cpus(3, parameters=1), _SHARES),
         shares=_SHARES,
         accumulation=4,
         reference=FOUR_MICROBATCHES,
-    ),
-    Row(
-        name="towers_4_sharded",
-        make_strategy=_towers(cpus(4, sharded=True)),
-        shares=even_shares(4),
     ),
     Row(
         name="towers_3_sharded_shares_accumulation_4",
@@ -325,21 +298,11 @@ ROWS = (
         reference=FOUR_MICROBATCHES,
     ),
     Row(
-        name="towers_4_zero_1",
-        make_strategy=_towers(cpus(4, zero=1)),
-        shares=even_shares(4),
-    ),
-    Row(
         name="towers_2_zero_2_accumulation_4",
         make_strategy=_towers(cpus(2, zero=2)),
         shares=even_shares(2),
         accumulation=4,
         reference=FOUR_MICROBATCHES,
-    ),
-    Row(
-        name="towers_4_zero_2",
-        make_strategy=_towers(cpus(4, zero=2)),
-        shares=even_shares(4),
     ),
     Row(
         name="towers_3_zero_3_shares_accumulation_4",
@@ -399,22 +362,10 @@ ROWS = (
         accumulation=4,
         reference=FOUR_MICROBATCHES,
     ),
-    Row(name="mirrored_1", make_strategy=_mirrored(cpus(1))),
-    Row(
-        name="mirrored_2",
-        make_strategy=_mirrored(cpus(2)),
-        shares=even_shares(2),
-    ),
     Row(
         name="mirrored_3_shares_5_3_2",
         make_strategy=_mirrored(cpus(3), _SHARES),
         shares=_SHARES,
-    ),
-    Row(
-        name="mirrored_1_accumulation_4",
-        make_strategy=_mirrored(cpus(1)),
-        accumulation=4,
-        reference=FOUR_MICROBATCHES,
     ),
     Row(
         name="mirrored_2_accumulation_4",
@@ -425,13 +376,6 @@ ROWS = (
         reference=FOUR_MICROBATCHES,
     ),
     Row(
-        name="ring_2",
-        make_strategy=_ring(cpus(1)),
-        shares=even_shares(2),
-        ring=_tensorflow_ring(),
-        num_workers=2,
-    ),
-    Row(
         name="ring_3",
         make_strategy=_ring(cpus(1)),
         shares=even_shares(3),
@@ -440,19 +384,12 @@ ROWS = (
         num_workers=3,
     ),
     Row(
-        name="ring_2_shares_2_1",
+        name="ring_2_accumulation_4_shares_2_1",
         make_strategy=_ring(cpus(1)),
         shares=(2.0, 1.0),
-        ring=_tensorflow_ring(worker_shares=(2.0, 1.0)),
-        num_workers=2,
-    ),
-    Row(
-        name="ring_2_accumulation_4",
-        make_strategy=_ring(cpus(1)),
-        shares=even_shares(2),
         accumulation=4,
         reference=FOUR_MICROBATCHES,
-        ring=_tensorflow_ring(),
+        ring=_tensorflow_ring(worker_shares=(2.0, 1.0)),
         num_workers=2,
     ),
     Row(
@@ -475,18 +412,11 @@ ROWS = (
         num_workers=2,
     ),
     Row(
-        name="own_ring_2_accumulation_4",
-        make_strategy=_ring(cpus(1)),
-        shares=even_shares(2),
+        name="own_ring_3_recompute_accumulation_4",
+        make_strategy=_recomputing(_ring(cpus(1)), "sqrt"),
+        shares=even_shares(3),
         accumulation=4,
         reference=FOUR_MICROBATCHES,
-        ring=_own_ring(),
-        num_workers=2,
-    ),
-    Row(
-        name="own_ring_3",
-        make_strategy=_ring(cpus(1)),
-        shares=even_shares(3),
         # Tests our packs over TensorFlow's collectives, as on GPUs.
         ring=_own_ring(wire=WireOptions(bytes_per_pack=4000, algorithm="ring")),
         num_workers=3,
@@ -518,20 +448,12 @@ ROWS = (
         num_workers=3,
     ),
     Row(
-        name="own_ring_2_zero_3_shares_2_1",
+        name="own_ring_3_zero_3_adamw_accumulation_4_clipping_shares_2_1_1",
         make_strategy=_ring(cpus(1, zero=3)),
-        shares=(2.0, 1.0),
-        ring=_own_ring(worker_shares=(2.0, 1.0), wire=WireOptions(bytes_per_pack=4000)),
-        num_workers=2,
-        transformer=True,
-    ),
-    Row(
-        name="own_ring_3_zero_3_adamw_accumulation_4_clipping",
-        make_strategy=_ring(cpus(1, zero=3)),
-        shares=even_shares(3),
+        shares=(2.0, 1.0, 1.0),
         accumulation=4,
         reference=FOUR_MICROBATCHES,
-        ring=_own_ring(),
+        ring=_own_ring(worker_shares=(2.0, 1.0, 1.0)),
         options=(("rule", Adam(weight_decay=0.1)), ("clipping", Clipping(global_norm=0.5))),
         num_workers=3,
     ),
@@ -587,10 +509,12 @@ ROWS = (
         transformer=True,
     ),
     Row(
-        name="own_ring_2_of_stages_2_zero_3_accumulation_2_clipping",
-        make_strategy=_ring(cpus_in_groups("stage:2", zero=3), pipeline=PipelineOptions(microbatches=2)),
+        name="own_ring_2_of_2_towers_of_stages_2_zero_3_accumulation_2_clipping_shares_2_1",
+        make_strategy=_ring(
+            cpus_in_groups("data:2,stage:2", zero=3), (2.0, 1.0), pipeline=PipelineOptions(microbatches=2)
+        ),
         accumulation=2,
-        shares=even_shares(2),
+        shares=(2.0, 1.0, 2.0, 1.0),
         # Several calls.
         ring=RingOptions(wire=WireOptions(bytes_per_pack=1000), check_divergence_every_steps=5),
         options=(("clipping", Clipping(norm=0.05)),),
@@ -600,60 +524,28 @@ ROWS = (
         transformer=True,
     ),
     Row(
-        name="own_ring_2_of_2_towers_of_stages_2_zero_3_clipping_shares_3_1",
-        make_strategy=_ring(
-            cpus_in_groups("data:2,stage:2", zero=3), (3.0, 1.0), pipeline=PipelineOptions(microbatches=2)
-        ),
-        shares=(3.0, 1.0, 3.0, 1.0),
-        # Several calls.
-        ring=RingOptions(wire=WireOptions(bytes_per_pack=1000), check_divergence_every_steps=5),
-        options=(("clipping", Clipping(norm=0.05)),),
-        num_workers=2,
-        batch_stats="average",
-        reference=Reference(microbatches_with_batch_norm=2),
-        transformer=True,
-    ),
-    Row(
-        name="own_ring_2_of_2_towers_of_slices_2_zero_3_adamw_shares_2_1",
+        name="own_ring_2_of_2_towers_of_slices_2_zero_3_accumulation_4_adamw_clipping_shares_2_1",
         make_strategy=_recomputing(
             _ring(cpus_in_groups("data:2,slice:2", zero=3), (2.0, 1.0), slices=SliceOptions()), "sqrt"
         ),
+        accumulation=4,
         shares=(2.0, 1.0, 2.0, 1.0),
+        reference=FOUR_MICROBATCHES,
         ring=RingOptions(wire=WireOptions(bytes_per_pack=1000), check_divergence_every_steps=5),
-        options=(("rule", Adam(weight_decay=0.1)),),
+        options=(("rule", Adam(weight_decay=0.1)), ("clipping", Clipping(norm=0.05))),
         num_workers=2,
         transformer=True,
     ),
     Row(
-        name="own_ring_2_of_2_towers_of_branches_2_zero_3_accumulation_4",
+        name="own_ring_2_of_2_towers_of_branches_2_zero_3_accumulation_4_adamw_shares_2_1",
         make_strategy=_ring(cpus_in_groups("data:2,branch:2", zero=3), branches=BranchOptions()),
         accumulation=4,
-        shares=even_shares(4),
+        shares=(2.0, 2.0, 1.0, 1.0),
         reference=FOUR_MICROBATCHES,
-        ring=RingOptions(check_divergence_every_steps=5),
-        num_workers=2,
-        branches=True,
-    ),
-    Row(
-        name="own_ring_2_of_branches_2_zero_3_adamw_shares_2_1",
-        make_strategy=_ring(cpus_in_groups("branch:2", zero=3), branches=BranchOptions()),
-        shares=(2.0, 1.0),
         ring=RingOptions(worker_shares=(2.0, 1.0), check_divergence_every_steps=5),
         options=(("rule", Adam(weight_decay=0.1)),),
         num_workers=2,
         branches=True,
-    ),
-    Row(
-        name="own_ring_2_of_slices_2_zero_3_accumulation_4_clipping",
-        make_strategy=_recomputing(_ring(cpus_in_groups("slice:2", zero=3), slices=SliceOptions()), "sqrt"),
-        accumulation=4,
-        shares=even_shares(2),
-        reference=FOUR_MICROBATCHES,
-        # Several calls.
-        ring=RingOptions(wire=WireOptions(bytes_per_pack=1000), check_divergence_every_steps=5),
-        options=(("clipping", Clipping(norm=0.05)),),
-        num_workers=2,
-        transformer=True,
     ),
     Row(
         name="own_ring_2_of_slices_3_zero_3_adamw_shares_2_1",
@@ -685,21 +577,6 @@ ROWS = (
         options=(("rule", Adam(weight_decay=0.1)), ("clipping", Clipping(global_norm=0.5))),
         num_workers=2,
         branches=True,
-    ),
-    Row(
-        name="own_ring_2_recompute",
-        make_strategy=_recomputing(_ring(cpus(1)), "sqrt"),
-        shares=even_shares(2),
-        ring=_own_ring(),
-        num_workers=2,
-    ),
-    Row(
-        name="ps_sync_2_workers_1_server",
-        **_servers("sync", cpus(1)),
-        shares=even_shares(2),
-        num_workers=2,
-        num_servers=1,
-        batch_stats="average",
     ),
     Row(
         name="ps_sync_3_workers_2_servers",
@@ -737,25 +614,14 @@ ROWS = (
         num_servers=2,
     ),
     Row(
-        name="ps_tensorflow_1_worker_of_2_towers_shares_2_1",
+        name="ps_tensorflow_1_worker_of_2_towers_shares_2_1_accumulation_4",
         **_servers("async", cpus(2, parameters=1), (2.0, 1.0), engine="tensorflow"),
         shares=(2.0, 1.0),
-        num_workers=1,
-        num_servers=1,
-    ),
-    Row(
-        name="ps_tensorflow_1_worker_accumulation_4",
-        **_servers("async", cpus(1), engine="tensorflow"),
         accumulation=4,
         reference=FOUR_MICROBATCHES,
         num_workers=1,
+        batch_stats="average",
         num_servers=3,
-    ),
-    Row(
-        name="ps_bound_0_2_workers_2_servers",
-        **_servers("0", cpus(1)),
-        num_workers=2,
-        num_servers=2,
     ),
     Row(
         name="ps_bound_0_2_workers_accumulation_4",
@@ -763,6 +629,6 @@ ROWS = (
         accumulation=4,
         reference=FOUR_MICROBATCHES,
         num_workers=2,
-        num_servers=1,
+        num_servers=2,
     ),
 )
