@@ -82,7 +82,11 @@ class TextTask:
         A token is valid if its label is not 0. It weighs as much as its text: 1 without weights.
         """
         logits = outputs if outputs.dtype == tf.float64 else tf.cast(outputs, tf.float32)
-        values = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=batch.labels, logits=logits)
+        # As a vector: of more dimensions TensorFlow checks the shapes in the graph, for which a GPU's host waits.
+        values = tf.nn.sparse_softmax_cross_entropy_with_logits(
+            labels=tf.reshape(batch.labels, [-1]), logits=tf.reshape(logits, [-1, logits.shape[-1]])
+        )
+        values = tf.reshape(values, tf.shape(batch.labels))
         return WeightedLoss(*_sum_over_tokens(tf.cast(values, tf.float32), batch))
 
     def metrics(self, outputs: tf.Tensor, batch: Batch) -> Mapping[str, WeightedValue]:

@@ -15,7 +15,7 @@ class WorkerSums(NamedTuple):
 
     Attributes:
       towers: sums over all workers; only the gradients are this worker's own until the step's end.
-      examples: int32 scalar, number of examples over all workers.
+      examples: int64 scalar, number of examples over all workers.
     """
 
     towers: TowerResult
@@ -46,7 +46,8 @@ def summed_except_gradients(
     of_all, (examples, *scalars) = summed[: len(changes)], summed[len(changes) :]
     result = with_scalars(own, scalars)
     new_state = batch_stats.changed(state, dict(zip(changes, of_all, strict=True)), result.weight, policy)
-    return WorkerSums(result._replace(new_state=new_state), tf.cast(examples, tf.int32))
+    # Where int32 is the host's a GPU's step would wait for it.
+    return WorkerSums(result._replace(new_state=new_state), tf.cast(examples, tf.int64))
 
 
 def added(sums: WorkerSums, more: WorkerSums, add: Callable[[Sequence], list] = gradients.add_each) -> WorkerSums:

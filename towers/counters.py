@@ -90,7 +90,8 @@ class Counters:
             self.bad_step.assign(tf.where(first_bad, self.step.read_value(), self.bad_step.read_value()))
         self.step.assign_add(tf.cast(running, tf.int64))
         with tf.device(HOST):
-            examples = tf.cast(examples, tf.int64)
+            if examples.dtype == tf.int32:  # the host's; that of workers with GPUs is on the device
+                examples = tf.cast(examples, tf.int64)
             if self.index is not self.step:
                 self.index.assign_add(1)
         self.examples.assign_add(tf.where(running, examples, 0))

@@ -77,7 +77,8 @@ def configure_devices(
     threads = 0 if on_gpu else threads_per_tower or threads_for(count, cores)
     asked = "cpu" if parameter_device == AUTOMATIC else parameter_device
     own_device = ("gpu:0" if on_gpu else "cpu:0") if spread_by(asked, zero) else asked
-    gpus = gpus if on_gpu else []
+    # Each of the others would get a context, of some hundred MB.
+    gpus = gpus[: max(count, _parameter_gpu(own_device) + 1)] if on_gpu else []
     parameters = _parameter_device(own_device, num_cpus=1 if on_gpu else count, num_gpus=len(gpus))
     _configure_runtime(gpus, num_cpus=1 if on_gpu else count, threads=threads, cores=cores)
     if zero == 3:
@@ -111,7 +112,7 @@ def physical_gpus() -> list[tf.config.PhysicalDevice]:
 
 def lowest_compute_capability() -> tuple[int, int]:
     """The lowest compute capability of the visible GPUs; (0, 0) if one does not tell it."""
-    details = map(tf.config.experimental.get_device_details, tf.config.list_physical_devices("GPU"))
+    details = map(tf.config.experimental.get_device_details, tf.config.get_visible_devices("GPU"))
     return min((found.get("compute_capability", (0, 0)) for found in details), default=(0, 0))
 
 
@@ -163,6 +164,12 @@ def _parameter_device(text: str, *, num_cpus: int, num_gpus: int) -> str:
         known = [f"cpu:{k}" for k in range(num_cpus)] + [f"gpu:{k}" for k in range(num_gpus)]
         raise UserError(f"parameter_device={text!r} does not exist: use one of {', '.join(known)}")
     return f"/device:{kind.upper()}:{index}"
+
+
+def _parameter_gpu(text: str) -> int:
+    """K of 'gpu:K'; -1 for anything else, which `_parameter_device` judges."""
+    match = re.fullmatch(r"gpu:(\d+)", text.strip().lower())
+    return -1 if match is None else int(match.group(1))
 
 
 def _configure_runtime(gpus, *, num_cpus: int, threads: int, cores: int) -> None:

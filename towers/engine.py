@@ -15,6 +15,7 @@ from towers import split
 from towers.counters import Counters
 from towers.devices import HOST, Devices
 from towers.exchange import TowerExchange
+from towers.hardware.gpus import gpus_are_whole
 from towers.input.placed_batch import examples_of
 from towers.input.placed_input import PlacedInput, can_be_placed
 from towers.input.tower_parts import TowerParts
@@ -100,6 +101,7 @@ class Engine(abc.ABC):
             tower_exchange = TowerExchange(len(self.all_shares))
         if tower_exchange is not None and not devices.on_cpu:
             tower_exchange.order = LaunchOrder()
+            tower_exchange.hint = "nccl" if gpus_are_whole() else "auto"
         self.tower = TowerFunction(
             task,
             model,

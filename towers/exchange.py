@@ -28,18 +28,20 @@ class TowerExchange:
       new_group_key: makes keys for the towers' other devices; the same in all processes that have such towers (a
         process's own counter would give equal keys by luck).
       order: the order in which all towers launch their exchanges; None on CPUs, where any order works.
+      hint: 'nccl' for whole GPUs, which TensorFlow would not choose by itself; 'auto' for its own ring.
     """
 
     num_towers: int
     group_key: int = dataclasses.field(default_factory=lambda: next(_next_group_key))
     new_group_key: Callable[[], int] = functools.partial(next, _next_group_key)
     order: LaunchOrder | None = None
+    hint: str = "auto"
     _instances: itertools.count = dataclasses.field(default_factory=lambda: itertools.count(1))
 
     def again(self) -> "TowerExchange":
         """An exchange of the same towers that counts from 1: for a tower that is traced by itself, as all are."""
         order = None if self.order is None else LaunchOrder()
-        return TowerExchange(self.num_towers, self.group_key, self.new_group_key, order)
+        return TowerExchange(self.num_towers, self.group_key, self.new_group_key, order, self.hint)
 
     def sum(self, value: tf.Tensor) -> tf.Tensor:
         """The sum of `value` (same shape on every tower) over all towers, on every tower. No gradient."""
@@ -62,5 +64,5 @@ class TowerExchange:
             merge_op="Add",
             final_op="Id",
             subdiv_offsets=[0],
-            communication_hint="auto",
+            communication_hint=self.hint,
         )

@@ -8,8 +8,8 @@ differ by 4e-7 after 20 steps.
 After the run's last step the rule may change the parameters once more (`finish_run`).
 """
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -95,7 +95,7 @@ def updated(
     rate: tf.Tensor,
     *,
     examples: tf.Tensor,
-    features,
+    features: Sequence[tuple[str, Any]],
     placement: Placement,
     device: str,
     options: StepOptions,
@@ -108,8 +108,8 @@ def updated(
       sums: sums over all towers of all processes.
       rate: float32 scalar, learning rate.
       examples: int32 scalar, number of examples in the global batch.
-      features: the batch's features, in any structure; without `masked` they are read only if the step is not
-        finite.
+      features: the batch's features in parts, each a pair (device that has it, any structure of tensors); without
+        `masked` they are read only if the step is not finite.
       placement: where the parameters are and how they are updated.
       device: device that computes the mean.
       options: options of the step.
@@ -151,9 +151,13 @@ def _all_finite_unless(finite: tf.Tensor, features) -> tf.Tensor:
     return tf.cond(finite, lambda: tf.constant(True), lambda: _all_finite(features))
 
 
-def _all_finite(features) -> tf.Tensor:
-    floating = [tensor for tensor in tf.nest.flatten(features) if tensor.dtype.is_floating]
-    found = [tf.reduce_all(tf.math.is_finite(tensor)) for tensor in floating]
+def _all_finite(features: Sequence[tuple[str, Any]]) -> tf.Tensor:
+    """Only what each device has found leaves it."""
+    found = []
+    for device, part in features:
+        with tf.device(device):
+            floating = [tensor for tensor in tf.nest.flatten(part) if tensor.dtype.is_floating]
+            found += [tf.reduce_all(tf.math.is_finite(tensor)) for tensor in floating]
     return tf.reduce_all(tf.stack(found)) if found else tf.constant(True)
 
 

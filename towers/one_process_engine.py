@@ -12,7 +12,7 @@ import tensorflow as tf
 from towers import batch_stats
 from towers.devices import HOST
 from towers.engine import Engine
-from towers.input.placed_batch import examples_of, parts_of
+from towers.input.placed_batch import examples_of, features_by_device, parts_of
 from towers.input.tower_parts import microbatch
 from towers.input.unprepared import Unprepared
 from towers.lookups import Lookups
@@ -172,7 +172,7 @@ class OneProcessEngine(Engine):
             sums._replace(gradients=summed),
             rate,
             examples=examples_of(batch),
-            features=[part.features for part in parts_of(batch)],
+            features=features_by_device(batch, HOST, self.devices.towers),
             placement=self.placement,
             device=self.devices.parameters,
             options=self.options,

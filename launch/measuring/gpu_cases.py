@@ -34,7 +34,7 @@ def gpu_cases() -> list[Case]:
         _case("gpu 1, parameters on it", 1, "--parameter_device=gpu:0"),
         _case("gpu 1, bfloat16, parameters on it", 1, "--parameter_device=gpu:0", precision=BFLOAT16),
         own_case("gpu 1, cifar_fast, bfloat16", fast, _ON_GPUS, "--parameter_device=gpu:0"),
-        _case(f"gpus {count}, parameters on the CPU", count),
+        _case(f"gpus {count}, parameters on the CPU", count, "--parameter_device=cpu"),
         _case(f"gpus {count}, replicated", count, "--parameter_device=replicated"),
         _case(f"gpus {count}, replicated, bfloat16", count, "--parameter_device=replicated", precision=BFLOAT16),
         *(_case(f"gpus {count}, zero {stage}", count, f"--zero={stage}") for stage in (1, 2, 3)),

@@ -63,9 +63,16 @@ def _shape(tensor: Any) -> str:
     return f"[{', '.join(['N', *map(str, tensor.shape[1:])])}]"
 
 
-def out_of_range(error: tf.errors.OpError, where: str) -> UserError | None:
-    """The UserError for a label or an id out of range; None if this is another error."""
-    if found := _LABEL.search(str(error)):
+def out_of_range(error: tf.errors.OpError, where: str, *, only_labels: bool = False) -> UserError | None:
+    """The UserError for a label or an id out of range; None if this is another error.
+
+    Args:
+      error: TensorFlow's.
+      where: the step, for the message.
+      only_labels: whether nothing but a loss was computed. A deterministic cross-entropy looks labels up as ids.
+    """
+    found = _LABEL.search(str(error)) or (_INDEX.search(str(error)) if only_labels else None)
+    if found:
         label, count = found.groups()
         return UserError(
             f"{where}: label {label} is out of range: the outputs have {count} classes, labels "

@@ -31,7 +31,7 @@ def labels_out_of_range(task: Task, model: keras.Model, batch: Batch, where: str
             batch = with_features(task, batch)
             task.loss(_zero_outputs(model, batch), batch)
         except tf.errors.InvalidArgumentError as error:
-            return out_of_range(error, where)
+            return out_of_range(error, where, only_labels=True)
         except Exception:  # a call or a loss of a user's own that can't be computed so: the cause stays unknown
             return None
     return None

@@ -7,6 +7,7 @@ import tensorflow as tf
 from strategies.distribute.replicated_engine import ReplicatedEngine
 from strategies.synchronous import SynchronousStrategy
 from towers.devices import Devices
+from towers.hardware.gpus import gpus_are_whole
 from towers.input.tower_parts import TowerParts
 from towers.options import StepOptions
 from towers.split import checked_shares
@@ -46,8 +47,7 @@ def mirrored(devices: Sequence[str]) -> tf.distribute.MirroredStrategy:
     logical GPUs too, because NCCL refuses two replicas on one card.
     """
     on_gpus = all("GPU" in device for device in devices)
-    are_whole = len(tf.config.list_logical_devices("GPU")) <= len(tf.config.list_physical_devices("GPU"))
-    reduction = None if on_gpus and are_whole else tf.distribute.ReductionToOneDevice()
+    reduction = None if on_gpus and gpus_are_whole() else tf.distribute.ReductionToOneDevice()
     return tf.distribute.MirroredStrategy(list(devices), cross_device_ops=reduction)
 
 

@@ -20,7 +20,7 @@ from strategies.worker_sums import WorkerSums, added, summed_except_gradients
 from towers import batch_stats
 from towers.devices import HOST
 from towers.engine import Engine
-from towers.input.placed_batch import examples_of, parts_of
+from towers.input.placed_batch import examples_of, features_by_device
 from towers.input.tower_parts import TowerParts, microbatch
 from towers.mean_and_update import count_step, finish_run, updated
 from towers.sums import add_evaluations
@@ -143,7 +143,7 @@ class ReplicatedEngine(Engine):
             sums.towers._replace(gradients=summed),
             rate,
             examples=sums.examples,
-            features=[part.features for part in parts_of(batch)],
+            features=features_by_device(batch, HOST, self.devices.towers),
             placement=self.placement,
             device=self._replicas[replica].parameters,
             options=self.options,

@@ -9,12 +9,17 @@ from strategies.contract import Move
 from towers.errors import UserError
 
 
+def wish(move: Move) -> list[int]:
+    """What a worker wants, as numbers."""
+    return [move.stop, move.save, move.target, move.last_step, move.until]
+
+
 def agreed(move: Move, wishes: np.ndarray, members: Sequence[Member]) -> Move:
     """Rank 0 decides when to save, the shortest call counts, and all stop if any was asked to stop.
 
     Args:
       move: what this worker wants.
-      wishes: [workers, fields of a Move], what all want.
+      wishes: [workers, 5], the `wish` of each.
       members: the workers.
 
     Raises:

@@ -37,7 +37,7 @@ class WireOptions:
         float16) times the sum of the W magnitudes: one for the casts, and one for each of the W - 1 sums. In
         float16, values below 6e-5 lose more digits, and sums above 65504 are infinite.
       algorithm: how gradients are summed. 'tcp' is our own ring (`strategies.ring.tcp_ring`), for CPUs; 'ring' and
-        'nccl' are TensorFlow's; 'auto' is tcp for gradients on a CPU, else TensorFlow's own choice.
+        'nccl' are TensorFlow's; 'auto' is tcp for gradients on a CPU (our engine), and nccl for GPUs.
       timeout_seconds: a collective that waits longer fails.
     """
 

@@ -20,8 +20,9 @@ from strategies.busy_time import BusyTime
 from strategies.ring.collectives import WorkerExchange
 from strategies.worker_sums import WorkerSums, added, summed_except_gradients
 from towers import batch_stats
+from towers.devices import HOST
 from towers.engine import Engine
-from towers.input.placed_batch import examples_of, parts_of
+from towers.input.placed_batch import examples_of, features_by_device
 from towers.input.tower_parts import TowerParts
 from towers.mean_and_update import finish_step
 from towers.parameters.placement import Placement
@@ -112,7 +113,7 @@ class RingEngine(Engine):
             summed,
             rate,
             examples=sums.examples,
-            features=[part.features for part in parts_of(batch)],
+            features=features_by_device(batch, HOST, self.devices.towers),
             placement=self.placement,
             device=self.devices.parameters,
             options=self.options,

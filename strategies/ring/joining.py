@@ -124,6 +124,15 @@ def join_ring(
         faulthandler.cancel_dump_traceback_later()
 
 
+def implementation_of(algorithm: str, num_gpus: int) -> tf.distribute.experimental.CommunicationImplementation:
+    """TensorFlow's name of an algorithm of `WireOptions`, for workers with so many GPUs each."""
+    implementations = tf.distribute.experimental.CommunicationImplementation
+    if algorithm == "auto" and num_gpus:
+        # Its own AUTO would send everything through the host's memory: it uses NCCL only where it is told to.
+        return implementations.NCCL
+    return {"ring": implementations.RING, "nccl": implementations.NCCL}.get(algorithm, implementations.AUTO)
+
+
 def _multi_worker(cluster: Cluster, wire: WireOptions, num_gpus: int) -> tf.distribute.MultiWorkerMirroredStrategy:
     addresses = {role: list(cluster.addresses[role]) for role in (CHIEF, WORKER) if role in cluster.addresses}
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
@@ -133,13 +142,10 @@ def _multi_worker(cluster: Cluster, wire: WireOptions, num_gpus: int) -> tf.dist
         rpc_layer="grpc",
         num_accelerators={"GPU": num_gpus},
     )
-    implementations = tf.distribute.experimental.CommunicationImplementation
     communication = tf.distribute.experimental.CommunicationOptions(
         bytes_per_pack=wire.pack_bytes(len(cluster.ring)),
         timeout_seconds=wire.timeout_seconds,
-        implementation={"ring": implementations.RING, "nccl": implementations.NCCL}.get(
-            wire.algorithm, implementations.AUTO
-        ),
+        implementation=implementation_of(wire.algorithm, num_gpus),
     )
     # Its log messages contain nothing that a user could act on.
     tf.get_logger().setLevel("ERROR")

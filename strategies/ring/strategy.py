@@ -24,7 +24,7 @@ from strategies.engines import OWN, EngineChoice, choose_engine
 from strategies.errors import PeerLost
 from strategies.grouped_towers import GroupedTowers
 from strategies.pieces import Piece, parts_of
-from strategies.ring.agreement import agreed
+from strategies.ring.agreement import agreed, wish
 from strategies.ring.collectives import HostExchange, WorkerExchange
 from strategies.ring.divergence import checksums, what_drifted
 from strategies.ring.engine import RingEngine
@@ -390,7 +390,7 @@ class RingStrategy(SynchronousStrategy):
 
     def agree(self, move: Move) -> Move:
         with self._watched():
-            wishes = self._host.gather("move", dataclasses.astuple(move), np.int64)
+            wishes = self._host.gather("move", wish(move), np.int64)
         return agreed(move, wishes, self.ring.members)
 
     @property

@@ -63,3 +63,8 @@ def memory_bytes(index: int, driver: str = _DRIVER) -> int | None:
     except (OSError, AttributeError):
         return None
     return total.value if all(call(*arguments) == 0 for call, *arguments in calls) else None
+
+
+def gpus_are_whole() -> bool:
+    """Whether no GPU is divided into logical ones, which NCCL refuses."""
+    return len(tf.config.list_logical_devices("GPU")) <= len(tf.config.list_physical_devices("GPU"))

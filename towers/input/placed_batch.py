@@ -5,6 +5,7 @@ PlacedBatch   cut, each part on its tower's device
 tuple         of either: microbatches
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -18,7 +19,7 @@ class PlacedBatch(NamedTuple):
     Attributes:
       parts: each tower's part, on its device; an idle tower has some example.
       activities: float32 scalars, 0.0 for an idle tower, otherwise 1.0.
-      examples: int32 scalar, number of examples in the (micro)batch.
+      examples: int32 scalar in the host's memory, number of examples in the (micro)batch.
     """
 
     parts: tuple[Batch, ...]
@@ -31,6 +32,21 @@ def parts_of(batch: Any) -> list[Batch]:
     if isinstance(batch, Batch):
         return [batch]
     return [part for one in (batch.parts if isinstance(batch, PlacedBatch) else batch) for part in parts_of(one)]
+
+
+def features_by_device(batch: Any, host: str, towers: Sequence[str]) -> list[tuple[str, Any]]:
+    """The features of each of `parts_of(batch)`, and the device that has them.
+
+    Args:
+      batch: a batch, a placed batch, or a tuple of either.
+      host: the device of a batch that is not placed.
+      towers: the device of each tower.
+    """
+    if isinstance(batch, Batch):
+        return [(host, batch.features)]
+    if isinstance(batch, PlacedBatch):
+        return [(device, part.features) for device, part in zip(towers, batch.parts, strict=True)]
+    return [found for one in batch for found in features_by_device(one, host, towers)]
 
 
 def examples_of(batch: Any) -> tf.Tensor:

@@ -3,7 +3,8 @@
     batch k + 1, cut on the host -> part 0 -> GPU:0     while the towers compute batch k
                                     part 1 -> GPU:1
 
-TensorFlow's MultiDeviceIterator copies, in its own threads, as for tf.distribute.
+TensorFlow's MultiDeviceIterator copies, in its own threads, as for tf.distribute. The number of examples, which
+the host needs, comes by an element for the host: a GPU's would be there only after the steps before.
 """
 
 import dataclasses
@@ -68,13 +69,14 @@ class PlacedInput:
             first, *others = (
                 tf.data.Dataset.from_tensors(self._own(batch, tower)) for tower in range(len(self.devices))
             )
-            for other in others:
+            host = tf.data.Dataset.from_tensors(_without_parts(self._own(batch, 0)))
+            for other in (*others, host):
                 first = first.concatenate(other)
             return first
 
         placed = multi_device_iterator_ops.OwnedMultiDeviceIterator(
             dataset.flat_map(cut),
-            list(self.devices),
+            [*self.devices, HOST],
             max_buffer_size=_AHEAD,
             prefetch_buffer_size=_AHEAD,
             source_device=HOST,
@@ -105,9 +107,17 @@ def can_be_placed(batch_spec: Any) -> bool:
     return all(spec.dtype != tf.string for spec in tf.nest.flatten(batch_spec))
 
 
+def _without_parts(own: Any) -> Any:
+    """The same without examples, which the host does not need."""
+    if not isinstance(own, _OwnPart):
+        return tuple(map(_without_parts, own))
+    return own._replace(part=tf.nest.map_structure(lambda tensor: tensor[:0], own.part))
+
+
 def _together(by_tower: list) -> Any:
-    """One batch of what the towers got."""
+    """One batch of what the towers and the host got."""
     if not isinstance(by_tower[0], _OwnPart):
         return tuple(_together(list(of_micro)) for of_micro in zip(*by_tower, strict=True))
-    parts, activities, examples = zip(*by_tower, strict=True)
-    return PlacedBatch(parts, activities, examples[0])
+    *of_towers, of_host = by_tower
+    parts, activities, _ = zip(*of_towers, strict=True)
+    return PlacedBatch(parts, activities, of_host.examples)

@@ -115,7 +115,7 @@ class _Part:
     def _stays(self, tensor: tf.Tensor) -> bool:
         if not self._contains(tensor.op) or tensor.op.type in _NEVER_COPIED or tensor.op._is_stateful:
             return True
-        if tensor.name in self._returned or (tensor.shape.num_elements() or _SMALL + 1) <= _SMALL:
+        if tensor.name in self._returned or _is_small(tensor):
             return True
         return any(
             self._index[reader.name] < self._backward_begin and not self._contains(reader)
@@ -147,6 +147,11 @@ class _Part:
 
     def _input(self, tensor: tf.Tensor) -> str:
         return _input_name(tensor, tensor.op.name + _SUFFIX if self._is_copied(tensor) else tensor.op.name)
+
+
+def _is_small(tensor: tf.Tensor) -> bool:
+    # A list of tensors, as loops keep their activations in, has the shape of a scalar.
+    return tensor.dtype != tf.variant and (tensor.shape.num_elements() or _SMALL + 1) <= _SMALL
 
 
 def _closure(
