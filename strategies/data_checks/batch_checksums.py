@@ -120,7 +120,7 @@ def _places(batches: Sequence[Batch]) -> dict[int, int]:
     for batch in batches:
         tensors = _flat(batch.features)
         length = len(tensors[0])
-        # The parts of a ragged or sparse tensor have other lengths.
+        # A task of a user's own may yield anything.
         if all(tensor.shape.rank and len(tensor) == length for tensor in tensors):
             arrays = [np.asarray(tensor) for tensor in tensors]
             found += [_checksum([array[index] for array in arrays]) for index in range(length)]

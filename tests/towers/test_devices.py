@@ -166,6 +166,14 @@ def test_a_process_sees_its_own_gpus_alone(monkeypatch):
         configure_devices(own_gpus=[2, 3], num_towers=3)
 
 
+@pytest.mark.parametrize("parameter_device, started", [("auto", [0, 1]), ("gpu:2", [0, 1, 2])])
+def test_gpus_without_a_tower_or_parameters_are_not_started(monkeypatch, parameter_device, started):
+    gpus = Gpus(monkeypatch, 4)
+    devices = configure_devices(num_towers=2, parameter_device=parameter_device)
+    assert gpus.visible == gpus.growing == started
+    assert len(devices.towers) == 2
+
+
 def test_towers_on_cpus_start_no_gpu(monkeypatch):
     gpus = Gpus(monkeypatch, 4)
     devices = configure_devices(kind="cpu", num_towers=2)

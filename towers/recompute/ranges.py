@@ -54,7 +54,8 @@ class RangeRecorder:
             number = self._counts.get(id(operation), 0)
             self._counts[id(operation)] = number + 1
             for segment in self._segments:
-                if segment.first is operation and segment.first_number in (None, number):
+                # A layer may be in two segments, or call another one: copies of what overlaps would clash.
+                if not self._begins and segment.first is operation and segment.first_number in (None, number):
                     self._begins[segment] = self._num_operations()
             outputs = call(*arguments, **options)
             for segment in self._segments:

@@ -165,7 +165,7 @@ MISTAKES = {
     "lists of numbers": (both(X.tolist(), Y.tolist()), ("arrays of 0 examples", "pass arrays, not lists")),
     "a ragged tensor": (
         {"train_data": lambda: (tf.ragged.constant([[1.0] * (1 + i % 3) for i in range(N)]), Y)},
-        ("train_data has a RaggedTensor", "tf.data dataset of batches"),
+        ("train_data has a RaggedTensor", ".to_tensor()"),
     ),
     "a sparse tensor": (
         {"eval_data": lambda: (tf.sparse.from_dense(X), Y)},

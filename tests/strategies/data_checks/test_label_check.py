@@ -60,6 +60,17 @@ def test_a_skipped_step_names_the_label_where_a_gpu_computes(monkeypatch):
         strategy_of(labels=IN_WRONG_STEP, on_nan="skip").run_steps(5)
 
 
+def test_a_deterministic_loss_looks_labels_up_as_ids():
+    def looked_up(outputs, batch):
+        return -tf.gather(tf.nn.log_softmax(outputs), batch.labels, batch_dims=1)
+
+    model, examples = dense_network(), vectors(8)
+    examples.labels[3] = NUM_CLASSES + 4
+    task = TinyTask(build=lambda: model, examples=examples, losses=looked_up)
+    batch = tf.nest.map_structure(tf.constant, examples)
+    assert WORDS[0] in str(labels_out_of_range(task, model, batch, "step 0"))
+
+
 def test_another_cause_is_not_taken_for_labels():
     with pytest.raises(NonFiniteStep, match="holds NaN or infinite features"):
         strategy_of(infinite=[8 * WRONG_STEP]).run_steps(5)

@@ -1,10 +1,11 @@
 """Joining a ring: which processes are refused."""
 
 import pytest
+import tensorflow as tf
 
 from strategies.cluster import Cluster, Member
 from strategies.ring.collectives import WireOptions
-from strategies.ring.joining import Ring, RingOptions, join_ring
+from strategies.ring.joining import Ring, RingOptions, implementation_of, join_ring
 from strategies.waiting import listens
 from tests.launch.programs import run
 from tests.strategies.addresses import free, server
@@ -13,6 +14,14 @@ from tests.towers.user_errors import refused
 
 def cluster(role="worker", index=0, **addresses) -> Cluster:
     return Cluster(addresses={key: tuple(value) for key, value in addresses.items()}, role=role, index=index)
+
+
+def test_gpus_use_nccl():
+    """TensorFlow's own AUTO would send everything through the host's memory."""
+    implementations = tf.distribute.experimental.CommunicationImplementation
+    assert implementation_of("auto", 1) is implementations.NCCL
+    assert implementation_of("auto", 0) is implementations.AUTO
+    assert implementation_of("ring", 1) is implementations.RING
 
 
 class TestAlone:

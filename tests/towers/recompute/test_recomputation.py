@@ -1,6 +1,7 @@
 """A tower that computes activations again: the same numbers, other operations, less memory."""
 
 import functools
+import itertools
 import subprocess
 import sys
 
@@ -15,6 +16,8 @@ from tests.towers.logical_cpus import cpus
 from tests.towers.recompute import peak_program
 from tests.towers.tiny_tasks import NUM_CLASSES, TinyTask, images, parameters_of, trainer_of
 from towers.options import StepOptions
+from towers.recompute.ranges import RangeRecorder
+from towers.recompute.segments import segments_of
 from towers.task import Batch
 from towers.tower import TowerFunction
 
@@ -110,6 +113,60 @@ def test_the_peak_of_memory_falls():
         peaks[recompute] = float(subprocess.run(command, check=True, capture_output=True, timeout=60).stdout)
     # Both have the graph, threads and gradients too. A few blocks may be there again at the same time.
     assert peaks["none"] - peaks["blocks"] > peak_program.NUM_BLOCKS / 2 * peak_program.HIDDEN_MEBIBYTES, peaks
+
+
+class SharedLayers(keras.Model):
+    """Its layers are its own, and those of a model within it too, which it calls."""
+
+    def __init__(self):
+        super().__init__()
+        inputs = layers.Input((6, 6, 3))
+        self.first, self.second = layers.Conv2D(3, 1, name="first"), layers.Conv2D(3, 1, name="second")
+        self.features = keras.Model(inputs, self.second(self.first(inputs)), name="features")
+        self.logits = layers.Dense(NUM_CLASSES, name="logits")
+
+    def call(self, inputs):
+        hidden = self.first(self.features(inputs))
+        return self.logits(tf.reduce_mean(hidden, [1, 2]))
+
+
+@pytest.mark.parametrize("recompute", ["full", "blocks"])
+def test_parts_of_shared_layers_do_not_overlap(recompute):
+    """Otherwise operations would be copied twice, under one name."""
+    model = SharedLayers()
+    model(tf.zeros([1, 6, 6, 3]))
+    with tf.Graph().as_default():
+        recorder = RangeRecorder(segments_of(model, recompute))
+        with recorder.recording():
+            model(tf.zeros([2, 6, 6, 3]))
+    assert len(recorder.ranges) >= 3
+    for one, after in itertools.pairwise(recorder.ranges):
+        assert one.begin < one.end <= after.begin
+
+
+def recurrent_network() -> keras.Model:
+    inputs = layers.Input((6, 6, 3))
+    rows = layers.Reshape((6, 18))(inputs)
+    for index in range(2):
+        rows = layers.LSTM(5, return_sequences=True, name=f"lstm{index}")(rows)
+    return keras.Model(inputs, layers.Dense(NUM_CLASSES, name="logits")(layers.Flatten()(rows)))
+
+
+def test_a_loops_lists_of_activations_are_computed_again():
+    """Such a list has the shape of a scalar. The backward pass pops from the copied loop's: the first is freed."""
+    loops = [node for node in traced("full", recurrent_network) if node.op in ("While", "StatelessWhile")]
+    copied = {node.name for node in loops if node.name.endswith("_recomputed")}
+    firsts = {name.removesuffix("_recomputed") for name in copied}
+    assert len(copied) == 2  # both layers come before the last part
+    backward = [node for node in loops if node.name not in copied | firsts]
+    assert len(backward) == 2
+    for node in backward:
+        lists = {
+            name.partition(":")[0]
+            for name, dtype in zip(node.input, node.attr["T"].list.type, strict=False)
+            if dtype == tf.variant.as_datatype_enum
+        }
+        assert lists & copied and not lists & firsts, sorted(lists)
 
 
 # With oneDNN the optimizer joins a norm with the ReLU that follows.
