@@ -35,7 +35,7 @@ from launch.flags.task import task_from_flags
 from launch.forecast.byte_text import byte_text, bytes_from
 from launch.forecast.columns import Run, columns_of
 from launch.forecast.measured_modes import measure_here, measured
-from launch.forecast.modes_of_a_process import TOWERS, ProcessMode, ProcessModes, all_devices
+from launch.forecast.modes_of_a_process import AXES, TOWERS, ProcessMode, ProcessModes, all_devices
 from launch.forecast.table import as_json, saved_by_recomputation, saved_by_zero, table
 from launch.measuring.running import Interrupted
 from strategies.registry import build_strategy
@@ -111,7 +111,11 @@ def main(_) -> int:
 
 def _asked(devices: Devices) -> ProcessMode:
     """The mode that the flags choose, on all devices; of a ring and of servers, the towers of a worker."""
-    grouped = FLAGS.strategy if devices.groups else TOWERS
+    grouped = TOWERS
+    if devices.groups:
+        # The towers of a ring's worker are those of the mode that its grid names.
+        of_grid = [mode for mode, axis in AXES.items() if axis in FLAGS.grid]
+        grouped = FLAGS.strategy if FLAGS.strategy in AXES else of_grid[0]
     count = len(all_devices(devices))
     return ProcessMode(
         name=f"{count} tower{'' if count == 1 else 's'}" if grouped == TOWERS else f"{grouped} on {count} devices",

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 import tensorflow as tf
 
 from launch.forecast.columns import Column
-from launch.forecast.modes_of_a_process import SLICES, ProcessMode, ProcessModes, all_devices
+from launch.forecast.modes_of_a_process import PIPELINE, SLICES, ProcessMode, ProcessModes, all_devices
 from launch.measuring.allocation_trace import USE_TRACED_ALLOCATOR, allocated_peak
 from launch.measuring.case import Case, Work
 from launch.measuring.running import run_case
@@ -21,6 +21,8 @@ PASSING, FULLEST = "passing_bytes", "fullest_gpu_bytes"
 _TIMEOUT_SECONDS = 900.0
 # Flags that choose another mode, and would contradict the one that is measured.
 _OF_MODES = ("strategy", "num_towers", "grid", "slices", "parameter_device", "zero", "offload", "branch_devices")
+# Flags that one mode alone takes.
+_OF_ONE_MODE = {SLICES: ("layout",), PIPELINE: ("stages", "microbatches", "pipeline_schedule", "balance")}
 
 
 def measured(modes: ProcessModes, columns: Sequence[Column]) -> dict[str, float]:
@@ -53,8 +55,10 @@ def _of_process(column: Column, figures: Mapping[str, float], passing_bytes: int
 
 
 def _case(modes: ProcessModes, mode: ProcessMode) -> Case:
-    others = _OF_MODES if mode.strategy == SLICES else (*_OF_MODES, "layout")
-    words = [word for word in _without(sys.argv[1:], *others) if word not in ("--json", "--measure")]
+    of_others = [name for one, names in _OF_ONE_MODE.items() if one != mode.strategy for name in names]
+    words = [
+        word for word in _without(sys.argv[1:], *_OF_MODES, *of_others) if word not in ("--json", "--measure")
+    ]
     command, variables = own_program("launch.memory", *words, "--measure_here", *mode.flags(modes.devices))
     work = Work("towers", mode.num_devices, "", modes.task.batch_size)
     return Case(mode.name, work, command, variables={**variables, **USE_TRACED_ALLOCATOR})

@@ -16,7 +16,7 @@ from towers.task import Task
 
 TOWERS, PIPELINE, SLICES, BRANCHES = "towers", "pipeline", "slices", "branches"
 # What the grid calls a device of a tower.
-_AXES = {PIPELINE: "stage", SLICES: "slice", BRANCHES: "branch"}
+AXES = {PIPELINE: "stage", SLICES: "slice", BRANCHES: "branch"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -75,7 +75,7 @@ class ProcessMode:
         """The flags that choose the mode in a fresh process with the same devices."""
         if self.strategy != TOWERS:
             size = self.num_devices // self.num_towers
-            return [f"--strategy={self.strategy}", f"--grid=data:{self.num_towers},{_AXES[self.strategy]}:{size}"]
+            return [f"--strategy={self.strategy}", f"--grid=data:{self.num_towers},{AXES[self.strategy]}:{size}"]
         spread = "sharded" if self.sharded else "replicated" if self.replicated else ""
         spread = spread or of_process.parameters.removeprefix("/device:").lower()
         found = [f"--strategy={TOWERS}", f"--num_towers={self.num_devices}", f"--zero={self.zero}"]

@@ -135,12 +135,18 @@ def test_parts_of_shared_layers_do_not_overlap(recompute):
     """Otherwise operations would be copied twice, under one name."""
     model = SharedLayers()
     model(tf.zeros([1, 6, 6, 3]))
-    with tf.Graph().as_default():
-        recorder = RangeRecorder(segments_of(model, recompute))
-        with recorder.recording():
-            model(tf.zeros([2, 6, 6, 3]))
-    assert len(recorder.ranges) >= 3
-    for one, after in itertools.pairwise(recorder.ranges):
+    recorders = []
+
+    @tf.function(autograph=False)
+    def called():
+        recorders.append(RangeRecorder(segments_of(model, recompute)))
+        with recorders[0].recording():
+            return model(tf.zeros([2, 6, 6, 3]))
+
+    called.get_concrete_function()
+    ranges = recorders[0].ranges
+    assert len(ranges) >= 3
+    for one, after in itertools.pairwise(ranges):
         assert one.begin < one.end <= after.begin
 
 
