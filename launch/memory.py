@@ -26,7 +26,7 @@ from absl import flags
 
 from launch import binary, training
 from launch.flags.branches import branches_from_flags
-from launch.flags.checks import positive
+from launch.flags.checks import numbers_from, positive
 from launch.flags.devices import devices_from_flags
 from launch.flags.pipeline import pipeline_from_flags
 from launch.flags.slices import slices_from_flags
@@ -83,6 +83,7 @@ def main(_) -> int:
         pipeline_from_flags() or PipelineOptions(),
         slices_from_flags() or SliceOptions(),
         branches_from_flags() or BranchOptions(),
+        numbers_from("tower_shares"),
     )
     if FLAGS.measure_here:
         print(json.dumps(measure_here(modes.strategy(_asked(modes.devices)).engine, task, FLAGS.measured_steps)))

@@ -56,6 +56,7 @@ def _of_process(column: Column, figures: Mapping[str, float], passing_bytes: int
 
 def _case(modes: ProcessModes, mode: ProcessMode) -> Case:
     of_others = [name for one, names in _OF_ONE_MODE.items() if one != mode.strategy for name in names]
+    of_others += ["tower_shares"] * (modes.shares(mode) is None)
     words = [
         word for word in _without(sys.argv[1:], *_OF_MODES, *of_others) if word not in ("--json", "--measure")
     ]

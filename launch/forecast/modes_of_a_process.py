@@ -97,6 +97,8 @@ class ProcessModes:
       devices: all devices of the process.
       options: how a step computes.
       pipeline, slices, branches: how a tower is divided over several devices.
+      tower_shares: relative sizes of the towers' parts of a batch, for modes with as many towers; None for equal
+        parts.
     """
 
     task: Task
@@ -105,6 +107,12 @@ class ProcessModes:
     pipeline: PipelineOptions = dataclasses.field(default_factory=PipelineOptions)
     slices: SliceOptions = dataclasses.field(default_factory=SliceOptions)
     branches: BranchOptions = dataclasses.field(default_factory=BranchOptions)
+    tower_shares: tuple[float, ...] | None = None
+
+    def shares(self, mode: ProcessMode) -> tuple[float, ...] | None:
+        """The `tower_shares` if they are for the mode's towers."""
+        count = mode.devices(self.devices).num_towers
+        return self.tower_shares if self.tower_shares and len(self.tower_shares) == count else None
 
     @functools.cache  # noqa: B019  the modes live as long as the program
     def strategy(self, mode: ProcessMode) -> SynchronousStrategy:
@@ -124,7 +132,8 @@ class ProcessModes:
             devices,
             options,
             # Given, so that a small batch does not lower the number of towers.
-            shares=None if mode.strategy in (SLICES, BRANCHES) else (1.0,) * devices.num_towers,
+            shares=self.shares(mode)
+            or (None if mode.strategy in (SLICES, BRANCHES) else (1.0,) * devices.num_towers),
             **{name: given for name, given in of_tower.items() if name == mode.strategy},
         )
 

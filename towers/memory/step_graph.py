@@ -106,9 +106,12 @@ def _inlined(concrete) -> tf.compat.v1.GraphDef:
     kept.node_list.value.extend(tensor.name for tensor in (*concrete.inputs, *concrete.outputs))
     kept.node_list.value.extend(operation.name for operation in concrete.graph.control_outputs)
     described.collection_def["train_op"].CopyFrom(kept)
-    for node in described.graph_def.node:
+    in_functions = [node for function in described.graph_def.library.function for node in function.node_def]
+    for node in (*described.graph_def.node, *in_functions):
         # Loops and branches stay one operation each, with a body.
         _drop(node, "_lower_using_switch_merge")
+        # Some are to be where a node is that the optimizer replaces; the devices say enough.
+        _drop(node, "_class")
     config = config_pb2.ConfigProto()
     config.graph_options.rewrite_options.min_graph_nodes = -1
     config.graph_options.rewrite_options.optimizers.append("function")

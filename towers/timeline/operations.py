@@ -197,7 +197,10 @@ def _key(event: _Event) -> tuple:
 
 
 def _operations(events: Sequence[_Event], nodes: Mapping) -> list[TracedOperation]:
-    ends = {event.name: event.end for event in events}
+    # In a loop an operation runs in each iteration; what comes into the loop is there for the first one.
+    ends: dict[str, float] = {}
+    for event in events:
+        ends[event.name] = min(event.end, ends.get(event.name, event.end))
     found = []
     for event in events:
         node = nodes[event.name]
@@ -212,7 +215,7 @@ def _operations(events: Sequence[_Event], nodes: Mapping) -> list[TracedOperatio
                     event.name,
                     _short(node.device),
                     waits=node.op.startswith(_WAITING),
-                    arrival_seconds=max(arrived, default=None),
+                    arrival_seconds=min(max(arrived), event.start) if arrived else None,
                     operation_type=node.op,
                 )
             )

@@ -1,5 +1,6 @@
 """The table of modes, of a tiny model and without a new process; one measured run of the program."""
 
+import dataclasses
 import json
 import re
 
@@ -22,6 +23,7 @@ from towers.memory.engine_memory import StepMemory
 from towers.memory.zero import MIXED_PRECISION_ADAM
 from towers.options import StepOptions
 from towers.stages.options import PipelineOptions
+from towers.updates.composed_rules import Lookahead
 from towers.updates.rules import Adam
 
 DENSE = 43 * 4
@@ -130,6 +132,21 @@ def test_a_pipeline_divides_a_batch_into_its_microbatches():
     modes = run_of(dense_task(64)).modes
     pipeline = ProcessMode(name="pipeline", num_devices=2, strategy=PIPELINE)
     assert [modes.multiple(mode) for mode in (pipeline, run_of(dense_task(64)).central)] == [2, 2]
+
+
+def test_shares_are_those_of_modes_with_as_many_towers():
+    modes = dataclasses.replace(run_of(dense_task(64)).modes, tower_shares=(3.0, 1.0))
+    one, two = (ProcessMode(name=f"{count} towers", num_devices=count) for count in (1, 2))
+    assert [modes.shares(mode) for mode in (one, two)] == [None, (3.0, 1.0)]
+    found = modes.memory(two).by_device(64)
+    assert found["CPU:0"].activations_bytes > 2 * found["CPU:1"].activations_bytes
+
+
+def test_the_memory_of_a_rule_with_a_condition():
+    """What its branches are colocated with is not there once TensorFlow's optimizer has inlined them."""
+    options = StepOptions(rule=Lookahead(rule=Adam(), num_updates=10, every=5))
+    modes = ProcessModes(dense_task(64), cpus(1), options)
+    assert modes.memory(ProcessMode(name="1 tower", num_devices=1)).in_all(64).total_bytes > 0
 
 
 def test_the_command_line_loses_the_flags_of_another_grid():
