@@ -1,17 +1,21 @@
 """Programs and flags: the only package that reads flags and the environment and that starts processes."""
 
+from launch.at_import.closed_streams import open_closed_streams
 from launch.at_import.ending_signals import end_at_early_signals
 from launch.at_import.running_program import running_program
 
+open_closed_streams()
 # Before the other imports, which take longer: until here a signal ends the process as Python does, without a line.
 end_at_early_signals(running_program())
 
 from launch.at_import.frozen_objects import freeze_imported_objects  # noqa: E402
+from launch.at_import.keras_backend import check_keras_backend  # noqa: E402
 from launch.at_import.own_packages import check_own_packages  # noqa: E402
 from launch.at_import.plots_when_used import import_plots_when_used  # noqa: E402
 from launch.at_import.quiet_tensorflow import keep_tensorflow_quiet  # noqa: E402
 
 check_own_packages()
+check_keras_backend()
 # Chooses TensorFlow's kernels before it is imported. Not sooner: this `towers` may have been another one.
 import towers  # noqa: E402, F401
 

@@ -66,6 +66,7 @@ from absl import flags
 
 from launch import binary
 from launch.flags.checks import positive
+from launch.flags.paths import define_path
 from launch.health.machine import devices, threads
 from launch.health.versions import versions
 from launch.measuring.case import MEGABITS, NO_LINK, Case, measured_networks
@@ -85,9 +86,7 @@ from towers.errors import UserError
 FLAGS = flags.FLAGS
 RESULTS = "benchmark.json"
 _MEASUREMENTS = {**MEASUREMENTS, "profile": measure_profile}
-flags.DEFINE_string(
-    "peers", None, "Folder of peer programs (keras_step.py and others) to measure in the same rounds."
-)
+define_path("peers", None, "Folder of peer programs (keras_step.py and others) to measure in the same rounds.")
 flags.DEFINE_enum("group", "towers", list(GROUPS), "Named set of rows to measure; --row overrides it.")
 flags.DEFINE_multi_string(
     "row",
@@ -95,7 +94,7 @@ flags.DEFINE_multi_string(
     "Row to measure instead of a --group, as STRATEGY[/ENGINE],COUNT[,NETWORK[,BATCH[,PRECISION]]], "
     "e.g. towers,2,resnet20,256,bfloat16 or ring/own,2. Repeat the flag for several rows.",
 )
-flags.DEFINE_string(
+define_path(
     "torch",
     None,
     "Python interpreter with PyTorch installed: also measures torch_step.py in --peers, or the peer of the "
@@ -119,7 +118,7 @@ flags.DEFINE_enum(
     "Run one measurement in this process and print it as JSON. The benchmark starts its processes with this flag. "
     "profile: also print a table of a step's CPU time by kind of operation.",
 )
-flags.DEFINE_string("output", None, "Folder to write the results to. Default: a new folder under runs/.")
+define_path("output", None, "Folder to write the results to. Default: a new folder under runs/.")
 flags.DEFINE_string("compare", None, "First of two benchmark.json files to compare: --compare BEFORE AFTER.")
 flags.DEFINE_float(
     "worse_by", 0.05, "Relative difference, beyond the noise, from which --compare counts a figure as worse."

@@ -49,6 +49,8 @@ def run(
     """
 
     signals = EndingSignals()
+    # A terminal may have no way to show a character of a path.
+    sys.stdout.reconfigure(errors="backslashreplace")
 
     def guarded(arguments):
         # TFDS and Keras log warnings through absl about mistakes that our own errors report in one line.

@@ -21,6 +21,7 @@ from absl import flags
 
 from launch import binary
 from launch.flags.checks import positive
+from launch.flags.paths import define_path
 from launch.health import disk, machine, peers, prepared_sets, selftest, versions
 from launch.health.credentials import Credentials
 from launch.health.report import as_json, as_text, without_credentials
@@ -72,13 +73,13 @@ def section_of(title: str, check: Callable[[], Section]) -> Section:
 
 
 def _define_flags() -> None:
-    flags.DEFINE_string(
+    define_path(
         "directory",
         None,
         "The run's directory, as given to the training: the doctor checks its free space and write permission. "
         "Default: runs/.",
     )
-    flags.DEFINE_string("data_dir", None, "Folder of prepared TensorFlow Datasets, as given to the training.")
+    define_path("data_dir", None, "Folder of prepared TensorFlow Datasets, as given to the training.")
     flags.DEFINE_float(
         "timeout_seconds", 3.0, "Seconds to wait for an answer from each other member of the cluster."
     )

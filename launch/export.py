@@ -18,6 +18,7 @@ from absl import flags
 
 from launch import binary
 from launch.evaluate import restored_trainer
+from launch.flags.paths import define_path
 from models.networks.views import with_test_time_views
 from strategies.data_checks.batches import as_batches
 from strategies.training.export import save_model
@@ -25,7 +26,7 @@ from towers.errors import UserError
 from towers.task import InputShard, Task
 
 FLAGS = flags.FLAGS
-flags.DEFINE_string("output", None, "File to write, ending in .keras. Default: model.keras in --directory.")
+define_path("output", None, "File to write, ending in .keras. Default: model.keras in --directory.")
 flags.DEFINE_bool(
     "test_time_views",
     False,

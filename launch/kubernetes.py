@@ -20,6 +20,7 @@ import sys
 from absl import flags
 
 from launch import binary
+from launch.flags.paths import define_path
 from launch.manifests.cluster_of_command import HELP
 from launch.manifests.kinds import KINDS, documents
 from launch.manifests.pods import Pods
@@ -124,7 +125,7 @@ def _define_flags() -> None:
     flags.DEFINE_string("mount", "/data", "Path at which every pod mounts the volume.")
     flags.DEFINE_integer("max_restarts", 10, "Maximum restarts of each pod; 0: none.")
     flags.DEFINE_integer("port", 2222, "Port on which TensorFlow's server listens in each pod.")
-    flags.DEFINE_string("output", None, "File to write. Default: stdout.")
+    define_path("output", None, "File to write. Default: stdout.")
 
 
 def main(arguments: list[str]) -> int:

@@ -27,6 +27,7 @@ from absl import flags
 
 from launch import binary
 from launch.flags.checks import positive
+from launch.flags.paths import define_path
 from launch.manifests.cluster_of_command import HELP
 from launch.manifests.slurm_script import Job, batch_script
 from towers.errors import UserError
@@ -57,7 +58,7 @@ def _define_flags() -> None:
         binary.SECONDS_TO_SAVE,
         "Seconds before the time limit at which Slurm sends SIGTERM. Raise it where saving takes longer.",
     )
-    flags.DEFINE_string("output", None, "File to write; it must not exist. Default: standard output.")
+    define_path("output", None, "File to write; it must not exist. Default: standard output.")
     positive("nodes", "tasks_per_node", "cpus_per_task", "grace_seconds")
 
 

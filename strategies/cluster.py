@@ -31,17 +31,19 @@ class Member:
 
     @property
     def host(self) -> str:
-        """Host of the address; an IPv6 address without its brackets."""
-        return self.address.rpartition(":")[0].strip("[]")
+        """Host of the address in lower case; an IPv6 address without its brackets."""
+        return self.address.rpartition(":")[0].strip("[]").lower()
 
     @property
     def is_loopback(self) -> bool:
         """Whether only processes of this machine can connect to the address."""
-        try:
-            found = socket.getaddrinfo(self.host, None, type=socket.SOCK_STREAM)
-        except OSError:
-            return False
-        return all(ipaddress.ip_address(ip.partition("%")[0]).is_loopback for *_, (ip, *_) in found)
+        found = self._socket_addresses()
+        return bool(found) and all(ipaddress.ip_address(ip.partition("%")[0]).is_loopback for _, (ip, *_) in found)
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the address is one of this machine's; in a container, of the container's network."""
+        return any(map(_can_bind, self._socket_addresses()))
 
     @property
     def port(self) -> int:
@@ -52,6 +54,24 @@ class Member:
     def family(self) -> socket.AddressFamily:
         """Address family of a socket for the address."""
         return socket.AF_INET6 if ":" in self.host else socket.AF_INET
+
+    def _socket_addresses(self) -> list[tuple[socket.AddressFamily, tuple]]:
+        """Family and address of a socket, with any free port, for each IP of the host; [] for an unknown name."""
+        try:
+            return [(found[0], found[4]) for found in socket.getaddrinfo(self.host, 0, type=socket.SOCK_STREAM)]
+        except (OSError, UnicodeError):
+            return []
+
+
+def _can_bind(family_and_address: tuple[socket.AddressFamily, tuple]) -> bool:
+    """Whether a socket of this process can have the address."""
+    family, address = family_and_address
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as listener:
+            listener.bind(address)
+    except OSError:
+        return False
+    return True
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -9,10 +9,18 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def stderr_aside() -> Iterator[None]:
-    """Context manager: what is written to stderr is printed only if the body fails."""
-    with tempfile.TemporaryFile() as aside:
-        sys.stderr.flush()
+    """Context manager: what is written to stderr is printed only if the body fails.
+
+    Does nothing if stderr is closed.
+    """
+    try:
         saved = os.dup(2)
+    except OSError:
+        yield
+        return
+    with tempfile.TemporaryFile() as aside:
+        if sys.stderr is not None:
+            sys.stderr.flush()
         os.dup2(aside.fileno(), 2)
         try:
             yield

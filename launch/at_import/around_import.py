@@ -24,16 +24,23 @@ def around_import(name: str, around: Around) -> None:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds one module as Python does, and wraps its loader in a `_Loader`."""
+    """Finds one module as Python does, and wraps its loader in a `_Loader`.
+
+    It stays until the module is imported: others may only ask whether the module is there.
+    """
 
     def __init__(self, name: str, around: Around):
         self._name, self._around = name, around
+        self._is_asking = False
 
     def find_spec(self, fullname, path, target=None):
-        if fullname != self._name:
+        if fullname != self._name or self._is_asking or fullname in sys.modules:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
+        self._is_asking = True
+        try:
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            self._is_asking = False
         if spec is not None:
             spec.loader = _Loader(spec.loader, self._around)
         return spec
@@ -46,6 +53,8 @@ class _Loader(importlib.abc.Loader):
         self._loader, self._around = loader, around
 
     def __getattr__(self, name: str):
+        if name == "_loader":
+            raise AttributeError(name)  # `copy` makes an object without __init__
         return getattr(self._loader, name)
 
     def create_module(self, spec):

@@ -6,11 +6,9 @@ error somewhere in the middle of this project. The check needs only the standard
 
 import importlib.util
 import os
-import sys
 
-from launch.at_import.running_program import running_program
+from launch.at_import.refused_import import refuse_import
 
-_EXIT_CODE = 2  # `launch.binary.USER_ERROR`; launch.binary cannot be imported before this check.
 _PACKAGES = ("towers", "models", "strategies")
 
 
@@ -23,11 +21,7 @@ def check_own_packages() -> None:
     for name in _PACKAGES:
         problem = _problem(name)
         if problem is not None:
-            program = running_program()
-            if program is None:
-                raise ImportError(problem, name=name)
-            print(f"{program}: error: {problem}", file=sys.stderr)
-            sys.exit(_EXIT_CODE)
+            refuse_import(problem, name)
 
 
 def _problem(name: str) -> str | None:

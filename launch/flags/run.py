@@ -7,6 +7,7 @@ import pathlib
 from absl import flags
 
 from launch.flags.checks import listed_in_help, positive
+from launch.flags.paths import define_path
 from launch.messages.in_flags import in_flags
 from strategies.callbacks import Callback
 from strategies.registry import cluster_kind
@@ -28,12 +29,12 @@ flags.DEFINE_float(
     None,
     "Training ends after this many passes over the training set. Default: 4. Excludes --steps.",
 )
-flags.DEFINE_string(
+define_path(
     "directory",
     None,
     "Directory for checkpoints, logs and the exported model. Default: a new runs/DATE-TIME-PROCESS.",
 )
-flags.DEFINE_string(
+define_path(
     "resume",
     "auto",
     "Checkpoint to resume from. auto: the newest in --directory, if there is any. never: start at step 0 and set "

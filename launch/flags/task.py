@@ -6,6 +6,7 @@ from absl import flags
 
 from launch.flags.checks import listed_in_help, number_of_threads, positive
 from launch.flags.devices import own_cores
+from launch.flags.paths import define_path
 from models.data.augment import FILLS, FLIPS
 from models.data.drawn_clicks import DrawnClicks
 from models.data.drawn_text import DrawnText
@@ -32,7 +33,7 @@ flags.DEFINE_string(
     f"for --task={TEXT} {', '.join(networks_of(TEXT))}. Default: {default_network('shapes')}; for --task={CLICKS} "
     f"{default_network(CLICKS)}; for --task={TEXT} {default_network(TEXT)}.",
 )
-flags.DEFINE_string(
+define_path(
     "data_dir",
     None,
     "Folder with prepared TensorFlow Datasets; required for every task except shapes, clicks and text.",

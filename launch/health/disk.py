@@ -1,5 +1,6 @@
 """Free space and write permission, for the run's directory and the temporary folder."""
 
+import os
 import pathlib
 import shutil
 import tempfile
@@ -24,7 +25,7 @@ def disk(directory: str) -> Section:
         facts[name] = str(path) if present == path else f"{path}, will be created in {present}"
         free_bytes = shutil.disk_usage(present).free
         facts[f"{name} free GiB"] = gib(free_bytes)
-        wrong = _what_is_wrong(present, free_bytes)
+        wrong = _why_no_path(path) or _what_is_wrong(present, free_bytes)
         if wrong:
             problems.append(f"{label}: {wrong}")
     return Section(facts=facts, problems=tuple(problems))
@@ -32,7 +33,19 @@ def disk(directory: str) -> Section:
 
 def _nearest_present(path: pathlib.Path) -> pathlib.Path:
     path = path.absolute()
-    return next(folder for folder in (path, *path.parents) if folder.exists())
+    # Unlike Path.exists, False for what can't be read too.
+    return next(folder for folder in (path, *path.parents) if os.path.exists(folder))
+
+
+def _why_no_path(path: pathlib.Path) -> str | None:
+    """Why no file can have this path, or why this process can't see it."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError) as error:
+        return f"{getattr(error, 'strerror', None) or error}; choose another folder"
+    return None
 
 
 def _what_is_wrong(present: pathlib.Path, free_bytes: int) -> str | None:

@@ -16,7 +16,7 @@ from towers.devices import EXAMPLES_PER_TOWER
 from towers.hardware.control_groups import ROOT, core_quota, memory_limit
 from towers.hardware.cores import num_cores, usable_cpus
 from towers.hardware.cpu_kernels import cpu_kernels
-from towers.hardware.cpu_topology import numa_nodes
+from towers.hardware.cpu_topology import numa_nodes, physical_cores
 from towers.hardware.gpus import Gpu, gpu_of
 
 CPU_INFO = pathlib.Path("/proc/cpuinfo")
@@ -56,7 +56,7 @@ def devices(
         "CPU kernels": cpu_kernels(),
         "CPUs": [device.name for device in tf.config.list_physical_devices("CPU")],
         "GPUs": [_described(gpu, built_for) for gpu in gpus] or "none",
-        "cores": f"{cores} usable of {os.cpu_count()}" + (f", CPU quota of {quota:g}" if quota else ""),
+        "cores": f"{cores} usable of {_all_cores(root)}" + (f", CPU quota of {quota:g}" if quota else ""),
         "NUMA nodes": str(len(numa_nodes(usable_cpus(), root))),
         "load": f"{load} over 1, 5 and 15 minutes",
         "memory GiB": f"{gib(memory.available)} free of {gib(memory.total)}",
@@ -87,6 +87,11 @@ def threads(environment: Mapping[str, str]) -> Section:
     )
 
 
+def _all_cores(root: pathlib.Path) -> int:
+    """Number of the machine's cores; hyperthreads of a core count once, as in `num_cores`."""
+    return physical_cores(range(os.cpu_count() or 1), root)
+
+
 def _described(gpu: Gpu, built_for: Sequence[str]) -> str:
     memory = "" if gpu.memory_bytes is None else f", {gib(gpu.memory_bytes)} GiB"
     how = gpu.compute_capability and how_it_runs(gpu.compute_capability, built_for)
@@ -95,6 +100,6 @@ def _described(gpu: Gpu, built_for: Sequence[str]) -> str:
 
 def _read(path: pathlib.Path) -> str:
     try:
-        return path.read_text(encoding="ascii").strip()
+        return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
         return ""

@@ -42,17 +42,23 @@ def missing_gpus(
 
     Args:
       num_found: number of GPUs that TensorFlow finds.
-      environ: the environment. CUDA_VISIBLE_DEVICES of '' or -1 hides all GPUs on purpose.
+      environ: the environment. In CUDA_VISIBLE_DEVICES a first name that is no GPU's, as -1, hides all on purpose.
       signs: files of which at least one exists if a driver runs.
     """
     sign = next((path for path in signs if path.exists()), None)
-    if num_found or sign is None or environ.get("CUDA_VISIBLE_DEVICES", "0") in ("", "-1"):
+    if num_found or sign is None or _hides_all(environ):
         return ""
     if not tf.sysconfig.get_build_info().get("is_cuda_build"):
         return f"{sign} exists, but this TensorFlow was built without CUDA: run pip install 'tensorflow[and-cuda]'"
     reason = reason_in(messages_of_tensorflow(environ))
     fix = _FIX_OF_DRIVER if "cuInit" in reason else _FIX
     return f"{sign} exists, but TensorFlow finds no GPU ({reason}): {fix}"
+
+
+def _hides_all(environ: Mapping[str, str]) -> bool:
+    """Whether a variable hides all GPUs. CUDA ignores what follows the first name that is no GPU's."""
+    first = environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0].strip()
+    return not re.match(r"\d|GPU-|MIG-", first) or environ.get("NVIDIA_VISIBLE_DEVICES") in ("none", "void")
 
 
 def messages_of_tensorflow(environ: Mapping[str, str]) -> str:

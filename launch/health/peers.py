@@ -20,8 +20,8 @@ def no_cluster() -> Section:
 
 
 def invalid_cluster(error: str) -> Section:
-    """The section for an invalid TF_CONFIG; `error` says why and what to do, in one line."""
-    return Section(facts={"TF_CONFIG": "invalid"}, problems=(error,))
+    """The section for variables that describe no cluster; `error` names them and says what to do, in one line."""
+    return Section(facts={"cluster": "invalid"}, problems=(error,))
 
 
 def cluster_section(cluster: Cluster, *, timeout_seconds: float) -> Section:

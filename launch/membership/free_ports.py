@@ -5,6 +5,8 @@ import pathlib
 import random
 import socket
 
+from towers.errors import UserError
+
 LOOPBACK = "127.0.0.1"
 _RANGE_FILE = pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range")
 _LOWEST_PORT = 10000
@@ -21,6 +23,9 @@ def free_addresses(count: int) -> list[str]:
 
     The ports lie below the kernel's range for outgoing connections. With a port in that range, a process that
     connects to a peer before the peer listens may be assigned the peer's port and connect to itself.
+
+    Raises:
+      UserError: the system lets this process listen on no port.
     """
     candidates = _DRAW.sample(range(_LOWEST_PORT, _first_outgoing_port()), k=_first_outgoing_port() - _LOWEST_PORT)
     with contextlib.ExitStack() as bound:
@@ -33,11 +38,17 @@ def _bound(ports: list[int]) -> socket.socket:
     """A socket bound to the last free port of the list, or to any free port once the list is empty."""
     while True:
         candidate = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        port = ports.pop() if ports else _ANY_PORT
         try:
-            candidate.bind((_ALL_ADDRESSES, ports.pop() if ports else _ANY_PORT))
+            candidate.bind((_ALL_ADDRESSES, port))
             return candidate
-        except OSError:
+        except OSError as error:
             candidate.close()
+            if port == _ANY_PORT:
+                raise UserError(
+                    f"this process may listen on no port ({error.strerror}), but the processes of a cluster "
+                    "connect to each other: run it where sockets are allowed"
+                ) from error
 
 
 def _first_outgoing_port() -> int:

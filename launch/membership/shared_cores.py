@@ -4,7 +4,9 @@ import os
 from collections.abc import Mapping
 
 from strategies.cluster import Cluster
-from towers.hardware.cores import may_use_all_cores
+from towers.errors import UserError
+from towers.hardware.control_groups import core_quota
+from towers.hardware.cores import may_use_all_cores, usable_cpus
 
 # Set by launch.local.
 VARIABLE = "TOWERS_PROCESSES_HERE"
@@ -19,9 +21,32 @@ def processes_here(cluster: Cluster | None, environ: Mapping[str, str] = os.envi
     Args:
       cluster: the cluster whose members may share the cores; None for a process that trains alone.
       environ: the environment.
+
+    Raises:
+      UserError: the launcher's variable is no number from 1.
     """
     if VARIABLE in environ:
-        return int(environ[VARIABLE])
-    if cluster is None or not may_use_all_cores():
+        return _number(environ[VARIABLE])
+    if cluster is None or not (may_use_all_cores() or _limits_all_here(cluster)):
         return 1
     return max(1, sum(member.host == cluster.this.host for member in cluster.computing))
+
+
+def _limits_all_here(cluster: Cluster) -> bool:
+    """Whether what keeps this process from some cores keeps the other members on this host from them too.
+
+    Members that connect by a loopback address are in one container, and so is its limit of CPU time. An affinity
+    that the parent process has too was not given to this process alone.
+    """
+    if not cluster.this.is_loopback:
+        return False
+    return core_quota() is not None or set(usable_cpus()) == set(usable_cpus(os.getppid()))
+
+
+def _number(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise UserError(
+            f"{VARIABLE}={text!r}: it is the number of processes on this machine, from 1; unset it, since "
+            "launch.local sets it for the processes that it starts"
+        )
+    return int(text)

@@ -19,9 +19,11 @@ VARIABLE = "TOWERS_SHARED_GPUS"
 _CUDA = "CUDA_VISIBLE_DEVICES"
 _ALL = "all"
 DRIVER = pathlib.Path("/proc/driver/nvidia")
-# Of Slurm: GPUs that each task gets for itself, and lists or numbers of the job's GPUs on this machine.
-_OF_TASK = ("SLURM_GPUS_PER_TASK", "SLURM_GPU_BIND", "SLURM_TRES_PER_TASK")
-_OF_STEP = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS")
+# NVIDIA's container runtime, and device plugins of Kubernetes, put these GPUs into a container.
+_OF_CONTAINER = "NVIDIA_VISIBLE_DEVICES"
+_NAMES_NONE = ("", "all", "none", "void")
+# Slurm's ways to bind a task to GPUs of its own; 'none' and 'closest' let tasks share.
+_BINDS_OWN = ("per_task", "single", "map_gpu", "mask_gpu", "map", "mask")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -67,15 +69,18 @@ def own_gpus(
     if _has_been_given(num_found, environ, driver):
         return everything
     if cluster is not None and cluster.role == EVALUATOR:
-        return _none_beside_workers("an evaluator")
+        beside_workers = any(member.is_here for member in cluster.computing)
+        return _none_beside_workers("an evaluator") if beside_workers else everything
     alone = cluster is None
     cluster = _cluster_of_slurm(environ) if alone else cluster
     if cluster is None:
         return everything
     here = [member for member in _computing(cluster, alone) if member.host == cluster.this.host]
-    if cluster.this in here:
-        return _part(num_found, len(here), here.index(cluster.this))
-    return _none_beside_workers(f"a {CHIEF} of parameter servers") if here else everything
+    if cluster.this not in here:
+        return _none_beside_workers(f"a {CHIEF} of parameter servers") if here else everything
+    if num_found < len(here) and _names_some(environ, num_in_machine(driver)):
+        return everything
+    return _part(num_found, len(here), here.index(cluster.this))
 
 
 def environment_of_shared(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
@@ -103,7 +108,7 @@ def _has_been_given(num_found: int, environ: Mapping[str, str], driver: pathlib.
     if given is not None and "MIG-" in given:
         return True
     if "SLURM_STEP_ID" in environ or "SLURM_STEPID" in environ:
-        if any(_gives_each(name, environ.get(name, "")) for name in _OF_TASK):
+        if _binds_own(environ):
             return True
         of_step = _num_of_step(environ)
         if of_step:
@@ -111,24 +116,36 @@ def _has_been_given(num_found: int, environ: Mapping[str, str], driver: pathlib.
     return given is not None and num_found < num_in_machine(driver)
 
 
-def _gives_each(name: str, value: str) -> bool:
-    """Whether this variable of Slurm's says that each task has its own GPUs."""
-    if name == "SLURM_TRES_PER_TASK":
-        return "gpu" in value
-    return bool(value) and value != "none"
+def _names_some(environ: Mapping[str, str], in_machine: int) -> bool:
+    """Whether somebody named GPUs, so that too few for all processes here are probably this process's alone.
+
+    Processes in containers of one machine's network have one host, and a driver that shows each its own GPUs; on
+    some systems the driver shows none.
+    """
+    if environ.get(_OF_CONTAINER, "").strip().lower() not in _NAMES_NONE:
+        return True
+    return not in_machine and _CUDA in environ
+
+
+def _binds_own(environ: Mapping[str, str]) -> bool:
+    """Whether Slurm binds each task to GPUs of its own; an explicit binding counts before numbers per task."""
+    bound = environ.get("SLURM_GPU_BIND", "") or environ.get("SLURM_TRES_BIND", "").rpartition("gpu:")[2]
+    bound = re.sub(r"^(verbose|quiet|v|q),?", "", bound)
+    if bound:
+        return bound.split(":")[0] in _BINDS_OWN
+    return bool(environ.get("SLURM_GPUS_PER_TASK")) or "gpu" in environ.get("SLURM_TRES_PER_TASK", "")
 
 
 def _num_of_step(environ: Mapping[str, str]) -> int:
-    """Number of GPUs that Slurm gave to the job or step on this machine; 0 if it does not say."""
-    listed = [environ[name] for name in _OF_STEP if environ.get(name)]
+    """Number of GPUs that Slurm gave to the step on this machine, else to the job; 0 if it does not say."""
     number = environ.get("SLURM_GPUS_ON_NODE", "")
-    counts = [_num_listed(text) for text in listed] + [int(number) if number.isdecimal() else 0]
-    return max(counts)
+    of_step = max(_num_listed(environ.get("SLURM_STEP_GPUS", "")), int(number) if number.isdecimal() else 0)
+    return of_step or _num_listed(environ.get("SLURM_JOB_GPUS", ""))
 
 
 def _num_listed(text: str) -> int:
     """Number of GPUs in a list such as '0,1' or '0-3,6'."""
-    ranges = [re.fullmatch(r"(\d+)-(\d+)", part) for part in text.split(",")]
+    ranges = [re.fullmatch(r"(\d+)-(\d+)", part) for part in text.split(",") if part]
     return sum(int(found[2]) - int(found[1]) + 1 if found else 1 for found in ranges)
 
 

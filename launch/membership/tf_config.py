@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 
-from strategies.cluster import CHIEF, EVALUATOR, RING_ROLES, SERVER, Cluster
+from strategies.cluster import CHIEF, EVALUATOR, RING_ROLES, SERVER, WORKER, Cluster
 from towers.errors import UserError
 
 _ROLES = (*RING_ROLES, SERVER)
@@ -20,13 +20,13 @@ _SHOWN_CHARACTERS = 80
 
 
 def cluster_from(text: str) -> Cluster | None:
-    """The cluster that the value of TF_CONFIG describes; None for '' and '{}', which mean no cluster.
+    """The cluster that the value of TF_CONFIG describes; None for '', '{}' and a first process without others.
 
     Raises:
       UserError: the text describes no valid cluster, or not which of its processes this one is.
     """
     described = _object(text) if text.strip() else {}
-    if not described:
+    if not described or _is_alone(described):
         return None
     addresses = _addresses(described.get("cluster"))
     role, index = _task(described.get("task"), addresses)
@@ -55,6 +55,14 @@ def _object(text: str) -> Mapping[str, object]:
     if not isinstance(described, dict):
         raise _refused(f"{_shown(described)} is not a JSON object; write it as {_EXAMPLE}")
     return described
+
+
+def _is_alone(described: Mapping[str, object]) -> bool:
+    """Whether the cluster is empty, as some platforms write it for one process, and the task its first."""
+    if described.get("cluster") not in (None, {}):
+        return False
+    task = described.get("task") or {"type": WORKER, "index": 0}
+    return isinstance(task, dict) and task.get("type") in RING_ROLES and str(task.get("index")) == "0"
 
 
 def _addresses(described: object) -> dict[str, tuple[str, ...]]:

@@ -118,7 +118,7 @@ def test_an_invalid_tf_config_is_a_problem(text):
     (problem,) = found.problems
     assert problem.startswith("TF_CONFIG")
     assert "\n" not in problem
-    assert found.facts == {"TF_CONFIG": "invalid"}
+    assert found.facts == {"cluster": "invalid"}
 
 
 @pytest.mark.parametrize("variables", [{}, {"TF_CONFIG": ""}, {"TF_CONFIG": "{}"}], ids=str)
@@ -147,3 +147,9 @@ def test_a_timeout_of_zero_is_refused(tmp_path):
 def test_the_console_script_is_declared():
     setup = (pathlib.Path(doctor.__file__).parent.parent / "setup.cfg").read_text()
     assert "towers-doctor = launch.doctor:cli" in setup
+
+
+def test_a_terminal_that_lacks_a_character_of_a_path(tmp_path):
+    done = report(tmp_path, f"--directory={tmp_path}/é", PYTHONIOENCODING="ascii")
+    assert done.code == 0, done.err
+    assert "\\xe9, will be created" in done.out

@@ -53,8 +53,16 @@ def _memory(root: pathlib.Path) -> Iterator[tuple[int, int]]:
         for limit_name, used_name, droppable in names:
             limit, used = _read(group / limit_name), _read(group / used_name)
             if limit.isdecimal() and int(limit) < _NO_LIMIT:
-                statistics = dict(line.split(" ", 1) for line in _read(group / "memory.stat").splitlines())
-                yield int(limit), int(used or 0) - int(statistics.get(droppable, 0))
+                yield int(limit), _number(used) - _number(_statistics(group).get(droppable, ""))
+
+
+def _statistics(group: pathlib.Path) -> dict[str, str]:
+    lines = (line.partition(" ") for line in _read(group / "memory.stat").splitlines())
+    return {name: value for name, _, value in lines}
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isdecimal() else 0
 
 
 def _folders(controller: str, root: pathlib.Path) -> Iterator[pathlib.Path]:
@@ -65,12 +73,14 @@ def _folders(controller: str, root: pathlib.Path) -> Iterator[pathlib.Path]:
     """
     mounts = root / "sys/fs/cgroup"
     for line in _read(root / "proc/self/cgroup").splitlines():
-        _, controllers, path = line.split(":", 2)
+        _, controllers, path = [*line.split(":", 2), "", ""][:3]
         # Version 2 has one line without names.
         if controllers and controller not in controllers.split(","):
             continue
         inner = pathlib.PurePosixPath(path.strip("/"))
-        for mount in {controller, controllers} if controllers else ("", "unified"):
+        # Version 1 mounts "cpu,cpuacct" under this name or, on some systems, with the words exchanged.
+        names = {controller, controllers, ",".join(reversed(controllers.split(",")))}
+        for mount in names if controllers else ("", "unified"):
             yield from (mounts / mount / group for group in (inner, *inner.parents))
     yield mounts
 

@@ -1,5 +1,6 @@
 """Number of CPU cores that this process may use, by its affinity and the limits of its control groups."""
 
+import contextlib
 import math
 import os
 import pathlib
@@ -19,10 +20,14 @@ def num_cores(root: pathlib.Path = ROOT) -> int:
     return cores if quota is None else max(1, min(cores, math.ceil(quota)))
 
 
-def usable_cpus() -> Collection[int]:
-    """Numbers of the CPUs in this process's affinity; hyperthreads count."""
+def usable_cpus(process: int = 0) -> Collection[int]:
+    """Numbers of the CPUs in a process's affinity, by default in this one's; hyperthreads count.
+
+    All CPUs of the machine for a process that is not there.
+    """
     if hasattr(os, "sched_getaffinity"):
-        return os.sched_getaffinity(0)
+        with contextlib.suppress(OSError):
+            return os.sched_getaffinity(process)
     return range(os.cpu_count() or 1)
 
 

@@ -1,7 +1,9 @@
 """A module is imported inside context managers, whoever imports it first."""
 
 import contextlib
+import copy
 import importlib
+import importlib.util
 import sys
 
 from launch.at_import.around_import import around_import
@@ -24,7 +26,9 @@ def test_several_are_around_one_import(tmp_path, monkeypatch):
 
     around_import("imported_inside", around("first"))
     around_import("imported_inside", around("second"))
-    importlib.import_module("imported_inside")
+    assert importlib.util.find_spec("imported_inside") is not None, "somebody only asks whether it is there"
+    module = importlib.import_module("imported_inside")
+    assert copy.copy(module.__spec__.loader).get_source("imported_inside").startswith("import sys")
     del sys.modules["imported_inside"]
     begun = ["second before imported_inside", "first before imported_inside"]
     assert seen == [*begun, "module", "first after", "second after"]

@@ -41,6 +41,12 @@ def test_a_directory_that_is_not_writable(directory, present):
     assert problem.endswith("); choose a writable folder")
 
 
+@pytest.mark.parametrize("name, why", [("x" * 300, "File name too long"), ("a\0b", "embedded null")])
+def test_a_directory_that_no_file_can_have(name, why, tmp_path):
+    (problem,) = disk(str(tmp_path / name)).problems
+    assert why in problem and problem.endswith("; choose another folder")
+
+
 def test_a_file_instead_of_a_directory(tmp_path):
     (tmp_path / "run").write_text("")
     (problem,) = disk(str(tmp_path / "run")).problems

@@ -4,7 +4,6 @@ import importlib.metadata
 import os
 import platform
 
-import keras
 import pytest
 import tensorflow as tf
 
@@ -39,12 +38,6 @@ def test_versions():
 def test_own_version_is_reported_also_when_not_installed(monkeypatch, distribution, words):
     monkeypatch.setattr(versions, "DISTRIBUTION", distribution)
     assert versions.versions().facts["towers"] == towers.__version__ + words
-
-
-def test_another_backend(monkeypatch):
-    monkeypatch.setattr(keras.config, "backend", lambda: "jax")
-    (problem,) = versions.versions().problems
-    assert problem.startswith("the Keras backend is jax, but this project needs tensorflow; unset KERAS_BACKEND")
 
 
 def test_a_missing_package(monkeypatch):

@@ -60,8 +60,9 @@ def signs(tmp_path):
 def test_nothing_is_missing(signs, tmp_path):
     assert missing_gpus(1, {}, signs=signs) == ""
     assert missing_gpus(0, {}, signs=signs[:1]) == "", "there is no driver"
-    for hidden in ("", "-1"):
+    for hidden in ("", "-1", "-1,0", "NoDevFiles", "none", "void"):
         assert missing_gpus(0, {"CUDA_VISIBLE_DEVICES": hidden}, signs=signs) == "", "the user disabled them"
+    assert missing_gpus(0, {"NVIDIA_VISIBLE_DEVICES": "void"}, signs=signs) == "", "the container has none"
 
 
 def test_a_tensorflow_without_cuda(signs, monkeypatch):

@@ -9,6 +9,7 @@ import pytest
 
 from launch.membership import free_ports
 from launch.membership.free_ports import free_addresses
+from tests.towers.user_errors import refused
 
 
 def ports_of(addresses) -> list[int]:
@@ -30,6 +31,15 @@ def test_they_do_not_depend_on_the_seed():
         random.seed(3)
         found.append(free_addresses(3))
     assert found[0] != found[1]
+
+
+def test_a_process_that_may_listen_on_no_port(monkeypatch):
+    def refuse(self, address):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(socket.socket, "bind", refuse)
+    with refused("listen on no port (Operation not permitted)"):
+        free_addresses(1)
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ import pytest
 from launch.membership import shared_cores
 from launch.membership.shared_cores import VARIABLE, processes_here
 from strategies.cluster import Cluster
+from tests.towers.user_errors import refused
 
 RING = {"chief": ("a:1",), "worker": ("a:2", "b:1", "a:3")}
 SERVERS = {"chief": ("a:1",), "worker": ("a:2", "a:3", "b:1", "b:2"), "ps": ("a:4", "b:3")}
@@ -39,6 +40,36 @@ def test_the_launcher_says_it():
     assert processes_here(cluster, {VARIABLE: "5"}) == processes_here(None, {VARIABLE: "5"}) == 5
 
 
-def test_a_process_bound_to_some_cores_has_them_alone(monkeypatch):
+@pytest.fixture
+def some_cores(monkeypatch):
     monkeypatch.setattr(shared_cores, "may_use_all_cores", lambda: False)
+
+
+@pytest.mark.usefixtures("some_cores")
+def test_a_process_bound_to_some_cores_has_them_alone():
     assert processes_here(Cluster(addresses=RING, role="chief", index=0), {}) == 1
+
+
+@pytest.mark.usefixtures("some_cores")
+class TestOneContainer:
+    """Members that connect by a loopback address, on a machine that has more cores than they may use."""
+
+    CLUSTER = Cluster(addresses={"worker": ("localhost:1", "LOCALHOST:2", "localhost:3")}, role="worker", index=0)
+
+    def test_they_divide_a_limit_of_cpu_time(self, monkeypatch):
+        monkeypatch.setattr(shared_cores, "core_quota", lambda: 6.0)
+        monkeypatch.setattr(shared_cores, "usable_cpus", lambda process=0: range(8) if process else range(4))
+        assert processes_here(self.CLUSTER, {}) == 3
+
+    @pytest.mark.parametrize("of_parent, count", [(4, 3), (8, 1)], ids=["of_all", "of_this_process_alone"])
+    def test_they_divide_an_affinity_that_the_parent_has_too(self, of_parent, count, monkeypatch):
+        monkeypatch.setattr(shared_cores, "core_quota", lambda: None)
+        found = lambda process=0: range(of_parent) if process else range(4)  # noqa: E731
+        monkeypatch.setattr(shared_cores, "usable_cpus", found)
+        assert processes_here(self.CLUSTER, {}) == count
+
+
+@pytest.mark.parametrize("text", ["", "0", "two"])
+def test_a_variable_that_is_no_number(text):
+    with refused(f"TOWERS_PROCESSES_HERE={text!r}", "from 1", "unset it"):
+        processes_here(None, {VARIABLE: text})

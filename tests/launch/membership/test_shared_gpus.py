@@ -9,6 +9,7 @@ from tests.towers.user_errors import refused
 RING = {"chief": ("a:1",), "worker": ("a:2", "b:1", "a:3", "a:4")}
 SERVERS = {"chief": ("a:1",), "worker": ("a:2", "a:3", "b:1", "b:2"), "ps": ("a:4", "c:3")}
 CHIEF_ALONE = {"chief": ("z:1",), "worker": ("a:2",), "ps": ("z:4",)}
+LOOPBACK = {"worker": ("127.0.0.1:1", "127.0.0.1:2")}
 # srun --nodes=1 --ntasks=4
 STEP = {
     "SLURM_JOB_ID": "7",
@@ -48,7 +49,7 @@ def own(num_found, addresses, role="worker", index=0, environ=None, driver=None)
         pytest.param(SERVERS, "ps", 1, 4, (), id="server_alone"),
         pytest.param(SERVERS, "chief", 0, 4, (), id="chief_beside_workers"),
         pytest.param(CHIEF_ALONE, "chief", 0, 4, (0, 1, 2, 3), id="chief_without_workers_on_its_machine"),
-        pytest.param(RING, "evaluator", 0, 4, (), id="evaluator"),
+        pytest.param(LOOPBACK, "evaluator", 0, 4, (), id="evaluator_beside_workers"),
         pytest.param(RING, "worker", 0, 0, (), id="no_gpu"),
         pytest.param(None, "", 0, 4, (0, 1, 2, 3), id="no_cluster"),
     ],
@@ -68,7 +69,7 @@ def test_what_the_user_is_told():
     assert own(7, RING, index=0).notice.endswith("GPU 1 of 7; 3 of them no process uses: 4 processes have 1 each")
     assert own(8, RING, index=1).notice == ""
     assert "its workers'" in own(8, SERVERS, "chief").notice
-    assert "CUDA_VISIBLE_DEVICES of its own" in own(8, RING, "evaluator").notice
+    assert "CUDA_VISIBLE_DEVICES of its own" in own(8, LOOPBACK, "evaluator").notice
 
 
 def test_more_processes_than_gpus():
@@ -104,6 +105,9 @@ class TestGiven:
             pytest.param({"SLURM_TRES_PER_TASK": "cpu=4,gres/gpu=1"}, id="tres_per_task"),
             pytest.param({"SLURM_GPUS_ON_NODE": "4"}, id="fewer_than_the_step"),
             pytest.param({"SLURM_STEP_GPUS": "0-2,6"}, id="fewer_than_listed"),
+            pytest.param({"SLURM_JOB_GPUS": "0-2,6"}, id="fewer_than_the_job"),
+            pytest.param({"SLURM_GPU_BIND": "verbose,map_gpu:0,1"}, id="verbose_binding"),
+            pytest.param({"SLURM_TRES_BIND": "gres/gpu:single:1"}, id="tres_bind"),
         ],
     )
     def test_slurm_gives_each_task_its_own(self, of_slurm, driver):
@@ -111,13 +115,41 @@ class TestGiven:
         environ = STEP | {"CUDA_VISIBLE_DEVICES": "0"} | of_slurm
         assert own(1, RING, environ=environ, driver=driver).indices == (0,)
 
-    @pytest.mark.parametrize("of_slurm", [{"SLURM_GPUS_ON_NODE": "4"}, {"SLURM_JOB_GPUS": "4,5,6,7"}])
+    @pytest.mark.parametrize(
+        "of_slurm",
+        [
+            pytest.param({"SLURM_GPUS_ON_NODE": "4"}, id="of_node"),
+            pytest.param({"SLURM_JOB_GPUS": "4,5,6,7"}, id="of_job"),
+            pytest.param({"SLURM_STEP_GPUS": "0-3", "SLURM_JOB_GPUS": "0-7"}, id="a_step_with_fewer_than_its_job"),
+            pytest.param(
+                {"SLURM_GPUS_ON_NODE": "4", "SLURM_GPUS_PER_TASK": "1"}, id="number_per_task_but_unbound"
+            ),
+            pytest.param({"SLURM_GPUS_ON_NODE": "4", "SLURM_GPU_BIND": "verbose,none"}, id="verbose"),
+            pytest.param({"SLURM_GPUS_ON_NODE": "4", "SLURM_GPU_BIND": "closest"}, id="closest_is_all"),
+        ],
+    )
     def test_tasks_that_find_all_gpus_of_the_step_divide_them(self, of_slurm, driver):
         environ = STEP | {"CUDA_VISIBLE_DEVICES": "0,1,2,3", "SLURM_GPU_BIND": "none"} | of_slurm
         assert own(4, RING, environ=environ, driver=driver).indices == (1,)
 
+    @pytest.mark.parametrize(
+        "environ",
+        [
+            pytest.param({"NVIDIA_VISIBLE_DEVICES": "GPU-1b2c"}, id="container"),
+            pytest.param({"CUDA_VISIBLE_DEVICES": "GPU-1b2c"}, id="by_hand_where_the_driver_says_nothing"),
+        ],
+    )
+    def test_too_few_for_all_but_named_are_this_process_s(self, environ, tmp_path):
+        """As in containers with a GPU each on the network of one machine, where all have one host."""
+        assert own(1, RING, environ=environ, driver=tmp_path).indices == (0,)
+        with refused("4 processes of this machine find 1 GPU"):
+            own(1, RING, environ={"NVIDIA_VISIBLE_DEVICES": "all"}, driver=tmp_path)
+
     def test_tasks_of_a_step_that_train_alone_divide_them_too(self):
         assert own(4, None, environ=STEP | {"SLURM_GPUS_ON_NODE": "4"}).indices == (2,)
+
+    def test_an_evaluator_on_a_machine_without_workers_has_its_gpus(self):
+        assert own(2, {"worker": ("203.0.113.1:1", "203.0.113.2:1")}, "evaluator").indices == (0, 1)
 
     def test_an_evaluator_may_be_given_gpus(self, driver):
         environ = {"CUDA_VISIBLE_DEVICES": "7"}

@@ -71,14 +71,23 @@ def test_an_empty_text_means_no_cluster(text):
     assert cluster_from(text) is None
 
 
+@pytest.mark.parametrize(
+    "text",
+    [described({}), described(None, "chief", "0"), '{"environment": "cloud"}', '{"task": {}, "cluster": {}}'],
+)
+def test_a_platform_s_text_for_one_process_means_no_cluster(text):
+    assert cluster_from(text) is None
+
+
 CASES = {
     "no JSON": ("{'cluster': 1}", ("not JSON", "line 1 column 2", '"cluster"')),
     "JSON cut off": (described(RING)[:-1], ("not JSON",)),
     "JSON without an end": ("[" * 100_000, ("not JSON",)),
     "lines that are no JSON": ("worker:\n  - a:1\n", ("not JSON", "worker:\\n")),
     "no object": ('["a:1"]', ('["a:1"]', "not a JSON object")),
-    "no cluster": ('{"task": {"type": "worker", "index": 0}}', ("its cluster is null",)),
-    "an empty cluster": (described({}), ("its cluster is {}",)),
+    "no cluster": ('{"task": {"type": "worker", "index": 1}}', ("its cluster is null",)),
+    "an empty cluster": (described({}, index=1), ("its cluster is {}",)),
+    "an evaluator of no cluster": (described({}, "evaluator"), ("its cluster is {}",)),
     "a cluster of empty roles": (described({"worker": []}), ('its cluster is {"worker": []}',)),
     "a cluster that is a list": (described(["a:1"]), ('its cluster is ["a:1"]',)),
     "a role that is an address": (described({"worker": "a:1"}), ("'worker' has \"a:1\"", "list of addresses")),

@@ -24,6 +24,8 @@ NEW = {"job/memory.max": "5000\n", "job/memory.current": "1000\n"}
         ("9:memory:/docker/a\n", {OLD + "limit_in_bytes": "9223372036854771712"}, None, None),
         ("9:cpu:/docker/a\n", {OLD + "limit_in_bytes": "5000"}, None, None),
         ("", {}, None, None),
+        # What some sandboxes have.
+        ("nonsense\n0::/job\n", NEW | {"job/memory.stat": "anon\n\n", "job/memory.current": "?"}, 5000, 5000),
     ],
 )
 def test_the_smallest_on_the_path_counts(tmp_path, groups, files, limit, left):

@@ -19,7 +19,7 @@ VERSION_1 = "12:memory:/docker/a\n5:cpu,cpuacct:/docker/a\n1:name=systemd:/docke
 
 
 CPU = "cpu/docker/a/cpu.cfs_"
-BOTH = "cpu,cpuacct/docker/a/cpu.cfs_"
+BOTH, SWAPPED = "cpu,cpuacct/docker/a/cpu.cfs_", "cpuacct,cpu/docker/a/cpu.cfs_"
 
 
 @pytest.mark.parametrize(
@@ -40,6 +40,7 @@ BOTH = "cpu,cpuacct/docker/a/cpu.cfs_"
         (VERSION_1, {BOTH + "quota_us": "500000", BOTH + "period_us": "100000"}, 5),
         (VERSION_1, {CPU + "quota_us": "150000", CPU + "period_us": "100000"}, 2),
         (VERSION_1, {"cpu/cpu.cfs_quota_us": "300000", "cpu/cpu.cfs_period_us": "100000"}, 3),
+        (VERSION_1, {SWAPPED + "quota_us": "250000", SWAPPED + "period_us": "100000"}, 3),
         (VERSION_1, {"memory/docker/a/cpu.cfs_quota_us": "1", "memory/docker/a/cpu.cfs_period_us": "1"}, 8),
         ("", {}, 8),
         (VERSION_2, {"job/step/cpu.max": "nonsense\n"}, 8),
