@@ -71,6 +71,7 @@ from launch.health.machine import devices, threads
 from launch.health.versions import versions
 from launch.measuring.case import MEGABITS, NO_LINK, Case, measured_networks
 from launch.measuring.comparison import changes, not_compared, only_in_one
+from launch.measuring.forwarded_flags import check_flags
 from launch.measuring.groups import GROUPS, cases
 from launch.measuring.imitated_cpu import ISAS, NO_ISA, imitated
 from launch.measuring.measured_program import MEASUREMENTS
@@ -268,6 +269,7 @@ def main(arguments: list[str]) -> int:
                 f"--compare {FLAGS.compare}: two files are needed; type --compare BEFORE.json AFTER.json"
             )
         return compare(FLAGS.compare, arguments[1])
+    check_flags()
     rows = cases()
     check_link(rows)
     return measure_and_report(rows, output_directory())

@@ -6,6 +6,8 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
+from towers.quiet_stderr import stderr_aside
+
 # A step of a small network: a convolution of images [N, 8, 8, 64], and a product of matrices [64 N, 64] and
 # [64, 64].
 _SIZE, _CHANNELS = 8, 64
@@ -27,7 +29,8 @@ def cost_of(precision: str, *, float32_products: bool = False, budget_seconds: f
       budget_seconds: CPU time that the measurement may take in all, about.
     """
     started, cost = time.process_time(), 1.0
-    with tf.device("/device:CPU:0"):
+    # TensorFlow logs an error where oneDNN has no kernels for the precision; that is what is measured here.
+    with tf.device("/device:CPU:0"), stderr_aside():
         for count in _EXAMPLES:
             steps = [_step_of(count, "float32"), _step_of(count, precision, float32_products)]
             times = [[_seconds(step) for step in steps] for _ in range(1 + _REPETITIONS)]

@@ -4,6 +4,9 @@ import os
 
 from absl import flags
 
+# The flags are those of the module that calls `define_path`.
+flags.disclaim_key_flags()
+
 
 class _PathParser(flags.ArgumentParser):
     """A path with ~ expanded: the shell does not do that after `--directory=`."""

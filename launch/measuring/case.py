@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping
 
 from absl import flags
 
+from launch.measuring.forwarded_flags import forwarded_flags
 from launch.measuring.imitated_cpu import NO_ISA, imitation
 from launch.supervision.own_program import own_program
 from models.networks.registry import network_names
@@ -67,6 +68,7 @@ class Work:
       link: the link of each process to the others, a key of MEGABITS; 'none': this machine's loopback.
       isa: the CPU that is imitated, one of `ISAS`; 'none': this one.
       steps: number of measured steps in each round.
+      flags: further flags of this project's rows, from the benchmark's command line: '--recompute=full --notf32'.
       allowed_speedup: how many times the rate of one device a pipeline can have: devices * (1 - bubble), for
         stages that take equally long; 0 for other work.
     """
@@ -80,6 +82,7 @@ class Work:
     link: str = NO_LINK
     isa: str = NO_ISA
     steps: int = 0
+    flags: str = ""
     allowed_speedup: float = 0.0
 
 
@@ -126,18 +129,20 @@ def own_case(name: str, work: Work, *more: str, measure: str = "step", **process
       measure: the kind of measurement, a key of MEASUREMENTS.
       **processes: number of processes of each role; default: what the strategy needs for `work.count`.
     """
+    given = forwarded_flags()
     command, variables = own_program(
         "launch.benchmark",
+        *given,
         *(f"--measure={measure}", f"--strategy={work.strategy}"),
         *(f"--network={work.network}", f"--measured_batch={work.batch}", f"--precision={work.precision}"),
-        f"--measured_steps={FLAGS.measured_steps}",
+        *(f"--measured_steps={FLAGS.measured_steps}", f"--slow_seconds={FLAGS.slow_seconds}"),
         *devices_of(work),
         *([f"--engine={work.engine}"] if work.engine else []),
         *more,
     )
     processes = processes or _PROCESSES[work.strategy](work.count)
     name, work = linked(name, work) if processes else (name, work)
-    work = dataclasses.replace(work, isa=FLAGS.isa)
+    work = dataclasses.replace(work, isa=FLAGS.isa, flags=" ".join(given))
     variables = {**variables, **imitation(FLAGS.isa, is_peer=False)}
     return Case(name, work, command, processes, variables=variables, left_out=why_not_imitated(work))
 

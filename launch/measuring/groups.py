@@ -41,7 +41,17 @@ def cases() -> list[Case]:
         raise UserError(
             f"--row: the row {twice[0]!r} is given twice; give each once, and more --rounds to repeat it"
         )
+    _check_peers()
     return rows
+
+
+def _check_peers() -> None:
+    """Raises UserError if peers are asked for that no row has."""
+    named = "--peers" if FLAGS.peers else "--torch" if FLAGS.torch else ""
+    if named and FLAGS.row:
+        raise UserError(f"{named}: rows of --row have no peers; use a --group, or omit {named}")
+    if FLAGS.torch and not FLAGS.peers and GROUPS[FLAGS.group] is not cifar_fast_cases:
+        raise UserError("--torch needs --peers, the folder that has torch_step.py")
 
 
 def towers_cases() -> list[Case]:
@@ -113,9 +123,11 @@ def processes() -> list[int]:
     Raises:
       UserError: one is no whole number from 2 on.
     """
+    given = f"--processes={','.join(FLAGS.processes)}"
+    if len(set(FLAGS.processes)) < len(FLAGS.processes):
+        raise UserError(f"{given}: a number is given twice; give each once, and more --rounds to repeat it")
     if not FLAGS.processes or not all(word.isdecimal() and int(word) > 1 for word in FLAGS.processes):
-        given = ",".join(FLAGS.processes)
-        raise UserError(f"--processes={given}: must be whole numbers of at least 2; give for example 2,4")
+        raise UserError(f"{given}: must be whole numbers of at least 2; give for example 2,4")
     return [int(word) for word in FLAGS.processes]
 
 

@@ -25,10 +25,12 @@ from strategies.reports.progress_display import ProgressDisplay
 from strategies.servers.report_section import SECTION
 from strategies.training.trainer import Trainer
 from strategies.training.trainer_options import TrainerOptions
+from towers.errors import UserError
 from towers.task import InputShard
 
 FLAGS = flags.FLAGS
 # Steps of parameter servers are so short that the warm-up needs many.
+_TRAINER_WARM_UP_STEPS = 3
 _SERVERS_WARM_UP_STEPS, _SERVERS_WARM_UP_SECONDS = 20, 5.0
 # Batches to measure per --measured_steps: a batch takes much less time than a step.
 _INPUT_FACTOR = 10
@@ -166,14 +168,16 @@ class CallTimes(Callback):
 
 def measure_trainer() -> dict:
     """Measures steps under a Trainer with its files and reports, and its overhead over the same bare steps."""
-    FLAGS.steps = FLAGS.measured_steps + 3
+    FLAGS.steps = FLAGS.measured_steps + _TRAINER_WARM_UP_STEPS
     strategy = training.build_strategy(measured_task())
     strategy.engine = engine = TimedEngine(strategy.engine)
     times = CallTimes()
     with tempfile.TemporaryDirectory() as folder:
         options = TrainerOptions(steps=FLAGS.steps, directory=folder, evaluate_every_epochs=None)
         Trainer(strategy, options, callbacks=[ProgressDisplay(), times]).fit()
-    (first, begun), (last, ended) = times.begun[3], times.ended
+    # The first steps trace and compile. A Trainer makes several short steps in one call.
+    first, begun = next((one for one in times.begun if one[0] >= _TRAINER_WARM_UP_STEPS), times.begun[-1])
+    last, ended = times.ended
     bare_seconds = sum(engine.seconds[first:last])
     return {
         "images_per_second": FLAGS.measured_batch * (last - first) / (ended - begun),
@@ -183,7 +187,13 @@ def measure_trainer() -> dict:
 
 
 def measure_servers() -> dict:
-    """Measures parameter servers from this process, the chief, after warm-up steps."""
+    """Measures parameter servers from this process, the chief, after warm-up steps.
+
+    Raises:
+      UserError: the strategy is another one.
+    """
+    if FLAGS.strategy != "ps":
+        raise UserError(f"--measure=servers with --strategy={FLAGS.strategy}: it measures --strategy=ps")
     FLAGS.steps = _SERVERS_WARM_UP_STEPS + FLAGS.measured_steps
     strategy = training.build_strategy(measured_task())
     first_seconds = first_step_seconds(strategy)

@@ -13,6 +13,7 @@ from launch import binary
 from launch.measuring.case import MEGABITS, Case
 from launch.measuring.peer_on_hosts import VARIABLE as PEER_VARIABLE
 from launch.membership.free_ports import free_addresses
+from launch.membership.shared_gpus import environment_of_shared
 from launch.membership.tf_config import tf_config_text
 from launch.supervision.held_network import private_network
 from launch.supervision.network_namespaces import Network, hosts
@@ -48,7 +49,8 @@ def members_of(case: Case) -> Iterator[list[Member]]:
     """
     shared = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"}
     shared.pop("TF_CONFIG", None)
-    shared |= case.variables
+    # The processes of this machine divide its GPUs.
+    shared |= {**environment_of_shared(), **case.variables}
     with _hosts_of(case) as network, _private(network) as inside:
         if not case.processes:
             command, variables = (case.command, {}) if network is None else peer_on_hosts(case.command, network)

@@ -56,7 +56,7 @@ def results(cases: Sequence[Case], rounds: Mapping[str, Sequence[Mapping]], envi
     """
     found = [described(case, rounds[case.name]) for case in cases if rounds[case.name]]
     for one in found:
-        alone = [other for other in found if is_one_tower(other) and _same_work(one, other)]
+        alone = [other for other in found if is_one_tower(other) and same_work(one, other)]
         one["efficiency"] = _rate(one) / _rate(alone[0]) if alone and RATE in one["figures"] else None
     left_out = {case.name: case.left_out for case in cases if case.left_out}
     return {"version": VERSION, "environment": dict(environment), "cases": found, "left_out": left_out}
@@ -67,7 +67,8 @@ def is_one_tower(one: Mapping) -> bool:
     return (one["strategy"], one["count"]) == ("towers", 1)
 
 
-def _same_work(one: Mapping, other: Mapping) -> bool:
+def same_work(one: Mapping, other: Mapping) -> bool:
+    """Whether two cases train the same network on the same batches in the same precision."""
     return all(one[field] == other[field] for field in ("network", "batch", "precision"))
 
 
@@ -95,4 +96,6 @@ def load(path: str) -> dict:
     if not isinstance(found, dict) or found.get("version") != VERSION or "cases" not in found:
         version = found.get("version") if isinstance(found, dict) else None
         raise UserError(f"{path} has version {version}, but this program reads version {VERSION}; measure again")
+    if not all(isinstance(one, dict) and {"name", "figures", "rounds"} <= one.keys() for one in found["cases"]):
+        raise UserError(f"{path} has a case without name, figures or rounds: it is damaged; measure again")
     return found

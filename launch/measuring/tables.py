@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from launch.measuring.case import NO_LINK
 from launch.measuring.imitated_cpu import NO_ISA, in_words
-from launch.measuring.results import CPU, FIRST_STEP, JITTER, MEMORY, PARTS, RATE, is_one_tower
+from launch.measuring.results import CPU, FIRST_STEP, JITTER, MEMORY, PARTS, RATE, is_one_tower, same_work
 
 _MIB = 2**20
 _LARGE_RATE = 100
@@ -69,8 +69,8 @@ def rate_text(rate: float) -> str:
 
 def _work(one: Mapping) -> str:
     """The work in short; 'none' is not named: 'resnet20, 256, 1gbit'."""
-    parts = (one["network"], one["batch"], one["link"], one.get("isa", NO_ISA))
-    return ", ".join(str(part) for part in parts if part not in (NO_LINK, NO_ISA))
+    parts = (one["network"], one["batch"], one["link"], one.get("isa", NO_ISA), one.get("flags", ""))
+    return ", ".join(str(part) for part in parts if part not in (NO_LINK, NO_ISA, ""))
 
 
 def table_row(cells: Sequence[str]) -> str:
@@ -102,10 +102,18 @@ def ratios(found: Mapping) -> list[str]:
     ]
     alone = [one for one in own if is_one_tower(one)]
     lines += [_of_allowed(one, alone[0]) for one in own if alone and one.get("allowed_speedup")]
-    most = max(own, key=lambda one: one["count"] if one["strategy"] == "towers" else 0, default=None)
-    if alone and most is not alone[0] and FIRST_STEP in most["figures"]:
-        lines.append(_ratio(most, alone[0], FIRST_STEP, "time to first step, "))
-    return lines
+    return lines + _first_steps(own, alone)
+
+
+def _first_steps(own: Sequence[Mapping], alone: Sequence[Mapping]) -> list[str]:
+    """The time to the first step of the most towers beside that of one tower on the same work."""
+    if not alone:
+        return []
+    towers = [one for one in own if one["strategy"] == "towers" and same_work(one, alone[0])]
+    most = max(towers, key=lambda one: one["count"])
+    if most is alone[0] or not _have(FIRST_STEP, most, alone[0]):
+        return []
+    return [_ratio(most, alone[0], FIRST_STEP, "time to first step, ")]
 
 
 def _of_allowed(one: Mapping, alone: Mapping) -> str:

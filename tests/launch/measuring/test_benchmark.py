@@ -193,6 +193,13 @@ MISTAKES = (
     (["--compare", "a.json"], "two files are needed"),
     (["--compare", "a.json", "b.json"], "a.json: No such file"),
     (["--compare", "a.json", "b.json", "c.json"], "argument 'c.json' is no flag"),
+    (["--num_towers=2"], "--num_towers: each row has its own"),
+    (["--steps=3"], "--steps has no effect on a row"),
+    (["--directory=run"], "--directory has no effect on a row"),
+    (["--torch=python"], "--torch needs --peers"),
+    (["--row=towers,2", "--peers=."], "--peers: rows of --row have no peers"),
+    (["--group=engines_ring", "--processes=2,2"], "--processes=2,2: a number is given twice"),
+    (["--measure=servers"], "--measure=servers with --strategy=towers"),
     (["--peers=nowhere"], "--peers=nowhere does not contain keras_step.py"),
 )
 

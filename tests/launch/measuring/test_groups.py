@@ -57,6 +57,17 @@ def test_both_engines_stand_beside_the_peer_for_each_number_of_processes(peers):
     assert counts[3:] == [({"chief": 1, "worker": 3, "ps": 1}, 1)] * 2 + [({}, 5)]
 
 
+def test_training_flags_of_the_command_line_go_to_our_rows_before_their_own(peers):
+    given = {"recompute": "full", "tf32": False, "zero": 2}
+    with flagsaver.flagsaver(**given):
+        for name in given:
+            FLAGS[name].present = 1
+        rows = GROUPS["sharded"]()
+    assert set(rows[0].work.flags.split()) == {"--recompute=full", "--notf32", "--zero=2"}
+    zeros = [word for word in rows[-2].command if word.startswith("--zero=")]
+    assert zeros == ["--zero=2", "--zero=3"], "the last one counts"
+
+
 def test_each_precision_of_cifar_fast_has_its_peer_without_a_folder_of_peers(peers):
     with flagsaver.flagsaver(peers=None, measured_steps=7):
         rows = GROUPS["cifar_fast"]()
