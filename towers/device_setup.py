@@ -1,5 +1,6 @@
 """Configures the devices of a process: logical CPUs, GPUs, threads, kernels, and where its parameters are."""
 
+import contextlib
 import re
 from collections.abc import Sequence
 
@@ -7,12 +8,14 @@ import tensorflow as tf
 
 from towers.devices import AUTOMATIC, REPLICATED, SHARDED, Devices, default_towers, spread_by, threads_for
 from towers.errors import UserError
-from towers.hardware.cores import num_cores
+from towers.hardware.cores import num_cores, usable_cpus
 from towers.hardware.cpu_instructions import cpu_instructions
 from towers.hardware.gpus import gpu_of
 from towers.quiet_stderr import stderr_aside
 
 KINDS = ("auto", "cpu", "gpu")
+# More than the cores of any machine; a hundred thousand threads bring one to a standstill.
+_MOST = 4096
 
 
 def configure_devices(
@@ -44,7 +47,7 @@ def configure_devices(
       parameter_device: 'cpu', 'cpu:K' or 'gpu:K', 'sharded' for an owner among the towers' devices for each,
         'replicated' for a copy on each tower's device; 'auto' for 'cpu', except that a strategy of towers on GPUs
         chooses, when it knows the model.
-      threads_per_tower: None for cores / towers.
+      threads_per_tower: None for cores / towers, or what TensorFlow has if it already runs.
       num_processes: number of processes that share this machine's cores, this one included.
       batch_size: examples of a batch that this process computes at once; None if it is not known yet. It only
         lowers the default number of towers.
@@ -60,14 +63,20 @@ def configure_devices(
       max_cpu_isa: the value of ONEDNN_MAX_CPU_ISA in this process's environment; '' if it is not set.
 
     Raises:
-      UserError: fewer GPUs than asked for, an unknown device, or TensorFlow already runs with other devices.
+      UserError: fewer GPUs than asked for, an unknown device, a number out of range, or TensorFlow already runs
+        with other devices or threads.
     """
     found = physical_gpus()
+    _check_numbers(
+        num_towers=num_towers,
+        threads_per_tower=threads_per_tower,
+        num_processes=num_processes,
+        cores_per_tower=cores_per_tower,
+    )
+    _check_own_gpus(own_gpus, len(found))
     gpus = found if own_gpus is None else [found[index] for index in own_gpus]
     if kind not in KINDS:
         raise UserError(f"tower device {kind!r} is unknown: use one of {', '.join(KINDS)}")
-    if num_towers is not None and num_towers < 1:
-        raise UserError(f"num_towers={num_towers}: it must be at least 1; omit it for a tower on every device")
     _check_zero(zero, parameter_device)
     _check_offload(offload, zero, parameter_device)
     on_gpu = kind == "gpu" or (kind == "auto" and bool(gpus))
@@ -80,7 +89,12 @@ def configure_devices(
     # Each of the others would get a context, of some hundred MB.
     gpus = gpus[: max(count, _parameter_gpu(own_device) + 1)] if on_gpu else []
     parameters = _parameter_device(own_device, num_cpus=1 if on_gpu else count, num_gpus=len(gpus))
-    _configure_runtime(gpus, num_cpus=1 if on_gpu else count, threads=threads, cores=cores)
+    found_threads = _configure_runtime(gpus, num_cpus=1 if on_gpu else count, threads=threads, cores=cores)
+    if threads_per_tower and threads != found_threads:
+        raise UserError(
+            f"threads_per_tower={threads}: TensorFlow already runs in this process with {found_threads}; "
+            "configure the devices before the first tensor, or omit it"
+        )
     if zero == 3:
         _keep_gathers()
     _choose_kernels(tf32=tf32, deterministic=deterministic)
@@ -89,7 +103,7 @@ def configure_devices(
     return Devices(
         towers=towers,
         parameters=parameters,
-        threads_per_tower=threads,
+        threads_per_tower=found_threads,
         default_of_cores=default_of_cores,
         sharded=parameter_device == SHARDED,
         replicated=parameter_device == REPLICATED and not zero,
@@ -118,6 +132,20 @@ def lowest_compute_capability() -> tuple[int, int]:
 
 # Where each stage of ZeRO has the parameters.
 _ZERO_DEVICES = {1: REPLICATED, 2: REPLICATED, 3: SHARDED}
+
+
+def _check_numbers(**numbers: int | None) -> None:
+    for name, number in numbers.items():
+        if number is not None and not 1 <= number <= _MOST:
+            raise UserError(f"{name}={number}: it must be at least 1 and at most {_MOST}; omit it for the default")
+
+
+def _check_own_gpus(own_gpus: Sequence[int] | None, num_found: int) -> None:
+    for index in own_gpus or ():
+        if not 0 <= index < num_found:
+            raise UserError(
+                f"own_gpus={list(own_gpus)}: TensorFlow finds {num_found} GPUs; their indices start at 0"
+            )
 
 
 def _check_zero(zero: int, parameter_device: str) -> None:
@@ -172,8 +200,11 @@ def _parameter_gpu(text: str) -> int:
     return -1 if match is None else int(match.group(1))
 
 
-def _configure_runtime(gpus, *, num_cpus: int, threads: int, cores: int) -> None:
-    """Sets logical devices, memory growth and threads. All of them can be set only before TensorFlow starts."""
+def _configure_runtime(gpus, *, num_cpus: int, threads: int, cores: int) -> int:
+    """Sets logical devices, memory growth and threads. All of them can be set only before TensorFlow starts.
+
+    Returns the number of threads of an operation on a CPU; 0 if `threads` is 0.
+    """
     try:
         if tf.config.get_visible_devices("GPU") != gpus:
             # Those that are not visible get no context, so no memory.
@@ -181,7 +212,7 @@ def _configure_runtime(gpus, *, num_cpus: int, threads: int, cores: int) -> None
         for gpu in gpus:
             tf.config.experimental.set_memory_growth(gpu, True)
         if threads:
-            _set_threads(threads, max(2, cores))
+            threads = _set_threads(threads, max(2, cores))
             _optimize_towers_alone()
         cpu = tf.config.list_physical_devices("CPU")[0]
         if len(tf.config.get_logical_device_configuration(cpu) or [None]) < num_cpus:
@@ -191,6 +222,7 @@ def _configure_runtime(gpus, *, num_cpus: int, threads: int, cores: int) -> None
             f"{num_cpus} logical CPU devices: TensorFlow already runs in this process with other devices; "
             "configure the devices before the first tensor"
         ) from error
+    return threads
 
 
 def _choose_kernels(*, tf32: bool, deterministic: bool) -> None:
@@ -216,13 +248,13 @@ def _keep_gathers() -> None:
     tf.config.optimizer.set_experimental_options({"dependency_optimization": False})
 
 
-def _set_threads(threads: int, at_once: int) -> None:
-    """Sets the numbers of threads of an operation, and of operations at once.
+def _set_threads(threads: int, at_once: int) -> int:
+    """Sets the numbers of threads of an operation, and of operations at once; returns the first one.
 
     If TensorFlow already runs, its own numbers stay.
     """
-    try:
+    with contextlib.suppress(RuntimeError):
         tf.config.threading.set_intra_op_parallelism_threads(threads)
         tf.config.threading.set_inter_op_parallelism_threads(at_once)
-    except RuntimeError:
-        pass
+    # 0 is TensorFlow's default, one for each CPU.
+    return tf.config.threading.get_intra_op_parallelism_threads() or len(usable_cpus())

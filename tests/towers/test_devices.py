@@ -27,6 +27,10 @@ without_gpu = pytest.mark.skipif(
     [
         ({"num_towers": 0, "kind": "cpu"}, ["num_towers=0"]),
         ({"num_towers": -2, "kind": "cpu"}, ["num_towers=-2"]),
+        ({"threads_per_tower": 10**6}, ["threads_per_tower=1000000", "at most"]),
+        ({"num_processes": 0}, ["num_processes=0", "at least 1"]),
+        ({"cores_per_tower": 0}, ["cores_per_tower=0", "at least 1"]),
+        ({"own_gpus": [99]}, ["own_gpus=[99]", "GPUs"]),
         ({"num_towers": 2, "kind": "tpu"}, ["'tpu'", "auto, cpu, gpu"]),
         (
             {"num_towers": 2, "kind": "cpu", "parameter_device": "tpu:0"},
@@ -65,6 +69,13 @@ def test_more_devices_than_this_process_has():
     tf.constant(1)
     with refused("32 logical CPU devices", "already runs"):
         configure_devices(num_towers=32, kind="cpu")
+
+
+def test_threads_of_a_tensorflow_that_already_runs_are_those_that_it_has():
+    tf.constant(1)
+    with refused("threads_per_tower=3", "already runs", "with 1"):
+        configure_devices(num_towers=2, kind="cpu", threads_per_tower=3)
+    assert configure_devices(num_towers=1, kind="cpu").threads_per_tower == 1
 
 
 def test_fewer_devices_than_this_process_has():
@@ -175,10 +186,11 @@ def test_gpus_without_a_tower_or_parameters_are_not_started(monkeypatch, paramet
 
 
 def test_towers_on_cpus_start_no_gpu(monkeypatch):
+    tf.constant(1)
     gpus = Gpus(monkeypatch, 4)
     devices = configure_devices(kind="cpu", num_towers=2)
     assert (gpus.visible, gpus.growing) == ([], [])
-    own = {"threads_per_tower": threads_for(2, num_cores()), "cpu_instructions": cpu_instructions()}
+    own = {"threads_per_tower": 1, "cpu_instructions": cpu_instructions()}
     assert devices == dataclasses.replace(cpus(2), **own)
     with refused("'gpu:1'", "use one of cpu:0, cpu:1"):
         configure_devices(kind="cpu", num_towers=2, parameter_device="gpu:1")
