@@ -9,7 +9,7 @@ import tensorflow as tf
 from strategies.cluster import Member
 from strategies.errors import PeerLost
 from strategies.ring.joining import Ring
-from strategies.ring.tcp_ring import NeighbourLost, OutOfStep
+from strategies.ring.neighbours import NeighbourLost, OutOfStep
 
 # Errors of a collective if another worker is lost, hangs or has given up.
 LOST = (

@@ -12,6 +12,7 @@ from tensorflow.python.eager import context  # the one way to ask TensorFlow whe
 from strategies.cluster import Member
 from strategies.door import Door
 from strategies.ring.collectives import HostExchange
+from strategies.ring.neighbours import Neighbours
 from strategies.ring.tcp_ring import TcpRing
 
 _HEALTH_MILLISECONDS = 3000
@@ -38,12 +39,14 @@ def connected_tcp_ring(
         to_next.sendall(token)
         from_previous = _accepted(listener, token, time.monotonic() + timeout_seconds)
     return TcpRing(
-        rank,
-        len(members),
-        to_next,
-        from_previous,
-        timeout_seconds=timeout_seconds,
-        check=lambda other: check_alive(members[other]),
+        Neighbours(
+            rank,
+            len(members),
+            to_next,
+            from_previous,
+            timeout_seconds=timeout_seconds,
+            check=lambda other: check_alive(members[other]),
+        )
     )
 
 

@@ -13,7 +13,7 @@ from launch.supervision.network_namespaces import Network, enter, hosts
 from strategies import keepalive
 from strategies.cluster import Member
 from strategies.errors import PeerLost
-from strategies.ring.tcp_ring import prepare
+from strategies.ring.neighbours import prepare
 from strategies.servers import wire
 from strategies.servers.own.group import Group
 from tests.launch.system_networks import needs_hosts

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from strategies.cluster import Member
-from strategies.ring import tcp_ring
+from strategies.ring import neighbours, tcp_ring
 from strategies.ring.joining import Ring, RingOptions
 from strategies.ring.lost_workers import peer_lost
+from strategies.ring.neighbours import Neighbours
 from strategies.ring.tcp_ring import TcpRing
 from tests.strategies.ring.threads import at_once, connection, rings
 
@@ -82,22 +83,22 @@ def test_the_halves_of_a_sum(sizes, wire):
 @pytest.mark.parametrize("num_workers, wire", [(2, np.float32), (3, np.float32), (2, ml_dtypes.bfloat16)])
 def test_the_halves_send_the_bytes_of_the_whole(monkeypatch, num_workers, wire):
     """A short wire sends half of them, if what follows the reduce-scatter is as short."""
-    sent: dict[TcpRing, int] = {}
-    send = TcpRing._send_bytes
+    sent: dict[Neighbours, int] = {}
+    send = Neighbours.send_bytes
 
-    def counted(ring, view, head):
-        sent[ring] = sent.get(ring, 0) + len(view)
-        send(ring, view, head)
+    def counted(of_ring, view, head):
+        sent[of_ring] = sent.get(of_ring, 0) + len(view)
+        send(of_ring, view, head)
 
-    monkeypatch.setattr(TcpRing, "_send_bytes", counted)
+    monkeypatch.setattr(Neighbours, "send_bytes", counted)
     sizes = [900_000] * num_workers
     own = drawn(num_workers, sum(sizes))
     with rings(num_workers) as (made, _):
         all_reduced(made, own, wire)
-        of_sum = [sent.pop(ring) for ring in made]
+        of_sum = [sent.pop(ring._neighbours) for ring in made]
         parts = at_once(made, lambda ring, rank: ring.reduce_scatter(own[rank], sizes, np.dtype(wire)))
         at_once(made, lambda ring, rank: ring.all_gather_parts(parts[rank].astype(wire), sizes))
-        of_halves = [sent.pop(ring) for ring in made]
+        of_halves = [sent.pop(ring._neighbours) for ring in made]
     assert of_sum == of_halves == [2 * (num_workers - 1) * np.dtype(wire).itemsize * sizes[0]] * num_workers
 
 
@@ -128,7 +129,7 @@ def test_the_inputs_are_not_changed():
 
 @pytest.fixture
 def short_patience(monkeypatch) -> Iterator[None]:
-    monkeypatch.setattr(tcp_ring, "PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(neighbours, "PATIENCE_SECONDS", 0.1)
 
 
 def test_a_worker_that_waits_too_long_raises(short_patience):
@@ -182,7 +183,7 @@ def test_ranks_that_make_different_calls_are_an_error(short_patience, other):
 
     with rings(2, timeout_seconds=0.3) as (made, _):
         raised = together(usual, lambda: other(made[1]))
-    assert any(isinstance(error, tcp_ring.OutOfStep) for error in raised), raised
+    assert any(isinstance(error, neighbours.OutOfStep) for error in raised), raised
     assert all(error is not None for error in raised)
 
 
@@ -194,7 +195,7 @@ def test_a_rank_that_makes_one_call_more_is_an_error(short_patience):
 
     with rings(2, timeout_seconds=0.3) as (made, _):
         raised = together(lambda: reduce(0, 1), lambda: reduce(1, 2))
-    assert any(isinstance(error, tcp_ring.OutOfStep) for error in raised), raised
+    assert any(isinstance(error, neighbours.OutOfStep) for error in raised), raised
 
 
 def test_a_waiting_worker_checks_whether_the_others_are_alive(short_patience):
@@ -207,11 +208,11 @@ def test_a_waiting_worker_checks_whether_the_others_are_alive(short_patience):
 
 def test_checks_grow_with_the_workers_and_not_with_their_square(monkeypatch):
     """Of six ranks five wait. Each checks two ranks at a time, one of them the one that it waits for."""
-    monkeypatch.setattr(tcp_ring, "PATIENCE_SECONDS", 0.02)
+    monkeypatch.setattr(neighbours, "PATIENCE_SECONDS", 0.02)
     checked: dict[int, list[int]] = {}
 
     def wait(rank: int) -> None:
-        made[rank]._check = checked.setdefault(rank, []).append
+        made[rank]._neighbours._check = checked.setdefault(rank, []).append
         made[rank].all_reduce(np.zeros(10, np.float32), np.dtype(np.float32))
 
     with rings(6, timeout_seconds=0.5) as (made, _):
@@ -226,8 +227,8 @@ def test_the_frames_of_many_workers_are_as_long_as_those_of_two():
     """Chunks that shrink with the number of workers would take as long as their latency."""
     lengths = []
     with rings(8) as (made, _):
-        heads = made[0]._head
-        made[0]._head = lambda vector: lengths.append(vector.nbytes) or heads(vector)
+        heads = made[0]._neighbours._head
+        made[0]._neighbours._head = lambda vector: lengths.append(vector.nbytes) or heads(vector)
         own = drawn(8, 2_100_000)
         found = all_reduced(made, own, np.float32)
     np.testing.assert_allclose(found[0], np.sum(own, axis=0), rtol=1e-3, atol=1e-5)
@@ -239,8 +240,9 @@ def test_a_short_sum_takes_one_round_a_worker(length, rounds):
     """Longer ones take two, and send less."""
     frames = []
     with rings(8) as (made, _):
-        send = made[3]._send_bytes
-        made[3]._send_bytes = lambda view, head: frames.append(head) or send(view, head)
+        sender = made[3]._neighbours
+        send = sender.send_bytes
+        sender.send_bytes = lambda view, head: frames.append(head) or send(view, head)
         own = drawn(8, length)
         found = all_reduced(made, own, np.float32)
     assert len(frames) == rounds
@@ -262,8 +264,8 @@ def test_a_piece_of_a_chunk_is_sent_on_before_the_next_one_arrives():
     ends = [connection() for _ in range(3)]
     (of_root, after_root), (before_middle, into_middle), (of_middle, after_middle) = ends
     options = {"timeout_seconds": 20.0, "check": lambda rank: None}
-    root = TcpRing(0, 3, of_root, of_root, **options)
-    middle = TcpRing(1, 3, of_middle, into_middle, **options)
+    root = TcpRing(Neighbours(0, 3, of_root, of_root, **options))
+    middle = TcpRing(Neighbours(1, 3, of_middle, into_middle, **options))
     with contextlib.ExitStack() as opened, concurrent.futures.ThreadPoolExecutor(2) as pool:
         for pair in ends:
             opened.callback(lambda pair=pair: [end.close() for end in pair])
@@ -271,8 +273,8 @@ def test_a_piece_of_a_chunk_is_sent_on_before_the_next_one_arrives():
         sent = received(after_root, arrived)
         before_middle.sendall(sent)
         assert received(after_middle, tcp_ring._PASSED_BYTES) == sent[: tcp_ring._PASSED_BYTES]
-        before_middle.sendall(received(after_root, vector.nbytes + tcp_ring._HEAD.size - arrived))
-        received(after_middle, vector.nbytes + tcp_ring._HEAD.size - tcp_ring._PASSED_BYTES)
+        before_middle.sendall(received(after_root, vector.nbytes + neighbours.HEAD.size - arrived))
+        received(after_middle, vector.nbytes + neighbours.HEAD.size - tcp_ring._PASSED_BYTES)
         assert all(np.array_equal(call.result(20), vector) for call in calls)
 
 

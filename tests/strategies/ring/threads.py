@@ -15,6 +15,7 @@ from strategies.grouped_towers import GroupedTowers
 from strategies.ring.collectives import HostExchange, WireOptions, WorkerExchange
 from strategies.ring.engine import RingEngine
 from strategies.ring.gathered_towers import gathered_towers
+from strategies.ring.neighbours import Neighbours
 from strategies.ring.placements import ring_placement
 from strategies.ring.tcp_ring import TcpRing
 from strategies.ring.worker_units import WorkerUnits
@@ -39,12 +40,14 @@ def rings(num_workers: int, check: Callable[[int], None] = lambda rank: None, ti
     connections = [connection() for _ in range(num_workers)]
     made = [
         TcpRing(
-            rank,
-            num_workers,
-            connections[rank][0],
-            connections[rank - 1][1],
-            timeout_seconds=timeout_seconds,
-            check=check,
+            Neighbours(
+                rank,
+                num_workers,
+                connections[rank][0],
+                connections[rank - 1][1],
+                timeout_seconds=timeout_seconds,
+                check=check,
+            )
         )
         for rank in range(num_workers)
     ]
