@@ -39,17 +39,25 @@ def residual_network(activation: str = "relu") -> keras.Model:
 class OwnNetwork(keras.Model):
     """The same in a call of its own."""
 
-    def __init__(self):
+    def __init__(self, build=residual_network):
         super().__init__()
-        self.network = residual_network()
+        self.network = build()
 
     def call(self, inputs):
         return self.network(inputs)
 
 
-def after_steps(recompute: str, activation: str = "relu", num_steps: int = 2, num_towers: int = 2, **options):
+def frozen_network() -> keras.Model:
+    """The same with a frozen stem and first block."""
+    model = residual_network()
+    for layer in model.layers:
+        layer.trainable = layer.name != "stem" and not layer.name.endswith("0")
+    return model
+
+
+def after_steps(recompute: str, build=residual_network, num_steps: int = 2, num_towers: int = 2, **options):
     """Parameters, state and losses of a run."""
-    task = TinyTask(build=functools.partial(residual_network, activation), examples=images(12))
+    task = TinyTask(build=build, examples=images(12))
     strategy = trainer_of(task, num_towers, recompute=recompute, **options)
     losses = [strategy.run_steps(1).loss for _ in range(num_steps)]
     state = {name: variable.numpy() for name, variable in strategy.checkpointables()["state"].items()}
@@ -58,6 +66,7 @@ def after_steps(recompute: str, activation: str = "relu", num_steps: int = 2, nu
 
 @functools.cache
 def without(**options):
+    """A run that keeps all activations."""
     return after_steps("none", **options)
 
 
@@ -68,7 +77,8 @@ CASES = first_quick(
         ("sqrt", {"batch_stats": "synced"}),
         ("full", {"precision": "bfloat16"}),
         ("full", {"accumulation": 3}),
-        ("blocks", {"activation": "gelu"}),
+        ("blocks", {"build": functools.partial(residual_network, "gelu")}),
+        ("full", {"build": frozen_network}),
     ]
 )
 
@@ -194,6 +204,13 @@ def test_the_optimizer_does_not_merge_the_second_computation_with_the_first():
     read = {name.split(":")[0] for node in again if node.op == "FusedBatchNormGradV3" for name in node.input}
     first = {node.name for node in again if node.op == "Conv2D" and not node.name.endswith("_recomputed")}
     assert not read & first
+
+
+@pytest.mark.parametrize("build", [frozen_network, functools.partial(OwnNetwork, frozen_network)])
+def test_frozen_layers_at_the_begin_are_computed_once(build):
+    kept, again = traced("none", build), traced("full", build)
+    assert count(kept, "Conv2D") == NUM_BLOCKS + 1
+    assert count(again, "Conv2D") == NUM_BLOCKS + 2, "the block that is trained"
 
 
 @pytest.mark.full
