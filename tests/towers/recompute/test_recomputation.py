@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import re
 import subprocess
 import sys
 
@@ -140,24 +141,64 @@ class SharedLayers(keras.Model):
         return self.logits(tf.reduce_mean(hidden, [1, 2]))
 
 
-@pytest.mark.parametrize("recompute", ["full", "blocks"])
-def test_parts_of_shared_layers_do_not_overlap(recompute):
-    """Otherwise operations would be copied twice, under one name."""
-    model = SharedLayers()
-    model(tf.zeros([1, 6, 6, 3]))
-    recorders = []
+def recorded(model: keras.Model, recompute: str):
+    """The ranges of the model's parts, and the operations of the graph."""
+    recorders, shape = [], (6, 6, 3)
+    model(tf.zeros([1, *shape]))
 
     @tf.function(autograph=False)
     def called():
-        recorders.append(RangeRecorder(segments_of(model, recompute)))
+        recorders.append(RangeRecorder(segments_of(model, recompute), model))
         with recorders[0].recording():
-            return model(tf.zeros([2, 6, 6, 3]))
+            return model(tf.zeros([2, *shape]))
 
-    called.get_concrete_function()
-    ranges = recorders[0].ranges
+    operations = called.get_concrete_function().graph.get_operations()
+    return recorders[0].ranges, operations
+
+
+@pytest.mark.parametrize("recompute", ["full", "blocks"])
+def test_parts_of_shared_layers_do_not_overlap(recompute):
+    """Otherwise operations would be copied twice, under one name."""
+    ranges, _ = recorded(SharedLayers(), recompute)
     assert len(ranges) >= 3
     for one, after in itertools.pairwise(ranges):
         assert one.begin < one.end <= after.begin
+
+
+def wrapped_network() -> keras.Model:
+    """A chain that calls one layer by itself, and before that through a layer that calls it several times."""
+    inputs, shared = layers.Input((6, 6, 3)), layers.Dense(4, name="shared")
+    outputs = layers.Dense(4, name="dense")(inputs)
+    outputs = layers.TimeDistributed(shared, name="wrapper")(outputs)
+    for _ in range(6):
+        outputs = shared(outputs)
+    return keras.Model(inputs, layers.Dense(NUM_CLASSES, name="logits")(layers.Flatten()(outputs)))
+
+
+class OutsideNetwork(keras.Model):
+    """Calls a layer of the model within it before this model does."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.network = layers.Dense(4, name="first"), wrapped_network()
+
+    def call(self, inputs):
+        return self.network(self.network.get_layer("shared")(self.first(inputs))[..., :3])
+
+
+@pytest.mark.parametrize(
+    "build, recompute", [(wrapped_network, "sqrt"), (wrapped_network, "full"), (OutsideNetwork, "full")]
+)
+def test_calls_by_other_layers_are_not_counted(build, recompute):
+    """Otherwise parts would begin and end at other calls, or never end and hide those after them."""
+    model = build()
+    ranges, operations = recorded(model, recompute)
+    segments = segments_of(model, recompute)
+    assert any(segment.first.name == "shared" for segment in segments)
+    for segment, one in zip(segments, ranges, strict=True):
+        for layer, operation in ((segment.first, operations[one.begin]), (segment.last, operations[one.end - 1])):
+            # The wrapper's calls of the shared layer are in the wrapper's scope.
+            assert re.search(rf"(^|/){layer.name}_\d+/", operation.name), segment
 
 
 def recurrent_network() -> keras.Model:
