@@ -159,7 +159,7 @@ def _largest_line(modes: ProcessModes, limit_bytes: int, largest: int) -> str:
 
 def cli() -> None:
     """Console script."""
-    binary.run(main)
+    binary.run(main, trains=False)
 
 
 if __name__ == "__main__":
