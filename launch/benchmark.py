@@ -277,7 +277,7 @@ def main(arguments: list[str]) -> int:
 
 def cli() -> None:
     """Console script."""
-    binary.run(main, takes_operand=True)
+    binary.run(main, takes_operand=True, trains=False)
 
 
 if __name__ == "__main__":

@@ -34,7 +34,11 @@ EXPECTED = tuple(_CODES)
 
 
 def run(
-    main: Callable[[list[str]], int | None], *, takes_command: bool = False, takes_operand: bool = False
+    main: Callable[[list[str]], int | None],
+    *,
+    takes_command: bool = False,
+    takes_operand: bool = False,
+    trains: bool = True,
 ) -> None:
     """Runs `main` by absl's app.run. An error of `EXPECTED` becomes one line on stderr and its exit code.
 
@@ -46,6 +50,7 @@ def run(
       main: called with the program's name, followed by the operand or by the command's words, if there are any.
       takes_command: whether a command may follow a lone --.
       takes_operand: whether one argument without dashes is allowed.
+      trains: whether the same command resumes from a checkpoint if an earlier run has saved one.
     """
 
     signals = EndingSignals()
@@ -75,7 +80,8 @@ def run(
         if signals.name is None and not isinstance(error, KeyboardInterrupt):
             raise
         by = f" by {signals.name}" if signals.name else ""
-        _print_line(f"interrupted{by}", "the same command starts again, from the last checkpoint if there is one")
+        resumes = ", from the last checkpoint if there is one" if trains else ""
+        _print_line(f"interrupted{by}", f"the same command starts again{resumes}")
         sys.exit(signals.end(INTERRUPTED))
 
 

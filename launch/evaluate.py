@@ -59,7 +59,7 @@ def main(_) -> int:
 
 def cli() -> None:
     """Console script."""
-    binary.run(main)
+    binary.run(main, trains=False)
 
 
 if __name__ == "__main__":

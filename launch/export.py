@@ -118,7 +118,7 @@ def _leaves(outputs):
 
 def cli() -> None:
     """Console script."""
-    binary.run(main)
+    binary.run(main, trains=False)
 
 
 if __name__ == "__main__":

@@ -260,7 +260,7 @@ def main(_) -> None:
 def cli() -> None:
     """Console script."""
     _define_flags()
-    binary.run(main)
+    binary.run(main, trains=False)
 
 
 if __name__ == "__main__":

@@ -144,7 +144,7 @@ def main(arguments: list[str]) -> int:
 def cli() -> None:
     """Console script."""
     _define_flags()
-    binary.run(main, takes_command=True)
+    binary.run(main, takes_command=True, trains=False)
 
 
 if __name__ == "__main__":

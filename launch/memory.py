@@ -29,6 +29,7 @@ from launch.flags.branches import branches_from_flags
 from launch.flags.checks import numbers_from, positive
 from launch.flags.devices import devices_from_flags
 from launch.flags.pipeline import pipeline_from_flags
+from launch.flags.servers import servers_options
 from launch.flags.slices import slices_from_flags
 from launch.flags.step import options_from_flags
 from launch.flags.task import task_from_flags
@@ -88,7 +89,7 @@ def main(_) -> int:
     if FLAGS.measure_here:
         print(json.dumps(measure_here(modes.strategy(_asked(modes.devices)).engine, task, FLAGS.measured_steps)))
         return binary.DONE
-    run = Run(modes, FLAGS.workers, FLAGS.servers)
+    run = Run(modes, FLAGS.workers, FLAGS.servers, servers_options())
     columns, refusals = columns_of(run)
     try:
         peaks = measured(modes, columns) if FLAGS.measure else {}
@@ -158,7 +159,7 @@ def _largest_line(modes: ProcessModes, limit_bytes: int, largest: int) -> str:
 
 def cli() -> None:
     """Console script."""
-    binary.run(main)
+    binary.run(main, trains=False)
 
 
 if __name__ == "__main__":

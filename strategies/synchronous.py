@@ -33,7 +33,7 @@ from towers.layers.computed_constants import compute_constants
 from towers.layers.names import fresh_name_counts
 from towers.mean_and_update import StepOutcome
 from towers.options import StepOptions
-from towers.precision import layer_precision
+from towers.precision import layer_precision, loss_scaling_for
 from towers.recompute import recomputation
 from towers.task import Batch, InputShard, Task, steps_per_epoch
 from towers.tower import EvaluationResult, ModelVariables
@@ -348,7 +348,7 @@ class SynchronousStrategy:
 
     def restored(self, positions: Sequence[int] | None = None) -> None:
         self._batches, self._late = None, LateReports()
-        self.engine.counters.restart()
+        self.engine.counters.restart(loss_scaling_for(self.options.precision))
 
     def finish(self, completed: bool) -> None:
         """Nothing to do: no other process waits for this one."""

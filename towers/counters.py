@@ -12,6 +12,8 @@ from towers.devices import HOST
 from towers.precision import LossScaling
 
 _NONE = -1
+# The `good_steps` of a run without loss scaling: its loss scale is none that another run should resume with.
+_UNSCALED = -1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +26,7 @@ class Counters:
       updates: number of updates applied: steps minus skipped steps.
       skipped: number of steps whose update was skipped.
       bad_step: under on_nan='stop', the first step whose loss or gradients were not finite; else -1.
-      loss_scale, good_steps: state of dynamic loss scaling; 1 and 0 without it.
+      loss_scale, good_steps: state of dynamic loss scaling; 1 and -1 without it.
       index: on the host, the index of the next batch: `step` until a step stops the run. If `step` is on the host,
         it is the same variable.
     """
@@ -47,7 +49,8 @@ class Counters:
 
         with tf.device(device):
             scale = tf.Variable(scaling.initial if scaling else 1.0, dtype=tf.float32, trainable=False)
-            step, *others = count(0), count(0), count(0), count(0), count(_NONE), scale, count(0)
+            good_steps = count(0 if scaling else _UNSCALED)
+            step, *others = count(0), count(0), count(0), count(0), count(_NONE), scale, good_steps
         with tf.device(HOST):
             return cls(step, *others, index=step if device == HOST else count(0))
 
@@ -62,9 +65,15 @@ class Counters:
         del kept["bad_step"], kept["index"]
         return kept
 
-    def restart(self) -> None:
-        """Forgets the bad step: values of an earlier step were restored, and training continues from them."""
+    def restart(self, scaling: LossScaling | None) -> None:
+        """Training continues from values that were restored: forgets the bad step.
+
+        Begins loss scaling anew if one of the two runs has none.
+        """
         self.bad_step.assign(_NONE)
+        if scaling is None or int(self.good_steps) == _UNSCALED:
+            self.loss_scale.assign(scaling.initial if scaling else 1.0)
+            self.good_steps.assign(0 if scaling else _UNSCALED)
         if self.index is not self.step:
             self.index.assign(int(self.step))
 

@@ -45,18 +45,24 @@ class LossScaling:
     """Dynamic loss scaling (Micikevicius et al. 2018): overflow halves the scale, many good steps double it.
 
     The scale multiplies the SUM of the losses, so its first value is lower than usual for a mean.
+
+    Where no gradient overflows, as when all are 0, it would double up to infinity, and then no step is finite. The
+    largest scale is far above any of use: it lifts gradients of 2^-88 to the smallest float16, 2^-24. Float32 ends
+    at 2^128, so all sums of losses and of weights below 2^64 stay finite when they are multiplied by it.
     """
 
     initial: float = 256.0
     growth_steps: int = 1000
     factor: float = 2.0
     smallest: float = 2.0**-14
+    largest: float = 2.0**64
 
     def next_state(self, scale, good_steps, finite) -> tuple[tf.Tensor, tf.Tensor]:
         """The scale and the number of good steps, after a step whose gradients were `finite` or not."""
         grown = good_steps + 1 >= self.growth_steps
-        scale_if_good = tf.where(grown, scale * self.factor, scale)
-        scale_if_bad = tf.maximum(scale / self.factor, self.smallest)
+        scale_if_good = tf.where(grown, tf.minimum(scale * self.factor, self.largest), scale)
+        # A checkpoint may hold an infinite scale, whose half is infinite too.
+        scale_if_bad = tf.clip_by_value(scale / self.factor, self.smallest, self.largest)
         steps_if_good = tf.where(grown, tf.zeros_like(good_steps), good_steps + 1)
         return tf.where(finite, scale_if_good, scale_if_bad), tf.where(finite, steps_if_good, 0 * good_steps)
 

@@ -81,6 +81,22 @@ at_least_zero("backup_workers", "steps_per_closure")
 listed_in_help(__name__)
 
 
+def servers_options() -> ServersOptions:
+    """How a group of parameter servers works. Raises UserError for flags that contradict each other."""
+    return ServersOptions(
+        engine=FLAGS.engine,
+        steps_per_closure=FLAGS.steps_per_closure,
+        staleness=FLAGS.staleness,
+        backup_workers=FLAGS.backup_workers,
+        staleness_aware=FLAGS.staleness_aware,
+        prefetch=FLAGS.prefetch_parameters,
+        wire_precision=FLAGS.wire_precision,
+        sparse_updates=FLAGS.sparse_updates,
+        worker_timeout_seconds=FLAGS.worker_timeout_seconds,
+        timeout_seconds=FLAGS.collective_timeout_seconds,
+    )
+
+
 @functools.cache
 def servers_membership() -> ServersMembership | None:
     """This process's membership of the parameter servers' cluster; None if --strategy uses no servers.
@@ -93,18 +109,7 @@ def servers_membership() -> ServersMembership | None:
     cluster = cluster_of_this_process()
     _check_roles(cluster)
     secret = os.environ.get(_SECRET_VARIABLE, "")
-    options = ServersOptions(
-        engine=FLAGS.engine,
-        steps_per_closure=FLAGS.steps_per_closure,
-        staleness=FLAGS.staleness,
-        backup_workers=FLAGS.backup_workers,
-        staleness_aware=FLAGS.staleness_aware,
-        prefetch=FLAGS.prefetch_parameters,
-        wire_precision=FLAGS.wire_precision,
-        sparse_updates=FLAGS.sparse_updates,
-        worker_timeout_seconds=FLAGS.worker_timeout_seconds,
-        timeout_seconds=FLAGS.collective_timeout_seconds,
-    )
+    options = servers_options()
     if not secret or options.engine_choice().name == TENSORFLOW:
         warn_of_public(cluster)
     membership = ServersMembership(

@@ -13,6 +13,8 @@ import tensorflow as tf
 from launch.forecast.modes_of_a_process import BRANCHES, PIPELINE, SLICES, ProcessMode, ProcessModes, all_devices
 from launch.messages.in_flags import in_flags
 from strategies.ring.collectives import WireOptions
+from strategies.servers.chief import check_model, check_options
+from strategies.servers.options import ServersOptions
 from towers.errors import UserError
 from towers.memory.engine_memory import StepMemory
 from towers.memory.zero import BytesPerParameter, model_states
@@ -47,11 +49,13 @@ class Run:
       modes: task, devices and options, and the modes of one process.
       num_workers: processes of a ring, and workers of parameter servers.
       num_servers: parameter servers.
+      servers: how these work.
     """
 
     modes: ProcessModes
     num_workers: int = 2
     num_servers: int = 1
+    servers: ServersOptions = dataclasses.field(default_factory=ServersOptions)
 
     @property
     def batch_size(self) -> int:
@@ -242,6 +246,8 @@ def parameter_servers(run: Run) -> Iterator[Column]:
     A worker has the pulled vector beside the parameters that it is cut into, and its gradient as a vector. A
     server may hold a gradient of each worker, and a copy of the one that it applies.
     """
+    check_options(run.modes.options, run.servers, run.num_workers)
+    check_model(run.modes.strategy(run.central), run.servers, run.num_workers)
     own = run.modes.process_or_gpu(run.central, run.batch_size)
     parameters = own.parameters_bytes
     worker = dataclasses.replace(own, optimizer_bytes=0, collectives_bytes=2 * parameters)

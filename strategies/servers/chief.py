@@ -56,6 +56,34 @@ def check_options(options: StepOptions, servers: ServersOptions, num_workers: in
         )
 
 
+def check_model(strategy: SynchronousStrategy, servers: ServersOptions, num_workers: int) -> None:
+    """Raises UserError for a model that a group of servers can't train with the strategy's options."""
+    options, engine = strategy.options, strategy.engine
+    if engine.placement.constraints:
+        named = ", ".join(engine.placement.constraints)
+        raise UserError(
+            f"constraint on {named} with strategy=ps: a constraint needs the whole parameter, and servers "
+            "hold pieces; remove the constraint or use another strategy"
+        )
+    several = servers.is_sync and num_workers > 1
+    if several and options.batch_stats == "synced" and batch_norm_layers(strategy.model):
+        raise UserError(
+            "batch_stats=synced with staleness=sync: workers exchange nothing within a step; "
+            "use batch_stats=average"
+        )
+    dtypes = sorted({value.dtype.name for value in engine.parameters().values()})
+    if len(dtypes) > 1:
+        raise UserError(
+            f"parameters of {' and '.join(dtypes)} with strategy=ps: servers hold all parameters in one "
+            "vector; build the model with one dtype or use another strategy"
+        )
+    if servers.is_sync and options.accumulation > 1 and engine.state():
+        raise UserError(
+            f"accumulation={options.accumulation} with staleness=sync and batch statistics: workers "
+            "exchange once a step, not once a microbatch; use accumulation=1 or strategy=ring"
+        )
+
+
 class ServersStrategy(SynchronousStrategy):
     """The chief's side.
 
@@ -102,7 +130,7 @@ class ServersStrategy(SynchronousStrategy):
         variables = self.engine.tower.variables
         self._templates = dict(zip(self.engine.parameters(), variables.parameters, strict=True))
         self.layout = layout_of(variables, self.lookups, options.rule, num_servers=num_servers)
-        self._check_model()
+        check_model(self, servers, num_workers)
         self._stop_asked = self._all_connected = self._finished = False
         self._stop_requested: Callable[[], bool] = lambda: False
         self._positions: Sequence[int] | None = None
@@ -128,30 +156,6 @@ class ServersStrategy(SynchronousStrategy):
             for slot in rule.slot_names
         }
         return CentralPlacement(self._device, parameters, state, slots, constraints_of(variables))
-
-    def _check_model(self) -> None:
-        if self.engine.placement.constraints:
-            named = ", ".join(self.engine.placement.constraints)
-            raise UserError(
-                f"constraint on {named} with strategy=ps: a constraint needs the whole parameter, and servers "
-                "hold pieces; remove the constraint or use another strategy"
-            )
-        if self._workers_per_batch > 1 and self.options.batch_stats == "synced" and batch_norm_layers(self.model):
-            raise UserError(
-                "batch_stats=synced with staleness=sync: workers exchange nothing within a step; "
-                "use batch_stats=average"
-            )
-        dtypes = sorted({value.dtype.name for value in self.engine.parameters().values()})
-        if len(dtypes) > 1:
-            raise UserError(
-                f"parameters of {' and '.join(dtypes)} with strategy=ps: servers hold all parameters in one "
-                "vector; build the model with one dtype or use another strategy"
-            )
-        if self._servers.is_sync and self.options.accumulation > 1 and self.engine.state():
-            raise UserError(
-                f"accumulation={self.options.accumulation} with staleness=sync and batch statistics: workers "
-                "exchange once a step, not once a microbatch; use accumulation=1 or strategy=ring"
-            )
 
     @property
     def batch_spec(self):

@@ -98,3 +98,22 @@ def test_a_command_follows_a_lone_double_dash(tmp_path):
         assert [ended.code, ended.out] == expected, (flags, ended.err)
     assert "'python' is no flag" in found[3][0].err
     assert "put -- before the command" in found[3][0].err
+
+
+STOPPED = """
+import importlib, os, signal, sys
+
+def cli():
+    program = importlib.import_module("launch." + sys.argv.pop())
+    program.main = lambda _: os.kill(os.getpid(), signal.SIGTERM)
+    program.cli()
+"""
+
+
+@pytest.mark.timeout(200)
+def test_only_programs_that_train_speak_of_checkpoints_when_they_are_stopped(tmp_path):
+    (tmp_path / "stopped.py").write_text(STOPPED)
+    (train, _), *others = run_many([("stopped", [name]) for name in ("train", "memory", "evaluate")], tmp_path)
+    line = "stopped: interrupted by SIGTERM: the same command starts again"
+    assert (train.code, train.err) == (75, f"{line}, from the last checkpoint if there is one\n")
+    assert [(other.code, other.err) for other, _ in others] == [(75, f"{line}\n")] * 2

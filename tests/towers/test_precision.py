@@ -90,8 +90,10 @@ def next_state(scaling, scale, good_steps, finite):
         ((256.0, 9), True, (512.0, 0)),
         ((256.0, 3), False, (128.0, 0)),
         ((2.0**-14, 3), False, (2.0**-14, 0)),
+        ((2.0**64, 9), True, (2.0**64, 0)),
+        ((np.inf, 3), False, (2.0**64, 0)),
     ],
-    ids=["counts", "doubles", "halves", "stops at the smallest"],
+    ids=["counts", "doubles", "halves", "stops at the smallest", "stops at the largest", "leaves infinity"],
 )
 def test_next_state(before, finite, after):
     assert next_state(LossScaling(growth_steps=10), *before, finite) == after
@@ -134,6 +136,21 @@ def test_good_steps_double_the_scale():
     counters["good_steps"].assign(LossScaling().growth_steps - 1)
     strategy.run_steps(1)
     assert counters["loss_scale"].numpy() == 512.0 and counters["good_steps"].numpy() == 0
+
+
+def flat_loss(outputs, batch):
+    """A loss of 1000 for each example, without a gradient."""
+    return 1000.0 + 0.0 * tf.cast(outputs[:, 0], tf.float32)
+
+
+def test_at_the_largest_scale_a_step_is_finite():
+    strategy = trainer_of(dense_task(losses=flat_loss), precision="float16")
+    counters = strategy.checkpointables()["counters"]
+    counters["loss_scale"].assign(LossScaling().largest)
+    counters["good_steps"].assign(LossScaling().growth_steps - 1)
+    report = strategy.run_steps(2)
+    assert report.skipped == 0 and report.loss == 1000.0
+    assert counters["loss_scale"].numpy() == LossScaling().largest
 
 
 def test_the_scale_does_not_change_the_step():

@@ -29,12 +29,13 @@ class Recomputation:
           UserError: the model has no such parts.
         """
         self.segments = segments_of(model, recompute)
+        self._model = model
         # Passes whose graphs are not yet changed, by graph.
         self._passes: dict[tf.Graph, TracedPass] = {}
 
     def traced_pass(self) -> "TracedPass":
         """For the graph that is being traced now."""
-        traced = TracedPass(RangeRecorder(self.segments))
+        traced = TracedPass(RangeRecorder(self.segments, self._model))
         if self.segments:
             self._passes[tf.compat.v1.get_default_graph()] = traced
         return traced

@@ -8,6 +8,9 @@
 
 In a model with a call() of its own only the layers are known: 'full' means each that has weights, 'blocks' each of
 which there is another one of the same structure. A functional model that is such a layer is divided itself.
+
+No part has both the frozen layers that a model begins with and layers that are trained. The backward pass ends
+before it reaches the frozen ones, so these are computed once, and only their last result is kept.
 """
 
 import collections
@@ -63,6 +66,11 @@ def segments_of(model: keras.Model, recompute: str) -> list[Segment]:
         return []
     functional = functional_form(model)
     found = _of_layers(model, recompute) if functional is None else _of_chain(links_of(functional), recompute)
+    if not found and functional is not None and _begin_and_rest(finest(links_of(functional)))[0]:
+        raise UserError(
+            f"recompute={recompute!r}: model {model.name!r} has no such part behind the frozen layers that it "
+            "begins with, and these are computed once anyway; use recompute='none'"
+        )
     if not found and recompute == "blocks":
         raise UserError(
             f"recompute='blocks': model {model.name!r} repeats no block; use recompute='full', 'sqrt' or 'none'"
@@ -83,8 +91,20 @@ def shown(names: Sequence[str]) -> str:
 
 def _of_chain(links: Sequence[Link], recompute: str) -> list[Segment]:
     if recompute == "sqrt":
-        return [_segment(part) for part in _equal_parts(finest(links))[:-1]]
-    return _chosen(_groups(_without_wrappers(links)), recompute, keeps_last=True)
+        return [_segment(part) for part in _equal_parts(_begin_and_rest(finest(links))[1])[:-1]]
+    _, trained = _begin_and_rest(_without_wrappers(links))
+    return _chosen(_groups(trained), recompute, keeps_last=True)
+
+
+def _begin_and_rest(links: Sequence[Link]) -> tuple[list[Link], list[Link]]:
+    """The frozen layers that the chain begins with, and what follows, which begins with a link that is trained.
+
+    Without frozen layers nothing is cut off: layers without weights may make large results of small inputs.
+    """
+    num = next((index for index, link in enumerate(links) if _weights(link)), 0)
+    if not any(getattr(call.operation, "weights", ()) for link in links[:num] for call in link):
+        num = 0
+    return list(links[:num]), list(links[num:])
 
 
 def _chosen(groups: Sequence[Sequence[Link]], recompute: str, *, keeps_last: bool = False) -> list[Segment]:
@@ -171,7 +191,9 @@ def _of_layers(model: keras.Model, recompute: str) -> list[Segment]:
     for layer in layers:
         form, repeats = functional_form(layer), counts[_structure(layer)] > 1
         if form is not None and not repeats:
-            found += _chosen(_groups(_without_wrappers(links_of(form))), recompute)
+            # A gradient may flow through its frozen begin to layers before it: then that is computed again.
+            frozen, trained = _begin_and_rest(_without_wrappers(links_of(form)))
+            found += _chosen([*([frozen] if frozen else []), *_groups(trained)], recompute)
         elif repeats or recompute == "full":
             found.append(Segment(layer.name, layer, layer))
     return found

@@ -13,8 +13,10 @@ from launch.forecast.measured_modes import _without
 from launch.forecast.modes_of_a_process import PIPELINE, ProcessMode, ProcessModes
 from launch.forecast.table import as_json, saved_by_recomputation, saved_by_zero, table
 from launch.measuring.allocation_trace import USE_TRACED_ALLOCATOR, peak_of
+from strategies.servers.options import ServersOptions
 from tests.launch.nursery import run_forked
 from tests.launch.programs import ended, started
+from tests.tiers import first_quick
 from tests.towers.branches.branched_networks import small_inception
 from tests.towers.logical_cpus import cpus
 from tests.towers.tiny_tasks import NUM_CLASSES, TinyTask, dense_task, images, stacked, vectors
@@ -23,14 +25,16 @@ from towers.memory.engine_memory import StepMemory
 from towers.memory.zero import MIXED_PRECISION_ADAM
 from towers.options import StepOptions
 from towers.stages.options import PipelineOptions
+from towers.updates.clipping import Clipping
 from towers.updates.composed_rules import Lookahead
-from towers.updates.rules import Adam
+from towers.updates.rules import Adam, Muon
 
 DENSE = 43 * 4
 
 
 def run_of(task, **options):
-    modes = ProcessModes(task, cpus(2), StepOptions(rule=Adam(), **options), PipelineOptions(microbatches=2))
+    options = StepOptions(**{"rule": Adam(), **options})
+    modes = ProcessModes(task, cpus(2), options, PipelineOptions(microbatches=2))
     return Run(modes, num_workers=2, num_servers=2)
 
 
@@ -64,6 +68,33 @@ def test_a_mode_that_refuses_has_a_line(monkeypatch):
     monkeypatch.setattr(columns_module, "MODES", (columns_module.one_tower, odd_mode))
     _, refusals = columns_of(run_of(dense_task(64)))
     assert refusals == ["no figures for odd mode: the batch is too small"]
+
+
+def constrained_network():
+    """A network with a constraint on its kernel."""
+    return stacked((4,), layers.Dense(NUM_CLASSES, kernel_constraint="non_neg"))
+
+
+@pytest.mark.parametrize(
+    "changes, task, servers, reason",
+    first_quick(
+        [
+            ({"rule": Muon()}, dense_task(64), {}, "it needs whole matrices"),
+            ({"precision": "float16"}, dense_task(64), {}, "workers do not share a loss scale"),
+            ({"clipping": Clipping(norm=1.0)}, dense_task(64), {"staleness": "sync"}, "no server holds a whole"),
+            ({}, TinyTask(build=constrained_network, examples=vectors(64)), {}, "a constraint needs"),
+        ],
+        2,
+    ),
+)
+def test_what_servers_refuse_has_no_figures(monkeypatch, changes, task, servers, reason):
+    monkeypatch.setattr(
+        columns_module, "MODES", (columns_module.one_tower, columns_module.ring, columns_module.parameter_servers)
+    )
+    found, refusals = columns_of(dataclasses.replace(run_of(task, **changes), servers=ServersOptions(**servers)))
+    assert [column.name.partition(",")[0] for column in found] == ["1 tower", "ring", "ring"]
+    [line] = refusals
+    assert line.startswith("no figures for parameter servers: ") and reason in line
 
 
 def test_each_device_holds_its_part_of_the_states(columns):

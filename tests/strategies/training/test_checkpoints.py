@@ -22,6 +22,7 @@ from tests.strategies.small_task import assert_same_bits, small_strategy, small_
 from tests.tiers import first_quick
 from tests.towers.user_errors import refused
 from towers.errors import UserError
+from towers.precision import LossScaling
 from towers.updates.rules import SGD, Adam, Momentum
 
 BATCH_NORM_TASK = small_task(batch_norm=True)
@@ -244,6 +245,32 @@ def test_a_checkpoint_of_another_precision_is_cast(copied, saved, precision):
     assert found.keys() == stored.keys()
     for name, value in found.items():
         np.testing.assert_array_equal(value.astype("float32"), stored[name].astype("float32"), err_msg=name)
+
+
+def resumed(directory, precision: str, before: str, state: tuple[float, int] | None = None):
+    """Loss scale and good steps of a run that resumes one of the precision `before`, which had this state."""
+    strategy = small_strategy(precision=before)
+    scale, good_steps = (strategy.checkpointables()["counters"][name] for name in ("loss_scale", "good_steps"))
+    if state is not None:
+        scale.assign(state[0])
+        good_steps.assign(state[1])
+    Checkpoints(directory, strategy).save()
+    strategy = small_strategy(precision=precision)
+    Checkpoints(directory, strategy).restore_latest()
+    counters = strategy.checkpointables()["counters"]
+    return counters["loss_scale"].numpy(), counters["good_steps"].numpy()
+
+
+@pytest.mark.parametrize("state", [(1.0, 0), (1.0, 7), (2.0**20, 3)])
+def test_a_float16_run_resumes_with_its_loss_scale(tmp_path, state):
+    assert resumed(tmp_path, "float16", before="float16", state=state) == state
+
+
+def test_a_run_of_another_precision_leaves_no_loss_scale(tmp_path):
+    initial = LossScaling().initial, 0
+    assert resumed(tmp_path, "float16", before="float32") == initial
+    # A float32 run forgets the scale of the float16 run before it, so a later float16 run does not get it.
+    assert resumed(tmp_path, "float32", before="float16", state=(2.0**20, 3))[0] == 1
 
 
 def test_a_path_may_be_relative(copied, monkeypatch):

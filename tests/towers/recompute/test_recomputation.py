@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import re
 import subprocess
 import sys
 
@@ -39,17 +40,25 @@ def residual_network(activation: str = "relu") -> keras.Model:
 class OwnNetwork(keras.Model):
     """The same in a call of its own."""
 
-    def __init__(self):
+    def __init__(self, build=residual_network):
         super().__init__()
-        self.network = residual_network()
+        self.network = build()
 
     def call(self, inputs):
         return self.network(inputs)
 
 
-def after_steps(recompute: str, activation: str = "relu", num_steps: int = 2, num_towers: int = 2, **options):
+def frozen_network() -> keras.Model:
+    """The same with a frozen stem and first block."""
+    model = residual_network()
+    for layer in model.layers:
+        layer.trainable = layer.name != "stem" and not layer.name.endswith("0")
+    return model
+
+
+def after_steps(recompute: str, build=residual_network, num_steps: int = 2, num_towers: int = 2, **options):
     """Parameters, state and losses of a run."""
-    task = TinyTask(build=functools.partial(residual_network, activation), examples=images(12))
+    task = TinyTask(build=build, examples=images(12))
     strategy = trainer_of(task, num_towers, recompute=recompute, **options)
     losses = [strategy.run_steps(1).loss for _ in range(num_steps)]
     state = {name: variable.numpy() for name, variable in strategy.checkpointables()["state"].items()}
@@ -58,6 +67,7 @@ def after_steps(recompute: str, activation: str = "relu", num_steps: int = 2, nu
 
 @functools.cache
 def without(**options):
+    """A run that keeps all activations."""
     return after_steps("none", **options)
 
 
@@ -68,7 +78,8 @@ CASES = first_quick(
         ("sqrt", {"batch_stats": "synced"}),
         ("full", {"precision": "bfloat16"}),
         ("full", {"accumulation": 3}),
-        ("blocks", {"activation": "gelu"}),
+        ("blocks", {"build": functools.partial(residual_network, "gelu")}),
+        ("full", {"build": frozen_network}),
     ]
 )
 
@@ -130,24 +141,64 @@ class SharedLayers(keras.Model):
         return self.logits(tf.reduce_mean(hidden, [1, 2]))
 
 
-@pytest.mark.parametrize("recompute", ["full", "blocks"])
-def test_parts_of_shared_layers_do_not_overlap(recompute):
-    """Otherwise operations would be copied twice, under one name."""
-    model = SharedLayers()
-    model(tf.zeros([1, 6, 6, 3]))
-    recorders = []
+def recorded(model: keras.Model, recompute: str):
+    """The ranges of the model's parts, and the operations of the graph."""
+    recorders, shape = [], (6, 6, 3)
+    model(tf.zeros([1, *shape]))
 
     @tf.function(autograph=False)
     def called():
-        recorders.append(RangeRecorder(segments_of(model, recompute)))
+        recorders.append(RangeRecorder(segments_of(model, recompute), model))
         with recorders[0].recording():
-            return model(tf.zeros([2, 6, 6, 3]))
+            return model(tf.zeros([2, *shape]))
 
-    called.get_concrete_function()
-    ranges = recorders[0].ranges
+    operations = called.get_concrete_function().graph.get_operations()
+    return recorders[0].ranges, operations
+
+
+@pytest.mark.parametrize("recompute", ["full", "blocks"])
+def test_parts_of_shared_layers_do_not_overlap(recompute):
+    """Otherwise operations would be copied twice, under one name."""
+    ranges, _ = recorded(SharedLayers(), recompute)
     assert len(ranges) >= 3
     for one, after in itertools.pairwise(ranges):
         assert one.begin < one.end <= after.begin
+
+
+def wrapped_network() -> keras.Model:
+    """A chain that calls one layer by itself, and before that through a layer that calls it several times."""
+    inputs, shared = layers.Input((6, 6, 3)), layers.Dense(4, name="shared")
+    outputs = layers.Dense(4, name="dense")(inputs)
+    outputs = layers.TimeDistributed(shared, name="wrapper")(outputs)
+    for _ in range(6):
+        outputs = shared(outputs)
+    return keras.Model(inputs, layers.Dense(NUM_CLASSES, name="logits")(layers.Flatten()(outputs)))
+
+
+class OutsideNetwork(keras.Model):
+    """Calls a layer of the model within it before this model does."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.network = layers.Dense(4, name="first"), wrapped_network()
+
+    def call(self, inputs):
+        return self.network(self.network.get_layer("shared")(self.first(inputs))[..., :3])
+
+
+@pytest.mark.parametrize(
+    "build, recompute", [(wrapped_network, "sqrt"), (wrapped_network, "full"), (OutsideNetwork, "full")]
+)
+def test_calls_by_other_layers_are_not_counted(build, recompute):
+    """Otherwise parts would begin and end at other calls, or never end and hide those after them."""
+    model = build()
+    ranges, operations = recorded(model, recompute)
+    segments = segments_of(model, recompute)
+    assert any(segment.first.name == "shared" for segment in segments)
+    for segment, one in zip(segments, ranges, strict=True):
+        for layer, operation in ((segment.first, operations[one.begin]), (segment.last, operations[one.end - 1])):
+            # The wrapper's calls of the shared layer are in the wrapper's scope.
+            assert re.search(rf"(^|/){layer.name}_\d+/", operation.name), segment
 
 
 def recurrent_network() -> keras.Model:
@@ -194,6 +245,13 @@ def test_the_optimizer_does_not_merge_the_second_computation_with_the_first():
     read = {name.split(":")[0] for node in again if node.op == "FusedBatchNormGradV3" for name in node.input}
     first = {node.name for node in again if node.op == "Conv2D" and not node.name.endswith("_recomputed")}
     assert not read & first
+
+
+@pytest.mark.parametrize("build", [frozen_network, functools.partial(OwnNetwork, frozen_network)])
+def test_frozen_layers_at_the_begin_are_computed_once(build):
+    kept, again = traced("none", build), traced("full", build)
+    assert count(kept, "Conv2D") == NUM_BLOCKS + 1
+    assert count(again, "Conv2D") == NUM_BLOCKS + 2, "the block that is trained"
 
 
 @pytest.mark.full

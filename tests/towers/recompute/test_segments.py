@@ -72,6 +72,41 @@ def test_a_block_of_a_chain_is_a_layer_with_a_kernel_and_what_follows():
     ]
 
 
+def chain(num_frozen: int) -> keras.Model:
+    """Five convolutions, of which the first ones are frozen."""
+    convolutions = [layers.Conv2D(4, 3, padding="same", name=f"conv{index}") for index in range(5)]
+    for layer in convolutions[:num_frozen]:
+        layer.trainable = False
+    return stacked((8, 8, 3), *convolutions, layers.Flatten(), layers.Dense(2, name="logits"))
+
+
+def nested(num_frozen: int) -> keras.Model:
+    """Such a chain within a model."""
+    inputs = layers.Input((8, 8, 3))
+    return keras.Model(inputs, layers.Dense(3, name="head")(chain(num_frozen)(inputs)))
+
+
+def test_frozen_layers_at_the_begin_are_no_part():
+    for recompute in ("blocks", "full"):
+        assert names(chain(0), recompute) == [f"conv{index}" for index in range(5)]
+        assert names(chain(3), recompute) == ["conv3", "conv4"]
+        assert names(nested(3), recompute)[:2] == ["conv3", "conv4"]
+    for model in (chain(3), nested(3)):
+        assert names(model, "sqrt") == ["conv3"]
+
+
+def test_layers_without_weights_at_the_begin_are_in_the_first_part():
+    model = stacked((8, 8, 3), layers.UpSampling2D(4), layers.Conv2D(4, 3), layers.Flatten(), layers.Dense(2))
+    (found,) = segments_of(model, "full")
+    assert type(found.first).__name__ == "UpSampling2D"
+
+
+def test_a_model_with_only_its_last_part_trained_is_refused():
+    for recompute in ("blocks", "full", "sqrt"):
+        with refused(f"recompute={recompute!r}", "frozen layers", "computed once anyway", "recompute='none'"):
+            segments_of(chain(5), recompute)
+
+
 def test_an_inner_model_that_is_not_repeated_is_opened():
     inputs = layers.Input((4,), dtype="int32")
     model = keras.Model(inputs, layers.Dense(2)(layers.Flatten()(text_model()(inputs))))
