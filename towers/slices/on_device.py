@@ -21,8 +21,10 @@ def on_device(device: str, function: Callable, inputs: Sequence[tf.Tensor]):
 
     @tf.custom_gradient
     def placed(*own):
-        # One tensor may be given twice, as an attention's query and value: each has a gradient of its own.
-        own = [tf.identity(value) for value in own]
+        # One tensor may be given twice, as an attention's query and value: each has a gradient of its own. And the
+        # tower's tape must not record what follows: for two tapes TensorFlow derives each called function twice,
+        # which those that XLA compiles can't be.
+        own = [tf.stop_gradient(value) for value in own]
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(own)
             outputs = function(*own)
