@@ -182,6 +182,7 @@ class TowerFunction:
             gradients = self._gradients(parameters, traced.gradients(tape, objective, watched))
         metrics = weighted_metrics(self._task, outputs, batch, active)
         result = TowerResult(loss_sum * active, loss.weight * active, gradients, new_state, metrics)
+        self._kernels.place_values()
         return result if self.exchange is None else self.exchange.when_all_are_done(result)
 
     def _forward(self, parameters, state, batch, seed, active, traced):

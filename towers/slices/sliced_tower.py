@@ -39,14 +39,14 @@ class _SlicedModel:
 
     def __init__(self, model: keras.Model, layout: Layout, devices: Sequence[str], kernels: LayerKernels):
         self.variables, self.layout, self.devices = ModelVariables.of(model), layout, tuple(devices)
-        self._model, self._kernels = model, kernels
+        self._model, self.kernels = model, kernels
 
     def run(self, values: SlicedValues, state, seed, batch, training, *others, **options):
         """As `towers.tower.run_model`."""
         mapping = self.variables.mapping(values.whole_values(), state, seed)
         kept = self.variables.state if training else ()
         with shadowed(sliced_calls(self._model, self.layout, values)):
-            return run_model(self._model, mapping, kept, batch, training, self._kernels, *others, **options)
+            return run_model(self._model, mapping, kept, batch, training, self.kernels, *others, **options)
 
 
 class SlicedTower:
@@ -113,6 +113,7 @@ class SlicedTower:
             gradients = values.gradients_of(objective, traced)
         check_gradients(self._model.variables.parameters, gradients)
         metrics = weighted_metrics(self._task, outputs, batch, active)
+        self._model.kernels.place_values()
         # One for each slice: a list of lists.
         flat = [
             part for gradient in gradients for part in (gradient if isinstance(gradient, list) else [gradient])

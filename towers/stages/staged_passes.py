@@ -112,6 +112,7 @@ class StagedPasses:
         marks.backward = marks.count
         found = traced.gradients(tape, objective, readings)
         self._check_gradients(found)
+        self._kernels.place_values()
         # A stage may have a layer without reading all of its parameters.
         present = {str(index): gradient for index, gradient in enumerate(found) if gradient is not None}
         return TowerResult(loss_sum, weight, present, new_state, metrics)

@@ -26,6 +26,9 @@ _ANYWHERE = (
 )
 
 
+_INTEGERS = (tf.int32.as_datatype_enum, tf.int64.as_datatype_enum)
+
+
 def _short(device: str) -> str:
     return device.rpartition("device:")[2]
 
@@ -62,7 +65,13 @@ def tower_operations(mode: str) -> None:
         # A name is also part of the name of tower 10 and so on; there are two.
         own = [node for node in nodes if node.name.startswith(f"{tower_scope(index)}/")]
         assert any("/prepare/" in node.name for node in own), "the tower does not prepare its input"
-        elsewhere = [node for node in own if _short(node.device) != device and node.op not in _ANYWHERE]
+        # The host computes shapes and seeds.
+        homes = {False: {device}, True: {device, "CPU:0"}}
+        elsewhere = [
+            node
+            for node in own
+            if _short(node.device) not in homes[_is_of_integers(node)] and node.op not in _ANYWHERE
+        ]
         assert not elsewhere, [(node.name, node.op, node.device) for node in elsewhere]
 
 
@@ -76,6 +85,10 @@ def no_copies_of_input(mode: str) -> None:
     images = [node.name for node in sends if node.attr["T"].type == tf.uint8.as_datatype_enum]
     assert not images, images
     assert not [node.name for node in sends if "/prepare/" in node.name or "/prepare/" in node.input[0]]
+
+
+def _is_of_integers(node) -> bool:
+    return any(node.attr[name].type in _INTEGERS for name in ("T", "Tparams", "dtype", "DstT"))
 
 
 def packed_copies(mode: str) -> None:
