@@ -115,6 +115,7 @@ class StepOptions:
             # Elsewhere, as on ARM, nothing was measured.
             float32_products=tuned and is_slow and AVX2 in found,
             exact_bias_gradients=self.precision == "bfloat16" and devices.on_cpu and not self.xla,
+            wide_ids=as_on_gpus,
             values_on_host=as_on_gpus,
         )
 

@@ -62,6 +62,7 @@ class SlicedTower:
         exchange: TowerExchange | None = None,
         kernels: LayerKernels,
         recompute: str = "none",
+        batch_spec: Batch | None = None,
         traced: Callable = TracedOnce,
     ):
         """Args:
@@ -72,9 +73,10 @@ class SlicedTower:
         exchange: sums batch statistics over all towers; None for the statistics of the tower's own examples.
         kernels: which layers use other kernels than Keras's.
         recompute: activations that the backward pass computes again, one of `towers.recompute.segments.POLICIES`.
+        batch_spec: as for `TowerFunction`.
         traced: makes the graph, as `TracedOnce` does.
         """
-        self._task, self._layout, self._exchange = task, layout, exchange
+        self._task, self._layout, self._exchange, self._batch_spec = task, layout, exchange, batch_spec
         self._model = _SlicedModel(model, layout, devices, kernels)
         self._recomputation = Recomputation(model, recompute)
         change = self._recomputation.change if self._recomputation.segments else None
@@ -97,7 +99,7 @@ class SlicedTower:
         return result._replace(gradients=_sliced(result.gradients, self._layout))
 
     def _train(self, held, state, batch, seed, gain):
-        batch = with_features(self._task, batch)
+        batch = with_features(self._task, batch, self._batch_spec)
         parameters = [value.parts if isinstance(value, Slices) else value for value in _sliced(held, self._layout)]
         active = tf.sign(gain)
         traced = self._recomputation.traced_pass()
