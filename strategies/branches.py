@@ -92,6 +92,7 @@ class BranchedTowers:
                     kernels=kernels,
                     traced=training,
                     recompute=self._step.recompute,
+                    batch_spec=engine.batch_spec,
                 )
             )
             evaluations.append(

@@ -128,8 +128,15 @@ class StagedTowers:
 
     def make_towers(self, engine: Engine, exchange: UnitExchange | None = None):
         def passes(kernels) -> StagedPasses:
-            recompute = self._step.recompute
-            return StagedPasses(self._task, engine.tower.model, self.stages, self._schedule, kernels, recompute)
+            return StagedPasses(
+                self._task,
+                engine.tower.model,
+                self.stages,
+                self._schedule,
+                kernels,
+                self._step.recompute,
+                engine.batch_spec,
+            )
 
         trained, evaluated = passes(engine.kernels), passes(engine.evaluation_kernels)
         towers, evaluations = [], []

@@ -87,6 +87,7 @@ class SlicedTowers:
                     exchange=own,
                     kernels=kernels,
                     recompute=self._step.recompute,
+                    batch_spec=engine.batch_spec,
                     traced=training,
                 )
             )

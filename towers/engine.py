@@ -16,7 +16,7 @@ from towers.counters import Counters
 from towers.devices import HOST, Devices
 from towers.exchange import TowerExchange
 from towers.hardware.gpus import gpus_are_whole
-from towers.input.placed_batch import examples_of
+from towers.input.placed_batch import examples_of, parts_of
 from towers.input.placed_input import PlacedInput, can_be_placed
 from towers.input.tower_parts import TowerParts
 from towers.launch_order import LaunchOrder
@@ -40,6 +40,7 @@ class Engine(abc.ABC):
       placement: where the variables live; a subclass sets it.
       tower: the training pass on one device; it knows the model's variables.
       parts: how the towers of this process divide a (micro)batch.
+      batch_spec: the spec of a (micro)batch of the task's dataset; what comes to the towers may have other dtypes.
       placed_input: brings training batches to the towers' devices, and `train` gets what it yields; None if
         `train` gets batches in the host's memory.
       towers, evaluations: the passes of each tower of this process, called as a `TowerFunction` and an
@@ -88,6 +89,7 @@ class Engine(abc.ABC):
         """
         self.options = options
         self.devices = devices
+        self.batch_spec = parts_of(batch_spec)[0]
         self.shares = split.checked_shares(shares, devices.num_towers, "tower_shares")
         self.all_shares = self.shares if all_shares is None else tuple(all_shares)
         split.check_batch_size(task.batch_size, options.accumulation, self.all_shares)
@@ -110,6 +112,7 @@ class Engine(abc.ABC):
             xla=options.xla,
             traced=traced,
             recompute=options.recompute,
+            batch_spec=self.batch_spec,
         )
         self.towers: Sequence[Callable[..., TowerResult]] = [self.tower] * devices.num_towers
         evaluation = EvaluationFunction(task, model, kernels=self.evaluation_kernels, traced=traced)

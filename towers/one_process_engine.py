@@ -15,6 +15,7 @@ from towers.engine import Engine
 from towers.input.placed_batch import examples_of, features_by_device, parts_of
 from towers.input.tower_parts import microbatch
 from towers.input.unprepared import Unprepared
+from towers.input.wide_integers import narrowed
 from towers.lookups import Lookups
 from towers.mean_and_update import finish_step
 from towers.options import StepOptions
@@ -133,15 +134,14 @@ class OneProcessEngine(Engine):
         """
         if not isinstance(self.placement, CentralPlacement):
             return None
-        spec, *_ = parts_of(self._batch_spec)
-        return tables_by_rows(self.tower.model, spec, self.options)
+        return tables_by_rows(self.tower.model, self.batch_spec, self.options)
 
     def _read(self, batch):
         """Parameters and state for a step on a batch; of large tables the rows that the batch names."""
         if self._lookups is None or not self._lookups.heights:
             return self.placement.read()
         with tf.device(HOST):
-            by_part = [self._lookups.ids(part) for part in parts_of(batch)]
+            by_part = [self._lookups.ids(narrowed(part, self.batch_spec)) for part in parts_of(batch)]
             ids = {name: tf.concat([found[name] for found in by_part], 0) for name in by_part[0]}
             rows = {name: tf.unique(tf.sort(found))[0] for name, found in ids.items()}
         return self.placement.read(rows)

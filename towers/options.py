@@ -99,6 +99,8 @@ class StepOptions:
         compiles_loops = compiles and avx2_alone and few_threads
         multiplies_bfloat16 = FAST_BFLOAT16 in found and runs_onednn()
         is_short = self.precision in SHORT_PRECISIONS
+        # What XLA compiles reads nothing on the host.
+        as_on_gpus = devices.input_on_towers and not self.xla
         # Float16 convolutions take 4 to 250 times as long as float32's (AVX512-FP16; AMX-FP16 was not measured).
         is_slow = is_short and (self.precision == "float16" or not multiplies_bfloat16)
         return LayerKernels(
@@ -113,6 +115,8 @@ class StepOptions:
             # Elsewhere, as on ARM, nothing was measured.
             float32_products=tuned and is_slow and AVX2 in found,
             exact_bias_gradients=self.precision == "bfloat16" and devices.on_cpu and not self.xla,
+            wide_ids=as_on_gpus,
+            values_on_host=as_on_gpus,
         )
 
     @staticmethod

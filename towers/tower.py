@@ -117,6 +117,7 @@ class TowerFunction:
         xla: bool = False,
         traced: Callable = TracedOnce,
         recompute: str = "none",
+        batch_spec: Batch | None = None,
     ):
         """Args:
         task: gives the loss and the metrics.
@@ -126,6 +127,8 @@ class TowerFunction:
         xla: compile the tower (and nothing else) with XLA.
         traced: makes the graph that is called on each device, as `TracedOnce` does.
         recompute: activations that the backward pass computes again, one of `towers.recompute.segments.POLICIES`.
+        batch_spec: with the dtypes of the task's batches, of which `towers.input.wide_integers` may have changed
+          some on the way; None for those that come.
 
         Raises:
           UserError: `xla` with an exchange: XLA cannot compile an exchange on every device; or a model without
@@ -138,7 +141,7 @@ class TowerFunction:
             )
         self.model = model
         self.variables = ModelVariables.of(model)
-        self._task = task
+        self._task, self._batch_spec = task, batch_spec
         self.exchange = exchange
         self._kernels = kernels
         self.num_traces = 0
@@ -167,7 +170,7 @@ class TowerFunction:
 
     def _train(self, parameters, state, batch, seed, gain):
         self.num_traces += 1
-        batch = with_features(self._task, batch)
+        batch = with_features(self._task, batch, self._batch_spec)
         active = tf.sign(gain)
         traced = self._recomputation.traced_pass()
         watched = [value.values if isinstance(value, TableRows) else value for value in parameters]
@@ -182,6 +185,7 @@ class TowerFunction:
             gradients = self._gradients(parameters, traced.gradients(tape, objective, watched))
         metrics = weighted_metrics(self._task, outputs, batch, active)
         result = TowerResult(loss_sum * active, loss.weight * active, gradients, new_state, metrics)
+        self._kernels.place_values()
         return result if self.exchange is None else self.exchange.when_all_are_done(result)
 
     def _forward(self, parameters, state, batch, seed, active, traced):

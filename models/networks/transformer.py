@@ -26,6 +26,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 import keras
+import numpy as np
 from keras import layers, ops
 
 from models.field_checks import check_at_least_1
@@ -91,7 +92,7 @@ def transformer(size: TransformerSize, *, num_tokens: int, length: int, dropout:
     positions = layers.Embedding(
         length, size.width, embeddings_initializer=_normal(size), name="position_embedding"
     )
-    outputs = layers.Add(name="embeddings")([table(tokens), positions(_positions(tokens))])
+    outputs = layers.Add(name="embeddings")([table(tokens), positions(_positions(tokens, length))])
     outputs = _dropped(outputs, dropout, "embedding_dropout")
     for index in range(size.blocks):
         outputs = _block(f"block_{index}", size, length, dropout)(outputs)
@@ -99,9 +100,12 @@ def transformer(size: TransformerSize, *, num_tokens: int, length: int, dropout:
     return keras.Model(tokens, layers.Activation("linear", dtype=wide, name="logits")(logits), name="transformer")
 
 
-def _positions(tokens: keras.KerasTensor) -> keras.KerasTensor:
-    """int32 [1, T]: 0, 1, 2, ... One row for all texts, so that the table's gradient has T rows, not N * T."""
-    return ops.cumsum(ops.ones_like(tokens[:1, :]), axis=1) - 1
+def _positions(tokens: keras.KerasTensor, length: int) -> keras.KerasTensor:
+    """int64 [1, T]: 0, 1, 2, ... One row for all texts, so that the table's gradient has T rows, not N * T.
+
+    A layer of the model needs a tensor that depends on the model's input. On a GPU the host would slice int32.
+    """
+    return ops.subtract(np.arange(length), ops.zeros_like(ops.cast(tokens, "int64")[:1, :]))
 
 
 def _block(name: str, size: TransformerSize, length: int, dropout: float) -> keras.Model:

@@ -3,13 +3,15 @@
 tf.distribute.MultiWorkerMirroredStrategy starts TensorFlow's server and its heartbeats, whichever engine trains.
 """
 
+import contextlib
 import dataclasses
 import faulthandler
 import itertools
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import tensorflow as tf
+from tensorflow.python.eager import context  # has no public name
 
 from strategies.cluster import CHIEF, RING_ROLES, WORKER, Cluster, Member
 from strategies.engines import check_engine
@@ -133,6 +135,23 @@ def implementation_of(algorithm: str, num_gpus: int) -> tf.distribute.experiment
     return {"ring": implementations.RING, "nccl": implementations.NCCL}.get(algorithm, implementations.AUTO)
 
 
+@contextlib.contextmanager
+def without_scoped_allocator() -> Iterator[None]:
+    """Context manager: a MultiWorkerMirroredStrategy leaves TensorFlow's scoped allocator off.
+
+    It would give inputs of CollectiveReduce one buffer. The strategy's own exchanges are CollectiveReduceV2, so it
+    would find those of synced statistics alone. It leaves their graph unsorted, and TensorFlow then runs the graph
+    without any optimization (2.21). The strategy overrides the option of tf.config.optimizer.
+    """
+    configured = context.context()
+    configure = configured.configure_collective_ops
+    configured.configure_collective_ops = lambda **named: configure(**named | {"scoped_allocator_enabled_ops": ()})
+    try:
+        yield
+    finally:
+        del configured.configure_collective_ops
+
+
 def _multi_worker(cluster: Cluster, wire: WireOptions, num_gpus: int) -> tf.distribute.MultiWorkerMirroredStrategy:
     addresses = {role: list(cluster.addresses[role]) for role in (CHIEF, WORKER) if role in cluster.addresses}
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
@@ -150,7 +169,8 @@ def _multi_worker(cluster: Cluster, wire: WireOptions, num_gpus: int) -> tf.dist
     # Its log messages contain nothing that a user could act on.
     tf.get_logger().setLevel("ERROR")
     try:
-        return tf.distribute.MultiWorkerMirroredStrategy(resolver, communication)
+        with without_scoped_allocator():
+            return tf.distribute.MultiWorkerMirroredStrategy(resolver, communication)
     except RuntimeError as error:
         if "program startup" not in str(error):
             raise

@@ -24,6 +24,11 @@ def test_a_step_sends_no_input(mode):
     run_check("placement", "no_copies_of_input", mode)
 
 
+@pytest.mark.parametrize("kind", ["text", "clicks"])
+def test_the_host_reads_no_integer_of_a_tower(kind):
+    run_check("placement", "integers_stay", kind)
+
+
 @pytest.mark.parametrize("mode", ["parameters on the first device", "replicated", "sharded", "zero=1"])
 def test_what_gpus_send_each_other_is_packed(mode):
     run_check("placement", "packed_copies", mode)

@@ -8,12 +8,18 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from models.clicks_task import ClicksTask
+from models.data.drawn_clicks import DrawnClicks
+from models.data.drawn_text import DrawnText
+from models.networks.transformer import TransformerSize
 from models.own_task import OwnTask
+from models.text_task import TextTask
 from strategies.registry import build_strategy
 from tests.strategies.small_task import random_task, small_task
 from tests.tiers import first_quick
 from tests.towers.logical_cpus import cpus
 from tests.towers.partitioned_graphs import recorded_graphs
+from towers import one_process_engine
 from towers.input.placed_batch import parts_of
 from towers.input.placed_input import PlacedInput
 from towers.input.tower_parts import TowerParts
@@ -65,6 +71,78 @@ def test_the_same_bits_as_from_the_host(name, num_towers, accumulation, spread):
     )
     assert found[:3] == expected[:3]
     np.testing.assert_array_equal(found[3], expected[3])
+
+
+TEXT = TextTask(
+    text=DrawnText(num_tokens=9, length=6, num_train=53),
+    size=TransformerSize(blocks=1, width=8, heads=2),
+    batch_size=10,
+    dropout=0.2,
+)
+CLICKS = ClicksTask(clicks=DrawnClicks(num_tables=2, num_rows=10, num_train=53), batch_size=10)
+
+
+@pytest.mark.parametrize(
+    "task, name, accumulation, spread",
+    first_quick(
+        [
+            (CLICKS, "towers", 1, {}),
+            (TEXT, "pipeline", 2, {}),
+            (TEXT, "towers", 2, {"replicated": True}),
+            (TEXT, "slices", 1, {}),
+            (TEXT, "mirrored", 1, {}),
+            (TEXT, "towers", 1, {"zero": 3}),
+            (CLICKS, "mirrored", 1, {}),
+            (CLICKS, "towers", 2, {"sharded": True}),
+        ],
+        num_quick=2,
+    ),
+)
+def test_ids_and_labels_of_32_bits_give_the_same_bits(task, name, accumulation, spread):
+    expected, found = (
+        trained(strategy(name, on_towers=on_towers, task=task, accumulation=accumulation, **spread))
+        for on_towers in (False, True)
+    )
+    assert found[:3] == expected[:3]
+    np.testing.assert_array_equal(found[3], expected[3])
+
+
+def test_large_tables_are_read_by_rows_with_the_same_bits(monkeypatch):
+    monkeypatch.setattr(one_process_engine, "_LARGE_TABLE_BYTES", 0)
+    expected, found = (strategy(on_towers=on_towers, task=CLICKS) for on_towers in (False, True))
+    assert found.engine._lookups.heights
+    for one, other in zip(trained(expected), trained(found), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64, np.int16, np.uint8])
+def test_integers_arrive_in_a_dtype_that_gpus_keep_and_the_tower_gives_back_their_own(dtype):
+    """TensorFlow keeps function arguments on a GPU, but for int32."""
+    seen = set()
+
+    class Ids(keras.layers.Layer):
+        def call(self, inputs):
+            seen.add(("features", inputs.dtype))
+            return keras.ops.cast(inputs, "float32")
+
+    def model():
+        inputs = keras.Input((2,), dtype=np.dtype(dtype).name)
+        return keras.Model(inputs, keras.layers.Dense(2, name="logits")(Ids()(inputs)))
+
+    class NotedTask(OwnTask):
+        def loss(self, outputs, batch):
+            seen.add(("labels", batch.labels.dtype))
+            return super().loss(outputs, batch)
+
+    data = np.arange(16).reshape(8, 2).astype(dtype), (np.arange(8) % 2).astype(dtype)
+    losses = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    task = NotedTask(model=model, train_data=data, losses=losses, batch_size=8)
+    made = strategy(on_towers=True, task=task)
+    sent = {tensor.dtype for tensor in tf.nest.flatten(parts_of(made._next_batch(0)))}
+    assert sent == {tf.int64 if dtype == np.int32 else tf.as_dtype(dtype)}
+    seen.clear()
+    strategy(on_towers=True, task=task).run_steps(1)
+    assert seen == {("features", tf.as_dtype(dtype)), ("labels", tf.as_dtype(dtype))}
 
 
 def test_parts_are_uint8_on_their_towers_before_the_step():

@@ -1,8 +1,12 @@
 """Which kernels of GPUs TensorFlow has for the operations of a graph: known without a GPU, from its registry."""
 
+from collections.abc import Sequence
+
 import tensorflow as tf
 from tensorflow.core.framework import kernel_def_pb2
 from tensorflow.python.framework import kernels
+
+from towers.hardware.gpu_kernels import made_on_host, read_on_host
 
 # The runtime computes them, or they are no computation.
 _WITHOUT_KERNEL = ("Placeholder", "NoOp", "PartitionedCall", "StatefulPartitionedCall")
@@ -42,3 +46,33 @@ def _fits(kernel: kernel_def_pb2.KernelDef, operation: tf.Operation) -> bool:
         operation.get_attr(constraint.name).as_datatype_enum in constraint.allowed_values.list.type
         for constraint in kernel.constraint
     )
+
+
+def waits_in(graph: tf.Graph, results: Sequence[tf.Tensor]) -> list[str]:
+    """Where the host would read what a GPU computed, as 'type > type': it waits until the GPU has come so far.
+
+    Args:
+      graph: all of it on a GPU, except operations on the host's device.
+      results: what is not needed for these is left out.
+    """
+    needed, waiting = set(), [tensor.op for tensor in results]
+    while waiting:
+        operation = waiting.pop()
+        if operation not in needed:
+            needed.add(operation)
+            waiting += [*(tensor.op for tensor in operation.inputs), *operation.control_inputs]
+    return [
+        f"{tensor.op.type} > {operation.type}: {tensor.name} > {operation.name}"
+        for operation in graph.get_operations()
+        if operation in needed
+        for tensor, on_host in zip(operation.inputs, _reads(operation), strict=True)
+        if on_host and not _is_made_on_host(tensor)
+    ]
+
+
+def _reads(operation: tf.Operation) -> list[bool]:
+    return [True] * len(operation.inputs) if ":CPU:" in operation.device else read_on_host(operation)
+
+
+def _is_made_on_host(tensor: tf.Tensor) -> bool:
+    return ":CPU:" in tensor.op.device or made_on_host(tensor.op)[tensor.value_index]

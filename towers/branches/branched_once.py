@@ -67,7 +67,8 @@ class BranchedOnce:
         sources = dict.fromkeys(names) | dict(zip(names, self._parameters, strict=False))
         homes = operation_devices(graph, self._marks.pop(graph).stages(), sources)
         for node in graph_def.node:
-            if node.name in homes:
+            # What the host computes for GPUs is there already.
+            if node.name in homes and not node.device:
                 node.device = self._devices[homes[node.name]]
                 # Operations that a gradient should be beside, by name: both have their devices now.
                 node.attr.pop("_class", None)

@@ -17,7 +17,7 @@ class PlacedBatch(NamedTuple):
     """A (micro)batch in parts.
 
     Attributes:
-      parts: each tower's part, on its device; an idle tower has some example.
+      parts: each tower's part, on its device, with int64 in place of int32; an idle tower has some example.
       activities: float32 scalars, 0.0 for an idle tower, otherwise 1.0.
       examples: int32 scalar in the host's memory, number of examples in the (micro)batch.
     """

@@ -4,7 +4,8 @@
                                     part 1 -> GPU:1
 
 TensorFlow's MultiDeviceIterator copies, in its own threads, as for tf.distribute. The number of examples, which
-the host needs, comes by an element for the host: a GPU's would be there only after the steps before.
+the host needs, comes by an element for the host: a GPU's would be there only after the steps before. Parts hold
+int64 in place of int32 (`wide_integers.py`).
 """
 
 import dataclasses
@@ -18,6 +19,7 @@ from towers import split
 from towers.devices import HOST
 from towers.input.placed_batch import PlacedBatch
 from towers.input.tower_parts import TowerParts, microbatch, open_length
+from towers.input.wide_integers import widened, widened_spec
 from towers.task import Batch, batch_length
 
 # Elements that wait on each device, besides the one in use.
@@ -55,7 +57,8 @@ class PlacedInput:
             return tuple(map(self.spec, batch_spec))
         count = len(self.devices)
         scalars = (tf.TensorSpec([], tf.float32),) * count
-        of_call = PlacedBatch((open_length(batch_spec),) * count, scalars, tf.TensorSpec([], tf.int32))
+        part = widened_spec(open_length(batch_spec))
+        of_call = PlacedBatch((part,) * count, scalars, tf.TensorSpec([], tf.int32))
         of_call = of_call if self.microbatches is None else (of_call,) * self.microbatches
         return of_call if self.accumulation == 1 else (of_call,) * self.accumulation
 
@@ -93,11 +96,11 @@ class PlacedInput:
 
     def _of_call(self, batch: Batch, tower: int) -> Any:
         if self.microbatches is None:
-            return _OwnPart(*self.parts.part(batch, tower), batch_length(batch))
+            return _own_part(*self.parts.part(batch, tower), batch_length(batch))
         count = self.microbatches
         ends = split.boundaries_tensor(batch_length(batch), split.even_shares(count))
         return tuple(
-            _OwnPart(*self.parts.part_of_microbatch(batch, tower, index, count), ends[index + 1] - ends[index])
+            _own_part(*self.parts.part_of_microbatch(batch, tower, index, count), ends[index + 1] - ends[index])
             for index in range(count)
         )
 
@@ -105,6 +108,10 @@ class PlacedInput:
 def can_be_placed(batch_spec: Any) -> bool:
     """Whether all tensors of a batch can be on any device: texts are the host's."""
     return all(spec.dtype != tf.string for spec in tf.nest.flatten(batch_spec))
+
+
+def _own_part(part: Batch, activity: tf.Tensor, examples: tf.Tensor) -> _OwnPart:
+    return _OwnPart(widened(part), activity, examples)
 
 
 def _without_parts(own: Any) -> Any:

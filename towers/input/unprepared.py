@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import tensorflow as tf
 
+from towers.input.wide_integers import narrowed
 from towers.task import Batch, InputShard, Task
 
 
@@ -40,9 +41,18 @@ def read_dataset(task: Task, split: str, shard: InputShard, *, unprepared: bool)
     return task.dataset(split, shard)
 
 
-def with_features(task: Task, batch: Batch) -> Batch:
-    """The batch with the features that the model reads, computed on the current device if they are not yet."""
-    if not isinstance(batch.features, Unprepared):
-        return batch
+def with_features(task: Task, batch: Batch, spec: Batch | None = None) -> Batch:
+    """The batch that the model and the loss read, computed on the current device if the batch is another yet.
+
+    Args:
+      task: prepares features.
+      batch: as it came to the device.
+      spec: with the dtypes of the task's dataset, of which `wide_integers` may have changed some; None for those
+        of the batch.
+    """
     with tf.name_scope("prepare"):
-        return batch._replace(features=task.prepared(batch.features.values))
+        if spec is not None:
+            batch = narrowed(batch, spec)
+        if isinstance(batch.features, Unprepared):
+            batch = batch._replace(features=task.prepared(batch.features.values))
+        return batch

@@ -14,8 +14,10 @@ from towers.exchange import TowerExchange
 from towers.layers import batch_norm, compiled_activations, narrow_maps, winograd
 from towers.layers.compiled_relu import relus_to_compile
 from towers.layers.convolutions import Convolution, replaced_convolutions
+from towers.layers.host_values import place_host_values
 from towers.layers.products import layers_with_products, replaced_calls
 from towers.layers.shadowing import shadowed
+from towers.layers.wide_ids import lookups_of_wide_ids
 from towers.layers.winograd_loops import CompiledCall
 
 
@@ -39,6 +41,8 @@ class LayerKernels:
       float32_products: convolutions and dense layers of bfloat16 or float16 multiply in float32, for CPUs that
         are no faster in the shorter format.
       exact_bias_gradients: gradients of biases in bfloat16 are sums in float32, as TensorFlow's on CPUs are not.
+      wide_ids: Embedding layers look ids up as int64, which stay on a GPU where int32 would not.
+      values_on_host: the host computes shapes and seeds that kernels of GPUs read there, after `place_values`.
     """
 
     fused_batch_norm: bool = True
@@ -51,6 +55,8 @@ class LayerKernels:
     num_examples: int | None = None
     float32_products: bool = False
     exact_bias_gradients: bool = False
+    wide_ids: bool = False
+    values_on_host: bool = False
 
     @contextlib.contextmanager
     def in_place(self, model: keras.Model, exchange: TowerExchange | None = None, weight: tf.Tensor | None = None):
@@ -72,8 +78,15 @@ class LayerKernels:
         replacements += replaced_calls(
             model, float32_products=self.float32_products, exact_bias_gradients=self.exact_bias_gradients
         )
+        if self.wide_ids:
+            replacements += lookups_of_wide_ids(model)
         with shadowed(replacements):
             yield
+
+    def place_values(self) -> None:
+        """Chooses the device of shapes and seeds. Call it at the end of a pass that is being traced."""
+        if self.values_on_host:
+            place_host_values(tf.compat.v1.get_default_graph())
 
     @property
     def _convolutions(self) -> list[Convolution]:

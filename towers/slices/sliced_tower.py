@@ -39,14 +39,14 @@ class _SlicedModel:
 
     def __init__(self, model: keras.Model, layout: Layout, devices: Sequence[str], kernels: LayerKernels):
         self.variables, self.layout, self.devices = ModelVariables.of(model), layout, tuple(devices)
-        self._model, self._kernels = model, kernels
+        self._model, self.kernels = model, kernels
 
     def run(self, values: SlicedValues, state, seed, batch, training, *others, **options):
         """As `towers.tower.run_model`."""
         mapping = self.variables.mapping(values.whole_values(), state, seed)
         kept = self.variables.state if training else ()
         with shadowed(sliced_calls(self._model, self.layout, values)):
-            return run_model(self._model, mapping, kept, batch, training, self._kernels, *others, **options)
+            return run_model(self._model, mapping, kept, batch, training, self.kernels, *others, **options)
 
 
 class SlicedTower:
@@ -62,6 +62,7 @@ class SlicedTower:
         exchange: TowerExchange | None = None,
         kernels: LayerKernels,
         recompute: str = "none",
+        batch_spec: Batch | None = None,
         traced: Callable = TracedOnce,
     ):
         """Args:
@@ -72,9 +73,10 @@ class SlicedTower:
         exchange: sums batch statistics over all towers; None for the statistics of the tower's own examples.
         kernels: which layers use other kernels than Keras's.
         recompute: activations that the backward pass computes again, one of `towers.recompute.segments.POLICIES`.
+        batch_spec: as for `TowerFunction`.
         traced: makes the graph, as `TracedOnce` does.
         """
-        self._task, self._layout, self._exchange = task, layout, exchange
+        self._task, self._layout, self._exchange, self._batch_spec = task, layout, exchange, batch_spec
         self._model = _SlicedModel(model, layout, devices, kernels)
         self._recomputation = Recomputation(model, recompute)
         change = self._recomputation.change if self._recomputation.segments else None
@@ -97,7 +99,7 @@ class SlicedTower:
         return result._replace(gradients=_sliced(result.gradients, self._layout))
 
     def _train(self, held, state, batch, seed, gain):
-        batch = with_features(self._task, batch)
+        batch = with_features(self._task, batch, self._batch_spec)
         parameters = [value.parts if isinstance(value, Slices) else value for value in _sliced(held, self._layout)]
         active = tf.sign(gain)
         traced = self._recomputation.traced_pass()
@@ -113,6 +115,7 @@ class SlicedTower:
             gradients = values.gradients_of(objective, traced)
         check_gradients(self._model.variables.parameters, gradients)
         metrics = weighted_metrics(self._task, outputs, batch, active)
+        self._model.kernels.place_values()
         # One for each slice: a list of lists.
         flat = [
             part for gradient in gradients for part in (gradient if isinstance(gradient, list) else [gradient])

@@ -42,6 +42,7 @@ class StagedPasses:
         schedule: Schedule,
         kernels: LayerKernels,
         recompute: str = "none",
+        batch_spec: Batch | None = None,
     ):
         """Args:
         task: gives the loss and the metrics.
@@ -51,10 +52,11 @@ class StagedPasses:
         kernels: which layers use other kernels than Keras's.
         recompute: activations that the backward pass computes again, one of `towers.recompute.segments.POLICIES`.
           A part of the model that lies in several stages is computed once.
+        batch_spec: as for `towers.tower.TowerFunction`.
         """
         self.variables, self.stages, self.schedule = ModelVariables.of(model), stages, schedule
         self.readings = readings_of(stages, self.variables)
-        self._task, self._model, self._kernels = task, model, kernels
+        self._task, self._model, self._kernels, self._batch_spec = task, model, kernels, batch_spec
         self._recomputation = Recomputation(model, recompute)
         self._traces: dict[str, StagedTrace] = {}
         self.decays: Sequence[float | None] = ()
@@ -86,7 +88,7 @@ class StagedPasses:
         return self._traces[key]
 
     def _train(self, marks, readings, state, batch, seed, gain):
-        batch = with_features(self._task, batch)
+        batch = with_features(self._task, batch, self._batch_spec)
         active = tf.sign(gain)
         marks.recomputed = traced = self._recomputation.traced_pass()
         with tf.GradientTape(watch_accessed_variables=False) as tape, noted_decays(self._model) as decays:
@@ -112,6 +114,7 @@ class StagedPasses:
         marks.backward = marks.count
         found = traced.gradients(tape, objective, readings)
         self._check_gradients(found)
+        self._kernels.place_values()
         # A stage may have a layer without reading all of its parameters.
         present = {str(index): gradient for index, gradient in enumerate(found) if gradient is not None}
         return TowerResult(loss_sum, weight, present, new_state, metrics)

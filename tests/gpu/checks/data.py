@@ -37,8 +37,7 @@ def parts_are_there_before_the_step() -> None:
     for part, device in zip(parts_of(strategy._next_batch(strategy.step)), tower_devices(), strict=True):
         images = tf.nest.flatten(part)[0]
         assert images.dtype == tf.uint8
-        # Integers of 32 bits are the host's on every device.
-        placed = {tensor.device for tensor in tf.nest.flatten(part) if tensor.dtype != tf.int32}
+        placed = {tensor.device for tensor in tf.nest.flatten(part)}
         assert all(name.endswith(device.removeprefix("/device:")) for name in placed), placed
 
 

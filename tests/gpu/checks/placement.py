@@ -4,12 +4,20 @@ import collections
 
 import tensorflow as tf
 
+from models.clicks_task import ClicksTask
+from models.data.drawn_clicks import DrawnClicks
+from models.data.drawn_text import DrawnText
+from models.networks.transformer import TransformerSize
+from models.text_task import TextTask
+from strategies.registry import build_strategy
 from tests.gpu.fresh_process import STAND_IN, tower_devices, towers
 from tests.gpu.modes import strategy_of
 from tests.towers.partitioned_graphs import PartitionedGraphs, recorded_graphs
 from towers.devices import Devices
 from towers.memory.engine_memory import _parts_of
+from towers.options import StepOptions
 from towers.timeline.activities import tower_scope
+from towers.updates.schedules import Constant
 
 # The runtime's own operations, and values that stand wherever they are read.
 _ANYWHERE = (
@@ -24,6 +32,18 @@ _ANYWHERE = (
     "NoOp",
     "Identity",
 )
+
+
+_INTEGERS = (tf.int32.as_datatype_enum, tf.int64.as_datatype_enum)
+_TASKS = {
+    "text": TextTask(
+        text=DrawnText(num_tokens=9, length=6),
+        size=TransformerSize(blocks=1, width=8, heads=2),
+        batch_size=8,
+        dropout=0.1,
+    ),
+    "clicks": ClicksTask(clicks=DrawnClicks(num_tables=2, num_rows=10), batch_size=8),
+}
 
 
 def _short(device: str) -> str:
@@ -62,7 +82,13 @@ def tower_operations(mode: str) -> None:
         # A name is also part of the name of tower 10 and so on; there are two.
         own = [node for node in nodes if node.name.startswith(f"{tower_scope(index)}/")]
         assert any("/prepare/" in node.name for node in own), "the tower does not prepare its input"
-        elsewhere = [node for node in own if _short(node.device) != device and node.op not in _ANYWHERE]
+        # The host computes shapes and seeds.
+        homes = {False: {device}, True: {device, "CPU:0"}}
+        elsewhere = [
+            node
+            for node in own
+            if _short(node.device) not in homes[_is_of_integers(node)] and node.op not in _ANYWHERE
+        ]
         assert not elsewhere, [(node.name, node.op, node.device) for node in elsewhere]
 
 
@@ -76,6 +102,38 @@ def no_copies_of_input(mode: str) -> None:
     images = [node.name for node in sends if node.attr["T"].type == tf.uint8.as_datatype_enum]
     assert not images, images
     assert not [node.name for node in sends if "/prepare/" in node.name or "/prepare/" in node.input[0]]
+
+
+def _is_of_integers(node) -> bool:
+    return any(node.attr[name].type in _INTEGERS for name in ("T", "Tparams", "dtype", "DstT"))
+
+
+def integers_stay(kind: str) -> None:
+    """No integer that a tower got or computed comes to the host."""
+    # Ids of rows go to where parameters are.
+    devices = towers(parameters=tower_devices()[0])
+    strategy = build_strategy("towers", _TASKS[kind], devices, StepOptions(schedule=Constant(0.01)))
+    with recorded_graphs() as graphs:
+        strategy.run_steps(1)
+    of_towers = tuple(f"{tower_scope(index)}/" for index in range(2))
+    # Also where a GPU's own operation reads in the host's memory.
+    read = {
+        node.attr["tensor_name"].s
+        for node in graphs.nodes
+        if node.op == "_HostRecv" or (node.op == "_Recv" and _short(node.device) == "CPU:0")
+    }
+    sent = [
+        node.input[0]
+        for node in graphs.nodes
+        if node.op == "_Send"
+        and _short(node.device) != "CPU:0"
+        and node.attr["T"].type in _INTEGERS
+        and node.attr["tensor_name"].s in read
+    ]
+    found = [name for name in sent if name.startswith(of_towers)]
+    # Stand-ins have nothing in the memory of another device.
+    assert STAND_IN or not found, found
+    assert set(graphs.devices_of("StatelessRandomUniformFullInt")) <= {"CPU:0"}
 
 
 def packed_copies(mode: str) -> None:
