@@ -17,4 +17,4 @@ def open_closed_streams() -> None:
             # The lowest free number, so the stream's own, unless a file got it in the meantime.
             null = os.open(os.devnull, os.O_RDWR)
             os.set_inheritable(null, null == number)
-            setattr(sys, name, open(null, mode, encoding="utf-8"))
+            setattr(sys, name, os.fdopen(null, mode, encoding="utf-8"))
