@@ -56,6 +56,9 @@ class StepGraph:
         self._graph_def = _inlined(concrete)
         self._arguments = {tensor.op.name: tensor for tensor in concrete.inputs}
         self._results = collections.Counter(tensor.name for tensor in concrete.outputs)
+        # The last graph with known shapes, and bytes of bodies: a length is asked for again, for one memory.
+        self._last: tuple[int, tf.Graph] | None = None
+        self._bodies: dict[tuple, int] = {}
 
     @property
     def constant_bytes(self) -> int:
@@ -79,6 +82,7 @@ class StepGraph:
             self._results,
             one_memory=one_memory,
             kernel_threads=self._kernel_threads,
+            bodies=self._bodies,
         )
         return reading.operations
 
@@ -90,7 +94,10 @@ class StepGraph:
         )
 
     def _shaped(self, length: int) -> tf.Graph:
-        return _shaped(self._graph_def, {name: (like, length) for name, like in self._arguments.items()})
+        if self._last is None or self._last[0] != length:
+            arguments = {name: (like, length) for name, like in self._arguments.items()}
+            self._last = length, _shaped(self._graph_def, arguments)
+        return self._last[1]
 
 
 # Examples of the two batches that tell what grows with the batch; parts of several towers have whole examples.
@@ -200,9 +207,10 @@ class _Reading:
         *,
         one_memory: bool,
         kernel_threads: int,
+        bodies: dict[tuple, int],
     ):
         self._kinds, self._results, self._one_memory = kinds, results, one_memory
-        self._kernel_threads = kernel_threads
+        self._kernel_threads, self._bodies = kernel_threads, bodies
         self._library = {function.signature.name: function for function in graph.as_graph_def().library.function}
         self._indices: dict[str, int] = {}
         # By tensor and device where it is after it was sent there.
@@ -332,11 +340,21 @@ class _Reading:
         return max((self._of_body(self._library[name], operation) for name in names), default=0)
 
     def _of_body(self, function, operation: tf.Operation) -> int:
+        # A variable's shape is that of what it refers to.
+        likes = ((like.name if like.dtype == tf.resource else str(like.shape)) for like in operation.inputs)
+        key = function.signature.name, *likes
+        if key not in self._bodies:
+            self._bodies[key] = self._peak_of_body(function, operation)
+        return self._bodies[key]
+
+    def _peak_of_body(self, function, operation: tf.Operation) -> int:
         graph_def, _ = function_def_to_graph_def(function)
         names = [argument.name for argument in function.signature.input_arg]
         graph_def.library.function.extend(self._library.values())
         inputs = list(operation.inputs)[-len(names) :] if names else []
         graph = _shaped(graph_def, dict(zip(names, ((like, None) for like in inputs), strict=True)))
-        reading = _Reading(graph, {}, {}, one_memory=True, kernel_threads=self._kernel_threads)
+        reading = _Reading(
+            graph, {}, {}, one_memory=True, kernel_threads=self._kernel_threads, bodies=self._bodies
+        )
         found = peaks(reading.operations)
         return sum(peak.total_bytes for peak in found.values())
