@@ -40,6 +40,10 @@ class Use(NamedTuple):
 def units_of(uses: Sequence[Use], num_bytes: Sequence[int], *, small_bytes: int = 0) -> list[list[Use]]:
     """The uses in units, each with parameters of at most 1.25 times the bytes of the largest one or `small_bytes`.
 
+    A unit is larger if one operation alone uses more, such as the loop of stacked recurrent cells: all uses of an
+    operation are in one unit. Otherwise the third gather for a loop would wait for the unit of its first one, so
+    for the loop itself.
+
     All uses of a unit are on one device, and the largest parameter is the largest of that device. Uses of a unit
     have levels up to those of the device's next unit, so nothing in a unit depends on a later one. A gather that
     waits for an earlier unit of its device never waits for itself: on such a way levels would only rise, or stay
@@ -60,11 +64,14 @@ def units_of(uses: Sequence[Use], num_bytes: Sequence[int], *, small_bytes: int 
 def _units_of_device(uses: Sequence[Use], num_bytes: Sequence[int], small_bytes: int) -> list[list[Use]]:
     """The units of uses on one device, which are in order."""
     limit = max(small_bytes, _SMALL_BESIDE_LARGE * max(num_bytes[use.parameter] for use in uses))
-    units: list[list[Use]] = []
+    by_operation: dict[str, list[Use]] = {}
     for use in uses:
-        if not units or bytes_of([*units[-1], use], num_bytes) > limit:
+        by_operation.setdefault(use.node, []).append(use)
+    units: list[list[Use]] = []
+    for own in by_operation.values():
+        if not units or bytes_of([*units[-1], *own], num_bytes) > limit:
             units.append([])
-        units[-1].append(use)
+        units[-1] += own
     return units
 
 

@@ -6,7 +6,9 @@
 
 The numbers are the same: what a copy computes depends on the same tensors. An operation with an effect (an
 exchange between towers, a random number without a seed) is not copied: copies read what it gave the first time.
-Small results, such as shapes and statistics, are kept too. (`tf.recompute_grad` would call a layer again outside
+Small results, such as shapes and statistics, are kept too. So is what a gradient compares with another result:
+that of a maximum asks where its input equals it. Kernels that fuse other operations, or get other addresses, round
+the second computation differently, and then nothing would be equal: a gradient of 0 / 0. (`tf.recompute_grad` would call a layer again outside
 of Keras's scope: with other seeds, and with a second update of its state.)
 
 An optimizer would merge the copies with the first operations (common subexpressions), if nothing told them apart:
@@ -117,10 +119,13 @@ class _Part:
             return True
         if tensor.name in self._returned or _is_small(tensor):
             return True
-        return any(
-            self._index[reader.name] < self._backward_begin and not self._contains(reader)
-            for reader in tensor.consumers()
-        )
+        return any(self._needs_first(reader) for reader in tensor.consumers())
+
+    def _needs_first(self, reader: tf.Operation) -> bool:
+        """Whether it reads the first result anyway, or compares it with one that may be a first one."""
+        if self._index[reader.name] < self._backward_begin:
+            return not self._contains(reader)
+        return reader.type == "Equal"
 
     def _computed_inputs(self, operation: tf.Operation) -> list[tf.Operation]:
         return [tensor.op for tensor in operation.inputs if not self._is_kept(tensor)]

@@ -46,3 +46,10 @@ def test_small_parameters_are_gathered_together():
     uses = [use for unit in UNITS for use in unit]
     assert [len(unit) for unit in units_of(uses, SIZES)] == [1, 1, 2, 1], "backward 2 follows forward 2"
     assert [len(unit) for unit in units_of(uses, SIZES, small_bytes=200)] == [2, 3]
+
+
+def test_all_parameters_of_an_operation_are_gathered_together():
+    """A gather waits for the unit before the last, which must not be the operation that it is for."""
+    loop = [Use(1, parameter, "loop", parameter) for parameter in range(3)]
+    uses = [Use(0, 0, "before", 0), *loop, Use(2, 1, "after", 0)]
+    assert units_of(uses, SIZES) == [[uses[0]], loop, [uses[-1]]]

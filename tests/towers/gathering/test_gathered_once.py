@@ -48,6 +48,16 @@ def unruly() -> TinyTask:
     return TinyTask(build=build, examples=vectors(8, WIDTH))
 
 
+def recurrent() -> TinyTask:
+    """A loop that reads six parameters, four of them too large to share a unit."""
+
+    def build():
+        cells = layers.RNN([layers.LSTMCell(8, name="first"), layers.LSTMCell(8, name="second")], name="cells")
+        return stacked((WIDTH,), layers.Reshape((4, 8)), cells, layers.Dense(NUM_CLASSES, name="logits"))
+
+    return TinyTask(build=build, examples=vectors(8, WIDTH))
+
+
 def language() -> TextTask:
     """A transformer of four blocks whose table has many more bytes than any other parameter."""
     return TextTask(
@@ -110,7 +120,7 @@ def test_a_parameter_is_gathered_once_for_each_pass_and_nothing_is_computed_twic
     assert products == 3 * (DEPTH + 1) - 1, "forward, kernel's gradient, input's gradient"
 
 
-TASKS = {"unruly": unruly, "chain": chain}
+TASKS = {"unruly": unruly, "recurrent": recurrent, "chain": chain}
 
 
 @pytest.mark.parametrize("name", first_quick(TASKS))

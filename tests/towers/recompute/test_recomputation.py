@@ -226,6 +226,21 @@ def test_a_loops_lists_of_activations_are_computed_again():
         assert lists & copied and not lists & firsts, sorted(lists)
 
 
+def pooled_network() -> keras.Model:
+    inputs = layers.Input((6, 6, 3))
+    hidden = layers.SeparableConv2D(4, 3, activation="elu")(inputs)
+    hidden = layers.GlobalMaxPooling2D()(hidden)
+    return keras.Model(inputs, layers.Dense(NUM_CLASSES, name="logits")(hidden))
+
+
+def test_a_maximum_is_compared_with_what_it_is_the_maximum_of():
+    """Not with a second computation of that, whose last bits may differ: no element would be the maximum."""
+    nodes = traced("full", pooled_network)
+    assert any(node.name.endswith("_recomputed") for node in nodes)
+    compared = [name for node in nodes if node.op == "Equal" for name in node.input]
+    assert compared and not [name for name in compared if "_recomputed" in name]
+
+
 # With oneDNN the optimizer joins a norm with the ReLU that follows.
 NORMS = ("FusedBatchNormV3", "_FusedBatchNormEx")
 
