@@ -75,7 +75,9 @@ class OneProcessEngine(Engine):
             microbatches,
             self._copies,
             self._homes(),
+            calls_of_batch=self.options.accumulation,
         )
+        self._cuts = microbatches is None
         self._compiles_first = make_towers is None
 
     _needs_examples = True
@@ -160,7 +162,7 @@ class OneProcessEngine(Engine):
 
     def _sums_of(self, batch, microbatch_index, parameters, state) -> TowerResult:
         own = batch
-        if isinstance(batch, Batch):
+        if isinstance(batch, Batch) and self._cuts:
             own = microbatch(batch, microbatch_index, self.options.accumulation)
         step, loss_scale = self.counters.index.read_value(), self.counters.loss_scale.read_value()
         return self._passes.train(own, microbatch_index, parameters, state, step=step, loss_scale=loss_scale)

@@ -38,6 +38,7 @@ class TowerPasses:
         copies: PackedCopies = UNPACKED,
         homes: Sequence[str] | None = None,
         sum_all: Callable[[Sequence[tf.Tensor]], Sequence[tf.Tensor]] = list,
+        calls_of_batch: int = 1,
     ):
         """Args:
         towers: the training pass of each tower, called as a `TowerFunction` with the tower's first device current;
@@ -54,7 +55,10 @@ class TowerPasses:
         homes: the device of each parameter, or of each part of `Slices`, for `copies`; None to leave parameters
           as they are.
         sum_all: sums each of several tensors over the processes that divide a batch.
+        calls_of_batch: number of calls for which a pipeline gets one and the same batch; each computes the next
+          `microbatches` of calls_of_batch * microbatches, as one device with so many would cut them.
         """
+        self._calls_of_batch = calls_of_batch
         self._sum_all = sum_all
         self._copies, self._homes = copies, homes
         self._towers, self._devices, self._parts, self._options = towers, devices, parts, options
@@ -167,9 +171,11 @@ class TowerPasses:
             part, activity = self._parts.part(batch, tower)
             return part, self._seed(step, microbatch_index, tower), activity
         count, given = self._microbatches, []
+        first = microbatch_index * count if self._calls_of_batch > 1 else 0
         for index in range(count):
             if isinstance(batch, Batch):
-                part, activity = self._parts.part_of_microbatch(batch, tower, index, count)
+                of_batch = count * self._calls_of_batch
+                part, activity = self._parts.part_of_microbatch(batch, tower, first + index, of_batch)
             else:
                 part, activity = self._parts.part(batch[index], tower)
             seed = self._seed(step, microbatch_index * count + index, tower)

@@ -183,6 +183,12 @@ def test_microbatches_know_their_examples_and_idle_towers():
         assert [[part.features.numpy() for part in one.parts] for one in found] == [[[7], [8]], [[9], [9]]]
 
 
+def test_microbatches_of_several_calls_are_cut_at_once():
+    batch = Batch(tf.range(13))
+    found = next(placed_on_two(tf.data.Dataset.from_tensors(batch), accumulation=2, microbatches=4))
+    assert [[int(one.examples) for one in of_call] for of_call in found] == [[2, 2, 1, 2], [2, 1, 2, 1]]
+
+
 def test_the_next_batch_is_read_before_it_is_asked_for_and_few_more_are():
     """Each takes memory: with one part waiting on each device TensorFlow reads five ahead, with none three."""
     read = []

@@ -42,7 +42,7 @@ class PlacedInput:
       parts: how the towers of this process divide a (micro)batch.
       devices: the device of each tower.
       accumulation: number of microbatches that a batch is cut into first, each a call of the engine.
-      microbatches: number that each of these is cut into for a tower that computes several in one call; None for
+      microbatches: number of parts of each of these for a tower that computes several in one call; None for
         towers that compute one. Both are 1 and None if the batches are this process's microbatches already.
     """
 
@@ -90,18 +90,28 @@ class PlacedInput:
         if not isinstance(batch, Batch):
             return tuple(self._own(one, tower) for one in batch)
         if self.accumulation == 1:
-            return self._of_call(batch, tower)
-        count = self.accumulation
-        return tuple(self._of_call(microbatch(batch, index, count), tower) for index in range(count))
+            return self._of_call(batch, tower, 0)
+        return tuple(self._of_call(batch, tower, call) for call in range(self.accumulation))
 
-    def _of_call(self, batch: Batch, tower: int) -> Any:
+    def _of_call(self, batch: Batch, tower: int, call: int) -> Any:
         if self.microbatches is None:
+<<<<<<< HEAD
             return _own_part(*self.parts.part(batch, tower), batch_length(batch))
         count = self.microbatches
         ends = split.boundaries_tensor(batch_length(batch), split.even_shares(count))
         return tuple(
             _own_part(*self.parts.part_of_microbatch(batch, tower, index, count), ends[index + 1] - ends[index])
             for index in range(count)
+=======
+            own = microbatch(batch, call, self.accumulation)
+            return _OwnPart(*self.parts.part(own, tower), batch_length(own))
+        # All microbatches of a batch are cut at once, as one device cuts them.
+        first, count = call * self.microbatches, self.accumulation * self.microbatches
+        ends = split.boundaries_tensor(batch_length(batch), split.even_shares(count))
+        return tuple(
+            _OwnPart(*self.parts.part_of_microbatch(batch, tower, index, count), ends[index + 1] - ends[index])
+            for index in range(first, first + self.microbatches)
+>>>>>>> 6f78aa0270de7cfce0fc1af7390ad47bf7d23f74
         )
 
 

@@ -7,9 +7,10 @@
 The numbers are the same: what a copy computes depends on the same tensors. An operation with an effect (an
 exchange between towers, a random number without a seed) is not copied: copies read what it gave the first time.
 Small results, such as shapes and statistics, are kept too. So is what a gradient compares with another result:
-that of a maximum asks where its input equals it. Kernels that fuse other operations, or get other addresses, round
-the second computation differently, and then nothing would be equal: a gradient of 0 / 0. (`tf.recompute_grad` would
-call a layer again outside of Keras's scope: with other seeds, and with a second update of its state.)
+that of a maximum asks where its input equals it. Kernels that fuse other operations, or get other addresses,
+round the second computation differently, and then nothing would be equal: a gradient of 0 / 0.
+(`tf.recompute_grad` would call a layer again outside of Keras's scope: with other seeds, and with a second update
+of its state.)
 
 An optimizer would merge the copies with the first operations (common subexpressions), if nothing told them apart:
 the copies wait, by control inputs, for the gradient that the segment's backward pass begins with.

@@ -161,6 +161,24 @@ def test_towers_share_moving_statistics_as_if_after_each_microbatch():
         assert_close(of_run(found), of_run(expected), 1e-12)
 
 
+def test_microbatches_of_several_calls_are_cut_as_on_one_device():
+    """13 examples in 8 microbatches are 2, 2, 1, 2, ...; in 2 of 7 and 6, each in 4, they would be 2, 2, 2, 1, ..."""
+
+    def build():
+        inputs = layers.Input((4,))
+        outputs = layers.BatchNormalization(name="norm")(inputs)
+        return keras.Model(inputs, layers.Dense(NUM_CLASSES, name="logits")(outputs))
+
+    task, options = TinyTask(build=build, examples=vectors(13)), PipelineOptions(microbatches=4)
+
+    def make(task, step):
+        return pipeline_strategy(task, cpus_in_groups("stage:2"), step, pipeline=options)
+
+    found, expected = trained(make, task, accumulation=2), reference(task, microbatches=8)
+    for of_run in (parameters_of, state_of):
+        assert_close(of_run(found), of_run(expected), 1e-12)
+
+
 def test_parameters_and_slots_are_on_the_devices_of_their_stages():
     options = StepOptions(rule=Adam(), schedule=Constant(0.1))
     pipeline = PipelineOptions(balance=(1, 1), microbatches=2)
