@@ -95,23 +95,14 @@ class PlacedInput:
 
     def _of_call(self, batch: Batch, tower: int, call: int) -> Any:
         if self.microbatches is None:
-<<<<<<< HEAD
-            return _own_part(*self.parts.part(batch, tower), batch_length(batch))
-        count = self.microbatches
-        ends = split.boundaries_tensor(batch_length(batch), split.even_shares(count))
-        return tuple(
-            _own_part(*self.parts.part_of_microbatch(batch, tower, index, count), ends[index + 1] - ends[index])
-            for index in range(count)
-=======
             own = microbatch(batch, call, self.accumulation)
-            return _OwnPart(*self.parts.part(own, tower), batch_length(own))
+            return _own_part(*self.parts.part(own, tower), batch_length(own))
         # All microbatches of a batch are cut at once, as one device cuts them.
         first, count = call * self.microbatches, self.accumulation * self.microbatches
         ends = split.boundaries_tensor(batch_length(batch), split.even_shares(count))
         return tuple(
-            _OwnPart(*self.parts.part_of_microbatch(batch, tower, index, count), ends[index + 1] - ends[index])
+            _own_part(*self.parts.part_of_microbatch(batch, tower, index, count), ends[index + 1] - ends[index])
             for index in range(first, first + self.microbatches)
->>>>>>> 6f78aa0270de7cfce0fc1af7390ad47bf7d23f74
         )
 
 
