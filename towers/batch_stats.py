@@ -2,8 +2,8 @@
 
 The same formula in every mode, whether the towers are in one process or in several:
 
-    average        state + sum_i(w_i * (new_i - state)) / sum_i(w_i)     w_i: weight of tower i's examples
-    first, synced  the state of tower 0
+    average, synced  state + sum_i(w_i * (new_i - state)) / sum_i(w_i)     w_i: weight of tower i's examples
+    first            the state of tower 0
 
 State is a list with a tensor for each variable. New state has, by index, those that a tower's pass changes, the
 same for all towers: frozen weights, a Normalization layer and the like are not in it, and stay as they are.
@@ -16,7 +16,8 @@ import tensorflow as tf
 from towers.errors import UserError
 from towers.packing import joined, packs, parted
 
-# With 'synced' the towers exchange statistics inside the forward pass, so all return the same state.
+# With 'synced' the towers exchange statistics of batch norms inside the forward pass, so all return the same ones.
+# The state of a layer of a user's own, such as a mean of its inputs, still differs.
 POLICIES = ("average", "first", "synced")
 # Statistics are small and many, so they are packed into vectors. Large variables gain nothing from a copy.
 _PACK_BYTES = 1 << 16
@@ -43,7 +44,7 @@ def combined(
       batch_stats: one of POLICIES.
     """
     found = dict(new[0])
-    averaged = [index for index in found if _is_averaged(old[index], batch_stats)]
+    averaged = [index for index in found if is_averaged(old[index], batch_stats)]
     for dtype in dict.fromkeys(old[index].dtype for index in averaged):
         indices = [index for index in averaged if old[index].dtype == dtype]
         sizes = [old[index].shape.num_elements() * dtype.size for index in indices]
@@ -87,7 +88,7 @@ def changes(
     found = {}
     for index, after in new.items():
         before = old[index]
-        factor = weight if _is_averaged(before, batch_stats) else is_first
+        factor = weight if is_averaged(before, batch_stats) else is_first
         found[index] = _change(before, after) * tf.cast(factor, before.dtype)
     return found
 
@@ -110,7 +111,7 @@ def changed(
     """
     found = {}
     for index, change in summed.items():
-        of_all = _quotient if _is_averaged(old[index], batch_stats) else _if_any
+        of_all = _quotient if is_averaged(old[index], batch_stats) else _if_any
         found[index] = old[index] + of_all(change, weight)
     return found
 
@@ -129,6 +130,11 @@ def _if_any(change: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
     return change * tf.cast(tf.sign(weight), change.dtype)
 
 
-def _is_averaged(value: tf.Tensor, batch_stats: str) -> bool:
+def is_averaged(value: tf.Tensor | tf.Variable, batch_stats: str) -> bool:
     """Whether a variable is averaged by weight. Integers have no average: they are tower 0's."""
-    return batch_stats == "average" and value.dtype.is_floating
+    return averages(batch_stats) and value.dtype.is_floating
+
+
+def averages(batch_stats: str) -> bool:
+    """Whether the policy averages state over towers."""
+    return batch_stats != "first"

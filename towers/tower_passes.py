@@ -148,7 +148,7 @@ class TowerPasses:
             return results
         weights = tf.add_n([result.microbatches.weights for result in results])
         (totals,) = self._sum_all([weights])
-        decays, by_weight = self._towers[0].decays, self._options.batch_stats == "average"
+        decays, by_weight = self._towers[0].decays, batch_stats.averages(self._options.batch_stats)
 
         def state_of(result: TowerResult) -> dict[int, tf.Tensor]:
             own = result.microbatches

@@ -25,6 +25,7 @@ from strategies.servers.slot_on_servers import SlotOnServers, read_whole
 from strategies.servers.worker_graph import layout_of
 from strategies.step_report import mean_of
 from strategies.synchronous import SynchronousStrategy
+from towers.batch_stats import is_averaged
 from towers.devices import Devices
 from towers.errors import UserError
 from towers.input.tower_parts import open_length
@@ -346,7 +347,7 @@ class ServersStrategy(SynchronousStrategy):
         # The servers count from here.
         self._workers, self._reported_at, self._seconds_before_pause = {}, None, 0.0
         averaged = [
-            np.full(value.shape.num_elements(), self.options.batch_stats == "average" and value.dtype.is_floating)
+            np.full(value.shape.num_elements(), is_averaged(value, self.options.batch_stats))
             for value in engine.state().values()
         ]
         self._carrier.start(

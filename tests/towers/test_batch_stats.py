@@ -73,10 +73,18 @@ def test_tensors_of_all_kinds_at_once():
         np.testing.assert_allclose(value, expected, rtol=0, atol=1e-13 if kind == "float64" else 1e-5)
 
 
-@pytest.mark.parametrize("name", ["first", "synced"])
-def test_first_and_synced_take_the_first_towers_state(name):
-    found = batch_stats.combined([OLD], by_index([value] for value in NEW), weights(1, 5, 5), name)
+def test_first_takes_the_first_towers_state():
+    found = batch_stats.combined([OLD], by_index([value] for value in NEW), weights(1, 5, 5), "first")
     np.testing.assert_array_equal(found[0], NEW[0])
+
+
+def test_synced_averages_what_the_towers_did_not_exchange():
+    """Such as a mean that a layer of a user's own holds."""
+    found = [
+        batch_stats.combined([OLD], by_index([value] for value in NEW), weights(1, 5, 5), name)[0]
+        for name in ("synced", "average")
+    ]
+    np.testing.assert_array_equal(*found)
 
 
 @pytest.mark.parametrize("name", batch_stats.POLICIES)

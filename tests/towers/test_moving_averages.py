@@ -28,9 +28,11 @@ def averaged_after_each(old, added, policy: str):
 @pytest.mark.parametrize("policy", ["average", "first"])
 def test_the_states_after_all_microbatches_are_those_of_an_average_after_each(policy):
     old, added = tf.constant(state(7)), state(*WEIGHTS.shape, 7)
-    totals = WEIGHTS.sum(0)
+    totals, by_weight = WEIGHTS.sum(0), batch_stats.averages(policy)
     found = [
-        after_all([old], {0: old}, Microbatches(own, [of_tower]), totals, [DECAY], by_weight=policy == "average")
+        after_all(
+            [old], {0: old}, Microbatches(own, [of_tower]), totals, [DECAY], by_weight=batch_stats.averages(policy)
+        )
         for own, of_tower in zip(WEIGHTS, added, strict=True)
     ]
     found = batch_stats.combined([old], found, list(map(tf.constant, WEIGHTS.sum(1))), policy)
