@@ -30,9 +30,7 @@ def test_the_states_after_all_microbatches_are_those_of_an_average_after_each(po
     old, added = tf.constant(state(7)), state(*WEIGHTS.shape, 7)
     totals, by_weight = WEIGHTS.sum(0), batch_stats.averages(policy)
     found = [
-        after_all(
-            [old], {0: old}, Microbatches(own, [of_tower]), totals, [DECAY], by_weight=batch_stats.averages(policy)
-        )
+        after_all([old], {0: old}, Microbatches(own, [of_tower]), totals, [DECAY], by_weight=by_weight)
         for own, of_tower in zip(WEIGHTS, added, strict=True)
     ]
     found = batch_stats.combined([old], found, list(map(tf.constant, WEIGHTS.sum(1))), policy)
