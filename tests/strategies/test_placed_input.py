@@ -88,14 +88,11 @@ CLICKS = ClicksTask(clicks=DrawnClicks(num_tables=2, num_rows=10, num_train=53),
         [
             (CLICKS, "towers", 1, {}),
             (TEXT, "pipeline", 2, {}),
-            (TEXT, "towers", 2, {"replicated": True}),
             (TEXT, "slices", 1, {}),
             (TEXT, "mirrored", 1, {}),
-            (TEXT, "towers", 1, {"zero": 3}),
-            (CLICKS, "mirrored", 1, {}),
             (CLICKS, "towers", 2, {"sharded": True}),
         ],
-        num_quick=2,
+        num_quick=1,
     ),
 )
 def test_ids_and_labels_of_32_bits_give_the_same_bits(task, name, accumulation, spread):

@@ -52,15 +52,11 @@ def task() -> TinyTask:
 MODES = {
     "towers": ("towers", {}, {}, {}),
     "pipeline": ("pipeline", {}, {}, {"pipeline": PipelineOptions(microbatches=2)}),
-    "branches": ("branches", {}, {}, {}),
-    "recompute": ("towers", {}, {"recompute": "full"}, {}),
-    "zero=3": ("towers", {"zero": 3}, {}, {}),
-    "slices": ("slices", {}, {}, {}),
-    "data:2,stage:2": ("pipeline", {"zero": 3}, {}, {"pipeline": PipelineOptions(microbatches=2)}),
     "data:2,branch:2": ("branches", {}, {}, {}),
+    "recompute": ("towers", {}, {"recompute": "full"}, {}),
+    "data:2,stage:2": ("pipeline", {"zero": 3}, {}, {"pipeline": PipelineOptions(microbatches=2)}),
     "data:2,slice:2": ("slices", {}, {}, {}),
     "mirrored": ("mirrored", {}, {}, {}),
-    "accumulation": ("towers", {}, {"accumulation": 2}, {}),
     "xla": ("towers", {}, {"xla": True}, {}),
 }
 
@@ -112,7 +108,7 @@ def test_what_the_host_does_not_read_stays():
     assert not [operation.name for operation in graph.get_operations() if operation.device]
 
 
-@pytest.mark.parametrize("mode", first_quick(MODES, num_quick=3))
+@pytest.mark.parametrize("mode", first_quick(MODES, num_quick=1))
 def test_seeds_are_on_the_host_with_the_same_bits(mode):
     name, fields, of_step, of_mode = MODES[mode]
     options = StepOptions(schedule=Constant(0.05), seed=5, **of_step)
