@@ -26,7 +26,7 @@ def around_import(name: str, around: Around) -> None:
 class _Finder(importlib.abc.MetaPathFinder):
     """Finds one module as Python does, and wraps its loader in a `_Loader`.
 
-    It stays until the module is imported: others may only ask whether the module is there.
+    Others may only ask whether the module is there, so it finds the module each time, until that is imported.
     """
 
     def __init__(self, name: str, around: Around):
