@@ -23,9 +23,9 @@ from towers.updates.keras_optimizers import translate
 from towers.updates.rules import Momentum, UpdateRule
 from towers.updates.schedules import Constant, Schedule
 
-# Compiled loops share little of their work. With two threads of a tower, by the clock, batch norms take 0.4 of
-# Keras's time.
-_THREADS_OF_COMPILED = 2
+# Compiled loops share little of their work. With AVX2 alone and two threads of a tower, by the clock, batch norms
+# take 0.4 of Keras's time; with AVX-512 the fused kernel is faster there, also where it runs twice.
+_THREADS_WITH_AVX2 = 2
 # Channels of convolutions by Winograd's method, on one thread: with AVX2 alone, and with AVX-512, where a direct
 # convolution takes half the time. Two threads need four times as many (`towers/layers/winograd.py`).
 _FEWEST_WITH_AVX2, _FEWEST_WITH_AVX512 = 32, 64
@@ -46,8 +46,9 @@ class StepOptions:
       xla: compile the tower function with XLA.
       fused_batch_norm: run Keras's BatchNormalization on TensorFlow's fused kernel, or, with `tuned_for_cpu` on
         CPUs where that is slow, on compiled loops.
-      tuned_for_cpu: on CPU towers, use our own kernels for activations, convolutions and, with AVX2 alone, batch
-        norms; multiply in float32 where that is faster than `precision` (see `LayerKernels`).
+      tuned_for_cpu: on CPU towers, use our own kernels for activations, convolutions and, with AVX2 alone or
+        synced statistics, batch norms; multiply in float32 where that is faster than `precision` (see
+        `LayerKernels`).
       recompute: activations that the backward pass computes again, to save memory: 'none', those of the 'blocks'
         that the model repeats, of 'sqrt' (about sqrt(n) segments), or of all parts ('full'). The numbers stay.
       on_nan: after a step whose loss or gradients are not finite, 'stop' training or 'skip' the update.
@@ -91,12 +92,13 @@ class StepOptions:
         tuned = self.tuned_for_cpu and devices.on_cpu and not self.xla
         found = devices.cpu_instructions
         # With AVX2 alone oneDNN's batch norm takes up to 1.5 times as long as Keras's operations.
-        # With AVX-512 it takes a third. Compiled it takes a third with AVX2 too, but a loop has one thread.
+        # With AVX-512 it takes a third, and so do compiled loops with both, but a loop has one thread.
         avx2_alone = has_avx2_alone(found) and runs_onednn()
         loses = devices.on_cpu and avx2_alone and not self.xla
         compiles = tuned and devices.compiles_kernels
-        few_threads = 1 <= devices.threads_per_tower <= _THREADS_OF_COMPILED
-        compiles_loops = compiles and avx2_alone and few_threads
+        few_threads = 1 <= devices.threads_per_tower <= _THREADS_WITH_AVX2
+        one_thread = devices.threads_per_tower == 1
+        compiles_norms = compiles and AVX2 in found and (few_threads if avx2_alone else one_thread)
         multiplies_bfloat16 = FAST_BFLOAT16 in found and runs_onednn()
         is_short = self.precision in SHORT_PRECISIONS
         # What XLA compiles reads nothing on the host.
@@ -105,9 +107,9 @@ class StepOptions:
         is_slow = is_short and (self.precision == "float16" or not multiplies_bfloat16)
         return LayerKernels(
             fused_batch_norm=self.fused_batch_norm and not loses,
-            compiled_batch_norm=self.fused_batch_norm and compiles_loops,
+            compiled_batch_norm=self.fused_batch_norm and compiles_norms,
             compiled_activations=compiles,
-            compiled_relu=compiles and is_short and devices.threads_per_tower == 1 and AVX512 in found,
+            compiled_relu=compiles and is_short and one_thread and AVX512 in found,
             images_side_by_side=tuned and multiplies_bfloat16 and AMX_BFLOAT16 in found,
             examples_as_channels=tuned and multiplies_bfloat16 and AMX_BFLOAT16 not in found,
             winograd_channels=self._winograd_channels(devices) if compiles and few_threads else 0,

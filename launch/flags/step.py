@@ -136,9 +136,9 @@ flags.DEFINE_bool(
 flags.DEFINE_bool(
     "tuned_for_cpu",
     True,
-    "On CPU towers, compile GELU and SiLU, with AVX2 alone also batch norm; choose faster memory layouts for "
-    "convolutions over small images; compute 3x3 convolutions of many channels in float32 by Winograd's method; "
-    "where the CPU multiplies numbers of --precision no faster, multiply in float32.",
+    "On CPU towers, compile GELU and SiLU, with AVX2 alone or synced statistics also batch norm; choose faster "
+    "memory layouts for convolutions over small images; compute 3x3 convolutions of many channels in float32 by "
+    "Winograd's method; where the CPU multiplies numbers of --precision no faster, multiply in float32.",
 )
 flags.DEFINE_enum(
     "recompute",

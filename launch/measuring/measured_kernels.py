@@ -140,8 +140,8 @@ def _gets_it(one: _Measured, used: LayerKernels) -> bool:
         return FLAGS.precision == "bfloat16"
     if one.kernel == "examples_as_channels":
         return FLAGS.precision == "bfloat16" and pays_as_channels(one.shape[1:], one.shape[-1])
-    if one.kernel == "compiled_batch_norm":
-        return FLAGS.precision == "float32"
+    if one.kernel == "compiled_batch_norm":  # One layer, without an exchange.
+        return not used.fused_batch_norm
     return one.kernel != "compiled_activations" or math.prod(one.shape[1:]) >= FEWEST_ELEMENTS
 
 

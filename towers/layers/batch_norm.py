@@ -61,6 +61,7 @@ def fused_calls(
     exchange: TowerExchange | None,
     weight: tf.Tensor | None = None,
     *,
+    fused: bool = True,
     compiled: bool = False,
 ) -> list[tuple[keras.layers.Layer, str, Callable]]:
     """(layer, attribute, function) for each of the model's batch norms that gets another call.
@@ -69,16 +70,18 @@ def fused_calls(
       model: any model.
       exchange: sums statistics over the towers; None for statistics of the tower's own examples.
       weight: float32 scalar; 0 excludes this tower's examples from exchanged statistics.
-      compiled: use the compiled kernel, and Keras's operations where it doesn't pay, in place of the fused one.
+      fused: use TensorFlow's fused kernel.
+      compiled: use the compiled kernel where it pays: with an exchange, or in place of the fused one.
 
     Raises:
       UserError: statistics are exchanged, and a layer's own arithmetic does not allow it: renorm, a subclass,
         weights in 16 bits.
     """
+    kernel_of = functools.partial(_kernel, exchanges=exchange is not None, fused=fused, compiled=compiled)
     calls = []
     for layer in batch_norm_layers(model):
         if _has_stock_call(layer):
-            calls.append((layer, "call", functools.partial(_call, layer, exchange, weight, compiled)))
+            calls.append((layer, "call", functools.partial(_call, layer, exchange, weight, kernel_of)))
         elif exchange is not None:
             raise UserError(
                 f"batch_stats='synced': layer {layer.name!r} has batch-norm arithmetic of its own (a subclass, "
@@ -122,20 +125,24 @@ def _inputs(layer) -> list:
     return [tensor for node in layer._inbound_nodes for tensor in node.input_tensors]
 
 
-def _kernel(layer, inputs, axis, compiled) -> FusedKernel | PlainOperations:
-    """The fastest kernel for inputs with channels at dimension `axis`."""
-    if compiled and takes_compiled(inputs.shape, inputs.dtype, axis):
+def _kernel(layer, inputs, axis, *, exchanges, fused, compiled) -> FusedKernel | PlainOperations:
+    """The fastest of the kernels that are enabled, for inputs with channels at dimension `axis`.
+
+    By itself the fused kernel is the fastest where it is enabled. Where towers exchange moments and sums, it can't
+    be cut, so it runs twice, forward and backward.
+    """
+    if compiled and (exchanges or not fused) and takes_compiled(inputs.shape, inputs.dtype, axis):
         return CompiledKernel(layer.epsilon)
-    if not compiled and takes_fused(inputs, axis):
+    if fused and takes_fused(inputs, axis):
         return FusedKernel(layer.epsilon)
     return PlainOperations(layer.epsilon, axis, inputs.shape.rank)
 
 
-def _call(layer, exchange, weight, compiled, inputs, training=None, mask=None):
+def _call(layer, exchange, weight, kernel_of, inputs, training=None, mask=None):
     if not inputs.dtype.is_floating:
         # As Keras, which casts features that are integers.
         numbers = tf.cast(inputs, tf.float32)
-        outputs = _call(layer, exchange, weight, compiled, numbers, training, mask)
+        outputs = _call(layer, exchange, weight, kernel_of, numbers, training, mask)
         return tf.cast(outputs, layer.compute_dtype)
     axis = layer.axis % inputs.shape.rank
     trains = training and layer.trainable
@@ -144,7 +151,7 @@ def _call(layer, exchange, weight, compiled, inputs, training=None, mask=None):
             f"batch_stats='synced': layer {layer.name!r} gets a mask, and towers cannot exchange masked "
             "statistics; use batch_stats='average'"
         )
-    kernel = _kernel(layer, inputs, axis, compiled)
+    kernel = kernel_of(layer, inputs, axis)
     if (mask is not None or isinstance(kernel, PlainOperations)) and (exchange is None or not trains):
         return type(layer).call(layer, inputs, training=training, mask=mask)
     moving = Moments(layer.moving_mean.value, layer.moving_variance.value)

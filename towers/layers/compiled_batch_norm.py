@@ -1,24 +1,38 @@
-"""Batch norm in float32 on one thread of a CPU with AVX2 alone: the forward pass in compiled loops.
+"""Batch norm on one thread of a CPU in compiled loops: with AVX2 alone, and where towers exchange statistics.
 
-There oneDNN's forward pass takes 5 to 9 ns an element, and these loops 1.3 to 1.7: one over the inputs for the
-means, one for the variances and one that normalises. The gradients stay the fused kernel's, with 1.4 ns.
+With AVX2 alone oneDNN's forward pass takes 5 to 9 ns an element, and these loops 1.3 to 1.7: one over the
+inputs for the means, one for the variances and one that normalises. In float32 the gradients stay the fused
+kernel's, with 1.4 ns; in 16 bits they are compiled too: a loop for the sums and one for the inputs' gradient.
 
-With exchanged statistics the backward pass is compiled too: the fused kernel would run twice, before an
-addition. Two loops for the sums and one for the inputs' gradient take 0.90, 0.87 and 0.96 of that time (128
-images of 32x32x16, 16x16x32 and 8x8x64; AMD EPYC, Zen 3, medians of 40 in turn, twice), a whole step of
-ResNet-20 0.975. On two threads they take 0.94 to 1.06 by the clock.
+With exchanged statistics both passes are compiled, also with AVX-512: the fused kernel would run twice, forward
+and backward. With AVX2 alone backward loops take 0.87 to 0.96 of its time (128 images of 32x32x16, 16x16x32 and
+8x8x64; AMD EPYC, Zen 3, medians of 40 in turn, twice), a whole step of ResNet-20 0.975; on two threads 0.94 to
+1.06 by the clock. With AVX-512 a step of two synced towers takes 588 CPU ms instead of 638, with averaged
+statistics 530 (ResNet-20, batch 256, Intel Xeon with AMX). CPU ms of a call there, least of 25, one thread, 128
+images, loops and fused kernels (forward: moments and normalised values; backward):
 
-XLA compiles once for each shape and device, in 0.15 s: for the usual batch, for a last, short one, and for those
-of an evaluation. A batch norm can't be padded, and masks would cost a pass.
+                float32, forward  backward         bfloat16, forward  backward
+    32x32x16    1.83    2.13      2.28    2.52     1.55    1.52       1.75    2.00
+    16x16x32    1.53    1.61      1.67    1.69     1.14    1.13       1.15    1.48
+    8x8x64      0.98    0.99      1.07    1.10     0.84    0.74       0.83    1.04
 
-On an AMD EPYC (Zen 3, least of 25, CPU ms) loops over 256 images take, in rows of one pixel's channels and in rows
-of 1,024 numbers: squares 32x32x16 3.9 and 1.5, 16x16x32 1.9 and 0.6, 8x8x64 0.8 and 0.5; normalising 3.5 and 2.6,
-1.4 and 1.2, 0.7 and 0.75. In rows of one pixel's channels they were no faster than oneDNN there: a step of
-ResNet-20 took 1,046 to 1,140 ms, with oneDNN's batch norms 1,022 to 1,071 (three rounds in turn); in long rows 909
-to 1,198, in turn with 1,056 to 1,132.
+(Backward, the fused kernels' subtraction comes on top.)
 
-In rows of one pixel's channels, CPU ms, forward and backward, and of normalising alone; imitated AVX2, one thread,
-medians of seven alternations (Intel Xeon with AVX-512, loaded):
+In 16 bits with AVX2 alone a layer takes 0.28 to 0.56 of Keras's time forward and backward, where an example has
+2,304 elements 0.81 (bfloat16; float16 0.23 to 0.50 and 0.79; fused kernels 0.47 to 1.1; the six shapes of
+`measured_kernels.py`, 64 images, imitated on the same CPU).
+
+XLA compiles once for each shape and device, in 0.15 s: for the usual batch, for a last, short one, and for
+those of an evaluation. A batch norm can't be padded, and masks would cost a pass.
+
+On an AMD EPYC (Zen 3, least of 25, CPU ms) loops over 256 images take, in rows of one pixel's channels and in
+rows of 1,024 numbers: squares 32x32x16 3.9 and 1.5, 16x16x32 1.9 and 0.6, 8x8x64 0.8 and 0.5; normalising 3.5
+and 2.6, 1.4 and 1.2, 0.7 and 0.75. In rows of one pixel's channels they were no faster than oneDNN there: a
+step of ResNet-20 took 1,046 to 1,140 ms, with oneDNN's batch norms 1,022 to 1,071 (three rounds in turn); in
+long rows 909 to 1,198, in turn with 1,056 to 1,132.
+
+In rows of one pixel's channels, CPU ms, forward and backward, and of normalising alone; imitated AVX2, one
+thread, medians of seven alternations (Intel Xeon with AVX-512, loaded):
 
                     compiled  oneDNN  Keras      alone: compiled  oneDNN  Keras
     128x32x32x16    5.1       14.0    14.3              1.7       9.9     3.1
@@ -28,27 +42,31 @@ medians of seven alternations (Intel Xeon with AVX-512, loaded):
     128x3x3x256     1.1       2.9     2.1               0.6       2.2     0.6
     128x4x4x32      0.5       1.0     0.7               0.4       0.8     0.3
 
-With 64 examples (five alternations) ours / Keras's: 0.52, 0.55, 0.71 for the first three, 0.45 at 15x15x64, 0.50
-at 7x7x256, 0.76 at 3x3x256. On two threads the largest shape takes 4.1 ms by the clock, Keras's 10.3; more were
-not measured, and XLA's loops share little of the work.
+With 64 examples (five alternations) ours / Keras's: 0.52, 0.55, 0.71 for the first three, 0.45 at 15x15x64,
+0.50 at 7x7x256, 0.76 at 3x3x256. On two threads the largest shape takes 4.1 ms by the clock, Keras's 10.3; more
+were not measured, and XLA's loops share little of the work.
 
 A step takes 0.82 of its CPU time with ResNet-20 (ten alternations, batch 256, two towers: 1,341 and 1,096 ms),
-0.96 with `cifar_fast` (eight: 2,534 and 2,436), 0.56 with synced statistics (four: 2,099 and 1,220). The forecast
-of memory is within 0.01% (ResNet-20, two towers of 64 images).
+0.96 with `cifar_fast` (eight: 2,534 and 2,436), 0.56 with synced statistics (four: 2,099 and 1,220). The
+forecast of memory is within 0.01% (ResNet-20, two towers of 64 images).
 
-Tried, and did not pay: ReLU and the residual's addition in these loops (prototype, imitated AVX2, one thread, 128
-images, CPU ms in turn, medians of eight, Intel Xeon with AMX, two cores, loaded). Forward, normalising and ReLU,
-apart and in one loop: 32x32x16 2.08 and 1.61, 16x16x32 0.85 and 0.68, 8x8x64 0.63 and 0.53; with the addition 2.54
-and 2.15, 1.20 and 0.86, 0.80 and 0.65. For ResNet-20 that is about 10 of 892 ms a step. Backward, XLA's three
-loops with the ReLU's mask lose to ReluGrad and the fused kernel: 7.45 and 3.85, 2.70 and 2.05, 1.52 and 1.21.
-Convolutions take 77% of that step, updates, copies and layouts 0.1%. A whole batch norm in one compiled
-function, with barriers between its loops: a step of ResNet-20 (batch 128) takes 425 to 438 CPU ms instead of 402
-to 410, a first step 7.1 to 7.3 s instead of 6.8 to 7.0 (AMD EPYC, Zen 3, two rounds in turn; a noisy one before
-them had 432 and 489 ms, 7.3 and 8.6 s).
+Tried, and did not pay: ReLU and the residual's addition in these loops (prototype, imitated AVX2, one thread,
+128 images, CPU ms in turn, medians of eight, Intel Xeon with AMX, two cores, loaded). Forward, normalising and
+ReLU, apart and in one loop: 32x32x16 2.08 and 1.61, 16x16x32 0.85 and 0.68, 8x8x64 0.63 and 0.53; with the
+addition 2.54 and 2.15, 1.20 and 0.86, 0.80 and 0.65. For ResNet-20 that is about 10 of 892 ms a step. Backward,
+XLA's three loops with the ReLU's mask lose to ReluGrad and the fused kernel: 7.45 and 3.85, 2.70 and 2.05, 1.52
+and 1.21. Convolutions take 77% of that step, updates, copies and layouts 0.1%. A whole batch norm in one
+compiled function, with barriers between its loops: a step of ResNet-20 (batch 128) takes 425 to 438 CPU ms
+instead of 402 to 410, a first step 7.1 to 7.3 s instead of 6.8 to 7.0 (AMD EPYC, Zen 3, two rounds in turn; a
+noisy one before them had 432 and 489 ms, 7.3 and 8.6 s). In bfloat16 with AVX-512, gradients by these loops
+behind the fused kernel's forward pass: 258 CPU ms a step of ResNet-20, by the fused kernel 265 (254 to 274 and
+250 to 330, six rounds in turn, Intel Xeon with AMX), and a first step of 3.2 s instead of 2.2.
 """
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -61,36 +79,52 @@ FEWEST_ELEMENTS = 512
 # 1,024 1.5; normalising 3.5, 2.8, 2.6 (least of 25; AMD EPYC, Zen 3).
 _FEWEST_IN_ROW = 1024
 
-_ROWS, _ROW = tf.TensorSpec([None, None, None], tf.float32), tf.TensorSpec([None], tf.float32)
+
+class _Loops(NamedTuple):
+    """Compiled functions of rows [N, rows, numbers] in one dtype and vectors [numbers] in float32."""
+
+    sums: Callable
+    squares: Callable
+    scaled: Callable
+    gradient_sums: Callable
+    of_inputs: Callable
 
 
-@tf.function(jit_compile=True, autograph=False, input_signature=[_ROWS])
-def _sums(rows):
-    return tf.reduce_sum(rows, 1)
+@functools.cache
+def _loops(dtype: tf.DType) -> _Loops:
+    rows, row = tf.TensorSpec([None, None, None], dtype), tf.TensorSpec([None], tf.float32)
 
+    def compiled(*signature):
+        return functools.partial(tf.function, jit_compile=True, autograph=False, input_signature=signature)
 
-@tf.function(jit_compile=True, autograph=False, input_signature=[_ROWS, _ROW])
-def _squares(rows, mean):
-    return tf.reduce_sum(tf.square(rows - mean), 1)
+    @compiled(rows)
+    def sums(rows):
+        return tf.reduce_sum(_wide(rows), 1)
 
+    @compiled(rows, row)
+    def squares(rows, mean):
+        return tf.reduce_sum(tf.square(_wide(rows) - mean), 1)
 
-@tf.function(jit_compile=True, autograph=False, input_signature=[_ROWS, _ROW, _ROW, _ROW])
-def _scaled(rows, mean, factor, beta):
-    return (rows - mean) * factor + beta
+    @compiled(rows, row, row, row)
+    def scaled(rows, mean, factor, beta):
+        return tf.cast((_wide(rows) - mean) * factor + beta, dtype)
 
+    # One loop for both: apart they take 1.2 to 1.35 times as long, where the moments' two in one take 1.05 to 1.35
+    # times as long as apart (AVX2 and AVX-512).
+    @compiled(rows, rows, row)
+    def gradient_sums(rows, upstream, mean):
+        upstream = _wide(upstream)
+        return tf.reduce_sum(upstream * (_wide(rows) - mean), 1), tf.reduce_sum(upstream, 1)
 
-@tf.function(jit_compile=True, autograph=False, input_signature=[_ROWS, _ROWS, _ROW])
-def _products(rows, upstream, mean):
-    return tf.reduce_sum(upstream * (rows - mean), 1)
+    @compiled(rows, rows, row, row, row, row)
+    def of_inputs(rows, upstream, mean, factor, slope, offset):
+        return tf.cast(_wide(upstream) * factor - ((_wide(rows) - mean) * slope + offset), dtype)
 
-
-@tf.function(jit_compile=True, autograph=False, input_signature=[_ROWS, _ROWS, _ROW, _ROW, _ROW, _ROW])
-def _of_inputs(rows, upstream, mean, factor, slope, offset):
-    return upstream * factor - ((rows - mean) * slope + offset)
+    return _Loops(sums, squares, scaled, gradient_sums, of_inputs)
 
 
 class CompiledKernel(FusedKernel):
-    """Batch norm of float32 [N, ..., C] whose dimensions other than N are known."""
+    """Batch norm of [N, ..., C] in float32 or 16 bits whose dimensions other than N are known."""
 
     def trained(self, inputs, gamma, beta):
         @tf.custom_gradient
@@ -98,7 +132,9 @@ class CompiledKernel(FusedKernel):
             moments = self.moments(inputs)
 
             def gradient(upstream, *_):
-                return self.gradients(inputs, moments, gamma, upstream, through_moments=True)
+                if inputs.dtype == tf.float32:
+                    return self.gradients(inputs, moments, gamma, upstream, through_moments=True)
+                return self.own_gradients(inputs, moments, gamma, upstream)
 
             return (self.normalized(inputs, moments, gamma, beta), *moments), gradient
 
@@ -110,25 +146,30 @@ class CompiledKernel(FusedKernel):
 
         Each pass sums an example's rows first and then the examples, so that few numbers round off in one sum.
         """
-        rows = _in_rows(inputs)
-        count = tf.cast(num_values(inputs, len(inputs.shape) - 1), tf.float32)
-        mean = _of_channels(_sums(rows), inputs) / count
-        return Moments(mean, _of_channels(_squares(rows, _in_row(mean, inputs)), inputs) / count)
+        rows, loops = _in_rows(inputs), _loops(inputs.dtype)
+        count = _count(inputs)
+        mean = _of_channels(loops.sums(rows), inputs) / count
+        return Moments(mean, _of_channels(loops.squares(rows, _in_row(mean, inputs)), inputs) / count)
 
     def normalized(self, inputs, moments, gamma, beta):
         factor = gamma * tf.math.rsqrt(moments.variance + self.epsilon)
         mean, factor, beta = (_in_row(vector, inputs) for vector in (moments.mean, factor, beta))
-        return _like(inputs, _scaled(_in_rows(inputs), mean, factor, beta))
+        return _like(inputs, _loops(inputs.dtype).scaled(_in_rows(inputs), mean, factor, beta))
+
+    def own_gradients(self, inputs, moments, gamma, upstream) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Those of `normalized` by inputs, gamma and beta, if the moments are the inputs' own."""
+        count = _count(inputs)
+        return self.synced_gradients(inputs, moments, gamma, upstream, lambda sums: sums / count)
 
     def synced_gradients(self, inputs, moments, gamma, upstream, mean_of_all):
-        rows, mean = _in_rows(inputs), _in_row(moments.mean, inputs)
+        rows, mean, loops = _in_rows(inputs), _in_row(moments.mean, inputs), _loops(inputs.dtype)
         upstream_rows = _in_rows(tf.ensure_shape(upstream, inputs.shape))
         inverse = tf.math.rsqrt(moments.variance + self.epsilon)
-        of_gamma = _of_channels(_products(rows, upstream_rows, mean), inputs) * inverse
-        of_beta = _of_channels(_sums(upstream_rows), inputs)
+        products, sums = loops.gradient_sums(rows, upstream_rows, mean)
+        of_gamma, of_beta = _of_channels(products, inputs) * inverse, _of_channels(sums, inputs)
         means, factor = mean_of_all(tf.stack([of_gamma, of_beta])), gamma * inverse
         vectors = (_in_row(vector, inputs) for vector in (factor, factor * inverse * means[0], factor * means[1]))
-        return _like(inputs, _of_inputs(rows, upstream_rows, mean, *vectors)), of_gamma, of_beta
+        return _like(inputs, loops.of_inputs(rows, upstream_rows, mean, *vectors)), of_gamma, of_beta
 
 
 def takes_compiled(shape: Sequence[int | None], dtype: tf.DType | str, axis: int) -> bool:
@@ -136,7 +177,7 @@ def takes_compiled(shape: Sequence[int | None], dtype: tf.DType | str, axis: int
 
     Dimensions that vary beside the examples', as the length of sequences, would compile too many programs.
     """
-    if len(shape) < 3 or axis != len(shape) - 1 or tf.as_dtype(dtype) != tf.float32:
+    if len(shape) < 3 or axis != len(shape) - 1 or tf.as_dtype(dtype) == tf.float64:
         return False
     return None not in shape[1:] and math.prod(shape[1:]) >= FEWEST_ELEMENTS
 
@@ -160,6 +201,14 @@ def _in_rows(inputs: tf.Tensor) -> tf.Tensor:
 def _like(inputs: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
     """[N, rows, pixels * C] in the shape of the inputs."""
     return tf.ensure_shape(tf.reshape(rows, tf.shape(inputs)), inputs.shape)
+
+
+def _count(inputs: tf.Tensor) -> tf.Tensor:
+    return tf.cast(num_values(inputs, len(inputs.shape) - 1), tf.float32)
+
+
+def _wide(values: tf.Tensor) -> tf.Tensor:
+    return tf.cast(values, tf.float32)
 
 
 def _in_row(vector: tf.Tensor, inputs: tf.Tensor) -> tf.Tensor:

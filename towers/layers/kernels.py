@@ -27,7 +27,8 @@ class LayerKernels:
 
     Attributes:
       fused_batch_norm: BatchNormalization runs on TensorFlow's fused kernel.
-      compiled_batch_norm: BatchNormalization runs on compiled loops, for CPUs on which the fused kernel is slow.
+      compiled_batch_norm: BatchNormalization runs on compiled loops where towers exchange statistics, and
+        everywhere without `fused_batch_norm`, for CPUs on which the fused kernel is slow.
       compiled_activations: GELU and SiLU are compiled.
       compiled_relu: ReLUs in bfloat16 and float16 are compiled, with the sums that they are of.
       images_side_by_side: gradients of convolution kernels over small images get a layout that fills the CPU's
@@ -68,7 +69,11 @@ class LayerKernels:
         """
         replacements = []
         if self.fused_batch_norm or self.compiled_batch_norm or exchange is not None:
-            replacements += batch_norm.fused_calls(model, exchange, weight, compiled=self.compiled_batch_norm)
+            # With an exchange Keras's own operations are the last choice.
+            fused = self.fused_batch_norm or not self.compiled_batch_norm
+            replacements += batch_norm.fused_calls(
+                model, exchange, weight, fused=fused, compiled=self.compiled_batch_norm
+            )
         if self.compiled_activations:
             replacements += compiled_activations.activations_to_compile(model)
         if self.compiled_relu:
@@ -125,12 +130,13 @@ class LayerKernels:
         lines = []
         if exchanges and (count := len(batch_norm.batch_norm_layers(model))):
             lines.append(f"{_layers(count, 'BatchNormalization')} with the statistics of the whole batch")
+        elif self.fused_batch_norm:
+            if count := batch_norm.num_fused(model):
+                layers = _layers(count, "BatchNormalization")
+                lines.append(f"{layers} on TensorFlow's fused kernel (fused_batch_norm=False disables this)")
         elif self.compiled_batch_norm and (count := batch_norm.num_fused(model, compiled=True)):
             layers = _layers(count, "BatchNormalization")
             lines.append(f"{layers} compiled for the CPU (tuned_for_cpu=False disables this)")
-        elif self.fused_batch_norm and (count := batch_norm.num_fused(model)):
-            layers = _layers(count, "BatchNormalization")
-            lines.append(f"{layers} on TensorFlow's fused kernel (fused_batch_norm=False disables this)")
         if self.compiled_activations and (count := len(compiled_activations.activations_to_compile(model))):
             layers = _layers(count, "GELU and SiLU")
             lines.append(f"{layers} compiled for the CPU (tuned_for_cpu=False disables this)")

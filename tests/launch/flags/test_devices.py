@@ -35,13 +35,17 @@ AVX512 = ("avx2", "avx512f")
     "settings, instructions, cores",
     [
         ({}, AVX512, 1),
-        ({"batch_stats": "synced"}, AVX512, 2),
+        ({"batch_stats": "synced"}, AVX512, 1),
+        ({"batch_stats": "synced", "tuned_for_cpu": False}, AVX512, 2),
+        ({"batch_stats": "synced", "fused_batch_norm": False}, AVX512, 2),
         ({"batch_stats": "synced"}, (), 2),
         ({"batch_stats": "synced"}, ("avx2",), 1),
-        ({"batch_stats": "synced", "parameter_device": "sharded"}, AVX512, 1),
+        ({"batch_stats": "synced", "parameter_device": "sharded"}, (), 1),
     ],
 )
-def test_towers_that_sync_their_statistics_have_two_cores(monkeypatch, settings, instructions, cores):
+def test_synced_towers_have_two_cores_where_batch_norms_are_not_compiled(
+    monkeypatch, settings, instructions, cores
+):
     monkeypatch.setattr(devices, "cpu_instructions", lambda limit: frozenset(instructions))
     assert configured(monkeypatch, settings)["cores_per_tower"] == cores
 

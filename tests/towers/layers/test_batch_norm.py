@@ -191,14 +191,16 @@ def test_a_frozen_layer_uses_its_moving_statistics(shape, kernels):
 
 
 @every_shape
+@every_kernel
 @pytest.mark.parametrize("training", [True, False])
-def test_bfloat16_is_near(shape, training):
-    """Statistics are float32 in both; outputs have 8 bits."""
-    model = layer_model(shape, dtype="mixed_bfloat16")
-    found, expected = both(model, drawn(shape), training=training)
-    with LayerKernels().in_place(model):
-        assert model(drawn(shape), training=training).dtype == tf.bfloat16
-    assert_same(found, expected, tolerance=0.02)
+@pytest.mark.parametrize("precision, tolerance", [("bfloat16", 0.02), ("float16", 0.002)])
+def test_short_numbers_are_near(shape, training, kernels, precision, tolerance):
+    """Statistics are float32 in all; outputs have 8 or 11 bits."""
+    model = layer_model(shape, dtype=f"mixed_{precision}")
+    found, expected = both(model, drawn(shape), training=training, kernels=kernels)
+    with kernels.in_place(model):
+        assert model(drawn(shape), training=training).dtype == precision
+    assert_same(found, expected, tolerance=tolerance)
 
 
 def test_float64_keeps_its_digits():
@@ -231,6 +233,23 @@ def test_a_masked_input_keeps_keras_arithmetic(kernels):
 # --- compiled loops
 
 
+def has_compiled_loops(function) -> bool:
+    library = function.get_concrete_function().graph.as_graph_def().library.function
+    return any(found.attr["_XlaMustCompile"].b for found in library)
+
+
+@pytest.mark.parametrize("exchange", [None, TowerExchange(1)], ids=["alone", "synced"])
+def test_where_the_fused_kernel_is_fast_only_exchanged_statistics_are_compiled(exchange):
+    model, inputs = layer_model(IMAGE), drawn(IMAGE)
+    upstream, kernels = upstream_of(inputs), LayerKernels(compiled_batch_norm=True)
+
+    @tf.function(autograph=False)
+    def step():
+        return model_pass(model, inputs, upstream, kernels=kernels, exchange=exchange)
+
+    assert has_compiled_loops(step) == (exchange is not None)
+
+
 @pytest.mark.parametrize(
     "shape, options, is_compiled",
     [
@@ -239,7 +258,7 @@ def test_a_masked_input_keeps_keras_arithmetic(kernels):
         ((1024,), {}, False),
         ((None, 1024), {}, False),
         ((1024, 1), {"axis": 1}, False),
-        ((4, 8, 16), {"dtype": "mixed_bfloat16"}, False),
+        ((4, 8, 16), {"dtype": "mixed_bfloat16"}, True),
         ((4, 8, 16), {"dtype": "float64"}, False),
     ],
 )
@@ -251,8 +270,7 @@ def test_few_elements_and_open_dimensions_are_not_compiled(shape, options, is_co
         with COMPILED.in_place(model):
             return model(inputs, training=True)
 
-    library = step.get_concrete_function().graph.as_graph_def().library.function
-    assert any(function.attr["_XlaMustCompile"].b for function in library) == is_compiled
+    assert has_compiled_loops(step) == is_compiled
     notices = COMPILED.notices(model)
     assert (
         notices == ["1 BatchNormalization layer compiled for the CPU (tuned_for_cpu=False disables this)"]
