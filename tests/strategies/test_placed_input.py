@@ -74,12 +74,12 @@ def test_the_same_bits_as_from_the_host(name, num_towers, accumulation, spread):
 
 
 TEXT = TextTask(
-    text=DrawnText(num_tokens=9, length=6, num_train=53),
+    text=DrawnText(num_tokens=9, length=6, num_train=53, num_eval=23),
     size=TransformerSize(blocks=1, width=8, heads=2),
     batch_size=10,
     dropout=0.2,
 )
-CLICKS = ClicksTask(clicks=DrawnClicks(num_tables=2, num_rows=10, num_train=53), batch_size=10)
+CLICKS = ClicksTask(clicks=DrawnClicks(num_tables=2, num_rows=10, num_train=53, num_eval=23), batch_size=10)
 
 
 @pytest.mark.parametrize(
