@@ -8,14 +8,12 @@ import tensorflow as tf
 
 from towers.devices import AUTOMATIC, REPLICATED, SHARDED, Devices, default_towers, spread_by, threads_for
 from towers.errors import UserError
-from towers.hardware.cores import num_cores, usable_cpus
+from towers.hardware.cores import MOST_CORES, num_cores, usable_cpus
 from towers.hardware.cpu_instructions import cpu_instructions
 from towers.hardware.gpus import gpu_of
 from towers.quiet_stderr import stderr_aside
 
 KINDS = ("auto", "cpu", "gpu")
-# More than the cores of any machine; a hundred thousand threads bring one to a standstill.
-_MOST = 4096
 
 
 def configure_devices(
@@ -136,8 +134,10 @@ _ZERO_DEVICES = {1: REPLICATED, 2: REPLICATED, 3: SHARDED}
 
 def _check_numbers(**numbers: int | None) -> None:
     for name, number in numbers.items():
-        if number is not None and not 1 <= number <= _MOST:
-            raise UserError(f"{name}={number}: it must be at least 1 and at most {_MOST}; omit it for the default")
+        if number is not None and not 1 <= number <= MOST_CORES:
+            raise UserError(
+                f"{name}={number}: it must be at least 1 and at most {MOST_CORES}; omit it for the default"
+            )
 
 
 def _check_own_gpus(own_gpus: Sequence[int] | None, num_found: int) -> None:

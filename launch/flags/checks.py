@@ -6,9 +6,7 @@ import sys
 from absl import flags
 
 from towers.errors import UserError
-
-# More than the cores of any machine; a hundred thousand threads bring one to a standstill.
-_MOST_THREADS = 1024
+from towers.hardware.cores import MOST_CORES
 
 
 def positive(*names: str) -> None:
@@ -28,8 +26,8 @@ def at_least_zero(*names: str) -> None:
 def number_of_threads(name: str) -> None:
     """Requires that this flag, where set, is a number of threads that a machine can run."""
     positive(name)
-    message = f"give at most {_MOST_THREADS}, one for each core"
-    flags.register_validator(name, lambda value: value is None or value <= _MOST_THREADS, message=message)
+    message = f"give at most {MOST_CORES}, one for each core"
+    flags.register_validator(name, lambda value: value is None or value <= MOST_CORES, message=message)
 
 
 def _finite(name: str) -> None:

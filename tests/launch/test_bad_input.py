@@ -60,7 +60,7 @@ CASES = {
     ),
     "more threads than any machine runs": (
         ["--threads_per_tower=100000"],
-        ("--threads_per_tower=100000", "at most 1024"),
+        ("--threads_per_tower=100000", "at most 4096"),
     ),
     "an unknown flag": (["--learning_rat=0.1"], ("learning_rat", "learning_rate")),
     "an argument that is no flag": (["train"], ("'train'", "--help")),

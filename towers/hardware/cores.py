@@ -9,6 +9,9 @@ from collections.abc import Collection
 from towers.hardware.control_groups import ROOT, core_quota
 from towers.hardware.cpu_topology import physical_cores
 
+# More than any machine has; a hundred thousand threads bring one to a standstill.
+MOST_CORES = 4096
+
 
 def num_cores(root: pathlib.Path = ROOT) -> int:
     """Cores that this process may run on. Hyperthreads of a core count once; a limit of 2.5 cores counts as 3.
