@@ -127,16 +127,7 @@ class LayerKernels:
           model: the template.
           exchanges: whether towers exchange batch statistics, for which batch norms leave the fused kernel.
         """
-        lines = []
-        if exchanges and (count := len(batch_norm.batch_norm_layers(model))):
-            lines.append(f"{_layers(count, 'BatchNormalization')} with the statistics of the whole batch")
-        elif self.fused_batch_norm:
-            if count := batch_norm.num_fused(model):
-                layers = _layers(count, "BatchNormalization")
-                lines.append(f"{layers} on TensorFlow's fused kernel (fused_batch_norm=False disables this)")
-        elif self.compiled_batch_norm and (count := batch_norm.num_fused(model, compiled=True)):
-            layers = _layers(count, "BatchNormalization")
-            lines.append(f"{layers} compiled for the CPU (tuned_for_cpu=False disables this)")
+        lines = self._batch_norm_notices(model, exchanges)
         if self.compiled_activations and (count := len(compiled_activations.activations_to_compile(model))):
             layers = _layers(count, "GELU and SiLU")
             lines.append(f"{layers} compiled for the CPU (tuned_for_cpu=False disables this)")
@@ -150,6 +141,22 @@ class LayerKernels:
                 "the shorter format (tuned_for_cpu=False disables this)"
             )
         return lines
+
+    def _batch_norm_notices(self, model: keras.Model, exchanges: bool) -> list[str]:
+        compiled = batch_norm.num_fused(model, compiled=True) if self.compiled_batch_norm else 0
+        if exchanges and (count := len(batch_norm.batch_norm_layers(model))):
+            line = f"{_layers(count, 'BatchNormalization')} with the statistics of the whole batch"
+            if not compiled:
+                return [line]
+            those = "all" if compiled == count else compiled
+            return [f"{line}, {those} compiled for the CPU (tuned_for_cpu=False disables this)"]
+        if self.fused_batch_norm and (count := batch_norm.num_fused(model)):
+            layers = _layers(count, "BatchNormalization")
+            return [f"{layers} on TensorFlow's fused kernel (fused_batch_norm=False disables this)"]
+        if compiled and not self.fused_batch_norm:
+            layers = _layers(compiled, "BatchNormalization")
+            return [f"{layers} compiled for the CPU (tuned_for_cpu=False disables this)"]
+        return []
 
 
 def _layers(count: int, kind: str) -> str:

@@ -400,6 +400,12 @@ def test_fused_layers_are_counted(options):
 def test_exchanged_layers_are_not_counted_as_fused():
     (notice,) = LayerKernels().notices(layer_model(IMAGE), exchanges=True)
     assert notice == "1 BatchNormalization layer with the statistics of the whole batch"
+    model = stacked((4, 3), layers.BatchNormalization(), layers.Dense(3), layers.BatchNormalization(axis=1))
+    (notice,) = LayerKernels(compiled_batch_norm=True).notices(model, exchanges=True)
+    assert notice == (
+        "2 BatchNormalization layers with the statistics of the whole batch, 1 compiled for the CPU "
+        "(tuned_for_cpu=False disables this)"
+    )
 
 
 # --- statistics exchanged over the towers
