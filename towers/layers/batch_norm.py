@@ -16,7 +16,7 @@ import tensorflow as tf
 from towers.errors import UserError
 from towers.exchange import TowerExchange
 from towers.layers.batch_norm_kernels import FusedKernel, Moments, PlainOperations, takes_fused
-from towers.layers.compiled_batch_norm import CompiledKernel, takes_compiled
+from towers.layers.compiled_batch_norm import CompiledKernel, beats_fused, takes_compiled
 from towers.layers.synced_batch_norm import synced_batch_norm
 from towers.precision import SHORT_PRECISIONS
 
@@ -29,14 +29,20 @@ def batch_norm_layers(model: keras.Model) -> list[keras.layers.BatchNormalizatio
     return [layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.BatchNormalization)]
 
 
-def num_fused(model: keras.Model, *, compiled: bool = False) -> int:
-    """Number of the model's batch norms that run on the fused kernel inside a tower without an exchange.
+def num_fused(model: keras.Model) -> int:
+    """Number of the model's batch norms that run on the fused kernel inside a tower without an exchange."""
+    return sum(_has_stock_call(layer) and _gets_fused(layer) for layer in batch_norm_layers(model))
+
+
+def num_compiled(model: keras.Model, *, beside_fused: bool) -> int:
+    """Number of the model's batch norms that run on the compiled kernel inside a tower, where it is enabled.
 
     Args:
-      compiled: count those on the compiled kernel, where it is enabled.
+      model: any model.
+      beside_fused: whether others run on the fused kernel, with an exchange.
     """
-    gets = _gets_compiled if compiled else _gets_fused
-    return sum(_has_stock_call(layer) and gets(layer) for layer in batch_norm_layers(model))
+    layers = batch_norm_layers(model)
+    return sum(_has_stock_call(layer) and _gets_compiled(layer, beside_fused) for layer in layers)
 
 
 def check_synchronized(model: keras.Model, *, batch_stats: str, num_towers: int) -> None:
@@ -114,10 +120,11 @@ def _gets_fused(layer) -> bool:
     return not any(getattr(tensor, "_keras_mask", None) is not None for tensor in _inputs(layer))
 
 
-def _gets_compiled(layer) -> bool:
-    shapes = [tensor.shape for tensor in _inputs(layer)]
+def _gets_compiled(layer, beside_fused) -> bool:
+    shapes, dtype = [tensor.shape for tensor in _inputs(layer)], layer.compute_dtype
     return _gets_fused(layer) and all(
-        takes_compiled(shape, layer.compute_dtype, layer.axis % len(shape)) for shape in shapes
+        takes_compiled(shape, dtype, layer.axis % len(shape)) and (not beside_fused or beats_fused(shape, dtype))
+        for shape in shapes
     )
 
 
@@ -131,7 +138,8 @@ def _kernel(layer, inputs, axis, *, exchanges, fused, compiled) -> FusedKernel |
     By itself the fused kernel is the fastest where it is enabled. Where towers exchange moments and sums, it can't
     be cut, so it runs twice, forward and backward.
     """
-    if compiled and (exchanges or not fused) and takes_compiled(inputs.shape, inputs.dtype, axis):
+    loops = compiled and takes_compiled(inputs.shape, inputs.dtype, axis)
+    if loops and (not fused or exchanges and beats_fused(inputs.shape, inputs.dtype)):
         return CompiledKernel(layer.epsilon)
     if fused and takes_fused(inputs, axis):
         return FusedKernel(layer.epsilon)

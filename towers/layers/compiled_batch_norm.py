@@ -76,9 +76,16 @@ from towers.layers.batch_norm_kernels import FusedKernel, Moments, num_values
 # In smaller examples Keras's operations are as fast.
 FEWEST_ELEMENTS = 512
 
+# In smaller examples the fused kernel is as fast, also where statistics are exchanged and it runs twice.
+FEWEST_BESIDE_FUSED = 4096
+
 # Loops over rows of fewer numbers are slower: squares of 256x32x32x16 in rows of 16 take 3.9 ms, of 512 2.0, of
 # 1,024 1.5; normalising 3.5, 2.8, 2.6 (least of 25; AMD EPYC, Zen 3).
 _FEWEST_IN_ROW = 1024
+# A loop sums down an image's rows, so many of them push each other out of the nearest cache. With 64 and with 16
+# rows of 64x32x32x96, squares take 5.7 and 1.6 ms, the sums of the backward pass 10.9 and 4.9; those of
+# 64x32x32x32 in bfloat16 with 32, 16 and 8 rows 6.2, 1.9 and 1.1 (one thread, AVX-512, Intel Xeon with AMX).
+_MOST_ROWS = {2: 8, 4: 16}  # by the bytes of a number
 
 
 class _Loops(NamedTuple):
@@ -183,18 +190,28 @@ def takes_compiled(shape: Sequence[int | None], dtype: tf.DType | str, axis: int
     return None not in shape[1:] and math.prod(shape[1:]) >= FEWEST_ELEMENTS
 
 
-def _pixels_in_row(shape: Sequence[int | None]) -> int:
+def beats_fused(shape: Sequence[int | None], dtype: tf.DType | str) -> bool:
+    """Whether the compiled kernel, where it takes such inputs, is faster than the fused one, which runs twice.
+
+    oneDNN takes 16 channels at a time, and three to six times as long if some are left.
+    """
+    if math.prod(shape[1:]) >= FEWEST_BESIDE_FUSED:
+        return True
+    channels = shape[-1]
+    return channels % 16 > 0 and (channels > 16 or tf.as_dtype(dtype) != tf.float32)
+
+
+def _pixels_in_row(inputs: tf.Tensor) -> int:
     """The number of neighbouring positions of [N, ..., C] whose channels are a row of a loop."""
-    positions, channels = math.prod(shape[1:-1]), shape[-1]
-    long_enough = (
-        count for count in range(1, positions + 1) if positions % count == 0 and count * channels >= _FEWEST_IN_ROW
-    )
+    positions, channels = math.prod(inputs.shape[1:-1]), inputs.shape[-1]
+    fewest = max(_FEWEST_IN_ROW / channels, positions / _MOST_ROWS[inputs.dtype.size])
+    long_enough = (count for count in range(1, positions + 1) if positions % count == 0 and count >= fewest)
     return next(long_enough, positions)
 
 
 def _in_rows(inputs: tf.Tensor) -> tf.Tensor:
     """[N, ..., C] as [N, rows, pixels * C]."""
-    in_row = _pixels_in_row(inputs.shape)
+    in_row = _pixels_in_row(inputs)
     rows = math.prod(inputs.shape[1:-1]) // in_row
     return tf.reshape(inputs, [-1, rows, in_row * inputs.shape[-1]])
 
@@ -214,7 +231,7 @@ def _wide(values: tf.Tensor) -> tf.Tensor:
 
 def _in_row(vector: tf.Tensor, inputs: tf.Tensor) -> tf.Tensor:
     """[C] as [pixels * C]."""
-    return tf.tile(vector, [_pixels_in_row(inputs.shape)])
+    return tf.tile(vector, [_pixels_in_row(inputs)])
 
 
 def _of_channels(rows: tf.Tensor, inputs: tf.Tensor) -> tf.Tensor:

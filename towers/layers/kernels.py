@@ -143,7 +143,9 @@ class LayerKernels:
         return lines
 
     def _batch_norm_notices(self, model: keras.Model, exchanges: bool) -> list[str]:
-        compiled = batch_norm.num_fused(model, compiled=True) if self.compiled_batch_norm else 0
+        compiled = 0
+        if self.compiled_batch_norm:
+            compiled = batch_norm.num_compiled(model, beside_fused=self.fused_batch_norm)
         if exchanges and (count := len(batch_norm.batch_norm_layers(model))):
             line = f"{_layers(count, 'BatchNormalization')} with the statistics of the whole batch"
             if not compiled:

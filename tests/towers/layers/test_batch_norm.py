@@ -32,6 +32,7 @@ def also_for_few_elements(request, monkeypatch):
     """The tests' arrays are small."""
     if "few_elements" not in request.node.name:
         monkeypatch.setattr(compiled_batch_norm, "FEWEST_ELEMENTS", 1)
+        monkeypatch.setattr(compiled_batch_norm, "FEWEST_BESIDE_FUSED", 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -251,6 +252,25 @@ def test_where_the_fused_kernel_is_fast_only_exchanged_statistics_are_compiled(e
 
 
 @pytest.mark.parametrize(
+    "shape, dtype, is_faster",
+    [
+        ((8, 8, 64), "float32", True),
+        ((3, 3, 256), "float32", False),
+        ((3, 3, 256), "bfloat16", False),
+        ((8, 8, 24), "float32", True),
+        ((8, 8, 8), "float32", False),
+        ((8, 8, 8), "bfloat16", True),
+    ],
+)
+def test_few_elements_stay_on_the_fused_kernel_unless_it_is_slow(shape, dtype, is_faster):
+    assert compiled_batch_norm.beats_fused((None, *shape), dtype) == is_faster
+    policy = dtype if dtype == "float32" else f"mixed_{dtype}"
+    model = stacked(shape, layers.BatchNormalization(dtype=policy))
+    (notice,) = LayerKernels(compiled_batch_norm=True).notices(model, exchanges=True)
+    assert ("compiled" in notice) == is_faster
+
+
+@pytest.mark.parametrize(
     "shape, options, is_compiled",
     [
         ((4, 8, 16), {}, True),
@@ -289,7 +309,15 @@ def test_compiled_moments_of_many_rows_keep_their_digits():
 
 @pytest.mark.parametrize(
     "shape, in_row",
-    [((32, 32, 16), 64), ((15, 15, 64), 25), ((3, 3, 256), 9), ((2, 2, 2048), 1), ((3, 5, 8), 15), ((7, 200), 7)],
+    [
+        ((32, 32, 16), 64),
+        ((32, 32, 48), 64),
+        ((15, 15, 64), 25),
+        ((3, 3, 256), 9),
+        ((2, 2, 2048), 1),
+        ((3, 5, 8), 15),
+        ((7, 200), 7),
+    ],
 )
 def test_a_row_of_a_compiled_loop_is_long_and_of_whole_pixels(shape, in_row):
     """The rows divide an image, and their sums and scales are those of its channels."""
