@@ -120,8 +120,8 @@ def _loops(dtype: tf.DType) -> _Loops:
     def scaled(rows, mean, factor, beta):
         return tf.cast((_wide(rows) - mean) * factor + beta, dtype)
 
-    # One loop for both: apart they take 1.2 to 1.4 times as long, where the moments' two in one take 0.9 to 1.5 times
-    # as long as apart (AVX2 and AVX-512).
+    # One loop for both: apart they take 1.2 to 1.4 times as long. The moments' two loops in one take 0.9 to 1.5
+    # times as long as apart (AVX2 and AVX-512).
     @compiled(rows, rows, row)
     def gradient_sums(rows, upstream, mean):
         upstream = _wide(upstream)
