@@ -16,7 +16,7 @@ import tensorflow as tf
 from towers.errors import UserError
 from towers.exchange import TowerExchange
 from towers.layers.batch_norm_kernels import FusedKernel, Moments, PlainOperations, takes_fused
-from towers.layers.compiled_batch_norm import CompiledKernel, beats_fused, takes_compiled
+from towers.layers.compiled_batch_norm import CompiledKernel, takes_compiled
 from towers.layers.synced_batch_norm import synced_batch_norm
 from towers.precision import SHORT_PRECISIONS
 
@@ -121,9 +121,9 @@ def _gets_fused(layer) -> bool:
 
 
 def _gets_compiled(layer, beside_fused) -> bool:
-    shapes, dtype = [tensor.shape for tensor in _inputs(layer)], layer.compute_dtype
+    shapes = [tensor.shape for tensor in _inputs(layer)]
     return _gets_fused(layer) and all(
-        takes_compiled(shape, dtype, layer.axis % len(shape)) and (not beside_fused or beats_fused(shape, dtype))
+        takes_compiled(shape, layer.compute_dtype, layer.axis % len(shape), beside_fused=beside_fused)
         for shape in shapes
     )
 
@@ -138,8 +138,8 @@ def _kernel(layer, inputs, axis, *, exchanges, fused, compiled) -> FusedKernel |
     By itself the fused kernel is the fastest where it is enabled. Where towers exchange moments and sums, it can't
     be cut, so it runs twice, forward and backward.
     """
-    loops = compiled and takes_compiled(inputs.shape, inputs.dtype, axis)
-    if loops and (not fused or exchanges and beats_fused(inputs.shape, inputs.dtype)):
+    may_compile = compiled and (exchanges or not fused)
+    if may_compile and takes_compiled(inputs.shape, inputs.dtype, axis, beside_fused=fused):
         return CompiledKernel(layer.epsilon)
     if fused and takes_fused(inputs, axis):
         return FusedKernel(layer.epsilon)

@@ -114,20 +114,20 @@ class PlainOperations(Kernel):
 
     def moments(self, inputs) -> Moments:
         # Two passes lose no digits where the mean is large.
-        return Moments(*tf.nn.moments(_wide(inputs), self._others))
+        return Moments(*tf.nn.moments(wide(inputs), self._others))
 
     def normalized(self, inputs, moments, gamma, beta):
         return tf.cast(self._normal(inputs, moments) * self._spread(gamma) + self._spread(beta), inputs.dtype)
 
     def gradients(self, inputs, moments, gamma, upstream):
-        upstream = _wide(upstream)
+        upstream = wide(upstream)
         of_gamma = tf.reduce_sum(upstream * self._normal(inputs, moments), self._others)
         of_inputs = upstream * self._spread(gamma * tf.math.rsqrt(moments.variance + self.epsilon))
         return tf.cast(of_inputs, inputs.dtype), of_gamma, tf.reduce_sum(upstream, self._others)
 
     def _normal(self, inputs, moments):
         inverse = tf.math.rsqrt(moments.variance + self.epsilon)
-        return (_wide(inputs) - self._spread(moments.mean)) * self._spread(inverse)
+        return (wide(inputs) - self._spread(moments.mean)) * self._spread(inverse)
 
     def _spread(self, vector):
         return tf.reshape(vector, self._shape)
@@ -150,5 +150,6 @@ def _as_image(inputs: tf.Tensor) -> tf.Tensor:
     return tf.reshape(inputs, [tf.shape(inputs)[0], -1, 1, inputs.shape[-1]])
 
 
-def _wide(values: tf.Tensor) -> tf.Tensor:
+def wide(values: tf.Tensor) -> tf.Tensor:
+    """In float32, or float64 as they are."""
     return values if values.dtype == tf.float64 else tf.cast(values, tf.float32)

@@ -74,7 +74,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from towers.layers.batch_norm_kernels import FusedKernel, Moments, num_values
+from towers.layers.batch_norm_kernels import FusedKernel, Moments, num_values, wide
 
 # In smaller examples Keras's operations are as fast.
 FEWEST_ELEMENTS = 512
@@ -85,8 +85,8 @@ FEWEST_BESIDE_FUSED = 4096
 # Loops over rows of fewer numbers are slower: squares of 256x32x32x16 in rows of 16 take 3.9 ms, of 512 2.0, of
 # 1,024 1.5; normalising 3.5, 2.8, 2.6 (least of 25; AMD EPYC, Zen 3).
 _FEWEST_IN_ROW = 1024
-# A loop sums down an image's rows, so many of them push each other out of the nearest cache. With 64 and with 16
-# rows of 64x32x32x96, squares take 5.7 and 1.6 ms, the sums of the backward pass 10.9 and 4.9; those of
+# A loop sums down an image's rows; many of them probably push each other out of the nearest cache. With 64 and
+# with 16 rows of 64x32x32x96, squares take 5.7 and 1.6 ms, the sums of the backward pass 10.9 and 4.9; those of
 # 64x32x32x32 in bfloat16 with 32, 16 and 8 rows 6.2, 1.9 and 1.1 (one thread, AVX-512, Intel Xeon with AMX).
 _MOST_ROWS = {2: 8, 4: 16}  # by the bytes of a number
 
@@ -110,26 +110,26 @@ def _loops(dtype: tf.DType) -> _Loops:
 
     @compiled(rows)
     def sums(rows):
-        return tf.reduce_sum(_wide(rows), 1)
+        return tf.reduce_sum(wide(rows), 1)
 
     @compiled(rows, row)
     def squares(rows, mean):
-        return tf.reduce_sum(tf.square(_wide(rows) - mean), 1)
+        return tf.reduce_sum(tf.square(wide(rows) - mean), 1)
 
     @compiled(rows, row, row, row)
     def scaled(rows, mean, factor, beta):
-        return tf.cast((_wide(rows) - mean) * factor + beta, dtype)
+        return tf.cast((wide(rows) - mean) * factor + beta, dtype)
 
     # One loop for both: apart they take 1.2 to 1.4 times as long. The moments' two loops in one take 0.9 to 1.5
     # times as long as apart (AVX2 and AVX-512).
     @compiled(rows, rows, row)
     def gradient_sums(rows, upstream, mean):
-        upstream = _wide(upstream)
-        return tf.reduce_sum(upstream * (_wide(rows) - mean), 1), tf.reduce_sum(upstream, 1)
+        upstream = wide(upstream)
+        return tf.reduce_sum(upstream * (wide(rows) - mean), 1), tf.reduce_sum(upstream, 1)
 
     @compiled(rows, rows, row, row, row, row)
     def of_inputs(rows, upstream, mean, factor, slope, offset):
-        return tf.cast(_wide(upstream) * factor - ((_wide(rows) - mean) * slope + offset), dtype)
+        return tf.cast(wide(upstream) * factor - ((wide(rows) - mean) * slope + offset), dtype)
 
     return _Loops(sums, squares, scaled, gradient_sums, of_inputs)
 
@@ -145,7 +145,8 @@ class CompiledKernel(FusedKernel):
             def gradient(upstream, *_):
                 if inputs.dtype == tf.float32:
                     return self.gradients(inputs, moments, gamma, upstream, through_moments=True)
-                return self.own_gradients(inputs, moments, gamma, upstream)
+                count = _count(inputs)
+                return self.synced_gradients(inputs, moments, gamma, upstream, lambda sums: sums / count)
 
             return (self.normalized(inputs, moments, gamma, beta), *moments), gradient
 
@@ -167,11 +168,6 @@ class CompiledKernel(FusedKernel):
         mean, factor, beta = (_in_row(vector, inputs) for vector in (moments.mean, factor, beta))
         return _like(inputs, _loops(inputs.dtype).scaled(_in_rows(inputs), mean, factor, beta))
 
-    def own_gradients(self, inputs, moments, gamma, upstream) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Those of `normalized` by inputs, gamma and beta, if the moments are the inputs' own."""
-        count = _count(inputs)
-        return self.synced_gradients(inputs, moments, gamma, upstream, lambda sums: sums / count)
-
     def synced_gradients(self, inputs, moments, gamma, upstream, mean_of_all):
         rows, mean, loops = _in_rows(inputs), _in_row(moments.mean, inputs), _loops(inputs.dtype)
         upstream_rows = _in_rows(tf.ensure_shape(upstream, inputs.shape))
@@ -183,14 +179,20 @@ class CompiledKernel(FusedKernel):
         return _like(inputs, loops.of_inputs(rows, upstream_rows, mean, *vectors)), of_gamma, of_beta
 
 
-def takes_compiled(shape: Sequence[int | None], dtype: tf.DType | str, axis: int) -> bool:
+def takes_compiled(
+    shape: Sequence[int | None], dtype: tf.DType | str, axis: int, *, beside_fused: bool = False
+) -> bool:
     """Whether the compiled kernel takes such inputs with channels at dimension `axis`, and pays.
+
+    Otherwise they go to Keras's operations, or, `beside_fused`, to the fused kernel, which would run twice.
 
     Dimensions that vary beside the examples', as the length of sequences, would compile too many programs.
     """
     if len(shape) < 3 or axis != len(shape) - 1 or tf.as_dtype(dtype) == tf.float64:
         return False
-    return None not in shape[1:] and math.prod(shape[1:]) >= FEWEST_ELEMENTS
+    if None in shape[1:] or math.prod(shape[1:]) < FEWEST_ELEMENTS:
+        return False
+    return not beside_fused or beats_fused(shape, dtype)
 
 
 def beats_fused(shape: Sequence[int | None], dtype: tf.DType | str) -> bool:
@@ -226,10 +228,6 @@ def _like(inputs: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
 
 def _count(inputs: tf.Tensor) -> tf.Tensor:
     return tf.cast(num_values(inputs, len(inputs.shape) - 1), tf.float32)
-
-
-def _wide(values: tf.Tensor) -> tf.Tensor:
-    return tf.cast(values, tf.float32)
 
 
 def _in_row(vector: tf.Tensor, inputs: tf.Tensor) -> tf.Tensor:

@@ -144,7 +144,7 @@ class LayerKernels:
 
     def _batch_norm_notices(self, model: keras.Model, exchanges: bool) -> list[str]:
         compiled = 0
-        if self.compiled_batch_norm:
+        if self.compiled_batch_norm and (exchanges or not self.fused_batch_norm):
             compiled = batch_norm.num_compiled(model, beside_fused=self.fused_batch_norm)
         if exchanges and (count := len(batch_norm.batch_norm_layers(model))):
             line = f"{_layers(count, 'BatchNormalization')} with the statistics of the whole batch"
@@ -155,7 +155,7 @@ class LayerKernels:
         if self.fused_batch_norm and (count := batch_norm.num_fused(model)):
             layers = _layers(count, "BatchNormalization")
             return [f"{layers} on TensorFlow's fused kernel (fused_batch_norm=False disables this)"]
-        if compiled and not self.fused_batch_norm:
+        if compiled:
             layers = _layers(compiled, "BatchNormalization")
             return [f"{layers} compiled for the CPU (tuned_for_cpu=False disables this)"]
         return []
