@@ -67,11 +67,14 @@ class ModelVariables:
       parameters: trained by gradients.
       state: changed by the forward pass, or constant (moving statistics, frozen weights).
       seeds: states of random generators (dropout). Each step sets them; checkpoints do not hold them.
+      frozen: indices in `state` of weights that their layers made to be trained. No pass of Keras's layers changes
+        them.
     """
 
     parameters: tuple[keras.Variable, ...]
     state: tuple[keras.Variable, ...]
     seeds: tuple[keras.Variable, ...]
+    frozen: frozenset[int] = frozenset()
 
     @classmethod
     def of(cls, model: keras.Model) -> "ModelVariables":
@@ -87,10 +90,12 @@ class ModelVariables:
         if not model.trainable_variables:
             raise UserError(f"model {model.name!r} has no trainable variables: set trainable=True on a layer")
         rest = model.non_trainable_variables
+        state = tuple(variable for variable in rest if not is_seed(variable))
         return cls(
             parameters=tuple(model.trainable_variables),
-            state=tuple(variable for variable in rest if not is_seed(variable)),
+            state=state,
             seeds=tuple(variable for variable in rest if is_seed(variable)),
+            frozen=_frozen(model, state),
         )
 
     def mapping(self, parameters, state, seed):
@@ -102,6 +107,12 @@ class ModelVariables:
             folded = tf.random.experimental.stateless_fold_in(seed, index)
             pairs.append((variable, tf.cast(folded, variable.dtype)))
         return pairs
+
+
+def _frozen(model: keras.Model, state: Sequence[keras.Variable]) -> frozenset[int]:
+    """As `ModelVariables.frozen`."""
+    weights = {id(weight) for layer in model._flatten_layers() for weight in layer._trainable_variables}
+    return frozenset(index for index, variable in enumerate(state) if id(variable) in weights)
 
 
 class TowerFunction:

@@ -26,7 +26,7 @@ class Claims:
     def __init__(self):
         self._lock = threading.Lock()
         self._run = self._chief = ""
-        self._next = self._updates = self._pulls = self._pushes = 0
+        self._next = self._updates = self._pulls = self._pushes = self._starts = 0
         self._row_elements: collections.Counter[int] = collections.Counter()
         # The staleness of each claimed step's update, by its number; None if it was not finite.
         self._claimed: dict[int, int | None] = {}
@@ -68,6 +68,7 @@ class Claims:
                 raise UserError(refusal_of_second("ps:0", self._chief))
             self._chief = chief
             self._run, self._next, self._updates = run, first, updates
+            self._starts += 1
             self._claimed, self._counted, self._retried, self._tally = {}, set(), set(), Tally()
             self._pulls = self._pushes = 0
             self._row_elements = collections.Counter()
@@ -81,13 +82,13 @@ class Claims:
         """What a worker must know when it begins the steps first .. first + count - 1.
 
         Returns:
-          The number of updates so far, from which a staleness is counted; how many of these steps were claimed
-          before; each worker's next batch.
+          The number of updates so far, from which a staleness is counted; the number of the chief's starts, which
+          names the frozen weights; how many of these steps were claimed before; each worker's next batch.
         """
         with self._lock:
             numbers = range(first, first + count)
             claimed = sum(number < self._next or number in self._claimed for number in numbers)
-            return [self._updates, claimed, *self._batches.positions]
+            return [self._updates, self._starts, claimed, *self._batches.positions]
 
     def claim(self, run: str, number: int, since: int, finite: bool, worker: int = 0) -> tuple[bool, int]:
         """Whether to apply the update of step `number`: only on its first claim, and only if it is finite.

@@ -12,10 +12,11 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from strategies.distribute import server_vectors
+from strategies.distribute.frozen_weights import FrozenWeight, kept_or_pulled
 from strategies.distribute.host_functions import call
 from strategies.distribute.server_tables import DealtRows, ServerTable, pulled_rows
 from strategies.servers.piece_update import update_piece
-from strategies.servers.worker_graph import Outputs, WorkerGraph
+from strategies.servers.worker_graph import Outputs, StepValues, WorkerGraph
 from towers.input.tower_parts import microbatch
 from towers.task import Batch, batch_length
 
@@ -33,6 +34,7 @@ class RunVectors:
       parameters, state: the vectors, the first without tables.
       slots: by name.
       tables: the matrices of tables.
+      frozen: the frozen weights, in the model's order.
       decays: 1 where weight decay applies, in the parameters' dtype; None if the rule has none.
       num_parameters, num_state: lengths without padding.
     """
@@ -40,6 +42,7 @@ class RunVectors:
     parameters: list[tf.Variable]
     state: list[tf.Variable]
     slots: Mapping[str, list[tf.Variable]]
+    frozen: Sequence[FrozenWeight]
     decays: list[tf.Variable] | None
     tables: Sequence[ServerTable]
     num_parameters: int
@@ -73,18 +76,19 @@ class StepClosure:
         with tf.device(servers[0].device):
             count = tf.constant(self.num_steps, tf.int64)
             (told,) = call("plan", [servers[0].first, count], [tf.TensorSpec([None], tf.int64)])
-            updates, plan = told[0], told[1:]
+            updates, start, plan = told[0], told[1], told[2:]
+        frozen = kept_or_pulled(self._vectors.frozen, start, after=updates)
         read = ()
         for index in range(self.num_steps):
             number = first + index
             with tf.control_dependencies(read):
                 batch, about = self._next_batch(number, index, plan)
-            updates = self._step(number, index, servers, batch, about, since=updates)
+            updates = self._step(number, index, servers, frozen, batch, about, since=updates)
             # Steps take their batches in order.
             read = [about]
         return updates
 
-    def _step(self, number, index, servers, batch, about, *, since) -> tf.Tensor:
+    def _step(self, number, index, servers, frozen, batch, about, *, since) -> tf.Tensor:
         """One step, which pulls after `since` updates; the number of updates when it is counted."""
         vectors = self._vectors
         wanted = self._graph.wanted(batch)
@@ -96,7 +100,7 @@ class StepClosure:
             for table, ids, of_table in zip(vectors.tables, wanted, dealt, strict=True)
         ]
         began = _clock(parameters)
-        found = self._computed(parameters, rows, state, number, batch)
+        found = self._computed(StepValues(parameters, rows, state, frozen), number, batch)
         _, norm, finite, *sums = tf.unstack(found.numbers)
         worker, started, input_seconds, stop_asked = tf.unstack(about)
         examples = tf.cast(batch_length(batch), tf.float64)
@@ -122,20 +126,20 @@ class StepClosure:
             *tensors, about = call("next_batch", [number, index, plan], [*specs, tf.TensorSpec([4], tf.float64)])
         return tf.nest.pack_sequence_as(self._batch_spec, tensors), about
 
-    def _computed(self, parameters, rows, state, number, batch) -> Outputs:
+    def _computed(self, values: StepValues, number, batch) -> Outputs:
         count = self._graph.options.accumulation
         if count == 1:
-            return self._graph.whole(parameters, rows, state, number, 0, batch)
-        sums = self._graph.first_sums(parameters, rows, state, number, 0, microbatch(batch, 0, count))
+            return self._graph.whole(values, number, 0, batch)
+        sums = self._graph.first_sums(values, number, 0, microbatch(batch, 0, count))
         for index in range(1, count):
             micro = microbatch(batch, index, count)
 
             def more(sums=sums, micro=micro, index=index):
-                return self._graph.more_sums(parameters, rows, state, number, 0, micro, index, sums)
+                return self._graph.more_sums(values, number, 0, micro, index, sums)
 
             # A last batch with fewer examples than microbatches leaves some empty: kernels fail on empty tensors.
             sums = tf.cond(batch_length(micro) > 0, more, lambda sums=sums: sums)
-        return self._graph.outputs(state, 0, sums)
+        return self._graph.outputs(values, 0, sums)
 
     def _pushed(self, index, servers, since, found: Outputs, figures) -> tf.Tensor:
         """Claims the step, updates all servers if it may, and counts it after that.

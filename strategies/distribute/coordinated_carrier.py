@@ -14,6 +14,7 @@ import tensorflow as tf
 from strategies.distribute import server_vectors
 from strategies.distribute.closure import RunVectors, StepClosure
 from strategies.distribute.coordinator_connection import BOOL, CoordinatorConnection, lost_named
+from strategies.distribute.frozen_weights import FrozenWeight
 from strategies.distribute.server_tables import ServerTable
 from strategies.distribute.worker_watch import WorkerWatch
 from strategies.errors import PeerLost
@@ -93,6 +94,8 @@ class CoordinatedCarrier:
             parameters = self._stored(begin)
             server_vectors.assign(self._vectors.parameters, parameters.vector)
             server_vectors.assign(self._vectors.state, begin.state)
+            for weight, value in zip(self._vectors.frozen, begin.frozen, strict=True):
+                weight.assign(value)
             for table, rows in zip(self._vectors.tables, parameters.tables, strict=True):
                 table.assign(rows)
         first = {
@@ -133,6 +136,7 @@ class CoordinatedCarrier:
             parameters=vectors.new(parameters.vector, "parameters"),
             state=vectors.new(begin.state, "state"),
             slots={name: vectors.new(zeros, name) for name in begin.slot_names},
+            frozen=[FrozenWeight(vectors, value, f"frozen_{i}") for i, value in enumerate(begin.frozen)],
             decays=vectors.new(decays, "decays") if self._rule.weight_decay else None,
             tables=[
                 ServerTable(self._connection.strategy, layout, rows, begin.slot_names, lazily=self._lazily)
@@ -254,7 +258,8 @@ class CoordinatedCarrier:
         return self._figures
 
     def server_figures(self) -> Sequence[ServerFigures]:
-        """Bytes are those of the values; what TensorFlow's messages add is not counted."""
+        """Bytes are those of the values; what TensorFlow's messages add is not counted, nor each worker's first
+        pull of the frozen weights."""
         vectors, pulls, pushes = self._vectors, self._figures["pulls"], self._figures["pushes"]
         row_elements = dict(self._figures["row_elements"])
         found = []
@@ -265,11 +270,12 @@ class CoordinatedCarrier:
             pushed = value.shape[0] * wire_bytes + variable_bytes(state)
             slots = sum(variable_bytes(pieces[index]) for pieces in vectors.slots.values())
             tables = sum(table.kept_bytes(index) for table in vectors.tables)
+            frozen = sum(variable_bytes(weight.variables()[index]) for weight in vectors.frozen)
             in_rows = row_elements.get(index, 0)
             found.append(
                 ServerFigures(
                     name=server.name,
-                    kept_bytes=pulled + slots + tables,
+                    kept_bytes=pulled + slots + tables + frozen,
                     pulls=pulls,
                     pushes=pushes,
                     sent_bytes=pulls * pulled + in_rows * value.dtype.size,

@@ -8,6 +8,7 @@ from strategies.distribute.claims import Claims
 from strategies.distribute.coordinated_carrier import CoordinatedCarrier
 from strategies.distribute.coordinator_connection import CoordinatorConnection
 from strategies.distribute.first_server import functions
+from strategies.distribute.frozen_weights import KeptWeights
 from strategies.distribute.helping_process import HelpingProcess
 from strategies.distribute.own_batches import OwnBatches
 from strategies.run_settings import check_same
@@ -155,7 +156,7 @@ def run_coordinated_worker(
             "instructions": sorted(devices.cpu_instructions),
         }
 
-    return _helped(membership, {"next_batch": batches.next_batch}, describe)
+    return _helped(membership, {"next_batch": batches.next_batch, **KeptWeights().functions()}, describe)
 
 
 def _helped(membership: ServersMembership, offered, describe) -> str:

@@ -17,13 +17,14 @@ class Start:
     Attributes:
       parameters: all parameters, by canonical name. Slots begin as zeros, or stay as they were written.
       slot_names: names of the slots.
-      state: [all state], in the state's own precision; float64 if it has several dtypes.
+      state: all state but the frozen weights, as one vector in its own precision; float64 if it has several ones.
       decays: bool, like the parameters' vector: the elements that weight decay applies to.
       averaged: bool, like the state: the elements that are averaged over workers.
       step: number of steps done.
       updates: number of updates applied.
       positions: each asynchronous worker's next batch, as for `BatchOrder`.
-      state_dtypes: dtype and number of elements of each state variable, in order.
+      state_dtypes: dtype and number of elements of each variable in `state`, in order.
+      frozen: the frozen weights, in the model's order. Workers get them once; no update changes them.
     """
 
     parameters: Mapping[str, tf.Variable]
@@ -35,6 +36,7 @@ class Start:
     updates: int
     positions: Sequence[int] | None = None
     state_dtypes: Sequence[tuple[str, int]] = ()
+    frozen: Sequence[np.ndarray] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

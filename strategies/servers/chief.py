@@ -78,7 +78,7 @@ def check_model(strategy: SynchronousStrategy, servers: ServersOptions, num_work
             f"parameters of {' and '.join(dtypes)} with strategy=ps: servers hold all parameters in one "
             "vector; build the model with one dtype or use another strategy"
         )
-    if servers.is_sync and options.accumulation > 1 and engine.state():
+    if servers.is_sync and options.accumulation > 1 and len(engine.state()) > len(engine.tower.variables.frozen):
         raise UserError(
             f"accumulation={options.accumulation} with staleness=sync and batch statistics: workers "
             "exchange once a step, not once a microbatch; use accumulation=1 or strategy=ring"
@@ -130,6 +130,10 @@ class ServersStrategy(SynchronousStrategy):
         self.lookups = Lookups(self.model, self.batch_spec)
         variables = self.engine.tower.variables
         self._templates = dict(zip(self.engine.parameters(), variables.parameters, strict=True))
+        state = list(self.engine.state().values())
+        self._frozen = [state[index] for index in sorted(variables.frozen)]
+        # What passes change: it comes and goes with each step.
+        self._state = [variable for index, variable in enumerate(state) if index not in variables.frozen]
         self.layout = layout_of(variables, self.lookups, options.rule, num_servers=num_servers)
         check_model(self, servers, num_workers)
         self._stop_asked = self._all_connected = self._finished = False
@@ -348,7 +352,7 @@ class ServersStrategy(SynchronousStrategy):
         self._workers, self._reported_at, self._seconds_before_pause = {}, None, 0.0
         averaged = [
             np.full(value.shape.num_elements(), is_averaged(value, self.options.batch_stats))
-            for value in engine.state().values()
+            for value in self._state
         ]
         self._carrier.start(
             Start(
@@ -360,12 +364,13 @@ class ServersStrategy(SynchronousStrategy):
                 step=self.step,
                 updates=self._given["updates"],
                 positions=self._positions,
-                state_dtypes=[(value.dtype.name, value.shape.num_elements()) for value in engine.state().values()],
+                state_dtypes=[(value.dtype.name, value.shape.num_elements()) for value in self._state],
+                frozen=[variable.numpy() for variable in self._frozen],
             )
         )
 
     def _state_vector(self) -> np.ndarray:
-        values = [variable.numpy() for variable in self.engine.state().values()]
+        values = [variable.numpy() for variable in self._state]
         dtypes = {value.dtype for value in values}
         is_common = len(dtypes) == 1 and np.issubdtype(values[0].dtype, np.floating)
         dtype = values[0].dtype if is_common else np.float64
@@ -379,7 +384,7 @@ class ServersStrategy(SynchronousStrategy):
         for name, variable in self.engine.parameters().items():
             self._assign(name, read_whole(self._carrier, None, name, variable))
         values, begin = self._carrier.state(), 0
-        for variable in self.engine.state().values():
+        for variable in self._state:
             end = begin + variable.shape.num_elements()
             variable.assign(tf.cast(values[begin:end].reshape(variable.shape), variable.dtype))
             begin = end

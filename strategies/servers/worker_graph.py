@@ -12,6 +12,7 @@ from strategies.servers.tables import ParameterLayout
 from strategies.wire_precisions import WIRE_PRECISIONS
 from towers import batch_stats, gradients, split
 from towers.devices import Devices
+from towers.errors import UserError
 from towers.exchange import TowerExchange
 from towers.input.tower_parts import TowerParts
 from towers.layers.batch_norm import check_synchronized
@@ -30,13 +31,29 @@ from towers.updates.rules import UpdateRule
 _LOSS_SCALE = 1.0
 
 
+class StepValues(NamedTuple):
+    """What a step is computed from, beside its batch.
+
+    Attributes:
+      vector: all parameters that are not tables.
+      rows: of each matrix of tables those that `WorkerGraph.wanted` names.
+      state: all state but the frozen weights, as one vector.
+      frozen: each frozen weight, in the model's order.
+    """
+
+    vector: tf.Tensor
+    rows: Sequence[TableRows]
+    state: tf.Tensor
+    frozen: Sequence[tf.Tensor]
+
+
 class Outputs(NamedTuple):
     """What a step's graph returns.
 
     Attributes:
       dense: the gradients of the parameters that are not tables, as one vector in the wire's precision.
       rows: the gradients of each matrix of tables, each row once, in the wire's precision.
-      state_change: float64 [all state].
+      state_change: float64, of all state but the frozen weights.
       numbers: float64 vector: weight, norm of the mean gradient, whether all is finite, and a (total, weight) pair
         for each name in `WorkerGraph.reported`.
     """
@@ -117,8 +134,9 @@ class WorkerGraph:
         self._describe(self.tower.variables)
 
     def _describe(self, variables: ModelVariables) -> None:
-        self._state_shapes = [tuple(variable.shape) for variable in variables.state]
-        self._state_dtypes = [tf.as_dtype(variable.dtype) for variable in variables.state]
+        self._state = [tf.TensorSpec(variable.shape, variable.dtype) for variable in variables.state]
+        self._frozen = sorted(variables.frozen)
+        self._moving = [index for index in range(len(self._state)) if index not in variables.frozen]
         # Names of the reported sums; known when a graph was traced.
         self.reported: list[str] = []
 
@@ -129,51 +147,51 @@ class WorkerGraph:
         ids = {name: tf.concat([one[name] for one in found], 0) for name in self._lookups.heights}
         return [table.wanted(ids) for table in self.layout.tables]
 
-    def whole(
-        self,
-        vector: tf.Tensor,
-        rows: Sequence[TableRows],
-        state: tf.Tensor,
-        step: tf.Tensor,
-        part: tf.Tensor | int,
-        batch: Batch,
-    ) -> Outputs:
+    def whole(self, values: StepValues, step: tf.Tensor, part: tf.Tensor | int, batch: Batch) -> Outputs:
         """A step on one undivided batch.
 
         Args:
-          vector: all parameters that are not tables.
-          rows: of each matrix of tables those that `wanted` names.
-          state: float64, all state.
+          values: of parameters and state.
           step: int64 scalar, from which random numbers are derived.
           part: int32 scalar, index of the part if workers divide the batch, else 0; random numbers are derived
             from it too, so they do not depend on the worker that computes the part.
           batch: the part.
         """
-        return self.outputs(state, part, self.first_sums(vector, rows, state, step, part, batch))
+        return self.outputs(values, part, self.first_sums(values, step, part, batch))
 
-    def first_sums(self, vector, rows, state, step, part, batch) -> TowerResult:
+    def first_sums(self, values: StepValues, step, part, batch) -> TowerResult:
         """The sums over microbatch 0; arguments as for `whole`."""
-        return self._sums_of(batch, 0, self._parameters_in(vector, rows), self._state_in(state), step, part)
+        return self._sums_of(batch, 0, self._parameters_in(values), self._state_in(values), step, part)
 
-    def more_sums(self, vector, rows, state, step, part, batch, microbatch_index, sums) -> TowerResult:
+    def more_sums(self, values: StepValues, step, part, batch, microbatch_index, sums) -> TowerResult:
         """`sums` plus those over another microbatch."""
-        parameters = self._parameters_in(vector, rows)
-        state = batch_stats.after(self._state_in(state), sums.new_state)
-        own = self._sums_of(batch, microbatch_index, parameters, state, step, part)
+        state = batch_stats.after(self._state_in(values), sums.new_state)
+        own = self._sums_of(batch, microbatch_index, self._parameters_in(values), state, step, part)
         with tf.device(self._devices.parameters):
             return add_to(sums, own, gradients.add_each)
 
     def _sums_of(self, batch, microbatch_index, parameters, state, step, part) -> TowerResult:
         parts = dataclasses.replace(self._tower_parts, first_tower=part * len(self._tower_parts.shares))
         passes = TowerPasses([self.tower] * self._devices.num_towers, self._devices, parts, self.options)
-        return passes.train(
+        sums = passes.train(
             batch, microbatch_index, parameters, state, step=step, loss_scale=tf.constant(_LOSS_SCALE)
         )
+        self._check_frozen(sums.new_state)
+        return sums
 
-    def outputs(self, state: tf.Tensor, part: tf.Tensor | int, sums: TowerResult) -> Outputs:
+    def _check_frozen(self, changed: Mapping[int, tf.Tensor]) -> None:
+        """Workers pull frozen weights once, so none may change."""
+        named = [self.tower.variables.state[index].path for index in self._frozen if index in changed]
+        if named:
+            raise UserError(
+                f"frozen weight {', '.join(named)} is assigned in a layer's call with strategy=ps: workers pull "
+                "frozen weights once; make it with add_weight(trainable=False), or use another strategy"
+            )
+
+    def outputs(self, values: StepValues, part: tf.Tensor | int, sums: TowerResult) -> Outputs:
         """What is sent, from the sums over all microbatches."""
         with tf.device(self._devices.parameters):
-            old = self._state_in(state)
+            old = self._state_in(values)
             mean = mean_gradients(sums, self.options, tf.constant(_LOSS_SCALE))
             if self._sends_sums:
                 found = [gradients.merged(gradient) for gradient in sums.gradients]
@@ -213,34 +231,39 @@ class WorkerGraph:
     def _on_wire(self, values):
         return tf.cast(values, self.wire_dtype(values.dtype))
 
-    def _parameters_in(self, vector, rows):
+    def _parameters_in(self, values: StepValues):
         """The parameters in the model's order, tables as their rows."""
         layout = self.layout
         with tf.device(self._devices.parameters):
             shapes = layout.vector.shapes
-            parts = tf.split(vector, [int(np.prod(shape)) for shape in shapes.values()]) if shapes else []
+            parts = tf.split(values.vector, [int(np.prod(shape)) for shape in shapes.values()]) if shapes else []
             named = zip(parts, shapes.items(), strict=True)
             found = {name: tf.reshape(part, shape) for part, (name, shape) in named}
-            for table, of_matrix in zip(layout.tables, rows, strict=True):
+            for table, of_matrix in zip(layout.tables, values.rows, strict=True):
                 found |= table.by_table(of_matrix)
             return [found[name] for name in layout.names]
 
     def _state_vector(self, changes: Mapping[int, tf.Tensor]) -> tf.Tensor:
-        """float64 [all state]: the changes, by index, and zeros for what does not change."""
+        """float64: the changes, by index, and zeros for what does not change. Without frozen weights."""
         return _joined(
             [
-                tf.cast(changes[index], tf.float64) if index in changes else tf.zeros(shape, tf.float64)
-                for index, shape in enumerate(self._state_shapes)
+                tf.cast(changes[index], tf.float64)
+                if index in changes
+                else tf.zeros(self._state[index].shape, tf.float64)
+                for index in self._moving
             ],
             tf.float64,
         )
 
-    def _state_in(self, state):
-        if not self._state_shapes:
-            return []
-        parts = tf.split(state, [int(np.prod(shape)) for shape in self._state_shapes])
-        described = zip(parts, self._state_shapes, self._state_dtypes, strict=True)
-        return [tf.reshape(tf.cast(part, dtype), shape) for part, shape, dtype in described]
+    def _state_in(self, values: StepValues) -> list[tf.Tensor]:
+        """All state, in the model's order."""
+        found = dict(zip(self._frozen, values.frozen, strict=True))
+        if self._moving:
+            sizes = [self._state[index].shape.num_elements() for index in self._moving]
+            for index, part in zip(self._moving, tf.split(values.state, sizes), strict=True):
+                spec = self._state[index]
+                found[index] = tf.reshape(tf.cast(part, spec.dtype), spec.shape)
+        return [found[index] for index in range(len(self._state))]
 
 
 def layout_of(

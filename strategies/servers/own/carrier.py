@@ -43,7 +43,7 @@ class OwnCarrier:
             for piece in part.divided():
                 self.write(None, name, first_element(piece), np.ravel(piece.value()))
         self._group.ask_all("restart", key=KEY, version=begin.updates)
-        arrays = [begin.state, begin.averaged]
+        arrays = [begin.state, begin.averaged, *begin.frozen]
         more = {"settings": self._settings, "positions": begin.positions, "state_dtypes": begin.state_dtypes}
         self._group.ask(0, "start", arrays, step=begin.step, **more)
 

@@ -37,7 +37,8 @@ REFUSED = "refused"
 class Coordination:
     """One method for each request.
 
-    The model's state (batch statistics) is small: server 0 holds all of it.
+    The model's state (batch statistics) is small: server 0 holds all of it. It holds the frozen weights too, since
+    each worker asks for them only once.
 
     Attributes:
       requests: the method that answers a request, by the request's name.
@@ -67,6 +68,8 @@ class Coordination:
         self._others = Group((), ())
         self._state = ModelState(np.zeros(0), np.zeros(0, bool))
         self._state_lock = threading.Lock()
+        self._frozen: Sequence[np.ndarray] = ()
+        self._starts = 0
         self._admission: Admission | Rounds | None = None
         self._ready = threading.Event()
         # Of the current round: what the gradient of each lease came with.
@@ -89,6 +92,7 @@ class Coordination:
             "end": self.end,
             "join": self.join,
             "begin": self.begin,
+            "frozen": self.frozen,
             "admit": self.admit,
             "finish": self.finish,
         }
@@ -99,7 +103,10 @@ class Coordination:
         "positions" are the workers' next batches, as for `BatchOrder`; "state_dtypes" are as for `ModelState`.
         """
         first, options = message["step"], self._options
-        self._state = ModelState(*arrays, message.get("state_dtypes", ()))
+        state, averaged, *frozen = arrays
+        self._state = ModelState(state, averaged, message.get("state_dtypes", ()))
+        with self._state_lock:
+            self._frozen, self._starts = frozen, self._starts + 1
         self._settings = message.get("settings", {})
         if options.is_sync:
             self._admission = Rounds(
@@ -219,7 +226,8 @@ class Coordination:
 
         The reply holds the step, the state, this server's piece of the parameters and, for asynchronous steps, the
         decisions that the other servers must know before the worker pulls; or how the run ended; or "again": the
-        worker is to repeat the request. "settled" is the end of the decisions that the worker has passed on.
+        worker is to repeat the request. "settled" is the end of the decisions that the worker has passed on, and
+        "frozen_of" names the frozen weights that it needs, by the number of the chief's start.
         """
         worker = message["worker"]
         self._note_return(worker)
@@ -252,7 +260,14 @@ class Coordination:
             self._log.settled(message["settled"])
             state, decided = self._state.read(), self._decided()
             pulled, (piece,) = self._store.pull({"key": KEY}, ())
-        return {"step": admitted.step, **ticket, "decided": decided, **pulled}, [state, piece]
+            frozen_of = self._starts if self._frozen else None
+        ticket |= {"decided": decided, "frozen_of": frozen_of}
+        return {"step": admitted.step, **ticket, **pulled}, [state, piece]
+
+    def frozen(self, message: Message, arrays) -> Content:
+        """The frozen weights, and by "frozen_of" the start that set them."""
+        with self._state_lock:
+            return {"frozen_of": self._starts}, self._frozen
 
     def _note_return(self, worker: int) -> None:
         if self._presence.returned(worker):

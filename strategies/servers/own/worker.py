@@ -35,7 +35,7 @@ class Pulled:
       version: version of server 0's piece.
       parameters: the whole vector of the parameters that are not tables.
       rows: of each matrix of tables the rows that the batches name: ids, and values [n, width].
-      state: the model's whole state, float64.
+      state: the model's state but its frozen weights, as one vector.
       batches: what this worker computes, one batch for each microbatch.
       input_seconds: seconds that it waited for the batches.
     """
@@ -86,6 +86,8 @@ class Worker:
         self._readers: dict[int, BatchReader] = {}
         # Number of server 0's decisions that this worker has passed on to all other servers.
         self._settled = 0
+        # The start of the chief whose frozen weights the engine has.
+        self._frozen_of: int | None = None
 
     def join(self, settings: Mapping[str, Plain]) -> None:
         """Says what this worker was started with; waits until the chief has started the run.
@@ -143,6 +145,8 @@ class Worker:
         pulled = self._group.ask_each("pull", others, key=KEY, decided=reply["decided"])
         if reply["decided"] is not None:
             self._settled = Decisions(**reply["decided"]).end
+        if reply.get("frozen_of") != self._frozen_of:
+            self._pull_frozen()
         asked = time.perf_counter()
         batches = self._batch_of(reply["batch"], reply["part"])
         input_seconds = time.perf_counter() - asked
@@ -158,6 +162,11 @@ class Worker:
             batches=batches,
             input_seconds=input_seconds,
         )
+
+    def _pull_frozen(self) -> None:
+        reply, arrays = self._group.ask(0, "frozen")
+        self._engine.set_frozen(arrays)
+        self._frozen_of = reply["frozen_of"]
 
     def _pull_rows(self, wanted: Sequence[np.ndarray]) -> list[Rows]:
         """The named rows of each matrix of tables, from all servers."""

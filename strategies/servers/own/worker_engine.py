@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from strategies.data_checks.data_errors import readable_errors, user_error_in
-from strategies.servers.worker_graph import Outputs, WorkerGraph
+from strategies.servers.worker_graph import Outputs, StepValues, WorkerGraph
 from towers.layers.table_rows import TableRows
 from towers.task import Batch, Task, batch_length
 
@@ -21,7 +21,7 @@ class Computed:
       gradient: the mean, clipped; or the SUM, if servers average the gradients of several workers. In the wire's
         precision. Of the vector of all parameters that are not tables.
       rows: likewise, of each matrix of tables: ids of rows, each once, and gradients [n, width].
-      state_change: float64 [all state], the change of the batch statistics; weighted like the gradient.
+      state_change: float64, the change of all state but the frozen weights; weighted like the gradient.
       weight: weight of the loss.
       sums: (total, weight) of 'loss' and of each metric.
       norm: norm of this worker's mean gradient, before clipping.
@@ -51,7 +51,7 @@ class WorkerEngine:
         self.graph = WorkerGraph(task, model, *arguments, sends_sums=sends_sums, **named)
         self._model = model
         self.options, self.tower, self.layout = self.graph.options, self.graph.tower, self.graph.layout
-        self._sends_sums = sends_sums
+        self._sends_sums, self._frozen = sends_sums, []
         # The number of a table's rows differs in each step: the second one makes it an open dimension.
         has_tables = bool(self.layout.tables)
 
@@ -77,6 +77,10 @@ class WorkerEngine:
         except tf.errors.InvalidArgumentError as error:
             raise user_error_in(error) or error from error
 
+    def set_frozen(self, weights: Sequence[np.ndarray]) -> None:
+        """The frozen weights, in the model's order, with which steps are computed from now on."""
+        self._frozen = [tf.constant(weight) for weight in weights]
+
     def compute(
         self,
         step: int,
@@ -92,15 +96,19 @@ class WorkerEngine:
           step, part: index of the step, and of its batch's part; random numbers are derived from both.
           parameters: all parameters that are not tables, as one vector.
           rows: of each matrix of tables the rows that `wanted` names, and their values [n, width].
-          state: float64, all state as one vector.
+          state: all state but the frozen weights, as one vector.
           batches: the part of each microbatch.
         """
-        vector, state = tf.constant(parameters), tf.constant(state)
         where, step, part = f"step {step}", tf.constant(step, tf.int64), tf.constant(part, tf.int32)
-        rows = [TableRows(tf.constant(ids), tf.constant(values)) for ids, values in rows]
+        values = StepValues(
+            tf.constant(parameters),
+            [TableRows(tf.constant(ids), tf.constant(of_table)) for ids, of_table in rows],
+            tf.constant(state),
+            self._frozen,
+        )
         run = self._whole_function if len(batches) == 1 else self._microbatches
         with readable_errors(where, self._model, batches):
-            out = run(vector, rows, state, step, part, *batches)
+            out = run(values, step, part, *batches)
             weight, norm, finite, *sums = out.numbers.numpy().tolist()
         return Computed(
             gradient=out.dense.numpy(),
@@ -113,11 +121,11 @@ class WorkerEngine:
             examples=sum(tf.nest.flatten(batch.features)[0].shape[0] for batch in batches),
         )
 
-    def _microbatches(self, vector, rows, state, step, part, first, *others) -> Outputs:
-        sums = self._first_function(vector, rows, state, step, part, first)
+    def _microbatches(self, values, step, part, first, *others) -> Outputs:
+        sums = self._first_function(values, step, part, first)
         for index, batch in enumerate(others, start=1):
             # Some microbatches of a short batch are empty. Workers that share batches take them all the same:
             # a microbatch that is empty here may not be empty elsewhere.
             if self._sends_sums or int(batch_length(batch)) > 0:
-                sums = self._more_function(vector, rows, state, step, part, batch, tf.constant(index), sums)
-        return self._outputs_function(state, part, sums)
+                sums = self._more_function(values, step, part, batch, tf.constant(index), sums)
+        return self._outputs_function(values, part, sums)

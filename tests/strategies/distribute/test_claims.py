@@ -64,7 +64,7 @@ def test_a_step_whose_worker_died_between_claim_and_count_uses_one_batch_and_is_
     more = {"updates": 0, "reported": ["loss"], "stops_if_bad": True, "num_workers": 2}
     claims.begin("run", "process 1 on a", first=0, **more)
     assert claims.claim("run", 0, 0, True, worker=1)[0]
-    assert claims.plan(0, 1) == [1, 1, 0, 3], "the next try has a batch, and does not use it"
+    assert claims.plan(0, 1) == [1, 1, 1, 0, 3], "the next try has a batch, and does not use it"
     assert not claims.claim("run", 0, 1, True, worker=0)[0]
     claims.count("run", 0, "worker:0", FIGURES)
     claims.count("run", 0, "worker:1", FIGURES)
@@ -173,11 +173,11 @@ def test_each_worker_is_told_its_next_batch():
     claims = Claims()
     more = {"updates": 4, "reported": ["loss"], "stops_if_bad": True, "num_workers": 2}
     claims.begin("run", "process 1 on a", first=4, positions=[8, 1], **more)
-    assert claims.plan(4, 3) == [4, 0, 8, 1]
+    assert claims.plan(4, 3) == [4, 1, 0, 8, 1]
     assert claims.claim("run", 4, 4, True, worker=1)[0]
-    assert claims.plan(5, 1) == [5, 0, 8, 3], "a worker that starts again does not repeat its batch"
+    assert claims.plan(5, 1) == [5, 1, 0, 8, 3], "a worker that starts again does not repeat its batch"
     assert not claims.claim("run", 4, 4, True, worker=0)[0]
-    assert claims.plan(4, 3) == [5, 1, 8, 3], "a step that was claimed before uses no batch"
+    assert claims.plan(4, 3) == [5, 1, 1, 8, 3], "a step that was claimed before uses no batch"
     assert claims.totals()["positions"] == [8, 3]
 
 

@@ -12,6 +12,7 @@ from launch.membership.free_ports import free_addresses
 from strategies.cluster import CHIEF, SERVER, WORKER, Member
 from strategies.contract import Strategy
 from strategies.data_checks.batches import as_batches
+from strategies.registry import build_strategy
 from strategies.servers.chief import ServersStrategy
 from strategies.servers.options import SYNC, ServersOptions
 from strategies.servers.own.carrier import OwnCarrier
@@ -125,6 +126,40 @@ def test_a_resumed_synchronous_run_has_the_bits_of_an_undisturbed_one():
             assert [worker.steps for worker in report.sections[SECTION].workers] == [3, 3]
             found.append(values_of(chief))
     assert_same_bits(*found)
+
+
+def frozen_layers() -> keras.Model:
+    """Most of its weights are frozen: the wide kernel has a megabyte."""
+    inputs = keras.Input((4,), name="x")
+    hidden = keras.layers.Dense(256, "relu", trainable=False, name="frozen")(inputs)
+    hidden = keras.layers.BatchNormalization(name="norm")(hidden)
+    hidden = keras.layers.Dense(1024, "tanh", use_bias=False, trainable=False, name="wide")(hidden)
+    return keras.Model(inputs, keras.layers.Dense(3, name="logits")(hidden))
+
+
+def test_workers_pull_frozen_weights_once_for_each_start():
+    task = spoilt_task(None, frozen_layers)
+    with synchronous_run(task, worker_engine(task)) as chief:
+        expected = build_strategy("towers", task, cpus(NUM_WORKERS), OPTIONS)
+        for kind in ("parameters", "state"):
+            for name, variable in getattr(expected.engine, kind)().items():
+                variable.assign(getattr(chief.engine, kind)()[name])
+        for strategy in (chief, expected):
+            strategy.run_steps(3)
+            # What a resumed run does after it has read the checkpoint into these variables.
+            strategy.collect()
+            frozen = strategy.engine.state()["wide/kernel"]
+            frozen.assign(-frozen)
+            strategy.restored()
+            report = strategy.run_steps(3)
+            strategy.collect()
+            if strategy is chief:
+                (server,) = report.sections[SECTION].servers
+        for name, value in values_of(expected).items():
+            np.testing.assert_allclose(values_of(chief)[name], value, rtol=1e-5, atol=1e-6, err_msg=name)
+    wide_bytes, pulls = 4 * 256 * 1024, 2 * NUM_WORKERS
+    assert pulls * wide_bytes < server.sent_bytes < (pulls + 1) * wide_bytes
+    assert server.received_bytes < 3 * wide_bytes, "workers send no changes of frozen weights"
 
 
 @pytest.mark.parametrize("narrow", ["float32", "bfloat16", "int32"])

@@ -11,6 +11,7 @@ from strategies.data_checks.batches import as_batches
 from strategies.servers.own.worker_engine import Computed, WorkerEngine
 from tests.towers.logical_cpus import cpus
 from tests.towers.tiny_tasks import NUM_CLASSES, TinyTask
+from towers.errors import UserError
 from towers.lookups import Lookups
 from towers.options import StepOptions
 from towers.task import Batch, InputShard
@@ -55,6 +56,30 @@ def computed(num_towers: int = 1, *, wire: str = "float32", sends_sums: bool = F
     batches = [next(iter(data))]
     rows = [(ids, table[ids]) for ids, table in zip(engine.wanted(batches), stored.tables, strict=True)]
     return engine, engine.compute(0, 0, stored.vector, rows, np.zeros(0), batches)
+
+
+class Scaling(layers.Dense):
+    """Assigns its own kernel, though it is frozen."""
+
+    def call(self, inputs, training=None):
+        self.kernel.assign(0.5 * self.kernel)
+        return super().call(inputs)
+
+
+def test_a_frozen_weight_that_a_pass_assigns_is_an_error_in_one_line():
+    inputs = keras.Input((2,))
+    hidden = Scaling(3, trainable=False, name="scaling")(inputs)
+    model = keras.Model(inputs, layers.Dense(NUM_CLASSES, name="logits")(hidden))
+    batch = Batch(np.ones((6, 2), np.float32), np.zeros(6, np.int32))
+    own = TinyTask(build=lambda: model, examples=batch)
+    data = as_batches(own.dataset("train", InputShard()))
+    named = {"num_servers": 1, "num_sharing": 1, "stand_in": None, "wire_precision": "float32"}
+    lookups = Lookups(model, data.element_spec)
+    engine = WorkerEngine(own, model, cpus(1), StepOptions(), lookups, sends_sums=False, **named)
+    engine.set_frozen([weight.numpy() for weight in model.layers[1].weights])
+    vector = engine.layout.stored({weight.path: weight.numpy() for weight in model.trainable_variables}).vector
+    with pytest.raises(UserError, match="frozen weight scaling/kernel is assigned in a layer's call"):
+        engine.compute(0, 0, vector, [], np.zeros(0), [next(iter(data))])
 
 
 def whole(found: Computed) -> np.ndarray:
