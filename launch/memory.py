@@ -19,10 +19,15 @@ tensors (some 600 MiB), the input pipeline, what the allocator loses between ten
 Exit codes: launch/binary.py.
 """
 
+import contextlib
+import itertools
 import json
 import shutil
+from collections.abc import Callable, Iterator
 
 from absl import flags
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from launch import binary, training
 from launch.flags.branches import branches_from_flags
@@ -34,7 +39,7 @@ from launch.flags.slices import slices_from_flags
 from launch.flags.step import options_from_flags
 from launch.flags.task import task_from_flags
 from launch.forecast.byte_text import byte_text, bytes_from
-from launch.forecast.columns import Run, columns_of
+from launch.forecast.columns import MODES, Run, columns_of
 from launch.forecast.measured_modes import measure_here, measured
 from launch.forecast.modes_of_a_process import AXES, TOWERS, ProcessMode, ProcessModes, all_devices
 from launch.forecast.table import as_json, saved_by_recomputation, saved_by_zero, table
@@ -90,7 +95,8 @@ def main(_) -> int:
         print(json.dumps(measure_here(modes.strategy(_asked(modes.devices)).engine, task, FLAGS.measured_steps)))
         return binary.DONE
     run = Run(modes, FLAGS.workers, FLAGS.servers, servers_options())
-    columns, refusals = columns_of(run)
+    with _progress(len(MODES)) as show:
+        columns, refusals = columns_of(run, show)
     try:
         peaks = measured(modes, columns) if FLAGS.measure else {}
     except Interrupted:
@@ -109,6 +115,16 @@ def main(_) -> int:
     if largest is not None:
         print(_largest_line(modes, limit, largest))
     return binary.DONE
+
+
+@contextlib.contextmanager
+def _progress(count: int) -> Iterator[Callable[[str], None]]:
+    """Shows on a terminal how many of `count` modes are done; its function is called with the name of the next."""
+    console = Console(stderr=True)
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        shown, done = progress.add_task("", total=count), itertools.count()
+        yield lambda name: progress.update(shown, completed=next(done), description=name)
 
 
 def _asked(devices: Devices) -> ProcessMode:

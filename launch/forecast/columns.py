@@ -286,17 +286,25 @@ MODES: Sequence[Callable[[Run], Iterator[Column]]] = (
 )
 
 
-def columns_of(run: Run) -> tuple[list[Column], list[str]]:
+def columns_of(run: Run, show: Callable[[str], None] = lambda mode: None) -> tuple[list[Column], list[str]]:
     """All columns, and a line for each mode that refuses the model, the batch or an option.
+
+    Args:
+      run: what is to be trained.
+      show: called with the name of each mode before it is traced, which may take a minute.
 
     Raises:
       UserError: one tower refuses it too.
     """
-    found: list[Column] = list(one_tower(run))
+    found: list[Column] = []
     refusals = []
-    for mode in MODES[1:]:
+    for mode in MODES:
+        name = mode.__name__.replace("_", " ")
+        show(name)
         try:
             found += mode(run)
         except UserError as error:
-            refusals.append(f"no figures for {mode.__name__.replace('_', ' ')}: {in_flags(str(error))}")
+            if mode is one_tower:
+                raise
+            refusals.append(f"no figures for {name}: {in_flags(str(error))}")
     return found, refusals

@@ -5,7 +5,6 @@ all shapes that follow from it.
 """
 
 import collections
-import functools
 import math
 from collections.abc import Mapping, Sequence
 
@@ -58,6 +57,7 @@ class StepGraph:
         self._results = collections.Counter(tensor.name for tensor in concrete.outputs)
         # The last graph with known shapes, and bytes of bodies: a length is asked for again, for one memory.
         self._last: tuple[int, tf.Graph] | None = None
+        self._kinds: dict[str, str] = {}
         self._bodies: dict[tuple, int] = {}
 
     @property
@@ -76,6 +76,8 @@ class StepGraph:
           length: number of examples.
           one_memory: whether all CPU devices are one memory; else each has its own, for what each holds.
         """
+        if not self._kinds:
+            self._kinds = self._kinds_at(max(length, _FEW))
         reading = _Reading(
             self._shaped(length),
             self._kinds,
@@ -86,9 +88,9 @@ class StepGraph:
         )
         return reading.operations
 
-    @functools.cached_property
-    def _kinds(self) -> dict[str, str]:
-        few, more = self._shaped(_FEW), self._shaped(2 * _FEW)
+    def _kinds_at(self, length: int) -> dict[str, str]:
+        """The kinds of tensors, from two lengths of a batch. The graph of `length` is the last one."""
+        more, few = self._shaped(2 * length), self._shaped(length)
         return _kinds_of(
             few, more, [f"{_ARGUMENT}{name}" for name, like in self._arguments.items() if _is_open(like)]
         )
@@ -100,7 +102,7 @@ class StepGraph:
         return self._last[1]
 
 
-# Examples of the two batches that tell what grows with the batch; parts of several towers have whole examples.
+# Fewest examples of the batch that tells, beside one of twice as many, what grows with it: no part may be empty.
 _FEW = 96
 
 
