@@ -243,7 +243,6 @@ ROWS = (
         accumulation=2,
         batch_stats="average",
         reference=FOUR_MICROBATCHES,
-        transformer=True,
     ),
     Row(
         name="pipeline_2_by_2_towers_zero_3_accumulation_4",
@@ -324,7 +323,6 @@ ROWS = (
     Row(
         name="towers_2_of_slices_2_shares_2_1",
         in_quick=True,
-        transformer=True,
         make_strategy=_slices("data:2,slice:2", (2.0, 1.0)),
         shares=(2.0, 1.0),
     ),
@@ -337,7 +335,6 @@ ROWS = (
         # The blocks of the quick task are its inputs with their layers: images and two tables.
         name="branches_3_accumulation_4",
         in_quick=True,
-        branches=True,
         make_strategy=_branches("branch:3"),
         accumulation=4,
         reference=FOUR_MICROBATCHES,
@@ -350,7 +347,6 @@ ROWS = (
     ),
     Row(
         name="towers_2_of_branches_2_zero_2",
-        branches=True,
         make_strategy=_branches("data:2,branch:2", zero=2),
         shares=even_shares(2),
     ),
@@ -506,7 +502,6 @@ ROWS = (
         num_workers=2,
         batch_stats="average",
         reference=FOUR_MICROBATCHES,
-        transformer=True,
     ),
     Row(
         name="own_ring_2_of_2_towers_of_stages_2_zero_3_accumulation_2_clipping_shares_2_1",
@@ -554,7 +549,6 @@ ROWS = (
         ring=RingOptions(worker_shares=(2.0, 1.0), check_divergence_every_steps=5),
         options=(("rule", Adam(weight_decay=0.1)),),
         num_workers=2,
-        transformer=True,
     ),
     Row(
         name="own_ring_2_of_slices_2_zero_1_adamw_shares_2_1",
@@ -576,7 +570,6 @@ ROWS = (
         ring=RingOptions(check_divergence_every_steps=5),
         options=(("rule", Adam(weight_decay=0.1)), ("clipping", Clipping(global_norm=0.5))),
         num_workers=2,
-        branches=True,
     ),
     Row(
         name="ps_sync_3_workers_2_servers",

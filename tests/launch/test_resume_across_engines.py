@@ -21,12 +21,9 @@ MODES = {
     "ring, tensorflow": ("--strategy=ring", "--engine=tensorflow"),
     "ps, tensorflow": ("--strategy=ps", "--engine=tensorflow"),
     "ring, own": ("--strategy=ring", "--engine=own"),
-    "ring, slices": ("--strategy=ring", "--grid=slice:2"),
-    "ring, slices, zero 1": ("--strategy=ring", "--grid=slice:2", "--zero=1"),
     "ring, 2 towers of slices, zero 3": ("--strategy=ring", "--num_towers=2", "--grid=data:2,slice:2", "--zero=3"),
     "ps, own": ("--strategy=ps", "--engine=own"),
     "ring, zero 1": ("--strategy=ring", "--zero=1"),
-    "ring, 2 towers, zero 3": ("--strategy=ring", "--num_towers=2", "--zero=3"),
 }
 QUICK_INPUT = {"SECONDS_PER_BATCH": "0"}
 

@@ -48,8 +48,6 @@ def trained(made):
     first_quick(
         [
             ("towers", 2, 2, {}),
-            ("mirrored", 2, 1, {}),
-            ("pipeline", 2, 1, {}),
             ("towers", 1, 1, {}),
             ("towers", 3, 1, {"zero": 3}),
             ("towers", 2, 3, {"zero": 2}),
@@ -87,9 +85,9 @@ CLICKS = ClicksTask(clicks=DrawnClicks(num_tables=2, num_rows=10, num_train=53, 
     first_quick(
         [
             (CLICKS, "towers", 1, {}),
-            (TEXT, "pipeline", 2, {}),
+            (TEXT, "pipeline", 1, {}),
             (TEXT, "slices", 1, {}),
-            (TEXT, "mirrored", 1, {}),
+            (CLICKS, "mirrored", 1, {}),
             (CLICKS, "towers", 2, {"sharded": True}),
         ],
         num_quick=1,

@@ -21,10 +21,8 @@ from towers.stages.options import PipelineOptions
 
 MODES = (
     columns.central_towers,
-    columns.sharded_towers,
     columns.recomputed_blocks,
     columns.pipeline,
-    columns.slices,
 )
 # Of the first one nothing is measured.
 NUM_STEPS = 6
