@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from strategies.distribute import server_vectors
-from strategies.distribute.closure import RunVectors, StepClosure
+from strategies.distribute.closure import RunVectors, StepClosure, traced_step
 from strategies.distribute.coordinator_connection import BOOL, CoordinatorConnection, lost_named
 from strategies.distribute.frozen_weights import FrozenWeight
 from strategies.distribute.server_tables import ServerTable
@@ -70,6 +70,7 @@ class CoordinatedCarrier:
         worker_timeout_seconds: seconds that a step may take before another worker computes it too.
         """
         self._connection, self._graph, self._batch_spec = connection, graph, batch_spec
+        self._step = traced_step(graph)
         self._schedule, self._rule, self._stops_if_bad = schedule, rule, stops_if_bad
         self._lazily, self._free_bytes = lazily, free_bytes
         self._vectors: RunVectors | None = None
@@ -121,7 +122,7 @@ class CoordinatedCarrier:
     def _closure(self, num_steps: int) -> StepClosure:
         if num_steps not in self._closures:
             self._closures[num_steps] = StepClosure(
-                self._graph, self._vectors, self._batch_spec, self._run, num_steps=num_steps
+                self._graph, self._step, self._vectors, self._batch_spec, self._run, num_steps=num_steps
             )
         return self._closures[num_steps]
 
