@@ -48,4 +48,9 @@ def _all_reduced(values: list) -> list:
         return values
     # The strategy looks for each value's device, and an argument of a graph has none.
     placed = [gradients.map_values(tf.identity, value) for value in values]
-    return context.all_reduce("sum", placed)
+    found = {}
+    # It packs values, which needs one dtype.
+    for dtype in dict.fromkeys(value.dtype for value in placed):
+        indices = [index for index, value in enumerate(placed) if value.dtype == dtype]
+        found |= zip(indices, context.all_reduce("sum", [placed[index] for index in indices]), strict=True)
+    return [found[index] for index in range(len(placed))]

@@ -43,10 +43,10 @@ _ARRAYS = ""
 _BUFFER_BYTES = 64 * 1024
 # Up to this size, copying into one buffer is cheaper than another system call.
 _JOINED_BYTES = 256 * 1024
-_DTYPES = {
-    **{name: np.dtype(name) for name in ("float16", "float32", "float64", "int32", "int64", "uint64", "bool")},
-    "bfloat16": np.dtype(ml_dtypes.bfloat16),
-}
+# All dtypes of Keras's variables but text: a frozen weight travels as it is.
+_INTEGERS = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
+_FLOATS = ["float16", "float32", "float64", ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2]
+_DTYPES = {dtype.name: dtype for dtype in map(np.dtype, ["bool", *_INTEGERS, *_FLOATS, "complex64", "complex128"])}
 # A socket's timeout of 0 means not to wait at all.
 _LEAST_SECONDS = 0.001
 

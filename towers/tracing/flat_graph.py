@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import tensorflow as tf
+from tensorflow.python.eager import context  # the one way to read a function that TensorFlow knows
 
 from towers.tracing import graph_optimizer
 
@@ -76,7 +77,20 @@ def flat_graph(concrete, change: Change | None = None, *, is_optimized: bool = F
     effects = [operation.name for operation in concrete.graph.control_outputs]
     if not is_optimized and graph_optimizer.must_optimize(concrete):
         graph_def = graph_optimizer.optimized_graph(concrete, graph_def)
+    _restore_known_functions(graph_def)
     return FlatGraph(graph_def, inputs, _bypass_identities(graph_def, outputs, kept=effects), effects)
+
+
+def _restore_known_functions(graph_def: tf.compat.v1.GraphDef) -> None:
+    """Gives functions, such as bodies of loops, the definitions that TensorFlow has by their names.
+
+    These run in any case. A step that is a `wrap_function`, as with ParameterServerStrategy, adds all functions of
+    its graph to TensorFlow's, which refuses another definition of a name: the optimizer's, or one with shapes.
+    """
+    known = context.context()
+    for function in graph_def.library.function:
+        if known.has_function(function.signature.name):
+            function.CopyFrom(known.get_function_def(function.signature.name))
 
 
 def _bypass_identities(

@@ -15,7 +15,9 @@ from strategies.servers.wire import Connection, Refused
 from tests.strategies.servers.at_once import Started, at_once, connections, let_in, loopback
 from tests.towers.user_errors import refused
 
-DTYPES = ["float16", "float32", "float64", "int32", "int64", "uint64", "bool", ml_dtypes.bfloat16]
+INTEGERS = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
+SHORT_FLOATS = ["float16", ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2]
+DTYPES = ["bool", *INTEGERS, *SHORT_FLOATS, "float32", "float64", "complex64", "complex128"]
 SHAPES = [(), (0,), (7,), (3, 0, 2), (2, 3, 5)]
 
 

@@ -1,4 +1,4 @@
-"""Flat graphs: which Identity nodes are removed."""
+"""Flat graphs: which Identity nodes are removed; the functions that they call."""
 
 import numpy as np
 import tensorflow as tf
@@ -26,3 +26,19 @@ def test_identity_nodes_at_the_end_are_removed():
     given = tf.constant([1.0, 3.0])
     for ours, theirs in zip(optimized_if_needed(concrete)(given), concrete(given), strict=True):
         np.testing.assert_array_equal(ours, theirs)
+
+
+def test_a_loop_can_be_in_a_wrapped_function():
+    """As a recurrent layer is in a step on ParameterServerStrategy: all functions of its graph become known."""
+
+    @tf.function(autograph=False)
+    def function(x):
+        return tf.while_loop(lambda i, y: i < 3, lambda i, y: (i + 1, tf.identity(y) * 2.0), [tf.constant(0), x])[
+            1
+        ]
+
+    spec = tf.TensorSpec([], tf.float32)
+    flat = flat_graph.flat_graph(function.get_concrete_function(spec))
+    assert flat.graph_def.library.function
+    (found,) = tf.compat.v1.wrap_function(flat.imported, [spec])(tf.constant(2.0))
+    assert float(found) == 16.0
