@@ -4,11 +4,29 @@ import functools
 
 import tensorflow as tf
 
+from towers.errors import UserError
 from towers.owners import CURRENT_DEVICE
 from towers.parameters.permission import Permission
 from towers.parameters.placement import apply_rule, constraints_of, finish_rule, make_slots, variables_like
 from towers.tower import ModelVariables
 from towers.updates.rules import UpdateRule
+
+# What `CollectiveBcastSend` takes, by which worker 0 gives the others its first values.
+_SENT = (tf.bool, tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
+
+
+def check_sent(variables: ModelVariables) -> None:
+    """Raises UserError for variables of a dtype that TensorFlow's collectives can't send to other workers."""
+    named = [
+        f"{variable.path} in {variable.dtype}"
+        for variable in (*variables.parameters, *variables.state)
+        if tf.as_dtype(variable.dtype) not in _SENT
+    ]
+    if named:
+        raise UserError(
+            f"{', '.join(named[:3])}{' and others' if named[3:] else ''}: TensorFlow's collectives can't send "
+            "such values to other workers; use engine='own'"
+        )
 
 
 class ReplicatedPlacement:

@@ -20,6 +20,7 @@ from strategies.data_checks.batch_checksums import NUM_COMPARED
 from strategies.data_checks.first_batches import check_first_batches
 from strategies.distribute.mirrored import mirrored, num_gpus
 from strategies.distribute.replicated_engine import ReplicatedEngine
+from strategies.distribute.replicated_placement import check_sent
 from strategies.engines import OWN, EngineChoice, choose_engine
 from strategies.errors import PeerLost
 from strategies.grouped_towers import GroupedTowers
@@ -209,6 +210,8 @@ class RingStrategy(SynchronousStrategy):
             if units is not None:
                 free_templates(engine.tower.variables.parameters)
             return engine
+        if several:
+            check_sent(ModelVariables.of(model))
         replicas = ring.multi_worker or mirrored(devices.towers[: max(1, num_gpus(devices))])
         wire_precision = ring.options.wire.precision if several else "float32"
         return ReplicatedEngine(
