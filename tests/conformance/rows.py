@@ -230,7 +230,6 @@ ROWS = (
     Row(
         # The microbatches of a batch differ in size, in weight and in how the towers divide them.
         name="pipeline_2_by_2_towers_4_microbatches",
-        in_quick=True,
         make_strategy=_pipeline(2, 4, num_towers=2),
         shares=even_shares(2),
         batch_stats="average",

@@ -110,6 +110,7 @@ def cli():
 """
 
 
+@pytest.mark.full
 @pytest.mark.timeout(200)
 def test_only_programs_that_train_speak_of_checkpoints_when_they_are_stopped(tmp_path):
     (tmp_path / "stopped.py").write_text(STOPPED)

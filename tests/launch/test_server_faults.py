@@ -65,7 +65,7 @@ def test_an_undisturbed_run(own, tmp_path):
 @pytest.mark.parametrize(
     "victims, flags",
     [
-        pytest.param(("worker:1",), (), id="one-async"),
+        pytest.param(("worker:1",), (), id="one-async", marks=pytest.mark.full),
         pytest.param(("worker:0", "worker:1"), (SYNC,), id="all-sync", marks=pytest.mark.full),
     ],
 )

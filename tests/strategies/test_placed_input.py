@@ -102,6 +102,7 @@ def test_ids_and_labels_of_32_bits_give_the_same_bits(task, name, accumulation, 
     np.testing.assert_array_equal(found[3], expected[3])
 
 
+@pytest.mark.full
 def test_large_tables_are_read_by_rows_with_the_same_bits(monkeypatch):
     monkeypatch.setattr(one_process_engine, "_LARGE_TABLE_BYTES", 0)
     expected, found = (strategy(on_towers=on_towers, task=CLICKS) for on_towers in (False, True))

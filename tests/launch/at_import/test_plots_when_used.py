@@ -7,6 +7,7 @@ from tests.launch.programs import run
 IMPORTED = "import launch, keras, sys; print('matplotlib' in sys.modules)\n"
 
 
+@pytest.mark.full
 def test_keras_draws_with_matplotlib_although_it_was_imported_without(tmp_path):
     program = IMPORTED + (
         "import numpy as np\n"

@@ -122,6 +122,7 @@ def test_each_device_holds_its_part_of_the_states(columns):
     assert collectives[0] == 2 * DENSE and DENSE / 2 <= collectives[1] < DENSE
 
 
+@pytest.mark.full
 def test_each_device_holds_the_parameters_of_its_branches():
     run = run_of(TinyTask(build=small_inception, examples=images(16)))
     devices = [column.device for column in columns_module.branches(run)]
@@ -140,6 +141,7 @@ def deep_task() -> TinyTask:
     return TinyTask(build=build, examples=vectors(64))
 
 
+@pytest.mark.full
 def test_recomputation_needs_fewer_activations():
     modes = run_of(deep_task()).modes
     kept, again = (

@@ -111,7 +111,8 @@ def towers_of(name: str) -> set[int]:
     return set() if tower is None else {tower}
 
 
-@pytest.mark.parametrize("number", first_quick([3, 2]))
+@pytest.mark.full
+@pytest.mark.parametrize("number", [3, 2])
 def test_a_step_sends_as_much_for_any_number_of_towers(monkeypatch, number):
     one, several = (bytes_of_a_step(3, chain, monkeypatch, devices=cpus(count, zero=3)) for count in (1, number))
     assert several == one

@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 _PROGRAM = """
 import collections
 import socket
@@ -38,6 +40,7 @@ assert not found["Exp"], found
 """
 
 
+@pytest.mark.full
 def test_the_optimizer_runs():
     done = subprocess.run([sys.executable, "-c", _PROGRAM], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -17,6 +17,7 @@ from strategies.ring.lost_workers import peer_lost
 from strategies.ring.neighbours import Neighbours
 from strategies.ring.tcp_ring import TcpRing
 from tests.strategies.ring.threads import at_once, connection, rings
+from tests.tiers import first_quick
 
 # Largest relative error of a number that is rounded to each type.
 ROUNDING = {np.float64: 2.0**-53, np.float32: 2.0**-24, np.float16: 2.0**-11, ml_dtypes.bfloat16: 2.0**-8}
@@ -278,7 +279,7 @@ def test_a_piece_of_a_chunk_is_sent_on_before_the_next_one_arrives():
         assert all(np.array_equal(call.result(20), vector) for call in calls)
 
 
-@pytest.mark.parametrize("length", [10, 100_000], ids=["sent at once", "sent by a thread"])
+@pytest.mark.parametrize("length", first_quick([10, 100_000]), ids=["sent at once", "sent by a thread"])
 def test_both_neighbours_name_the_worker_that_was_lost(length):
     members = [Member("worker", index, f"host{index}:1") for index in range(3)]
     lost_by_rank = {}

@@ -136,6 +136,7 @@ def test_zero_3_equals_one_device_and_each_device_has_its_part(grid, made):
         assert {call.device[-5:] for call in graph.calls} == everywhere
 
 
+@pytest.mark.full
 def test_zero_3_of_slices_holds_a_part_of_each_slice_and_two_units():
     """Here slices are large enough to be cut."""
     devices = cpus_in_groups("data:2,slice:2", zero=3)

@@ -57,7 +57,7 @@ def test_a_value_of_the_users_stands(before_tensorflow, tmp_path):
             ("from models import OwnTask", None, ["1", "True"]),
             ("import tensorflow, strategies", "0", ["0", "False"]),
         ],
-        2,
+        1,
     ),
     ids=["strategies", "off", "launch", "towers", "models", "off after TensorFlow"],
 )
@@ -66,6 +66,7 @@ def test_a_program_runs_them(first, own, runs):
     assert asked(first, own) == runs
 
 
+@pytest.mark.full
 def test_after_tensorflow_nothing_is_set():
     switch, _ = asked("import tensorflow, strategies", None)
     assert switch == "None"

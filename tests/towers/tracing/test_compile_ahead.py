@@ -72,13 +72,13 @@ def test_a_graph_does_not_compile_again():
     "mode, tuned, accumulation, expected",
     first_quick(
         [
-            ("mirrored", True, 1, [4, 3]),
             ("towers", True, 2, [2, 2]),
+            ("mirrored", True, 1, [4, 3]),
             ("towers", True, 1, [4, 3]),
             ("mirrored", True, 2, [2, 2]),
             ("towers", False, 1, None),
         ],
-        2,
+        1,
     ),
 )
 def test_the_first_step_starts_it_for_each_towers_part(monkeypatch, mode, tuned, accumulation, expected):

@@ -137,6 +137,7 @@ def frozen_layers() -> keras.Model:
     return keras.Model(inputs, keras.layers.Dense(3, name="logits")(hidden))
 
 
+@pytest.mark.full
 def test_workers_pull_frozen_weights_once_for_each_start():
     task = spoilt_task(None, frozen_layers)
     with synchronous_run(task, worker_engine(task)) as chief:
