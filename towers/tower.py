@@ -67,14 +67,14 @@ class ModelVariables:
       parameters: trained by gradients.
       state: changed by the forward pass, or constant (moving statistics, frozen weights).
       seeds: states of random generators (dropout). Each step sets them; checkpoints do not hold them.
-      frozen: indices in `state` of weights that their layers made to be trained. No pass of Keras's layers changes
-        them.
+      frozen: indices in `state` of weights that their layers made to be trained, ascending. No pass of Keras's
+        layers changes them.
     """
 
     parameters: tuple[keras.Variable, ...]
     state: tuple[keras.Variable, ...]
     seeds: tuple[keras.Variable, ...]
-    frozen: frozenset[int] = frozenset()
+    frozen: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, model: keras.Model) -> "ModelVariables":
@@ -98,6 +98,11 @@ class ModelVariables:
             frozen=_frozen(model, state),
         )
 
+    @property
+    def moving(self) -> tuple[int, ...]:
+        """Indices in `state` of what passes may change, ascending."""
+        return tuple(index for index in range(len(self.state)) if index not in self.frozen)
+
     def mapping(self, parameters, state, seed):
         """Pairs (variable, tensor) for a `TowerScope`; none for a table that is given as rows."""
         described = zip(self.parameters, parameters, strict=True)
@@ -109,10 +114,10 @@ class ModelVariables:
         return pairs
 
 
-def _frozen(model: keras.Model, state: Sequence[keras.Variable]) -> frozenset[int]:
+def _frozen(model: keras.Model, state: Sequence[keras.Variable]) -> tuple[int, ...]:
     """As `ModelVariables.frozen`."""
     weights = {id(weight) for layer in model._flatten_layers() for weight in layer._trainable_variables}
-    return frozenset(index for index, variable in enumerate(state) if id(variable) in weights)
+    return tuple(index for index, variable in enumerate(state) if id(variable) in weights)
 
 
 class TowerFunction:

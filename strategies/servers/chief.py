@@ -78,7 +78,7 @@ def check_model(strategy: SynchronousStrategy, servers: ServersOptions, num_work
             f"parameters of {' and '.join(dtypes)} with strategy=ps: servers hold all parameters in one "
             "vector; build the model with one dtype or use another strategy"
         )
-    if servers.is_sync and options.accumulation > 1 and len(engine.state()) > len(engine.tower.variables.frozen):
+    if servers.is_sync and options.accumulation > 1 and engine.tower.variables.moving:
         raise UserError(
             f"accumulation={options.accumulation} with staleness=sync and batch statistics: workers "
             "exchange once a step, not once a microbatch; use accumulation=1 or strategy=ring"
@@ -131,9 +131,9 @@ class ServersStrategy(SynchronousStrategy):
         variables = self.engine.tower.variables
         self._templates = dict(zip(self.engine.parameters(), variables.parameters, strict=True))
         state = list(self.engine.state().values())
-        self._frozen = [state[index] for index in sorted(variables.frozen)]
+        self._frozen = [state[index] for index in variables.frozen]
         # What passes change: it comes and goes with each step.
-        self._state = [variable for index, variable in enumerate(state) if index not in variables.frozen]
+        self._state = [state[index] for index in variables.moving]
         self.layout = layout_of(variables, self.lookups, options.rule, num_servers=num_servers)
         check_model(self, servers, num_workers)
         self._stop_asked = self._all_connected = self._finished = False

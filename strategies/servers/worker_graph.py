@@ -135,8 +135,7 @@ class WorkerGraph:
 
     def _describe(self, variables: ModelVariables) -> None:
         self._state = [tf.TensorSpec(variable.shape, variable.dtype) for variable in variables.state]
-        self._frozen = sorted(variables.frozen)
-        self._moving = [index for index in range(len(self._state)) if index not in variables.frozen]
+        self._frozen, self._moving = variables.frozen, variables.moving
         # Names of the reported sums; known when a graph was traced.
         self.reported: list[str] = []
 

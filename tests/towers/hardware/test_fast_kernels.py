@@ -57,7 +57,6 @@ def test_a_value_of_the_users_stands(before_tensorflow, tmp_path):
             ("from models import OwnTask", None, ["1", "True"]),
             ("import tensorflow, strategies", "0", ["0", "False"]),
         ],
-        1,
     ),
     ids=["strategies", "off", "launch", "towers", "models", "off after TensorFlow"],
 )

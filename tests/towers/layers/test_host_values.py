@@ -54,6 +54,7 @@ MODES = {
     "pipeline": ("pipeline", {}, {}, {"pipeline": PipelineOptions(microbatches=2)}),
     "data:2,branch:2": ("branches", {}, {}, {}),
     "recompute": ("towers", {}, {"recompute": "full"}, {}),
+    "data:2,stage:2": ("pipeline", {"zero": 3}, {}, {"pipeline": PipelineOptions(microbatches=2)}),
     "data:2,slice:2": ("slices", {}, {}, {}),
     "mirrored": ("mirrored", {}, {}, {}),
     "xla": ("towers", {}, {"xla": True}, {}),

@@ -78,7 +78,6 @@ def test_a_graph_does_not_compile_again():
             ("mirrored", True, 2, [2, 2]),
             ("towers", False, 1, None),
         ],
-        1,
     ),
 )
 def test_the_first_step_starts_it_for_each_towers_part(monkeypatch, mode, tuned, accumulation, expected):

@@ -11,7 +11,7 @@ from strategies.data_checks.batches import as_batches
 from strategies.servers.own.worker_engine import Computed, WorkerEngine
 from tests.towers.logical_cpus import cpus
 from tests.towers.tiny_tasks import NUM_CLASSES, TinyTask
-from towers.errors import UserError
+from tests.towers.user_errors import refused
 from towers.lookups import Lookups
 from towers.options import StepOptions
 from towers.task import Batch, InputShard
@@ -38,8 +38,13 @@ def task() -> TinyTask:
 def computed(num_towers: int = 1, *, wire: str = "float32", sends_sums: bool = False, **options):
     """The engine, the whole vector of parameters, and what the engine computed from the first batch."""
     keras.utils.set_random_seed(1)
-    own, model = task(), task().build_model()
-    data = as_batches(own.dataset("train", InputShard()))
+    engine, compute = engine_of(task(), num_towers, wire=wire, sends_sums=sends_sums, **options)
+    return engine, compute()
+
+
+def engine_of(own: TinyTask, num_towers: int = 1, *, wire: str = "float32", sends_sums: bool = False, **options):
+    """The engine of a task without state but frozen weights, and what computes its first batch."""
+    model, data = own.build_model(), as_batches(own.dataset("train", InputShard()))
     engine = WorkerEngine(
         own,
         model,
@@ -52,10 +57,15 @@ def computed(num_towers: int = 1, *, wire: str = "float32", sends_sums: bool = F
         stand_in=None,
         wire_precision=wire,
     )
-    stored = engine.layout.stored({variable.path: variable.numpy() for variable in model.trainable_variables})
-    batches = [next(iter(data))]
-    rows = [(ids, table[ids]) for ids, table in zip(engine.wanted(batches), stored.tables, strict=True)]
-    return engine, engine.compute(0, 0, stored.vector, rows, np.zeros(0), batches)
+    engine.set_frozen([variable.numpy() for variable in model.non_trainable_variables])
+
+    def compute() -> Computed:
+        stored = engine.layout.stored({variable.path: variable.numpy() for variable in model.trainable_variables})
+        batches = [next(iter(data))]
+        rows = [(ids, table[ids]) for ids, table in zip(engine.wanted(batches), stored.tables, strict=True)]
+        return engine.compute(0, 0, stored.vector, rows, np.zeros(0), batches)
+
+    return engine, compute
 
 
 class Scaling(layers.Dense):
@@ -67,19 +77,15 @@ class Scaling(layers.Dense):
 
 
 def test_a_frozen_weight_that_a_pass_assigns_is_an_error_in_one_line():
-    inputs = keras.Input((2,))
-    hidden = Scaling(3, trainable=False, name="scaling")(inputs)
-    model = keras.Model(inputs, layers.Dense(NUM_CLASSES, name="logits")(hidden))
+    def build():
+        inputs = keras.Input((2,))
+        hidden = Scaling(3, trainable=False, name="scaling")(inputs)
+        return keras.Model(inputs, layers.Dense(NUM_CLASSES, name="logits")(hidden))
+
     batch = Batch(np.ones((6, 2), np.float32), np.zeros(6, np.int32))
-    own = TinyTask(build=lambda: model, examples=batch)
-    data = as_batches(own.dataset("train", InputShard()))
-    named = {"num_servers": 1, "num_sharing": 1, "stand_in": None, "wire_precision": "float32"}
-    lookups = Lookups(model, data.element_spec)
-    engine = WorkerEngine(own, model, cpus(1), StepOptions(), lookups, sends_sums=False, **named)
-    engine.set_frozen([weight.numpy() for weight in model.layers[1].weights])
-    vector = engine.layout.stored({weight.path: weight.numpy() for weight in model.trainable_variables}).vector
-    with pytest.raises(UserError, match="frozen weight scaling/kernel is assigned in a layer's call"):
-        engine.compute(0, 0, vector, [], np.zeros(0), [next(iter(data))])
+    _, compute = engine_of(TinyTask(build=build, examples=batch))
+    with refused("frozen weight scaling/kernel is assigned in a layer's call"):
+        compute()
 
 
 def whole(found: Computed) -> np.ndarray:
