@@ -107,6 +107,7 @@ class StepOptions:
         is_slow = is_short and (self.precision == "float16" or not multiplies_bfloat16)
         return LayerKernels(
             fused_batch_norm=self.fused_batch_norm and not loses,
+            fused_by_given_moments=devices.on_cpu or not devices.deterministic,
             compiled_batch_norm=self.fused_batch_norm and compiles_norms,
             compiled_activations=compiles,
             compiled_relu=compiles and is_short and one_thread and AVX512 in found,

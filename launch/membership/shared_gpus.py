@@ -120,8 +120,10 @@ def _names_some(environ: Mapping[str, str], in_machine: int) -> bool:
     """Whether somebody named GPUs, so that too few for all processes here are probably this process's alone.
 
     Processes in containers of one machine's network have one host, and a driver that shows each its own GPUs; on
-    some systems the driver shows none.
+    some systems the driver shows none. A launcher's processes are in one container.
     """
+    if VARIABLE in environ:
+        return False
     if environ.get(_OF_CONTAINER, "").strip().lower() not in _NAMES_NONE:
         return True
     return not in_machine and _CUDA in environ

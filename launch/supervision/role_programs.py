@@ -41,6 +41,7 @@ def work(task: Task, devices: Devices, options: StepOptions, membership: Servers
         for fault in faults:
             fault.before_steps(step)
 
+    print(f"devices of this process: {devices.described}", flush=True)
     with StopSignals() as signals, _ended_if_stopped(membership):
         code = _code_of(
             lambda: run_worker(

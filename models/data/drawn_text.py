@@ -81,7 +81,7 @@ class DrawnText:
 
         Returns:
           tokens: int32 [n, length], what a model reads: token 0, then the text without its last token.
-          labels: int32 [n, length], what it predicts at each position: the text, then zeros.
+          labels: int64 [n, length], what it predicts at each position: the text, then zeros.
         """
         counters = indices[:, None]
         lengths = self._lengths(uniform_numbers(_seeds(f"{checked_split(split)} length", 1), counters))
@@ -89,7 +89,7 @@ class DrawnText:
         words = self._chain(uniform_numbers(_seeds(f"{split} token", self.length), counters))
         labels = tf.where(tf.range(self.length, dtype=tf.int64) < lengths, words, NO_TOKEN)
         tokens = tf.pad(labels[:, :-1], [[0, 0], [1, 0]], constant_values=NO_TOKEN)
-        return tf.cast(tokens, tf.int32), tf.cast(labels, tf.int32)
+        return tf.cast(tokens, tf.int32), labels
 
     def likely_tokens(self, before: tf.Tensor, last: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """The tokens of probability 1/2 and 1/4 after the tokens `before`, `last`, each int64 [n].

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from strategies.contract import RESERVED_NAMES
 from strategies.data_checks.batch_checksums import BatchChecksums, first_batches
-from strategies.data_checks.data_errors import reason_of
+from strategies.data_checks.data_errors import out_of_range, reason_of
 from towers.errors import UserError
 from towers.task import Batch, Task
 
@@ -87,8 +87,10 @@ def _check_first_batch(task: Task, model: keras.Model, split: str, batch: Batch)
     outputs = _computed(lambda: _outputs(model, few.features), problem)
     came = f"the first batch of {split!r} has labels {_described(few.labels)}{_weights_of(few)}, and the model "
     came += f"returns {_described(outputs)}"
-    _computed(lambda: task.loss(outputs, few), f"{came}: give labels and weights that fit outputs and loss")
-    metrics = _computed(lambda: task.metrics(outputs, few), f"{came}: give metrics that fit labels and outputs")
+    wrong_loss = f"{came}: give labels and weights that fit outputs and loss"
+    _computed(lambda: task.loss(outputs, few), wrong_loss, reads_labels=True)
+    wrong_metrics = f"{came}: give metrics that fit labels and outputs"
+    metrics = _computed(lambda: task.metrics(outputs, few), wrong_metrics, reads_labels=True)
     for name in sorted(RESERVED_NAMES.intersection(metrics or ())):
         raise UserError(f"a metric is named {name!r}, a field that each report has already: rename the metric")
 
@@ -128,10 +130,10 @@ def _are_more(features: Any, model: keras.Model) -> bool:
     return bool(inputs) and not isinstance(features, Mapping) and len(tf.nest.flatten(features)) > len(inputs)
 
 
-def _computed(function: Callable[[], Any], problem: str) -> Any:
+def _computed(function: Callable[[], Any], problem: str, *, reads_labels: bool = False) -> Any:
     """What `function` returns.
 
-    None for a label out of range, which training reports by its step.
+    If it reads labels, None for one out of range, which training reports by its step.
 
     Raises:
       UserError: Keras or TensorFlow refuse the data. An error in a user's own code is raised as it is.
@@ -141,7 +143,7 @@ def _computed(function: Callable[[], Any], problem: str) -> Any:
     except UserError:
         raise
     except (ValueError, TypeError, LookupError, AttributeError, tf.errors.OpError) as error:
-        if "label value" in str(error):
+        if reads_labels and out_of_range(error, "", only_labels=True) is not None:
             return None
         if not _is_refused_by_library(error):
             raise

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.eager import context  # the one way to read how this process uses its GPUs
 
 from strategies.cluster import CHIEF, Cluster
 from strategies.distribute.coordinator_connection import INTER_OP_THREADS
@@ -115,10 +116,17 @@ class HelpingProcess:
 
 
 def _session_config(num_cpus: int) -> tf.compat.v1.ConfigProto:
-    """As many CPU devices as towers, and the threads of this process's own devices."""
+    """As many CPU devices as towers, this process's own GPUs and as much of their memory as it needs, its threads.
+
+    By default a server starts all GPUs of the machine and takes all of their memory.
+    """
     threads = tf.config.threading
-    return tf.compat.v1.ConfigProto(
+    config = tf.compat.v1.ConfigProto(
         device_count={"CPU": num_cpus},
+        gpu_options=context.context().config.gpu_options,
         intra_op_parallelism_threads=threads.get_intra_op_parallelism_threads(),
         inter_op_parallelism_threads=max(INTER_OP_THREADS, threads.get_inter_op_parallelism_threads()),
     )
+    if not tf.config.get_visible_devices("GPU"):
+        config.device_count["GPU"] = 0
+    return config

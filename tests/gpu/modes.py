@@ -29,10 +29,11 @@ MODES: Mapping[str, Mapping[str, object]] = {
 }
 
 
-def strategy_of(mode: str, devices: Devices) -> Strategy:
+def strategy_of(mode: str, devices: Devices, precision: str = "float32") -> Strategy:
     """The strategy of a mode with its towers on those of `devices`; the task has batch norm and augmentation."""
     fields = dict(MODES[mode])
-    name, options = fields.pop("name", "towers"), StepOptions(rule=Adam(), schedule=Constant(0.01), seed=3)
+    options = StepOptions(rule=Adam(), schedule=Constant(0.01), seed=3, precision=precision)
+    name = fields.pop("name", "towers")
     changed = {field: fields.pop(field) for field in ("batch_stats", "accumulation") if field in fields}
     if "parameters" in fields:
         fields["parameters"] = devices.towers[fields["parameters"]]

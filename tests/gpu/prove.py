@@ -21,6 +21,8 @@ import tempfile
 import time
 from collections.abc import Callable
 
+from towers.hardware.gpus import memory_bytes
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 # A part that is over its time gets this long to end by itself.
 _GRACE_SECONDS = 15.0
@@ -43,14 +45,20 @@ class Part:
 
 def parts(results: pathlib.Path, seconds: float) -> list[Part]:
     """What is run, in order; the benchmark writes into the folder `results`, and the tests get `seconds`."""
-    # One process: the checks start processes of their own, and share one card.
-    tests = ("-m", "pytest", "-m", "gpu", "tests/gpu", "-v", "-rA", "--numprocesses=0")
+    # Each check starts a process of its own, and takes at most 7 GiB of the first GPU.
+    tests = ("-m", "pytest", "-m", "gpu", "tests/gpu", "-v", "-rA", f"--numprocesses={_num_at_once()}")
     benchmark = ("-m", "launch.benchmark", "--group=gpu", "--rounds=2", f"--output={results}")
     return [
         Part("doctor", ("-m", "launch.doctor"), 120.0),
         Part("pytest", tests, seconds),
         Part("benchmark", benchmark, seconds),
     ]
+
+
+def _num_at_once() -> int:
+    """As many tests as cores and the GPU's memory allow: a check has two halves of 3 GiB, and CUDA's own."""
+    memory = memory_bytes(0) or 0
+    return max(1, min(len(os.sched_getaffinity(0)) // 2, memory // (8 << 30)))
 
 
 def run(part: Part, folder: pathlib.Path) -> dict:

@@ -14,3 +14,7 @@ def test_sets_stay_on_the_host(kind):
 
 def test_parts_are_on_their_towers_before_the_step():
     run_check("data", "parts_are_there_before_the_step")
+
+
+def test_a_label_out_of_range_is_named():
+    run_check("data", "a_label_out_of_range_is_named")

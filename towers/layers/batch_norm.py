@@ -68,6 +68,7 @@ def fused_calls(
     weight: tf.Tensor | None = None,
     *,
     fused: bool = True,
+    fused_by_given: bool = True,
     compiled: bool = False,
 ) -> list[tuple[keras.layers.Layer, str, Callable]]:
     """(layer, attribute, function) for each of the model's batch norms that gets another call.
@@ -77,13 +78,17 @@ def fused_calls(
       exchange: sums statistics over the towers; None for statistics of the tower's own examples.
       weight: float32 scalar; 0 excludes this tower's examples from exchanged statistics.
       fused: use TensorFlow's fused kernel.
+      fused_by_given: use it also with moments that are not the inputs' own.
       compiled: use the compiled kernel where it pays: with an exchange, or in place of the fused one.
 
     Raises:
       UserError: statistics are exchanged, and a layer's own arithmetic does not allow it: renorm, a subclass,
         weights in 16 bits.
     """
-    kernel_of = functools.partial(_kernel, exchanges=exchange is not None, fused=fused, compiled=compiled)
+    exchanges = exchange is not None
+    kernel_of = functools.partial(
+        _kernel, exchanges=exchanges, fused=fused, fused_by_given=fused_by_given, compiled=compiled
+    )
     calls = []
     for layer in batch_norm_layers(model):
         if _has_stock_call(layer):
@@ -132,7 +137,9 @@ def _inputs(layer) -> list:
     return [tensor for node in layer._inbound_nodes for tensor in node.input_tensors]
 
 
-def _kernel(layer, inputs, axis, *, exchanges, fused, compiled) -> FusedKernel | PlainOperations:
+def _kernel(
+    layer, inputs, axis, trains, *, exchanges, fused, fused_by_given, compiled
+) -> FusedKernel | PlainOperations:
     """The fastest of the kernels that are enabled, for inputs with channels at dimension `axis`.
 
     By itself the fused kernel is the fastest where it is enabled. Where towers exchange moments and sums, it can't
@@ -141,7 +148,8 @@ def _kernel(layer, inputs, axis, *, exchanges, fused, compiled) -> FusedKernel |
     may_compile = compiled and (exchanges or not fused)
     if may_compile and takes_compiled(inputs.shape, inputs.dtype, axis, beside_fused=fused):
         return CompiledKernel(layer.epsilon)
-    if fused and takes_fused(inputs, axis):
+    own_moments = trains and not exchanges
+    if fused and (own_moments or fused_by_given) and takes_fused(inputs, axis):
         return FusedKernel(layer.epsilon)
     return PlainOperations(layer.epsilon, axis, inputs.shape.rank)
 
@@ -159,7 +167,7 @@ def _call(layer, exchange, weight, kernel_of, inputs, training=None, mask=None):
             f"batch_stats='synced': layer {layer.name!r} gets a mask, and towers cannot exchange masked "
             "statistics; use batch_stats='average'"
         )
-    kernel = kernel_of(layer, inputs, axis)
+    kernel = kernel_of(layer, inputs, axis, trains)
     if (mask is not None or isinstance(kernel, PlainOperations)) and (exchange is None or not trains):
         return type(layer).call(layer, inputs, training=training, mask=mask)
     moving = Moments(layer.moving_mean.value, layer.moving_variance.value)

@@ -27,6 +27,8 @@ class LayerKernels:
 
     Attributes:
       fused_batch_norm: BatchNormalization runs on TensorFlow's fused kernel.
+      fused_by_given_moments: it does so also where the moments are not those of the layer's own inputs: moving
+        ones, or those of all towers. TensorFlow has no deterministic gradient of that for GPUs.
       compiled_batch_norm: BatchNormalization runs on compiled loops where towers exchange statistics, and
         everywhere without `fused_batch_norm`, for CPUs on which the fused kernel is slow.
       compiled_activations: GELU and SiLU are compiled.
@@ -47,6 +49,7 @@ class LayerKernels:
     """
 
     fused_batch_norm: bool = True
+    fused_by_given_moments: bool = True
     compiled_batch_norm: bool = False
     compiled_activations: bool = False
     compiled_relu: bool = False
@@ -72,7 +75,12 @@ class LayerKernels:
             # With an exchange Keras's own operations are the last choice.
             fused = self.fused_batch_norm or not self.compiled_batch_norm
             replacements += batch_norm.fused_calls(
-                model, exchange, weight, fused=fused, compiled=self.compiled_batch_norm
+                model,
+                exchange,
+                weight,
+                fused=fused,
+                fused_by_given=self.fused_by_given_moments,
+                compiled=self.compiled_batch_norm,
             )
         if self.compiled_activations:
             replacements += compiled_activations.activations_to_compile(model)

@@ -33,7 +33,9 @@ def optimized_graph(concrete, graph_def: tf.compat.v1.GraphDef) -> tf.compat.v1.
         # It gives the branches of gradients new names, under which nobody finds them.
         config.graph_options.rewrite_options.disable_tfg_optimizer = True
     placed = {node.name for node in graph_def.node if node.device}
-    if any(_must_not_be_joined(one, one.name in placed) for one in concrete.graph.get_operations()):
+    # What it joins for this CPU has no kernel on a worker's GPU.
+    has_gpu = bool(tf.config.list_logical_devices("GPU"))
+    if has_gpu or any(_must_not_be_joined(one, one.name in placed) for one in concrete.graph.get_operations()):
         config.graph_options.rewrite_options.remapping = rewriter_config_pb2.RewriterConfig.OFF
     cpu = device_properties_pb2.NamedDevice(name="/job:localhost/replica:0/task:0/device:CPU:0")
     cpu.properties.CopyFrom(device_properties_pb2.DeviceProperties(type="CPU", num_cores=1, frequency=1000))
@@ -47,15 +49,12 @@ def _must_not_be_joined(operation: tf.Operation, is_placed: bool) -> bool:
     """Whether the optimizer must not join it with the operations behind it (TensorFlow 2.21).
 
     Where TensorFlow uses oneDNN, the optimizer makes a _FusedBatchNormEx of a batch norm and a ReLU, which takes
-    multiples of four channels only, and float16 only on GPUs; and a _FusedConv2D of a convolution on a named
+    multiples of four channels only, and no float16 on CPUs; and a _FusedConv2D of a convolution on a named
     device and its bias, which in bfloat16 can't be imported.
     """
     result = operation.outputs[0] if operation.outputs else None
     if operation.type == "FusedBatchNormV3":
-        in_float16 = result.dtype == tf.float16
-        return (operation.outputs[1].shape[0] or 1) % 4 != 0 or (
-            in_float16 and not tf.config.list_logical_devices("GPU")
-        )
+        return (operation.outputs[1].shape[0] or 1) % 4 != 0 or result.dtype == tf.float16
     is_refused = is_placed and operation.type == "Conv2D" and result.dtype == tf.bfloat16
     return is_refused and any(one.type in ("BiasAdd", "AddV2") for one in result.consumers())
 

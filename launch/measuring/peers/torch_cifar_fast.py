@@ -28,6 +28,8 @@ WIDTHS = (64, 256, 256)
 RATE, MOMENTUM, DECAY, BIAS_FACTOR = 1.5, 0.85, 0.0089, 64.0
 LOOKAHEAD_STEPS, LOOKAHEAD_DECAY = 5, 0.95**5
 TRIAL_STEPS, WARM_UP_STEPS = 2, 2
+# Between two waits for a GPU; its trials take as many.
+GPU_STEPS = 10
 LAYOUTS = {"channels_last": torch.channels_last, "contiguous": torch.contiguous_format}
 FASTEST, CHOICES = "fastest", ("no", "yes")
 
@@ -87,9 +89,11 @@ class Steps:
         torch.manual_seed(0)
         self.name = f"{layout}{', compiled' if is_compiled else ''}"
         self.bfloat16 = options.precision == "bfloat16"
-        network = Network().to(memory_format=LAYOUTS[layout])
-        self.images = torch.randn(options.batch, 3, 32, 32).to(memory_format=LAYOUTS[layout])
-        self.labels = torch.randint(0, 10, (options.batch,))
+        self.device = options.device
+        network = Network().to(options.device, memory_format=LAYOUTS[layout])
+        images = torch.randn(options.batch, 3, 32, 32)
+        self.images = images.to(options.device, memory_format=LAYOUTS[layout])
+        self.labels = torch.randint(0, 10, (options.batch,), device=options.device)
         self.optimizer = optimizer_of(network)
         self.lookahead = Lookahead(network)
         self.network = torch.compile(network) if is_compiled else network
@@ -97,7 +101,7 @@ class Steps:
 
     def run(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)
-        with torch.autocast("cpu", torch.bfloat16, enabled=self.bfloat16):
+        with torch.autocast(self.device, torch.bfloat16, enabled=self.bfloat16):
             outputs = self.network(self.images)
         loss = F.cross_entropy(outputs.float(), self.labels, label_smoothing=0.2)
         loss.backward()
@@ -107,12 +111,16 @@ class Steps:
             self.lookahead.update()
 
     def measure(self, count: int) -> dict:
-        """Seconds of each of so many steps, and CPU seconds per step."""
+        """Seconds of a step, of each or, on a GPU, of each ten (it is awaited only then); CPU seconds per step."""
         seconds, cpu = [], time.process_time()
-        for _ in range(count):
-            start = time.perf_counter()
-            self.run()
-            seconds.append(time.perf_counter() - start)
+        each = 1 if self.device == "cpu" else GPU_STEPS
+        for done in range(0, count, each):
+            steps, start = min(each, count - done), time.perf_counter()
+            for _ in range(steps):
+                self.run()
+            if self.device != "cpu":
+                torch.cuda.synchronize()
+            seconds.append((time.perf_counter() - start) / steps)
         return {"seconds": seconds, "cpu_seconds": (time.process_time() - cpu) / count}
 
 
@@ -138,8 +146,9 @@ def fastest(options) -> dict:
     choices = CHOICES if options.compile == FASTEST else [options.compile]
     for layout, compiled in itertools.product(layouts, choices):
         variant = {"layout": layout, "compile": compiled}
-        same = {"batch": options.batch, "threads": options.threads, "precision": options.precision}
-        words = [f"--{name}={value}" for name, value in {**same, **variant, "steps": TRIAL_STEPS}.items()]
+        same = {name: getattr(options, name) for name in ("batch", "threads", "precision", "device")}
+        steps = TRIAL_STEPS if options.device == "cpu" else GPU_STEPS
+        words = [f"--{name}={value}" for name, value in {**same, **variant, "steps": steps}.items()]
         done = subprocess.run([sys.executable, __file__, *words], stdout=subprocess.PIPE, text=True)
         if done.returncode:
             print(f"{variant}: exit code {done.returncode}, left out", file=sys.stderr)
@@ -159,10 +168,13 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--layout", choices=(FASTEST, *LAYOUTS), default=FASTEST)
     parser.add_argument("--compile", choices=(FASTEST, *CHOICES), default=FASTEST)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
+    # Only for GPUs, where ours does so too.
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.benchmark = True
     if FASTEST in (options.layout, options.compile):
         vars(options).update(fastest(options))
     steps = Steps(options, options.layout, options.compile == "yes")

@@ -10,6 +10,7 @@ from models.own_task import OwnTask
 from strategies.registry import build_strategy
 from tests.gpu.fresh_process import STAND_IN, tower_devices, towers
 from tests.gpu.modes import strategy_of
+from towers.errors import UserError
 from towers.input.placed_batch import parts_of
 from towers.options import StepOptions
 from towers.updates.rules import SGD
@@ -41,6 +42,18 @@ def parts_are_there_before_the_step() -> None:
         assert all(name.endswith(device.removeprefix("/device:")) for name in placed), placed
 
 
+def a_label_out_of_range_is_named() -> None:
+    """A GPU computes NaN for it; the run ends with one line about the label, as on a CPU."""
+    devices = towers(parameters=tower_devices()[0])
+    strategy = build_strategy("towers", _own_task(7), devices, StepOptions(rule=SGD(), schedule=Constant(0.01)))
+    try:
+        strategy.run_steps(1)
+    except UserError as error:
+        assert "label 7 is out of range" in str(error), error
+    else:
+        raise AssertionError("no error")
+
+
 def _image_task() -> ImageTask:
     store = ImageStore(images=_pixels(), labels=np.zeros(_COUNT, np.int64), num_classes=2)
     images = ImageSet(
@@ -53,14 +66,14 @@ def _image_task() -> ImageTask:
     return ImageTask(name="zeros", images=images, network="tiny", batch_size=8)
 
 
-def _own_task() -> OwnTask:
+def _own_task(label: int = 0) -> OwnTask:
     def model():
         inputs = keras.Input((32, 32, 3), dtype="uint8")
         return keras.Model(
             inputs, keras.layers.Dense(2)(keras.layers.Flatten()(keras.ops.cast(inputs, "float32")))
         )
 
-    data = (_pixels(), np.zeros(_COUNT, np.int64))
+    data = (_pixels(), np.full(_COUNT, label, np.int64))
     losses = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     return OwnTask(model=model, train_data=data, eval_data=data, losses=losses, batch_size=8)
 

@@ -8,17 +8,22 @@ from tests.gpu.modes import strategy_of
 from tests.towers.logical_cpus import cpus
 
 STEPS = 20
-# Sums of a GPU have another order. Adam divides by the root of small second moments, which enlarges differences.
+# Largest relative differences after so many steps; a loss is in float32. Adam on batch norms of two examples
+# enlarges the rounding of float32: a change of 3e-7 in the initial weights becomes 6e-3 in the loss in 20 steps.
+COMPARED = (("float64", 20, 5e-7), ("float32", 3, 1e-3))
 TOLERANCE = 2e-3
 
 
 def beside_cpu(mode: str) -> None:
-    """Loss, evaluation and parameters after some steps agree within a relative TOLERANCE."""
-    found, expected = (_trained(strategy_of(mode, devices)) for devices in (towers(), cpus(2)))
-    for name, value in found.items():
-        difference = np.linalg.norm(value - expected[name]) / max(np.linalg.norm(expected[name]), 1e-6)
-        print(f"{mode}: {name}: relative difference {difference:.2e}")
-        assert difference < TOLERANCE, name
+    """Loss, evaluation and parameters after some steps agree within the tolerance of each precision."""
+    for precision, steps, tolerance in COMPARED:
+        found, expected = (
+            _trained(strategy_of(mode, devices, precision), steps) for devices in (towers(), cpus(2))
+        )
+        for name, value in found.items():
+            difference = np.linalg.norm(value - expected[name]) / max(np.linalg.norm(expected[name]), 1e-6)
+            print(f"{mode}: {precision}: {name}: relative difference {difference:.2e}")
+            assert difference < tolerance, (precision, name)
 
 
 def late_reports(mode: str) -> None:
@@ -34,8 +39,8 @@ def late_reports(mode: str) -> None:
     print(f"{mode}: seconds of {STEPS - 5} steps: awaited {seconds[0]:.4f}, reported late {seconds[1]:.4f}")
 
 
-def _trained(strategy) -> dict[str, np.ndarray]:
-    loss = strategy.run_steps(STEPS).loss
+def _trained(strategy, steps: int) -> dict[str, np.ndarray]:
+    loss = strategy.run_steps(steps).loss
     parameters = strategy.checkpointables()["parameters"].values()
     values = [tf.convert_to_tensor(value).numpy().ravel() for value in parameters]
     return {

@@ -145,6 +145,10 @@ class TestGiven:
         with refused("4 processes of this machine find 1 GPU"):
             own(1, RING, environ={"NVIDIA_VISIBLE_DEVICES": "all"}, driver=tmp_path)
 
+    def test_processes_of_one_launcher_are_in_one_container(self, tmp_path):
+        with refused("4 processes of this machine find 1 GPU"):
+            own(1, RING, environ={"NVIDIA_VISIBLE_DEVICES": "GPU-1b2c", VARIABLE: "all"}, driver=tmp_path)
+
     def test_tasks_of_a_step_that_train_alone_divide_them_too(self):
         assert own(4, None, environ=STEP | {"SLURM_GPUS_ON_NODE": "4"}).indices == (2,)
 

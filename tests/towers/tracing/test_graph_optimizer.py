@@ -53,3 +53,18 @@ def test_which_batch_norms_are_joined_with_their_relu(monkeypatch, device, use_b
     types = [node.op for node in flat_graph(concrete).graph_def.node]
     assert ("_FusedBatchNormEx" in types) == is_joined
     assert optimized_if_needed(concrete)(tf.ones([2, 6, 6, 4])).dtype == tf.bfloat16
+
+
+def test_nothing_is_joined_for_a_worker_s_gpu(monkeypatch):
+    """It has no kernel for a joined batch norm in float32; the chief optimizes for all workers, on its CPU."""
+    monkeypatch.setattr(graph_optimizer, "must_optimize", lambda concrete: True)
+    model = stacked((6, 6, 4), layers.Conv2D(4, 3), layers.BatchNormalization(), layers.ReLU())
+    cpus = tf.config.list_logical_devices("CPU")
+    monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind=None: [object()] if kind == "GPU" else cpus)
+
+    def outputs(images):
+        with LayerKernels().in_place(model):
+            return model(images, training=True)
+
+    concrete = tf.function(outputs, autograph=False).get_concrete_function(tf.TensorSpec([None, 6, 6, 4]))
+    assert not [node.op for node in flat_graph(concrete).graph_def.node if node.op.startswith("_Fused")]

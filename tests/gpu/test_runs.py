@@ -1,0 +1,87 @@
+"""Runs from the command line: which processes get a GPU, and that the same command gives the same bits."""
+
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+
+from launch.measuring.gpu_cases import num_gpus
+from tests.gpu.fresh_process import STAND_IN
+
+pytestmark = pytest.mark.gpu
+_TIMEOUT_SECONDS = 240
+_ON = "--tower_device=cpu" if STAND_IN else "--tower_device=gpu"
+# ResNet-20 has batch norms before ReLUs, which TensorFlow's graph optimizer joins for CPUs.
+_TRAIN = (
+    sys.executable,
+    "-m",
+    "launch.train",
+    "--task=shapes",
+    "--model=resnet20",
+    "--batch_size=32",
+    "--steps=4",
+)
+
+
+def _run(*command: str) -> subprocess.CompletedProcess:
+    return subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_SECONDS)
+
+
+def _cluster(*members: str) -> tuple[str, ...]:
+    return (sys.executable, "-m", "launch.local", *members, "--")
+
+
+@pytest.mark.parametrize("engine", ["tensorflow", "own"])
+def test_a_worker_of_parameter_servers_computes_on_its_gpu(engine, tmp_path):
+    cluster = _cluster("--workers=1", "--ps=1", "--chief")
+    done = _run(*cluster, *_TRAIN, "--strategy=ps", f"--engine={engine}", _ON, f"--directory={tmp_path}")
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    log = (tmp_path / "logs" / "worker-0.log").read_text()
+    assert STAND_IN or "1 tower on gpu:0" in log, log
+
+
+def test_a_deterministic_run_gives_the_same_numbers_again(tmp_path):
+    losses = []
+    for name in ("first", "second"):
+        directory = tmp_path / name
+        done = _run(*_TRAIN, _ON, "--augment", "--deterministic", f"--directory={directory}")
+        assert done.returncode == 0, done.stderr[-4000:]
+        lines = map(json.loads, (directory / "metrics.jsonl").read_text().splitlines())
+        losses.append([line["loss"] for line in lines if "loss" in line])
+    assert losses[0] and losses[0] == losses[1]
+
+
+@pytest.mark.skipif(STAND_IN, reason="all processes share the CPUs")
+def test_more_workers_than_gpus_end_with_one_line(tmp_path):
+    count = num_gpus()
+    cluster = _cluster(f"--workers={count + 1}")
+    done = _run(*cluster, *_TRAIN, "--strategy=ring", _ON, f"--directory={tmp_path}")
+    assert done.returncode != 0
+    said = done.stdout + done.stderr
+    assert f"{count + 1} processes of this machine find {count} GPU" in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.skipif(STAND_IN, reason="shows what the driver knows of a process")
+def test_towers_on_cpus_start_no_gpu(tmp_path):
+    command = [*_TRAIN, "--tower_device=cpu", f"--directory={tmp_path}"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT)
+    started, seen = time.monotonic(), set()
+    try:
+        while process.poll() is None:
+            assert time.monotonic() - started < _TIMEOUT_SECONDS
+            seen |= _processes_on_gpus()
+            time.sleep(0.5)
+    finally:
+        process.kill()
+        process.wait(_TIMEOUT_SECONDS)
+    assert process.returncode == 0
+    assert process.pid not in seen
+
+
+def _processes_on_gpus() -> set[int]:
+    command = ["nvidia-smi", "--query-compute-apps=pid", "--format=csv,noheader"]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    return {int(line) for line in said.split() if line.isdecimal()}
