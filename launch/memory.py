@@ -20,6 +20,7 @@ Exit codes: launch/binary.py.
 """
 
 import contextlib
+import dataclasses
 import itertools
 import json
 import shutil
@@ -81,7 +82,7 @@ def main(_) -> int:
     if FLAGS.xla:
         raise UserError("--xla: what a compiled tower needs is known only when it runs; omit it for a prediction")
     task = task_from_flags()
-    options = options_from_flags(training.run_length(task))
+    options = dataclasses.replace(options_from_flags(training.run_length(task)), xla=False)
     modes = ProcessModes(
         task,
         _placed(task, devices_from_flags(), options),

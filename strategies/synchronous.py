@@ -3,6 +3,7 @@
 The engine decides where towers run and how their gradients are summed.
 """
 
+import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -71,6 +72,8 @@ class SynchronousStrategy:
         # The template is never trained, so only the spec of the input is needed here.
         self._input = self._dataset("train")
         self.engine = make_engine(self.model, open_length(self._input.element_spec))
+        # They may have left it open.
+        self.options = dataclasses.replace(options, xla=bool(self.engine.options.xla))
         self._batches: Iterator[Batch] | None = None
         self._has_checked_labels = False
 
@@ -105,7 +108,8 @@ class SynchronousStrategy:
         exchanges = self.options.batch_stats == "synced" and len(self.part_shares) > 1
         of_kernels = self.engine.kernels.notices(self.model, exchanges=exchanges)
         recomputed = recomputation.notices(self.model, self.options.recompute)
-        return self.engine.notices + of_kernels + recomputed
+        compiled = ["XLA compiles the step (xla=False disables this)"] if self.options.xla else []
+        return self.engine.notices + of_kernels + recomputed + compiled
 
     def agree(self, move: Move) -> Move:
         return move

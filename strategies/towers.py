@@ -1,5 +1,6 @@
 """The strategy 'towers': towers on the devices of one process, parameters on one of these or on all."""
 
+import dataclasses
 import math
 
 import keras
@@ -14,6 +15,7 @@ from towers.parameters.automatic_device import chosen_device
 from towers.task import Batch, Task
 from towers.tower import ModelVariables
 from towers.tracing.traced_once import TracedOnce
+from towers.xla_choice import suits_xla
 
 
 def towers_strategy(
@@ -26,11 +28,14 @@ def towers_strategy(
     """
 
     def make_engine(model, batch_spec):
+        own = options
+        if options.xla is None:
+            own = dataclasses.replace(options, xla=suits_xla(task, model, devices, options, batch_spec))
         return OneProcessEngine(
             task,
             model,
-            _placed(devices, model, batch_spec, options),
-            options,
+            _placed(devices, model, batch_spec, own),
+            own,
             batch_spec=batch_spec,
             shares=shares,
             traced=GatheredOnce if devices.zero == 3 else TracedOnce,

@@ -19,7 +19,7 @@ from towers.devices import HOST
 from towers.options import StepOptions
 from towers.owners import CURRENT_DEVICE, Owners
 from towers.parameters.permission import Permission
-from towers.parameters.placement import Placement
+from towers.parameters.placement import CentralPlacement, Placement
 from towers.precision import loss_scaling_for
 from towers.task import WeightedValue
 from towers.timeline.activities import UPDATE_SCOPE
@@ -77,6 +77,23 @@ def mean_gradients(
     return Mean(options.clipping.apply(means, norm, owners), tf.cast(norm, tf.float32), loss_finite, finite)
 
 
+def _is_compiled(placement: Placement, sums: TowerResult) -> bool:
+    """Whether XLA compiles the mean. All gradients are on one device then."""
+    dense = all(isinstance(gradient, tf.Tensor) for gradient in sums.gradients)
+    return isinstance(placement, CentralPlacement) and placement.compiled and dense
+
+
+def _compiled_mean(sums: TowerResult, options: StepOptions, loss_scale: tf.Tensor, owners: Owners) -> Mean:
+    """`mean_gradients` as one function that XLA compiles: on a GPU each of its operations waits for the host."""
+
+    @tf.function(jit_compile=True, autograph=False)
+    def compiled(summed, loss_sum, weight, loss_scale):
+        given = sums._replace(gradients=summed, loss_sum=loss_sum, weight=weight)
+        return mean_gradients(given, options, loss_scale)
+
+    return compiled(list(sums.gradients), sums.loss_sum, sums.weight, loss_scale)
+
+
 def finish_step(
     sums: TowerResult, rate: tf.Tensor, *, examples: tf.Tensor, options: StepOptions, counters: Counters, **named
 ) -> StepOutcome:
@@ -120,7 +137,8 @@ def updated(
       What the step reports, and the mean without its gradients.
     """
     with tf.device(device), tf.name_scope(UPDATE_SCOPE):
-        mean = mean_gradients(sums, options, counters.loss_scale.read_value(), placement.owners)
+        means = _compiled_mean if _is_compiled(placement, sums) else mean_gradients
+        mean = means(sums, options, counters.loss_scale.read_value(), placement.owners)
     with tf.device(counters.device):
         is_allowed = Permission(may_update(mean, counters), masked)
         update = counters.updates.read_value()

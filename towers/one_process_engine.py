@@ -115,7 +115,8 @@ class OneProcessEngine(Engine):
         home = self.devices.parameters
         homes = [home] * len(variables.parameters)
         owners = PackedOwners(CURRENT_DEVICE, self._copies, self.devices.towers, homes, home)
-        return CentralPlacement.of(variables, rule, home, owners)
+        compiled = bool(self.options.xla) and self.masked
+        return CentralPlacement.of(variables, rule, home, owners, compiled=compiled)
 
     @property
     def notices(self):

@@ -43,7 +43,8 @@ class StepOptions:
       batch_stats: batch statistics: 'average' of the towers' by weight, 'first' tower's, or 'synced': those of the
         whole batch.
       precision: number format that layers compute in; parameters are float32 (float64 for 'float64').
-      xla: compile the tower function with XLA.
+      xla: compile the tower function with XLA, and on one GPU the update. None leaves it to the strategy 'towers',
+        which compiles on one GPU if XLA can (`towers.xla_choice`); elsewhere it is False.
       fused_batch_norm: run Keras's BatchNormalization on TensorFlow's fused kernel, or, with `tuned_for_cpu` on
         CPUs where that is slow, on compiled loops.
       tuned_for_cpu: on CPU towers, use our own kernels for activations, convolutions and, with AVX2 alone or
@@ -61,7 +62,7 @@ class StepOptions:
     accumulation: int = 1
     batch_stats: str = "average"
     precision: str = "float32"
-    xla: bool = False
+    xla: bool | None = None
     fused_batch_norm: bool = True
     tuned_for_cpu: bool = True
     recompute: str = "none"
@@ -107,7 +108,6 @@ class StepOptions:
         is_slow = is_short and (self.precision == "float16" or not multiplies_bfloat16)
         return LayerKernels(
             fused_batch_norm=self.fused_batch_norm and not loses,
-            fused_by_given_moments=devices.on_cpu or not devices.deterministic,
             compiled_batch_norm=self.fused_batch_norm and compiles_norms,
             compiled_activations=compiles,
             compiled_relu=compiles and is_short and one_thread and AVX512 in found,
@@ -120,6 +120,7 @@ class StepOptions:
             exact_bias_gradients=self.precision == "bfloat16" and devices.on_cpu and not self.xla,
             wide_ids=as_on_gpus,
             values_on_host=as_on_gpus,
+            deterministic=devices.deterministic and not devices.on_cpu,
         )
 
     @staticmethod

@@ -127,7 +127,12 @@ flags.DEFINE_enum(
     "capability 8.0 or higher; otherwise float32. A resumed run keeps its own. All processes of a run need the "
     "same: give it by name if their devices differ.",
 )
-flags.DEFINE_bool("xla", False, "Compile the tower function with XLA. Not with --batch_stats=synced.")
+flags.DEFINE_bool(
+    "xla",
+    None,
+    "Compile the tower function with XLA, and on one GPU the update: the first step takes longer. Not with "
+    "--batch_stats=synced. Default: with --strategy=towers on one GPU yes, if XLA can; elsewhere no.",
+)
 flags.DEFINE_bool(
     "fused_batch_norm",
     True,

@@ -1,10 +1,9 @@
 """The rows of the group gpu: one GPU, and all of this machine's, in each mode that keeps its numbers on them."""
 
-import dataclasses
-
 import tensorflow as tf
 
 from launch.measuring.case import BFLOAT16, FLOAT32, Case, own_case, work_of_flags
+from launch.measuring.cifar_fast_cases import cifar_fast_on_gpu
 from towers.errors import UserError
 from towers.quiet_stderr import stderr_aside
 
@@ -29,11 +28,11 @@ def check_gpus() -> None:
 def gpu_cases() -> list[Case]:
     """One GPU, then all of them; a machine without any has the rows of one."""
     count = max(1, num_gpus())
-    fast = dataclasses.replace(work_of_flags("towers", 1, BFLOAT16), network="cifar_fast")
     return [
-        _case("gpu 1, parameters on it", 1, "--parameter_device=gpu:0"),
-        _case("gpu 1, bfloat16, parameters on it", 1, "--parameter_device=gpu:0", precision=BFLOAT16),
-        own_case("gpu 1, cifar_fast, bfloat16", fast, _ON_GPUS, "--parameter_device=gpu:0"),
+        _case("gpu 1", 1),
+        _case("gpu 1, bfloat16", 1, precision=BFLOAT16),
+        _case("gpu 1, bfloat16, without XLA", 1, "--noxla", precision=BFLOAT16),
+        *cifar_fast_on_gpu(),
         _case(f"gpus {count}, parameters on the CPU", count, "--parameter_device=cpu"),
         _case(f"gpus {count}, replicated", count, "--parameter_device=replicated"),
         _case(f"gpus {count}, replicated, bfloat16", count, "--parameter_device=replicated", precision=BFLOAT16),

@@ -50,7 +50,7 @@ def _check_peers() -> None:
     named = "--peers" if FLAGS.peers else "--torch" if FLAGS.torch else ""
     if named and FLAGS.row:
         raise UserError(f"{named}: rows of --row have no peers; use a --group, or omit {named}")
-    if FLAGS.torch and not FLAGS.peers and GROUPS[FLAGS.group] is not cifar_fast_cases:
+    if FLAGS.torch and not FLAGS.peers and GROUPS[FLAGS.group] not in (cifar_fast_cases, gpu_cases):
         raise UserError("--torch needs --peers, the folder that has torch_step.py")
 
 

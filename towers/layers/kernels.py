@@ -27,8 +27,6 @@ class LayerKernels:
 
     Attributes:
       fused_batch_norm: BatchNormalization runs on TensorFlow's fused kernel.
-      fused_by_given_moments: it does so also where the moments are not those of the layer's own inputs: moving
-        ones, or those of all towers. TensorFlow has no deterministic gradient of that for GPUs.
       compiled_batch_norm: BatchNormalization runs on compiled loops where towers exchange statistics, and
         everywhere without `fused_batch_norm`, for CPUs on which the fused kernel is slow.
       compiled_activations: GELU and SiLU are compiled.
@@ -46,10 +44,11 @@ class LayerKernels:
       exact_bias_gradients: gradients of biases in bfloat16 are sums in float32, as TensorFlow's on CPUs are not.
       wide_ids: Embedding layers look ids up as int64, which stay on a GPU where int32 would not.
       values_on_host: the host computes shapes and seeds that kernels of GPUs read there, after `place_values`.
+      deterministic: BatchNormalization runs on TensorFlow's fused kernel only by the moments of its own inputs. By
+        moving ones, or those of all towers, it has no gradient for GPUs that is the same each time.
     """
 
     fused_batch_norm: bool = True
-    fused_by_given_moments: bool = True
     compiled_batch_norm: bool = False
     compiled_activations: bool = False
     compiled_relu: bool = False
@@ -61,6 +60,7 @@ class LayerKernels:
     exact_bias_gradients: bool = False
     wide_ids: bool = False
     values_on_host: bool = False
+    deterministic: bool = False
 
     @contextlib.contextmanager
     def in_place(self, model: keras.Model, exchange: TowerExchange | None = None, weight: tf.Tensor | None = None):
@@ -79,7 +79,7 @@ class LayerKernels:
                 exchange,
                 weight,
                 fused=fused,
-                fused_by_given=self.fused_by_given_moments,
+                fused_by_given=not self.deterministic,
                 compiled=self.compiled_batch_norm,
             )
         if self.compiled_activations:

@@ -15,6 +15,7 @@ import tensorflow as tf
 from towers import gradients
 from towers.layers.table_rows import TableRows
 from towers.owners import CURRENT_DEVICE, Copies, Owners, Slices
+from towers.parameters.compiled_update import can_compile, update_compiled
 from towers.parameters.permission import Permission
 from towers.tower import ModelVariables
 from towers.updates.rules import UpdateRule
@@ -89,10 +90,17 @@ class CentralPlacement:
     slots: Mapping[str, Mapping[str, tf.Variable]]
     constraints: Mapping[str, object]
     owners: Owners = CURRENT_DEVICE
+    compiled: bool = False
 
     @classmethod
     def of(
-        cls, variables: ModelVariables, rule: UpdateRule, device: str, owners: Owners = CURRENT_DEVICE
+        cls,
+        variables: ModelVariables,
+        rule: UpdateRule,
+        device: str,
+        owners: Owners = CURRENT_DEVICE,
+        *,
+        compiled: bool = False,
     ) -> "CentralPlacement":
         """Variables on `device` with the template's present values, and slots of zeros.
 
@@ -101,12 +109,13 @@ class CentralPlacement:
           rule: names the slots.
           device: where they are.
           owners: where gradients meet, on `device`; the default is the sum over the towers of this process.
+          compiled: whether XLA compiles mean and update, where it can. Only with masks (`Permission`).
         """
         with tf.device(device):
             parameters = variables_like(variables.parameters)
             state = variables_like(variables.state)
             slots = make_slots(rule, parameters)
-        return cls(device, parameters, state, slots, constraints_of(variables), owners)
+        return cls(device, parameters, state, slots, constraints_of(variables), owners, compiled)
 
     def read(self, rows: Mapping[str, tf.Tensor] | None = None):
         """As `Placement.read`.
@@ -124,6 +133,12 @@ class CentralPlacement:
             return values, [variable.read_value() for variable in self.state.values()]
 
     def update(self, is_allowed, means, new_state, *, rule, rate, update):
+        if self.compiled and not self.constraints and can_compile(rule, self.parameters, means):
+            described = rule, self.parameters, self.slots, self.state
+            with tf.device(self.device):
+                update_compiled(*described, means, new_state, rate, update, is_allowed.flag)
+            return
+
         def update_all():
             with tf.device(self.device):
                 described = self.parameters, self.slots, self.constraints

@@ -51,6 +51,13 @@ class ScaledRates:
         rule = self.rule.with_decay_divided(self.factor)
         rule.apply(path, variable, slots, gradient, rate * self.factor, update)
 
+    def new_values(self, path, value, slots, gradient, rate, update):
+        """As those of the rules in `towers.updates.rules`, of which `rule` must be one."""
+        if not self.scales(path, value.shape):
+            return self.rule.new_values(path, value, slots, gradient, rate, update)
+        rule = self.rule.with_decay_divided(self.factor)
+        return rule.new_values(path, value, slots, gradient, rate * self.factor, update)
+
     @property
     def num_steps(self) -> int | None:
         return self.rule.num_steps
@@ -97,10 +104,7 @@ class Lookahead:
     def apply(self, path, variable, slots, gradient, rate, update):
         own = {name: slots[name] for name in self.rule.slot_names}
         self.rule.apply(path, variable, own, gradient, rate, update)
-        done = update + 1
-        # The last average is without the last update's weights: `finish` takes it.
-        is_last = tf.logical_and(done == self.num_updates, done > self.every)
-        is_due = tf.logical_and(done % self.every == 0, tf.logical_not(is_last))
+        is_due, done = self._is_due(update), update + 1
         if is_gpu(variable.device):
             # A GPU would wait for the host's decision in every step.
             average = self._average(variable, slots["slow"], done)
@@ -108,6 +112,15 @@ class Lookahead:
             variable.assign(tf.where(is_due, average, variable))
         else:
             tf.cond(is_due, lambda: self._reset_to_average(variable, slots["slow"], done), lambda: False)
+
+    def new_values(self, path, value, slots, gradient, rate, update):
+        """As those of the rules in `towers.updates.rules`, of which `rule` must be one."""
+        own = {name: slots[name] for name in self.rule.slot_names}
+        value, found = self.rule.new_values(path, value, own, gradient, rate, update)
+        is_due, done = self._is_due(update), update + 1
+        average = self._average(value, slots["slow"], done)
+        slow = tf.where(is_due, average, slots["slow"])
+        return tf.where(is_due, average, value), {**found, "slow": slow}
 
     @property
     def num_steps(self) -> int:
@@ -119,6 +132,13 @@ class Lookahead:
 
     def with_decay_divided(self, factor):
         return dataclasses.replace(self, rule=self.rule.with_decay_divided(factor))
+
+    def _is_due(self, update) -> tf.Tensor:
+        """Whether this update is followed by a reset."""
+        done = update + 1
+        # The last average is without the last update's weights: `finish` takes it.
+        is_last = tf.logical_and(done == self.num_updates, done > self.every)
+        return tf.logical_and(done % self.every == 0, tf.logical_not(is_last))
 
     def _reset_to_average(self, variable, slow, done):
         variable.assign(slow.assign(self._average(variable, slow, done)))

@@ -101,6 +101,13 @@ class _Decaying:
     def with_decay_divided(self, factor):
         return dataclasses.replace(self, weight_decay=self.weight_decay / factor)
 
+    def new_values(self, path, value, slots, gradient, rate, update):
+        """`changed` with the weight decay before it; arguments and result as there, and a parameter's name."""
+        if self.weight_decay and self.decays(path, value.shape):
+            rate_of_decay = tf.cast(rate, value.dtype) * tf.constant(self.weight_decay, value.dtype)
+            value -= value * rate_of_decay
+        return self.changed(value, slots, gradient, rate, update)
+
     def _decay(self, path, variable, rate):
         if self.weight_decay and self.decays(path, variable.shape):
             variable.assign_sub(variable * (rate * tf.constant(self.weight_decay, rate.dtype)))
@@ -256,6 +263,18 @@ class Muon(_Decaying):
         velocity = slots["momentum"].assign(momentum * slots["momentum"] + gradient)
         direction = tf.reshape(gradient + momentum * velocity, [-1, variable.shape[-1]])
         variable.assign_sub(rate * tf.reshape(orthogonalized(direction), variable.shape))
+
+    def new_values(self, path, value, slots, gradient, rate, update):
+        if not self.orthogonalizes(path, value.shape):
+            return self._others().new_values(path, value, slots, gradient, rate * self.other_factor, update)
+        return super().new_values(path, value, slots, gradient, rate, update)
+
+    def changed(self, value, slots, gradient, rate, update):
+        momentum = tf.constant(self.momentum, value.dtype)
+        velocity = momentum * slots["momentum"] + gradient
+        direction = tf.reshape(gradient + momentum * velocity, [-1, value.shape[-1]])
+        moved = tf.cast(rate, value.dtype) * tf.reshape(orthogonalized(direction), value.shape)
+        return value - moved, {"momentum": velocity}
 
 
 # Coefficients of the quintic polynomial that moves singular values towards 1 fastest (Jordan et al. 2024).

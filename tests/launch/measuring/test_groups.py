@@ -80,7 +80,7 @@ def test_each_precision_of_cifar_fast_has_its_peer_without_a_folder_of_peers(pee
     python, program, *options = rows[3].command
     assert python == "python-of-torch"
     assert pathlib.Path(program).exists()
-    assert options == ["--batch=1024", "--steps=7", "--precision=bfloat16"]
+    assert options == ["--batch=1024", "--steps=7", "--precision=bfloat16", "--device=cpu"]
 
 
 @pytest.mark.parametrize("group", ["cifar_fast", "kinds_of_cpu"])
@@ -150,7 +150,9 @@ def test_all_that_is_for_larger_models_is_measured_once(peers):
 
 def test_the_group_gpu_needs_one(peers):
     """Without a GPU the group is refused in one line; its rows ask for GPUs by name."""
-    assert all("--tower_device=gpu" in row.command for row in GROUPS["gpu"]())
+    rows = GROUPS["gpu"]()
+    assert all("--tower_device=gpu" in row.command for row in rows if not row.is_peer)
+    assert ["--device=cuda" in row.command for row in rows if row.is_peer] == [True]
     if num_gpus() == 0:
         with flagsaver.flagsaver(group="gpu"), refused("--group=gpu", "no GPU"):
             cases()

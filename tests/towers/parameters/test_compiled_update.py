@@ -1,0 +1,77 @@
+"""An update that XLA compiles gives the numbers of the kernels, and leaves everything as it was where it must."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from strategies.towers import towers_strategy
+from tests.strategies.small_task import small_task
+from tests.towers.logical_cpus import cpus
+from tests.towers.partitioned_graphs import recorded_graphs
+from towers.options import StepOptions
+from towers.parameters import compiled_update
+from towers.updates.clipping import Clipping
+from towers.updates.composed_rules import Lookahead, ScaledRates
+from towers.updates.rules import SGD, Adam, Momentum, Muon, matrices_only
+from towers.updates.schedules import Constant
+
+STEPS = 7
+NESTEROV = Momentum(nesterov=True, weight_decay=0.01)
+RULES = [
+    pytest.param(SGD(weight_decay=0.01), id="sgd", marks=pytest.mark.full),
+    pytest.param(NESTEROV, id="nesterov", marks=pytest.mark.full),
+    pytest.param(Adam(weight_decay=0.01), id="adamw"),
+    pytest.param(Muon(orthogonalizes=matrices_only, weight_decay=0.01), id="muon", marks=pytest.mark.full),
+    pytest.param(
+        Lookahead(rule=ScaledRates(rule=NESTEROV, factor=4.0), num_updates=STEPS, every=3), id="lookahead"
+    ),
+]
+
+
+def strategy_of(rule, *, xla, rate=0.05, **options):
+    # With masks, as where a GPU has the parameters.
+    devices = dataclasses.replace(cpus(1), masks=True)
+    options = StepOptions(rule=rule, schedule=Constant(rate), xla=xla, precision="float64", **options)
+    return towers_strategy(small_task(batch_norm=True), devices, options)
+
+
+def variables_of(strategy) -> dict[str, np.ndarray]:
+    engine = strategy.engine
+    slots = {f"{slot} of {name}": one for slot, by_name in engine.slots().items() for name, one in by_name.items()}
+    return {name: one.numpy() for name, one in {**engine.parameters(), **engine.state(), **slots}.items()}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_numbers_are_those_of_the_kernels(rule):
+    found = []
+    for xla in (False, True):
+        strategy = strategy_of(rule, xla=xla, clipping=Clipping(global_norm=0.5))
+        with recorded_graphs() as graphs:
+            strategy.run_steps(STEPS)
+        # Tower, mean and update.
+        assert len([node for node in graphs.nodes if node.attr["_XlaMustCompile"].b]) == (3 if xla else 0)
+        found.append(variables_of(strategy))
+    for name, value in found[0].items():
+        np.testing.assert_allclose(found[1][name], value, rtol=1e-9, atol=1e-12, err_msg=name)
+
+
+def test_a_skipped_step_changes_nothing():
+    strategy = strategy_of(NESTEROV, xla=True, on_nan="skip")
+    strategy.run_steps(1)
+    first = next(iter(strategy.engine.parameters().values()))
+    first.assign(np.full(first.shape, np.inf))
+    before = variables_of(strategy)
+    assert strategy.run_steps(1).skipped == 1
+    for name, value in variables_of(strategy).items():
+        np.testing.assert_array_equal(value, before[name], err_msg=name)
+
+
+def test_a_rule_of_a_user_s_own_is_not_compiled():
+    class Own(Momentum):
+        def apply(self, path, variable, slots, gradient, rate, update):
+            variable.assign_sub(rate * gradient)
+
+    assert compiled_update.can_compile(NESTEROV, {}, [])
+    assert not compiled_update.can_compile(Own(), {}, [])
+    assert not compiled_update.can_compile(ScaledRates(rule=Own(), factor=2.0), {}, [])

@@ -1,0 +1,103 @@
+"""When XLA compiles by default: on one GPU, what it can compile."""
+
+import dataclasses
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+from models.data.drawn_text import DrawnText
+from models.networks.transformer import TransformerSize
+from models.own_task import OwnTask
+from models.text_task import TextTask
+from tests.strategies.small_task import small_task
+from towers.devices import Devices
+from towers.input.tower_parts import open_length
+from towers.input.unprepared import read_dataset
+from towers.options import StepOptions
+from towers.task import InputShard
+from towers.xla_choice import suits_xla
+
+GPU = Devices(towers=("/device:GPU:0",), parameters="/device:GPU:0", input_on_towers=True)
+TEXT = TextTask(
+    text=DrawnText(num_tokens=9, length=6),
+    size=TransformerSize(blocks=1, width=8, heads=2),
+    batch_size=4,
+    dropout=0.1,
+)
+
+
+def chosen(task, devices=GPU, spec=None, **options) -> bool:
+    dataset = read_dataset(task, "train", InputShard(), unprepared=devices.input_on_towers)
+    spec = open_length(dataset.element_spec) if spec is None else spec
+    return suits_xla(task, task.build_model(), devices, StepOptions(**options), spec)
+
+
+def own_task(layer, shape=(3,)) -> OwnTask:
+    def model():
+        return keras.Sequential([layers.Input(shape), layer(), layers.GlobalMaxPooling1D(), layers.Dense(2)])
+
+    data = (np.zeros((8, 5, 3), np.float32), np.zeros(8, np.int64))
+    losses = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    return OwnTask(model=model, train_data=data, losses=losses, batch_size=4)
+
+
+class OnHost(layers.Layer):
+    """Calls Python, for which XLA has no kernel."""
+
+    def call(self, inputs):
+        return tf.ensure_shape(tf.numpy_function(lambda x: x, [inputs], inputs.dtype), inputs.shape)
+
+    def compute_output_shape(self, shape):
+        return shape
+
+
+def unchanged() -> layers.Layer:
+    return layers.Activation("relu")
+
+
+@pytest.mark.parametrize(
+    "task", [small_task(augment=True, batch_norm=True, dropout=0.1), TEXT], ids=["images", "text"]
+)
+def test_one_gpu_compiles(task):
+    assert chosen(task)
+
+
+@pytest.mark.parametrize(
+    "devices",
+    [
+        {"towers": ("/device:GPU:0", "/device:GPU:1")},
+        {"towers": ("/device:CPU:0",), "input_on_towers": False},
+        {"deterministic": True},
+        {"zero": 3},
+    ],
+    ids=str,
+)
+def test_other_devices_do_not(devices):
+    assert not chosen(small_task(), dataclasses.replace(GPU, **devices))
+
+
+def test_a_model_that_xla_can_not_compile():
+    assert chosen(own_task(unchanged, (5, 3)))
+    assert not chosen(own_task(OnHost, (5, 3)))
+
+
+def test_batches_of_many_lengths_would_be_compiled_many_times():
+    task = own_task(unchanged, (None, 3))
+    spec = open_length(task.dataset("train", InputShard()).element_spec)
+    assert chosen(task, spec=spec)
+    assert not chosen(task, spec=spec._replace(features=tf.TensorSpec([None, None, 3])))
+
+
+def test_recomputation_is_not_for_xla():
+    assert not chosen(small_task(), recompute="full")
+
+
+def test_a_gpu_for_which_xla_lacks_files_of_cuda(monkeypatch):
+    def fails(*arguments):
+        raise tf.errors.InternalError(None, None, "libdevice not found at ./libdevice.10.bc")
+
+    monkeypatch.setattr(tf, "exp", fails)
+    assert not chosen(small_task())
