@@ -38,7 +38,10 @@ def suits_xla(task: Task, model: keras.Model, devices: Devices, options: StepOpt
     one_gpu = devices.num_towers == 1 and not devices.on_cpu and not devices.groups
     # Not all operations that XLA compiles give the same bits each time; recomputation is not for XLA.
     is_usual = not devices.deterministic and devices.zero != 3 and options.recompute == "none"
-    return one_gpu and is_usual and works_on(devices.towers[0]) and can_compile(task, model, batch_spec)
+    # XLA draws other numbers from a seed, so dropout would differ from that of other modes.
+    if not one_gpu or not is_usual or ModelVariables.of(model).seeds:
+        return False
+    return works_on(devices.towers[0]) and can_compile(task, model, batch_spec)
 
 
 def works_on(device: str) -> bool:

@@ -23,6 +23,7 @@ MODES: Mapping[str, Mapping[str, object]] = {
     "offload": {"offload": "optimizer"},
     "synced": {"batch_stats": "synced"},
     "accumulation": {"accumulation": 2},
+    "xla": {"parameters": 0, "xla": True},
     "mirrored": {"name": "mirrored"},
     "pipeline": {"name": "pipeline"},
     "slices": {"name": "slices"},
@@ -34,7 +35,7 @@ def strategy_of(mode: str, devices: Devices, precision: str = "float32") -> Stra
     fields = dict(MODES[mode])
     options = StepOptions(rule=Adam(), schedule=Constant(0.01), seed=3, precision=precision)
     name = fields.pop("name", "towers")
-    changed = {field: fields.pop(field) for field in ("batch_stats", "accumulation") if field in fields}
+    changed = {field: fields.pop(field) for field in ("batch_stats", "accumulation", "xla") if field in fields}
     if "parameters" in fields:
         fields["parameters"] = devices.towers[fields["parameters"]]
     placed = dataclasses.replace(devices, **fields)

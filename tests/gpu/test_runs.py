@@ -42,14 +42,31 @@ def test_a_worker_of_parameter_servers_computes_on_its_gpu(engine, tmp_path):
     assert STAND_IN or "1 tower on gpu:0" in log, log
 
 
+@pytest.mark.skipif(STAND_IN, reason="CPUs don't compile by default")
+def test_one_gpu_compiles_the_step(tmp_path):
+    """The losses of some steps, with and without XLA."""
+    losses = []
+    for name, flags in (("compiled", ()), ("not", ("--noxla",))):
+        directory = tmp_path / name
+        done = _run(*_TRAIN, _ON, "--num_towers=1", "--notf32", *flags, f"--directory={directory}")
+        assert done.returncode == 0, done.stderr[-4000:]
+        assert ("XLA compiles the step" in done.stdout) is (name == "compiled")
+        losses.append(_losses(directory))
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+
+
+def _losses(directory) -> list[float]:
+    lines = map(json.loads, (directory / "metrics.jsonl").read_text().splitlines())
+    return [line["loss"] for line in lines if "loss" in line]
+
+
 def test_a_deterministic_run_gives_the_same_numbers_again(tmp_path):
     losses = []
     for name in ("first", "second"):
         directory = tmp_path / name
         done = _run(*_TRAIN, _ON, "--augment", "--deterministic", f"--directory={directory}")
         assert done.returncode == 0, done.stderr[-4000:]
-        lines = map(json.loads, (directory / "metrics.jsonl").read_text().splitlines())
-        losses.append([line["loss"] for line in lines if "loss" in line])
+        losses.append(_losses(directory))
     assert losses[0] and losses[0] == losses[1]
 
 

