@@ -76,7 +76,8 @@ def build_strategy(task: Task, options: StepOptions | None = None) -> Strategy:
     devices, membership = devices_from_flags(), servers_membership()
     options = options or options_from_flags(run_length(task))
     if FLAGS.verify:
-        options = dataclasses.replace(options, precision=FLAGS.verify_precision)
+        # By itself XLA would round the preparation of images, in float32, otherwise than the reference.
+        options = dataclasses.replace(options, precision=FLAGS.verify_precision, xla=bool(options.xla))
     shares = numbers_from("tower_shares")
     if membership is not None and membership.role == SERVER:
         sys.exit(serve(options, membership))

@@ -30,7 +30,7 @@ def towers_strategy(
     def make_engine(model, batch_spec):
         own = options
         if options.xla is None:
-            own = dataclasses.replace(options, xla=suits_xla(task, model, devices, options, batch_spec))
+            own = dataclasses.replace(options, xla=compiles_by_default(task, model, devices, options, batch_spec))
         return OneProcessEngine(
             task,
             model,
@@ -46,6 +46,21 @@ def towers_strategy(
     )
 
 
+def compiles_by_default(
+    task: Task, model: keras.Model, devices: Devices, options: StepOptions, batch_spec: Batch
+) -> bool:
+    """Whether XLA compiles the step if the options leave it open; arguments as for `suits_xla`."""
+    # XLA reads whole tables.
+    reads_whole = not _reads_rows(model, batch_spec, options)
+    return reads_whole and suits_xla(task, model, devices, options, batch_spec)
+
+
+def _reads_rows(model: keras.Model, batch_spec: Batch, options: StepOptions) -> bool:
+    """Whether steps read rows of a large table."""
+    by_rows = tables_by_rows(model, batch_spec, options)
+    return by_rows is not None and bool(by_rows.heights)
+
+
 def _placed(devices: Devices, model: keras.Model, batch_spec: Batch, options: StepOptions) -> Devices:
     """The devices with the parameters where they are best for this model, if that was left open."""
     if not devices.automatic:
@@ -53,12 +68,11 @@ def _placed(devices: Devices, model: keras.Model, batch_spec: Batch, options: St
     variables = ModelVariables.of(model).parameters
     parameter_bytes = sum(math.prod(variable.shape) * tf.as_dtype(variable.dtype).size for variable in variables)
     memory = [gpu.memory_bytes for gpu in devices.gpus]
-    by_rows = tables_by_rows(model, batch_spec, options)
     chosen = chosen_device(
         num_gpus=devices.num_towers,
         parameter_bytes=parameter_bytes,
         slot_bytes=parameter_bytes * len(options.rule.slot_names),
         gpu_bytes=None if None in memory or not memory else min(memory),
-        reads_rows=by_rows is not None and bool(by_rows.heights),
+        reads_rows=_reads_rows(model, batch_spec, options),
     )
     return devices.placed(chosen.device, chosen.reason)

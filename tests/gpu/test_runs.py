@@ -55,6 +55,11 @@ def test_one_gpu_compiles_the_step(tmp_path):
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)
 
 
+def test_one_gpu_is_verified():
+    done = _run(*_TRAIN, _ON, "--num_towers=1", "--augment", "--verify")
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+
+
 def _losses(directory) -> list[float]:
     lines = map(json.loads, (directory / "metrics.jsonl").read_text().splitlines())
     return [line["loss"] for line in lines if "loss" in line]

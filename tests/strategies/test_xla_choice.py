@@ -8,17 +8,19 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
+from models.clicks_task import ClicksTask
+from models.data.drawn_clicks import DrawnClicks
 from models.data.drawn_text import DrawnText
 from models.networks.transformer import TransformerSize
 from models.own_task import OwnTask
 from models.text_task import TextTask
+from strategies.towers import compiles_by_default
 from tests.strategies.small_task import small_task
 from towers.devices import Devices
 from towers.input.tower_parts import open_length
 from towers.input.unprepared import read_dataset
 from towers.options import StepOptions
 from towers.task import InputShard
-from towers.xla_choice import suits_xla
 
 GPU = Devices(towers=("/device:GPU:0",), parameters="/device:GPU:0", input_on_towers=True)
 TEXT = TextTask(
@@ -31,7 +33,7 @@ TEXT = TextTask(
 def chosen(task, devices=GPU, spec=None, **options) -> bool:
     dataset = read_dataset(task, "train", InputShard(), unprepared=devices.input_on_towers)
     spec = open_length(dataset.element_spec) if spec is None else spec
-    return suits_xla(task, task.build_model(), devices, StepOptions(**options), spec)
+    return compiles_by_default(task, task.build_model(), devices, StepOptions(**options), spec)
 
 
 def own_task(layer, shape=(3,)) -> OwnTask:
@@ -91,6 +93,15 @@ def test_batches_of_many_lengths_would_be_compiled_many_times():
 def test_dropout_stays_that_of_other_modes():
     """XLA draws other masks."""
     assert not chosen(small_task(dropout=0.1))
+
+
+def test_rows_of_large_tables_are_read_as_rows():
+    """XLA would read and update the whole table in each step."""
+    small, large = (
+        ClicksTask(clicks=DrawnClicks(num_tables=2, num_rows=rows), batch_size=8) for rows in (9, 99_999)
+    )
+    assert chosen(small)
+    assert not chosen(large)
 
 
 def test_recomputation_is_not_for_xla():
