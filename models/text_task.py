@@ -82,7 +82,7 @@ class TextTask:
         A token is valid if its label is not 0. It weighs as much as its text: 1 without weights.
         """
         logits = outputs if outputs.dtype == tf.float64 else tf.cast(outputs, tf.float32)
-        labels = _wide(batch.labels)
+        labels = batch.labels
         # As a vector: of more dimensions TensorFlow checks the shapes in the graph, for which a GPU's host waits.
         values = tf.nn.sparse_softmax_cross_entropy_with_logits(
             labels=tf.reshape(labels, [-1]), logits=tf.reshape(logits, [-1, logits.shape[-1]])
@@ -92,21 +92,16 @@ class TextTask:
 
     def metrics(self, outputs: tf.Tensor, batch: Batch) -> Mapping[str, WeightedValue]:
         """{'accuracy': (weight of the tokens whose largest logit is the label's, weight of the valid tokens)}."""
-        right = tf.equal(tf.argmax(outputs, axis=-1), _wide(batch.labels))
+        right = tf.equal(tf.argmax(outputs, axis=-1), batch.labels)
         return {"accuracy": WeightedValue(*_sum_over_tokens(tf.cast(right, tf.float32), batch))}
 
     def _batch(self, split: str, part: BatchSlice) -> Batch:
         return Batch(*self.text.gather(split, part.indices))
 
 
-def _wide(labels: tf.Tensor) -> tf.Tensor:
-    """Labels as int64: TensorFlow reshapes and compares int32 on the host, which would wait for a GPU's."""
-    return tf.cast(labels, tf.int64)
-
-
 def _sum_over_tokens(values: tf.Tensor, batch: Batch) -> tuple[tf.Tensor, tf.Tensor]:
     """Weighted sum of float32 [N, T] `values` over the valid tokens, and the sum of the tokens' weights."""
-    weights = tf.cast(tf.not_equal(_wide(batch.labels), NO_TOKEN), tf.float32)
+    weights = tf.cast(tf.not_equal(batch.labels, NO_TOKEN), tf.float32)
     if not isinstance(batch.weights, tuple):
         weights *= tf.cast(batch.weights, tf.float32)[:, None]
     return weighted_sum(values, weights)

@@ -41,10 +41,10 @@ def suits_xla(task: Task, model: keras.Model, devices: Devices, options: StepOpt
     # XLA draws other numbers from a seed, so dropout would differ from that of other modes.
     if not one_gpu or not is_usual or ModelVariables.of(model).seeds:
         return False
-    return works_on(devices.towers[0]) and can_compile(task, model, batch_spec)
+    return _works_on(devices.towers[0]) and _can_compile(task, model, batch_spec)
 
 
-def works_on(device: str) -> bool:
+def _works_on(device: str) -> bool:
     """Whether XLA compiles for a device. For GPUs it needs files of CUDA's compiler, which drivers don't bring."""
     try:
         with tf.device(device):
@@ -55,21 +55,21 @@ def works_on(device: str) -> bool:
     return True
 
 
-def can_compile(task: Task, model: keras.Model, batch_spec: Batch) -> bool:
+def _can_compile(task: Task, model: keras.Model, batch_spec: Batch) -> bool:
     """Whether XLA has kernels for a forward pass of the task, loss and metrics, at shapes that stay the same."""
-    if any(None in spec.shape[1:] for spec in tf.nest.flatten(batch_spec) if spec.shape.rank):
-        return False
-    if any(spec.shape.rank is None for spec in tf.nest.flatten(batch_spec)):
+    shapes = [spec.shape for spec in tf.nest.flatten(batch_spec)]
+    if any(shape.rank is None or None in shape[1:] for shape in shapes):
         return False
     if not all(layer.supports_jit for layer in model._flatten_layers()):
         return False
-    return not unsupported(_forward_graph(task, model, batch_spec))
+    return not _unsupported(_forward_graph(task, model, batch_spec))
 
 
-def unsupported(graph: tf.Graph) -> set[str]:
-    """Kinds of operations in a graph, and in the functions that it calls, that keep XLA from compiling it."""
-    # XLA registers its kernels when it compiles something.
-    works_on("/device:CPU:0")
+def _unsupported(graph: tf.Graph) -> set[str]:
+    """Kinds of operations in a graph, and in the functions that it calls, that keep XLA from compiling it.
+
+    XLA registers its kernels when it compiles something, as in `_works_on`.
+    """
     described = graph.as_graph_def()
     kinds = {node.op for node in described.node}
     functions = {function.signature.name for function in described.library.function}

@@ -24,7 +24,7 @@ def cifar_fast_cases() -> list[Case]:
     cases = []
     for precision in (FLOAT32, BFLOAT16):
         own = _towers(precision)
-        cases += [own] if own.left_out else [own, *torch_cases(precision)]
+        cases += [own] if own.left_out else [own, *_torch(precision)]
     return cases
 
 
@@ -32,14 +32,14 @@ def cifar_fast_on_gpu() -> list[Case]:
     """One GPU in bfloat16, and with --torch PyTorch on it."""
     work = _work("towers", 1, BFLOAT16)
     own = own_case(f"gpu 1, cifar_fast, {BFLOAT16}", work, "--tower_device=gpu", *_UPDATE_RULE)
-    return [own, *torch_cases(BFLOAT16, "cuda")]
+    return [own, *_torch(BFLOAT16, "cuda")]
 
 
 def _towers(precision: str) -> Case:
     return own_case(f"towers 2, {precision}", _work("towers", 2, precision), *_UPDATE_RULE)
 
 
-def torch_cases(precision: str, device: str = "cpu") -> list[Case]:
+def _torch(precision: str, device: str = "cpu") -> list[Case]:
     """PyTorch on one device, 'cpu' or 'cuda'; nothing without --torch."""
     if not FLAGS.torch:
         return []

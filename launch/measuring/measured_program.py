@@ -29,9 +29,10 @@ from towers.errors import UserError
 from towers.task import InputShard
 
 FLAGS = flags.FLAGS
+# A GPU's short steps are done several to a call, as by a Trainer.
+_GPU_CALL_STEPS = 10
 # Steps of parameter servers are so short that the warm-up needs many.
 _TRAINER_WARM_UP_STEPS = 3
-_GPU_CALL_STEPS = 10
 _SERVERS_WARM_UP_STEPS, _SERVERS_WARM_UP_SECONDS = 20, 5.0
 # Batches to measure per --measured_steps: a batch takes much less time than a step.
 _INPUT_FACTOR = 10

@@ -81,7 +81,8 @@ class DrawnText:
 
         Returns:
           tokens: int32 [n, length], what a model reads: token 0, then the text without its last token.
-          labels: int64 [n, length], what it predicts at each position: the text, then zeros.
+          labels: int64 [n, length], what it predicts at each position: the text, then zeros. TensorFlow reshapes
+            and compares int32 on the host, which would wait for a GPU.
         """
         counters = indices[:, None]
         lengths = self._lengths(uniform_numbers(_seeds(f"{checked_split(split)} length", 1), counters))

@@ -1,6 +1,5 @@
 """Sums over replicas and over processes with GPUs."""
 
-import json
 import subprocess
 import sys
 
@@ -8,6 +7,7 @@ import pytest
 
 from launch.measuring.gpu_cases import num_gpus
 from tests.gpu.fresh_process import STAND_IN, run_check
+from tests.gpu.reported_losses import reported_losses
 
 pytestmark = pytest.mark.gpu
 # As in `tests.gpu.checks.numbers`.
@@ -42,7 +42,6 @@ def test_a_ring_of_two_processes_with_a_gpu_each_over_tcp(tmp_path):
             timeout=_TIMEOUT_SECONDS,
         )
         assert done.returncode == 0, done.stderr[-4000:]
-        lines = (directory / "metrics.jsonl").read_text().splitlines()
-        losses[directory.name] = [found["loss"] for found in map(json.loads, lines) if "loss" in found][-1]
+        losses[directory.name] = reported_losses(directory)[-1]
     first, second = losses.values()
     assert second == pytest.approx(first, rel=_TOLERANCE)

@@ -1,6 +1,5 @@
 """Runs from the command line: which processes get a GPU, and that the same command gives the same bits."""
 
-import json
 import subprocess
 import sys
 import time
@@ -9,6 +8,7 @@ import pytest
 
 from launch.measuring.gpu_cases import num_gpus
 from tests.gpu.fresh_process import STAND_IN
+from tests.gpu.reported_losses import reported_losses
 
 pytestmark = pytest.mark.gpu
 _TIMEOUT_SECONDS = 240
@@ -51,7 +51,7 @@ def test_one_gpu_compiles_the_step(tmp_path):
         done = _run(*_TRAIN, _ON, "--num_towers=1", "--notf32", *flags, f"--directory={directory}")
         assert done.returncode == 0, done.stderr[-4000:]
         assert ("XLA compiles the step" in done.stdout) is (name == "compiled")
-        losses.append(_losses(directory))
+        losses.append(reported_losses(directory))
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)
 
 
@@ -60,18 +60,13 @@ def test_one_gpu_is_verified():
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
 
 
-def _losses(directory) -> list[float]:
-    lines = map(json.loads, (directory / "metrics.jsonl").read_text().splitlines())
-    return [line["loss"] for line in lines if "loss" in line]
-
-
 def test_a_deterministic_run_gives_the_same_numbers_again(tmp_path):
     losses = []
     for name in ("first", "second"):
         directory = tmp_path / name
         done = _run(*_TRAIN, _ON, "--augment", "--deterministic", f"--directory={directory}")
         assert done.returncode == 0, done.stderr[-4000:]
-        losses.append(_losses(directory))
+        losses.append(reported_losses(directory))
     assert losses[0] and losses[0] == losses[1]
 
 

@@ -5,6 +5,7 @@ average comes after the step is counted, because the last step may be a skipped 
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 
 import tensorflow as tf
@@ -104,23 +105,21 @@ class Lookahead:
     def apply(self, path, variable, slots, gradient, rate, update):
         own = {name: slots[name] for name in self.rule.slot_names}
         self.rule.apply(path, variable, own, gradient, rate, update)
-        is_due, done = self._is_due(update), update + 1
         if is_gpu(variable.device):
             # A GPU would wait for the host's decision in every step.
-            average = self._average(variable, slots["slow"], done)
-            slots["slow"].assign(tf.where(is_due, average, slots["slow"]))
-            variable.assign(tf.where(is_due, average, variable))
+            value, slow = self._reset_if_due(variable.read_value(), slots["slow"].read_value(), update)
+            slots["slow"].assign(slow)
+            variable.assign(value)
         else:
-            tf.cond(is_due, lambda: self._reset_to_average(variable, slots["slow"], done), lambda: False)
+            reset = functools.partial(self._reset_to_average, variable, slots["slow"], update + 1)
+            tf.cond(self._is_due(update), reset, lambda: False)
 
     def new_values(self, path, value, slots, gradient, rate, update):
         """As those of the rules in `towers.updates.rules`, of which `rule` must be one."""
         own = {name: slots[name] for name in self.rule.slot_names}
         value, found = self.rule.new_values(path, value, own, gradient, rate, update)
-        is_due, done = self._is_due(update), update + 1
-        average = self._average(value, slots["slow"], done)
-        slow = tf.where(is_due, average, slots["slow"])
-        return tf.where(is_due, average, value), {**found, "slow": slow}
+        value, slow = self._reset_if_due(value, slots["slow"], update)
+        return value, {**found, "slow": slow}
 
     @property
     def num_steps(self) -> int:
@@ -139,6 +138,11 @@ class Lookahead:
         # The last average is without the last update's weights: `finish` takes it.
         is_last = tf.logical_and(done == self.num_updates, done > self.every)
         return tf.logical_and(done % self.every == 0, tf.logical_not(is_last))
+
+    def _reset_if_due(self, value, slow, update) -> tuple[tf.Tensor, tf.Tensor]:
+        """The weights and slow weights after an update, without a conditional."""
+        is_due, average = self._is_due(update), self._average(value, slow, update + 1)
+        return tf.where(is_due, average, value), tf.where(is_due, average, slow)
 
     def _reset_to_average(self, variable, slow, done):
         variable.assign(slow.assign(self._average(variable, slow, done)))

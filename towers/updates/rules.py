@@ -258,11 +258,9 @@ class Muon(_Decaying):
             return
         rate = tf.cast(rate, variable.dtype)
         self._decay(path, variable, rate)
-        gradient = tf.convert_to_tensor(gradient)
-        momentum = tf.constant(self.momentum, variable.dtype)
-        velocity = slots["momentum"].assign(momentum * slots["momentum"] + gradient)
-        direction = tf.reshape(gradient + momentum * velocity, [-1, variable.shape[-1]])
-        variable.assign_sub(rate * tf.reshape(orthogonalized(direction), variable.shape))
+        value, found = self.changed(variable.read_value(), slots, tf.convert_to_tensor(gradient), rate, update)
+        slots["momentum"].assign(found["momentum"])
+        variable.assign(value)
 
     def new_values(self, path, value, slots, gradient, rate, update):
         if not self.orthogonalizes(path, value.shape):

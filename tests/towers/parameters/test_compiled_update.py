@@ -29,10 +29,10 @@ RULES = [
 ]
 
 
-def strategy_of(rule, *, xla, rate=0.05, **options):
+def strategy_of(rule, *, xla, **options):
     # With masks, as where a GPU has the parameters.
     devices = dataclasses.replace(cpus(1), masks=True)
-    options = StepOptions(rule=rule, schedule=Constant(rate), xla=xla, precision="float64", **options)
+    options = StepOptions(rule=rule, schedule=Constant(0.05), xla=xla, precision="float64", **options)
     return towers_strategy(small_task(batch_norm=True), devices, options)
 
 
