@@ -15,7 +15,7 @@ from towers.parameters.automatic_device import chosen_device
 from towers.task import Batch, Task
 from towers.tower import ModelVariables
 from towers.tracing.traced_once import TracedOnce
-from towers.xla_choice import suits_xla
+from towers.xla_choice import XlaChoice, xla_choice
 
 
 def towers_strategy(
@@ -28,9 +28,10 @@ def towers_strategy(
     """
 
     def make_engine(model, batch_spec):
-        own = options
+        choice = XlaChoice(bool(options.xla))
         if options.xla is None:
-            own = dataclasses.replace(options, xla=compiles_by_default(task, model, devices, options, batch_spec))
+            choice = default_xla(task, model, devices, options, batch_spec)
+        own = dataclasses.replace(options, xla=choice.compiles)
         return OneProcessEngine(
             task,
             model,
@@ -38,6 +39,7 @@ def towers_strategy(
             own,
             batch_spec=batch_spec,
             shares=shares,
+            why_not_xla=choice.why_not,
             traced=GatheredOnce if devices.zero == 3 else TracedOnce,
         )
 
@@ -46,13 +48,14 @@ def towers_strategy(
     )
 
 
-def compiles_by_default(
+def default_xla(
     task: Task, model: keras.Model, devices: Devices, options: StepOptions, batch_spec: Batch
-) -> bool:
-    """Whether XLA compiles the step if the options leave it open; arguments as for `suits_xla`."""
+) -> XlaChoice:
+    """Whether XLA compiles the step if the options leave it open; arguments as for `xla_choice`."""
     # XLA reads whole tables.
-    reads_whole = not _reads_rows(model, batch_spec, options)
-    return reads_whole and suits_xla(task, model, devices, options, batch_spec)
+    if _reads_rows(model, batch_spec, options):
+        return XlaChoice(False)
+    return xla_choice(task, model, devices, options, batch_spec)
 
 
 def _reads_rows(model: keras.Model, batch_spec: Batch, options: StepOptions) -> bool:

@@ -54,14 +54,17 @@ class OneProcessEngine(Engine):
         place: Callable[[ModelVariables, UpdateRule], Placement] | None = None,
         make_towers: Callable[[Engine], tuple[Sequence[Callable], Sequence[Callable]]] | None = None,
         microbatches: int | None = None,
+        why_not_xla: str = "",
         **named,
     ):
         """Args:
         place: makes the placement of the model's variables; None for what `devices` says.
         make_towers: makes the engine's `towers` and `evaluations`; None for towers of one device.
         microbatches: as for `TowerPasses`.
+        why_not_xla: why XLA doesn't compile the step where it would by default, for the user; '' for no reason.
         *arguments, **named: as for `Engine`.
         """
+        self._why_not_xla = why_not_xla
         super().__init__(*arguments, microbatches=microbatches, **named)
         self.placement = (place or self._place)(self.tower.variables, self.options.rule)
         if make_towers is not None:
@@ -120,14 +123,20 @@ class OneProcessEngine(Engine):
 
     @property
     def notices(self):
+        return [*super().notices, *self._notices_of_placement(), *self._notices_of_xla()]
+
+    def _notices_of_xla(self) -> list[str]:
+        return [f"XLA does not compile the step: {self._why_not_xla}"] if self._why_not_xla else []
+
+    def _notices_of_placement(self) -> list[str]:
         if not isinstance(self.placement, ShardedPlacement | CopiedPlacement | ZeroOfGroups):
-            return super().notices
+            return []
         devices = self.devices
         if devices.num_towers > 1 or devices.groups or devices.offload:
-            return [*super().notices, self.placement.notice]
+            return [self.placement.notice]
         nothing = f"{devices.spread} with 1 tower: it has everything, and nothing is divided or copied"
         name, _, _ = devices.spread.partition("=")
-        return [*super().notices, f"{nothing}; use num_towers=2 or more, or omit {name}"]
+        return [f"{nothing}; use num_towers=2 or more, or omit {name}"]
 
     @functools.cached_property
     def _lookups(self) -> Lookups | None:

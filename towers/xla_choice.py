@@ -10,38 +10,75 @@ Most of the difference is cuDNN's batch norm over few channels: its backward pas
 The first step takes 29 s instead of 12. Several GPUs were not measured, so there XLA compiles only if asked to.
 """
 
+import dataclasses
+import re
+from typing import NamedTuple
+
 import keras
 import tensorflow as tf
-from tensorflow.python.framework import kernels  # has no public name
 
+from towers import split
 from towers.devices import Devices
 from towers.options import StepOptions
 from towers.task import Batch, Task
-from towers.tower import EvaluationFunction, ModelVariables
+from towers.tower import ModelVariables, TowerFunction
 
-# Calls, arguments and results of functions, which XLA sees through.
-_STRUCTURE = ("Placeholder", "PartitionedCall", "StatefulPartitionedCall", "_Arg", "_Retval", "_EagerConst")
-# XLA compiles them, but not what follows, for results of unknown lengths.
-_OF_UNKNOWN_LENGTH = ("Where", "Unique", "UniqueV2", "DynamicPartition")
-_XLA_DEVICE = "XLA_GPU_JIT"
+# XLA's name for all of them; one need not be there.
+_PLATFORM = "GPU"
+_WITHOUT_KERNEL = re.compile(r" on XLA_\w+: (\w+) \(")
+# Results of unknown lengths, which XLA fills up to the longest one.
+_OF_UNKNOWN_LENGTH = {"Where", "Unique", "UniqueV2"}
 
 
-def suits_xla(task: Task, model: keras.Model, devices: Devices, options: StepOptions, batch_spec: Batch) -> bool:
+class XlaChoice(NamedTuple):
+    """Attributes:
+    compiles: whether XLA compiles the step.
+    why_not: what a user may want to change, or to know; '' if there is nothing.
+    """
+
+    compiles: bool
+    why_not: str = ""
+
+
+def xla_choice(
+    task: Task, model: keras.Model, devices: Devices, options: StepOptions, batch_spec: Batch
+) -> XlaChoice:
     """Whether to compile, for options that leave it open.
 
     Args:
       task, model: what is trained; the model is built.
       devices: of the towers.
       options: how a step computes.
-      batch_spec: of a batch as the towers get it, dimension 0 open.
+      batch_spec: of a (micro)batch as the towers get it, dimension 0 open.
+
+    Raises:
+      UserError: as for a tower's pass, which is traced.
     """
     one_gpu = devices.num_towers == 1 and not devices.on_cpu and not devices.groups
     # Not all operations that XLA compiles give the same bits each time; recomputation is not for XLA.
     is_usual = not devices.deterministic and devices.zero != 3 and options.recompute == "none"
-    # XLA draws other numbers from a seed, so dropout would differ from that of other modes.
-    if not one_gpu or not is_usual or ModelVariables.of(model).seeds:
-        return False
-    return _works_on(devices.towers[0]) and _can_compile(task, model, batch_spec)
+    if not one_gpu or not is_usual:
+        return XlaChoice(False)
+    why_not = _known_problem(model, batch_spec)
+    if not why_not and not _works_on(devices.towers[0]):
+        why_not = f"it lacks files of CUDA's compiler for {devices.towers[0]}"
+    why_not = why_not or _problem_of_pass(task, model, devices, options, batch_spec)
+    return XlaChoice(not why_not, why_not)
+
+
+def _known_problem(model: keras.Model, batch_spec: Batch) -> str:
+    """Why XLA should not compile a model, as far as that is seen without its graph; '' if nothing is."""
+    shapes = [spec.shape for spec in tf.nest.flatten(batch_spec)]
+    if any(shape.rank is None or None in shape[1:] for shape in shapes):
+        return "the shapes of batches vary, and it would compile the step for each"
+    not_for_xla = [layer.name for layer in model._flatten_layers() if not layer.supports_jit]
+    if not_for_xla:
+        return f"Keras's layers {', '.join(not_for_xla)} are not for XLA"
+    if ModelVariables.of(model).seeds:
+        return (
+            "the model may draw random numbers, as dropout does, and XLA would draw others; xla=True compiles it"
+        )
+    return ""
 
 
 def _works_on(device: str) -> bool:
@@ -55,39 +92,64 @@ def _works_on(device: str) -> bool:
     return True
 
 
-def _can_compile(task: Task, model: keras.Model, batch_spec: Batch) -> bool:
-    """Whether XLA has kernels for a forward pass of the task, loss and metrics, at shapes that stay the same."""
-    shapes = [spec.shape for spec in tf.nest.flatten(batch_spec)]
-    if any(shape.rank is None or None in shape[1:] for shape in shapes):
-        return False
-    if not all(layer.supports_jit for layer in model._flatten_layers()):
-        return False
-    return not _unsupported(_forward_graph(task, model, batch_spec))
+def _problem_of_pass(
+    task: Task, model: keras.Model, devices: Devices, options: StepOptions, batch_spec: Batch
+) -> str:
+    """As `conversion_problem`, of a training pass."""
+    num_examples = split.fewest_examples(task.batch_size, options.accumulation, (1.0,))
+    options = dataclasses.replace(options, xla=True)
+    kernels = options.kernels(devices, num_examples)
+    tower = TowerFunction(
+        task, model, xla=True, kernels=kernels, traced=lambda function, **_: function, batch_spec=batch_spec
+    )
+    return conversion_problem(tower.traced, *_specs(tower.variables, batch_spec, num_examples))
 
 
-def _unsupported(graph: tf.Graph) -> set[str]:
-    """Kinds of operations in a graph, and in the functions that it calls, that keep XLA from compiling it.
+def _specs(variables: ModelVariables, batch_spec: Batch, num_examples: int) -> list:
+    """The arguments of a tower's pass over so many examples."""
+    of_batch = tf.nest.map_structure(
+        lambda spec: tf.TensorSpec([num_examples, *spec.shape[1:]], spec.dtype), batch_spec
+    )
+    values = [
+        [tf.TensorSpec(variable.shape, variable.dtype) for variable in of_kind]
+        for of_kind in (variables.parameters, variables.state)
+    ]
+    return [*values, of_batch, tf.TensorSpec([2], tf.int32), tf.TensorSpec([], tf.float32)]
 
-    XLA registers its kernels when it compiles something, as in `_works_on`.
+
+def conversion_problem(function, *specs) -> str:
+    """What keeps XLA from compiling a function for a GPU, found without a GPU; '' if nothing does.
+
+    XLA converts the function to its own operations, which is a small part of the compilation.
+
+    Args:
+      function: takes tensors in structures, and has no side effects.
+      *specs: the arguments, of known shapes.
     """
+    flat = tf.function(
+        lambda *tensors: function(*tf.nest.pack_sequence_as(list(specs), tensors)),
+        jit_compile=True,
+        autograph=False,
+    )
+    specs_of_tensors = tf.nest.flatten(list(specs))
+    kinds = _kinds(flat.get_concrete_function(*specs_of_tensors).graph)
+    if unknown := kinds & _OF_UNKNOWN_LENGTH:
+        return f"{', '.join(sorted(unknown))} has results of unknown lengths"
+    try:
+        flat.experimental_get_compiler_ir(*specs_of_tensors)(stage="hlo_serialized", platform_name=_PLATFORM)
+    except (ValueError, tf.errors.OpError) as error:
+        return _first_sentence(str(error))
+    return ""
+
+
+def _kinds(graph: tf.Graph) -> set[str]:
+    """The kinds of operations in a graph, and in the functions that it calls."""
     described = graph.as_graph_def()
-    kinds = {node.op for node in described.node}
-    functions = {function.signature.name for function in described.library.function}
-    kinds |= {node.op for function in described.library.function for node in function.node_def}
-    return {kind for kind in kinds - functions - {*_STRUCTURE} if not _has_kernel(kind)}
+    kinds = {node.op for function in described.library.function for node in function.node_def}
+    return kinds | {node.op for node in described.node}
 
 
-def _forward_graph(task: Task, model: keras.Model, batch_spec: Batch) -> tf.Graph:
-    variables = ModelVariables.of(model)
-
-    def forward(batch):
-        function = EvaluationFunction(task, model, traced=lambda function: function)
-        values = ([variable.value for variable in of_kind] for of_kind in (variables.parameters, variables.state))
-        return function(*values, batch, tf.constant(1.0))
-
-    return tf.function(forward, autograph=False).get_concrete_function(batch_spec).graph
-
-
-def _has_kernel(kind: str) -> bool:
-    found = kernels.get_registered_kernels_for_op(kind).kernel
-    return kind not in _OF_UNKNOWN_LENGTH and any(kernel.device_type == _XLA_DEVICE for kernel in found)
+def _first_sentence(error: str) -> str:
+    if found := _WITHOUT_KERNEL.search(error):
+        return f"it has no kernel for {found[1]}"
+    return error.removeprefix("Failed getting HLO text: '").splitlines()[0].partition(". ")[0]

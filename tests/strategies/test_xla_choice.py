@@ -14,8 +14,9 @@ from models.data.drawn_text import DrawnText
 from models.networks.transformer import TransformerSize
 from models.own_task import OwnTask
 from models.text_task import TextTask
-from strategies.towers import compiles_by_default
+from strategies.towers import default_xla
 from tests.strategies.small_task import small_task
+from towers import xla_choice
 from towers.devices import Devices
 from towers.input.tower_parts import open_length
 from towers.input.unprepared import read_dataset
@@ -30,33 +31,66 @@ TEXT = TextTask(
 )
 
 
-def chosen(task, devices=GPU, spec=None, **options) -> bool:
+@pytest.fixture(autouse=True)
+def works_without_a_gpu(monkeypatch):
+    monkeypatch.setattr(xla_choice, "_works_on", lambda device: True)
+
+
+def choice(task, devices=GPU, spec=None, **options) -> xla_choice.XlaChoice:
     dataset = read_dataset(task, "train", InputShard(), unprepared=devices.input_on_towers)
     spec = open_length(dataset.element_spec) if spec is None else spec
-    return compiles_by_default(task, task.build_model(), devices, StepOptions(**options), spec)
+    return default_xla(task, task.build_model(), devices, StepOptions(**options), spec)
+
+
+def chosen(task, devices=GPU, spec=None, **options) -> bool:
+    return choice(task, devices, spec, **options).compiles
 
 
 def own_task(layer, shape=(5, 3)) -> OwnTask:
     def model():
-        return keras.Sequential([layers.Input(shape), layer(), layers.GlobalMaxPooling1D(), layers.Dense(2)])
+        rest = [layers.Dense(3), layer(), layers.GlobalMaxPooling1D(), layers.Dense(2)]
+        return keras.Sequential([layers.Input(shape), *rest])
 
     data = (np.zeros((8, 5, 3), np.float32), np.zeros(8, np.int64))
     losses = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     return OwnTask(model=model, train_data=data, losses=losses, batch_size=4)
 
 
-class OnHost(layers.Layer):
-    """Calls Python, for which XLA has no kernel."""
+class Computed(layers.Layer):
+    """Computes its result by a function."""
+
+    def __init__(self, function):
+        super().__init__()
+        self._function = function
 
     def call(self, inputs):
-        return tf.ensure_shape(tf.numpy_function(lambda x: x, [inputs], inputs.dtype), inputs.shape)
+        return tf.ensure_shape(self._function(inputs), inputs.shape)
 
     def compute_output_shape(self, shape):
         return shape
 
 
-def unchanged() -> layers.Layer:
-    return layers.Activation("relu")
+def as_text(inputs):
+    return inputs * tf.cast(tf.strings.length(tf.strings.as_string(inputs)), inputs.dtype)
+
+
+def until_large(inputs):
+    """A loop whose backward pass keeps as many values as it had rounds."""
+    (found,) = tf.while_loop(lambda x: tf.reduce_sum(x * x) < 1e4, lambda x: [x * 1.5], [inputs])
+    return found
+
+
+def as_many_as_a_value_says(inputs):
+    return inputs + tf.cast(tf.size(tf.range(tf.cast(inputs[0, 0, 0], tf.int32))), inputs.dtype)
+
+
+def rounded(inputs):
+    """XLA has a kernel for it, but not for its gradient."""
+    return tf.quantization.quantize_and_dequantize_v2(inputs, -1.0, 1.0)
+
+
+def of_unknown_length(inputs):
+    return inputs * tf.reduce_sum(tf.boolean_mask(inputs, inputs > 0))
 
 
 @pytest.mark.parametrize("task", [small_task(augment=True, batch_norm=True), TEXT], ids=["images", "text"])
@@ -78,13 +112,29 @@ def test_other_devices_do_not(devices):
     assert not chosen(small_task(), dataclasses.replace(GPU, **devices))
 
 
-def test_a_model_that_xla_can_not_compile():
-    assert chosen(own_task(unchanged))
-    assert not chosen(own_task(OnHost))
+@pytest.mark.parametrize(
+    "function, why",
+    [
+        (rounded, "it has no kernel for QuantizeAndDequantizeV4Grad"),
+        (as_text, "it has no kernel for AsString"),
+        (until_large, "XLA compilation requires a fixed tensor list size"),
+        (as_many_as_a_value_says, "must be a compile-time constant"),
+        (of_unknown_length, "Where has results of unknown lengths"),
+    ],
+)
+def test_a_model_that_xla_can_not_compile(function, why):
+    """Forward or backward, by operations or by shapes."""
+    found = choice(own_task(lambda: Computed(function)))
+    assert not found.compiles
+    assert why in found.why_not
+
+
+def test_a_function_that_xla_knows():
+    assert chosen(own_task(lambda: Computed(tf.nn.relu)))
 
 
 def test_batches_of_many_lengths_would_be_compiled_many_times():
-    task = own_task(unchanged, shape=(None, 3))
+    task = own_task(layers.ReLU, shape=(None, 3))
     spec = open_length(task.dataset("train", InputShard()).element_spec)
     assert chosen(task, spec=spec)
     assert not chosen(task, spec=spec._replace(features=tf.TensorSpec([None, None, 3])))
@@ -109,6 +159,8 @@ def test_recomputation_is_not_for_xla():
 
 
 def test_a_gpu_for_which_xla_lacks_files_of_cuda(monkeypatch):
+    monkeypatch.undo()
+
     def fails(*arguments):
         raise tf.errors.InternalError(None, None, "libdevice not found at ./libdevice.10.bc")
 

@@ -4,6 +4,7 @@ A GPU waits for the host between small operations. On an H100 a step of ResNet-2
 tower compiled) kept the GPU busy for 6.6 of 14.8 ms: the update of 65 parameters was 900 operations.
 """
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 
@@ -50,30 +51,43 @@ def update_compiled(
       flag: bool scalar.
     """
     names = list(parameters)
-    own = {name: {slot: slots[slot][name] for slot in rule.slot_names} for name in names}
+    own = [{slot: slots[slot][name] for slot in rule.slot_names} for name in names]
     changing = [list(state.values())[index] for index in new_state]
-
-    @tf.function(jit_compile=True, autograph=False)
-    def changed(values, moments, gradients, old, new, rate, update, flag):
-        found = [
-            rule.new_values(name, value, of_name, gradient, rate, update)
-            for name, value, of_name, gradient in zip(names, values, moments, gradients, strict=True)
-        ]
-        # A product with 0 would be no mask: NaN * 0 is NaN.
-        return tf.nest.map_structure(
-            lambda one, other: tf.where(flag, one, other),
-            ([value for value, _ in found], [of_name for _, of_name in found], new),
-            (values, moments, old),
-        )
-
-    variables = ([*parameters.values()], [own[name] for name in names], changing)
+    variables = [*parameters.values()], own, changing
+    values, of_slots, old = tf.nest.map_structure(lambda variable: variable.read_value(), variables)
+    changed = tf.function(functools.partial(new_values, rule, names), jit_compile=True, autograph=False)
     found = changed(
-        *tf.nest.map_structure(lambda variable: variable.read_value(), variables[:2]),
+        values,
+        of_slots,
         [tf.convert_to_tensor(mean) for mean in means],
-        [variable.read_value() for variable in changing],
+        old,
         list(new_state.values()),
         rate,
         update,
         flag,
     )
     tf.nest.map_structure(lambda variable, value: variable.assign(value), variables, found)
+
+
+def new_values(rule: UpdateRule, names, values, slots, means, old, new, rate, update, flag):
+    """The values that `update_compiled` assigns, as a function of tensors.
+
+    Args:
+      rule, rate, update, flag: as for `update_compiled`.
+      names: of the parameters.
+      values, slots, means: of each parameter; its slots by name.
+      old, new: of the state that changes.
+
+    Returns:
+      The parameters, their slots and the state that changes.
+    """
+    found = [
+        rule.new_values(name, value, of_name, mean, rate, update)
+        for name, value, of_name, mean in zip(names, values, slots, means, strict=True)
+    ]
+    # A product with 0 would be no mask: NaN * 0 is NaN.
+    return tf.nest.map_structure(
+        lambda one, other: tf.where(flag, one, other),
+        ([value for value, _ in found], [of_name for _, of_name in found], list(new)),
+        (list(values), list(slots), list(old)),
+    )

@@ -1,20 +1,26 @@
 """An update that XLA compiles gives the numbers of the kernels, and leaves everything as it was where it must."""
 
 import dataclasses
+import functools
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from strategies.towers import towers_strategy
 from tests.strategies.small_task import small_task
 from tests.towers.logical_cpus import cpus
 from tests.towers.partitioned_graphs import recorded_graphs
+from towers.mean_and_update import mean_gradients
 from towers.options import StepOptions
 from towers.parameters import compiled_update
+from towers.parameters.compiled_update import new_values
+from towers.tower import TowerResult
 from towers.updates.clipping import Clipping
 from towers.updates.composed_rules import Lookahead, ScaledRates
 from towers.updates.rules import SGD, Adam, Momentum, Muon, matrices_only
 from towers.updates.schedules import Constant
+from towers.xla_choice import conversion_problem
 
 STEPS = 7
 NESTEROV = Momentum(nesterov=True, weight_decay=0.01)
@@ -54,6 +60,25 @@ def test_the_numbers_are_those_of_the_kernels(rule):
         found.append(variables_of(strategy))
     for name, value in found[0].items():
         np.testing.assert_allclose(found[1][name], value, rtol=1e-9, atol=1e-12, err_msg=name)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_gpu_compiles_it(rule):
+    scalars = {dtype: tf.TensorSpec([], dtype) for dtype in (tf.float32, tf.int64, tf.bool)}
+    parameters = [tf.TensorSpec(shape, tf.float32) for shape in ([3, 3, 8, 4], [8, 4], [4])]
+    slots = [dict.fromkeys(rule.slot_names, parameter) for parameter in parameters]
+    names = ["convolution/kernel", "dense/kernel", "dense/bias"]
+    of_update = [parameters, slots, parameters, parameters[2:], parameters[2:], *scalars.values()]
+    assert conversion_problem(functools.partial(new_values, rule, names), *of_update) == ""
+
+
+def test_a_gpu_compiles_the_mean():
+    def mean(summed, loss_sum, weight, scale):
+        sums = TowerResult(loss_sum, weight, summed, {}, {})
+        return mean_gradients(sums, StepOptions(clipping=Clipping(global_norm=0.5)), scale)
+
+    scalar = tf.TensorSpec([], tf.float32)
+    assert conversion_problem(mean, [tf.TensorSpec([8, 4], tf.float32)], *[scalar] * 3) == ""
 
 
 def test_a_skipped_step_changes_nothing():
