@@ -26,6 +26,8 @@ from towers.tower import ModelVariables, TowerFunction
 # XLA's name for all of them; one need not be there.
 _PLATFORM = "GPU"
 _WITHOUT_KERNEL = re.compile(r" on XLA_\w+: (\w+) \(")
+# Lines before the one that says why, in an error of a step.
+_AROUND = ("Graph execution error", "Detected at node", "<stack traces")
 # Results of unknown lengths, which XLA fills up to the longest one.
 _OF_UNKNOWN_LENGTH = {"Where", "Unique", "UniqueV2"}
 
@@ -138,7 +140,7 @@ def conversion_problem(function, *specs) -> str:
     try:
         flat.experimental_get_compiler_ir(*specs_of_tensors)(stage="hlo_serialized", platform_name=_PLATFORM)
     except (ValueError, tf.errors.OpError) as error:
-        return _first_sentence(str(error))
+        return conversion_reason(str(error))
     return ""
 
 
@@ -149,7 +151,10 @@ def _kinds(graph: tf.Graph) -> set[str]:
     return kinds | {node.op for node in described.node}
 
 
-def _first_sentence(error: str) -> str:
+def conversion_reason(error: str) -> str:
+    """The sentence in TensorFlow's error that says why XLA can't convert a function."""
     if found := _WITHOUT_KERNEL.search(error):
         return f"it has no kernel for {found[1]}"
-    return error.removeprefix("Failed getting HLO text: '").splitlines()[0].partition(". ")[0]
+    lines = [line.removeprefix("Failed getting HLO text: '") for line in error.splitlines()]
+    telling = [line for line in lines if line and not line.startswith(_AROUND)]
+    return (telling or lines)[0].partition(". ")[0].rstrip(".")

@@ -11,10 +11,15 @@ import tensorflow as tf
 
 from towers.errors import UserError
 from towers.input.placed_batch import parts_of
+from towers.xla_choice import conversion_reason
 
 _LIBRARIES = (sysconfig.get_paths()["purelib"], sysconfig.get_paths()["stdlib"])
 _LABEL = re.compile(r"label value of (-?\d+) which is outside the valid range of \[0, (\d+)\)")
 _INDEX = re.compile(r"indices\[[\d,]*\] = (-?\d+) is not in \[0, (\d+)\)")
+# The function is a tower's pass, not one of our own kernels.
+_NOT_COMPILED = re.compile(
+    r"(tf2xla conversion failed while converting|trying to compile graph) __inference__train_"
+)
 _LONGEST = 200
 
 
@@ -26,7 +31,7 @@ def user_error_in(error: tf.errors.OpError) -> UserError | None:
 
 @contextlib.contextmanager
 def readable_errors(where: str, model: keras.Model | None = None, batch: Any = ()) -> Iterator[None]:
-    """Context manager: raises TensorFlow's error about data as a UserError of one line.
+    """Context manager: raises TensorFlow's error about data, or about what XLA can't compile, in one line.
 
     Args:
       where: the step, for the message.
@@ -36,9 +41,18 @@ def readable_errors(where: str, model: keras.Model | None = None, batch: Any = (
     try:
         yield
     except tf.errors.InvalidArgumentError as error:
-        if (found := out_of_range(error, where) or _of_other_shape(where, model, batch)) is not None:
+        found = _not_compiled(error) or out_of_range(error, where) or _of_other_shape(where, model, batch)
+        if found is not None:
             raise found from error
         raise
+
+
+def _not_compiled(error: tf.errors.OpError) -> UserError | None:
+    """The UserError for a pass that XLA can't compile; None if this is another error."""
+    if not _NOT_COMPILED.search(str(error)):
+        return None
+    reason = conversion_reason(str(error))
+    return UserError(f"xla=True: XLA can't compile the model's training pass: {reason}; use xla=False")
 
 
 def _of_other_shape(where: str, model: keras.Model | None, batch: Any) -> UserError | None:

@@ -14,8 +14,10 @@ from models.data.drawn_text import DrawnText
 from models.networks.transformer import TransformerSize
 from models.own_task import OwnTask
 from models.text_task import TextTask
-from strategies.towers import default_xla
+from strategies.towers import default_xla, towers_strategy
 from tests.strategies.small_task import small_task
+from tests.towers.logical_cpus import cpus
+from tests.towers.user_errors import refused
 from towers import xla_choice
 from towers.devices import Devices
 from towers.input.tower_parts import open_length
@@ -76,7 +78,7 @@ def as_text(inputs):
 
 def until_large(inputs):
     """A loop whose backward pass keeps as many values as it had rounds."""
-    (found,) = tf.while_loop(lambda x: tf.reduce_sum(x * x) < 1e4, lambda x: [x * 1.5], [inputs])
+    (found,) = tf.while_loop(lambda x: tf.reduce_sum(x * x) < 1e4, lambda x: [x * 1.5 + 1], [inputs])
     return found
 
 
@@ -127,6 +129,16 @@ def test_a_model_that_xla_can_not_compile(function, why):
     found = choice(own_task(lambda: Computed(function)))
     assert not found.compiles
     assert why in found.why_not
+
+
+@pytest.mark.parametrize(
+    "function, why",
+    [(rounded, "no kernel for QuantizeAndDequantizeV4Grad"), (until_large, "a fixed tensor list size")],
+)
+def test_asked_for_it_says_so_in_one_line(function, why):
+    strategy = towers_strategy(own_task(lambda: Computed(function)), cpus(1), StepOptions(xla=True))
+    with refused("xla=True: XLA can't compile the model's training pass", why, "use xla=False"):
+        strategy.run_steps(1)
 
 
 def test_a_function_that_xla_knows():
