@@ -36,7 +36,7 @@
         measures as on a CPU without AVX-512: the kernels of oneDNN, XLA, NumPy and PyTorch are limited
     python -m launch.benchmark --measure=profile --network=resnet20 --num_towers=2 --measured_steps=10
         prints where the CPU time of a step goes: convolutions, their gradients, batch norm, ReLU, additions and
-        so on; for AVX2 on a larger CPU begin with ONEDNN_MAX_CPU_ISA=AVX2
+        so on; with --isa=avx2 as on a CPU with AVX2
 
     python -m launch.benchmark --group=gpu
         measures one GPU and all of this machine's: parameters on the CPU, copied and divided, mirrored, bfloat16
@@ -59,8 +59,10 @@ plots.
 import json
 import os
 import pathlib
+import sys
 import time
 from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 from absl import flags
 
@@ -73,7 +75,7 @@ from launch.measuring.case import MEGABITS, NO_LINK, Case, measured_networks
 from launch.measuring.comparison import changes, not_compared, only_in_one
 from launch.measuring.forwarded_flags import check_flags
 from launch.measuring.groups import GROUPS, cases
-from launch.measuring.imitated_cpu import ISAS, NO_ISA, imitated
+from launch.measuring.imitated_cpu import ISAS, NO_ISA, imitated, imitation, why_not_imitated
 from launch.measuring.measured_program import MEASUREMENTS
 from launch.measuring.plots import save_plots
 from launch.measuring.profiled_step import measure_profile
@@ -81,6 +83,7 @@ from launch.measuring.results import load, results, save
 from launch.measuring.running import Interrupted, run_case
 from launch.measuring.tables import rate_text, ratios, table
 from launch.supervision.network_namespaces import why_no_hosts
+from launch.supervision.own_program import own_program
 from strategies.training.stop_signals import StopSignals
 from towers.errors import UserError
 
@@ -259,8 +262,22 @@ def report(directory: pathlib.Path) -> None:
     print("\n".join([*lines, "", f"saved in {directory}"]))
 
 
+def start_on_imitated_cpu() -> NoReturn:
+    """Starts this program anew as on the CPU that --isa names: libraries read the variables as they are loaded.
+
+    Raises:
+      UserError: our programs can't compute in this precision there.
+    """
+    if reason := why_not_imitated(FLAGS.isa, FLAGS.precision):
+        raise UserError(f"--isa={FLAGS.isa} with --precision={FLAGS.precision}: {reason}; use float32")
+    command, variables = own_program("launch.benchmark", *sys.argv[1:], f"--isa={NO_ISA}")
+    os.execve(command[0], command, {**os.environ, **variables, **imitation(FLAGS.isa, is_peer=False)})
+
+
 def main(arguments: list[str]) -> int:
     if FLAGS.measure is not None:
+        if FLAGS.isa != NO_ISA:
+            start_on_imitated_cpu()
         print(json.dumps(_MEASUREMENTS[FLAGS.measure]()), flush=True)
         return binary.DONE
     if FLAGS.compare is not None:

@@ -9,14 +9,14 @@ from collections.abc import Collection, Mapping
 from absl import flags
 
 from launch.measuring.forwarded_flags import forwarded_flags
-from launch.measuring.imitated_cpu import NO_ISA, imitation
+from launch.measuring.imitated_cpu import NO_ISA, imitation, why_not_imitated
 from launch.supervision.own_program import own_program
 from models.networks.registry import network_names
 from models.networks.transformer import TRANSFORMERS
 from strategies.cluster import CHIEF, SERVER, WORKER
 from strategies.engines import ENGINES, TENSORFLOW
 from towers.errors import UserError
-from towers.precision import PRECISIONS, SHORT_PRECISIONS
+from towers.precision import PRECISIONS
 
 FLAGS = flags.FLAGS
 FLOAT32, BFLOAT16 = "float32", "bfloat16"
@@ -144,7 +144,9 @@ def own_case(name: str, work: Work, *more: str, measure: str = "step", **process
     name, work = linked(name, work) if processes else (name, work)
     work = dataclasses.replace(work, isa=FLAGS.isa, flags=" ".join(given))
     variables = {**variables, **imitation(FLAGS.isa, is_peer=False)}
-    return Case(name, work, command, processes, variables=variables, left_out=why_not_imitated(work))
+    return Case(
+        name, work, command, processes, variables=variables, left_out=why_not_imitated(work.isa, work.precision)
+    )
 
 
 def linked(name: str, work: Work) -> tuple[str, Work]:
@@ -234,16 +236,6 @@ def peer_case(
     return Case(
         name, work, command, variables=variables, is_peer=True, num_processes=num_processes, left_out=left_out
     )
-
-
-def why_not_imitated(work: Work) -> str:
-    """The reason why our own program can't do this work on the imitated CPU; '' if it can."""
-    # TensorFlow asks the CPU itself whether oneDNN can compute in these precisions, and crashes if oneDNN can't.
-    if work.isa == "avx2" and work.precision in SHORT_PRECISIONS:
-        return f"TensorFlow can't run oneDNN's {work.precision} as on a CPU with {work.isa}"
-    if work.isa in ("avx512", "avx512_bf16") and work.precision == "float16":
-        return f"TensorFlow can't run oneDNN's {work.precision} as on a CPU with {work.isa}"
-    return ""
 
 
 def why_left_out(work: Work, program: str) -> str:

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from absl import flags
 
 from launch.measuring.masked_cpuid import is_masked, masked_cpuid
+from towers.precision import SHORT_PRECISIONS
 
 FLAGS = flags.FLAGS
 NO_ISA = "none"
@@ -51,6 +52,15 @@ def imitation(isa: str, *, is_peer: bool, environment: Mapping[str, str] = os.en
         **masked_cpuid(isa, environment),
     }
     return found if isa != "avx2" else {**found, "NPY_DISABLE_CPU_FEATURES": _avx512_of_numpy()}
+
+
+def why_not_imitated(isa: str, precision: str) -> str:
+    """The reason why our own programs can't compute in a precision on the imitated CPU; '' if they can."""
+    # TensorFlow asks the CPU itself whether oneDNN can compute in these precisions, and crashes if oneDNN can't.
+    short = {"avx2": SHORT_PRECISIONS, "avx512": ("float16",), "avx512_bf16": ("float16",)}
+    if precision in short.get(isa, ()):
+        return f"TensorFlow can't run oneDNN's {precision} as on a CPU with {isa}"
+    return ""
 
 
 def imitated() -> dict[str, Mapping[str, str]]:

@@ -1,8 +1,8 @@
 """Where the CPU time of a training step goes: a table of its operations by kind.
 
-The first thing to look at when a step is slow. `ONEDNN_MAX_CPU_ISA=AVX2` and `TF_ENABLE_ONEDNN_OPTS=0` in the
-environment show oneDNN's part of a smaller CPU, and TensorFlow without oneDNN. The table is right where each
-device has one thread, as it has by default on CPUs.
+The first thing to look at when a step is slow. `--isa=avx2` shows a smaller CPU's step,
+`TF_ENABLE_ONEDNN_OPTS=0` in the environment TensorFlow's own kernels. The table is right where each device has one
+thread, as it has by default on CPUs.
 
 CPU ms of a step of two towers in float32, batch 256 (Intel Xeon with AVX-512 without AMX, loaded; "AVX2" with
 oneDNN's batch norm; "compiled" with ours on AVX2, in another hour under more load):

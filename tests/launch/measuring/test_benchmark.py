@@ -51,6 +51,23 @@ def test_it_measures_each_row_and_saves_the_figures(measured):
 
 
 @pytest.mark.full
+def test_one_measurement_runs_on_the_imitated_cpu_too(tmp_path):
+    done = run_forked(
+        *("-m", "launch.benchmark", "--measure=profile", "--isa=avx2", "--num_towers=1", *SHORT), cwd=tmp_path
+    )
+    assert done.code == 0, done.err
+    assert json.loads(done.out.splitlines()[-1])["largest_instructions"] == "AVX2"
+
+
+def test_a_precision_that_the_imitated_cpu_can_not_compute(tmp_path):
+    done = run_forked(
+        *("-m", "launch.benchmark", "--measure=step", "--isa=avx2", "--precision=bfloat16", *SHORT), cwd=tmp_path
+    )
+    assert done.code == 2
+    assert "--isa=avx2 with --precision=bfloat16" in done.err.splitlines()[-1]
+
+
+@pytest.mark.full
 def test_the_table_and_the_plots_are_saved_too(measured):
     folder, done = measured
     written = (folder / "found" / "benchmark.md").read_text()
