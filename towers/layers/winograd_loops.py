@@ -206,7 +206,15 @@ def _compiled(function: Callable, *specs: tf.TensorSpec) -> Callable:
 
     # Graphs name the call so.
     call.__name__ = f"{_NAME}{function.__name__}"
-    return tf.function(call, jit_compile=True, autograph=False, input_signature=specs)
+    compiled = tf.function(call, jit_compile=True, autograph=False, input_signature=specs)
+
+    @functools.cache
+    def traced():
+        # A tf.function traces anew for each strategy of tf.distribute, and XLA would compile each trace.
+        with tf.init_scope(), tf.device(None):
+            return compiled.get_concrete_function()
+
+    return lambda *tensors: traced()(*tensors)
 
 
 def _iterations(count: tf.Tensor, in_one: tf.Tensor, num_parts: tf.Tensor) -> tf.Tensor:

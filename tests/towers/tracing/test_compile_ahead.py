@@ -31,24 +31,31 @@ compile_ahead({device: calls for device in devices.towers}).join()
 print("the step begins", flush=True)
 
 
+def tower(scale):
+    images, kernel = tf.fill([5, 8, 8, 3], scale), tf.fill([36, 3, 3], scale)
+    gradients = loops.images_gradient(images, kernel, 4), loops.kernel_gradient(images, images, 3)
+    return [loops.forward(images, kernel, 5), *gradients]
+
+
 @tf.function(autograph=False)
 def step(scale):
     found = []
     for device in devices.towers:
         with tf.device(device):
-            images, kernel = tf.fill([5, 8, 8, 3], scale), tf.fill([36, 3, 3], scale)
-            found += [loops.forward(images, kernel, 5), loops.images_gradient(images, kernel, 4)]
-            found += [loops.kernel_gradient(images, images, 3)]
+            found += tower(scale)
     return found
 
 
 print(len(step(tf.constant(1.0))), "results", flush=True)
+strategy = tf.distribute.MirroredStrategy(devices.towers)
+replicas = tf.function(lambda scale: strategy.run(tower, args=(scale,)), autograph=False)(tf.constant(1.0))
+print(len(replicas), "results of each replica", flush=True)
 """
 
 
 @pytest.mark.full
 def test_a_graph_does_not_compile_again():
-    """Three functions on each of two devices."""
+    """Three functions on each of two devices, called as towers do and as replicas of tf.distribute do."""
     logs = {"TF_CPP_MIN_LOG_LEVEL": "0", "TF_CPP_MAX_VLOG_LEVEL": "1"}
     logs["TF_CPP_VMODULE"] = "device_compilation_profiler=1"
     command = [sys.executable, "-c", PROGRAM]
@@ -64,6 +71,7 @@ def test_a_graph_does_not_compile_again():
     )
     ahead, in_step = done.stdout.split("the step begins")
     assert "6 results" in in_step
+    assert "3 results of each replica" in in_step
     assert ahead.count("Compiled __inference_winograd") == 6
     assert "Compiled __inference_winograd" not in in_step
 
