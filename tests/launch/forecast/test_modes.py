@@ -45,6 +45,7 @@ def columns():
     return {column.name: column for column in found}
 
 
+@pytest.mark.full
 def test_each_mode_has_its_column(columns):
     of_graphs = [
         *("1 tower", "2 towers", "2 towers, sharded", "2 towers, replicated"),
@@ -97,6 +98,7 @@ def test_what_servers_refuse_has_no_figures(monkeypatch, changes, task, servers,
     assert line.startswith("no figures for parameter servers: ") and reason in line
 
 
+@pytest.mark.full
 def test_each_device_holds_its_part_of_the_states(columns):
     slots = {name: column.device.optimizer_bytes for name, column in columns.items()}
     parameters = {name: column.device.parameters_bytes for name, column in columns.items()}
@@ -187,6 +189,7 @@ def test_the_command_line_loses_the_flags_of_another_grid():
     assert _without(words, "grid", "slices") == ["--model=tiny", "--json"]
 
 
+@pytest.mark.full
 def test_two_towers_on_cpus_are_one_process(columns):
     two = columns["2 towers"]
     assert two.process.total_bytes > two.device.total_bytes

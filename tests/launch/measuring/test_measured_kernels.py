@@ -53,8 +53,7 @@ def test_each_kernel_is_measured_alone_beside_none(monkeypatch):
             (AMX, "float32", {f"fused_{BATCH_NORM}", WINOGRAD[-1]}),
             (AVX512, "bfloat16", {f"fused_{BATCH_NORM}", WINOGRAD[-1], PRODUCTS, RELU}),
             (("avx2",), "bfloat16", {f"compiled_{BATCH_NORM}", *WINOGRAD, PRODUCTS}),
-        ],
-        2,
+        ]
     ),
 )
 def test_on_are_those_that_a_run_uses(monkeypatch, instructions, precision, on):

@@ -272,6 +272,7 @@ def test_an_image_size_below_one_is_refused(three_files):
         of("three_files", three_files, image_size=0)
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not SHARED.is_dir(), reason=f"{SHARED} is not here")
 def test_the_shared_cifar10_is_read_whole():
     task = build_task("cifar10", network="resnet20", batch_size=256, data_dir=os.fspath(SHARED))

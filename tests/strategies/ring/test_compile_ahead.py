@@ -5,7 +5,6 @@ import dataclasses
 import pytest
 
 from tests.strategies.ring.threads import WorkersInThreads, rings
-from tests.tiers import first_quick
 from tests.towers.layers.kernel_modes import network
 from tests.towers.logical_cpus import cpus
 from tests.towers.tiny_tasks import TinyTask, images
@@ -14,7 +13,8 @@ from towers.layers import winograd
 from towers.options import StepOptions
 
 
-@pytest.mark.parametrize("zero, expected", first_quick([(0, [[4, 3], [4, 3]]), (3, [])]))
+@pytest.mark.full
+@pytest.mark.parametrize("zero, expected", [(0, [[4, 3], [4, 3]]), (3, [])])
 def test_each_worker_compiles_for_the_parts_of_its_towers(monkeypatch, zero, expected):
     """Of 14 examples a worker has 7."""
     monkeypatch.setattr(options, "runs_onednn", lambda: True)

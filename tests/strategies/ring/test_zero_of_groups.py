@@ -113,8 +113,7 @@ def test_it_equals_one_device_on_all_workers(zero, rule, clipping):
             ("slice:3", sliced_towers),
             ("data:2,slice:2", sliced_towers),
             ("stage:2", undivided_stages),
-        ],
-        2,
+        ]
     ),
     ids=["towers of stages", "uneven slices", "towers of slices", "stages"],
 )

@@ -164,7 +164,7 @@ def shuffled(seed: int | None, staleness: str, *, reshuffles=False, rows=ROWS, a
     return membership.settings_with(task, StepOptions(accumulation=accumulation))
 
 
-@pytest.mark.parametrize("staleness", first_quick(["sync", "async", "0", "4"], 2))
+@pytest.mark.parametrize("staleness", first_quick(["sync", "async", "0", "4"]))
 def test_processes_must_read_the_same_data(staleness):
     with refused("worker:1 was started with first_batches=", "use shuffle(..., seed=1)"):
         check_same({"chief:0": shuffled(None, staleness), "worker:1": shuffled(None, staleness)})

@@ -8,7 +8,6 @@ import pytest
 import tensorflow as tf
 
 from strategies.registry import build_strategy
-from tests.tiers import first_quick
 from tests.towers.gpu_towers import AS_ON_GPUS, waits_of_tower
 from tests.towers.partitioned_graphs import recorded_graphs
 from tests.towers.tiny_tasks import NUM_CLASSES, TinyTask, images
@@ -108,7 +107,8 @@ def test_what_the_host_does_not_read_stays():
     assert not [operation.name for operation in graph.get_operations() if operation.device]
 
 
-@pytest.mark.parametrize("mode", first_quick(MODES, num_quick=1))
+@pytest.mark.full
+@pytest.mark.parametrize("mode", MODES)
 def test_seeds_are_on_the_host_with_the_same_bits(mode):
     name, fields, of_step, of_mode = MODES[mode]
     options = StepOptions(schedule=Constant(0.05), seed=5, **of_step)

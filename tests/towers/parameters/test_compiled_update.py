@@ -27,7 +27,7 @@ NESTEROV = Momentum(nesterov=True, weight_decay=0.01)
 RULES = [
     pytest.param(SGD(weight_decay=0.01), id="sgd", marks=pytest.mark.full),
     pytest.param(NESTEROV, id="nesterov", marks=pytest.mark.full),
-    pytest.param(Adam(weight_decay=0.01), id="adamw"),
+    pytest.param(Adam(weight_decay=0.01), id="adamw", marks=pytest.mark.full),
     pytest.param(Muon(orthogonalizes=matrices_only, weight_decay=0.01), id="muon", marks=pytest.mark.full),
     pytest.param(
         Lookahead(rule=ScaledRates(rule=NESTEROV, factor=4.0), num_updates=STEPS, every=3), id="lookahead"
