@@ -76,6 +76,7 @@ from launch.measuring.comparison import changes, not_compared, only_in_one
 from launch.measuring.forwarded_flags import check_flags
 from launch.measuring.groups import GROUPS, cases
 from launch.measuring.imitated_cpu import ISAS, NO_ISA, imitated, imitation, why_not_imitated
+from launch.measuring.masked_cpuid import remove_as_successor, successor_removes
 from launch.measuring.measured_program import MEASUREMENTS
 from launch.measuring.plots import save_plots
 from launch.measuring.profiled_step import measure_profile
@@ -271,13 +272,15 @@ def start_on_imitated_cpu() -> NoReturn:
     if reason := why_not_imitated(FLAGS.isa, FLAGS.precision):
         raise UserError(f"--isa={FLAGS.isa} with --precision={FLAGS.precision}: {reason}; use float32")
     command, variables = own_program("launch.benchmark", *sys.argv[1:], f"--isa={NO_ISA}")
-    os.execve(command[0], command, {**os.environ, **variables, **imitation(FLAGS.isa, is_peer=False)})
+    imitating = {**imitation(FLAGS.isa, is_peer=False), **successor_removes()}
+    os.execve(command[0], command, {**os.environ, **variables, **imitating})
 
 
 def main(arguments: list[str]) -> int:
     if FLAGS.measure is not None:
         if FLAGS.isa != NO_ISA:
             start_on_imitated_cpu()
+        remove_as_successor()
         print(json.dumps(_MEASUREMENTS[FLAGS.measure]()), flush=True)
         return binary.DONE
     if FLAGS.compare is not None:

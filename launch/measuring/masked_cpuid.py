@@ -16,6 +16,7 @@ from collections.abc import Mapping
 
 _SOURCE = pathlib.Path(__file__).with_suffix(".c")
 _LOADED, _ISA = "LD_PRELOAD", "TOWERS_ISA"
+_REMOVED_BY = "TOWERS_ISA_REMOVED_BY"
 _SECONDS = 60
 _ASK = "import ctypes, sys; sys.exit(ctypes.CDLL(None).towers_cpuid_is_masked() != 1)"
 
@@ -36,6 +37,21 @@ def masked_cpuid(isa: str, environment: Mapping[str, str] = os.environ) -> dict[
     return found if _masks({**environment, **found}) else {}
 
 
+def successor_removes() -> dict[str, str]:
+    """The variable with which a program that `execve` starts in this process removes the library at its end."""
+    return {_REMOVED_BY: f"{os.getpid()}:{_folder()}"}
+
+
+def remove_as_successor() -> None:
+    """Removes the library at the end of this program, if `execve` started it with `successor_removes`.
+
+    A program that it starts inherits the variable, and is another process.
+    """
+    process, _, folder = os.environ.get(_REMOVED_BY, "").partition(":")
+    if process == f"{os.getpid()}":
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+
+
 def is_masked(variables: Mapping[str, str]) -> bool:
     """Whether `masked_cpuid` found a way, of the variables of an imitation."""
     return _ISA in variables
@@ -43,15 +59,21 @@ def is_masked(variables: Mapping[str, str]) -> bool:
 
 @functools.cache
 def _library() -> pathlib.Path | None:
-    """The compiled library, in a folder that is there until this process ends."""
+    """The compiled library; None if it can't be compiled."""
     compiler = shutil.which("cc")
     if compiler is None or not sys.platform.startswith("linux"):
         return None
-    folder = pathlib.Path(tempfile.mkdtemp(prefix="towers-cpuid-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    library = folder / "libmasked_cpuid.so"
+    library = _folder() / "libmasked_cpuid.so"
     command = [compiler, "-O1", "-shared", "-fPIC", "-o", library, _SOURCE, "-ldl"]
     return library if _succeeds(command) else None
+
+
+@functools.cache
+def _folder() -> pathlib.Path:
+    """A folder that is there until this process ends."""
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="towers-cpuid-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def _masks(environment: Mapping[str, str]) -> bool:

@@ -1,6 +1,7 @@
 """The benchmark as a user starts it, with real measurements of the smallest network."""
 
 import json
+import pathlib
 
 import pytest
 from absl import flags
@@ -12,7 +13,7 @@ from launch.measuring.results import results, save
 from launch.measuring.running import Interrupted
 from strategies.errors import PeerLost
 from tests.launch.nursery import run_forked
-from tests.launch.programs import ended, started
+from tests.launch.programs import ended, environment, started
 from tests.towers.user_errors import refused
 
 FLAGS = flags.FLAGS
@@ -51,12 +52,15 @@ def test_it_measures_each_row_and_saves_the_figures(measured):
 
 
 @pytest.mark.full
-def test_one_measurement_runs_on_the_imitated_cpu_too(tmp_path):
+def test_one_measurement_runs_on_the_imitated_cpu_too_and_leaves_nothing(tmp_path):
+    temporary = pathlib.Path(environment()["TMPDIR"])
+    before = set(temporary.glob("towers-cpuid-*"))
     done = run_forked(
         *("-m", "launch.benchmark", "--measure=profile", "--isa=avx2", "--num_towers=1", *SHORT), cwd=tmp_path
     )
     assert done.code == 0, done.err
     assert json.loads(done.out.splitlines()[-1])["largest_instructions"] == "AVX2"
+    assert set(temporary.glob("towers-cpuid-*")) == before
 
 
 def test_a_precision_that_the_imitated_cpu_can_not_compute(tmp_path):
