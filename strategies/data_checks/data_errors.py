@@ -41,10 +41,19 @@ def readable_errors(where: str, model: keras.Model | None = None, batch: Any = (
     try:
         yield
     except tf.errors.InvalidArgumentError as error:
-        found = _not_compiled(error) or out_of_range(error, where) or _of_other_shape(where, model, batch)
-        if found is not None:
+        if (found := known_cause(error, where) or _of_other_shape(where, model, batch)) is not None:
             raise found from error
         raise
+
+
+def known_cause(error: tf.errors.OpError, where: str) -> UserError | None:
+    """The UserError for a step's error whose text names the user's mistake; None if it names none.
+
+    Args:
+      error: TensorFlow's.
+      where: the step, for the message.
+    """
+    return _not_compiled(error) or out_of_range(error, where)
 
 
 def _not_compiled(error: tf.errors.OpError) -> UserError | None:

@@ -12,7 +12,7 @@ import tensorflow as tf
 from absl import logging
 
 from strategies.cluster import CHIEF, SERVER, WORKER, Cluster, Member
-from strategies.data_checks.data_errors import out_of_range, user_error_in
+from strategies.data_checks.data_errors import known_cause, user_error_in
 from strategies.distribute import server_vectors
 from strategies.distribute.host_functions import call
 from strategies.engines import TENSORFLOW
@@ -180,7 +180,7 @@ def lost_named(members: Sequence[Member]) -> Iterator[None]:
     try:
         yield
     except tf.errors.OpError as error:
-        if (found := user_error_in(error) or out_of_range(error, "training")) is not None:
+        if (found := user_error_in(error) or known_cause(error, "training")) is not None:
             raise found from error
         if not isinstance(error, _LOST):
             raise
