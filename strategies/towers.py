@@ -9,13 +9,13 @@ import tensorflow as tf
 from strategies.synchronous import SynchronousStrategy
 from towers.devices import Devices
 from towers.gathering.gathered_once import GatheredOnce
-from towers.one_process_engine import OneProcessEngine, tables_by_rows
+from towers.one_process_engine import OneProcessEngine, reads_rows
 from towers.options import StepOptions
 from towers.parameters.automatic_device import chosen_device
 from towers.task import Batch, Task
 from towers.tower import ModelVariables
 from towers.tracing.traced_once import TracedOnce
-from towers.xla_choice import XlaChoice, xla_choice
+from towers.xla_choice import xla_choice
 
 
 def towers_strategy(
@@ -28,9 +28,7 @@ def towers_strategy(
     """
 
     def make_engine(model, batch_spec):
-        choice = XlaChoice(bool(options.xla))
-        if options.xla is None:
-            choice = default_xla(task, model, devices, options, batch_spec)
+        choice = xla_choice(task, model, devices, options, batch_spec)
         own = dataclasses.replace(options, xla=choice.compiles)
         return OneProcessEngine(
             task,
@@ -48,22 +46,6 @@ def towers_strategy(
     )
 
 
-def default_xla(
-    task: Task, model: keras.Model, devices: Devices, options: StepOptions, batch_spec: Batch
-) -> XlaChoice:
-    """Whether XLA compiles the step if the options leave it open; arguments as for `xla_choice`."""
-    # XLA reads whole tables.
-    if _reads_rows(model, batch_spec, options):
-        return XlaChoice(False)
-    return xla_choice(task, model, devices, options, batch_spec)
-
-
-def _reads_rows(model: keras.Model, batch_spec: Batch, options: StepOptions) -> bool:
-    """Whether steps read rows of a large table."""
-    by_rows = tables_by_rows(model, batch_spec, options)
-    return by_rows is not None and bool(by_rows.heights)
-
-
 def _placed(devices: Devices, model: keras.Model, batch_spec: Batch, options: StepOptions) -> Devices:
     """The devices with the parameters where they are best for this model, if that was left open."""
     if not devices.automatic:
@@ -76,6 +58,6 @@ def _placed(devices: Devices, model: keras.Model, batch_spec: Batch, options: St
         parameter_bytes=parameter_bytes,
         slot_bytes=parameter_bytes * len(options.rule.slot_names),
         gpu_bytes=None if None in memory or not memory else min(memory),
-        reads_rows=_reads_rows(model, batch_spec, options),
+        reads_rows=reads_rows(model, batch_spec, options),
     )
     return devices.placed(chosen.device, chosen.reason)

@@ -45,6 +45,12 @@ def tables_by_rows(model: keras.Model, batch_spec: Batch, options: StepOptions) 
     return Lookups(model, batch_spec, at_least_bytes=_LARGE_TABLE_BYTES)
 
 
+def reads_rows(model: keras.Model, batch_spec: Batch, options: StepOptions) -> bool:
+    """Whether steps read rows of a large table; arguments as for `tables_by_rows`."""
+    by_rows = tables_by_rows(model, batch_spec, options)
+    return by_rows is not None and bool(by_rows.heights)
+
+
 class OneProcessEngine(Engine):
     """Trains and evaluates batches on towers."""
 

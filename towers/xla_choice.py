@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from towers import split
 from towers.devices import Devices
+from towers.one_process_engine import reads_rows
 from towers.options import StepOptions
 from towers.task import Batch, Task
 from towers.tower import ModelVariables, TowerFunction
@@ -45,7 +46,7 @@ class XlaChoice(NamedTuple):
 def xla_choice(
     task: Task, model: keras.Model, devices: Devices, options: StepOptions, batch_spec: Batch
 ) -> XlaChoice:
-    """Whether to compile, for options that leave it open.
+    """Whether to compile: as the options say, and where they leave it open, as suits the model and the devices.
 
     Args:
       task, model: what is trained; the model is built.
@@ -56,10 +57,13 @@ def xla_choice(
     Raises:
       UserError: as for a tower's pass, which is traced.
     """
+    if options.xla is not None:
+        return XlaChoice(options.xla)
     one_gpu = devices.num_towers == 1 and not devices.on_cpu and not devices.groups
     # Not all operations that XLA compiles give the same bits each time; recomputation is not for XLA.
     is_usual = not devices.deterministic and devices.zero != 3 and options.recompute == "none"
-    if not one_gpu or not is_usual:
+    # XLA reads whole tables.
+    if not one_gpu or not is_usual or reads_rows(model, batch_spec, options):
         return XlaChoice(False)
     why_not = _known_problem(model, batch_spec)
     if not why_not and not _works_on(devices.towers[0]):

@@ -14,7 +14,7 @@ from models.data.drawn_text import DrawnText
 from models.networks.transformer import TransformerSize
 from models.own_task import OwnTask
 from models.text_task import TextTask
-from strategies.towers import default_xla, towers_strategy
+from strategies.towers import towers_strategy
 from tests.strategies.small_task import small_task
 from tests.towers.logical_cpus import cpus
 from tests.towers.user_errors import refused
@@ -41,7 +41,7 @@ def works_without_a_gpu(monkeypatch):
 def choice(task, devices=GPU, spec=None, **options) -> xla_choice.XlaChoice:
     dataset = read_dataset(task, "train", InputShard(), unprepared=devices.input_on_towers)
     spec = open_length(dataset.element_spec) if spec is None else spec
-    return default_xla(task, task.build_model(), devices, StepOptions(**options), spec)
+    return xla_choice.xla_choice(task, task.build_model(), devices, StepOptions(**options), spec)
 
 
 def chosen(task, devices=GPU, spec=None, **options) -> bool:

@@ -64,11 +64,11 @@ def test_the_numbers_are_those_of_the_kernels(rule):
 
 @pytest.mark.parametrize("rule", RULES)
 def test_a_gpu_compiles_it(rule):
-    scalars = {dtype: tf.TensorSpec([], dtype) for dtype in (tf.float32, tf.int64, tf.bool)}
+    scalars = [tf.TensorSpec([], dtype) for dtype in (tf.float32, tf.int64, tf.bool)]
     parameters = [tf.TensorSpec(shape, tf.float32) for shape in ([3, 3, 8, 4], [8, 4], [4])]
     slots = [dict.fromkeys(rule.slot_names, parameter) for parameter in parameters]
     names = ["convolution/kernel", "dense/kernel", "dense/bias"]
-    of_update = [parameters, slots, parameters, parameters[2:], parameters[2:], *scalars.values()]
+    of_update = [parameters, slots, parameters, parameters[2:], parameters[2:], *scalars]
     assert conversion_problem(functools.partial(new_values, rule, names), *of_update) == ""
 
 
