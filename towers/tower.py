@@ -26,6 +26,7 @@ from towers.recompute.recomputation import Recomputation
 from towers.task import Batch, Task, WeightedValue
 from towers.timeline.activities import BACKWARD_SCOPE
 from towers.tower_scope import TowerScope, is_seed
+from towers.tracing.drawn_numbers import drawn_by_tensorflow
 from towers.tracing.traced_once import TracedOnce
 
 
@@ -163,7 +164,8 @@ class TowerFunction:
         self.num_traces = 0
         self._recomputation = Recomputation(model, recompute)
         change = self._recomputation.change if self._recomputation.segments else None
-        self.traced = traced(self._train, xla=xla, change=change)
+        train = drawn_by_tensorflow()(self._train) if xla else self._train
+        self.traced = traced(train, xla=xla, change=change)
 
     def __call__(self, parameters, state, batch: Batch, seed, gain) -> TowerResult:
         """One pass.

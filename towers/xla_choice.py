@@ -23,6 +23,7 @@ from towers.one_process_engine import reads_rows
 from towers.options import StepOptions
 from towers.task import Batch, Task
 from towers.tower import ModelVariables, TowerFunction
+from towers.tracing.drawn_numbers import drawn_otherwise
 
 # XLA's name for all of them; one need not be there.
 _PLATFORM = "GPU"
@@ -80,10 +81,6 @@ def _known_problem(model: keras.Model, batch_spec: Batch) -> str:
     not_for_xla = [layer.name for layer in model._flatten_layers() if not layer.supports_jit]
     if not_for_xla:
         return f"Keras's layers {', '.join(not_for_xla)} are not for XLA"
-    if ModelVariables.of(model).seeds:
-        return (
-            "the model may draw random numbers, as dropout does, and XLA would draw others; xla=True compiles it"
-        )
     return ""
 
 
@@ -138,9 +135,11 @@ def conversion_problem(function, *specs) -> str:
         autograph=False,
     )
     specs_of_tensors = tf.nest.flatten(list(specs))
-    kinds = _kinds(flat.get_concrete_function(*specs_of_tensors).graph)
+    kinds = _kinds(flat.get_concrete_function(*specs_of_tensors))
     if unknown := kinds & _OF_UNKNOWN_LENGTH:
         return f"{', '.join(sorted(unknown))} has results of unknown lengths"
+    if random := drawn_otherwise(kinds):
+        return f"it would draw other numbers in {', '.join(sorted(random))}; xla=True compiles it"
     try:
         flat.experimental_get_compiler_ir(*specs_of_tensors)(stage="hlo_serialized", platform_name=_PLATFORM)
     except (ValueError, tf.errors.OpError) as error:
@@ -148,11 +147,23 @@ def conversion_problem(function, *specs) -> str:
     return ""
 
 
-def _kinds(graph: tf.Graph) -> set[str]:
-    """The kinds of operations in a graph, and in the functions that it calls."""
-    described = graph.as_graph_def()
-    kinds = {node.op for function in described.library.function for node in function.node_def}
-    return kinds | {node.op for node in described.node}
+def _kinds(concrete) -> set[str]:
+    """The kinds of operations whose results are used, in a function and in those that it calls."""
+    described = concrete.graph.as_graph_def()
+    found = _used_kinds(described.node, [tensor.name for tensor in concrete.outputs])
+    for function in described.library.function:
+        found |= _used_kinds(function.node_def, function.ret.values())
+    return found
+
+
+def _used_kinds(nodes, results) -> set[str]:
+    """Args:
+    nodes: the operations.
+    results: names of the tensors that they are computed for.
+    """
+    names = [*results, *(name for node in nodes for name in node.input)]
+    used = {name.lstrip("^").partition(":")[0] for name in names}
+    return {node.op for node in nodes if node.name in used}
 
 
 def conversion_reason(error: str) -> str:

@@ -130,9 +130,8 @@ flags.DEFINE_enum(
 flags.DEFINE_bool(
     "xla",
     None,
-    "Compile the tower function with XLA, and on one GPU the update: the first step takes longer, and dropout "
-    "masks are others. Not with --batch_stats=synced. Default: with --strategy=towers on one GPU yes, if XLA can "
-    "and there is no dropout; elsewhere no.",
+    "Compile the tower function with XLA, and on one GPU the update: the first step takes longer. Not with "
+    "--batch_stats=synced. Default: with --strategy=towers on one GPU yes, if XLA can; elsewhere no.",
 )
 flags.DEFINE_bool(
     "fused_batch_norm",

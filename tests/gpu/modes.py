@@ -11,7 +11,7 @@ from towers.options import StepOptions
 from towers.updates.rules import Adam
 from towers.updates.schedules import Constant
 
-# Fields of `Devices`, or the strategy's name.
+# Fields of `Devices`, of the step or of the task, or the strategy's name.
 MODES: Mapping[str, Mapping[str, object]] = {
     "central": {},
     "parameters on the first device": {"parameters": 0},
@@ -23,7 +23,8 @@ MODES: Mapping[str, Mapping[str, object]] = {
     "offload": {"offload": "optimizer"},
     "synced": {"batch_stats": "synced"},
     "accumulation": {"accumulation": 2},
-    "xla": {"parameters": 0, "xla": True},
+    "dropout": {"parameters": 0, "dropout": 0.2},
+    "xla": {"parameters": 0, "dropout": 0.2, "xla": True},
     "mirrored": {"name": "mirrored"},
     "pipeline": {"name": "pipeline"},
     "slices": {"name": "slices"},
@@ -36,8 +37,8 @@ def strategy_of(mode: str, devices: Devices, precision: str = "float32") -> Stra
     options = StepOptions(rule=Adam(), schedule=Constant(0.01), seed=3, precision=precision)
     name = fields.pop("name", "towers")
     changed = {field: fields.pop(field) for field in ("batch_stats", "accumulation", "xla") if field in fields}
+    task = small_task(augment=True, batch_norm=True, dropout=fields.pop("dropout", 0.0))
     if "parameters" in fields:
         fields["parameters"] = devices.towers[fields["parameters"]]
     placed = dataclasses.replace(devices, **fields)
-    task = small_task(augment=True, batch_norm=True)
     return build_strategy(name, task, placed, dataclasses.replace(options, **changed))

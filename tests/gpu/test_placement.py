@@ -6,7 +6,7 @@ from tests.gpu.fresh_process import run_check
 from tests.gpu.modes import MODES
 
 pytestmark = pytest.mark.gpu
-_ELSEWHERE = ("synced", "accumulation", "xla", "mirrored")
+_ELSEWHERE = ("synced", "accumulation", "dropout", "xla", "mirrored")
 
 
 @pytest.mark.parametrize("mode", [mode for mode in MODES if mode not in _ELSEWHERE])

@@ -152,9 +152,14 @@ def test_batches_of_many_lengths_would_be_compiled_many_times():
     assert not chosen(task, spec=spec._replace(features=tf.TensorSpec([None, None, 3])))
 
 
-def test_dropout_stays_that_of_other_modes():
-    """XLA draws other masks."""
-    assert not chosen(small_task(dropout=0.1))
+def cut_noise(inputs):
+    return inputs + tf.random.stateless_truncated_normal(tf.shape(inputs), [1, 2])
+
+
+def test_random_numbers_stay_those_of_other_modes():
+    """XLA draws dropout's masks as TensorFlow does, but not every kind of numbers."""
+    assert chosen(small_task(dropout=0.1))
+    assert "other numbers in StatelessTruncatedNormalV2" in choice(own_task(lambda: Computed(cut_noise))).why_not
 
 
 def test_rows_of_large_tables_are_read_as_rows():
