@@ -12,7 +12,8 @@ from strategies.distribute.frozen_weights import KeptWeights
 from strategies.distribute.helping_process import HelpingProcess
 from strategies.distribute.own_batches import OwnBatches
 from strategies.run_settings import check_same
-from strategies.servers.chief import ServersStrategy, check_options
+from strategies.servers.checks import check_options
+from strategies.servers.chief import ServersStrategy
 from strategies.servers.membership import ServersMembership
 from strategies.servers.server_memory import free_bytes
 from strategies.servers.worker_graph import WorkerGraph

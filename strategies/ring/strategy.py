@@ -1,16 +1,14 @@
 """The strategy 'ring': every worker has a copy of the model and computes its part of each batch.
 
-A step is `strategies.distribute.replicated_engine` (TensorFlow's engine) or `strategies.ring.engine` (our own).
-This file is input, evaluation and the choice of an engine. What the workers compare at the start is in
-`same_start.py`, what they agree on before each call in `agreement.py`, lost workers are in `lost_workers.py`.
+A step is `strategies.distribute.replicated_engine` (TensorFlow's engine) or `strategies.ring.engine` (our own),
+chosen and built in `engine_choice.py`. This file is input, evaluation and checkpoints. What the workers compare at
+the start is in `same_start.py`, what they agree on before each call in `agreement.py`, how they exchange and wait
+in `connections.py`.
 """
 
 import dataclasses
-import faulthandler
 import functools
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 
 import numpy as np
 import tensorflow as tf
@@ -18,27 +16,18 @@ import tensorflow as tf
 from strategies.contract import Move, StepReport, WorkerTime
 from strategies.data_checks.batch_checksums import NUM_COMPARED
 from strategies.data_checks.first_batches import check_first_batches
-from strategies.distribute.mirrored import mirrored, num_gpus
-from strategies.distribute.replicated_engine import ReplicatedEngine
-from strategies.distribute.replicated_placement import check_sent
-from strategies.engines import OWN, EngineChoice, choose_engine
-from strategies.errors import PeerLost
+from strategies.engines import OWN
 from strategies.grouped_towers import GroupedTowers
 from strategies.pieces import Piece, parts_of
 from strategies.ring.agreement import agreed, wish
-from strategies.ring.collectives import HostExchange, WorkerExchange
+from strategies.ring.collectives import HostExchange
+from strategies.ring.connections import Connections
 from strategies.ring.divergence import checksums, what_drifted
-from strategies.ring.engine import RingEngine
-from strategies.ring.gathered_towers import gathered_towers
-from strategies.ring.grouped import decided_by_first, grouped_towers_of, kind_of
+from strategies.ring.engine_choice import TENSORFLOWS_CARRIER, EngineOfWorker, choose_ring_engine
+from strategies.ring.grouped import grouped_towers_of, kind_of
 from strategies.ring.joining import Ring
-from strategies.ring.lost_workers import LOST, peer_lost
-from strategies.ring.placements import ring_placement
 from strategies.ring.same_start import check_same_batches, check_same_settings
 from strategies.ring.shares import all_shares
-from strategies.ring.tcp_connect import connected_tcp_ring
-from strategies.ring.tcp_ring import TcpRing
-from strategies.ring.worker_units import WorkerUnits
 from strategies.ring.zero_of_groups import SpreadGroups
 from strategies.ring.zero_placement import OwnedPlacement
 from strategies.ring.zero_slots import SharedParts, bring, release
@@ -47,22 +36,12 @@ from strategies.slices import SliceOptions
 from strategies.synchronous import SynchronousStrategy
 from towers.branches.options import BranchOptions
 from towers.devices import Devices
-from towers.engine import Engine
-from towers.errors import UserError
-from towers.exchange import TowerExchange
 from towers.grid import BRANCH, SLICE, STAGE
-from towers.input.tower_parts import TowerParts
 from towers.options import StepOptions
-from towers.parameters.placement import free_templates
 from towers.split import checked_shares
 from towers.stages.options import PipelineOptions
 from towers.task import Batch, InputShard, Task, batch_length
-from towers.tower import EvaluationResult, ModelVariables
-
-# Greater than the keys of the workers' groups, which count from 2,000,000.
-_FIRST_TOWERS_GROUP_KEY = 3_000_000
-# A worker that hangs ends itself this many seconds after the timeout of the workers that wait for it.
-_HANG_EXTRA_SECONDS = 2.0
+from towers.tower import EvaluationResult
 
 
 def ring_strategy(
@@ -112,28 +91,44 @@ class RingStrategy(SynchronousStrategy):
         towers: this worker's towers, if each is several devices.
         """
         self.ring, self._towers = ring, towers
-        self._tcp: TcpRing | None = None
-        self._host = HostExchange(ring.num_workers, ring.rank, ring.options.wire, channel=ring.next_channel())
+        self._connections = Connections(ring, self._at)
         own_shares = checked_shares(shares, devices.num_towers, "tower_shares")
-        with self._watched():
+        with self._connections.watched():
             # The other settings are compared when the models are built: these say which calls come before that.
             first = {"engine": ring.options.engine, "zero": devices.zero, "grid": kind_of(towers)}
             check_same_settings(self._host, ring.members, first, purpose="first settings")
             self._shares_by_worker = all_shares(self._host, own_shares, ring.options.worker_shares)
-            self.engine_choice = self._chosen_engine(devices)
+            self.engine_choice = choose_ring_engine(ring, self._host, devices, towers)
         self._worker_shares = tuple(sum(of_worker) for of_worker in self._shares_by_worker)
         if towers is not None:
             towers.check(self._shares_of_all)
         self._microbatches = options.accumulation * ((towers.microbatches if towers else None) or 1)
-        exchange = self._own_exchange(devices) if self.engine_choice.name == OWN else None
+        exchange = self._connections.connect(devices) if self.engine_choice.name == OWN else None
+        engine = EngineOfWorker(
+            ring=ring,
+            host=self._host,
+            exchange=exchange,
+            towers=towers,
+            task=task,
+            devices=devices,
+            options=options,
+            shares=shares,
+            shares_by_worker=self._shares_by_worker,
+            microbatches=self._microbatches,
+        )
 
         def make_engine(model, spec):
-            with self._deadline():
-                return self._engine(task, model, devices, options, spec, shares, own_shares, exchange)
+            with self._connections.deadline():
+                stand_in = self._stand_in() if ring.num_workers > 1 else None
+                return engine.build(model, spec, own_shares, stand_in)
 
         super().__init__(
             "ring", task, options, make_engine, len(self._shares_of_all), unprepared=devices.input_on_towers
         )
+
+    @property
+    def _host(self) -> HostExchange:
+        return self._connections.host
 
     @property
     def _shares_of_all(self) -> tuple[float, ...]:
@@ -143,116 +138,10 @@ class RingStrategy(SynchronousStrategy):
     def microbatches(self) -> int:
         return self._microbatches
 
-    def _chosen_engine(self, devices: Devices) -> EngineChoice:
-        """The same on all workers."""
-        wire, counts = self.ring.options.wire, self._host.gather("replicas", [num_gpus(devices)], np.int64)
-        needs_own = ["all_reduce=tcp"] if wire.algorithm == "tcp" else []
-        if devices.zero:
-            needs_own.append(f"zero={devices.zero}")
-        if self._towers is not None:
-            needs_own.append(f"towers of {len(self._towers.devices.groups[0])} devices")
-        if len(set(np.ravel(counts))) > 1:
-            needs_own.append(f"workers with {', '.join(map(str, np.ravel(counts)))} GPUs")
-        return choose_engine(self.ring.options.engine, needs_own, self.carrier_name)
-
-    carrier_name = "MultiWorkerMirroredStrategy"
-
-    def _own_exchange(self, devices: Devices) -> WorkerExchange:
-        """Connects the workers for our own engine."""
-        ring, wire = self.ring, self.ring.options.wire
-        self._tcp = self._tcp_ring(devices)
-        if self._tcp is not None:
-            self._host = HostExchange(
-                ring.num_workers, ring.rank, wire, channel=ring.next_channel(), tcp=self._tcp
-            )
-        return WorkerExchange(ring.num_workers, ring.rank, wire, channel=ring.next_channel(), tcp=self._tcp)
-
-    def _engine(self, task, model, devices, options, spec, shares, own_shares, exchange) -> Engine:
-        ring, all_shares = self.ring, self._shares_of_all
-        several = ring.num_workers > 1
-        spec = spec if isinstance(spec, Batch) else spec[0]
-        stand_in = tf.nest.map_structure(lambda tensor: tensor.numpy(), self._stand_in()) if several else None
-        parts = TowerParts(
-            shares=own_shares,
-            first_tower=sum(map(len, self._shares_by_worker[: ring.rank])),
-            num_towers=len(all_shares),
-            stand_in=stand_in,
-        )
-
-        def new_group_key() -> int:
-            return _FIRST_TOWERS_GROUP_KEY + ring.next_channel()
-
-        exchange_of_towers = None
-        if len(all_shares) > 1:
-            exchange_of_towers = TowerExchange(len(all_shares), new_group_key(), new_group_key)
-        named = {
-            "batch_spec": spec,
-            "shares": shares,
-            "all_shares": all_shares,
-            "tower_exchange": exchange_of_towers,
-            # With accumulation a step's batch is a tuple of microbatches.
-            "step_spec": spec if self._microbatches == 1 else (spec,) * self._microbatches,
-            "parts": parts,
-        }
-        if self._towers is not None:
-            self._towers.divide(model, decided_by_first(self._host))
-        units = None
-        if devices.zero == 3:
-            variables = ModelVariables.of(model)
-            shards = self._towers.shards(variables) if self._towers is not None else None
-            units = WorkerUnits(variables, options.rule, exchange, shards)
-        if units is not None and self._towers is None:
-            named |= gathered_towers(devices, units)
-        if exchange is not None:
-            of_towers = self._of_towers(named, units) if self._towers is not None else {}
-            place = ring_placement(devices, exchange, self._towers, units)
-            engine = RingEngine(task, model, devices, options, exchange=exchange, place=place, **named | of_towers)
-            if units is not None:
-                free_templates(engine.tower.variables.parameters)
-            return engine
-        if several:
-            check_sent(ModelVariables.of(model))
-        replicas = ring.multi_worker or mirrored(devices.towers[: max(1, num_gpus(devices))])
-        wire_precision = ring.options.wire.precision if several else "float32"
-        return ReplicatedEngine(
-            task, model, devices, options, strategy=replicas, wire_precision=wire_precision, **named
-        )
-
-    def _of_towers(self, named, units: WorkerUnits | None) -> dict:
-        """What an engine of towers of several devices takes otherwise, when all workers have divided the model."""
-        towers = self._towers
-        at_once = towers.microbatches or 1
-        spec = named["batch_spec"] if at_once == 1 else (named["batch_spec"],) * at_once
-        return {
-            "make_towers": functools.partial(towers.make_towers, exchange=units),
-            "microbatches": towers.microbatches,
-            "batch_spec": spec,
-            "step_spec": spec if self.options.accumulation == 1 else (spec,) * self.options.accumulation,
-        }
-
-    def _tcp_ring(self, devices: Devices) -> TcpRing | None:
-        """Connections for all numbers in the host's memory, so all but synced statistics; None if not used."""
-        algorithm, on_cpu = self.ring.options.wire.algorithm, "CPU" in devices.parameters
-        if algorithm == "tcp" and not on_cpu:
-            raise UserError(f"all_reduce=tcp: gradients are on {devices.parameters}; use auto or nccl for GPUs")
-        if self.ring.num_workers == 1:
-            return None
-        by_tcp = on_cpu and algorithm in ("auto", "tcp")
-        with self._watched():
-            used = {"all_reduce": "tcp" if by_tcp else "ring or nccl"}
-            check_same_settings(self._host, self.ring.members, used, purpose="all_reduce")
-        if not by_tcp:
-            return None
-        seconds = self.ring.options.wire.timeout_seconds
-        try:
-            with self._watched():
-                return connected_tcp_ring(self.ring.members, self.ring.rank, self._host, timeout_seconds=seconds)
-        except OSError as error:
-            raise self._peer_lost(error) from error
-
     @property
     def notices(self) -> list[str]:
-        carrier = f"{self.ring.num_workers} workers over TCP" if self._tcp else self.carrier_name
+        by_tcp = self._connections.by_tcp
+        carrier = f"{self.ring.num_workers} workers over TCP" if by_tcp else TENSORFLOWS_CARRIER
         if self.ring.num_workers == 1 and self.engine_choice.name == OWN:
             carrier = "one worker, which exchanges nothing"
         of_towers = self._towers.notices if self._towers else []
@@ -297,7 +186,7 @@ class RingStrategy(SynchronousStrategy):
         own = common_settings(
             self.task, self.options, evaluates=True, shapes=shapes, ring=self.ring.options, **divided
         )
-        with self._watched():
+        with self._connections.watched():
             check_same_settings(self._host, self.ring.members, own)
 
     def _check_data(self) -> None:
@@ -306,9 +195,13 @@ class RingStrategy(SynchronousStrategy):
         is_divided = self.ring.num_workers > 1 or self._microbatches > 1
         num_compared = NUM_COMPARED if is_divided else 1
         found = check_first_batches(self.task, self.model, num_compared=num_compared)
-        with self._watched():
+        with self._connections.watched():
             check_same_batches(
-                self._host, self.ring.members, found, num_compared=num_compared, microbatches=self._microbatches
+                self._host,
+                self.ring.members,
+                found,
+                num_compared=num_compared,
+                microbatches=self._microbatches,
             )
 
     # The workers meet on the host at the end of each call, and a deadline runs until then.
@@ -316,11 +209,11 @@ class RingStrategy(SynchronousStrategy):
 
     def run_steps(self, num_steps: int) -> StepReport:
         first = self.step
-        with self._watched():
+        with self._connections.watched():
             try:
                 report = super().run_steps(num_steps)
             finally:
-                faulthandler.cancel_dump_traceback_later()
+                self._connections.end_deadline()
             times = self._host.gather("times", [self.engine.busy.take_seconds(), report.input_seconds])
             every = self.ring.options.check_divergence_every_steps
             if every is not None and report.step // every > first // every:
@@ -332,23 +225,8 @@ class RingStrategy(SynchronousStrategy):
         return dataclasses.replace(report, workers=workers if self.ring.num_workers > 1 else ())
 
     def _next_batch(self, step):
-        self._start_deadline()
+        self._connections.start_deadline()
         return super()._next_batch(step)
-
-    def _start_deadline(self) -> None:
-        """If what follows takes longer, this worker hangs: a thread that needs no Python ends the process."""
-        if self.ring.num_workers > 1:
-            seconds = self.ring.options.wire.timeout_seconds + _HANG_EXTRA_SECONDS
-            faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__)
-
-    @contextmanager
-    def _deadline(self) -> Iterator[None]:
-        self._start_deadline()
-        try:
-            with self._watched():
-                yield
-        finally:
-            faulthandler.cancel_dump_traceback_later()
 
     def check_divergence(self) -> None:
         """Compares the workers' parameters, state and slots bit by bit, those that all workers have.
@@ -367,7 +245,7 @@ class RingStrategy(SynchronousStrategy):
         return bool(self._host.gather("all true", [here]).all())
 
     def evaluate(self, num_batches: int | None = None, **named) -> dict[str, float] | None:
-        with self._watched():
+        with self._connections.watched():
             return super().evaluate(num_batches, **named)
 
     def _evaluator(self, batch_spec: Batch) -> Callable[[Batch], EvaluationResult]:
@@ -392,7 +270,7 @@ class RingStrategy(SynchronousStrategy):
         return dict(zip(sums, total.reshape(-1, 2), strict=True))
 
     def agree(self, move: Move) -> Move:
-        with self._watched():
+        with self._connections.watched():
             wishes = self._host.gather("move", wish(move), np.int64)
         return agreed(move, wishes, self.ring.members)
 
@@ -411,16 +289,16 @@ class RingStrategy(SynchronousStrategy):
         """Rank 0 decides. Only with spread variables do the others have something that it needs."""
         if not self._spread_kinds:
             return wanted
-        with self._watched():
+        with self._connections.watched():
             return bool(self._host.gather("save", [wanted])[0, 0])
 
     def collect(self) -> None:
-        with self._watched():
+        with self._connections.watched():
             bring(self._host, self._spread)
 
     def collect_parameters(self) -> None:
         if "parameters" in self._spread_kinds:
-            with self._watched():
+            with self._connections.watched():
                 bring(self._host, self.engine.placement.parameters_with_owners)
 
     def release(self) -> None:
@@ -431,14 +309,14 @@ class RingStrategy(SynchronousStrategy):
         return SharedParts(self._host, self._spread)
 
     def values(self, pieces: Sequence[Piece]) -> Iterator[tf.Tensor | None]:
-        with self._watched():
+        with self._connections.watched():
             yield from self._shared_parts.values(pieces)
 
     def restore(self, part: Piece, read: Callable[[Piece], tf.Tensor]) -> None:
         self._shared_parts.restore(part, read)
 
     def share_restored(self, step: int | None, read: Callable[[Piece], tf.Tensor] | None = None) -> int | None:
-        with self._watched():
+        with self._connections.watched():
             (saved_step,) = self._host.gather("restored", [-1 if step is None else step], np.int64)[0]
             if saved_step < 0:
                 return None
@@ -446,17 +324,5 @@ class RingStrategy(SynchronousStrategy):
         self.restored()
         return int(saved_step)
 
-    @contextmanager
-    def _watched(self) -> Iterator[None]:
-        """Context manager: turns a collective's failure into `PeerLost`; after a timeout, prints the stacks."""
-        try:
-            yield
-        except (tf.errors.OpError, OSError) as error:
-            if self._tcp is not None and self._tcp.failure is not None:
-                raise self._peer_lost(self._tcp.failure) from error
-            if isinstance(error, LOST):
-                raise self._peer_lost(error) from error
-            raise
-
-    def _peer_lost(self, error: Exception) -> PeerLost:
-        return peer_lost(error, self.ring, f"step {self.step}" if hasattr(self, "engine") else "the start")
+    def _at(self) -> str:
+        return f"step {self.step}" if hasattr(self, "engine") else "the start"

@@ -17,8 +17,8 @@ from strategies.engines import OWN
 from strategies.errors import NonFiniteStep, PeerLost
 from strategies.pieces import Piece
 from strategies.servers.carrier import Carrier, Start
+from strategies.servers.checks import check_model
 from strategies.servers.options import ServersOptions
-from strategies.servers.piece_update import check_rule
 from strategies.servers.report_section import SECTION, SUMMED, ServersReport, WorkerFigures
 from strategies.servers.server_memory import check_memory, variable_bytes
 from strategies.servers.slot_on_servers import SlotOnServers, read_whole
@@ -27,9 +27,7 @@ from strategies.step_report import mean_of
 from strategies.synchronous import SynchronousStrategy
 from towers.batch_stats import is_averaged
 from towers.devices import Devices
-from towers.errors import UserError
 from towers.input.tower_parts import open_length
-from towers.layers.batch_norm import batch_norm_layers
 from towers.lookups import Lookups
 from towers.one_process_engine import OneProcessEngine
 from towers.options import StepOptions
@@ -38,51 +36,6 @@ from towers.task import Task
 from towers.tower import ModelVariables
 from towers.updates.rules import UpdateRule
 from towers.updates.sparse_updates import LAZY, only_rows
-
-
-def check_options(options: StepOptions, servers: ServersOptions, num_workers: int) -> None:
-    """Raises UserError for options that a group of servers can't support."""
-    check_rule(options.rule)
-    if options.precision == "float16":
-        raise UserError("precision=float16 with strategy=ps: workers do not share a loss scale; use bfloat16")
-    if servers.is_sync and options.clipping.norm is not None:
-        raise UserError(
-            f"clip_norm={options.clipping.norm:g} with staleness=sync: no server holds a whole parameter's mean "
-            "gradient; use clip_global_norm"
-        )
-    if servers.backup_workers >= num_workers:
-        raise UserError(
-            f"backup_workers={servers.backup_workers} with {num_workers} workers: a step needs the gradient of at "
-            f"least one worker; use at most backup_workers={num_workers - 1}"
-        )
-
-
-def check_model(strategy: SynchronousStrategy, servers: ServersOptions, num_workers: int) -> None:
-    """Raises UserError for a model that a group of servers can't train with the strategy's options."""
-    options, engine = strategy.options, strategy.engine
-    if engine.placement.constraints:
-        named = ", ".join(engine.placement.constraints)
-        raise UserError(
-            f"constraint on {named} with strategy=ps: a constraint needs the whole parameter, and servers "
-            "hold pieces; remove the constraint or use another strategy"
-        )
-    several = servers.is_sync and num_workers > 1
-    if several and options.batch_stats == "synced" and batch_norm_layers(strategy.model):
-        raise UserError(
-            "batch_stats=synced with staleness=sync: workers exchange nothing within a step; "
-            "use batch_stats=average"
-        )
-    dtypes = sorted({value.dtype.name for value in engine.parameters().values()})
-    if len(dtypes) > 1:
-        raise UserError(
-            f"parameters of {' and '.join(dtypes)} with strategy=ps: servers hold all parameters in one "
-            "vector; build the model with one dtype or use another strategy"
-        )
-    if servers.is_sync and options.accumulation > 1 and engine.tower.variables.moving:
-        raise UserError(
-            f"accumulation={options.accumulation} with staleness=sync and batch statistics: workers "
-            "exchange once a step, not once a microbatch; use accumulation=1 or strategy=ring"
-        )
 
 
 class ServersStrategy(SynchronousStrategy):

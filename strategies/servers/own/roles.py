@@ -10,7 +10,8 @@ from strategies.data_checks.batches import as_batches
 from strategies.data_checks.data_errors import readable_input
 from strategies.errors import PeerLost
 from strategies.run_settings import Plain
-from strategies.servers.chief import ServersStrategy, check_options
+from strategies.servers.checks import check_options
+from strategies.servers.chief import ServersStrategy
 from strategies.servers.membership import ServersMembership
 from strategies.servers.own.carrier import OwnCarrier
 from strategies.servers.own.coordination import Coordination

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from strategies.servers.chief import check_options
+from strategies.servers.checks import check_options
 from strategies.servers.options import ServersOptions
 from tests.towers.user_errors import refused
 from towers.options import StepOptions
