@@ -67,8 +67,9 @@ class Row:
       transformer: whether the full tests try the transformer with it too, which has tied weights.
       branches: whether the full tests try the network with branches with it too.
       every_task: whether the full tests try every task with it.
-      every_trial: whether the full tests also try float32, a batch that is not finite and statistics that are not
-        synced with it.
+      every_trial: whether the full tests also try the transformer, a batch that is not finite and statistics that
+        are not synced with it.
+      float32: whether the full tests also try float32 with it.
       not_finite_in_quick: whether the quick tests try a batch that is not finite with it too.
     """
 
@@ -89,6 +90,7 @@ class Row:
     in_quick: bool = False
     every_task: bool = False
     every_trial: bool = False
+    float32: bool = False
     transformer: bool = False
     branches: bool = False
     not_finite_in_quick: bool = False
@@ -340,7 +342,6 @@ ROWS = (
     ),
     Row(
         name="towers_2_of_branches_2_shares_2_1",
-        branches=True,
         make_strategy=_branches("data:2,branch:2", (2.0, 1.0)),
         shares=(2.0, 1.0),
     ),
@@ -401,6 +402,7 @@ ROWS = (
         name="own_ring_2_of_2_towers_shares_2_1",
         in_quick=True,
         every_trial=True,
+        float32=True,
         make_strategy=_ring(cpus(2, parameters=1), (2.0, 1.0)),
         shares=(2.0, 1.0, 2.0, 1.0),
         ring=_own_ring(),
@@ -473,7 +475,6 @@ ROWS = (
         num_workers=2,
         batch_stats="average",
         reference=FOUR_MICROBATCHES,
-        transformer=True,
     ),
     Row(
         name="own_ring_2_of_2_towers_of_slices_2",
@@ -488,7 +489,6 @@ ROWS = (
         shares=(2.0, 1.0),
         ring=RingOptions(worker_shares=(2.0, 1.0), check_divergence_every_steps=5),
         num_workers=2,
-        branches=True,
     ),
     Row(
         name="own_ring_2_of_stages_2_zero_2_accumulation_2_clipping",
@@ -556,7 +556,6 @@ ROWS = (
         ring=RingOptions(worker_shares=(2.0, 1.0), check_divergence_every_steps=5),
         options=(("rule", Adam(weight_decay=0.1)),),
         num_workers=2,
-        transformer=True,
     ),
     Row(
         name="own_ring_2_of_2_towers_of_branches_2_zero_2_accumulation_4_adamw",
@@ -582,6 +581,7 @@ ROWS = (
         name="ps_sync_2_workers_of_2_towers_shares_2_1",
         in_quick=True,
         every_trial=True,
+        float32=True,
         **_servers("sync", cpus(2, parameters=1), (2.0, 1.0)),
         shares=(2.0, 1.0, 2.0, 1.0),
         num_workers=2,

@@ -63,9 +63,12 @@ def tasks_of(row: Row) -> Sequence[SmallTask]:
     """The tasks that the full tests try with a row."""
     if row.every_task:
         return TASKS
-    if row.every_trial:
-        return QUICK_TASK, FLOAT32_TASK, TRANSFORMER
-    return (QUICK_TASK, *[TRANSFORMER] * row.transformer, *[INCEPTION] * row.branches)
+    others = {
+        FLOAT32_TASK: row.float32,
+        TRANSFORMER: row.transformer or row.every_trial,
+        INCEPTION: row.branches,
+    }
+    return QUICK_TASK, *(task for task, is_tried in others.items() if is_tried)
 
 
 def trials_of(row: Row, only_quick: bool) -> list[Trial]:

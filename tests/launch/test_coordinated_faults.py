@@ -129,7 +129,7 @@ def test_a_worker_that_is_killed_ten_times(group_of, tmp_path):
 
 
 @pytest.mark.full
-def test_a_killed_server_ends_the_cluster_which_can_resume(group_of, tmp_path):
+def test_a_killed_server_ends_the_cluster(group_of, tmp_path):
     with group_of() as group:
         signalled(group, tmp_path, signal.SIGKILL, "ps:0")
         ends = group.ends(END_SECONDS)
@@ -138,7 +138,6 @@ def test_a_killed_server_ends_the_cluster_which_can_resume(group_of, tmp_path):
     assert chief.code == PEER_LOST, outputs({"chief:0": chief})
     assert "ps:0 (127.0.0.1:" in errors(chief)[0]
     assert {ended.code for ended in ends.values()} == {PEER_LOST}, outputs(ends)
-    assert resumed_to_the_end(group_of(), tmp_path) >= 10
 
 
 @pytest.mark.full
@@ -238,13 +237,12 @@ def test_a_process_with_different_flags_is_refused(group_of):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("seed", ["1", "2"], ids=["the_same", "other"])
-def test_a_worker_that_reads_other_data_is_refused(group_of, seed):
+def test_a_worker_that_reads_other_data_is_refused(group_of):
     variables = {f"{name}:{index}": {"DATA_SEED": "1"} for name in ("worker", "ps") for index in range(2)}
-    variables |= {"chief:0": {"DATA_SEED": "1"}, "worker:1": {"DATA_SEED": seed}}
+    variables |= {"chief:0": {"DATA_SEED": "1"}, "worker:1": {"DATA_SEED": "2"}}
     with group_of(variables=variables) as group:
-        ends = all_end(group, DONE if seed == "1" else USER_ERROR)
-    for ended in ends.values() if seed != "1" else ():
+        ends = all_end(group, USER_ERROR)
+    for ended in ends.values():
         (line,) = errors(ended)
         assert "worker:1 was started with first_batches=" in line
         assert "all must read the same data" in line

@@ -81,11 +81,10 @@ def test_killed_workers_that_are_restarted(own, tmp_path, flags, victims):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("flags", [(), (SYNC,)], ids=["async", "sync"])
-def test_a_chief_that_no_worker_is_left_to_saves_at_sigterm(own, tmp_path, flags):
+def test_a_chief_that_no_worker_is_left_to_saves_at_sigterm(own, tmp_path):
     """Workers may all have ended with an error of the user's, as a label out of range is."""
     workers = ("worker:0", "worker:1")
-    with own(*flags) as group:
+    with own(SYNC) as group:
         signalled(group, tmp_path, signal.SIGKILL, *workers)
         for name in workers:
             group.processes[name].wait(END_SECONDS)
@@ -93,7 +92,7 @@ def test_a_chief_that_no_worker_is_left_to_saves_at_sigterm(own, tmp_path, flags
         ends = group.ends(END_SECONDS)
     others = {name: ended.code for name, ended in ends.items() if name not in workers}
     assert set(others.values()) == {INTERRUPTED}, outputs(ends)
-    assert resumed_to_the_end(own(*flags), tmp_path, is_sync=bool(flags)) >= 1
+    assert resumed_to_the_end(own(SYNC), tmp_path, is_sync=True) >= 1
 
 
 @pytest.mark.full

@@ -63,7 +63,7 @@ def test_the_layout_of_slices_is_printed_and_nothing_is_written(tmp_path):
 def test_parameter_servers_train_and_evaluate_a_model_with_gelu(tmp_path):
     """TensorFlow's processes refuse the compiled GELU of one process."""
     cluster = ("--workers=1", "--ps=1", "--chief", "--", sys.executable, "-m", "launch.train")
-    flags = ("--strategy=ps", "--task=text", "--batch_size=16", "--steps=2", "--num_towers=1", "--directory=run")
-    ended = run_forked("-m", "launch.local", *cluster, *flags, cwd=tmp_path)
+    flags = ("--strategy=ps", "--num_towers=1", "--steps=2")
+    ended = run_forked("-m", "launch.local", *cluster, *FLAGS, *flags, cwd=tmp_path)
     assert ended.code == 0, ended.err
     assert set(json.loads((tmp_path / "run" / "summary.json").read_text())["evaluation"]) == {"loss", "accuracy"}

@@ -48,9 +48,7 @@ def trained(made):
     first_quick(
         [
             ("towers", 2, 2, {}),
-            ("towers", 1, 1, {}),
             ("towers", 3, 1, {"zero": 3}),
-            ("towers", 2, 3, {"zero": 2}),
             ("mirrored", 2, 2, {}),
             ("ring", 2, 3, {}),
             ("pipeline", 2, 2, {}),
@@ -86,7 +84,6 @@ CLICKS = ClicksTask(clicks=DrawnClicks(num_tables=2, num_rows=10, num_train=53, 
         [
             (CLICKS, "towers", 1, {}),
             (TEXT, "pipeline", 1, {}),
-            (TEXT, "slices", 1, {}),
             (CLICKS, "mirrored", 1, {}),
             (CLICKS, "towers", 2, {"sharded": True}),
         ],

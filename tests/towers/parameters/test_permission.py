@@ -71,13 +71,11 @@ CASES = [
     (table_with_nan, SGD(), {}),
     (images_with_nan, Adam(), {"spread": (("sharded", True),)}),
     (images_with_nan, DECAYING, {"mode": "mirrored"}),
-    (images_with_nan, Adam(), {}),
     (table_with_nan, Adam(weight_decay=0.1), {}),
     (images_with_nan, Adam(), {"spread": (("replicated", True),)}),
     (images_with_nan, Adam(), {"spread": (("zero", 2),), "accumulation": 2}),
     (images_with_nan, Adam(), {"spread": (("zero", 3),)}),
     (images_with_nan, Lookahead(rule=Muon(), num_updates=NUM_STEPS, every=2), {}),
-    (images_with_nan, Lookahead(rule=SGD(), num_updates=NUM_STEPS, every=2), {"mode": "mirrored"}),
     (images_with_nan, SGD(), {"precision": "float16"}),
     (images_with_nan, Adam(), {"mode": "ring"}),
 ]

@@ -110,11 +110,12 @@ def recurrent_task() -> TinyTask:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("grid, zero", [("stage:2", 0), ("data:2,stage:2", 3)])
-def test_recurrent_layers_and_constants(grid, zero):
+def test_recurrent_layers_and_constants():
+    """Gathered too: stages have parts of parameters, and loops."""
+
     def make(task, options):
         pipeline = PipelineOptions(microbatches=MICROBATCHES)
-        return pipeline_strategy(task, cpus_in_groups(grid, zero=zero), options, pipeline=pipeline)
+        return pipeline_strategy(task, cpus_in_groups("data:2,stage:2", zero=3), options, pipeline=pipeline)
 
     found, expected = trained(make, recurrent_task()), reference(recurrent_task())
     assert_close(parameters_of(found), parameters_of(expected))
