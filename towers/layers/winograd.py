@@ -103,11 +103,15 @@ class Gate:
           inputs, kernel: of any shape and dtype.
 
         Returns:
-          None if it does not take the shape, the dtype or the number of channels.
+          None if it does not take the shape, the dtype or the number of channels; or in `tf.vectorized_map`, for
+          which compiled loops have no form.
         """
-        if not self.takes(inputs.shape, inputs.dtype, kernel.shape):
+        if not self.takes(inputs.shape, inputs.dtype, kernel.shape) or _is_vectorized():
             return None
-        return _convolved(inputs, tf.convert_to_tensor(kernel, inputs.dtype), self.num_examples or 0)
+        loops = Loops.of(*inputs.shape[1:3], *kernel.shape[2:])
+        convolution = _Convolution(loops, tf.shape(inputs)[0], self.num_examples or 0)
+        outputs = convolution.outputs(inputs, tf.convert_to_tensor(kernel, inputs.dtype))
+        return tf.ensure_shape(outputs, [*inputs.shape[:-1], kernel.shape[-1]])
 
     def num_replaced(self, model: keras.Model, *, float32_products: bool = False) -> int:
         """The number of the model's layers whose convolution is this one.
@@ -155,6 +159,11 @@ class Gate:
         return min(channels, filters) >= self.fewest_channels and _saves(height, width)
 
 
+def _is_vectorized() -> bool:
+    """Whether TensorFlow traces what it will vectorize: it names that."""
+    return any(part.startswith("loop_body") for part in tf.get_current_name_scope().split("/"))
+
+
 def _computed_in(layer: keras.layers.Layer, float32_products: bool) -> str:
     return "float32" if float32_products and layer.compute_dtype in SHORT_PRECISIONS else layer.compute_dtype
 
@@ -169,40 +178,82 @@ def _shapes_of_inputs(layer: keras.layers.Layer) -> list[tuple[int | None, ...]]
     return [tensor.shape for node in layer._inbound_nodes for tensor in node.input_tensors]
 
 
-def _convolved(inputs, kernel, at_least: int):
-    """The convolution, in loops for as many images as there are, at least `at_least`."""
-    loops = Loops.of(*inputs.shape[1:3], *kernel.shape[2:])
-    scope = gradient_scope()
+class _Convolution:
+    """The outputs for images and a kernel, and their gradients: three bilinear maps, in compiled loops.
 
-    @tf.custom_gradient
-    def convolution(inputs, kernel):
-        num_images = tf.shape(inputs)[0]
+    Each one's gradients are the two others, so that there are gradients of any order.
+    """
+
+    def __init__(self, loops: Loops, num_images: tf.Tensor, at_least: int):
+        """Args:
+        loops: for the images' size and the numbers of channels.
+        num_images: of a call; loops run for at least `at_least`.
+        """
+        self._loops, self._num_images = loops, num_images
         # TensorFlow copies nothing where nothing is missing.
-        missing = tf.stack([tf.stack([0, tf.maximum(at_least - num_images, 0)]), *[[0, 0]] * 3])
+        missing = tf.maximum(at_least - num_images, 0) if at_least else None
+        self._missing = None if missing is None else tf.stack([tf.stack([0, missing]), *[[0, 0]] * 3])
+        self._scope = gradient_scope()
 
-        def filled(images):
-            return tf.pad(images, missing) if at_least else images
+    def outputs(self, images: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
+        """[N, H, W, K] for images [N, H, W, C] and a kernel [3, 3, C, K]."""
 
-        def without(images):
-            # Of known length where the inputs' is known, as predictions of memory ask.
-            return tf.slice(images, [0, 0, 0, 0], [num_images, *images.shape[1:]])
+        @tf.custom_gradient
+        def convolution(images, kernel):
+            def gradients(upstream):
+                with tf.name_scope(self._scope):
+                    return self.images_gradient(upstream, kernel), self.kernel_gradient(images, upstream)
 
-        def gradient(upstream):
-            with tf.name_scope(scope):
-                # As in `compiled_activations`: what a branch of tf.cond computed is no argument of a function.
-                count = tf.identity(num_images)
-                # Not before the backward pass: it would be the forward pass's, kept until now.
-                transformed = _transformed(*after(upstream, kernel))
-                of_outputs = filled(upstream)
-                of_images = loops.images_gradient(of_outputs, transformed, count)
-                # Filled anew: a short batch's copy would be kept since the forward pass too.
-                again = filled(*after(upstream, inputs))
-                of_kernel = loops.kernel_gradient(again, of_outputs, count)
-                return without(of_images), _transform_gradient(of_kernel)
+            transformed = _transformed(*after(images, kernel))
+            found = self._run(self._loops.forward, self._filled(images), transformed, self._num_images)
+            return self._without(found), gradients
 
-        return without(loops.forward(filled(inputs), _transformed(*after(inputs, kernel)), num_images)), gradient
+        return convolution(images, kernel)
 
-    return tf.ensure_shape(convolution(inputs, kernel), [*inputs.shape[:-1], kernel.shape[-1]])
+    def images_gradient(self, upstream: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
+        """[N, H, W, C], for the gradient of the outputs."""
+
+        @tf.custom_gradient
+        def gradient(upstream, kernel):
+            def gradients(of_images):
+                return self.outputs(of_images, kernel), self.kernel_gradient(of_images, upstream)
+
+            # Not before the backward pass: it would be the forward pass's, kept until now.
+            transformed = _transformed(*after(upstream, kernel))
+            found = self._run(self._loops.images_gradient, self._filled(upstream), transformed, self._count())
+            return self._without(found), gradients
+
+        return gradient(upstream, kernel)
+
+    def kernel_gradient(self, images: tf.Tensor, upstream: tf.Tensor) -> tf.Tensor:
+        """[3, 3, C, K], for the gradient of the outputs."""
+
+        @tf.custom_gradient
+        def gradient(images, upstream):
+            def gradients(of_kernel):
+                return self.images_gradient(upstream, of_kernel), self.outputs(images, of_kernel)
+
+            # Filled anew: a short batch's copy would be kept since the forward pass too.
+            again = self._filled(*after(upstream, images))
+            found = self._run(self._loops.kernel_gradient, again, self._filled(upstream), self._count())
+            return _transform_gradient(found), gradients
+
+        return gradient(images, upstream)
+
+    def _run(self, loop, *tensors) -> tf.Tensor:
+        # Within two tapes TensorFlow would ask at once for the gradient of the loop, which has none of its own.
+        return loop(*map(tf.stop_gradient, tensors))
+
+    def _count(self) -> tf.Tensor:
+        # As in `compiled_activations`: what a branch of tf.cond computed is no argument of a function.
+        return tf.identity(self._num_images)
+
+    def _filled(self, images: tf.Tensor) -> tf.Tensor:
+        return images if self._missing is None else tf.pad(images, self._missing)
+
+    def _without(self, images: tf.Tensor) -> tf.Tensor:
+        # Of known length where the inputs' is known, as predictions of memory ask.
+        return tf.slice(images, [0, 0, 0, 0], [self._num_images, *images.shape[1:]])
 
 
 def _transformed(kernel: tf.Tensor) -> tf.Tensor:

@@ -83,6 +83,45 @@ def test_in_a_condition(monkeypatch):
         assert np.linalg.norm(ours - theirs) <= 5e-6 * np.linalg.norm(theirs)
 
 
+def penalty_gradients(convolution, *numbers: np.ndarray, dtype) -> list[np.ndarray]:
+    """Of the squared gradients of (inputs, kernel), with an upstream gradient that depends on both."""
+
+    @tf.function(autograph=False)
+    def of_penalty(inputs, kernel):
+        with tf.GradientTape() as outer:
+            outer.watch([inputs, kernel])
+            with tf.GradientTape() as inner:
+                inner.watch([inputs, kernel])
+                total = tf.reduce_sum(convolution(inputs, kernel) ** 2)
+            penalty = tf.add_n([tf.reduce_sum(one**2) for one in inner.gradient(total, [inputs, kernel])])
+        return outer.gradient(penalty, [inputs, kernel])
+
+    return [found.numpy() for found in of_penalty(*(tf.constant(value, dtype) for value in numbers))]
+
+
+def test_gradients_of_gradients(monkeypatch):
+    """As a layer's call asks for them that takes a gradient itself."""
+    monkeypatch.setattr(winograd, "_FEWEST_PIXELS", 1)
+    numbers = drawn((3, 8, 8, 6), 0), drawn((3, 3, 6, 5), 1)
+    found = penalty_gradients(Gate(5, 4).convolve, *numbers, dtype=tf.float32)
+    for one, exact in zip(found, penalty_gradients(direct, *numbers, dtype=tf.float64), strict=True):
+        assert np.linalg.norm(one - exact) <= 1e-5 * np.linalg.norm(exact)
+
+
+def test_where_tensorflow_vectorizes_it_leaves_convolutions_alone(monkeypatch):
+    monkeypatch.setattr(winograd, "_FEWEST_PIXELS", 1)
+    images, kernel = tf.constant(drawn((3, 8, 8, 6), 0), tf.float32), tf.ones([3, 3, 6, 5])
+    taken = []
+
+    def of_one(image):
+        taken.append(Gate(5).convolve(image[None], kernel))
+        return direct(image[None], kernel)[0]
+
+    tf.vectorized_map(of_one, images)
+    assert taken == [None] * len(taken) and taken
+    assert Gate(5).convolve(images, kernel) is not None
+
+
 @pytest.mark.parametrize(
     "shape, kernel, dtype, is_taken",
     [
