@@ -14,6 +14,7 @@ from towers.exchange import TowerExchange
 from towers.layers import batch_norm, compiled_activations, narrow_maps, winograd
 from towers.layers.compiled_relu import relus_to_compile
 from towers.layers.convolutions import Convolution, replaced_convolutions
+from towers.layers.forward_mode import unless_forward
 from towers.layers.host_values import place_host_values
 from towers.layers.products import layers_with_products, replaced_calls
 from towers.layers.shadowing import shadowed
@@ -93,7 +94,8 @@ class LayerKernels:
         )
         if self.wide_ids:
             replacements += lookups_of_wide_ids(model)
-        with shadowed(replacements):
+        # Own batch norms would have the statistics of the tower's own examples.
+        with shadowed(replacements if exchange is not None else unless_forward(replacements)):
             yield
 
     def place_values(self) -> None:

@@ -201,6 +201,9 @@ class _Convolution:
         @tf.custom_gradient
         def convolution(images, kernel):
             def gradients(upstream):
+                # Of a Jacobian, for which TensorFlow vectorizes the backward pass.
+                if _is_vectorized():
+                    return _direct_gradients(images, kernel, upstream)
                 with tf.name_scope(self._scope):
                     return self.images_gradient(upstream, kernel), self.kernel_gradient(images, upstream)
 
@@ -254,6 +257,14 @@ class _Convolution:
     def _without(self, images: tf.Tensor) -> tf.Tensor:
         # Of known length where the inputs' is known, as predictions of memory ask.
         return tf.slice(images, [0, 0, 0, 0], [self._num_images, *images.shape[1:]])
+
+
+def _direct_gradients(images, kernel, upstream) -> tuple[tf.Tensor, tf.Tensor]:
+    given = {"out_backprop": upstream, "strides": [1] * 4, "padding": "SAME"}
+    return (
+        tf.raw_ops.Conv2DBackpropInput(input_sizes=tf.shape(images), filter=kernel, **given),
+        tf.raw_ops.Conv2DBackpropFilter(input=images, filter_sizes=tf.shape(kernel), **given),
+    )
 
 
 def _transformed(kernel: tf.Tensor) -> tf.Tensor:

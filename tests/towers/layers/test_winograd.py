@@ -108,6 +108,22 @@ def test_gradients_of_gradients(monkeypatch):
         assert np.linalg.norm(one - exact) <= 1e-5 * np.linalg.norm(exact)
 
 
+def test_jacobians(monkeypatch):
+    """TensorFlow vectorizes their backward passes."""
+    monkeypatch.setattr(winograd, "_FEWEST_PIXELS", 1)
+    images, kernel = (tf.constant(drawn(shape, 0), tf.float32) for shape in ((3, 8, 8, 6), (3, 3, 6, 5)))
+
+    @tf.function(autograph=False)
+    def jacobians(convolution):
+        with tf.GradientTape() as tape:
+            tape.watch([images, kernel])
+            means = tf.reduce_mean(convolution(images, kernel) ** 2, [0, 1, 2])
+        return tape.jacobian(means, [images, kernel])
+
+    for ours, theirs in zip(jacobians(Gate(5, 4).convolve), jacobians(direct), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)
+
+
 def test_where_tensorflow_vectorizes_it_leaves_convolutions_alone(monkeypatch):
     monkeypatch.setattr(winograd, "_FEWEST_PIXELS", 1)
     images, kernel = tf.constant(drawn((3, 8, 8, 6), 0), tf.float32), tf.ones([3, 3, 6, 5])

@@ -1,0 +1,36 @@
+"""Layers whose derivatives TensorFlow takes forward: they keep their own functions, for which it can."""
+
+import functools
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+from tensorflow.python.eager import forwardprop_util  # the one way to ask whether a tensor has a tangent
+
+Replacement = tuple[keras.layers.Layer, str, Any]
+
+
+def unless_forward(replacements: Iterable[Replacement]) -> Iterator[Replacement]:
+    """The same, but for tensors that a `tf.autodiff.ForwardAccumulator` follows a layer's own function is called.
+
+    The kernels have custom gradients and compiled loops, for which TensorFlow has no derivative forward.
+
+    Args:
+      replacements: (layer, attribute, value), not yet in place.
+    """
+    for layer, name, value in replacements:
+        own = getattr(layer, name, None)
+        # A layer has no function of this name where a replacement only notes something.
+        yield layer, name, value if own is None else _either(own, value)
+
+
+def _either(own: Callable, replacement: Callable) -> Callable:
+    # Keras describes functions in a layer's configuration by their names.
+    @functools.wraps(replacement)
+    def called(*arguments, **named):
+        tensors = [value for value in tf.nest.flatten([arguments, named]) if isinstance(value, tf.Tensor)]
+        is_followed = bool(forwardprop_util.pack_tangents(tensors).tangents)
+        return (own if is_followed else replacement)(*arguments, **named)
+
+    return called
