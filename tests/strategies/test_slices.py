@@ -1,11 +1,21 @@
 """The strategy 'slices': checkpoints that fit any number of slices, and what it refuses."""
 
 import pytest
+import tensorflow as tf
+from keras import layers
 
 from strategies.registry import build_strategy
 from strategies.training.checkpoints import Checkpoints
 from tests.towers.logical_cpus import cpus, cpus_in_groups
-from tests.towers.tiny_tasks import assert_close, dense_task, parameters_of
+from tests.towers.tiny_tasks import (
+    NUM_CLASSES,
+    TinyTask,
+    assert_close,
+    dense_task,
+    parameters_of,
+    stacked,
+    vectors,
+)
 from tests.towers.user_errors import refused
 from towers.options import StepOptions
 from towers.updates.rules import Adam, Muon
@@ -48,3 +58,28 @@ def test_a_run_goes_on_with_other_slices_and_with_towers(tmp_path):
 def test_what_it_refuses(name, devices, options, parts):
     with refused(*parts):
         build_strategy(name, dense_task(), devices, StepOptions(**options))
+
+
+class Penalised(layers.Layer):
+    """Adds the squared gradient of a divided layer."""
+
+    def build(self, shape):
+        self.dense = layers.Dense(6, name="divided")
+        self.dense.build(shape)
+
+    def call(self, inputs):
+        with tf.GradientTape() as tape:
+            tape.watch(inputs)
+            outputs = self.dense(inputs)
+        self.add_loss(tf.reduce_sum(tape.gradient(outputs, inputs) ** 2))
+        return outputs
+
+
+def test_a_layer_that_takes_gradients_of_a_divided_one():
+    task = TinyTask(
+        build=lambda: stacked((4,), Penalised(name="penalised"), layers.Dense(NUM_CLASSES, name="logits")),
+        examples=vectors(8),
+    )
+    strategy = build_strategy("slices", task, cpus(2), StepOptions())
+    with refused("a divided layer", "takes gradients in its call", "layout='NAME=whole'"):
+        strategy.run_steps(1)

@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
+from towers.errors import UserError
+
 
 def on_device(device: str, function: Callable, inputs: Sequence[tf.Tensor]):
     """`function(*inputs)` computed on `device`, with a gradient that is computed there.
@@ -17,7 +19,11 @@ def on_device(device: str, function: Callable, inputs: Sequence[tf.Tensor]):
       function: returns a tensor or a list of tensors that all inputs change. It may read other tensors, which get
         no gradient.
       inputs: floating-point tensors, on any devices.
+
+    Raises:
+      UserError: when the gradient is asked for again, as where a layer takes gradients in its call.
     """
+    asked = False
 
     @tf.custom_gradient
     def placed(*own):
@@ -30,6 +36,13 @@ def on_device(device: str, function: Callable, inputs: Sequence[tf.Tensor]):
             outputs = function(*own)
 
         def gradient(*upstream):
+            nonlocal asked
+            if asked:
+                raise UserError(
+                    "a divided layer is used where another layer takes gradients in its call, which slices have "
+                    "once only: leave the divided layer whole (layout='NAME=whole'), or use another strategy"
+                )
+            asked = True
             with tf.device(device):
                 of_outputs = list(upstream) if isinstance(outputs, list) else upstream[0]
                 return tape.gradient(outputs, own, of_outputs)

@@ -16,7 +16,7 @@ schedule keeps.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -75,6 +75,7 @@ def places_of(graph: tf.Graph, marks: Marks, sources: Mapping[str, Source], num_
     reads: dict[str, _Reads] = {}
     places: dict[str, Place] = {}
     operations = graph.get_operations()[: marks.end]
+    of_forward = _added_to_forward(operations, marks.backward)
     for index in in_reading_order(operations):
         operation = operations[index]
         name = operation.name
@@ -90,18 +91,38 @@ def places_of(graph: tf.Graph, marks: Marks, sources: Mapping[str, Source], num_
         if is_copied:
             reads[name] = _Reads(None, varies, False)
             continue
-        is_backward = marks.backward is not None and index >= marks.backward
+        is_added = name in of_forward
+        is_backward = marks.backward is not None and index >= marks.backward and not is_added
         if own is not None:
             stage = own
         elif is_backward:
             stage = min(stages, default=last)
         else:
-            stage = max(stages, default=last if index >= marks.last else 0)
+            stage = max(stages, default=last if index >= marks.last and not is_added else 0)
         varies = varies or is_backward
         kind = None if not varies else Kind.BACKWARD if is_backward else Kind.FORWARD
         places[name] = Place(stage, kind)
         reads[name] = _Reads(stage, varies, True)
     return places
+
+
+def _added_to_forward(operations: Sequence[tf.Operation], backward: int | None) -> set[str]:
+    """The names of what the forward pass reads, but the backward pass made: a loop's lists of what it keeps.
+
+    Args:
+      operations: in the order in which they were traced.
+      backward: the index of the backward pass's first one; None for no such pass.
+    """
+    if backward is None:
+        return set()
+    made = {operation.name: operation for operation in operations[backward:]}
+    found: set[str] = set()
+    readers = list(operations[:backward])
+    while readers:
+        read = [made[t.op.name] for t in readers.pop().inputs if t.op.name in made and t.op.name not in found]
+        found.update(operation.name for operation in read)
+        readers += read
+    return found
 
 
 def with_late_weights(graph: tf.Graph, places: Mapping[str, Place]) -> dict[str, Place]:

@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from keras import layers
 
 from models.data.drawn_text import DrawnText
@@ -18,6 +19,7 @@ from tests.towers.tiny_tasks import (
     assert_close,
     dense_task,
     parameters_of,
+    stacked,
     vectors,
 )
 from tests.towers.user_errors import refused
@@ -119,6 +121,23 @@ def test_recurrent_layers_and_constants():
 
     found, expected = trained(make, recurrent_task()), reference(recurrent_task())
     assert_close(parameters_of(found), parameters_of(expected))
+
+
+class MappedDense(layers.Dense):
+    """Computes one example after another: as many as there are, so its loop's lists have that length."""
+
+    def call(self, inputs):
+        return tf.map_fn(lambda one: super(MappedDense, self).call(one[None])[0], inputs)
+
+
+@pytest.mark.full
+def test_loops_over_the_examples():
+    def build():
+        hidden = MappedDense(6, "tanh", name="first")
+        return stacked((4,), hidden, MappedDense(5, name="second"), layers.Dense(NUM_CLASSES, name="logits"))
+
+    task = TinyTask(build=build, examples=vectors(9))
+    assert_close(parameters_of(pipeline(task, 2)), parameters_of(reference(task)))
 
 
 @pytest.mark.full
