@@ -1,11 +1,14 @@
 """Samples the memory of processes and of all that they start."""
 
 import threading
+import time
 from collections.abc import Sequence
 
 import psutil
 
 _SAMPLE_SECONDS = 0.2
+# A process that was just forked, to run another program, still has its parent's memory.
+_FORK_SECONDS = 1.0
 
 
 class MemoryWatch:
@@ -36,9 +39,15 @@ class MemoryWatch:
 def _tree_bytes(pid: int) -> int:
     try:
         process = psutil.Process(pid)
-        return sum(_own_bytes(each) for each in [process, *process.children(recursive=True)])
+        return sum(_own_bytes(each) for each in [process, *_grown(process.children(recursive=True))])
     except psutil.Error:
         return 0
+
+
+def _grown(processes: Sequence[psutil.Process]) -> list[psutil.Process]:
+    """Those that were not started just now."""
+    begun = time.time() - _FORK_SECONDS
+    return [each for each in processes if each.create_time() <= begun]
 
 
 def _own_bytes(process: psutil.Process) -> int:
