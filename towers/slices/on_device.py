@@ -39,8 +39,8 @@ def on_device(device: str, function: Callable, inputs: Sequence[tf.Tensor]):
             nonlocal asked
             if asked:
                 raise UserError(
-                    "a divided layer is used where another layer takes gradients in its call, which slices have "
-                    "once only: leave the divided layer whole (layout='NAME=whole'), or use another strategy"
+                    "a layer takes gradients in its call of what a divided layer computes, and slices have these "
+                    "only once: leave the divided layer whole (layout='NAME=whole'), or use another strategy"
                 )
             asked = True
             with tf.device(device):
