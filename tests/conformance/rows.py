@@ -42,6 +42,8 @@ class Reference:
 
 UNDIVIDED = Reference()
 FOUR_MICROBATCHES = Reference(microbatches_with_batch_norm=4)
+# Most rows of several processes accumulate over two: each process traces every microbatch anew.
+TWO_MICROBATCHES = Reference(microbatches_with_batch_norm=2)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -315,7 +317,6 @@ ROWS = (
     ),
     Row(
         name="towers_2_recompute_accumulation_4",
-        in_quick=True,
         make_strategy=_recomputing(_towers(cpus(2)), "full"),
         shares=even_shares(2),
         accumulation=4,
@@ -380,11 +381,11 @@ ROWS = (
         num_workers=3,
     ),
     Row(
-        name="ring_2_accumulation_4_shares_2_1",
+        name="ring_2_accumulation_2_shares_2_1",
         make_strategy=_ring(cpus(1)),
         shares=(2.0, 1.0),
-        accumulation=4,
-        reference=FOUR_MICROBATCHES,
+        accumulation=2,
+        reference=TWO_MICROBATCHES,
         ring=_tensorflow_ring(worker_shares=(2.0, 1.0)),
         num_workers=2,
     ),
@@ -409,11 +410,11 @@ ROWS = (
         num_workers=2,
     ),
     Row(
-        name="own_ring_3_recompute_accumulation_4",
+        name="own_ring_3_recompute_accumulation_2",
         make_strategy=_recomputing(_ring(cpus(1)), "sqrt"),
         shares=even_shares(3),
-        accumulation=4,
-        reference=FOUR_MICROBATCHES,
+        accumulation=2,
+        reference=TWO_MICROBATCHES,
         # Tests our packs over TensorFlow's collectives, as on GPUs.
         ring=_own_ring(wire=WireOptions(bytes_per_pack=4000, algorithm="ring")),
         num_workers=3,
@@ -426,11 +427,11 @@ ROWS = (
         num_workers=2,
     ),
     Row(
-        name="own_ring_2_zero_2_accumulation_4_clipping",
+        name="own_ring_2_zero_2_accumulation_2_clipping",
         make_strategy=_ring(cpus(1, zero=2)),
         shares=even_shares(2),
-        accumulation=4,
-        reference=FOUR_MICROBATCHES,
+        accumulation=2,
+        reference=TWO_MICROBATCHES,
         # Several packs.
         ring=_own_ring(wire=WireOptions(bytes_per_pack=4000)),
         options=(("clipping", Clipping(global_norm=0.5)),),
@@ -445,11 +446,11 @@ ROWS = (
         num_workers=3,
     ),
     Row(
-        name="own_ring_3_zero_3_adamw_accumulation_4_clipping_shares_2_1_1",
+        name="own_ring_3_zero_3_adamw_accumulation_2_clipping_shares_2_1_1",
         make_strategy=_ring(cpus(1, zero=3)),
         shares=(2.0, 1.0, 1.0),
-        accumulation=4,
-        reference=FOUR_MICROBATCHES,
+        accumulation=2,
+        reference=TWO_MICROBATCHES,
         ring=_own_ring(worker_shares=(2.0, 1.0, 1.0)),
         options=(("rule", Adam(weight_decay=0.1)), ("clipping", Clipping(global_norm=0.5))),
         num_workers=3,
@@ -518,24 +519,24 @@ ROWS = (
         transformer=True,
     ),
     Row(
-        name="own_ring_2_of_2_towers_of_slices_2_zero_3_accumulation_4_adamw_clipping_shares_2_1",
+        name="own_ring_2_of_2_towers_of_slices_2_zero_3_accumulation_2_adamw_clipping_shares_2_1",
         make_strategy=_recomputing(
             _ring(cpus_in_groups("data:2,slice:2", zero=3), (2.0, 1.0), slices=SliceOptions()), "sqrt"
         ),
-        accumulation=4,
+        accumulation=2,
         shares=(2.0, 1.0, 2.0, 1.0),
-        reference=FOUR_MICROBATCHES,
+        reference=TWO_MICROBATCHES,
         ring=RingOptions(wire=WireOptions(bytes_per_pack=1000), check_divergence_every_steps=5),
         options=(("rule", Adam(weight_decay=0.1)), ("clipping", Clipping(norm=0.05))),
         num_workers=2,
         transformer=True,
     ),
     Row(
-        name="own_ring_2_of_2_towers_of_branches_2_zero_3_accumulation_4_adamw_shares_2_1",
+        name="own_ring_2_of_2_towers_of_branches_2_zero_3_accumulation_2_adamw_shares_2_1",
         make_strategy=_ring(cpus_in_groups("data:2,branch:2", zero=3), branches=BranchOptions()),
-        accumulation=4,
+        accumulation=2,
         shares=(2.0, 2.0, 1.0, 1.0),
-        reference=FOUR_MICROBATCHES,
+        reference=TWO_MICROBATCHES,
         ring=RingOptions(worker_shares=(2.0, 1.0), check_divergence_every_steps=5),
         options=(("rule", Adam(weight_decay=0.1)),),
         num_workers=2,
@@ -558,13 +559,13 @@ ROWS = (
         num_workers=2,
     ),
     Row(
-        name="own_ring_2_of_2_towers_of_branches_2_zero_2_accumulation_4_adamw",
+        name="own_ring_2_of_2_towers_of_branches_2_zero_2_accumulation_2_adamw",
         make_strategy=_recomputing(
             _ring(cpus_in_groups("data:2,branch:2", zero=2), branches=BranchOptions()), "sqrt"
         ),
-        accumulation=4,
+        accumulation=2,
         shares=even_shares(4),
-        reference=FOUR_MICROBATCHES,
+        reference=TWO_MICROBATCHES,
         ring=RingOptions(check_divergence_every_steps=5),
         options=(("rule", Adam(weight_decay=0.1)), ("clipping", Clipping(global_norm=0.5))),
         num_workers=2,
@@ -606,20 +607,20 @@ ROWS = (
         num_servers=2,
     ),
     Row(
-        name="ps_tensorflow_1_worker_of_2_towers_shares_2_1_accumulation_4",
+        name="ps_tensorflow_1_worker_of_2_towers_shares_2_1_accumulation_2",
         **_servers("async", cpus(2, parameters=1), (2.0, 1.0), engine="tensorflow"),
         shares=(2.0, 1.0),
-        accumulation=4,
-        reference=FOUR_MICROBATCHES,
+        accumulation=2,
+        reference=TWO_MICROBATCHES,
         num_workers=1,
         batch_stats="average",
         num_servers=3,
     ),
     Row(
-        name="ps_bound_0_2_workers_accumulation_4",
+        name="ps_bound_0_2_workers_accumulation_2",
         **_servers("0", cpus(1)),
-        accumulation=4,
-        reference=FOUR_MICROBATCHES,
+        accumulation=2,
+        reference=TWO_MICROBATCHES,
         num_workers=2,
         num_servers=2,
     ),

@@ -149,6 +149,7 @@ def test_the_console_script_is_declared():
     assert "towers-doctor = launch.doctor:cli" in setup
 
 
+@pytest.mark.full
 def test_a_terminal_that_lacks_a_character_of_a_path(tmp_path):
     done = report(tmp_path, f"--directory={tmp_path}/é", PYTHONIOENCODING="ascii")
     assert done.code == 0, done.err

@@ -78,17 +78,15 @@ TEXT = TextTask(
 CLICKS = ClicksTask(clicks=DrawnClicks(num_tables=2, num_rows=10, num_train=53, num_eval=23), batch_size=10)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "task, name, accumulation, spread",
-    first_quick(
-        [
-            (CLICKS, "towers", 1, {}),
-            (TEXT, "pipeline", 1, {}),
-            (CLICKS, "mirrored", 1, {}),
-            (CLICKS, "towers", 2, {"sharded": True}),
-        ],
-        num_quick=1,
-    ),
+    [
+        (CLICKS, "towers", 1, {}),
+        (TEXT, "pipeline", 1, {}),
+        (CLICKS, "mirrored", 1, {}),
+        (CLICKS, "towers", 2, {"sharded": True}),
+    ],
 )
 def test_ids_and_labels_of_32_bits_give_the_same_bits(task, name, accumulation, spread):
     expected, found = (
@@ -108,7 +106,8 @@ def test_large_tables_are_read_by_rows_with_the_same_bits(monkeypatch):
         np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.parametrize("dtype", first_quick([np.int32, np.int64, np.int16, np.uint8]))
+@pytest.mark.full
+@pytest.mark.parametrize("dtype", [np.int32, np.int64, np.int16, np.uint8])
 def test_integers_arrive_in_a_dtype_that_gpus_keep_and_the_tower_gives_back_their_own(dtype):
     """TensorFlow keeps function arguments on a GPU, but for int32."""
     seen = set()
@@ -176,6 +175,7 @@ def test_microbatches_know_their_examples_and_idle_towers():
         assert [[part.features.numpy() for part in one.parts] for one in found] == [[[7], [8]], [[9], [9]]]
 
 
+@pytest.mark.full
 def test_microbatches_of_several_calls_are_cut_at_once():
     batch = Batch(tf.range(13))
     found = next(placed_on_two(tf.data.Dataset.from_tensors(batch), accumulation=2, microbatches=4))

@@ -6,7 +6,6 @@ import tensorflow as tf
 from keras import layers
 
 from strategies.ring.collectives import WireOptions, WorkerExchange
-from tests.tiers import first_quick
 from tests.towers.tiny_tasks import NUM_CLASSES, TinyTask, assert_close, images, parameters_of, trainer_of
 from towers.launch_order import LaunchOrder
 
@@ -48,7 +47,8 @@ def towers_of(ordered: bool, **options):
     return strategy
 
 
-@pytest.mark.parametrize("options", first_quick([{}, {"recompute": "full"}, {"accumulation": 2}], 1))
+@pytest.mark.full
+@pytest.mark.parametrize("options", [{}, {"recompute": "full"}, {"accumulation": 2}])
 def test_statistics_of_branches_are_exchanged_in_one_order(options):
     pairs, numbers = {}, []
     for ordered in (False, True):

@@ -77,7 +77,8 @@ def test_stop_names_the_step_and_applies_nothing(num_towers, accumulation, nan_i
     assert counters_of(strategy)["updates"] == BAD_STEP
 
 
-@pytest.mark.parametrize("mode", first_quick(["mirrored", "towers", "ring"]))
+@pytest.mark.full
+@pytest.mark.parametrize("mode", ["mirrored", "towers", "ring"])
 @pytest.mark.parametrize("num_steps", [BAD_STEP + 3, BAD_STEP + 1], ids=["skipped before", "skipped last"])
 def test_lookahead_ends_with_the_average_if_a_step_is_skipped(mode, num_steps):
     rule = Lookahead(rule=SGD(), num_updates=num_steps, every=2)

@@ -118,6 +118,7 @@ SPREADS = {
 MODES = first_quick(list(SPREADS))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("mode", MODES)
 def test_packing_changes_no_bit(mode):
     (expected, loss, _), (found, packed_loss, _) = (

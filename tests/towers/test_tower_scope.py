@@ -92,6 +92,7 @@ def test_an_assignment_that_towers_cannot_make(what):
         trained(*stack)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "stack",
     [

@@ -196,6 +196,7 @@ def test_two_towers_on_cpus_are_one_process(columns):
     assert two.process.total_bytes > columns["1 tower"].device.parameters_bytes
 
 
+@pytest.mark.full
 def test_the_table_has_a_row_for_each_mode(columns):
     of_process = columns["2 towers"].process.total_bytes
     found = list(columns.values())
@@ -211,6 +212,7 @@ def test_the_table_has_a_row_for_each_mode(columns):
     assert as_json(found, {})[0]["device"]["parameters_bytes"] == DENSE
 
 
+@pytest.mark.full
 def test_a_narrow_table_has_its_other_figures_below(columns):
     found = list(columns.values())
     lines = table(found, {}, 80)[:-1]

@@ -10,7 +10,6 @@ from absl.testing import flagsaver
 import launch.benchmark  # noqa: F401 (defines the flags)
 from launch.measuring import measured_kernels
 from launch.measuring.measured_kernels import measure_kernels
-from tests.tiers import first_quick
 from tests.towers.partitioned_graphs import recorded_graphs
 from towers import options
 from towers.devices import Devices
@@ -44,17 +43,16 @@ def test_each_kernel_is_measured_alone_beside_none(monkeypatch):
         assert (one["ours"], one["theirs"]) == ({one["kernel"].split(",")[0]}, set())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "instructions, precision, on",
-    first_quick(
-        [
-            (("avx2",), "float32", {f"compiled_{BATCH_NORM}", *WINOGRAD}),
-            (AMX, "bfloat16", {f"fused_{BATCH_NORM}", "images_side_by_side, 64x8x8x64", RELU}),
-            (AMX, "float32", {f"fused_{BATCH_NORM}", WINOGRAD[-1]}),
-            (AVX512, "bfloat16", {f"fused_{BATCH_NORM}", WINOGRAD[-1], PRODUCTS, RELU}),
-            (("avx2",), "bfloat16", {f"compiled_{BATCH_NORM}", *WINOGRAD, PRODUCTS}),
-        ]
-    ),
+    [
+        (("avx2",), "float32", {f"compiled_{BATCH_NORM}", *WINOGRAD}),
+        (AMX, "bfloat16", {f"fused_{BATCH_NORM}", "images_side_by_side, 64x8x8x64", RELU}),
+        (AMX, "float32", {f"fused_{BATCH_NORM}", WINOGRAD[-1]}),
+        (AVX512, "bfloat16", {f"fused_{BATCH_NORM}", WINOGRAD[-1], PRODUCTS, RELU}),
+        (("avx2",), "bfloat16", {f"compiled_{BATCH_NORM}", *WINOGRAD, PRODUCTS}),
+    ],
 )
 def test_on_are_those_that_a_run_uses(monkeypatch, instructions, precision, on):
     devices = Devices(towers=(CPU,), parameters=CPU, threads_per_tower=1, cpu_instructions=frozenset(instructions))

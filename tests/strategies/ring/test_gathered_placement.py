@@ -51,6 +51,7 @@ def test_it_equals_one_device(rule):
     assert_close(values, parameters_of(trained(cpus(1), RULES[rule], steps=STEPS, clipping=clipping)))
 
 
+@pytest.mark.full
 def test_workers_with_other_numbers_of_towers_equal_one_device():
     rule, clipping = RULES["adamw"], CLIPPINGS["adamw"]
     devices = [cpus(number, zero=3) for number in (3, 1)]
@@ -93,6 +94,7 @@ def test_a_worker_holds_its_part_and_two_units_and_gradients_leave_early(num_wor
     assert leaves[leaves.index(True) :].count(False) >= DEPTH - 3, "most gathers follow the first gradients"
 
 
+@pytest.mark.full
 def test_towers_of_a_worker_wait_for_calls_and_never_for_each_other():
     with workers(Adam(), devices=cpus(3, zero=3), task=chain) as found:
         (graph, *_) = found.graphs

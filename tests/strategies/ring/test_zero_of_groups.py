@@ -91,7 +91,8 @@ def test_each_device_sends_what_it_holds(monkeypatch, zero):
 CASES = [(1, Adam(weight_decay=0.1), Clipping(norm=0.05)), (2, Momentum(momentum=0.9), Clipping(global_norm=0.1))]
 
 
-@pytest.mark.parametrize("zero, rule, clipping", first_quick(CASES), ids=["zero 1, adamw", "zero 2, momentum"])
+@pytest.mark.full
+@pytest.mark.parametrize("zero, rule, clipping", CASES, ids=["zero 1, adamw", "zero 2, momentum"])
 def test_it_equals_one_device_on_all_workers(zero, rule, clipping):
     """A table and matrices in slices, whose norms span the devices and the workers."""
     devices = cpus_in_groups("slice:2", zero=zero)

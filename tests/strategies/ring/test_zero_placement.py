@@ -133,6 +133,7 @@ def wide_task() -> TinyTask:
     return TinyTask(build=build, examples=vectors(8))
 
 
+@pytest.mark.full
 def test_a_worker_may_own_nothing():
     """Muon needs whole matrices, and there is one."""
 
@@ -148,6 +149,7 @@ def test_a_worker_may_own_nothing():
         assert {part.shard.owner for part in found.engines[0].placement.parts} == {0}
 
 
+@pytest.mark.full
 def test_a_skipped_step_lowers_the_loss_scale_on_all_workers_alike():
     counters = []
     for zero in (0, 1):
@@ -190,6 +192,7 @@ def test_slots_travel_to_the_writer_and_back():
                     variable.numpy()
 
 
+@pytest.mark.full
 def test_others_values_are_written_and_freed_one_piece_at_a_time(monkeypatch):
     """Rank 0 never has more of them than a piece that it is given and the one that it has just used."""
     monkeypatch.setattr(pieces, "PIECE_BYTES", ROW_BYTES)

@@ -166,7 +166,8 @@ def test_if_only_tensorflows_file_remains_it_is_an_error(copied):
         Checkpoints(copied, fresh_strategy()).restore_latest()
 
 
-@pytest.mark.parametrize("with_data", first_quick([True, False]))
+@pytest.mark.full
+@pytest.mark.parametrize("with_data", [True, False])
 def test_if_the_newest_index_is_missing_that_is_reported_and_its_data_stays(copied, with_data, caplog):
     index_file(copied, 6).unlink()
     if not with_data:
@@ -261,6 +262,7 @@ def resumed(directory, precision: str, before: str, state: tuple[float, int] | N
     return counters["loss_scale"].numpy(), counters["good_steps"].numpy()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("state", [(1.0, 0), (1.0, 7), (2.0**20, 3)])
 def test_a_float16_run_resumes_with_its_loss_scale(tmp_path, state):
     assert resumed(tmp_path, "float16", before="float16", state=state) == state

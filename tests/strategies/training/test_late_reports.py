@@ -133,6 +133,7 @@ def test_a_step_that_is_not_finite_ends_the_run(tmp_path, report_every):
     assert runs[1][1] == 5
 
 
+@pytest.mark.full
 def test_a_signal_saves_the_step_that_is_reported(tmp_path):
     watched = Watched(act_at=4, act=lambda: os.kill(os.getpid(), signal.SIGTERM))
     options = {"report_every_steps": 1, "evaluate_every_epochs": None}
@@ -149,6 +150,7 @@ def test_a_signal_saves_the_step_that_is_reported(tmp_path):
     assert lines_of(tmp_path) == lines_of(tmp_path / "undisturbed")
 
 
+@pytest.mark.full
 def test_steps_before_an_error_are_reported(tmp_path):
     strategy, watched = strategy_of(masks=True), Watched()
     train = strategy.engine.train

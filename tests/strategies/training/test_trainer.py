@@ -141,6 +141,7 @@ class TestLoop:
         result, _ = fitted(strategy, steps=STEPS_AN_EPOCH + 1)
         assert strategy.examples == NUM_TRAIN + BATCH_SIZE == result.summary["examples"]
 
+    @pytest.mark.full
     def test_evaluations_at_multiples_of_steps(self):
         options = {"evaluate_every_steps": 3, "evaluate_every_epochs": None, "report_every_steps": 100}
         _, recorder = fitted(small_strategy(), steps=8, **options)
@@ -324,7 +325,8 @@ class _OneBadBatch:
         return getattr(self._task, name)
 
 
-@pytest.mark.parametrize("fused", first_quick([True, False]))
+@pytest.mark.full
+@pytest.mark.parametrize("fused", [True, False])
 def test_layers_on_the_fused_kernel_are_reported(fused):
     strategy = small_strategy(small_task(batch_norm=True, depth=2), fused_batch_norm=fused)
     _, recorder = fitted(strategy, steps=1)
@@ -478,6 +480,7 @@ class TestDataThatAreNotFinite:
             fitted(strategy, steps=6, evaluate_every_epochs=None, directory=tmp_path)
         assert (tmp_path / "checkpoints" / "step-6.index").exists()
 
+    @pytest.mark.full
     def test_a_loss_that_is_not_finite_on_clean_data_is_reported_as_it_is(self):
         strategy = self.strategy()
         for variable in strategy.engine.parameters().values():
@@ -560,6 +563,7 @@ class _NoEvaluation:
 
 
 class TestEvaluationData:
+    @pytest.mark.full
     def test_a_last_evaluation_that_fails_loses_nothing(self, tmp_path):
         strategy = small_strategy(_NoEvaluation(random_task()))
         with pytest.raises(_Failure):
@@ -649,9 +653,8 @@ class TestMetrics:
         assert [line["step"] for line in evaluations] == [4, 8, 12]
         assert evaluations[-1]["loss"] == kept_run.result.evaluation["loss"]
 
-    @pytest.mark.parametrize(
-        "half", first_quick(['{"kind": "train", "st', '{"kind": "train"}', "\x00\x00\x00", "[1", "7"])
-    )
+    @pytest.mark.full
+    @pytest.mark.parametrize("half", ['{"kind": "train", "st', '{"kind": "train"}', "\x00\x00\x00", "[1", "7"])
     def test_an_incomplete_last_line_is_dropped(self, tmp_path, half):
         fitted(small_strategy(), steps=2, directory=tmp_path, report_every_steps=1)
         whole = (tmp_path / "metrics.jsonl").read_text()
@@ -660,6 +663,7 @@ class TestMetrics:
         assert (tmp_path / "metrics.jsonl").read_text().startswith(whole)
         assert [line["step"] for line in json_lines(tmp_path) if line["kind"] == "train"] == [1, 2, 3]
 
+    @pytest.mark.full
     def test_metrics_of_an_earlier_run_are_removed_under_resume_never(self, tmp_path):
         fitted(small_strategy(), steps=3, directory=tmp_path)
         _, recorder = fitted(small_strategy(), steps=1, directory=tmp_path, resume="never")
@@ -783,6 +787,7 @@ class TestFiles:
         assert result.files == {}
         assert listing(tmp_path) == before
 
+    @pytest.mark.full
     def test_dry_run_leaves_an_earlier_run_alone(self, kept_run):
         before = listing(kept_run.directory)
         options = dataclasses.asdict(kept_run.options) | {"dry_run": True}
@@ -853,7 +858,7 @@ class TestFullDisk:
         return small_disk(2048)
 
     @pytest.mark.full
-    @pytest.mark.parametrize("report_every_steps", first_quick([3, 1]))
+    @pytest.mark.parametrize("report_every_steps", [3, 1])
     def test_the_error_is_one_line_and_the_checkpoint_before_remains(self, disk, fill, report_every_steps):
         """The disk is full from step 3 on; a checkpoint of about 230 KB is due at step 6."""
         task = small_task(width=256)

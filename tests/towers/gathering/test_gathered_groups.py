@@ -8,7 +8,6 @@ import pytest
 from keras import layers
 
 from strategies.registry import build_strategy
-from tests.tiers import first_quick
 from tests.towers.gathering.gathered_bytes import peak_bytes
 from tests.towers.gathering.test_gathered_once import DEPTH, WIDTH, chain
 from tests.towers.logical_cpus import cpus, cpus_in_groups
@@ -78,7 +77,8 @@ MODES = {
 }
 
 
-@pytest.mark.parametrize("name", first_quick(MODES))
+@pytest.mark.full
+@pytest.mark.parametrize("name", MODES)
 def test_two_units_are_alive_on_each_device_at_most(name):
     make, of_layer = MODES[name]
     strategy = make()
@@ -93,6 +93,7 @@ def test_two_units_are_alive_on_each_device_at_most(name):
             assert peak_bytes(graph, device, waits=False) > 3 * of_layer * LAYER
 
 
+@pytest.mark.full
 def test_a_device_of_a_pipeline_gathers_its_own_stage_once_for_each_microbatch_and_pass():
     graph = graph_of(MODES["pipeline"][0](), 1)
     first, second = (uses_by_device(graph)[f"/device:CPU:{index}"] for index in (2, 3))

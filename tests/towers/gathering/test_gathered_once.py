@@ -91,6 +91,7 @@ def chain_graph():
     return graph_of(chain())
 
 
+@pytest.mark.full
 def test_two_layers_of_a_chain_are_alive_at_most(chain_graph):
     graph = chain_graph
     layer, total = 4 * WIDTH * (WIDTH + 1), sum(graph.num_bytes)

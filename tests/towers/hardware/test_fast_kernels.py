@@ -6,7 +6,6 @@ import sys
 
 import pytest
 
-from tests.tiers import first_quick
 from towers.hardware.fast_kernels import CPU_INFO, use_fast_kernels
 
 _SWITCH = "TF_ENABLE_ONEDNN_OPTS"
@@ -45,19 +44,18 @@ def test_a_value_of_the_users_stands(before_tensorflow, tmp_path):
     assert environment == {_SWITCH: "0"}
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not CPU_INFO.exists() or " avx2 " not in CPU_INFO.read_text(), reason="a CPU without AVX2")
 @pytest.mark.parametrize(
     ("first", "own", "runs"),
-    first_quick(
-        [
-            ("from strategies import Trainer", None, ["1", "True"]),
-            ("from strategies import Trainer", "0", ["0", "False"]),
-            ("import launch", None, ["1", "True"]),
-            ("from towers import Task", None, ["1", "True"]),
-            ("from models import OwnTask", None, ["1", "True"]),
-            ("import tensorflow, strategies", "0", ["0", "False"]),
-        ],
-    ),
+    [
+        ("from strategies import Trainer", None, ["1", "True"]),
+        ("from strategies import Trainer", "0", ["0", "False"]),
+        ("import launch", None, ["1", "True"]),
+        ("from towers import Task", None, ["1", "True"]),
+        ("from models import OwnTask", None, ["1", "True"]),
+        ("import tensorflow, strategies", "0", ["0", "False"]),
+    ],
     ids=["strategies", "off", "launch", "towers", "models", "off after TensorFlow"],
 )
 def test_a_program_runs_them(first, own, runs):

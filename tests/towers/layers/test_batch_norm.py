@@ -191,6 +191,7 @@ def test_a_frozen_layer_uses_its_moving_statistics(shape, kernels):
         np.testing.assert_array_equal(value, old)
 
 
+@pytest.mark.full
 @every_shape
 @every_kernel
 @pytest.mark.parametrize("training", [True, False])

@@ -6,7 +6,6 @@ import pytest
 import tensorflow as tf
 from keras import layers, ops
 
-from tests.tiers import first_quick
 from tests.towers.layers.kernel_modes import MODES, updates_in
 from tests.towers.partitioned_graphs import recorded_graphs
 from tests.towers.tiny_tasks import assert_close, stacked
@@ -167,7 +166,8 @@ def test_varying_lengths_keep_kerass():
     assert not relus_to_compile(stacked((None, 8), layers.ReLU(dtype="mixed_bfloat16")))
 
 
-@pytest.mark.parametrize("mode", first_quick(sorted(MODES, reverse=True)))
+@pytest.mark.full
+@pytest.mark.parametrize("mode", sorted(MODES, reverse=True))
 def test_a_run_has_the_same_numbers(mode):
     """The updates of 5 steps with the loops, up to bfloat16's rounding, are those of float32 without them."""
 

@@ -148,6 +148,7 @@ def test_sparse_inputs_and_calls_of_the_users_own_stay():
         assert float(layer(tf.ones([1, 3], tf.bfloat16))[0, 0]) == 0
 
 
+@pytest.mark.full
 def test_convolutions_may_be_winograd_s():
     kernels = LayerKernels(float32_products=True, winograd_channels=4)
     model = stacked((8, 8, 4), layers.Conv2D(4, 3, padding="same", dtype="mixed_bfloat16"))

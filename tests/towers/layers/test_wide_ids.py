@@ -13,7 +13,6 @@ from models.data.drawn_text import DrawnText
 from models.networks.transformer import TransformerSize
 from models.own_task import OwnTask
 from models.text_task import TextTask
-from tests.tiers import first_quick
 from tests.towers.gpu_towers import AS_ON_GPUS, waits_of_tower
 from towers.task import Batch
 from towers.tower import TowerFunction
@@ -42,13 +41,15 @@ def test_the_host_waits_for_no_id_and_no_label(task):
     assert waits_of_tower(task) == []
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("task", [TEXT, CLICKS, own_task()], ids=["text", "clicks", "own"])
 def test_it_would_wait_for_ids_of_32_bits(task):
     found = waits_of_tower(task, dataclasses.replace(AS_ON_GPUS, wide_ids=False))
     assert any(wait.startswith("Cast > Less") for wait in found)
 
 
-@pytest.mark.parametrize("mask_zero", first_quick([True, False]))
+@pytest.mark.full
+@pytest.mark.parametrize("mask_zero", [True, False])
 def test_lookups_have_the_same_bits(mask_zero):
     keras.utils.set_random_seed(2)
     task = own_task(mask_zero=mask_zero)

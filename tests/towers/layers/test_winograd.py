@@ -70,6 +70,7 @@ def test_as_a_direct_convolution(monkeypatch, height, width, count, usual):
         assert np.linalg.norm(ours - exact) <= 5e-6 * np.linalg.norm(exact)
 
 
+@pytest.mark.full
 def test_in_a_condition(monkeypatch):
     monkeypatch.setattr(winograd, "_FEWEST_PIXELS", 1)
 
@@ -124,6 +125,7 @@ def test_jacobians(monkeypatch):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.full
 def test_where_tensorflow_vectorizes_it_leaves_convolutions_alone(monkeypatch):
     monkeypatch.setattr(winograd, "_FEWEST_PIXELS", 1)
     images, kernel = tf.constant(drawn((3, 8, 8, 6), 0), tf.float32), tf.ones([3, 3, 6, 5])
@@ -181,16 +183,15 @@ def test_few_examples_are_convolved_directly(num_examples, size, is_taken):
     assert Gate(32, num_examples).takes(shape, "float32", (3, 3, 32, 32)) == is_taken
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "mode, of_mode",
-    first_quick(
-        [
-            ("branches", {}),
-            ("towers", {}),
-            ("slices", {"slices": SliceOptions(layout=(("one", "whole"),))}),
-            ("pipeline", {"pipeline": PipelineOptions(microbatches=1)}),
-        ]
-    ),
+    [
+        ("branches", {}),
+        ("towers", {}),
+        ("slices", {"slices": SliceOptions(layout=(("one", "whole"),))}),
+        ("pipeline", {"pipeline": PipelineOptions(microbatches=1)}),
+    ],
 )
 def test_evaluation_batches_choose_for_themselves(monkeypatch, mode, of_mode):
     """Of 8x8 pixels 8 examples are enough, 4 are not."""
@@ -251,8 +252,8 @@ def test_the_backward_pass_transforms_again(monkeypatch):
     assert waiting == ["^inputs", "^upstream"]
 
 
-# The quick tests run each kind of kernel in another mode.
-@pytest.mark.parametrize("mode", first_quick(sorted(MODES)))
+@pytest.mark.full
+@pytest.mark.parametrize("mode", sorted(MODES))
 def test_a_run_has_the_same_numbers(monkeypatch, mode):
     """The updates of 10 steps are compared; and predictions of memory can read these graphs."""
     monkeypatch.setattr(options, "runs_onednn", lambda: True)

@@ -1,5 +1,6 @@
 """A traced function's tensors: sizes for a batch of any length, kinds, and what calls and branches need."""
 
+import pytest
 import tensorflow as tf
 
 from tests.towers.tiny_tasks import dense_task, trainer_of
@@ -97,6 +98,7 @@ def test_patches_of_a_convolution_fill_what_tensorflow_takes_for_a_cache():
     assert patches_bytes(64, 576, 64, FLOAT, examples=1, num_threads=2) == 64 * 576 * FLOAT
 
 
+@pytest.mark.full
 def test_an_engine_holds_its_variables_and_more_for_longer_batches():
     memory = {name: EngineMemory(trainer_of(dense_task(8), rule=rule).engine) for name, rule in RULES.items()}
     found = {name: one.in_all(64) for name, one in memory.items()}

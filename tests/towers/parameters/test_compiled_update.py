@@ -48,6 +48,7 @@ def variables_of(strategy) -> dict[str, np.ndarray]:
     return {name: one.numpy() for name, one in {**engine.parameters(), **engine.state(), **slots}.items()}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("rule", RULES)
 def test_the_numbers_are_those_of_the_kernels(rule):
     found = []

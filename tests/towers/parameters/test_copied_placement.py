@@ -158,7 +158,8 @@ def _bytes(variable) -> int:
 CHAINS = [(ZERO_1, REPLICATED), (ZERO_1, CENTRAL, ZERO_3), (ZERO_3, {"sharded": True}, ZERO_2)]
 
 
-@pytest.mark.parametrize("chain", first_quick([(chain,) for chain in CHAINS]), ids=str)
+@pytest.mark.full
+@pytest.mark.parametrize("chain", CHAINS, ids=str)
 def test_each_mode_resumes_from_the_checkpoint_of_another(tmp_path, chain):
     """Two steps in each mode, against as many on one device."""
     for leg, spread in enumerate(chain):

@@ -94,6 +94,7 @@ def test_masks_give_the_bits_of_a_conditional(make_task, rule, others):
             assert {name.partition("/")[0] for name in changed} == {"counters"}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("at_once", [True, False])
 def test_masks_stop_at_the_bad_step(at_once):
     expected, found = (
@@ -132,6 +133,7 @@ def test_a_masked_step_asks_the_host_for_nothing(mode):
     assert found[False] and not found[True]
 
 
+@pytest.mark.full
 def test_lookahead_without_a_conditional(monkeypatch):
     rule = Lookahead(rule=SGD(), num_updates=6, every=2)
     numbers = []

@@ -127,6 +127,7 @@ def kept(recompute: str) -> set[str]:
     return {name for name in read if name.endswith(("/convolution:0", "/Relu:0"))}
 
 
+@pytest.mark.full
 def test_a_stage_keeps_no_activation_from_inside_a_block():
     assert len(kept("none")) == 2 * NUM_BLOCKS
     assert kept("blocks") == set()

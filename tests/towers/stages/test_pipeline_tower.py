@@ -181,6 +181,7 @@ def test_towers_share_moving_statistics_as_if_after_each_microbatch():
         assert_close(of_run(found), of_run(expected), 1e-12)
 
 
+@pytest.mark.full
 def test_microbatches_of_several_calls_are_cut_as_on_one_device():
     """13 examples in 8 microbatches are 2, 2, 1, 2, ...; in 2 of 7 and 6, each in 4, they would be 2, 2, 2, 1."""
 

@@ -8,7 +8,6 @@ import sys
 import pytest
 
 from strategies.registry import build_strategy
-from tests.tiers import first_quick
 from tests.towers.layers.kernel_modes import network
 from tests.towers.logical_cpus import cpus
 from tests.towers.tiny_tasks import TinyTask, images
@@ -76,17 +75,16 @@ def test_a_graph_does_not_compile_again():
     assert "Compiled __inference_winograd" not in in_step
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "mode, tuned, accumulation, expected",
-    first_quick(
-        [
-            ("towers", True, 2, [2, 2]),
-            ("mirrored", True, 1, [4, 3]),
-            ("towers", True, 1, [4, 3]),
-            ("mirrored", True, 2, [2, 2]),
-            ("towers", False, 1, None),
-        ],
-    ),
+    [
+        ("towers", True, 2, [2, 2]),
+        ("mirrored", True, 1, [4, 3]),
+        ("towers", True, 1, [4, 3]),
+        ("mirrored", True, 2, [2, 2]),
+        ("towers", False, 1, None),
+    ],
 )
 def test_the_first_step_starts_it_for_each_towers_part(monkeypatch, mode, tuned, accumulation, expected):
     """Of two layers with the same shape; only the first step."""
