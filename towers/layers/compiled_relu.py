@@ -108,8 +108,13 @@ def _addends(x: tf.Tensor) -> Sequence[tf.Tensor]:
     if operation is None or operation.type not in _SUMS or len(operation.inputs) != 2:
         return [x]
     addends = list(operation.inputs)
-    same = all(one.shape.rank is not None and one.shape.as_list() == x.shape.as_list() for one in addends)
-    return addends if same else [x]
+    if any(one.shape.rank is None or one.shape.as_list() != x.shape.as_list() for one in addends):
+        return [x]
+    if operation.type == "AddN" or x.shape.is_fully_defined():
+        return addends
+    # One may still have a single example, which the sum adds to all; otherwise nothing is copied.
+    shape = tf.broadcast_dynamic_shape(*map(tf.shape, addends))
+    return [tf.broadcast_to(one, shape) for one in addends]
 
 
 def _source(x: tf.Tensor) -> str:

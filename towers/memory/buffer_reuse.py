@@ -39,7 +39,7 @@ def shared_input(operation: tf.Operation, position: int) -> int | None:
         return position
     if operation.type in ("StridedSlice", "Slice"):
         return 0 if _is_run_of_rows(operation.inputs[0].shape, operation.outputs[0].shape) else None
-    if operation.type == "Pad":
+    if operation.type in ("Pad", "BroadcastTo"):
         whole, filled = operation.inputs[0].shape, operation.outputs[0].shape
         return 0 if filled.is_fully_defined() and filled == whole else None
     if operation.type == "SplitV" and tf.get_static_value(operation.inputs[2]) == 0:

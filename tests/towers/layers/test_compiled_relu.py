@@ -45,6 +45,11 @@ def of_a_sum_used_twice(x):
     return found * total - ops.square(found)
 
 
+def of_a_sum_with_one_example(x):
+    """Which both have an open number of examples."""
+    return layers.ReLU()(layers.Lambda(lambda x: 2 * x + x[:1])(x))
+
+
 def behind_a_batch_norm(x):
     return layers.ReLU()(layers.BatchNormalization()(x))
 
@@ -92,7 +97,7 @@ def numbers() -> tf.Tensor:
 
 
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
-@pytest.mark.parametrize("network", [alone, of_a_sum, used_twice, behind_a_batch_norm])
+@pytest.mark.parametrize("network", [alone, of_a_sum, of_a_sum_with_one_example, used_twice, behind_a_batch_norm])
 def test_as_tensorflow(network, policy):
     """The same bits: a sum is rounded once by both, and a ReLU rounds nothing."""
     model, inputs = built(network, policy), numbers()[1:]

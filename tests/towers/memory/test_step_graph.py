@@ -69,6 +69,16 @@ def test_what_nothing_needs_is_not_computed():
     assert peak_of(step, 10).total_bytes == (1 + 2) * 10 * WIDTH * FLOAT + FLOAT
 
 
+def test_a_tensor_that_is_broadcast_to_its_own_shape_is_not_copied():
+    def step(batch, rows):
+        twice = tf.concat([batch] * 2, 1)
+        return tf.reduce_sum(tf.broadcast_to(twice, tf.broadcast_dynamic_shape(tf.shape(twice), tf.shape(rows))))
+
+    for shape, num_copies in (([None, 2 * WIDTH], 0), ([3, 1, 2 * WIDTH], 3)):
+        found = peak_of(step, 10, tf.TensorSpec(shape))
+        assert found.kinds[ACTIVATIONS] == (1 + num_copies) * 10 * 2 * WIDTH * FLOAT
+
+
 def test_a_device_begins_to_receive_before_a_tensor_is_sent():
     """The receives of a device are ready with its first operations, and a busy thread leaves them for later."""
 
