@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from strategies.contract import Move, StepReport
 from strategies.data_checks.batches import as_batches, readable_batches
+from strategies.data_checks.built_model import built_model
 from strategies.data_checks.data_errors import readable_errors, readable_input
 from strategies.data_checks.first_batches import check_first_batches
 from strategies.data_checks.non_finite import Causes
@@ -31,7 +32,6 @@ from towers.errors import UserError
 from towers.input.tower_parts import open_length
 from towers.input.unprepared import read_dataset
 from towers.layers.computed_constants import compute_constants
-from towers.layers.names import fresh_name_counts
 from towers.mean_and_update import StepOutcome
 from towers.options import StepOptions
 from towers.precision import layer_precision, loss_scaling_for
@@ -92,8 +92,8 @@ class SynchronousStrategy:
     def _build_template(self) -> keras.Model:
         keras.utils.set_random_seed(self.options.seed)
         # The engine holds the parameters that are trained: the template need not use a GPU's memory.
-        with tf.device("/device:CPU:0"), layer_precision(self.options.precision), fresh_name_counts():
-            return self.task.build_model()
+        with tf.device("/device:CPU:0"):
+            return built_model(self.task, self.options.precision)
 
     @property
     def devices(self) -> Devices:

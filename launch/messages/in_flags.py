@@ -40,6 +40,8 @@ def _in_flags(match: re.Match) -> str:
     rest = match.string[match.end() :]
     if name != "schedule" or rest.startswith(PIPELINE_SCHEDULES):
         name = _OTHER_NAMES.get(name, name)
+    if name == "precision" and "verify" in flags.FLAGS and flags.FLAGS["verify"].value:
+        name = "verify_precision"
     if name not in flags.FLAGS:
         return whole
     if match["switch"] is not None and flags.FLAGS[name].boolean:

@@ -1,8 +1,10 @@
 """TensorFlow's errors that a user's data or input pipeline cause, as one line."""
 
 import contextlib
+import os
 import re
 import sysconfig
+import traceback
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -14,6 +16,9 @@ from towers.input.placed_batch import parts_of
 from towers.xla_choice import conversion_reason
 
 _LIBRARIES = (sysconfig.get_paths()["purelib"], sysconfig.get_paths()["stdlib"])
+_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+# A user's program may be in a checkout of this project too.
+_OWN = tuple(os.path.join(_ROOT, room, "") for room in ("launch", "models", "strategies", "towers"))
 _LABEL = re.compile(r"label value of (-?\d+) which is outside the valid range of \[0, (\d+)\)")
 _INDEX = re.compile(r"indices\[[\d,]*\] = (-?\d+) is not in \[0, (\d+)\)")
 # The function is a tower's pass, not one of our own kernels.
@@ -132,6 +137,8 @@ def reason_of(error: Exception) -> str:
     text = re.sub(r"\x1b\[[0-9;]*m|\{\{.*?\}\}\s*|\s*\[Op:\w+\].*", "", str(error))
     text = re.sub(r"Error in user-defined function passed to (\w+):\d+ .*?: (?=[^:])", r"\1: ", text)
     text = re.sub(r".*assertion failed: \[([^\]]+)\].*", r"\1", text)
+    # Where Keras computes a layer's outputs symbolically, it first says what a layer might lack.
+    text = text.partition("Error encountered:\n")[2] or text
     lines = [line.strip() for line in text.splitlines()]
     telling = [line for line in lines if line and not line.startswith(("Exception encountered", "Arguments rec"))]
     return (telling or [type(error).__name__])[0][:_LONGEST].rstrip(".: ")
@@ -140,5 +147,17 @@ def reason_of(error: Exception) -> str:
 def _line_of(error: tf.errors.OpError) -> str:
     """Where a user's own Python code raised it, as ' (FILE, line 3)'; '' if TensorFlow did."""
     found = re.findall(r'File "([^"]+)", line (\d+), in ', str(error))
-    own = [(path, line) for path, line in found if not path.startswith(_LIBRARIES)]
+    own = [(path, line) for path, line in found if is_users_file(path)]
     return " ({}, line {})".format(*own[-1]) if own else ""
+
+
+def is_users_file(path: str) -> bool:
+    """Whether code in this file is a user's own: neither of a library nor of this project."""
+    return not path.startswith((*_LIBRARIES, *_OWN))
+
+
+def users_line_of(error: Exception) -> str:
+    """The last line of a user's own code that ran into the error, as ' (FILE, line 3)'; '' if there is none."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if is_users_file(frame.filename)]
+    return f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""

@@ -3,8 +3,6 @@
 The model computes some examples of the batch, and the task their loss and metrics: on the host, without training.
 """
 
-import os
-import sysconfig
 import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -15,15 +13,13 @@ import tensorflow as tf
 
 from strategies.contract import RESERVED_NAMES
 from strategies.data_checks.batch_checksums import BatchChecksums, first_batches
-from strategies.data_checks.data_errors import out_of_range, reason_of
+from strategies.data_checks.data_errors import is_users_file, out_of_range, reason_of
 from towers.errors import UserError
 from towers.task import Batch, Task
 
 # What is wrong with such weights.
 ARE_BELOW_0 = "are below 0: a weight is how much an example counts, so it must be at least 0"
 _NUM_EXAMPLES = 8
-_LIBRARIES = (sysconfig.get_paths()["purelib"], sysconfig.get_paths()["stdlib"])
-_OWN = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
 def check_first_batches(task: Task, model: keras.Model, *, num_compared: int = 1) -> Mapping[str, BatchChecksums]:
@@ -85,6 +81,7 @@ def _check_first_batch(task: Task, model: keras.Model, split: str, batch: Batch)
     if _are_more(few.features, model):
         raise UserError(problem)
     outputs = _computed(lambda: _outputs(model, few.features), problem)
+    _check_penalties(model)
     came = f"the first batch of {split!r} has labels {_described(few.labels)}{_weights_of(few)}, and the model "
     came += f"returns {_described(outputs)}"
     wrong_loss = f"{came}: give labels and weights that fit outputs and loss"
@@ -93,6 +90,14 @@ def _check_first_batch(task: Task, model: keras.Model, split: str, batch: Batch)
     metrics = _computed(lambda: task.metrics(outputs, few), wrong_metrics, reads_labels=True)
     for name in sorted(RESERVED_NAMES.intersection(metrics or ())):
         raise UserError(f"a metric is named {name!r}, a field that each report has already: rename the metric")
+
+
+def _check_penalties(model: keras.Model) -> None:
+    """Raises UserError if a regularizer can't be computed, as Keras's OrthogonalRegularizer in float64."""
+    precision = model.compute_dtype
+    in_float32 = "" if precision == "float32" else f", or pass precision=float32 instead of {precision}"
+    problem = f"a regularizer of the model's weights fails: correct or remove it{in_float32}"
+    _computed(lambda: list(model.losses), problem)
 
 
 def _check_parts(split: str, batch: Batch) -> None:
@@ -151,8 +156,7 @@ def _computed(function: Callable[[], Any], problem: str, *, reads_labels: bool =
 
 
 def _is_refused_by_library(error: Exception) -> bool:
-    innermost = traceback.extract_tb(error.__traceback__)[-1].filename
-    return innermost.startswith(_LIBRARIES) or innermost.startswith(_OWN)
+    return not is_users_file(traceback.extract_tb(error.__traceback__)[-1].filename)
 
 
 def _taken(model: keras.Model) -> str | None:

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from strategies.cluster import Member
 from strategies.data_checks.batches import as_batches
+from strategies.data_checks.built_model import built_model
 from strategies.data_checks.data_errors import readable_input
 from strategies.errors import PeerLost
 from strategies.run_settings import Plain
@@ -22,11 +23,9 @@ from strategies.servers.own.worker import Worker
 from strategies.servers.own.worker_engine import WorkerEngine
 from towers.devices import Devices
 from towers.input.tower_parts import open_length
-from towers.layers.names import fresh_name_counts
 from towers.layers.table_rows import tables_without_values
 from towers.lookups import Lookups
 from towers.options import StepOptions
-from towers.precision import layer_precision
 from towers.task import Batch, InputShard, Task
 from towers.updates.sparse_updates import LAZY
 
@@ -186,8 +185,8 @@ def run_own_worker(
 def _worker_engine(task, devices, options, membership: ServersMembership, shares) -> WorkerEngine:
     workers_per_batch = membership.num_workers if membership.options.is_sync else 1
     keras.utils.set_random_seed(options.seed)
-    with layer_precision(options.precision), fresh_name_counts(), tables_without_values():
-        model = task.build_model()
+    with tables_without_values():
+        model = built_model(task, options.precision)
     dataset = as_batches(task.dataset("train", InputShard()))
     may_be_empty = workers_per_batch > 1 or options.accumulation > 1
     return WorkerEngine(

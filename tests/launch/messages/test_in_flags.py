@@ -44,6 +44,11 @@ def test_other_words_stay(text):
     assert in_flags(text) == text
 
 
+@flagsaver.flagsaver(verify=True)
+def test_the_precision_of_verify_has_a_flag_of_its_own():
+    assert in_flags("pass precision=float32") == "pass --verify_precision=float32"
+
+
 def test_a_program_without_the_flag_keeps_the_argument(monkeypatch):
     monkeypatch.setattr(flags, "FLAGS", flags.FlagValues())
     text = "zero=1 with strategy 'pipeline': omit zero"

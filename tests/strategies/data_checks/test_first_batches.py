@@ -213,6 +213,19 @@ def test_a_mistake_is_one_line(name):
         strategy_of(**made)
 
 
+def test_a_regularizer_that_fails_in_this_precision():
+    """Keras's own computes with a number of float32."""
+
+    def regularized():
+        orthogonal = keras.regularizers.OrthogonalRegularizer(0.01)
+        return keras.Sequential([keras.Input((5,)), keras.layers.Dense(2, kernel_regularizer=orthogonal)])
+
+    task = OwnTask(model=regularized, **both(X, Y), losses=SPARSE, batch_size=20)
+    assert build_strategy("towers", task, cpus(1), StepOptions()).run_steps(1).step == 1
+    with refused("a regularizer of the model's weights fails", "or pass precision=float32 instead of float64 ("):
+        build_strategy("towers", task, cpus(1), StepOptions(precision="float64"))
+
+
 @pytest.mark.parametrize(
     "fields",
     first_quick(
