@@ -17,8 +17,7 @@ def built_model(task: Task, precision: str) -> keras.Model:
       UserError: the model can be built in float32, but not in this precision. Other errors are raised as they are.
     """
     try:
-        with layer_precision(precision), fresh_name_counts():
-            return task.build_model()
+        return _built(task, precision)
     except (TypeError, ValueError, tf.errors.OpError) as error:
         if precision == "float32" or isinstance(error, UserError) or not _suits_float32(task):
             raise
@@ -28,10 +27,14 @@ def built_model(task: Task, precision: str) -> keras.Model:
         ) from error
 
 
+def _built(task: Task, precision: str) -> keras.Model:
+    with layer_precision(precision), fresh_name_counts():
+        return task.build_model()
+
+
 def _suits_float32(task: Task) -> bool:
     try:
-        with layer_precision("float32"), fresh_name_counts():
-            task.build_model()
+        _built(task, "float32")
     except Exception:
         return False
     return True

@@ -146,9 +146,7 @@ def reason_of(error: Exception) -> str:
 
 def _line_of(error: tf.errors.OpError) -> str:
     """Where a user's own Python code raised it, as ' (FILE, line 3)'; '' if TensorFlow did."""
-    found = re.findall(r'File "([^"]+)", line (\d+), in ', str(error))
-    own = [(path, line) for path, line in found if is_users_file(path)]
-    return " ({}, line {})".format(*own[-1]) if own else ""
+    return _last_of_users(re.findall(r'File "([^"]+)", line (\d+), in ', str(error)))
 
 
 def is_users_file(path: str) -> bool:
@@ -159,5 +157,9 @@ def is_users_file(path: str) -> bool:
 def users_line_of(error: Exception) -> str:
     """The last line of a user's own code that ran into the error, as ' (FILE, line 3)'; '' if there is none."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if is_users_file(frame.filename)]
-    return f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
+    return _last_of_users([(frame.filename, frame.lineno) for frame in frames])
+
+
+def _last_of_users(lines: Sequence[tuple[str, object]]) -> str:
+    own = [(path, line) for path, line in lines if is_users_file(path)]
+    return " ({}, line {})".format(*own[-1]) if own else ""

@@ -44,6 +44,8 @@ def check_first_batches(task: Task, model: keras.Model, *, num_compared: int = 1
         )
     if getattr(task, "data_is_checked", False):
         return {}
+    with tf.device("/device:CPU:0"):
+        _check_penalties(model)
     found = {}
     for split in ("train", "eval"):
         if split == "train" or task.num_examples(split) != 0:
@@ -81,7 +83,6 @@ def _check_first_batch(task: Task, model: keras.Model, split: str, batch: Batch)
     if _are_more(few.features, model):
         raise UserError(problem)
     outputs = _computed(lambda: _outputs(model, few.features), problem)
-    _check_penalties(model)
     came = f"the first batch of {split!r} has labels {_described(few.labels)}{_weights_of(few)}, and the model "
     came += f"returns {_described(outputs)}"
     wrong_loss = f"{came}: give labels and weights that fit outputs and loss"

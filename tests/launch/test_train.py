@@ -138,8 +138,9 @@ def test_a_dry_run_saves_nothing(tmp_path):
 @pytest.mark.full
 def test_verify(tmp_path):
     flags = (*TINY, "--batch_size=6", "--directory=run")
-    good = run_forked("-m", "launch.train", *flags, "--verify", cwd=tmp_path)
+    good = run_forked("-m", "launch.train", *flags, "--verify", "--precision=auto", cwd=tmp_path)
     assert good.code == 0, good.err
+    assert "train: note: --precision=auto: " in good.err
     assert "towers with 2 towers compared with one device, each batch undivided, 20 steps:" in good.out
     assert "\nverified: largest " in good.out
     bad = run_forked("-m", "launch.train", *flags, "--verify", "--verify_tolerance=1e-30", cwd=tmp_path)

@@ -172,7 +172,7 @@ def test_varying_lengths_keep_kerass():
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("mode", sorted(MODES, reverse=True))
+@pytest.mark.parametrize("mode", sorted(MODES))
 def test_a_run_has_the_same_numbers(mode):
     """The updates of 5 steps with the loops, up to bfloat16's rounding, are those of float32 without them."""
 

@@ -13,7 +13,7 @@ from keras import layers
 from tests.towers.tiny_tasks import TinyTask, cross_entropy, trainer_of
 from towers.task import Batch
 
-# A block keeps a hidden tensor and passes one of 1 MiB on.
+# A block keeps a hidden tensor and passes one of 0.5 MiB on.
 NUM_BLOCKS, EXAMPLES, WIDTH, HIDDEN = 24, 2048, 64, 1024
 HIDDEN_MEBIBYTES = EXAMPLES * HIDDEN * 4 / 2**20
 
