@@ -1,4 +1,4 @@
-"""A tower's graph in which each unit's parameters are gathered for it alone.
+r"""A tower's graph in which each unit's parameters are gathered for it alone.
 
     on the owners:   Identity(part 0)   Identity(part 1)   each waits for the unit before the last
                                  \       /
