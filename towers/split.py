@@ -75,11 +75,37 @@ def fewest_examples(batch_size: int, num_passes: int, shares: Sequence[float]) -
     return max(1, min(sizes(min(sizes(batch_size, even_shares(num_passes))), shares)))
 
 
-def boundaries_tensor(num_examples: tf.Tensor, shares: Sequence[float]) -> tf.Tensor:
-    """`boundaries` in a graph, where the number of examples is a tensor: int32 [parts + 1]."""
-    fractions = tf.constant(np.cumsum(shares) / np.sum(shares), tf.float64)
+def bounds_in_graph(
+    num_examples: tf.Tensor, shares: Sequence[float], index: int | tf.Tensor
+) -> tuple[int | tf.Tensor, tf.Tensor]:
+    """`boundaries` of one part in a graph: its first example and the first one after it.
+
+    With few operations, because every tower of every microbatch asks.
+
+    Args:
+      num_examples: int32 scalar.
+      shares: of all parts.
+      index: of the part; a tensor in a loop over parts.
+
+    Returns:
+      int32 scalars, but for the first example of part 0, which is the number 0.
+    """
+    fractions = np.cumsum(shares) / np.sum(shares)
+    if isinstance(index, tf.Tensor):
+        all_ends = tf.concat([[0], _ends(num_examples, fractions)], axis=0)
+        return tuple(tf.unstack(tf.slice(all_ends, [index], [2])))
+    last = len(shares) - 1
+    ends = [
+        _ends(num_examples, fractions[part]) if part < last else num_examples
+        for part in (index - 1, index)
+        if part >= 0
+    ]
+    return (0, *ends)[-2:]
+
+
+def _ends(num_examples: tf.Tensor, fractions) -> tf.Tensor:
     ends = tf.math.ceil(tf.cast(num_examples, tf.float64) * fractions - _ROUNDING)
-    return tf.concat([[0], tf.cast(ends, tf.int32)], axis=0)
+    return tf.cast(ends, tf.int32)
 
 
 def check_batch_size(batch_size: int, accumulation: int, shares: Sequence[float]) -> None:

@@ -11,7 +11,7 @@ import keras
 import tensorflow as tf
 
 from towers.errors import UserError
-from towers.split import boundaries_tensor, checked_shares, even_shares
+from towers.split import bounds_in_graph, checked_shares, even_shares
 
 
 class WeightedLoss(NamedTuple):
@@ -86,10 +86,10 @@ class InputShard:
 
     def bounds(self, num_examples: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """First example of this part and first one after it, in a global batch of that size: int32 scalars."""
-        micro = boundaries_tensor(num_examples, even_shares(self.num_microbatches))
-        start, length = micro[self.microbatch], micro[self.microbatch + 1] - micro[self.microbatch]
-        ends = start + boundaries_tensor(length, checked_shares(self.shares, self.count, "shares", of="reader"))
-        return ends[self.index], ends[self.index + 1]
+        shares = checked_shares(self.shares, self.count, "shares", of="reader")
+        start, after = bounds_in_graph(num_examples, even_shares(self.num_microbatches), self.microbatch)
+        begin, end = bounds_in_graph(after - start, shares, self.index)
+        return tf.convert_to_tensor(start + begin), start + end
 
 
 @runtime_checkable
@@ -152,7 +152,14 @@ def as_batch(element: Any) -> Batch:
 
 def batch_length(batch: Batch) -> tf.Tensor:
     """Number of examples in a batch, an int32 scalar."""
-    return tf.shape(tf.nest.flatten(batch.features)[0])[0]
+    return tf.unstack(tf.shape(tf.nest.flatten(batch.features)[0]))[0]
+
+
+def examples_between(batch: Batch, begin: int | tf.Tensor, end: int | tf.Tensor) -> Batch:
+    """The examples from `begin` on, those from `end` on left out."""
+    # What `tensor[begin:end]` does, with the bounds packed once for all tensors.
+    begin, end, stride = (tf.stack([bound]) for bound in (begin, end, 1))
+    return tf.nest.map_structure(lambda tensor: tf.strided_slice(tensor, begin, end, stride), batch)
 
 
 def evaluation_batch_size(task: Task) -> int:

@@ -84,9 +84,12 @@ class TowerPasses:
           loss_scale: float32 scalar, multiplies the loss before differentiation.
         """
 
+        with tf.device(HOST):
+            of_step = seed_of_step(self._options.seed, step)
+
         def given_to(tower: int, device: str) -> tuple:
             with tf.device(HOST):
-                parts, seeds, activities = self._given(batch, microbatch_index, tower, step)
+                parts, seeds, activities = self._given(batch, microbatch_index, tower, of_step)
             with tf.device(device):
                 # Not on the host, which would wait for the last step's scale.
                 return parts, seeds, tf.nest.map_structure(lambda activity: activity * loss_scale, activities)
@@ -165,11 +168,11 @@ class TowerPasses:
             found.append(dict(zip(result.new_state, moved, strict=True)))
         return found
 
-    def _given(self, batch, microbatch_index, tower: int, step) -> tuple:
+    def _given(self, batch, microbatch_index, tower: int, of_step) -> tuple:
         """(part, seed, activity) of a tower, or a tuple of each for its microbatches."""
         if self._microbatches is None:
             part, activity = self._parts.part(batch, tower)
-            return part, self._seed(step, microbatch_index, tower), activity
+            return part, self._seed(of_step, microbatch_index, tower), activity
         count, given = self._microbatches, []
         first = microbatch_index * count if self._calls_of_batch > 1 else 0
         for index in range(count):
@@ -178,12 +181,12 @@ class TowerPasses:
                 part, activity = self._parts.part_of_microbatch(batch, tower, first + index, of_batch)
             else:
                 part, activity = self._parts.part(batch[index], tower)
-            seed = self._seed(step, microbatch_index * count + index, tower)
+            seed = self._seed(of_step, microbatch_index * count + index, tower)
             given.append((part, seed, activity))
         return tuple(zip(*given, strict=True))
 
-    def _seed(self, step, microbatch_index, tower: int) -> tf.Tensor:
-        return tower_seed(self._options.seed, step, self._parts.pass_index(microbatch_index, tower))
+    def _seed(self, of_step, microbatch_index, tower: int) -> tf.Tensor:
+        return seed_of_pass(of_step, self._parts.pass_index(microbatch_index, tower))
 
     def evaluate(
         self,
@@ -208,13 +211,21 @@ class TowerPasses:
             return sums.add_evaluations(results)
 
 
-def tower_seed(seed: int, step: tf.Tensor, pass_index: tf.Tensor | int) -> tf.Tensor:
-    """int32 [2], different for each step and each pass within it.
+def seed_of_step(seed: int, step: tf.Tensor) -> tf.Tensor:
+    """int32 [2], different for each step.
 
     Args:
       seed: seed of the run.
       step: integer scalar.
+    """
+    return tf.random.experimental.stateless_fold_in(tf.constant([seed, 0], tf.int32), tf.cast(step, tf.int32))
+
+
+def seed_of_pass(of_step: tf.Tensor, pass_index: tf.Tensor | int) -> tf.Tensor:
+    """int32 [2], different for each pass within a step.
+
+    Args:
+      of_step: as `seed_of_step` returns it.
       pass_index: as `TowerParts.pass_index` returns it.
     """
-    of_step = tf.random.experimental.stateless_fold_in(tf.constant([seed, 0], tf.int32), tf.cast(step, tf.int32))
     return tf.random.experimental.stateless_fold_in(of_step, pass_index)

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from towers.errors import UserError
-from towers.task import Batch, InputShard, as_batch, batch_length
+from towers.task import Batch, InputShard, as_batch, batch_length, examples_between
 
 # Dates, times and records of NumPy.
 _KINDS_WITHOUT_NUMBERS = tuple("MmV")
@@ -204,8 +204,7 @@ def dataset_stream(data: tf.data.Dataset, *, repeated: bool, shard: InputShard) 
     def cut(*parts: Any) -> Batch:
         batch = as_batch(parts[0] if len(parts) == 1 else parts)
         _check_lengths(batch)
-        begin, end = shard.bounds(batch_length(batch))
-        return tf.nest.map_structure(lambda tensor: tensor[begin:end], batch)
+        return examples_between(batch, *shard.bounds(batch_length(batch)))
 
     options = tf.data.Options()
     # The shard already divides the batches: a tf.distribute strategy must not divide them again.

@@ -57,9 +57,13 @@ def test_even_sizes_differ_by_at_most_one(count, parts):
 @settings(max_examples=60, deadline=None)
 @given(num_examples, shares)
 def test_the_graph_has_the_same_boundaries(count, given_shares):
-    tensor = split.boundaries_tensor(tf.constant(count), given_shares)
-    assert tensor.dtype == tf.int32
-    assert tensor.numpy().tolist() == split.boundaries(count, given_shares)
+    begins, ends = [], []
+    for index in range(len(given_shares)):
+        found = split.bounds_in_graph(tf.constant(count), given_shares, index)
+        assert found == split.bounds_in_graph(tf.constant(count), given_shares, tf.constant(index))
+        begins.append(int(found[0]))
+        ends.append(int(found[1]))
+    assert [*begins, ends[-1]] == [0, *ends] == split.boundaries(count, given_shares)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from towers.devices import HOST
 from towers.input.placed_batch import PlacedBatch
 from towers.input.tower_parts import TowerParts, microbatch, open_length
 from towers.input.wide_integers import widened, widened_spec
-from towers.task import Batch, batch_length
+from towers.task import Batch, batch_length, examples_between
 
 # Elements that wait on each device, besides the one in use.
 _AHEAD = 1
@@ -99,9 +99,10 @@ class PlacedInput:
             return _own_part(*self.parts.part(own, tower), batch_length(own))
         # All microbatches of a batch are cut at once, as one device cuts them.
         first, count = call * self.microbatches, self.accumulation * self.microbatches
-        ends = split.boundaries_tensor(batch_length(batch), split.even_shares(count))
         return tuple(
-            _own_part(*self.parts.part_of_microbatch(batch, tower, index, count), ends[index + 1] - ends[index])
+            _own_part(
+                *self.parts.part_of_microbatch(batch, tower, index, count), _num_examples(batch, index, count)
+            )
             for index in range(first, first + self.microbatches)
         )
 
@@ -109,6 +110,11 @@ class PlacedInput:
 def can_be_placed(batch_spec: Any) -> bool:
     """Whether all tensors of a batch can be on any device: texts are the host's."""
     return all(spec.dtype != tf.string for spec in tf.nest.flatten(batch_spec))
+
+
+def _num_examples(batch: Batch, microbatch_index: int, count: int) -> tf.Tensor:
+    begin, end = split.bounds_in_graph(batch_length(batch), split.even_shares(count), microbatch_index)
+    return end - begin
 
 
 def _own_part(part: Batch, activity: tf.Tensor, examples: tf.Tensor) -> _OwnPart:
@@ -119,7 +125,7 @@ def _without_parts(own: Any) -> Any:
     """The same without examples, which the host does not need."""
     if not isinstance(own, _OwnPart):
         return tuple(map(_without_parts, own))
-    return own._replace(part=tf.nest.map_structure(lambda tensor: tensor[:0], own.part))
+    return own._replace(part=examples_between(own.part, 0, 0))
 
 
 def _together(by_tower: list) -> Any:

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from towers import split
 from towers.input.placed_batch import PlacedBatch
-from towers.task import Batch, batch_length
+from towers.task import Batch, batch_length, examples_between
 
 
 def open_length(element_spec) -> Batch:
@@ -22,8 +22,7 @@ def microbatch(batch: Batch, index: int | tf.Tensor, count: int) -> Batch:
     """Microbatch `index` of `count`. The microbatches in order are the batch, whatever its length."""
     if count == 1:
         return batch
-    ends = split.boundaries_tensor(batch_length(batch), split.even_shares(count))
-    return _slice(batch, ends[index], ends[index + 1])
+    return examples_between(batch, *split.bounds_in_graph(batch_length(batch), split.even_shares(count), index))
 
 
 def part(batch: Batch, tower: int, shares: Sequence[float]) -> tuple[Batch, tf.Tensor]:
@@ -33,14 +32,18 @@ def part(batch: Batch, tower: int, shares: Sequence[float]) -> tuple[Batch, tf.T
     """
     if len(shares) == 1:
         return batch, tf.constant(1.0)
-    ends = split.boundaries_tensor(batch_length(batch), shares)
-    is_active = ends[tower + 1] > ends[tower]
-    begin = tf.where(is_active, ends[tower], 0)
-    return _slice(batch, begin, tf.where(is_active, ends[tower + 1], 1)), tf.cast(is_active, tf.float32)
+    return _part_of_some(batch, tower, shares)
 
 
-def _slice(batch, begin, end):
-    return tf.nest.map_structure(lambda tensor: tensor[begin:end], batch)
+def _part_of_some(batch: Batch, index: int, shares: Sequence[float]) -> tuple[Batch, tf.Tensor]:
+    """Part `index` of a batch that is not empty, or its first example; and whether the part has examples, 1.0 or 0.0."""
+    begin, end = split.bounds_in_graph(batch_length(batch), shares, index)
+    if isinstance(begin, int):
+        # Part 0 is never empty.
+        return examples_between(batch, begin, end), tf.constant(1.0)
+    has_some = begin < end
+    given = examples_between(batch, tf.where(has_some, begin, 0), tf.where(has_some, end, 1))
+    return given, tf.cast(has_some, tf.float32)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -80,11 +83,9 @@ class TowerParts:
 
     def part_of_microbatch(self, batch: Batch, tower: int, index: int, count: int) -> tuple[Batch, tf.Tensor]:
         """As `part`, of microbatch `index` of `count`. The batch's first example stands in for an empty one."""
-        ends = split.boundaries_tensor(batch_length(batch), split.even_shares(count))
-        is_empty = tf.equal(ends[index], ends[index + 1])
-        begin, end = tf.where(is_empty, 0, ends[index]), tf.where(is_empty, 1, ends[index + 1])
-        own, activity = self.part(_slice(batch, begin, end), tower)
-        return own, tf.where(is_empty, 0.0, activity)
+        given, has_some = _part_of_some(batch, index, split.even_shares(count))
+        own, activity = self.part(given, tower)
+        return own, activity * has_some
 
     def part_of_some(self, batch: Batch, tower: int) -> tuple[Batch, tf.Tensor]:
         """As `part`, for a batch that is not empty. It need not have the stand-in's structure and dtypes."""
