@@ -87,6 +87,8 @@ class InputShard:
     def bounds(self, num_examples: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """First example of this part and first one after it, in a global batch of that size: int32 scalars."""
         shares = checked_shares(self.shares, self.count, "shares", of="reader")
+        if self.count == self.num_microbatches == 1:
+            return tf.constant(0), tf.convert_to_tensor(num_examples)
         start, after = bounds_in_graph(num_examples, even_shares(self.num_microbatches), self.microbatch)
         begin, end = bounds_in_graph(after - start, shares, self.index)
         return tf.convert_to_tensor(start + begin), start + end
@@ -152,7 +154,12 @@ def as_batch(element: Any) -> Batch:
 
 def batch_length(batch: Batch) -> tf.Tensor:
     """Number of examples in a batch, an int32 scalar."""
-    return tf.unstack(tf.shape(tf.nest.flatten(batch.features)[0]))[0]
+    return length(tf.nest.flatten(batch.features)[0])
+
+
+def length(tensor: tf.Tensor) -> tf.Tensor:
+    """Dimension 0, an int32 scalar; the number of dimensions must be known."""
+    return tf.unstack(tf.shape(tensor))[0]
 
 
 def examples_between(batch: Batch, begin: int | tf.Tensor, end: int | tf.Tensor) -> Batch:

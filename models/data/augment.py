@@ -33,8 +33,9 @@ FILLS = ("black", "reflect")
 def draw_crop_flip(num_images: int, seed: tf.Tensor, padding: int = PADDING) -> CropFlip:
     """Draws for `num_images` images from the stateless `seed` int64 [2]; every device draws the same."""
     uniform = tf.random.stateless_uniform([3, num_images], seed, alg="philox")
-    starts = tf.cast(uniform[:2] * (2 * padding + 1), tf.int32)
-    return CropFlip(rows=starts[0], columns=starts[1], mirrored=uniform[2] < 0.5)
+    *of_crops, of_flips = tf.unstack(uniform)
+    rows, columns = (tf.cast(draws * (2 * padding + 1), tf.int32) for draws in of_crops)
+    return CropFlip(rows=rows, columns=columns, mirrored=of_flips < 0.5)
 
 
 def alternately_mirrored(examples: tf.Tensor, epoch: tf.Tensor, seed: int, num_examples: int) -> tf.Tensor:

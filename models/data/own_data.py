@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from towers.errors import UserError
-from towers.task import Batch, InputShard, as_batch, batch_length, examples_between
+from towers.task import Batch, InputShard, as_batch, batch_length, examples_between, length
 
 # Dates, times and records of NumPy.
 _KINDS_WITHOUT_NUMBERS = tuple("MmV")
@@ -111,11 +111,9 @@ def _check_batches(what: str, specs: Sequence[tf.TypeSpec]) -> None:
 
 def _check_lengths(batch: Batch) -> None:
     """In a graph: fails if the parts of a dataset's batch have different numbers of examples."""
-    first, *others = (tensor for tensor in tf.nest.flatten(batch) if isinstance(tensor, tf.Tensor))
+    first, *others = (length(tensor) for tensor in tf.nest.flatten(batch) if isinstance(tensor, tf.Tensor))
     for other in others:
-        tf.debugging.assert_equal(
-            tf.shape(other)[0], tf.shape(first)[0], "parts of a batch have other numbers of examples"
-        )
+        tf.debugging.assert_equal(other, first, "parts of a batch have other numbers of examples")
 
 
 def count_examples(batch: Batch) -> int:

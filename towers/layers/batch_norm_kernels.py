@@ -1,6 +1,7 @@
 """Kernels of batch norm: moments, normalised values and gradients, each of one tower's examples."""
 
 import abc
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -65,7 +66,7 @@ class FusedKernel(Kernel):
         # The kernel returns variance * n / (n - 1); Keras's moving variance averages the biased one.
         count = tf.cast(num_values(image, 3), tf.float32)
         variance = unbiased * (tf.maximum(count - 1.0, 1.0) / count)
-        return tf.reshape(outputs, tf.shape(inputs)), Moments(tf.stop_gradient(mean), tf.stop_gradient(variance))
+        return _in_shape_of(inputs, outputs), Moments(tf.stop_gradient(mean), tf.stop_gradient(variance))
 
     def moments(self, inputs):
         # The normalised inputs are not used; sums by other kernels take longer.
@@ -82,7 +83,7 @@ class FusedKernel(Kernel):
             epsilon=self.epsilon,
             is_training=False,
         )
-        return tf.reshape(outputs, tf.shape(inputs))
+        return _in_shape_of(inputs, outputs)
 
     def gradients(self, inputs, moments, gamma, upstream, *, through_moments: bool = False):
         """As for `Kernel`.
@@ -100,7 +101,7 @@ class FusedKernel(Kernel):
             epsilon=self.epsilon,
             is_training=through_moments,
         )
-        return tf.reshape(of_inputs, tf.shape(inputs)), of_gamma, of_beta
+        return _in_shape_of(inputs, of_inputs), of_gamma, of_beta
 
 
 class PlainOperations(Kernel):
@@ -145,9 +146,17 @@ def num_values(inputs: tf.Tensor, axis: int) -> tf.Tensor:
 
 def _as_image(inputs: tf.Tensor) -> tf.Tensor:
     """[N, ..., C] as [N, H, W, C], the only shape that the fused kernel takes."""
-    if inputs.shape.rank == 4:
+    *between, channels = inputs.shape[1:]
+    if len(between) == 2:
         return inputs
-    return tf.reshape(inputs, [tf.shape(inputs)[0], -1, 1, inputs.shape[-1]])
+    if None in between:
+        return tf.reshape(inputs, [tf.shape(inputs)[0], -1, 1, channels])
+    return tf.reshape(inputs, [-1, math.prod(between), 1, channels])
+
+
+def _in_shape_of(inputs: tf.Tensor, image: tf.Tensor) -> tf.Tensor:
+    """The inverse of `_as_image`, for what was computed from the inputs."""
+    return image if inputs.shape.rank == 4 else tf.reshape(image, tf.shape(inputs))
 
 
 def wide(values: tf.Tensor) -> tf.Tensor:
