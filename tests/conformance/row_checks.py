@@ -13,14 +13,13 @@ from tests.conformance.rows import Row, one_device, one_device_in_parts
 from tests.conformance.server_rows import outcomes_at_the_chief
 from tests.conformance.tasks import SmallTask
 from tests.conformance.trials import (
+    FIRST_PARTS_STATISTICS,
+    NOT_FINITE,
     NUM_STEPS,
     QUICK_TASK,
     RATE,
     Outcome,
     Trial,
-    not_finite,
-    not_synced,
-    not_synced_of,
     outcomes_of,
     tasks_of,
     twenty_steps,
@@ -76,20 +75,16 @@ def row_checks(rows: Sequence[Row]) -> type:
     ]
     several_trials = [row for row in rows if row.every_trial]
     not_finite_cases = [_case(row, is_quick=row.not_finite_in_quick, name=row.name) for row in several_trials]
-    not_synced_cases = [
-        _case(row, policy, is_quick=False, name=f"{policy}-{row.name}")
-        for row in several_trials
-        for policy in not_synced_of(row)
-    ]
+    first_part_cases = [_case(row, is_quick=False, name=row.name) for row in several_trials]
 
     class RowChecks:
         @pytest.mark.parametrize("row, task", cases)
         def test_row_equals_one_device(self, row, task):
             check_row(row, task)
 
-        @pytest.mark.parametrize("row, batch_stats", not_synced_cases)
-        def test_statistics_that_are_not_synced(self, row, batch_stats):
-            check_not_synced(row, batch_stats)
+        @pytest.mark.parametrize("row", first_part_cases)
+        def test_statistics_of_the_first_part(self, row):
+            check_end_in_parts(row, FIRST_PARTS_STATISTICS)
 
         @pytest.mark.parametrize("row", not_finite_cases)
         def test_a_step_that_is_not_finite_changes_nothing(self, row):
@@ -144,19 +139,19 @@ def check_evaluation(evaluation, expected, task):
     assert evaluation["loss"] == pytest.approx(expected["loss"], rel=1e-6)
 
 
-def check_not_synced(row: Row, batch_stats: str) -> None:
+def check_end_in_parts(row: Row, trial: Trial) -> None:
     """Each part has its own statistics, so the reference computes the same parts."""
-    trial = not_synced(batch_stats)
-    (found,) = outcomes_of_row(row, trial)
-    (expected,) = outcomes_of(one_device_in_parts(row.shares), trial, row.accumulation)
+    *_, found = outcomes_of_row(row, trial)
+    *_, expected = outcomes_of(one_device_in_parts(row.shares), trial, row.accumulation)
     assert apart(found.values, expected.values, TOLERANCE[trial.task.precision]) == {}
 
 
 def check_not_finite(row: Row) -> None:
-    before, skipped, after = outcomes_of_row(row, not_finite(row.batch_stats))
+    before, skipped, after = outcomes_of_row(row, NOT_FINITE)
     assert [outcome.report.skipped for outcome in (before, skipped, after)] == [0, 1, 0]
     for name, value in skipped.values.items():
         np.testing.assert_array_equal(value, before.values[name], err_msg=name)
     assert all(np.isfinite(value).all() for value in after.values.values())
     counters = after.counters
     assert (counters["step"], counters["updates"], counters["skipped"]) == (3, 2, 1)
+    check_end_in_parts(row, NOT_FINITE)

@@ -69,8 +69,8 @@ class Row:
       transformer: whether the full tests try the transformer with it too, which has tied weights.
       branches: whether the full tests try the network with branches with it too.
       every_task: whether the full tests try every task with it.
-      every_trial: whether the full tests also try the transformer, a batch that is not finite and statistics that
-        are not synced with it.
+      every_trial: whether the full tests also try the transformer, a batch that is not finite and statistics of
+        the first part with it.
       float32: whether the full tests also try float32 with it.
       not_finite_in_quick: whether the quick tests try a batch that is not finite with it too.
     """
@@ -393,7 +393,6 @@ ROWS = (
         name="ring_2_of_2_towers_shares_2_1",
         in_quick=True,
         every_trial=True,
-        not_finite_in_quick=True,
         make_strategy=_ring(cpus(2), (2.0, 1.0)),
         shares=(2.0, 1.0, 2.0, 1.0),
         ring=_tensorflow_ring(),

@@ -233,4 +233,4 @@ SmallTask = SmallImages | SmallText
 # For the rows that divide branches.
 INCEPTION = SmallInception("inception_last_1", num_images=61, batch_norm=True)
 # Its second batch is not finite, because of an image in the last tower's part.
-NAN_IN_BATCH_1 = SmallImages("nan_in_batch_1", num_images=70, batch_norm=True, nan_image=59)
+NAN_IN_BATCH_1 = SmallImages("nan_in_batch_1", num_images=61, batch_norm=True, nan_image=59)

@@ -50,13 +50,11 @@ def twenty_steps(task: SmallTask, batch_stats: str, others: tuple[tuple[str, obj
     return Trial(task, batch_stats=batch_stats, others=others)
 
 
-def not_synced(batch_stats: str) -> Trial:
-    """Each part has its own statistics. Three steps are an epoch, and the last batch has one example."""
-    return Trial(BATCH_NORM_LAST_1, (3,), batch_stats=batch_stats)
-
-
-def not_finite(batch_stats: str) -> Trial:
-    return Trial(NAN_IN_BATCH_1, (1, 1, 1), on_nan="skip", batch_stats=batch_stats)
+# Each part has its own statistics, and those of the first one are kept. Three steps are an epoch, and the last batch
+# has one example.
+FIRST_PARTS_STATISTICS = Trial(BATCH_NORM_LAST_1, (3,), batch_stats="first")
+# Each part has its own statistics, so only the last part of the second batch is not finite.
+NOT_FINITE = Trial(NAN_IN_BATCH_1, (1, 1, 1), on_nan="skip", batch_stats="average")
 
 
 def tasks_of(row: Row) -> Sequence[SmallTask]:
@@ -74,17 +72,11 @@ def tasks_of(row: Row) -> Sequence[SmallTask]:
 def trials_of(row: Row, only_quick: bool) -> list[Trial]:
     """The trials of a row: all, or those of the quick tests."""
     if only_quick:
-        quick = [twenty_steps(QUICK_TASK, row.batch_stats, row.options)]
-        return quick + [not_finite(row.batch_stats)] * row.not_finite_in_quick
+        return [twenty_steps(QUICK_TASK, row.batch_stats, row.options)] + [NOT_FINITE] * row.not_finite_in_quick
     found = [twenty_steps(task, row.batch_stats, row.options) for task in tasks_of(row)]
     if row.every_trial:
-        found += [not_finite(row.batch_stats), *(not_synced(name) for name in not_synced_of(row))]
+        found += [NOT_FINITE, FIRST_PARTS_STATISTICS]
     return found
-
-
-def not_synced_of(row: Row) -> Sequence[str]:
-    """The policies for statistics to try with a row besides its own. A row of one part has nothing to combine."""
-    return [name for name in ("average", "first") if name != row.batch_stats and len(row.shares) > 1]
 
 
 # Tests idle towers, empty microbatches and batch norm at the same time.
