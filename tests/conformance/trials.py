@@ -50,7 +50,7 @@ def twenty_steps(task: SmallTask, batch_stats: str, others: tuple[tuple[str, obj
     return Trial(task, batch_stats=batch_stats, others=others)
 
 
-# Each part has its own statistics, and those of the first one are kept. Three steps are an epoch, and the last batch
+# Each part has its own statistics, and those of the first one are kept. Three steps are an epoch, whose last batch
 # has one example.
 FIRST_PARTS_STATISTICS = Trial(BATCH_NORM_LAST_1, (3,), batch_stats="first")
 # Each part has its own statistics, so only the last part of the second batch is not finite.

@@ -36,7 +36,7 @@ def part(batch: Batch, tower: int, shares: Sequence[float]) -> tuple[Batch, tf.T
 
 
 def _part_of_some(batch: Batch, index: int, shares: Sequence[float]) -> tuple[Batch, tf.Tensor]:
-    """Part `index` of a batch that is not empty, or its first example; and whether the part has examples, 1.0 or 0.0."""
+    """Part `index` of a batch that is not empty, and 1.0; if the part is empty, the first example and 0.0."""
     begin, end = split.bounds_in_graph(batch_length(batch), shares, index)
     if isinstance(begin, int):
         # Part 0 is never empty.

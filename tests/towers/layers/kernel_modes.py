@@ -1,6 +1,7 @@
 """Runs of a network with two branches in the modes that replace its layers' kernels in different places."""
 
 import dataclasses
+import functools
 
 import keras
 from keras import layers
@@ -61,3 +62,11 @@ def updates_in(mode, instructions, run, *, channels: int, split_of_one: str = "w
     before = parameters_of(strategy)
     run(strategy)
     return {name: value - before[name] for name, value in parameters_of(strategy).items()}
+
+
+@functools.cache
+def updates_by_tensorflow(channels: int, num_steps: int) -> dict:
+    """Those by TensorFlow's own kernels in float32. Without batch norm, every mode has these numbers."""
+    return updates_in(
+        "two towers", [], lambda strategy: strategy.run_steps(num_steps), channels=channels, tuned_for_cpu=False
+    )

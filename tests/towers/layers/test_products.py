@@ -7,7 +7,7 @@ import tensorflow as tf
 from keras import layers
 
 from tests.tiers import first_quick
-from tests.towers.layers.kernel_modes import MODES, updates_in
+from tests.towers.layers.kernel_modes import MODES, updates_by_tensorflow, updates_in
 from tests.towers.partitioned_graphs import recorded_graphs
 from tests.towers.tiny_tasks import assert_close, stacked
 from towers import options
@@ -195,22 +195,13 @@ def test_a_run_has_the_same_numbers(monkeypatch, mode):
     """
     monkeypatch.setattr(options, "runs_onednn", lambda: True)
 
-    def updates(tuned):
-        def run(strategy):
-            assert any("multiplying in float32" in line for line in strategy.notices) == tuned
-            with recorded_graphs() as graphs:
-                strategy.run_steps(5)
-            products = [node for node in graphs.nodes if "Conv2D" in node.op or "MatMul" in node.op]
-            assert {node.attr["T"].type for node in products} == {tf.float32.as_datatype_enum}
+    def run(strategy):
+        assert any("multiplying in float32" in line for line in strategy.notices)
+        with recorded_graphs() as graphs:
+            strategy.run_steps(5)
+        products = [node for node in graphs.nodes if "Conv2D" in node.op or "MatMul" in node.op]
+        assert {node.attr["T"].type for node in products} == {tf.float32.as_datatype_enum}
 
-        return updates_in(
-            mode,
-            ["avx2", "avx512f"],
-            run,
-            channels=8,
-            split_of_one="output_channels",
-            precision="bfloat16" if tuned else "float32",
-            tuned_for_cpu=tuned,
-        )
-
-    assert_close(updates(True), updates(False), 4e-2)
+    of_kernels = {"channels": 8, "split_of_one": "output_channels", "precision": "bfloat16"}
+    found = updates_in(mode, ["avx2", "avx512f"], run, **of_kernels)
+    assert_close(found, updates_by_tensorflow(8, 5), 4e-2)
