@@ -94,16 +94,15 @@ def bounds_in_graph(
     if isinstance(index, tf.Tensor):
         all_ends = tf.concat([[0], _ends(num_examples, fractions)], axis=0)
         return tuple(tf.unstack(tf.slice(all_ends, [index], [2])))
-    last = len(shares) - 1
-    ends = [
-        _ends(num_examples, fractions[part]) if part < last else num_examples
-        for part in (index - 1, index)
-        if part >= 0
-    ]
-    return (0, *ends)[-2:]
+
+    def end(part: int) -> tf.Tensor:
+        return num_examples if part == len(shares) - 1 else _ends(num_examples, fractions[part])
+
+    return end(index - 1) if index else 0, end(index)
 
 
-def _ends(num_examples: tf.Tensor, fractions) -> tf.Tensor:
+def _ends(num_examples: tf.Tensor, fractions: np.ndarray) -> tf.Tensor:
+    """int32, where the parts up to these fractions of all examples end."""
     ends = tf.math.ceil(tf.cast(num_examples, tf.float64) * fractions - _ROUNDING)
     return tf.cast(ends, tf.int32)
 

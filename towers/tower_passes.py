@@ -83,7 +83,6 @@ class TowerPasses:
           step: int64 scalar, for random seeds.
           loss_scale: float32 scalar, multiplies the loss before differentiation.
         """
-
         with tf.device(HOST):
             of_step = seed_of_step(self._options.seed, step)
 
@@ -212,20 +211,21 @@ class TowerPasses:
 
 
 def seed_of_step(seed: int, step: tf.Tensor) -> tf.Tensor:
-    """int32 [2], different for each step.
+    """int32 scalar, another one for each step.
 
     Args:
       seed: seed of the run.
       step: integer scalar.
     """
-    return tf.random.experimental.stateless_fold_in(tf.constant([seed, 0], tf.int32), tf.cast(step, tf.int32))
+    folded = tf.random.experimental.stateless_fold_in(tf.constant([seed, 0], tf.int32), tf.cast(step, tf.int32))
+    return tf.random.stateless_uniform([], folded, minval=None, maxval=None, dtype=tf.int32)
 
 
 def seed_of_pass(of_step: tf.Tensor, pass_index: tf.Tensor | int) -> tf.Tensor:
-    """int32 [2], different for each pass within a step.
+    """int32 [2], another one for each pass of a step: the step's seed with the pass folded in.
 
     Args:
       of_step: as `seed_of_step` returns it.
       pass_index: as `TowerParts.pass_index` returns it.
     """
-    return tf.random.experimental.stateless_fold_in(of_step, pass_index)
+    return tf.stack([of_step, pass_index])

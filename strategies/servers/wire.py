@@ -55,6 +55,18 @@ class Refused(RuntimeError):
     """The other side understood the request and refused it."""
 
 
+class RunEnded(Exception):
+    """The other side, which has ended with the run, said so instead of a reply.
+
+    Attributes:
+      how: how the run ended, 'done' or 'interrupted'.
+    """
+
+    def __init__(self, how: str):
+        super().__init__(f"the run has ended: {how}")
+        self.how = how
+
+
 class Connection:
     """One end of a connection; used by one thread at a time. The other side is a stranger until `let_in`.
 
@@ -142,6 +154,7 @@ class Connection:
 
         Raises:
           UserError, Refused, PeerLost: the other side raised it.
+          RunEnded: the other side has ended with the run.
           OSError: as `send` and `receive`.
         """
         self.send(message, arrays)
@@ -156,6 +169,8 @@ class Connection:
             raise Refused(message["refused"])
         if "peer_lost" in message:
             raise PeerLost(message["peer_lost"])
+        if "run_ended" in message:
+            raise RunEnded(message["run_ended"])
         return message, arrays
 
     @property
@@ -164,8 +179,8 @@ class Connection:
         return self._read < self._filled
 
     def check(self) -> None:
-        """Raises ConnectionError if the other side has closed the connection, even if unread bytes remain."""
-        if is_closed(self._socket):
+        """Raises ConnectionError if either side has closed the connection, even if unread bytes remain."""
+        if self._socket.fileno() < 0 or is_closed(self._socket):
             raise ConnectionError("the connection was closed")
 
     def is_unanswered(self) -> bool:
@@ -182,6 +197,11 @@ class Connection:
         # The shutdown fails if either side has closed already.
         with self._closing, contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
+
+    def end_reading(self) -> None:
+        """As `end`, but the thread that uses the connection may still send."""
+        with self._closing, contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RD)
 
     def close(self) -> None:
         """Ends and closes the connection; for the thread that uses it."""

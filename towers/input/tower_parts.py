@@ -25,19 +25,14 @@ def microbatch(batch: Batch, index: int | tf.Tensor, count: int) -> Batch:
     return examples_between(batch, *split.bounds_in_graph(batch_length(batch), split.even_shares(count), index))
 
 
-def part(batch: Batch, tower: int, shares: Sequence[float]) -> tuple[Batch, tf.Tensor]:
-    """A tower's part of a batch, and its activity: 1.0, or 0.0 if the batch has no example for this tower.
+def part(batch: Batch, tower: int | tf.Tensor, shares: Sequence[float]) -> tuple[Batch, tf.Tensor]:
+    """A tower's part of a batch that is not empty, and its activity: 1.0, or 0.0 if there is no example for it.
 
     An idle tower gets the first example, because some kernels fail on an empty tensor. Its result has weight 0.
     """
     if len(shares) == 1:
         return batch, tf.constant(1.0)
-    return _part_of_some(batch, tower, shares)
-
-
-def _part_of_some(batch: Batch, index: int, shares: Sequence[float]) -> tuple[Batch, tf.Tensor]:
-    """Part `index` of a batch that is not empty, and 1.0; if the part is empty, the first example and 0.0."""
-    begin, end = split.bounds_in_graph(batch_length(batch), shares, index)
+    begin, end = split.bounds_in_graph(batch_length(batch), shares, tower)
     if isinstance(begin, int):
         # Part 0 is never empty.
         return examples_between(batch, begin, end), tf.constant(1.0)
@@ -81,9 +76,11 @@ class TowerParts:
         own, activity = self.part_of_some(filled, tower)
         return own, tf.where(is_empty, 0.0, activity)
 
-    def part_of_microbatch(self, batch: Batch, tower: int, index: int, count: int) -> tuple[Batch, tf.Tensor]:
+    def part_of_microbatch(
+        self, batch: Batch, tower: int, index: int | tf.Tensor, count: int
+    ) -> tuple[Batch, tf.Tensor]:
         """As `part`, of microbatch `index` of `count`. The batch's first example stands in for an empty one."""
-        given, has_some = _part_of_some(batch, index, split.even_shares(count))
+        given, has_some = part(batch, index, split.even_shares(count))
         own, activity = self.part(given, tower)
         return own, activity * has_some
 

@@ -91,6 +91,7 @@ class Group:
 
         Raises:
           PeerLost: the server is lost or silent.
+          RunEnded: the server has ended with the run.
         """
         (reply,) = self.ask_each(what, {server: ({}, arrays)}, **fields)
         return reply
@@ -187,6 +188,7 @@ class Group:
         try:
             return act(self.connections[server])
         except OSError as error:
+            self._raise_run_ended(server)
             # When one server ends, the others end soon after. Which was first is unknown here, so all are named.
             indices = [index for index in range(len(self.servers)) if index == server or self._is_closed(index)]
             lost = [f"{self.servers[index].name} ({self.servers[index].address})" for index in indices]
@@ -195,6 +197,13 @@ class Group:
             raise PeerLost(
                 f"{', '.join(lost)} {were} {what}: restart all processes; they resume from the last checkpoint"
             ) from error
+
+    def _raise_run_ended(self, server: int) -> None:
+        """Raises RunEnded if the server said so before it closed its connection."""
+        if self._is_closed(server):
+            with contextlib.suppress(OSError):
+                while True:
+                    self.connections[server].answer()
 
     def _is_closed(self, server: int) -> bool:
         try:

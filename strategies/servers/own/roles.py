@@ -21,6 +21,7 @@ from strategies.servers.own.handlers import StoreHandlers
 from strategies.servers.own.server import Server
 from strategies.servers.own.worker import Worker
 from strategies.servers.own.worker_engine import WorkerEngine
+from strategies.servers.wire import RunEnded
 from towers.devices import Devices
 from towers.input.tower_parts import open_length
 from towers.layers.table_rows import tables_without_values
@@ -178,6 +179,8 @@ def run_own_worker(
     try:
         worker.join(settings)
         return worker.run()
+    except RunEnded as ended:
+        return ended.how
     finally:
         group.close()
 

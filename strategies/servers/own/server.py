@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 _LAST_SECONDS = 10.0
 # The same for a process that is not let in yet: a late worker takes milliseconds, a stranger may stay silent.
 _LAST_INTRODUCTION_SECONDS = 1.0
+# The longest wait for what the system takes without waiting: a message of a few bytes to each worker.
+_LAST_WORD_SECONDS = 1.0
 # A process that connects has so long to be let in.
 _INTRODUCTION_SECONDS = 10.0
 _TICK_SECONDS = 0.2
@@ -154,6 +156,17 @@ class Server:
             time.sleep(0.01)
             now = time.monotonic()
 
+    def _tell_the_others(self) -> None:
+        """Tells the workers that still compute how the run ended: their threads send it before they close.
+
+        A worker reads that in place of its next reply, long after this process has ended.
+        """
+        for connection in list(self._connections):
+            connection.end_reading()
+        deadline = time.monotonic() + _LAST_WORD_SECONDS
+        while self._has_members() and time.monotonic() < deadline:
+            time.sleep(0.01)
+
     def _has_members(self) -> bool:
         with self._lock:
             return any(peer is not None for peer in self._connections.values())
@@ -168,6 +181,8 @@ class Server:
         self._close_listener()
         if self._coordination is not None:
             self._coordination.close()
+        if self._end is not None:
+            self._tell_the_others()
         for connection in list(self._connections):
             connection.end()
 
@@ -224,6 +239,10 @@ class Server:
             # No thread waits for this one, so the error is logged; closing the connection ends the client's wait.
             log.exception("a request of %s could not be answered", peer and peer.name)
         finally:
+            if peer is not None and peer.role == WORKER and self._end is not None and self._refusal is None:
+                # It has left already, unless it still computes and this server ends.
+                with contextlib.suppress(OSError):
+                    connection.send({"run_ended": self._end})
             self._forget(connection)
             connection.close()
             self._note_loss(peer, connection)

@@ -26,7 +26,7 @@ from strategies.servers.own.handlers import StoreHandlers
 from strategies.servers.own.roles import run_own_worker
 from strategies.servers.own.rows import Rows, SplitGradient
 from strategies.servers.own.server import Server
-from strategies.servers.wire import Connection, Refused
+from strategies.servers.wire import Connection, Refused, RunEnded
 from strategies.waiting import listens
 from tests.strategies.servers.at_once import LIMIT_SECONDS, Started, at_once, let_in, loopback
 from tests.towers.user_errors import refused
@@ -524,6 +524,23 @@ class TestEnd:
             assert worker.ask(0, "keys")[0] == {"about": {}}
             worker.close()
             assert started.result() == "done"
+
+    @pytest.mark.parametrize("asks", [lambda worker: worker.ask(1, "keys"), lambda worker: worker.check(0)])
+    def test_a_worker_that_computes_until_the_servers_have_ended_learns_how_the_run_ended(self, monkeypatch, asks):
+        monkeypatch.setattr(server_module, "_LAST_SECONDS", 0.05)
+        with contextlib.ExitStack() as servers:
+            members, started = zip(*(servers.enter_context(serving(index)) for index in range(2)), strict=True)
+            worker = servers.enter_context(group(*members, this=WORKER))
+            end_all(*members)
+            assert [server.result() for server in started] == ["done", "done"]
+            with pytest.raises(RunEnded, match="done"):
+                asks(worker)
+
+    def test_a_worker_whose_servers_are_lost_hears_of_no_end(self):
+        with serving() as (member, _), group(member, this=WORKER) as worker:
+            worker.connections[0].end()
+            with pytest.raises(PeerLost, match="ps:0"):
+                worker.ask(0, "keys")
 
     def test_no_process_connects_after_the_end(self):
         with serving() as (member, _), group(member, this=WORKER):
