@@ -20,6 +20,7 @@ from tests.conformance.trials import (
     RATE,
     Outcome,
     Trial,
+    has_several_parts,
     outcomes_of,
     tasks_of,
     twenty_steps,
@@ -75,7 +76,9 @@ def row_checks(rows: Sequence[Row]) -> type:
     ]
     several_trials = [row for row in rows if row.every_trial]
     not_finite_cases = [_case(row, is_quick=row.not_finite_in_quick, name=row.name) for row in several_trials]
-    first_part_cases = [_case(row, is_quick=False, name=row.name) for row in several_trials]
+    first_part_cases = [
+        _case(row, is_quick=False, name=row.name) for row in several_trials if has_several_parts(row)
+    ]
 
     class RowChecks:
         @pytest.mark.parametrize("row, task", cases)

@@ -75,8 +75,13 @@ def trials_of(row: Row, only_quick: bool) -> list[Trial]:
         return [twenty_steps(QUICK_TASK, row.batch_stats, row.options)] + [NOT_FINITE] * row.not_finite_in_quick
     found = [twenty_steps(task, row.batch_stats, row.options) for task in tasks_of(row)]
     if row.every_trial:
-        found += [NOT_FINITE, FIRST_PARTS_STATISTICS]
+        found += [NOT_FINITE] + [FIRST_PARTS_STATISTICS] * has_several_parts(row)
     return found
+
+
+def has_several_parts(row: Row) -> bool:
+    """Whether there are statistics to choose from."""
+    return len(row.shares) > 1
 
 
 # Tests idle towers, empty microbatches and batch norm at the same time.

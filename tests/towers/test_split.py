@@ -61,6 +61,7 @@ def test_the_graph_has_the_same_boundaries(count, given_shares):
     for index in range(len(given_shares)):
         found = split.bounds_in_graph(tf.constant(count), given_shares, index)
         assert found == split.bounds_in_graph(tf.constant(count), given_shares, tf.constant(index))
+        assert found[1].dtype == tf.int32
         begins.append(int(found[0]))
         ends.append(int(found[1]))
     assert [*begins, ends[-1]] == [0, *ends] == split.boundaries(count, given_shares)

@@ -239,13 +239,16 @@ class Server:
             # No thread waits for this one, so the error is logged; closing the connection ends the client's wait.
             log.exception("a request of %s could not be answered", peer and peer.name)
         finally:
-            if peer is not None and peer.role == WORKER and self._end is not None and self._refusal is None:
-                # It has left already, unless it still computes and this server ends.
-                with contextlib.suppress(OSError):
-                    connection.send({"run_ended": self._end})
+            self._tell_end(peer, connection)
             self._forget(connection)
             connection.close()
             self._note_loss(peer, connection)
+
+    def _tell_end(self, peer: Member | None, connection: Connection) -> None:
+        """Leaves a worker that still computes the message how the run ended; any other worker has left already."""
+        if peer is not None and peer.role == WORKER and self._end is not None and self._refusal is None:
+            with contextlib.suppress(OSError):
+                connection.send({"run_ended": self._end})
 
     def _forget(self, connection: Connection) -> None:
         self._strangers.remove(connection)

@@ -9,6 +9,7 @@ from keras import layers
 from strategies.registry import build_strategy
 from strategies.slices import SliceOptions
 from tests.towers.logical_cpus import cpus
+from tests.towers.partitioned_graphs import recorded_graphs
 from tests.towers.tiny_tasks import NUM_CLASSES, TinyTask, images, parameters_of
 from towers.options import StepOptions
 from towers.stages.options import PipelineOptions
@@ -67,6 +68,11 @@ def updates_in(mode, instructions, run, *, channels: int, split_of_one: str = "w
 @functools.cache
 def updates_by_tensorflow(channels: int, num_steps: int) -> dict:
     """Those by TensorFlow's own kernels in float32. Without batch norm, every mode has these numbers."""
-    return updates_in(
-        "two towers", [], lambda strategy: strategy.run_steps(num_steps), channels=channels, tuned_for_cpu=False
-    )
+
+    def run(strategy):
+        assert not any("tuned_for_cpu" in line for line in strategy.notices)
+        with recorded_graphs() as graphs:
+            strategy.run_steps(num_steps)
+        assert any("Relu" in node.op for node in graphs.nodes)
+
+    return updates_in("two towers", ["avx2", "avx512f"], run, channels=channels, tuned_for_cpu=False)
