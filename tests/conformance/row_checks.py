@@ -14,14 +14,15 @@ from tests.conformance.server_rows import outcomes_at_the_chief
 from tests.conformance.tasks import SmallTask
 from tests.conformance.trials import (
     FIRST_PARTS_STATISTICS,
-    NOT_FINITE,
     NUM_STEPS,
     QUICK_TASK,
     RATE,
     Outcome,
     Trial,
     has_several_parts,
+    not_finite,
     outcomes_of,
+    policies_to_try,
     tasks_of,
     twenty_steps,
 )
@@ -75,7 +76,16 @@ def row_checks(rows: Sequence[Row]) -> type:
         for task in tasks_of(row)
     ]
     several_trials = [row for row in rows if row.every_trial]
-    not_finite_cases = [_case(row, is_quick=row.not_finite_in_quick, name=row.name) for row in several_trials]
+    not_finite_cases = [
+        _case(
+            row,
+            policy,
+            is_quick=row.not_finite_in_quick and policy == row.batch_stats,
+            name=f"{policy}-{row.name}",
+        )
+        for row in several_trials
+        for policy in policies_to_try(row)
+    ]
     first_part_cases = [
         _case(row, is_quick=False, name=row.name) for row in several_trials if has_several_parts(row)
     ]
@@ -89,9 +99,9 @@ def row_checks(rows: Sequence[Row]) -> type:
         def test_statistics_of_the_first_part(self, row):
             check_end_in_parts(row, FIRST_PARTS_STATISTICS)
 
-        @pytest.mark.parametrize("row", not_finite_cases)
-        def test_a_step_that_is_not_finite_changes_nothing(self, row):
-            check_not_finite(row)
+        @pytest.mark.parametrize("row, batch_stats", not_finite_cases)
+        def test_a_step_that_is_not_finite_changes_nothing(self, row, batch_stats):
+            check_not_finite(row, not_finite(batch_stats))
 
     return RowChecks
 
@@ -149,12 +159,13 @@ def check_end_in_parts(row: Row, trial: Trial) -> None:
     assert apart(found.values, expected.values, TOLERANCE[trial.task.precision]) == {}
 
 
-def check_not_finite(row: Row) -> None:
-    before, skipped, after = outcomes_of_row(row, NOT_FINITE)
+def check_not_finite(row: Row, trial: Trial) -> None:
+    before, skipped, after = outcomes_of_row(row, trial)
     assert [outcome.report.skipped for outcome in (before, skipped, after)] == [0, 1, 0]
     for name, value in skipped.values.items():
         np.testing.assert_array_equal(value, before.values[name], err_msg=name)
     assert all(np.isfinite(value).all() for value in after.values.values())
     counters = after.counters
     assert (counters["step"], counters["updates"], counters["skipped"]) == (3, 2, 1)
-    check_end_in_parts(row, NOT_FINITE)
+    if trial.batch_stats != "synced":
+        check_end_in_parts(row, trial)

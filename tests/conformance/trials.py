@@ -53,8 +53,11 @@ def twenty_steps(task: SmallTask, batch_stats: str, others: tuple[tuple[str, obj
 # Each part has its own statistics, and those of the first one are kept. Three steps are an epoch, whose last batch
 # has one example.
 FIRST_PARTS_STATISTICS = Trial(BATCH_NORM_LAST_1, (3,), batch_stats="first")
-# Each part has its own statistics, so only the last part of the second batch is not finite.
-NOT_FINITE = Trial(NAN_IN_BATCH_1, (1, 1, 1), on_nan="skip", batch_stats="average")
+
+
+def not_finite(batch_stats: str) -> Trial:
+    """The second batch is not finite: of it only the last part, or with synced statistics every part."""
+    return Trial(NAN_IN_BATCH_1, (1, 1, 1), on_nan="skip", batch_stats=batch_stats)
 
 
 def tasks_of(row: Row) -> Sequence[SmallTask]:
@@ -72,11 +75,19 @@ def tasks_of(row: Row) -> Sequence[SmallTask]:
 def trials_of(row: Row, only_quick: bool) -> list[Trial]:
     """The trials of a row: all, or those of the quick tests."""
     if only_quick:
-        return [twenty_steps(QUICK_TASK, row.batch_stats, row.options)] + [NOT_FINITE] * row.not_finite_in_quick
+        quick = [twenty_steps(QUICK_TASK, row.batch_stats, row.options)]
+        return quick + [not_finite(row.batch_stats)] * row.not_finite_in_quick
     found = [twenty_steps(task, row.batch_stats, row.options) for task in tasks_of(row)]
     if row.every_trial:
-        found += [NOT_FINITE] + [FIRST_PARTS_STATISTICS] * has_several_parts(row)
+        found += map(not_finite, policies_to_try(row))
+        found += [FIRST_PARTS_STATISTICS] * has_several_parts(row)
     return found
+
+
+def policies_to_try(row: Row) -> Sequence[str]:
+    """The policies for statistics with which a batch is tried that is not finite."""
+    both = has_several_parts(row) and row.batch_stats != "average"
+    return (row.batch_stats, "average") if both else (row.batch_stats,)
 
 
 def has_several_parts(row: Row) -> bool:
