@@ -7,9 +7,11 @@ takes 36 multiplications for each pair of channels, not 144:
                                                                +--> 36 matrix products m --> A' m A  4x4 outputs
     kernel g -----------------------> G g G'  [36, C, K] ------+
 
-All three are linear, so gradients are the same products with transposed matrices. Forward pass, gradient of images
-and gradient of the kernel are a compiled loop each, over a few images at a time (`winograd_loops.py`). The kernel
-is transformed again in the backward pass, because it has four times as many numbers then.
+The gradient of the images is the convolution of the outputs' gradient with the kernel turned by half a circle, so
+it runs the same compiled loop, if there are as many outputs as inputs. All three steps are linear, so the gradient
+of the kernel is the same products with transposed matrices, in a loop of its own. Loops go over a few images at a
+time (`winograd_loops.py`). The kernel is transformed again in the backward pass, because it has four times as many
+numbers then.
 
 Rounding differs from a direct convolution's: results are up to 7e-6 of their norm away from exact ones (4 million
 numbers drawn from a normal distribution; a direct convolution's 3e-7).
@@ -42,12 +44,14 @@ On an AMD EPYC (Zen 3, AVX2 alone, one thread, medians of five or seven in turn)
                     4x4x512     1: 2.9     8: 2.1     16: 1.08    32: 0.66
 
 With many channels and few tiles the kernel's transforms are most of the work, hence the least number of pixels.
-Left out as well: 3x3x256 with 16 examples (1.40 when tiles were written to memory). XLA compiles three loops for
-each size of images and numbers of channels, and for each tower, in 0.3 s each (Zen 3: 0.5 to 1 s): a first step
-of ResNet-20 takes 3.5 s instead of 1.7, of VGG-16 13.4 s (both before they were compiled in the background). A
-short last batch runs the same loops, also where direct convolutions of so few examples would be faster. A step
-of ResNet-20 takes 0.98 of its CPU time with AVX-512 (three rounds in turn: 0.95 to 0.99), 0.92 with AVX2 on
-Intel, and 0.87 on the Zen 3 (least of 12 steps in three rounds in turn: 1,046 to 1,140 and 1,246 to 1,310 ms).
+Left out as well: 3x3x256 with 16 examples (1.40 when tiles were written to memory). XLA compiles two loops for
+each size of images and number of channels (three if the kernel has other outputs than inputs), and for each tower,
+in 0.3 s each (Zen 3: 0.5 to 1 s). Before forward pass and gradient of the images shared one, the first step of two
+towers took 9.1 to 10.1 s instead of 6.8 to 7.9 (ResNet-20, Zen 3, three rounds in turn; VGG-16, one round, 27
+instead of 17); later steps take 0.92 to 1.05 of the CPU time that they took then (seven rounds). A short last
+batch runs the same loops, also where direct convolutions of so few examples would be faster. A step of ResNet-20
+takes 0.98 of its CPU time with AVX-512 (three rounds in turn: 0.95 to 0.99), 0.92 with AVX2 on Intel, and 0.87 on
+the Zen 3 (least of 12 steps in three rounds in turn: 1,046 to 1,140 and 1,246 to 1,310 ms).
 
 Tried, and slower: all tiles in memory between transforms and products (1.3 to 2 times the time for up to 64
 channels); transforms as sums of products with columns of the matrices (1.7 times); TensorFlow's own operations
@@ -109,8 +113,8 @@ class Gate:
         if not self.takes(inputs.shape, inputs.dtype, kernel.shape) or _is_vectorized():
             return None
         loops = Loops.of(*inputs.shape[1:3], *kernel.shape[2:])
-        convolution = _Convolution(loops, tf.shape(inputs)[0], self.num_examples or 0)
-        outputs = convolution.outputs(inputs, tf.convert_to_tensor(kernel, inputs.dtype))
+        convolution = _Convolution(tf.shape(inputs)[0], self.num_examples or 0)
+        outputs = convolution.outputs(loops, inputs, tf.convert_to_tensor(kernel, inputs.dtype))
         return tf.ensure_shape(outputs, [*inputs.shape[:-1], kernel.shape[-1]])
 
     def num_replaced(self, model: keras.Model, *, float32_products: bool = False) -> int:
@@ -135,7 +139,7 @@ class Gate:
         forward, backward = [], []
         for layer, shape in self._taken(model, float32_products):
             loops = Loops.of(*shape[1:3], *layer.kernel.shape[2:])
-            forward.append(loops.forward_call(num_images))
+            forward.append(loops.convolution_call(num_images))
             backward[:0] = loops.gradient_calls(num_images)
         return list(dict.fromkeys(forward + backward))
 
@@ -179,24 +183,23 @@ def _shapes_of_inputs(layer: keras.layers.Layer) -> list[tuple[int | None, ...]]
 
 
 class _Convolution:
-    """The outputs for images and a kernel, and their gradients: three bilinear maps, in compiled loops.
+    """Convolutions of so many images, and their gradients, in compiled loops.
 
-    Each one's gradients are the two others, so that there are gradients of any order.
+    The gradients of each of the two maps are these maps again, so there are gradients of any order.
     """
 
-    def __init__(self, loops: Loops, num_images: tf.Tensor, at_least: int):
+    def __init__(self, num_images: tf.Tensor, at_least: int):
         """Args:
-        loops: for the images' size and the numbers of channels.
         num_images: of a call; loops run for at least `at_least`.
         """
-        self._loops, self._num_images = loops, num_images
+        self._num_images = num_images
         # TensorFlow copies nothing where nothing is missing.
         missing = tf.maximum(at_least - num_images, 0) if at_least else None
         self._missing = None if missing is None else tf.stack([tf.stack([0, missing]), *[[0, 0]] * 3])
         self._scope = gradient_scope()
 
-    def outputs(self, images: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
-        """[N, H, W, K] for images [N, H, W, C] and a kernel [3, 3, C, K]."""
+    def outputs(self, loops: Loops, images: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
+        """[N, H, W, K] for images [N, H, W, C], a kernel [3, 3, C, K] and the loops of these shapes."""
 
         @tf.custom_gradient
         def convolution(images, kernel):
@@ -205,58 +208,43 @@ class _Convolution:
                 if _is_vectorized():
                     return _direct_gradients(images, kernel, upstream)
                 with tf.name_scope(self._scope):
-                    return self.images_gradient(upstream, kernel), self.kernel_gradient(images, upstream)
+                    of_kernel = self._kernel_gradient(loops, images, upstream)
+                    return self._images_gradient(loops, upstream, kernel), of_kernel
 
+            # Not before the images are there: it would be kept until then.
             transformed = _transformed(*after(images, kernel))
-            found = self._run(self._loops.forward, self._filled(images), transformed, self._num_images)
-            return self._without(found), gradients
+            found = self._run(loops.convolution, self._filled(images), transformed)
+            # Of known length where the inputs' is known, as predictions of memory ask.
+            return tf.slice(found, [0, 0, 0, 0], [self._num_images, *found.shape[1:]]), gradients
 
         return convolution(images, kernel)
 
-    def images_gradient(self, upstream: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
+    def _images_gradient(self, loops: Loops, upstream: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
         """[N, H, W, C], for the gradient of the outputs."""
+        return self.outputs(loops.turned(), upstream, _turned(*after(upstream, kernel)))
 
-        @tf.custom_gradient
-        def gradient(upstream, kernel):
-            def gradients(of_images):
-                return self.outputs(of_images, kernel), self.kernel_gradient(of_images, upstream)
-
-            # Not before the backward pass: it would be the forward pass's, kept until now.
-            transformed = _transformed(*after(upstream, kernel))
-            found = self._run(self._loops.images_gradient, self._filled(upstream), transformed, self._count())
-            return self._without(found), gradients
-
-        return gradient(upstream, kernel)
-
-    def kernel_gradient(self, images: tf.Tensor, upstream: tf.Tensor) -> tf.Tensor:
+    def _kernel_gradient(self, loops: Loops, images: tf.Tensor, upstream: tf.Tensor) -> tf.Tensor:
         """[3, 3, C, K], for the gradient of the outputs."""
 
         @tf.custom_gradient
         def gradient(images, upstream):
             def gradients(of_kernel):
-                return self.images_gradient(upstream, of_kernel), self.outputs(images, of_kernel)
+                return self._images_gradient(loops, upstream, of_kernel), self.outputs(loops, images, of_kernel)
 
             # Filled anew: a short batch's copy would be kept since the forward pass too.
             again = self._filled(*after(upstream, images))
-            found = self._run(self._loops.kernel_gradient, again, self._filled(upstream), self._count())
-            return _transform_gradient(found), gradients
+            return _transform_gradient(self._run(loops.kernel_gradient, again, self._filled(upstream))), gradients
 
         return gradient(images, upstream)
 
     def _run(self, loop, *tensors) -> tf.Tensor:
-        # Within two tapes TensorFlow would ask at once for the gradient of the loop, which has none of its own.
-        return loop(*map(tf.stop_gradient, tensors))
-
-    def _count(self) -> tf.Tensor:
         # As in `compiled_activations`: what a branch of tf.cond computed is no argument of a function.
-        return tf.identity(self._num_images)
+        count = tf.identity(self._num_images)
+        # Within two tapes TensorFlow would ask at once for the gradient of the loop, which has none of its own.
+        return loop(*map(tf.stop_gradient, tensors), count)
 
     def _filled(self, images: tf.Tensor) -> tf.Tensor:
         return images if self._missing is None else tf.pad(images, self._missing)
-
-    def _without(self, images: tf.Tensor) -> tf.Tensor:
-        # Of known length where the inputs' is known, as predictions of memory ask.
-        return tf.slice(images, [0, 0, 0, 0], [self._num_images, *images.shape[1:]])
 
 
 def _direct_gradients(images, kernel, upstream) -> tuple[tf.Tensor, tf.Tensor]:
@@ -265,6 +253,11 @@ def _direct_gradients(images, kernel, upstream) -> tuple[tf.Tensor, tf.Tensor]:
         tf.raw_ops.Conv2DBackpropInput(input_sizes=tf.shape(images), filter=kernel, **given),
         tf.raw_ops.Conv2DBackpropFilter(input=images, filter_sizes=tf.shape(kernel), **given),
     )
+
+
+def _turned(kernel: tf.Tensor) -> tf.Tensor:
+    """[3, 3, C, K] by half a circle, to [3, 3, K, C]."""
+    return tf.transpose(tf.reverse(kernel, [0, 1]), [0, 1, 3, 2])
 
 
 def _transformed(kernel: tf.Tensor) -> tf.Tensor:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import tensorflow as tf
 from tensorflow.compiler.tf2xla.ops import gen_xla_ops  # the one way to operations that only XLA has
 
-from towers.layers.winograd_transforms import INPUTS, OUTPUTS, cut, cut_gradient, join, join_gradient
+from towers.layers.winograd_transforms import INPUTS, OUTPUTS, cut, join, join_gradient
 
 _NAME = "winograd"
 # Of an iteration: with many channels products are most of the work, and larger ones are faster.
@@ -43,11 +43,10 @@ class CompiledCall(NamedTuple):
 
 
 class Loops:
-    """The convolution of [N, H, W, C] with a transformed kernel [36, C, K], and its gradients.
+    """The convolution of [N, H, W, C] with a transformed kernel [36, C, K], and the kernel's gradient.
 
     Attributes:
-      forward: (images, kernel, count) to outputs.
-      images_gradient: (upstream, kernel, count) to the gradient of the images.
+      convolution: (images, kernel, count) to outputs.
       kernel_gradient: (images, upstream, count) to the gradient of the kernel.
 
     Each is compiled for N images, and runs the iterations that hold the first `count`. The other images must be
@@ -61,8 +60,7 @@ class Loops:
         self._most_images = max(1, most // self._images.num_tiles)
         self._kernel = INPUTS**2, channels, filters
         images, outputs, kernel = self._images.spec, self._outputs.spec, tf.TensorSpec(self._kernel)
-        self.forward = _compiled(self._forward, images, kernel, _COUNT)
-        self.images_gradient = _compiled(self._images_gradient, outputs, kernel, _COUNT)
+        self.convolution = _compiled(self._convolution, images, kernel, _COUNT)
         self.kernel_gradient = _compiled(self._kernel_gradient, images, outputs, _COUNT)
 
     @classmethod
@@ -71,43 +69,31 @@ class Loops:
         """The loops over such images; TensorFlow keeps what it compiled with them."""
         return cls(height, width, channels, filters)
 
-    def forward_call(self, num_images: int) -> "CompiledCall":
+    def turned(self) -> "Loops":
+        """The loops from outputs to images, which are these if both have as many channels."""
+        return Loops.of(*self._images.spec.shape[1:3], self._kernel[2], self._kernel[1])
+
+    def convolution_call(self, num_images: int) -> "CompiledCall":
         """The forward pass over so many images."""
-        return CompiledCall(self.forward, (self._images.shape(num_images), self._kernel))
+        return CompiledCall(self.convolution, (self._images.shape(num_images), self._kernel))
 
     def gradient_calls(self, num_images: int) -> list["CompiledCall"]:
         """The gradients of so many images and of the kernel."""
-        images, outputs = self._images.shape(num_images), self._outputs.shape(num_images)
-        return [
-            CompiledCall(self.images_gradient, (outputs, self._kernel)),
-            CompiledCall(self.kernel_gradient, (images, outputs)),
-        ]
+        shapes = self._images.shape(num_images), self._outputs.shape(num_images)
+        return [self.turned().convolution_call(num_images), CompiledCall(self.kernel_gradient, shapes)]
 
-    def _forward(self, images, kernel, count):
-        def part(tiles):
-            return self._outputs.from_tiles(join, tf.matmul(self._images.to_tiles(cut, tiles), kernel))
-
-        return self._mapped(part, images, count, self._outputs)
-
-    def _images_gradient(self, upstream, kernel, count):
-        def part(gradients):
-            tiles = self._outputs.to_tiles(join_gradient, gradients)
-            return self._images.from_tiles(cut_gradient, tf.matmul(tiles, kernel, transpose_b=True))
-
-        return self._mapped(part, upstream, count, self._images)
-
-    def _mapped(self, part, inputs, count, to):
-        """`part` of the first `count` inputs."""
-        num_images, in_one, num_parts = self._parts(inputs)
-        padded = _with_zeros(inputs, num_parts * in_one)
+    def _convolution(self, images, kernel, count):
+        num_images, in_one, num_parts = self._parts(images)
+        padded = _with_zeros(images, num_parts * in_one)
 
         def with_next(number, filled):
-            found = part(_rows(padded, number * in_one, in_one))
+            tiles = self._images.to_tiles(cut, _rows(padded, number * in_one, in_one))
+            found = self._outputs.from_tiles(join, tf.matmul(tiles, kernel))
             return number + 1, gen_xla_ops.xla_dynamic_update_slice(filled, found, [number * in_one, 0, 0, 0])
 
-        start = tf.zeros([num_parts * in_one, *to.spec.shape[1:]])
+        start = tf.zeros([num_parts * in_one, *self._outputs.spec.shape[1:]])
         times = _iterations(count, in_one, num_parts)
-        return tf.ensure_shape(_looped(times, with_next, start)[:num_images], to.spec.shape)
+        return tf.ensure_shape(_looped(times, with_next, start)[:num_images], self._outputs.spec.shape)
 
     def _kernel_gradient(self, images, upstream, count):
         _, in_one, num_parts = self._parts(images)
@@ -187,7 +173,7 @@ def loop_workspace_bytes(function: str, inputs: Sequence[tf.TensorShape]) -> int
       function: its name in a graph.
       inputs: the shapes of its inputs.
     """
-    found = re.search(rf"{_NAME}(_forward|_images_gradient|_kernel_gradient)_\d+$", function)
+    found = re.search(rf"{_NAME}(_convolution|_kernel_gradient)_\d+$", function)
     if found is None:
         return None
     (num_images, *size, channels), second, _ = map(tuple, inputs)

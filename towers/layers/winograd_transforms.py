@@ -39,16 +39,6 @@ def cut(x: tf.Tensor) -> tf.Tensor:
     )
 
 
-def cut_gradient(upstream: tf.Tensor) -> tf.Tensor:
-    """[6, n, T, rest] to [n, 4 T, rest]."""
-    zero, ones, twos, one, two, infinity = _sums_and_differences(upstream)
-    first = 4 * (infinity - one) - two
-    second = -5 * zero - 4 * ones - twos
-    third = one + two - 5 * infinity
-    fourth = zero + ones + twos
-    return _interleaved([first + _later(infinity), second, third, fourth + _earlier(4 * zero)])
-
-
 def join(products: tf.Tensor) -> tf.Tensor:
     """[6, n, T, rest] to [n, 4 T, rest]: A' of each 6 products."""
     zero, ones, twos, one, two, infinity = _sums_and_differences(products)

@@ -1,6 +1,6 @@
 """Compiles functions on the towers' devices while the step is traced, which takes one core.
 
-XLA compiles a function for each device, at its first call: for ResNet-20 on two cores 12 loops of 0.5 to 1 s each.
+XLA compiles a function for each device, at its first call: for ResNet-20 on two cores 8 loops of 0.5 to 1 s each.
 """
 
 import contextlib

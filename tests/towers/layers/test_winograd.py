@@ -207,11 +207,16 @@ def test_evaluation_batches_choose_for_themselves(monkeypatch, mode, of_mode):
         assert found == [batch_size == 8, batch_size == 4]
 
 
-def test_for_a_short_batch_the_loops_of_whole_ones_are_compiled():
-    model = stacked((8, 8, 32), layers.Conv2D(32, 3, padding="same"))
+@pytest.mark.parametrize("filters, num_loops", [(32, 2), (64, 3)])
+def test_what_is_compiled_for_a_layer(filters, num_loops):
+    """For a short batch the loops of whole ones; for both passes one loop, where both have as many channels."""
+    model = stacked((8, 8, 32), layers.Conv2D(filters, 3, padding="same"))
     kernels = LayerKernels(winograd_channels=32, num_examples=8)
     assert kernels.compiled_calls(model, 2) == kernels.compiled_calls(model, 8)
-    assert [call.shapes[0] for call in kernels.compiled_calls(model, 9)] == [(9, 8, 8, 32)] * 3
+    calls = kernels.compiled_calls(model, 9)
+    assert len(calls) == num_loops
+    assert calls[0].shapes == ((9, 8, 8, 32), (36, 32, filters))
+    assert ((9, 8, 8, filters), (36, filters, 32)) in [call.shapes for call in calls]
 
 
 def test_batches_of_any_length_are_traced_once():
