@@ -183,14 +183,14 @@ def _shapes_of_inputs(layer: keras.layers.Layer) -> list[tuple[int | None, ...]]
 
 
 class _Convolution:
-    """Convolutions of so many images, and their gradients, in compiled loops.
+    """Convolutions of one number of images, and their gradients, in compiled loops.
 
-    The gradients of each of the two maps are these maps again, so there are gradients of any order.
+    They are two bilinear maps, whose own gradients are these maps again, so there are gradients of any order.
     """
 
     def __init__(self, num_images: tf.Tensor, at_least: int):
         """Args:
-        num_images: of a call; loops run for at least `at_least`.
+        num_images: of each call; loops run for at least `at_least`.
         """
         self._num_images = num_images
         # TensorFlow copies nothing where nothing is missing.
@@ -208,8 +208,8 @@ class _Convolution:
                 if _is_vectorized():
                     return _direct_gradients(images, kernel, upstream)
                 with tf.name_scope(self._scope):
-                    of_kernel = self._kernel_gradient(loops, images, upstream)
-                    return self._images_gradient(loops, upstream, kernel), of_kernel
+                    of_images = self._images_gradient(loops, upstream, kernel)
+                    return of_images, self._kernel_gradient(loops, images, upstream)
 
             # Not before the images are there: it would be kept until then.
             transformed = _transformed(*after(images, kernel))
