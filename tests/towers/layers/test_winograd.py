@@ -56,7 +56,7 @@ def direct(inputs, kernel):
 
 
 @pytest.mark.parametrize("count, usual", first_quick([(37, None), (20, 37), (1, None), (1, 37), (37, 37)], 2))
-@pytest.mark.parametrize("height, width", first_quick([(8, 8), (15, 7), (4, 4), (7, 7), (8, 12)], 2))
+@pytest.mark.parametrize("height, width", first_quick([(15, 7), (8, 8), (4, 4), (7, 7), (8, 12)]))
 def test_as_a_direct_convolution(monkeypatch, height, width, count, usual):
     """Errors are relative to the norm of all numbers; those of a direct convolution in float32 are 3e-7.
 
