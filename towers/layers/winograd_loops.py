@@ -74,7 +74,7 @@ class Loops:
         return Loops.of(*self._images.spec.shape[1:3], self._kernel[2], self._kernel[1])
 
     def convolution_call(self, num_images: int) -> "CompiledCall":
-        """The forward pass over so many images."""
+        """The convolution of so many images."""
         return CompiledCall(self.convolution, (self._images.shape(num_images), self._kernel))
 
     def gradient_calls(self, num_images: int) -> list["CompiledCall"]:
