@@ -240,8 +240,9 @@ class Server:
             log.exception("a request of %s could not be answered", peer and peer.name)
         finally:
             self._tell_end(peer, connection)
-            self._forget(connection)
+            # First, because `serve` may return once no connection is left that it knows of.
             connection.close()
+            self._forget(connection)
             self._note_loss(peer, connection)
 
     def _tell_end(self, peer: Member | None, connection: Connection) -> None:
