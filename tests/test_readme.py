@@ -1,4 +1,4 @@
-"""Every Python example in the README runs unchanged, and is shorter than 30 lines."""
+"""Every Python example in the README runs unchanged, and is shorter than 30 lines; links lead somewhere."""
 
 import pathlib
 import re
@@ -10,6 +10,7 @@ import pytest
 from tests.tiers import first_quick
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+READMES = [ROOT / name for name in ("README.md", "strategies/README.md", "launch/measuring/README.md")]
 EXAMPLES = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
 
 
@@ -39,3 +40,19 @@ def test_example_runs(example, tmp_path):
     # Each example prints its accuracy, which shows that the model learns.
     accuracy = float(re.search(r"accuracy\D+([0-9.]+)", done.stdout).group(1))
     assert accuracy > 0.9
+
+
+def anchors(page: pathlib.Path) -> set[str]:
+    """What links to parts of a page may name: headings, as GitHub spells them, and names that the page gives."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    made = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    return made | set(re.findall(r'<a id="([^"]+)">', text))
+
+
+@pytest.mark.parametrize("page", READMES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_links_lead_somewhere(page):
+    for file, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", page.read_text(encoding="utf-8")):
+        target = page.parent / file if file else page
+        assert target.exists(), file
+        assert not anchor or anchor in anchors(target), f"{file}#{anchor}"

@@ -1,4 +1,4 @@
-"""The commands that README, our docstrings and our messages advise: their flags are known, and dry runs train.
+"""The commands that our READMEs, docstrings and messages advise: their flags are known, and dry runs train.
 
 A dry run uses a small network and drawn examples instead of the command's own, which may need data.
 """
@@ -17,6 +17,7 @@ from launch.membership.roles import Roles
 from tests.launch.cluster_processes import ClusterProcesses
 from tests.launch.nursery import run_forked
 from tests.launch.programs import ROOT, run_many
+from tests.test_readme import READMES
 
 LIMIT_SECONDS = 100
 LAUNCHERS = ("local", "slurm", "kubernetes")
@@ -112,8 +113,8 @@ def texts(path: pathlib.Path) -> list[str]:
 
 
 def all_advised() -> dict[str, Advised]:
-    """The commands of README and of launch/, each once, by the place of the first."""
-    sources = [("README", (ROOT / "README.md").read_text(encoding="utf-8"))]
+    """The commands of the READMEs and of launch/, each once, by the place of the first."""
+    sources = [(page.relative_to(ROOT).as_posix(), page.read_text(encoding="utf-8")) for page in READMES]
     for path in sorted((ROOT / "launch").rglob("*.py")):
         sources += [(path.relative_to(ROOT).as_posix(), text) for text in texts(path)]
     found: dict[Advised, str] = {}
