@@ -1,4 +1,8 @@
-"""Every parameter on one of the towers' devices, large ones as slices on several: each device updates its own."""
+"""Every parameter on one of the towers' devices, large ones as slices on several: each device updates its own.
+
+slices of CPU:0 --+--> joined on tower 0 -> its gradient, cut --+--> sum, / weight, norm, clip, update on CPU:0
+slices of CPU:1 --+--> joined on tower 1 -> its gradient, cut --+--> sum, / weight, norm, clip, update on CPU:1
+"""
 
 import dataclasses
 import itertools

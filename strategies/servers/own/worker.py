@@ -1,4 +1,19 @@
-"""A worker of a parameter-server group: it pulls, computes on its batch and pushes until the run ends."""
+"""A worker of a parameter-server group: it pulls, computes on its batch and pushes until the run ends.
+
+Asynchronous or bounded:
+
+    server 0: ticket (step k, may wait for the bound)      servers: one piece each of the parameter vector
+        |                                                      |  pull pieces         ^ stage pieces, server 0 last
+        v                                                      v                      |
+    worker: own batch -> towers -> sum -> / weight -> clip ----+--> gradient vector --+--> update, one at a time
+
+Synchronous, where the workers divide one batch:
+
+    worker 0's part -> towers -> SUM --push--> servers hold the SUMs of all workers
+    worker 1's part -> towers -> SUM --push-->     | server 0, when the last one arrives: squared norms of pieces
+                                                   v
+                                     / weight and clip by one factor -> update every piece, or none
+"""
 
 import concurrent.futures
 import dataclasses
