@@ -9,8 +9,8 @@ Asynchronous or bounded:
 
 Synchronous, where the workers divide one batch:
 
-    worker 0's part -> towers -> SUM --push--> servers hold the SUMs of all workers
-    worker 1's part -> towers -> SUM --push-->     | server 0, when the last one arrives: squared norms of pieces
+    worker 0's part -> towers -> SUM -- push -> servers hold the SUMs of all workers
+    worker 1's part -> towers -> SUM -- push ->     | server 0, when the last one arrives: squared norms of pieces
                                                    v
                                      / weight and clip by one factor -> update every piece, or none
 """
