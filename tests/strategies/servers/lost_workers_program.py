@@ -1,11 +1,13 @@
 """A server or a worker of test_lost_workers.py. The test is the chief.
 
-python -m tests.strategies.servers.lost_workers_program      with TF_CONFIG set
+python -m tests.strategies.servers.lost_workers_program SECONDS     with TF_CONFIG set
 
+SECONDS  after which others compute the part of a worker that gives no gradient
 SIGNAL   the number of a signal that the worker sends itself before it computes step AT_STEP
 """
 
 import os
+import sys
 
 from launch.membership.tf_config import cluster_from
 from strategies.cluster import SERVER, Cluster
@@ -27,14 +29,16 @@ def step_options() -> StepOptions:
     return StepOptions(rule=Momentum(), schedule=Constant(0.05), precision="float64", seed=3)
 
 
-def membership_of(cluster: Cluster) -> ServersMembership:
-    options = ServersOptions(staleness=SYNC, worker_timeout_seconds=1.0, timeout_seconds=LIMIT_SECONDS)
+def membership_of(cluster: Cluster, worker_timeout_seconds: float) -> ServersMembership:
+    options = ServersOptions(
+        staleness=SYNC, worker_timeout_seconds=worker_timeout_seconds, timeout_seconds=LIMIT_SECONDS
+    )
     return ServersMembership(cluster=cluster, options=options, startup_timeout_seconds=LIMIT_SECONDS)
 
 
 def main() -> None:
     make_devices()
-    membership = membership_of(cluster_from(os.environ["TF_CONFIG"]))
+    membership = membership_of(cluster_from(os.environ["TF_CONFIG"]), float(sys.argv[1]))
     number = int(os.environ.get("SIGNAL", 0))
 
     def before_step(step: int) -> None:
