@@ -65,6 +65,8 @@ instead of 402 to 410, a first step 7.1 to 7.3 s instead of 6.8 to 7.0 (AMD EPYC
 noisy one before them had 432 and 489 ms, 7.3 and 8.6 s). In bfloat16 with AVX-512, gradients by these loops
 behind the fused kernel's forward pass: 258 CPU ms a step of ResNet-20, by the fused kernel 265 (254 to 274 and
 250 to 330, six rounds in turn, Intel Xeon with AMX), and a first step of 3.2 s instead of 2.2.
+Forward passes by these loops with AVX-512, averaged statistics (prototype, Zen 4): bfloat16 5.0 ms, oneDNN's 0.8;
+float32 3.7 and 1.0.
 """
 
 import functools
