@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 from strategies.registry import build_strategy
+from strategies.ring.joining import Ring, RingOptions
 from tests.towers.gpu_towers import AS_ON_GPUS, waits_of_tower
 from tests.towers.partitioned_graphs import recorded_graphs
 from tests.towers.tiny_tasks import NUM_CLASSES, TinyTask, images
@@ -105,6 +106,28 @@ def test_what_the_host_does_not_read_stays():
     graph = computed.get_concrete_function(tf.TensorSpec([None, 6]), tf.TensorSpec([], tf.int32)).graph
     place_host_values(graph)
     assert not [operation.name for operation in graph.get_operations() if operation.device]
+
+
+@pytest.mark.parametrize(
+    "name, of_mode",
+    [
+        pytest.param("towers", {}, id="towers"),
+        pytest.param("mirrored", {}, id="mirrored"),
+        pytest.param("ring", {"ring": Ring.alone(RingOptions(engine="own"))}, id="ring"),
+    ],
+)
+def test_what_a_step_s_seed_is_drawn_from_is_on_the_host(name, of_mode):
+    """What names no device is on a GPU where there is one, and the host would wait for that GPU's last step."""
+    devices = dataclasses.replace(_not_the_host("towers"), input_on_towers=True)
+    made = build_strategy(name, task(), devices, StepOptions(schedule=Constant(0.05)), **of_mode)
+    waiting = [one for one in made.graph().get_operations() if one.type == "StatelessRandomUniformFullIntV2"]
+    found = {}
+    while waiting:
+        operation = waiting.pop()
+        if operation.type not in ("Placeholder", "Const", "ReadVariableOp"):
+            found[operation.name] = operation.device.rpartition("/")[2]
+        waiting += [tensor.op for tensor in operation.inputs]
+    assert set(found.values()) == {"device:CPU:0"}, found
 
 
 @pytest.mark.full
