@@ -1,5 +1,7 @@
 """The engine's step: steps that are not finite, refused arguments, and the gradients that reach the update."""
 
+import dataclasses
+
 import keras
 import numpy as np
 import pytest
@@ -334,6 +336,13 @@ def test_xla_gives_the_same_numbers(num_towers):
         assert any(node.attr["_XlaMustCompile"].b for node in graphs.nodes) is xla
         found.append(parameters_of(strategy))
     assert_close(found[1], found[0])
+
+
+def test_xla_compiles_no_evaluation_which_keeps_its_kernels():
+    devices = dataclasses.replace(cpus(1), input_on_towers=True)
+    engine = build_strategy("towers", norm_task(), devices, StepOptions(xla=True)).engine
+    assert engine.evaluation_kernels.values_on_host and engine.evaluation_kernels.wide_ids
+    assert not engine.kernels.values_on_host and not engine.kernels.wide_ids
 
 
 def test_xla_with_synced_statistics():
