@@ -27,6 +27,7 @@ from tests.towers.tiny_tasks import (
 )
 from tests.towers.user_errors import refused
 from tests.towers.watched_rule import WatchedSGD
+from towers.devices import Devices
 from towers.options import StepOptions
 from towers.split import sizes
 from towers.task import Batch
@@ -149,6 +150,15 @@ def test_infinite_features_are_bad_data_too():
     task.examples.features[np.isnan(task.examples.features)] = np.inf
     with pytest.raises(NonFiniteStep, match="infinite features"):
         trainer_of(task).run_steps(4)
+
+
+def test_under_masks_features_are_checked_on_the_devices_that_have_them():
+    """As on GPUs, for which the host would wait in every step."""
+    _, *own = cpus(3).towers
+    devices = Devices(towers=tuple(own), parameters=own[0], masks=True, input_on_towers=True)
+    made = build_strategy("towers", dense_task(8), devices, StepOptions(schedule=Constant(0.1)))
+    checks = {one.device.rpartition("/")[2] for one in made.graph().get_operations() if one.type == "All"}
+    assert checks == {name.rpartition("/")[2] for name in own}
 
 
 # --- what is refused
