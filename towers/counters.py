@@ -59,6 +59,15 @@ class Counters:
         """Where steps are counted."""
         return self.step.device
 
+    def read_index(self) -> tf.Tensor:
+        """The value of `index` in the host's memory.
+
+        `read_value` puts it on the device of whoever reads it, or on the first GPU if nobody names one. The host
+        draws a step's seeds from it, and would wait for all that this GPU was asked for before.
+        """
+        with tf.device(HOST):
+            return self.index.read_value()
+
     def variables(self) -> Mapping[str, tf.Variable]:
         """The variables that a checkpoint holds, by name."""
         kept = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}

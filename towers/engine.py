@@ -5,6 +5,7 @@ accumulation = n  first_sums on microbatch 0;  more_sums on 1 .. n - 1;  apply
 """
 
 import abc
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 
@@ -98,7 +99,8 @@ class Engine(abc.ABC):
         num_examples = split.fewest_examples(task.batch_size, num_passes, self.all_shares)
         self.kernels = options.kernels(devices, num_examples)
         evaluated = split.fewest_examples(evaluation_batch_size(task), 1, self.all_shares)
-        self.evaluation_kernels = options.kernels(devices, evaluated)
+        # XLA compiles training passes alone.
+        self.evaluation_kernels = dataclasses.replace(options, xla=False).kernels(devices, evaluated)
         if tower_exchange is None and len(self.all_shares) > 1:
             tower_exchange = TowerExchange(len(self.all_shares))
         if tower_exchange is not None and not devices.on_cpu:

@@ -144,11 +144,12 @@ def updated(
         update = counters.updates.read_value()
     with tf.name_scope(UPDATE_SCOPE):
         placement.update(is_allowed, mean.gradients, sums.new_state, rule=options.rule, rate=rate, update=update)
-    with tf.device(HOST):
-        inputs_finite = _all_finite(features) if masked else _all_finite_unless(mean.finite, features)
-    if masked:
+    if masked:  # nothing comes to the host, which would wait for it
         with tf.device(counters.device):
-            inputs_finite = tf.logical_or(mean.finite, inputs_finite)
+            inputs_finite = tf.logical_or(mean.finite, _all_finite(features))
+    else:
+        with tf.device(HOST):
+            inputs_finite = _all_finite_unless(mean.finite, features)
     return _outcome(examples, inputs_finite, sums, mean), mean._replace(gradients=[])
 
 

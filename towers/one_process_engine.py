@@ -180,7 +180,7 @@ class OneProcessEngine(Engine):
         own = batch
         if isinstance(batch, Batch) and self._cuts:
             own = microbatch(batch, microbatch_index, self.options.accumulation)
-        step, loss_scale = self.counters.index.read_value(), self.counters.loss_scale.read_value()
+        step, loss_scale = self.counters.read_index(), self.counters.loss_scale.read_value()
         return self._passes.train(own, microbatch_index, parameters, state, step=step, loss_scale=loss_scale)
 
     def apply(self, batch, sums, rate):

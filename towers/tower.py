@@ -259,6 +259,7 @@ class EvaluationFunction:
         outputs, losses, _ = run_model(self._model, mapping, (), batch, False, self._kernels)
         loss = self._task.loss(outputs, batch)
         metrics = weighted_metrics(self._task, outputs, batch, gain)
+        self._kernels.place_values()
         return EvaluationResult(total_loss(loss, losses) * gain, loss.weight * gain, metrics)
 
 

@@ -58,5 +58,6 @@ def _pair_products(vectors: Sequence[keras.KerasTensor]) -> keras.KerasTensor:
     stacked = ops.stack(vectors, axis=1)
     products = ops.matmul(stacked, ops.transpose(stacked, (0, 2, 1)))
     first, second = np.triu_indices(count, 1)
-    upper = (first * count + second).tolist()
+    # As int64: what the gradient needs of int32 a GPU leaves to the host, which would wait for the products.
+    upper = first * count + second
     return ops.take(layers.Reshape((count * count,))(products), upper, axis=1)

@@ -99,7 +99,7 @@ class ReplicatedEngine(Engine):
             microbatch_index,
             parameters,
             state,
-            step=self.counters.index.read_value(),
+            step=self.counters.read_index(),
             loss_scale=self.counters.loss_scale.read_value(),
         )
         # The replicas of a process divide the same batch, so one of them counts its examples.

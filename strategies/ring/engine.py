@@ -90,7 +90,7 @@ class RingEngine(Engine):
             return added(sums, own, self.placement.owners.add)
 
     def _sums_of(self, batch, microbatch_index, parameters, state) -> WorkerSums:
-        step, loss_scale = self.counters.index.read_value(), self.counters.loss_scale.read_value()
+        step, loss_scale = self.counters.read_index(), self.counters.loss_scale.read_value()
         own = self._passes.train(batch, microbatch_index, parameters, state, step=step, loss_scale=loss_scale)
         with tf.device(self.devices.parameters), tf.name_scope(EXCHANGE_SCOPE):
             sums = summed_except_gradients(

@@ -48,6 +48,15 @@ def test_it_implements_the_protocol():
     assert (task.num_examples("train"), task.num_examples("eval"), task.eval_batch_size) == (2_000, 300, 64)
 
 
+def test_pairs_are_chosen_by_numbers_that_a_gpu_has_itself():
+    """Of int32 the host would compute what gradients need, and wait for the products of each step."""
+    task = clicks_task()
+    model, (batch,) = task.build_model(), read(task, num_batches=1)
+    graph = tf.function(lambda: model(batch.features), autograph=False).get_concrete_function().graph
+    gathers = [operation.inputs for operation in graph.get_operations() if operation.type == "GatherV2"]
+    assert [pairs.dtype for _, pairs, axis in gathers if tf.get_static_value(axis) == 1] == [tf.int64]
+
+
 # --- batches
 
 

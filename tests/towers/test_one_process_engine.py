@@ -1,5 +1,7 @@
 """The engine's step: steps that are not finite, refused arguments, and the gradients that reach the update."""
 
+import dataclasses
+
 import keras
 import numpy as np
 import pytest
@@ -25,6 +27,7 @@ from tests.towers.tiny_tasks import (
 )
 from tests.towers.user_errors import refused
 from tests.towers.watched_rule import WatchedSGD
+from towers.devices import Devices
 from towers.options import StepOptions
 from towers.split import sizes
 from towers.task import Batch
@@ -147,6 +150,15 @@ def test_infinite_features_are_bad_data_too():
     task.examples.features[np.isnan(task.examples.features)] = np.inf
     with pytest.raises(NonFiniteStep, match="infinite features"):
         trainer_of(task).run_steps(4)
+
+
+def test_under_masks_features_are_checked_on_the_devices_that_have_them():
+    """As on GPUs, for which the host would wait in every step."""
+    _, *own = cpus(3).towers
+    devices = Devices(towers=tuple(own), parameters=own[0], masks=True, input_on_towers=True)
+    made = build_strategy("towers", dense_task(8), devices, StepOptions(schedule=Constant(0.1)))
+    checks = {one.device.rpartition("/")[2] for one in made.graph().get_operations() if one.type == "All"}
+    assert checks == {name.rpartition("/")[2] for name in own}
 
 
 # --- what is refused
@@ -334,6 +346,13 @@ def test_xla_gives_the_same_numbers(num_towers):
         assert any(node.attr["_XlaMustCompile"].b for node in graphs.nodes) is xla
         found.append(parameters_of(strategy))
     assert_close(found[1], found[0])
+
+
+def test_xla_compiles_no_evaluation_which_keeps_its_kernels():
+    devices = dataclasses.replace(cpus(1), input_on_towers=True)
+    engine = build_strategy("towers", norm_task(), devices, StepOptions(xla=True)).engine
+    assert engine.evaluation_kernels.values_on_host and engine.evaluation_kernels.wide_ids
+    assert not engine.kernels.values_on_host and not engine.kernels.wide_ids
 
 
 def test_xla_with_synced_statistics():

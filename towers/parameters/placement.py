@@ -185,10 +185,11 @@ def constraints_of(variables: ModelVariables) -> dict[str, object]:
 
 
 def set_state(state: Mapping[str, tf.Variable], new: Mapping[int, tf.Tensor], is_allowed: Permission) -> None:
-    """Assigns the new values, by index, to variables of the state."""
+    """Assigns the new values, by index, to variables of the state, on their devices."""
     variables = list(state.values())
     for index, value in new.items():
-        is_allowed.assign(variables[index], value)
+        with tf.device(variables[index].device):  # of the mask too, which would be on the first GPU
+            is_allowed.assign(variables[index], value)
 
 
 def apply_rule(rule, parameters, slots, constraints, means, rate, update, is_allowed: Permission) -> None:

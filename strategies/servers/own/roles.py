@@ -22,7 +22,7 @@ from strategies.servers.own.server import Server
 from strategies.servers.own.worker import Worker
 from strategies.servers.own.worker_engine import WorkerEngine
 from strategies.servers.wire import RunEnded
-from towers.devices import Devices
+from towers.devices import HOST, Devices
 from towers.input.tower_parts import open_length
 from towers.layers.table_rows import tables_without_values
 from towers.lookups import Lookups
@@ -188,7 +188,8 @@ def run_own_worker(
 def _worker_engine(task, devices, options, membership: ServersMembership, shares) -> WorkerEngine:
     workers_per_batch = membership.num_workers if membership.options.is_sync else 1
     keras.utils.set_random_seed(options.seed)
-    with tables_without_values():
+    # The servers hold the parameters: the template need not use a GPU's memory.
+    with tf.device(HOST), tables_without_values():
         model = built_model(task, options.precision)
     dataset = as_batches(task.dataset("train", InputShard()))
     may_be_empty = workers_per_batch > 1 or options.accumulation > 1

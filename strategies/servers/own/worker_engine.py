@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from strategies.data_checks.data_errors import readable_errors, user_error_in
 from strategies.servers.worker_graph import Outputs, StepValues, WorkerGraph
+from towers.devices import HOST
 from towers.layers.table_rows import TableRows
 from towers.task import Batch, Task, batch_length
 
@@ -99,13 +100,15 @@ class WorkerEngine:
           state: all state but the frozen weights, as one vector.
           batches: the part of each microbatch.
         """
-        where, step, part = f"step {step}", tf.constant(step, tf.int64), tf.constant(part, tf.int32)
-        values = StepValues(
-            tf.constant(parameters),
-            [TableRows(tf.constant(ids), tf.constant(of_table)) for ids, of_table in rows],
-            tf.constant(state),
-            self._frozen,
-        )
+        where = f"step {step}"
+        with tf.device(HOST):  # which cuts the vector: a GPU would get all of it and send it back
+            step, part = tf.constant(step, tf.int64), tf.constant(part, tf.int32)
+            values = StepValues(
+                tf.constant(parameters),
+                [TableRows(tf.constant(ids), tf.constant(of_table)) for ids, of_table in rows],
+                tf.constant(state),
+                self._frozen,
+            )
         run = self._whole_function if len(batches) == 1 else self._microbatches
         with readable_errors(where, self._model, batches):
             out = run(values, step, part, *batches)

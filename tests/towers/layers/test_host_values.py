@@ -8,7 +8,8 @@ import pytest
 import tensorflow as tf
 
 from strategies.registry import build_strategy
-from tests.towers.gpu_towers import AS_ON_GPUS, waits_of_tower
+from strategies.ring.joining import Ring, RingOptions
+from tests.towers.gpu_towers import AS_ON_GPUS, waits_of_evaluation, waits_of_tower
 from tests.towers.partitioned_graphs import recorded_graphs
 from tests.towers.tiny_tasks import NUM_CLASSES, TinyTask, images
 from towers.devices import Devices
@@ -88,7 +89,7 @@ def of_shapes() -> keras.Model:
 
 def test_the_host_waits_for_no_shape():
     shapes = TinyTask(build=of_shapes, examples=images(14), batch_size=7)
-    assert waits_of_tower(shapes) == []
+    assert waits_of_tower(shapes) == waits_of_evaluation(shapes) == []
     found = waits_of_tower(shapes, dataclasses.replace(AS_ON_GPUS, values_on_host=False))
     assert any("Tensordot" in wait for wait in found) and any(wait.startswith("DynamicStitch") for wait in found)
 
@@ -105,6 +106,28 @@ def test_what_the_host_does_not_read_stays():
     graph = computed.get_concrete_function(tf.TensorSpec([None, 6]), tf.TensorSpec([], tf.int32)).graph
     place_host_values(graph)
     assert not [operation.name for operation in graph.get_operations() if operation.device]
+
+
+@pytest.mark.parametrize(
+    "name, of_mode",
+    [
+        pytest.param("towers", {}, id="towers"),
+        pytest.param("mirrored", {}, id="mirrored"),
+        pytest.param("ring", {"ring": Ring.alone(RingOptions(engine="own"))}, id="ring"),
+    ],
+)
+def test_what_a_step_s_seed_is_drawn_from_is_on_the_host(name, of_mode):
+    """What names no device is on a GPU where there is one, and the host would wait for that GPU's last step."""
+    devices = dataclasses.replace(_not_the_host("towers"), input_on_towers=True)
+    made = build_strategy(name, task(), devices, StepOptions(schedule=Constant(0.05)), **of_mode)
+    waiting = [one for one in made.graph().get_operations() if one.type == "StatelessRandomUniformFullIntV2"]
+    found = {}
+    while waiting:
+        operation = waiting.pop()
+        if operation.type not in ("Placeholder", "Const", "ReadVariableOp"):
+            found[operation.name] = operation.device.rpartition("/")[2]
+        waiting += [tensor.op for tensor in operation.inputs]
+    assert set(found.values()) == {"device:CPU:0"}, found
 
 
 @pytest.mark.full

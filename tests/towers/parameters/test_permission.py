@@ -133,6 +133,13 @@ def test_a_masked_step_asks_the_host_for_nothing(mode):
     assert found[False] and not found[True]
 
 
+def test_masks_are_on_the_device_of_what_they_select():
+    """What names no device would be on the first GPU, also where the state is on another one."""
+    graph = strategy_of(images_with_nan, DECAYING, masks=True).graph()
+    masks = [one for one in graph.get_operations() if one.type == "SelectV2" and "update" in one.name]
+    assert len(masks) > 2 and {one.device.rpartition("/")[2] for one in masks} == {"device:CPU:1"}
+
+
 @pytest.mark.full
 def test_lookahead_without_a_conditional(monkeypatch):
     rule = Lookahead(rule=SGD(), num_updates=6, every=2)

@@ -1,5 +1,7 @@
 """What a worker sends: the gradient as one vector; for an embedding, only the rows that the batch used."""
 
+import types
+
 import keras
 import ml_dtypes
 import numpy as np
@@ -8,6 +10,7 @@ import tensorflow as tf
 from keras import layers
 
 from strategies.data_checks.batches import as_batches
+from strategies.servers.own import roles
 from strategies.servers.own.worker_engine import Computed, WorkerEngine
 from tests.towers.logical_cpus import cpus
 from tests.towers.tiny_tasks import NUM_CLASSES, TinyTask
@@ -66,6 +69,24 @@ def engine_of(own: TinyTask, num_towers: int = 1, *, wire: str = "float32", send
         return engine.compute(0, 0, stored.vector, rows, np.zeros(0), batches)
 
     return engine, compute
+
+
+def test_what_servers_send_stays_on_the_host_until_towers_read_it(monkeypatch):
+    """TensorFlow puts what names no device on a GPU: here on another CPU."""
+    engine, compute = engine_of(task(), 2)
+    whole, given = engine._whole_function, []
+    monkeypatch.setattr(engine, "_whole_function", lambda *values: given.extend(values[:3]) or whole(*values))
+    with tf.device("/device:CPU:1"):
+        compute()
+    assert {value.device.rpartition("/")[2] for value in tf.nest.flatten(given)} == {"device:CPU:0"}
+
+
+def test_the_template_is_on_the_host():
+    options = types.SimpleNamespace(is_sync=False, wire_precision="float32")
+    membership = types.SimpleNamespace(num_workers=1, servers=("a:1",), options=options)
+    with tf.device("/device:CPU:1"):
+        engine = roles._worker_engine(task(), cpus(2), StepOptions(), membership, None)
+    assert {one.value.device.rpartition("/")[2] for one in engine._model.variables} == {"device:CPU:0"}
 
 
 class Scaling(layers.Dense):
