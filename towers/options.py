@@ -1,6 +1,7 @@
 """How a step computes: the options that are the same in every mode."""
 
 import dataclasses
+import numbers
 
 import keras
 
@@ -141,6 +142,7 @@ class StepOptions:
                 f"xla=True with recompute={self.recompute!r}: XLA decides itself which activations it keeps; "
                 "omit one of them"
             )
+        self._check_types()
         if self.accumulation < 1:
             raise UserError(
                 f"accumulation={self.accumulation}: it must be at least 1; 1 does not divide the batch"
@@ -149,3 +151,19 @@ class StepOptions:
             raise UserError(f"on_nan={self.on_nan!r} is unknown: use one of {', '.join(ON_NAN)}")
         if not 0 <= self.seed < 2**31:
             raise UserError(f"seed={self.seed}: it must be from 0 to {2**31 - 1}")
+
+    def _check_types(self) -> None:
+        for name, example in (("accumulation", 2), ("seed", 0)):
+            value = getattr(self, name)
+            if not isinstance(value, numbers.Integral) or isinstance(value, bool):
+                raise UserError(f"{name}={value!r}: must be an integer; use for example {name}={example}")
+        if isinstance(self.rule, keras.optimizers.Optimizer):
+            raise UserError(
+                f"rule={type(self.rule).__name__}: must be a rule of towers.updates.rules; pass a Keras optimizer "
+                "to StepOptions.of_keras(optimizer)"
+            )
+        if not callable(self.schedule):
+            raise UserError(
+                f"schedule={self.schedule!r}: must be a function from step to learning rate; "
+                "use for example towers.updates.schedules.Constant(0.1)"
+            )

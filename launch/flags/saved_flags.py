@@ -73,7 +73,7 @@ def load_flags(directory: str | None) -> None:
     A run of several processes becomes one of --strategy=towers, because its checkpoint needs no cluster.
 
     Raises:
-      UserError: `directory` is None or empty, or holds no run.
+      UserError: `directory` is None or empty, holds no run, or that of a program that has no flags of tasks.
     """
     if not directory:
         raise UserError("--directory is missing: give the directory of a run, for example --directory=runs/NAME")
@@ -85,6 +85,13 @@ def load_flags(directory: str | None) -> None:
         )
     given = {name for name in FLAGS if FLAGS[name].present}
     saved = _read(path)
+    if "task" in FLAGS and "task" not in saved:
+        # Its checkpoint would be read into the model of the default task.
+        raise UserError(
+            f"--directory={directory} holds a run of a program of your own ({FLAG_FILE} names no task), which "
+            "alone knows its model and data: start that program again, which evaluates a complete run, or load "
+            f"{path.with_name('model.keras')}"
+        )
     has_processes = bool(cluster_kind(saved.get("strategy", "towers")))
     omitted = _OF_ONE_STRATEGY if has_processes or "strategy" in given else ()
     for name, value in saved.items():

@@ -37,7 +37,7 @@ def check_data(what: str, data: Any) -> None:
         )
     for array in tf.nest.flatten(as_batch(data)):
         _check_dense(what, array)
-    count_examples(as_batch(data))
+    count_examples(as_batch(data), what)
     weights = [array for array in tf.nest.flatten(as_batch(data).weights) if array is not None]
     _check_weights(what, [np.asarray(array) for array in weights])
 
@@ -116,8 +116,12 @@ def _check_lengths(batch: Batch) -> None:
         tf.debugging.assert_equal(other, first, "parts of a batch have other numbers of examples")
 
 
-def count_examples(batch: Batch) -> int:
+def count_examples(batch: Batch, what: str = "a batch") -> int:
     """Length of the batch's arrays in dimension 0.
+
+    Args:
+      batch: arrays.
+      what: name of the data in messages.
 
     Raises:
       UserError: the lengths differ or are 0, or an array has no dimension.
@@ -126,7 +130,7 @@ def count_examples(batch: Batch) -> int:
     lengths = sorted({shape[0] if shape else 0 for shape in shapes})
     if len(lengths) != 1 or lengths[0] == 0:
         raise UserError(
-            f"arrays of {', '.join(map(str, lengths)) or 'no'} examples: "
+            f"{what} has arrays of {', '.join(map(str, lengths)) or 'no'} examples: "
             "features, labels and weights must have the same dimension 0, at least 1; "
             "pass arrays, not lists of numbers"
         )

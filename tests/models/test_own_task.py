@@ -362,8 +362,8 @@ def test_fields_that_do_not_match_the_outputs_are_refused(fields, labels, part):
         ({"loss_weights": ["1"]}, "must be finite numbers"),
         ({"metric_functions": [keras.metrics.mean_absolute_error]}, "must be functions by name"),
         ({"metric_functions": {"a": keras.metrics.SparseCategoricalAccuracy()}}, "for each example"),
-        ({"train_data": (X, KINDS[:5])}, "arrays of 5, 12 examples"),
-        ({"eval_data": (X[:0], KINDS[:0])}, "arrays of 0 examples"),
+        ({"train_data": (X, KINDS[:5])}, "train_data has arrays of 5, 12 examples"),
+        ({"eval_data": (X[:0], KINDS[:0])}, "eval_data has arrays of 0 examples"),
         ({"batch_size": None}, "arrays need a batch size"),
         ({"batch_size": 0}, "batch_size=0"),
         (

@@ -197,9 +197,13 @@ def test_a_batch_too_small_for_all_towers(count, num_towers, options, parts):
     [
         ({"batch_stats": "median"}, "batch_stats='median'"),
         ({"accumulation": 0}, "accumulation=0"),
+        ({"accumulation": 2.0}, "accumulation=2.0: must be an integer"),
         ({"on_nan": "ignore"}, "on_nan='ignore'"),
+        ({"seed": None}, "seed=None: must be an integer"),
         ({"seed": -1}, "seed=-1"),
         ({"seed": 2**31}, f"seed={2**31}"),
+        ({"schedule": 0.1}, "schedule=0.1: must be a function"),
+        ({"rule": keras.optimizers.Adam()}, "rule=Adam: must be a rule"),
     ],
 )
 def test_step_options(options, part):

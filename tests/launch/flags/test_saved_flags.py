@@ -6,6 +6,7 @@ from absl.testing import flagsaver
 
 from launch import train  # noqa: F401, defines the flags
 from launch.flags.saved_flags import FLAG_FILE, load_flags
+from tests.towers.user_errors import refused
 
 GRID = "stage:2"
 
@@ -13,9 +14,17 @@ GRID = "stage:2"
 @pytest.mark.parametrize("strategy, grid", [("ring", None), ("pipeline", GRID)])
 def test_the_grid_of_a_run_of_several_processes_is_not_that_of_one(tmp_path, strategy, grid):
     """A run on a ring is read by towers of one device, which have no grid."""
-    (tmp_path / FLAG_FILE).write_text(f"--grid={GRID}\n--microbatches=4\n--strategy={strategy}\n")
+    (tmp_path / FLAG_FILE).write_text(f"--task=text\n--grid={GRID}\n--microbatches=4\n--strategy={strategy}\n")
     with flagsaver.flagsaver():
         flags.FLAGS.mark_as_parsed()
         load_flags(str(tmp_path))
         assert flags.FLAGS.grid == grid
         assert flags.FLAGS.strategy == ("towers" if grid is None else strategy)
+
+
+def test_a_run_of_a_users_own_program_is_not_read_as_the_default_task(tmp_path):
+    (tmp_path / FLAG_FILE).write_text("--strategy=towers\n--num_towers=2\n")
+    with flagsaver.flagsaver():
+        flags.FLAGS.mark_as_parsed()
+        with refused(f"--directory={tmp_path} ", "program of your own", "no task", f"{tmp_path}/model.keras"):
+            load_flags(str(tmp_path))
