@@ -75,7 +75,7 @@ from launch.measuring.case import MEGABITS, NO_LINK, Case, measured_networks
 from launch.measuring.comparison import changes, not_compared, only_in_one
 from launch.measuring.forwarded_flags import check_flags
 from launch.measuring.groups import GROUPS, cases
-from launch.measuring.imitated_cpu import ISAS, NO_ISA, imitated, imitation, why_not_imitated
+from launch.measuring.imitated_cpu import ISAS, NO_ISA, check_isa, imitated, imitation, why_not_imitated
 from launch.measuring.masked_cpuid import remove_as_successor, successor_removes
 from launch.measuring.measured_program import MEASUREMENTS
 from launch.measuring.plots import save_plots
@@ -263,6 +263,16 @@ def report(directory: pathlib.Path) -> None:
     print("\n".join([*lines, "", f"saved in {directory}"]))
 
 
+def check_measure() -> None:
+    """Raises UserError if --measure was given with rows, of which it would measure none."""
+    for name in ("row", "group"):
+        if FLAGS[name].present:
+            raise UserError(
+                f"--measure={FLAGS.measure} with --{name}: it measures what other flags name, for example "
+                f"--network=resnet20 --num_towers=2; omit --{name}, or --measure to measure rows"
+            )
+
+
 def start_on_imitated_cpu() -> NoReturn:
     """Starts this program anew as on the CPU that --isa names: libraries read the variables as they are loaded.
 
@@ -277,7 +287,9 @@ def start_on_imitated_cpu() -> NoReturn:
 
 
 def main(arguments: list[str]) -> int:
+    check_isa(FLAGS.isa)
     if FLAGS.measure is not None:
+        check_measure()
         if FLAGS.isa != NO_ISA:
             start_on_imitated_cpu()
         remove_as_successor()

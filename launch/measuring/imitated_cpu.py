@@ -9,11 +9,14 @@ if oneDNN is limited to AVX2 where it finds AVX-512.
 
 import importlib
 import os
+import pathlib
 from collections.abc import Mapping
 
 from absl import flags
 
 from launch.measuring.masked_cpuid import is_masked, masked_cpuid
+from towers.errors import UserError
+from towers.hardware.cpu_instructions import AVX2, AVX512, AVX512_BFLOAT16, CPU_INFO, cpu_instructions
 from towers.precision import SHORT_PRECISIONS
 
 FLAGS = flags.FLAGS
@@ -25,8 +28,26 @@ _NAMES = {
     "avx512_bf16": ("AVX512_CORE_BF16", "AVX512_BF16", "avx512", "AVX512"),
 }
 ISAS = (NO_ISA, *_NAMES)
+# What this CPU must have itself, or the figures would be of fewer instructions than the results name.
+_NEEDED = {"avx2": AVX2, "avx512": AVX512, "avx512_bf16": AVX512_BFLOAT16}
 # Where TensorFlow switches oneDNN on by itself.
 _SWITCHED_ON = "avx512_bf16"
+
+
+def check_isa(isa: str, info: pathlib.Path = CPU_INFO) -> None:
+    """Raises UserError if this CPU lacks instructions of the one that is imitated.
+
+    Args:
+      isa: one of `ISAS`.
+      info: what Linux says about the CPU; where there is no such file, nothing is checked.
+    """
+    if isa == NO_ISA or not info.exists():
+        return
+    has = cpu_instructions(info=info)
+    if _NEEDED[isa] not in has:
+        possible = [f"--isa={one}" for one, needed in _NEEDED.items() if needed in has]
+        fix = f"use {' or '.join(possible)}, or omit it" if possible else "omit it"
+        raise UserError(f"--isa={isa}: this CPU has no {_NEEDED[isa]}, so it can't run as one that has; {fix}")
 
 
 def imitation(isa: str, *, is_peer: bool, environment: Mapping[str, str] = os.environ) -> dict[str, str]:

@@ -71,6 +71,13 @@ def test_a_precision_that_the_imitated_cpu_can_not_compute(tmp_path):
     assert "--isa=avx2 with --precision=bfloat16" in done.err.splitlines()[-1]
 
 
+@pytest.mark.parametrize("rows", ["--row=towers,2", "--group=ring"])
+def test_one_measurement_with_rows_is_refused(tmp_path, rows):
+    done = run_forked("-m", "launch.benchmark", "--measure=step", rows, cwd=tmp_path)
+    assert done.code == 2
+    assert f"--measure=step with {rows.partition('=')[0]}: " in done.err.splitlines()[-1]
+
+
 @pytest.mark.full
 def test_the_table_and_the_plots_are_saved_too(measured):
     folder, done = measured

@@ -10,9 +10,10 @@ from absl.testing import flagsaver
 import launch.benchmark
 from launch.measuring.comparison import not_compared
 from launch.measuring.groups import GROUPS
-from launch.measuring.imitated_cpu import imitation
+from launch.measuring.imitated_cpu import check_isa, imitation
 from launch.measuring.results import results
 from launch.measuring.tables import table
+from tests.towers.user_errors import refused
 from towers.hardware.cpu_instructions import AVX512, cpu_instructions
 
 FLAGS = flags.FLAGS
@@ -61,6 +62,23 @@ def test_the_results_name_it(peers):
         (plain, *_) = GROUPS["towers"]()
     other = results([plain], {plain.name: [{"images_per_second": 1.0}] * 2}, {})
     assert not_compared(other, found) == ["towers 2: not compared, other work: isa none -> avx2"]
+
+
+@pytest.mark.parametrize(
+    "has, isa, advice",
+    [
+        ("avx2", "avx512", "use --isa=avx2, or omit it"),
+        ("avx2 avx512f", "avx512_bf16", "use --isa=avx2 or --isa=avx512, or omit it"),
+        ("asimd bf16", "avx2", "; omit it"),
+    ],
+)
+def test_a_cpu_with_fewer_instructions_is_refused(tmp_path, has, isa, advice):
+    info = tmp_path / "cpuinfo"
+    info.write_text(f"flags\t\t: {has}\n")
+    with refused(f"--isa={isa}: this CPU has no ", advice):
+        check_isa(isa, info)
+    check_isa("none", info)
+    check_isa(isa, tmp_path / "absent")
 
 
 def test_user_s_flags_of_xla_stay():
