@@ -106,6 +106,14 @@ CASES = {
     "an address twice": (described({"worker": ["a:1", "b:1", "a:1"]}), ("'a:1'", "worker:0", "worker:2")),
     "an address of two roles": (described({**SERVERS, "ps": ["w1:1"]}), ("'w1:1'", "worker:1", "ps:0")),
     "an address in other letters": (described({"worker": ["a:1", "A:01"]}), ("worker:0", "worker:1")),
+    "an IPv6 address in other digits": (
+        described({"worker": ["[::1]:1", "[0:0::01]:1"]}),
+        ("worker:0", "worker:1"),
+    ),
+    "a role twice": (
+        '{"cluster": {"worker": ["a:1"], "worker": ["b:1"]}, "task": {"type": "worker", "index": 0}}',
+        ('"worker" occurs 2 times', "list of all its addresses"),
+    ),
     "no task": (json.dumps({"cluster": RING}), ("its task is null", '"type"')),
     "a task that is a text": (json.dumps({"cluster": RING, "task": "worker:0"}), ('its task is "worker:0"',)),
     "a task without type": (json.dumps({"cluster": RING, "task": {"index": 0}}), ('{"index": 0}', '"type"')),
