@@ -16,6 +16,8 @@ from towers.errors import UserError
 _ROLES = (*RING_ROLES, SERVER)
 _EXAMPLE = '{"cluster": {"worker": ["a:2222", "b:2222"]}, "task": {"type": "worker", "index": 0}}'
 _ADDRESS = re.compile(r"(\[(?P<ipv6>[^\[\]\s]+)\]|(?P<host>[A-Za-z0-9._-]+)):(?P<port>[0-9]{1,5})")
+# Python's sockets raise an error of their own for a name with an empty or longer part.
+_NAME = re.compile(r"[^.]{1,63}(\.[^.]{1,63})*\.?")
 _SHOWN_CHARACTERS = 80
 
 
@@ -113,7 +115,8 @@ def _of_role(role: str, listed: object) -> tuple[str, ...]:
         if not isinstance(address, str) or _split(address) is None:
             raise _refused(
                 f"the address of {role}:{index} is {_shown(address)}: an address is host:port with a port from 1 "
-                "to 65535 and an IPv6 host in brackets; write it as 'host:2222'"
+                "to 65535, 1 to 63 characters between the dots of a host's name, and an IPv6 host in brackets; "
+                "write it as 'host:2222'"
             )
     return tuple(listed)
 
@@ -195,6 +198,8 @@ def _split(address: str) -> tuple[str, int] | None:
         if ip is None:
             return None
         host = str(ip)
+    elif not _NAME.fullmatch(host):
+        return None
     return host, int(match["port"])
 
 
