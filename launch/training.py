@@ -25,7 +25,13 @@ from launch.flags.pipeline import pipeline_from_flags
 from launch.flags.precision import resolve_precision
 from launch.flags.recipes import apply_recipe
 from launch.flags.ring import joined_ring
-from launch.flags.run import callbacks_from_flags, check_timeline, run_directory, trainer_options_from_flags
+from launch.flags.run import (
+    callbacks_from_flags,
+    check_timeline,
+    known_directory,
+    run_directory,
+    trainer_options_from_flags,
+)
 from launch.flags.saved_flags import SavedFlags, flag_settings
 from launch.flags.servers import servers_membership
 from launch.flags.slices import slices_from_flags
@@ -39,6 +45,8 @@ from strategies import registry
 from strategies.cluster import SERVER, WORKER
 from strategies.contract import Strategy
 from strategies.training.trainer import Trainer
+from towers.devices import Devices
+from towers.errors import UserError
 from towers.options import StepOptions
 from towers.task import Task, steps_per_epoch
 
@@ -84,7 +92,7 @@ def build_strategy(task: Task, options: StepOptions | None = None) -> Strategy:
     if membership is not None and membership.role == WORKER:
         sys.exit(work(task, devices, options, membership, shares=shares))
     if is_evaluator():
-        sys.exit(follow_run(task, devices, options, run_directory(), shares=shares))
+        sys.exit(_follow_run(task, devices, options, shares=shares))
     strategy = registry.build_strategy(
         FLAGS.strategy,
         task,
@@ -103,6 +111,25 @@ def build_strategy(task: Task, options: StepOptions | None = None) -> Strategy:
     if FLAGS.verify:
         sys.exit(verify(task, strategy))
     return strategy
+
+
+def _follow_run(task: Task, devices: Devices, options: StepOptions, *, shares) -> int:
+    """Runs an evaluator to its end; returns its exit code.
+
+    Raises:
+      UserError: it is not said which run it evaluates.
+    """
+    directory = known_directory()
+    if directory is None:
+        raise UserError(
+            "an evaluator without --directory would wait in a new folder, where no run saves: give it the "
+            "--directory of the run"
+        )
+    if FLAGS.dry_run or FLAGS.verify:
+        print("evaluator: this run saves no checkpoint, so there is nothing to evaluate", flush=True)
+        return binary.DONE
+    last_step = run_length(task) if FLAGS.resume == "auto" else None
+    return follow_run(task, devices, options, directory, shares=shares, last_step=last_step)
 
 
 def serve_if_server() -> None:

@@ -52,8 +52,11 @@ class Member:
 
     @property
     def family(self) -> socket.AddressFamily:
-        """Address family of a socket for the address."""
-        return socket.AF_INET6 if ":" in self.host else socket.AF_INET
+        """Address family of a socket for the address: IPv6 also for a name that has no other addresses."""
+        if ":" in self.host:
+            return socket.AF_INET6
+        families = {family for family, _ in self._socket_addresses()}
+        return socket.AF_INET6 if families == {socket.AF_INET6} else socket.AF_INET
 
     def _socket_addresses(self) -> list[tuple[socket.AddressFamily, tuple]]:
         """Family and address of a socket, with any free port, for each IP of the host; [] for an unknown name."""

@@ -118,6 +118,7 @@ class Move:
         saved.
       last_step: step at which training ends.
       until: first step that must not begin, because something is due before it.
+      evaluation, checkpoint: steps at which the next ones are due; `last_step` for the last ones.
       stop_requested: whether this process was asked to stop; for a strategy that waits for others in vain.
     """
 
@@ -126,6 +127,8 @@ class Move:
     target: int
     last_step: int
     until: int
+    evaluation: int
+    checkpoint: int
     stop_requested: Callable[[], bool] = lambda: False
 
 

@@ -47,7 +47,7 @@ def _own_port(this: Member) -> tuple[str, list[str]]:
         return "none: this process listens on no port", []
     port = this.port
     try:
-        if is_port_free(port):
+        if is_port_free(port, this.family):
             return f"{port}, free", []
     except OSError as error:
         return f"{port}, {error.strerror}", [

@@ -89,13 +89,13 @@ def _connect(target: tuple, timeout_seconds: float) -> tuple[str, str]:
         return UNREACHABLE, error.strerror or str(error)
 
 
-def is_port_free(port: int) -> bool:
-    """Whether a server on this machine could listen on the port.
+def is_port_free(port: int, family: socket.AddressFamily = socket.AF_INET) -> bool:
+    """Whether a server on this machine could listen on the port, on the addresses of this family.
 
     Raises:
       OSError: the port can't be used for another reason than a server that uses it, e.g. missing permission.
     """
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as server:
+    with socket.socket(family, socket.SOCK_STREAM) as server:
         # Otherwise lingering connections of a server that has just ended would make the port look taken.
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -16,6 +16,8 @@ from towers.errors import UserError
 _ROLES = (*RING_ROLES, SERVER)
 _EXAMPLE = '{"cluster": {"worker": ["a:2222", "b:2222"]}, "task": {"type": "worker", "index": 0}}'
 _ADDRESS = re.compile(r"(\[(?P<ipv6>[^\[\]\s]+)\]|(?P<host>[A-Za-z0-9._-]+)):(?P<port>[0-9]{1,5})")
+# Python's sockets raise an error of their own for a name with an empty or longer part.
+_NAME = re.compile(r"[^.]{1,63}(\.[^.]{1,63})*\.?")
 _SHOWN_CHARACTERS = 80
 
 
@@ -49,12 +51,30 @@ def public_addresses(cluster: Cluster) -> tuple[str, ...]:
 
 def _object(text: str) -> Mapping[str, object]:
     try:
-        described = json.loads(text)
+        described = json.loads(text, object_pairs_hook=_without_repetition)
+    except UserError:
+        raise
     except (ValueError, RecursionError) as error:
         raise _refused(f"{_shown(text)} is not JSON ({error}); write it as {_EXAMPLE}") from error
     if not isinstance(described, dict):
         raise _refused(f"{_shown(described)} is not a JSON object; write it as {_EXAMPLE}")
     return described
+
+
+def _without_repetition(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
+    """An object of the JSON, of whose entries Python would keep the last one of each name.
+
+    Raises:
+      UserError: a name occurs twice.
+    """
+    names = [name for name, _ in pairs]
+    for name in names:
+        if names.count(name) > 1:
+            raise _refused(
+                f"{_shown(name)} occurs {names.count(name)} times in one object, but a name can have one value; "
+                "write it once, a role with the list of all its addresses"
+            )
+    return dict(pairs)
 
 
 def _is_alone(described: Mapping[str, object]) -> bool:
@@ -95,7 +115,8 @@ def _of_role(role: str, listed: object) -> tuple[str, ...]:
         if not isinstance(address, str) or _split(address) is None:
             raise _refused(
                 f"the address of {role}:{index} is {_shown(address)}: an address is host:port with a port from 1 "
-                "to 65535 and an IPv6 host in brackets; write it as 'host:2222'"
+                "to 65535, 1 to 63 characters between the dots of a host's name, and an IPv6 host in brackets; "
+                "write it as 'host:2222'"
             )
     return tuple(listed)
 
@@ -167,14 +188,19 @@ def _index(described: object) -> int:
 
 
 def _split(address: str) -> tuple[str, int] | None:
-    """Host, in lower case and without brackets, and port; None if `address` is not valid."""
+    """Host, in lower case, an IPv6 address in its usual form, and port; None if `address` is not valid."""
     match = _ADDRESS.fullmatch(address)
     if match is None or not 1 <= int(match["port"]) <= 65535:
         return None
-    host = match["ipv6"] or match["host"]
-    if match["ipv6"] and _ip(host) is None:
+    host = (match["ipv6"] or match["host"]).lower()
+    if match["ipv6"]:
+        ip = _ip(host)
+        if ip is None:
+            return None
+        host = str(ip)
+    elif not _NAME.fullmatch(host):
         return None
-    return host.lower(), int(match["port"])
+    return host, int(match["port"])
 
 
 def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:

@@ -1,7 +1,8 @@
 """The outcome of a cluster, from the exits of its processes: root cause, exit code and last messages.
 
 A failure spreads: processes that lose a peer end as well, and the launcher ends the remaining ones. The cause is
-the first process that ended by itself, neither successfully nor because it lost a peer.
+the first process that ended by itself, neither successfully nor because it lost a peer. One that was killed by the
+user's signal, because it was still starting, had nothing to save and did not fail.
 """
 
 import dataclasses
@@ -54,7 +55,11 @@ class Outcome:
     @property
     def _failed(self) -> list[Exit]:
         """The exits of processes that did not end well, the likeliest cause first, each once."""
-        by_itself = [each for each in self.exits if each.sent is None and each.code not in _GOOD]
+        by_itself = [
+            each
+            for each in self.exits
+            if each.sent is None and each.code not in _GOOD and not each.was_interrupted
+        ]
         found = [
             *(each for each in by_itself if each.code != binary.PEER_LOST),
             *(each for each in self.exits if each.was_stopped),

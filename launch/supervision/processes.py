@@ -28,6 +28,7 @@ class Exit:
       was_asked: the launcher asked it to end: SIGTERM, or SIGKILL if it was stopped. False with `sent` set: the
         launcher killed it because it did not end in time after the user's signal.
       was_stopped: the process was stopped (SIGSTOP) when the launcher ended it.
+      was_interrupted: the user's signal, which the launcher passed on, killed it: it handled no signals yet.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Exit:
     sent: int | None = None
     was_asked: bool = False
     was_stopped: bool = False
+    was_interrupted: bool = False
 
 
 class Process:
@@ -59,6 +61,7 @@ class Process:
         self._sent: int | None = None
         self._asked_at: float | None = None
         self._was_stopped = False
+        self._forwarded: set[int] = set()
         self._popen = subprocess.Popen(
             [sys.executable, "-I", "-S", _DIE_WITH_LAUNCHER, str(os.getpid()), *command],
             stdin=subprocess.DEVNULL,
@@ -104,6 +107,11 @@ class Process:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._popen.pid, number)
 
+    def forward(self, number: int) -> None:
+        """Sends a signal of the user's, as `send`."""
+        self._forwarded.add(number)
+        self.send(number)
+
     def ask_to_end(self) -> None:
         """Sends SIGTERM once; SIGKILL if the process is stopped, because no other signal reaches it then."""
         if self._sent is None:
@@ -143,4 +151,5 @@ class Process:
             sent=self._sent,
             was_asked=self._asked_at is not None,
             was_stopped=self._was_stopped,
+            was_interrupted=-code in self._forwarded,
         )

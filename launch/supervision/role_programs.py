@@ -71,13 +71,21 @@ def _ended_if_stopped(membership: ServersMembership):
     return StandstillGuard(seconds, why)
 
 
-def follow_run(task: Task, devices: Devices, options: StepOptions, directory: pathlib.Path, *, shares) -> int:
-    """Runs an evaluator to its end; returns its exit code."""
+def follow_run(
+    task: Task,
+    devices: Devices,
+    options: StepOptions,
+    directory: pathlib.Path,
+    *,
+    shares,
+    last_step: int | None,
+) -> int:
+    """Runs an evaluator to its end; returns its exit code. `last_step` is as for `follow`."""
     strategy = towers_strategy(task, devices, options, shares=shares)
     callbacks = [MetricsLog(), TensorBoardLog(), ProgressDisplay(worded=in_flags)]
     with StopSignals() as signals:
         try:
-            is_over = follow(strategy, directory, callbacks, stop_requested=signals.requested)
+            is_over = follow(strategy, directory, callbacks, stop_requested=signals.requested, last_step=last_step)
         except UserError as error:
             return binary.fail(error)
         if not is_over:

@@ -111,7 +111,7 @@ class Supervisor:
             for process in self._running:
                 # A process that serves is needed until the last of the others has saved.
                 if process.name not in self._awaited:
-                    process.send(number)
+                    process.forward(number)
 
     def _end_idle_servers(self) -> None:
         """Ends each process that serves when all processes that it serves have ended."""

@@ -11,30 +11,41 @@ from towers.errors import UserError
 
 def wish(move: Move) -> list[int]:
     """What a worker wants, as numbers."""
-    return [move.stop, move.save, move.target, move.last_step, move.until]
+    return [move.stop, move.save, move.target, move.last_step, move.until, move.evaluation, move.checkpoint]
 
 
-def agreed(move: Move, wishes: np.ndarray, members: Sequence[Member]) -> Move:
+def agreed(move: Move, wishes: np.ndarray, members: Sequence[Member], *, save_together: bool) -> Move:
     """Rank 0 decides when to save, the shortest call counts, and all stop if any was asked to stop.
 
     Args:
       move: what this worker wants.
-      wishes: [workers, 5], the `wish` of each.
+      wishes: [workers, 7], the `wish` of each.
       members: the workers.
+      save_together: whether all workers take part in saving; otherwise the periods of the others don't matter.
 
     Raises:
-      UserError: they train to different steps.
+      UserError: they train to different steps, or do together at different steps what needs all of them.
     """
-    stop, save, target, last_step, until = wishes.T
-    for rank in np.flatnonzero(last_step != last_step[0]):
-        raise UserError(
-            f"{members[rank].name} trains to step {last_step[rank]}, and "
-            f"{members[0].name} to step {last_step[0]}: start all workers with the same settings"
-        )
+    stop, save, target, last_step, until, evaluation, checkpoint = wishes.T
+    _check_same("trains to step", last_step, members, "settings")
+    _check_same("evaluates at step", evaluation, members, "evaluate_every_steps and evaluate_every_epochs")
+    if save_together:
+        _check_same("saves at step", checkpoint, members, "checkpoint_every_steps")
     return Move(
         stop=bool(stop.any()),
         save=bool(save[0]),
         target=int(target.min()),
         last_step=move.last_step,
         until=int(until.min()),
+        evaluation=move.evaluation,
+        checkpoint=move.checkpoint,
     )
+
+
+def _check_same(what: str, steps: np.ndarray, members: Sequence[Member], settings: str) -> None:
+    """Raises UserError if the steps at which the workers do something differ."""
+    for rank in np.flatnonzero(steps != steps[0]):
+        raise UserError(
+            f"{members[rank].name} {what} {steps[rank]}, and {members[0].name} {what} {steps[0]}: "
+            f"start all workers with the same {settings}"
+        )

@@ -272,7 +272,7 @@ class RingStrategy(SynchronousStrategy):
     def agree(self, move: Move) -> Move:
         with self._connections.watched():
             wishes = self._host.gather("move", wish(move), np.int64)
-        return agreed(move, wishes, self.ring.members)
+        return agreed(move, wishes, self.ring.members, save_together=bool(self._spread_kinds))
 
     @property
     def _spread(self) -> list:

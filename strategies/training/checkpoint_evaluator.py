@@ -20,39 +20,47 @@ def follow(
     callbacks: Sequence[Callback],
     *,
     stop_requested: Callable[[], bool],
+    last_step: int | None = None,
     poll_seconds: float = 0.5,
 ) -> bool:
     """Evaluates the newest checkpoint again and again until the run is over; False if it was stopped before.
 
     Of the checkpoints that are saved during an evaluation, only the newest is evaluated. The run is over when its
-    summary is newer than the start of this call and its last checkpoint is evaluated.
+    summary was written since the start of this call and its last checkpoint is evaluated, and also when the
+    checkpoint of the last step is: a run that is complete at its start leaves its summary as it is.
 
     Args:
       strategy: evaluates the checkpoints' values; it does not train.
       directory: folder of the run.
       callbacks: called with each evaluation.
       stop_requested: called between evaluations and between their batches; True stops.
+      last_step: last step of the run; None if the folder's checkpoints and evaluations at the start are of an
+        earlier run, which this one does not resume.
       poll_seconds: seconds between two looks for a new checkpoint.
 
     Raises:
       UserError: the checkpoints are of another model.
     """
     checkpoints = Checkpoints(directory / "checkpoints", strategy)
-    summary, began = directory / "summary.json", time.time()
+    # Compared with itself: the clock of this machine may differ from that of the machine with the files.
+    summary = directory / "summary.json"
+    before = _written_at(summary)
     own = directory / "evaluator"
     own.mkdir(parents=True, exist_ok=True)
-    known = evaluated_steps(own / "metrics.jsonl")
+    is_resumed = last_step is not None
+    earlier = [] if is_resumed else _saved(checkpoints)
+    known = evaluated_steps(own / "metrics.jsonl") if is_resumed else set()
     run = Run(strategy=strategy, directory=own, first_step=max(known, default=0), last_step=sys.maxsize)
     for callback in callbacks:
         callback.begin(run)
-    evaluated = None
+    step = evaluated = None
     try:
         while not stop_requested():
-            over = _is_over(summary, began)
-            newest = next(iter(checkpoints.files.saved()), None)
+            over = _is_over(summary, before) or (None not in (step, last_step) and step >= last_step)
+            newest = next((each for each in _saved(checkpoints) if each not in earlier), None)
             if newest is not None and newest != evaluated:
                 step, evaluated = checkpoints.restore_latest(), newest
-                if step not in known:
+                if step is not None and step not in known:
                     metrics = strategy.evaluate(stop_requested=stop_requested)
                     for callback in callbacks if metrics is not None else ():
                         callback.evaluation(step, metrics)
@@ -78,8 +86,20 @@ def evaluated_steps(log: pathlib.Path) -> set[int]:
     return found
 
 
-def _is_over(summary: pathlib.Path, began: float) -> bool:
-    try:
-        return summary.stat().st_mtime >= began and json.loads(summary.read_text())["outcome"] in _OVER
-    except FileNotFoundError:
+def _saved(checkpoints: Checkpoints) -> list[tuple[str, int | None]]:
+    """The checkpoints in the folder, newest first: each one's prefix, and when it was written."""
+    return [(prefix, _written_at(pathlib.Path(prefix + ".index"))) for prefix in checkpoints.files.saved()]
+
+
+def _is_over(summary: pathlib.Path, before: int | None) -> bool:
+    if _written_at(summary) in (None, before):
         return False
+    return json.loads(summary.read_text(encoding="utf-8"))["outcome"] in _OVER
+
+
+def _written_at(path: pathlib.Path) -> int | None:
+    """When the file was written, in nanoseconds of its own machine's clock; None if it does not exist."""
+    try:
+        return path.stat().st_mtime_ns
+    except FileNotFoundError:
+        return None

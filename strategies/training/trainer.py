@@ -330,14 +330,21 @@ class Trainer:
 
     def _agreed_move(self, num_steps: int, cadence: Cadence | None = None) -> Move:
         """What all processes do next; this process wants to run `num_steps` more steps."""
-        step = self.strategy.step
+        step, last = self.strategy.step, self._last_step
+
+        def next_of(periods: Sequence[int | None]) -> int:
+            known = tuple(period for period in periods if period is not None)
+            return step + Cadence(last_step=last, periods=known).call_length(step, last)
+
         return self.strategy.agree(
             Move(
                 stop=self._stop_requested(),
                 save=self._saving.is_late,
                 target=step + num_steps,
-                last_step=self._last_step,
-                until=step if cadence is None else step + cadence.call_length(step, self._last_step),
+                last_step=last,
+                until=step if cadence is None else step + cadence.call_length(step, last),
+                evaluation=next_of(self._evaluation_periods),
+                checkpoint=next_of([self.options.checkpoint_every_steps]),
                 stop_requested=self._stop_requested,
             )
         )

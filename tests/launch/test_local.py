@@ -170,6 +170,14 @@ class TestSignals:
         assert (done.code, done.err) == (75, "")
         assert sorted(done.out.splitlines()) == sorted(f"[{name}] heard {number.name}" for name in names)
 
+    def test_processes_that_still_start(self, tmp_path):
+        """They do not handle signals yet, so they die of this one, and had nothing to save."""
+        with launched(tmp_path, "mark(name)\ntime.sleep(60)", "--workers=2", "--max_restarts=1") as cluster:
+            cluster.wait_for("worker:0", "worker:1")
+            cluster.process.send_signal(signal.SIGTERM)
+            done = cluster.ended()
+        assert (done.code, done.out, done.err) == (75, "", "")
+
     @pytest.mark.full
     def test_a_second_signal_is_forwarded_too(self, tmp_path):
         program = """

@@ -267,6 +267,7 @@ def test_a_worker_whose_parameters_drift(tmp_path):
             ("--learning_rate=0.3", "learning_rate=0.3"),
             ("--batch_size=16", "batch_size=16"),
             ("--steps=29", "trains to step 29"),
+            ("--evaluate_every_steps=7", "evaluates at step 7"),
             ("--zero=1", "--zero=1, and worker:0 with --zero=0"),
             ("--engine=own", "--engine=own, and worker:0 with --engine=auto"),
         ]
@@ -278,6 +279,6 @@ def test_workers_with_different_flags(tmp_path, flag, what):
         ends = workers.ends(LIMIT_SECONDS)
     for ended in ends:
         assert ended.code == USER_ERROR, ended.err
-        assert re.search(r"worker:1 (was started with|trains to step)", ended.err), ended.err
+        assert re.search(r"worker:1 (was started with|trains to step|evaluates at step)", ended.err), ended.err
         assert what in ended.err
-        assert re.search("start all (processes|workers) with the same settings", ended.err)
+        assert re.search("start all (processes|workers) with the same (settings|evaluate_every_steps)", ended.err)

@@ -142,8 +142,10 @@ class Coordination:
           UserError: a worker was started with other settings than the chief.
         """
         self._raise_refusal()
-        if self._bad_step is None:
-            self._admission.run_to(message["until"])
+        # Under the lock, or a step that turns out bad in between would not hold the others back.
+        with self._state_lock:
+            if self._bad_step is None:
+                self._admission.run_to(message["until"])
         reached = self._admission.wait(message["wanted"], PATIENCE_SECONDS)
         self._raise_refusal()
         workers = range(self._num_workers)
@@ -396,6 +398,7 @@ class Coordination:
         return [own, *(reply for reply, _ in replies_of_others())]
 
     def _note_bad(self, step: int, finite: bool) -> None:
+        """The caller holds the lock."""
         if not finite and self._stops_if_bad and self._bad_step is None:
             self._bad_step = step
             self._admission.run_to(0)

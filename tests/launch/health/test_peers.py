@@ -1,5 +1,7 @@
 """The cluster's section: which members answer, why others do not, and this process's own port."""
 
+import socket
+
 import pytest
 
 from launch.health import peers
@@ -56,8 +58,16 @@ def test_the_own_port_is_taken():
     assert found.facts["own port"] == f"{port}, taken"
 
 
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
+def test_the_own_port_is_taken_on_ipv6_alone():
+    with socket.create_server(("::1", 0), family=socket.AF_INET6) as server:
+        port = server.getsockname()[1]
+        found = section({"worker": (f"[::1]:{port}",)})
+    assert found.facts["own port"] == f"{port}, taken"
+
+
 def test_the_own_port_needs_permission(monkeypatch):
-    def is_port_free(port):
+    def is_port_free(port, family):
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(peers, "is_port_free", is_port_free)

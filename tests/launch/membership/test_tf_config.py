@@ -62,7 +62,7 @@ def test_a_role_without_processes_is_omitted():
 
 
 def test_hosts_of_every_form():
-    hosts = ["localhost:1", "10.0.0.1:65535", "[::1]:2222", "my_host-0.svc.cluster.local:80"]
+    hosts = ["localhost:1", "10.0.0.1:65535", "[::1]:2222", "my_host-0.svc.cluster.local:80", "a.b.:1"]
     assert cluster_from(described({"worker": hosts})).addresses[WORKER] == tuple(hosts)
 
 
@@ -100,12 +100,22 @@ CASES = {
     "no host": (described({"worker": [":2222"]}), ('":2222"',)),
     "a host with a space": (described({"worker": ["a b:1"]}), ('"a b:1"',)),
     "a URL": (described({"worker": ["grpc://a:1"]}), ('"grpc://a:1"',)),
+    "a host with two dots": (described({"worker": ["a:1", "a..b:1"]}), ('"a..b:1"', "between the dots")),
+    "a host with a long part": (described({"worker": [f"{'a' * 64}.b:1"]}), ("between the dots",)),
     "IPv6 without brackets": (described({"worker": ["::1:2222"]}), ('"::1:2222"', "in brackets")),
     "brackets without IPv6": (described({"worker": ["[a]:2222"]}), ('"[a]:2222"', "in brackets")),
     "an address that is a number": (described({"worker": [2222]}), ("is 2222", "host:port")),
     "an address twice": (described({"worker": ["a:1", "b:1", "a:1"]}), ("'a:1'", "worker:0", "worker:2")),
     "an address of two roles": (described({**SERVERS, "ps": ["w1:1"]}), ("'w1:1'", "worker:1", "ps:0")),
     "an address in other letters": (described({"worker": ["a:1", "A:01"]}), ("worker:0", "worker:1")),
+    "an IPv6 address in other digits": (
+        described({"worker": ["[::1]:1", "[0:0::01]:1"]}),
+        ("worker:0", "worker:1"),
+    ),
+    "a role twice": (
+        '{"cluster": {"worker": ["a:1"], "worker": ["b:1"]}, "task": {"type": "worker", "index": 0}}',
+        ('"worker" occurs 2 times', "list of all its addresses"),
+    ),
     "no task": (json.dumps({"cluster": RING}), ("its task is null", '"type"')),
     "a task that is a text": (json.dumps({"cluster": RING, "task": "worker:0"}), ('its task is "worker:0"',)),
     "a task without type": (json.dumps({"cluster": RING, "task": {"index": 0}}), ('{"index": 0}', '"type"')),
@@ -166,7 +176,9 @@ def test_public_addresses(host, public):
 
 
 addresses = drawn.lists(
-    drawn.tuples(drawn.from_regex(r"[a-z][a-z0-9.-]{0,10}", fullmatch=True), drawn.integers(1, 65535)),
+    drawn.tuples(
+        drawn.from_regex(r"[a-z][a-z0-9-]{0,5}(\.[a-z0-9-]{1,4}){0,2}", fullmatch=True), drawn.integers(1, 65535)
+    ),
     min_size=2,
     max_size=12,
     unique=True,

@@ -34,6 +34,7 @@ CASES = {
     "ended by the launcher": ([FIRST, exited(-15, sent=TERM, was_asked=True)], False, None, 0, False),
     "ended by the launcher, with a code": ([FIRST, exited(1, sent=TERM, was_asked=True)], False, None, 0, False),
     "killed after it ignored SIGTERM": ([FIRST, exited(-9, sent=KILL, was_asked=True)], False, None, 0, False),
+    "a signal while it starts": ([exited(-15, was_interrupted=True), exited(75)], True, None, 75, False),
     "not ended after a signal": ([FIRST, exited(-9, sent=KILL)], True, "worker:1", 137, False),
     "stopped": ([LOST, exited(-9, sent=KILL, was_asked=True, was_stopped=True)], False, "worker:1", 137, True),
     "a failure and a stopped process": (

@@ -1,0 +1,53 @@
+"""Server 0's answers while requests of several processes arrive in the same moment."""
+
+import threading
+
+import numpy as np
+
+from strategies.servers.options import ServersOptions
+from strategies.servers.own.coordination import KEY, Coordination
+from strategies.servers.own.group import Group
+from strategies.servers.own.handlers import StoreHandlers
+from tests.strategies.servers.at_once import LIMIT_SECONDS, Started
+from towers.updates.clipping import Clipping
+from towers.updates.rules import SGD
+
+FIGURES = {"examples": 8, "busy_seconds": 0.0, "input_seconds": 0.0, "sums": {}, "norm": 1.0}
+SHORT_SECONDS = 0.2
+
+
+def test_no_step_begins_after_a_bad_one_that_ends_while_the_chief_allows_more():
+    store, nobody = StoreHandlers(SGD(), Clipping()), Group((), ())
+    found = Coordination(
+        ServersOptions(engine="own"),
+        Clipping(),
+        store,
+        num_workers=2,
+        stops_if_bad=True,
+        connect_others=lambda: nobody,
+    )
+    store.requests["init"]({"key": KEY}, [np.zeros(2, np.float32), np.zeros(2, bool)])
+    found.start({"step": 0}, [np.zeros(0), np.zeros(0, bool)])
+    found.run_to({"until": 5, "wanted": 0}, ())
+    begin = {"worker": 0, "stop_asked": False, "settled": 0}
+    granted, _ = found.begin(begin, ())
+    bad = {"worker": 0, "key": KEY, "rate": 0.1, "rows": [], "aware": False, "finite": False, "weight": 8.0}
+    bad |= {name: granted[name] for name in ("step", "done", "lease")} | {"figures": FIGURES}
+    allow, ends, has_ended = found._admission.run_to, [], threading.Event()
+
+    def finish():
+        found.finish(bad, [np.zeros(0), np.zeros(2, np.float32)])
+        has_ended.set()
+
+    def run_to(target):
+        if target:
+            ends.append(Started(finish))
+            has_ended.wait(SHORT_SECONDS)
+        allow(target)
+
+    found._admission.run_to = run_to
+    found.run_to({"until": 5, "wanted": 0}, ())
+    ends[0].result()
+    assert has_ended.wait(LIMIT_SECONDS)
+    assert found.run_to({"until": 5, "wanted": 0}, ())[0]["bad_step"] == 0
+    assert found._admission.begin(1, 0) is None

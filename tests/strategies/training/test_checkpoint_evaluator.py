@@ -1,0 +1,89 @@
+"""When an evaluator has seen all of a run, and which checkpoints it evaluates."""
+
+import json
+import os
+import time
+
+import pytest
+
+from strategies.callbacks import Callback
+from strategies.training.checkpoint_evaluator import follow
+from strategies.training.checkpoints import Checkpoints
+from tests.strategies.training.test_checkpoints import small_strategy
+
+LIMIT_SECONDS = 30
+
+
+class Seen(Callback):
+    """The steps that were evaluated."""
+
+    def __init__(self):
+        self.steps: list[int] = []
+
+    def evaluation(self, step, metrics):
+        self.steps.append(step)
+
+
+def save(directory, *steps) -> None:
+    strategy = small_strategy()
+    checkpoints = Checkpoints(directory / "checkpoints", strategy, keep=5)
+    for step in steps:
+        strategy.run_steps(step - strategy.step)
+        checkpoints.save()
+
+
+def summarize(directory, outcome, written_at=None) -> None:
+    path = directory / "summary.json"
+    path.write_text(json.dumps({"outcome": outcome}))
+    if written_at is not None:
+        os.utime(path, (written_at, written_at))
+
+
+def followed(directory, *, last_step, during=lambda: None) -> tuple[bool, list[int]]:
+    """Whether the evaluator found the run to be over in time, and what it evaluated; `during` runs once."""
+    seen, deadline, done = Seen(), time.monotonic() + LIMIT_SECONDS, []
+
+    def stop_requested():
+        if not done:
+            done.append(during())
+        return time.monotonic() > deadline
+
+    over = follow(
+        small_strategy(), directory, [seen], stop_requested=stop_requested, last_step=last_step, poll_seconds=0.01
+    )
+    return over, seen.steps
+
+
+@pytest.mark.timeout(120)
+def test_a_run_that_is_complete_at_the_start(tmp_path):
+    """The chief trains nothing and leaves summary.json as it is, so nothing new is ever written."""
+    save(tmp_path, 1, 2)
+    summarize(tmp_path, "completed", written_at=1)
+    assert followed(tmp_path, last_step=2) == (True, [2])
+
+
+@pytest.mark.timeout(120)
+def test_the_clock_of_the_files_machine_is_behind(tmp_path):
+    save(tmp_path, 1)
+    summarize(tmp_path, "completed", written_at=time.time() - 10_000)
+
+    def end():
+        summarize(tmp_path, "interrupted", written_at=time.time() - 5_000)
+
+    assert followed(tmp_path, last_step=9, during=end) == (True, [1])
+
+
+@pytest.mark.timeout(120)
+def test_an_earlier_run_in_the_same_folder(tmp_path):
+    """Its checkpoints are moved away by the chief, and its evaluations are of other weights."""
+    save(tmp_path, 1, 2)
+    summarize(tmp_path, "completed")
+    (tmp_path / "evaluator").mkdir()
+    (tmp_path / "evaluator" / "metrics.jsonl").write_text('{"kind": "evaluation", "step": 2, "loss": 7.0}\n')
+
+    def train_anew():
+        (tmp_path / "checkpoints").rename(tmp_path / "checkpoints.before-1")
+        save(tmp_path, 2)
+        summarize(tmp_path, "completed", written_at=time.time() + 5)
+
+    assert followed(tmp_path, last_step=None, during=train_anew) == (True, [2])
