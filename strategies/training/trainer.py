@@ -174,7 +174,7 @@ class Trainer:
 
     def _is_already_summarized(self) -> bool:
         """Whether a finished run was started again: it trains nothing, and its summary.json must remain."""
-        if self._figures.first_seconds is not None:
+        if self.strategy.step < self._last_step or self._figures.first_seconds is not None:
             return False
         try:
             return json.loads((self.directory / "summary.json").read_text())["outcome"] == "completed"

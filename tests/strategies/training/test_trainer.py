@@ -1,5 +1,6 @@
 """The Trainer: its loop, its files, and runs that end early."""
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -424,6 +425,25 @@ class TestResume:
         once = small_strategy(random_task())
         fitted(once, steps=6)
         assert_same_bits(values_of(second), values_of(once))
+
+    @pytest.mark.parametrize("fails", [False, True], ids=["stopped", "failed"])
+    def test_a_longer_run_that_ends_before_its_first_step_is_not_complete(self, tmp_path, fails):
+        class Fails(Callback):
+            def before_steps(self, step):
+                raise _Failure
+
+        fitted(small_strategy(), steps=2, directory=tmp_path)
+        with pytest.raises(_Failure) if fails else contextlib.nullcontext():
+            callbacks = [Fails()] if fails else []
+            fitted(
+                small_strategy(),
+                steps=4,
+                directory=tmp_path,
+                callbacks=callbacks,
+                stop_requested=lambda: not fails,
+            )
+        outcome = strict_json((tmp_path / "summary.json").read_text())["outcome"]
+        assert outcome == ("failed" if fails else "interrupted")
 
     def test_a_finished_run_trains_no_more(self, kept_run, tmp_path):
         directory = tmp_path / "run"
