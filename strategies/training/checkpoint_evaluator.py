@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from strategies.callbacks import Callback, Run
 from strategies.contract import Strategy
 from strategies.training.checkpoints import Checkpoints
+from towers.errors import UserError
 
 _OVER = ("completed", "interrupted", "not_finite", "failed")
 
@@ -59,9 +60,10 @@ def follow(
             over = _is_over(summary, before) or (None not in (step, last_step) and step >= last_step)
             newest = next((each for each in _saved(checkpoints) if each not in earlier), None)
             if newest is not None and newest != evaluated:
-                step, evaluated = checkpoints.restore_latest(), newest
+                step, evaluated = _restored(checkpoints, *newest), newest
                 if step is not None and step not in known:
                     metrics = strategy.evaluate(stop_requested=stop_requested)
+                    known.add(step)  # it may be newer than `newest`, and would be evaluated again
                     for callback in callbacks if metrics is not None else ():
                         callback.evaluation(step, metrics)
             elif over:
@@ -84,6 +86,16 @@ def evaluated_steps(log: pathlib.Path) -> set[int]:
         with contextlib.suppress(ValueError):
             found.add(json.loads(line)["step"])
     return found
+
+
+def _restored(checkpoints: Checkpoints, prefix: str, written_at: int | None) -> int | None:
+    """Restores the newest checkpoint and returns its step; None if the run deleted it: it has a newer one."""
+    try:
+        return checkpoints.restore_latest()
+    except UserError:
+        if (prefix, written_at) in _saved(checkpoints):
+            raise
+        return None
 
 
 def _saved(checkpoints: Checkpoints) -> list[tuple[str, int | None]]:

@@ -10,6 +10,7 @@ from strategies.callbacks import Callback
 from strategies.training.checkpoint_evaluator import follow
 from strategies.training.checkpoints import Checkpoints
 from tests.strategies.training.test_checkpoints import small_strategy
+from towers.errors import UserError
 
 LIMIT_SECONDS = 30
 
@@ -39,7 +40,7 @@ def summarize(directory, outcome, written_at=None) -> None:
         os.utime(path, (written_at, written_at))
 
 
-def followed(directory, *, last_step, during=lambda: None) -> tuple[bool, list[int]]:
+def followed(directory, *, last_step, during=lambda: None, strategy=None) -> tuple[bool, list[int]]:
     """Whether the evaluator found the run to be over in time, and what it evaluated; `during` runs once."""
     seen, deadline, done = Seen(), time.monotonic() + LIMIT_SECONDS, []
 
@@ -49,7 +50,12 @@ def followed(directory, *, last_step, during=lambda: None) -> tuple[bool, list[i
         return time.monotonic() > deadline
 
     over = follow(
-        small_strategy(), directory, [seen], stop_requested=stop_requested, last_step=last_step, poll_seconds=0.01
+        strategy or small_strategy(),
+        directory,
+        [seen],
+        stop_requested=stop_requested,
+        last_step=last_step,
+        poll_seconds=0.01,
     )
     return over, seen.steps
 
@@ -87,3 +93,37 @@ def test_an_earlier_run_in_the_same_folder(tmp_path):
         summarize(tmp_path, "completed", written_at=time.time() + 5)
 
     assert followed(tmp_path, last_step=None, during=train_anew) == (True, [2])
+
+
+class _SavesMeanwhile:
+    """While the first checkpoint is read, the run saves the next one and deletes the first."""
+
+    def __init__(self, directory):
+        self._strategy, self._run = small_strategy(), small_strategy()
+        self._saved = Checkpoints(directory / "checkpoints", self._run, keep=1)
+        self._save_next()
+
+    def _save_next(self):
+        self._run.run_steps(1)
+        self._saved.save()
+
+    def restore(self, part, read):
+        if self._run.step == 1:
+            self._save_next()
+        self._strategy.restore(part, read)
+
+    def __getattr__(self, name):
+        return getattr(self._strategy, name)
+
+
+@pytest.mark.timeout(120)
+def test_a_checkpoint_that_is_deleted_while_it_is_read_gives_way_to_the_next_one(tmp_path):
+    assert followed(tmp_path, last_step=2, strategy=_SavesMeanwhile(tmp_path)) == (True, [2])
+
+
+@pytest.mark.timeout(120)
+def test_a_checkpoint_that_no_one_deleted_and_that_cannot_be_read_is_an_error(tmp_path):
+    save(tmp_path, 2)
+    (tmp_path / "checkpoints" / "step-2.data-00000-of-00001").write_bytes(b"")
+    with pytest.raises(UserError, match="none of its 1 checkpoints can be read"):
+        followed(tmp_path, last_step=2)
