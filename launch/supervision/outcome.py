@@ -2,7 +2,8 @@
 
 A failure spreads: processes that lose a peer end as well, and the launcher ends the remaining ones. The cause is
 the first process that ended by itself, neither successfully nor because it lost a peer. One that was killed by the
-user's signal, because it was still starting, had nothing to save and did not fail.
+user's signal, because it was still starting, had nothing to save and did not fail. If one process alone was told
+to stop, those that lost it did not fail either: a restart would go on with a run that was to stop.
 """
 
 import dataclasses
@@ -63,7 +64,7 @@ class Outcome:
         found = [
             *(each for each in by_itself if each.code != binary.PEER_LOST),
             *(each for each in self.exits if each.was_stopped),
-            *by_itself,
+            *(by_itself if self.interrupted or not self._stopped_early else ()),
             *(each for each in self.exits if each.sent is not None and not each.was_asked),
         ]
         return list(dict.fromkeys(found))
@@ -79,8 +80,12 @@ class Outcome:
         """The launcher's exit code: 0, 75, or that of the cause; 128 + n for signal n."""
         if self.cause is not None:
             return self.cause.code if self.cause.code >= 0 else _SHELL_SIGNAL_BASE - self.cause.code
-        stopped_early = any(each.sent is None and each.code == binary.INTERRUPTED for each in self.exits)
-        return binary.INTERRUPTED if self.interrupted or stopped_early else binary.DONE
+        return binary.INTERRUPTED if self.interrupted or self._stopped_early else binary.DONE
+
+    @property
+    def _stopped_early(self) -> bool:
+        """Whether a process ended because of a signal, of which the launcher may know nothing."""
+        return any(each.sent is None and each.code == binary.INTERRUPTED for each in self.exits)
 
     @staticmethod
     def may_be_replaced(failed: Exit) -> bool:

@@ -15,7 +15,7 @@ def exited(code, **how) -> Exit:
     return Exit(name="worker:1", code=code, **how)
 
 
-LOST = Exit(name="worker:2", code=5)
+LOST, FAILED = Exit(name="worker:2", code=5), Exit(name="worker:0", code=1)
 # The exits in order; whether a signal was forwarded; the cause; the exit code; whether to restart.
 CASES = {
     "success": ([FIRST, exited(0)], False, None, 0, False),
@@ -27,6 +27,8 @@ CASES = {
     "a signal": ([LOST, exited(-11)], False, "worker:1", 139, True),
     "two failures": ([Exit(name="worker:0", code=7), exited(1)], False, "worker:0", 7, True),
     "only a lost peer": ([FIRST, LOST], False, "worker:2", 5, True),
+    "one process alone was told to stop": ([exited(75), FIRST, LOST], False, None, 75, False),
+    "one was told to stop, another failed": ([LOST, exited(75), FAILED], False, "worker:0", 1, True),
     "a lost peer after a signal": ([exited(75), LOST], True, "worker:2", 5, False),
     "a user's error": ([exited(2)], False, "worker:1", 2, False),
     "numbers that differ": ([exited(3)], False, "worker:1", 3, False),
@@ -75,6 +77,12 @@ WITH_SERVERS = {
         137,
     ),
     "a killed chief": ([Exit(name="chief:0", code=-9), exited(5), LOST], "chief:0", [], 137),
+    "a chief that alone was told to stop": (
+        [Exit(name="chief:0", code=75), exited(5), Exit(name="ps:0", code=5)],
+        None,
+        [],
+        75,
+    ),
 }
 
 
