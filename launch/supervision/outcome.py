@@ -35,17 +35,21 @@ class Outcome:
       interrupted: the launcher received a signal and forwarded it.
       replaced: the exits of processes that were replaced while the rest of the cluster went on.
       awaited: by the name of each process that serves, the processes that it serves.
+      followed: by the name of each process that no other one needs, an evaluator, the processes that it follows.
     """
 
     exits: tuple[Exit, ...]
     interrupted: bool
     replaced: tuple[Exit, ...] = ()
     awaited: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
+    followed: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
 
     @property
     def cause(self) -> Exit | None:
         """The exit of the process that caused the failure; None if no process failed."""
         needed = [each for each in self._failed if not self._is_outlived(each)]
+        # The loss of a process that no other one needs causes nothing.
+        needed.sort(key=lambda each: each.name in self.followed and self.is_loss(each))
         return needed[0] if needed else None
 
     @property
@@ -70,8 +74,12 @@ class Outcome:
         return list(dict.fromkeys(found))
 
     def _is_outlived(self, failed: Exit) -> bool:
-        """Whether all that this process served ended well by themselves, as when a worker of servers was lost."""
-        served = self.awaited.get(failed.name, ())
+        """Whether all that this process served ended well by themselves, as when a worker of servers was lost.
+
+        So it is if they did that a lost process followed.
+        """
+        followed = self.followed.get(failed.name, ()) if self.is_loss(failed) else ()
+        served = self.awaited.get(failed.name, followed)
         well = {each.name for each in self.exits if each.sent is None and each.code in _GOOD}
         return bool(served) and well.issuperset(served)
 
@@ -86,6 +94,11 @@ class Outcome:
     def _stopped_early(self) -> bool:
         """Whether a process ended because of a signal, of which the launcher may know nothing."""
         return any(each.sent is None and each.code == binary.INTERRUPTED for each in self.exits)
+
+    @staticmethod
+    def is_loss(failed: Exit) -> bool:
+        """Whether a process that failed was killed, or cut off from the others. An error is no loss."""
+        return failed.code < 0 or failed.code == binary.PEER_LOST
 
     @staticmethod
     def may_be_replaced(failed: Exit) -> bool:

@@ -94,6 +94,24 @@ def test_a_worker_of_servers_may_be_lost(exits, cause, lost, code):
     assert outcome.code == code
 
 
+LOST_EVALUATOR = Exit(name="evaluator:0", code=-9)
+# Of a ring with an evaluator: the exits in order; the cause; the losses; the exit code.
+WITH_EVALUATOR = {
+    "it is killed": ([LOST_EVALUATOR, FIRST, exited(0)], None, ["evaluator:0"], 0),
+    "it is killed, later a worker fails": ([LOST_EVALUATOR, FIRST, exited(2)], "worker:1", [], 2),
+    "it fails": ([Exit(name="evaluator:0", code=2), FIRST, exited(0)], "evaluator:0", [], 2),
+}
+
+
+@pytest.mark.parametrize("exits, cause, lost, code", WITH_EVALUATOR.values(), ids=WITH_EVALUATOR)
+def test_an_evaluator_may_be_lost(exits, cause, lost, code):
+    followed = {"evaluator:0": ("worker:0", "worker:1")}
+    outcome = Outcome(exits=tuple(exits), interrupted=False, followed=followed)
+    assert (outcome.cause.name if outcome.cause else None) == cause
+    assert [each.name for each in outcome.lost] == lost
+    assert outcome.code == code
+
+
 @pytest.mark.parametrize(
     "found, text",
     [
