@@ -94,8 +94,10 @@ def write(text: str, output: str | None) -> None:
         return
     try:
         path = pathlib.Path(output)
-        # It holds a secret.
+        # It holds a secret. A file that was there before keeps its mode otherwise; a device as /dev/stdout does.
         path.touch(mode=0o600)
+        if path.is_file():
+            path.chmod(0o600)
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise UserError(f"--output={output}: {error.strerror}; choose a file in a writable folder") from error

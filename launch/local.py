@@ -70,7 +70,8 @@ flags.DEFINE_float(
 flags.DEFINE_integer(
     "max_restarts",
     0,
-    "Maximum restarts. A failed parameter-server worker is replaced; otherwise the whole cluster restarts.",
+    "Maximum restarts. A failed parameter-server worker or evaluator is replaced; otherwise the whole cluster "
+    "restarts.",
 )
 flags.DEFINE_multi_string(
     "kill", [], "Kill a process before a step, to test recovery from a lost worker; for example worker:1@step20."

@@ -38,7 +38,7 @@ def run_server(options, membership: ServersMembership, *, stop_asked=lambda: Fal
     """A server's whole run; as `own_roles.run_own_server` and `coordinated_roles.run_coordinated_server`."""
     if _is_own(membership):
         return own_roles.run_own_server(options, membership, stop_asked=stop_asked)
-    return coordinated_roles.run_coordinated_server(options, membership)
+    return coordinated_roles.run_coordinated_server(options, membership, stop_asked=stop_asked)
 
 
 def run_worker(task, devices, options, membership: ServersMembership, **named) -> str:

@@ -69,6 +69,14 @@ class Roles:
             found |= {name: self._named(CHIEF) for name in self._named(WORKER)}
         return found
 
+    def followed(self) -> Mapping[str, tuple[str, ...]]:
+        """For each process that no other one needs: the names of those it follows.
+
+        An evaluator reads what those save that drive training: the chief of parameter servers, else all trainers.
+        """
+        drivers = self._named(CHIEF) if self.ps and self.chief else self.trainers
+        return {name: drivers for name in self._named(EVALUATOR)}
+
     def clusters(self) -> tuple[Cluster, ...]:
         """The cluster as each process sees it, in the order of `names`, with ports that are free now."""
         members = [(role, count) for role, count in self._counts() if role != EVALUATOR and count]

@@ -99,7 +99,8 @@ class LocalRun:
             ]
 
             def replacement(failed: Exit) -> Process | None:
-                is_allowed = failed.name in plan.roles.replaceable and self._has_restarts_left()
+                may_be_alone = failed.name in (*plan.roles.replaceable, *plan.roles.followed())
+                is_allowed = may_be_alone and self._has_restarts_left()
                 if not is_allowed or not Outcome.may_be_replaced(failed):
                     return None
                 self._restarts += 1
@@ -114,6 +115,7 @@ class LocalRun:
                 awaited=plan.roles.awaited(),
                 replacement=replacement,
                 replaceable=plan.roles.replaceable,
+                followed=plan.roles.followed(),
                 seconds_to_notice=plan.seconds_to_notice,
                 seconds_to_save=plan.seconds_to_save,
             ).run()
@@ -163,7 +165,7 @@ class LocalRun:
     def _report_losses(self, outcome: Outcome) -> None:
         for lost in outcome.lost:
             print_line(
-                f"warning: {lost.name} was lost: {described(lost)}; everything was done without it; its log: "
+                f"warning: {lost.name} was lost: {described(lost)}; the others went on without it; its log: "
                 f"{self._logs[lost.name].path}",
                 is_error=True,
             )

@@ -2,7 +2,8 @@
 
 A failure spreads: processes that lose a peer end as well, and the launcher ends the remaining ones. The cause is
 the first process that ended by itself, neither successfully nor because it lost a peer. One that was killed by the
-user's signal, because it was still starting, had nothing to save and did not fail.
+user's signal, because it was still starting, had nothing to save and did not fail. If one process alone was told
+to stop, those that lost it did not fail either: a restart would go on with a run that was to stop.
 """
 
 import dataclasses
@@ -34,17 +35,21 @@ class Outcome:
       interrupted: the launcher received a signal and forwarded it.
       replaced: the exits of processes that were replaced while the rest of the cluster went on.
       awaited: by the name of each process that serves, the processes that it serves.
+      followed: by the name of each process that no other one needs, an evaluator, the processes that it follows.
     """
 
     exits: tuple[Exit, ...]
     interrupted: bool
     replaced: tuple[Exit, ...] = ()
     awaited: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
+    followed: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
 
     @property
     def cause(self) -> Exit | None:
         """The exit of the process that caused the failure; None if no process failed."""
         needed = [each for each in self._failed if not self._is_outlived(each)]
+        # The loss of a process that no other one needs causes nothing.
+        needed.sort(key=lambda each: each.name in self.followed and self.is_loss(each))
         return needed[0] if needed else None
 
     @property
@@ -63,14 +68,18 @@ class Outcome:
         found = [
             *(each for each in by_itself if each.code != binary.PEER_LOST),
             *(each for each in self.exits if each.was_stopped),
-            *by_itself,
+            *(by_itself if self.interrupted or not self._stopped_early else ()),
             *(each for each in self.exits if each.sent is not None and not each.was_asked),
         ]
         return list(dict.fromkeys(found))
 
     def _is_outlived(self, failed: Exit) -> bool:
-        """Whether all that this process served ended well by themselves, as when a worker of servers was lost."""
-        served = self.awaited.get(failed.name, ())
+        """Whether all that this process served ended well by themselves, as when a worker of servers was lost.
+
+        So it is if they did that a lost process followed.
+        """
+        followed = self.followed.get(failed.name, ()) if self.is_loss(failed) else ()
+        served = self.awaited.get(failed.name, followed)
         well = {each.name for each in self.exits if each.sent is None and each.code in _GOOD}
         return bool(served) and well.issuperset(served)
 
@@ -79,8 +88,17 @@ class Outcome:
         """The launcher's exit code: 0, 75, or that of the cause; 128 + n for signal n."""
         if self.cause is not None:
             return self.cause.code if self.cause.code >= 0 else _SHELL_SIGNAL_BASE - self.cause.code
-        stopped_early = any(each.sent is None and each.code == binary.INTERRUPTED for each in self.exits)
-        return binary.INTERRUPTED if self.interrupted or stopped_early else binary.DONE
+        return binary.INTERRUPTED if self.interrupted or self._stopped_early else binary.DONE
+
+    @property
+    def _stopped_early(self) -> bool:
+        """Whether a process ended because of a signal, of which the launcher may know nothing."""
+        return any(each.sent is None and each.code == binary.INTERRUPTED for each in self.exits)
+
+    @staticmethod
+    def is_loss(failed: Exit) -> bool:
+        """Whether a process that failed was killed, or cut off from the others. An error is no loss."""
+        return failed.code < 0 or failed.code == binary.PEER_LOST
 
     @staticmethod
     def may_be_replaced(failed: Exit) -> bool:

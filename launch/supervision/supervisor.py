@@ -4,13 +4,14 @@ the launcher gets a signal   sends it to all processes except those that serve; 
 a process fails              replaces it if possible; otherwise gives the others the time to notice and to end by
                              themselves, then sends SIGTERM, and SIGKILL after the time to save
 a worker of servers is lost  nothing, while another worker runs: training continues
+an evaluator is lost         nothing: no other process needs it
 nobody is left to serve      SIGTERM to those that serve, SIGKILL after the time to save
 """
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
 
-from launch import binary
 from launch.supervision.line_relay import LineRelay
 from launch.supervision.outcome import Outcome
 from launch.supervision.processes import Exit, Process
@@ -34,6 +35,7 @@ class Supervisor:
         awaited: Mapping[str, Sequence[str]],
         replacement: Callable[[Exit], Process | None],
         replaceable: Collection[str],
+        followed: Mapping[str, Sequence[str]] = MappingProxyType({}),
         seconds_to_notice: float,
         seconds_to_save: float,
     ):
@@ -44,12 +46,13 @@ class Supervisor:
         awaited: by the name of each process that serves, the processes that it serves until they have ended.
         replacement: gets the exit of a failed process; starts a process that replaces it, or returns None.
         replaceable: names of the processes of which the others need only one.
+        followed: by the name of each process that no other one needs, the processes that it follows.
         seconds_to_notice: seconds that processes have to end after another one failed, before SIGTERM.
         seconds_to_save: seconds that processes have to end after a signal, before SIGKILL.
         """
         self._replacement, self._replaceable = replacement, replaceable
         self._running, self._relay, self._signals = list(processes), relay, signals
-        self._awaited = awaited
+        self._awaited, self._followed = awaited, followed
         self._seconds_to_notice, self._seconds_to_save = seconds_to_notice, seconds_to_save
         self._exits: list[Exit] = []
         self._replaced: list[Exit] = []
@@ -73,6 +76,7 @@ class Supervisor:
             replaced=tuple(self._replaced),
             interrupted=self._interrupted_at is not None,
             awaited=self._awaited,
+            followed=self._followed,
         )
 
     def _collect_exits(self) -> None:
@@ -88,15 +92,16 @@ class Supervisor:
                     self._failed_at = time.monotonic()
 
     def _goes_on_without(self, failed: Exit) -> bool:
-        """Whether a process was lost that the others can do without: killed, or cut off. An error is no loss."""
-        is_lost = failed.code < 0 or failed.code == binary.PEER_LOST
+        """Whether a process was lost that the others can do without."""
         others = any(process.name in self._replaceable for process in self._running)
-        return is_lost and failed.name in self._replaceable and others
+        is_spare = failed.name in self._followed or (failed.name in self._replaceable and others)
+        return is_spare and Outcome.is_loss(failed)
 
     def _replace(self, failed: Exit) -> bool:
         """Starts a replacement for a failed process if possible; returns whether it did."""
         is_ending = self._interrupted_at is not None or self._failed_at is not None
-        if is_ending or (failed.name in self._awaited and self._is_idle(failed.name)):
+        is_tied = failed.name in self._awaited or failed.name in self._followed
+        if is_ending or (is_tied and self._is_idle(failed.name)):
             return False
         other = self._replacement(failed)
         if other is not None:
@@ -120,8 +125,9 @@ class Supervisor:
                 process.ask_to_end()
 
     def _is_idle(self, name: str) -> bool:
-        """Whether all processes that this one serves have ended."""
-        return {process.name for process in self._running}.isdisjoint(self._awaited[name])
+        """Whether all processes that this one serves or follows have ended."""
+        others = {**self._followed, **self._awaited}[name]
+        return {process.name for process in self._running}.isdisjoint(others)
 
     def _end_after_failure(self) -> None:
         """Ends the others: a stopped process at once, because it can't end by itself; the rest some time later."""

@@ -103,8 +103,14 @@ def coordinated_strategy(
     )
 
 
-def run_coordinated_server(options: StepOptions, membership: ServersMembership) -> str:
+def run_coordinated_server(
+    options: StepOptions, membership: ServersMembership, *, stop_asked: Callable[[], bool] = lambda: False
+) -> str:
     """Serves until the chief, which has started, ends the run; returns how it ended: 'done' or 'interrupted'.
+
+    Args:
+      options, membership: how a step is computed, and this server's membership.
+      stop_asked: as for `HelpingProcess.run`.
 
     Raises:
       UserError: options that servers can't support, or the chief refused the run.
@@ -113,7 +119,10 @@ def run_coordinated_server(options: StepOptions, membership: ServersMembership) 
     check_options(options, membership.options, membership.num_workers)
     offered = functions(Claims()) if membership.cluster.index == 0 else {}
     return _helped(
-        membership, offered, lambda: {"settings": membership.settings(options), "free_bytes": free_bytes()}
+        membership,
+        offered,
+        lambda: {"settings": membership.settings(options), "free_bytes": free_bytes()},
+        stop_asked,
     )
 
 
@@ -157,11 +166,13 @@ def run_coordinated_worker(
             "instructions": sorted(devices.cpu_instructions),
         }
 
-    return _helped(membership, {"next_batch": batches.next_batch, **KeptWeights().functions()}, describe)
+    offered = {"next_batch": batches.next_batch, **KeptWeights().functions()}
+    return _helped(membership, offered, describe, stop_asked)
 
 
-def _helped(membership: ServersMembership, offered, describe) -> str:
-    return membership.joined.run(offered, describe, timeout_seconds=membership.options.timeout_seconds)
+def _helped(membership: ServersMembership, offered, describe, stop_asked) -> str:
+    seconds = membership.options.timeout_seconds
+    return membership.joined.run(offered, describe, timeout_seconds=seconds, stop_asked=stop_asked)
 
 
 def _check_alike(described: Mapping[str, Mapping], of_worker: Mapping, of_server: Mapping) -> None:

@@ -55,7 +55,12 @@ class HelpingProcess:
         self._called_at: float | None = None
 
     def run(
-        self, functions: Mapping[str, Callable], describe: Callable[[], Mapping], *, timeout_seconds: float
+        self,
+        functions: Mapping[str, Callable],
+        describe: Callable[[], Mapping],
+        *,
+        timeout_seconds: float,
+        stop_asked: Callable[[], bool] = lambda: False,
     ) -> str:
         """Serves until the chief ends the run; returns how it ended: 'done' or 'interrupted'.
 
@@ -64,6 +69,8 @@ class HelpingProcess:
           describe: returns what the chief compares before training. Called once, in a thread of its own, when the
             chief first asks; the chief does not ask a process that replaces another one during training.
           timeout_seconds: seconds without a sign of life after which the chief counts as lost.
+          stop_asked: whether this process was asked to stop. That ends it only if the chief has ended before its
+            first call; a chief that runs decides.
 
         Raises:
           PeerLost: the chief was lost.
@@ -75,7 +82,7 @@ class HelpingProcess:
         self._called_at = None
         own = {"describe": Answer(self._runs, describe).text, "end": self._end, "refuse": self._refuse}
         offered = HostFunctions({name: self._timed(call) for name, call in {**functions, **own}.items()})
-        self._wait_for_the_end(timeout_seconds)
+        self._wait_for_the_end(timeout_seconds, stop_asked)
         offered.withdraw()
         if self._refusal:
             raise UserError(self._refusal)
@@ -98,7 +105,7 @@ class HelpingProcess:
         self._ended.set()
         return np.bool_(True)
 
-    def _wait_for_the_end(self, timeout_seconds) -> None:
+    def _wait_for_the_end(self, timeout_seconds, stop_asked) -> None:
         """A chief that evaluates or saves for long makes no calls: its server's answers show that it lives."""
         heard_at, refused = time.monotonic(), 0
         named = f"{self._chief.name} ({self._chief.address})"
@@ -109,6 +116,9 @@ class HelpingProcess:
             heard_at = max(heard_at, time.monotonic() if lives else 0.0, called_at or 0.0)
             limit = timeout_seconds if called_at else max(timeout_seconds, self._startup_timeout_seconds)
             silent = time.monotonic() - heard_at
+            if refused >= _REFUSALS and not called_at and stop_asked():
+                self._how = "interrupted"
+                return
             if refused >= _REFUSALS and (called_at or silent > limit):
                 raise PeerLost(f"{named} was lost: restart all processes; they resume from the last checkpoint")
             if silent > limit:

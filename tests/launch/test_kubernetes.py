@@ -70,6 +70,14 @@ def test_a_file_is_written(endings):
     assert written[0]["stringData"] != next(yaml.safe_load_all(endings["job"][0].out))["stringData"]
 
 
+def test_a_file_that_others_could_read(tmp_path):
+    """They can't read the new secret."""
+    path = tmp_path / "ring.yaml"
+    path.touch(mode=0o644)
+    kubernetes.write("text", str(path))
+    assert (path.stat().st_mode & 0o777, path.read_text()) == (0o600, "text")
+
+
 def test_a_missing_volume_is_reported(endings):
     ended, _ = endings["without a volume"]
     assert ended.code == 0

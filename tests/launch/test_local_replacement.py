@@ -68,9 +68,44 @@ def test_the_others_go_on_without_a_lost_worker_of_servers(tmp_path):
     done = run_cluster(tmp_path, SURVIVED, *flags)
     assert done.code == 0, done.err
     [line] = done.err.splitlines()
-    assert line.startswith(
-        "warning: worker:1 was lost: killed by SIGKILL; everything was done without it; its log"
-    )
+    assert line.startswith("warning: worker:1 was lost: killed by SIGKILL; the others went on without it; its log")
+
+
+FOLLOWED = """
+if name == "evaluator:0":
+    mark("started")
+    os.kill(os.getpid(), signal.SIGKILL)
+until_marked("started")
+time.sleep(2)
+if {fails} and name == "worker:1":
+    sys.exit(2)
+"""
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("fails, code, last", [(False, 0, "evaluator:0 was lost"), (True, 2, "worker:1 failed")])
+def test_the_others_go_on_without_a_lost_evaluator(tmp_path, fails, code, last):
+    flags = ("--workers=2", "--evaluator", "--grace_seconds=0.5")
+    done = run_cluster(tmp_path, FOLLOWED.format(fails=fails), *flags)
+    assert done.code == code, done.err
+    assert last in done.err.splitlines()[0]
+
+
+REPLACED = """
+(here / f"starts of {name}").open("a").write("x")
+if name == "evaluator:0" and not (here / "killed").exists():
+    mark("killed")
+    os.kill(os.getpid(), signal.SIGKILL)
+if name == "evaluator:0":
+    mark("replaced")
+until_marked("replaced")
+"""
+
+
+def test_a_lost_evaluator_is_replaced_alone(tmp_path):
+    done = run_cluster(tmp_path, REPLACED, "--workers=2", "--evaluator", "--max_restarts=1")
+    assert done.code == 0, done.err
+    assert starts_of(tmp_path) == {"worker:0": 1, "worker:1": 1, "evaluator:0": 2}
 
 
 @pytest.mark.full

@@ -125,7 +125,12 @@ class Entrance:
         if refusal := self._refusal(peer, about):
             connection.send({"user_error": refusal})
             return None
-        connection.send({"proof": _proof(self._secret, _SERVER, nonces)})
+        try:
+            connection.send({"proof": _proof(self._secret, _SERVER, nonces)})
+        except OSError:
+            # No other chief is let in any more, so this one must count as lost: the next `receive` fails too.
+            if peer.role != CHIEF:
+                raise
         return peer
 
     def _refusal(self, peer: Member, about: Mapping[str, object]) -> str | None:

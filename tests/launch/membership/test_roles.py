@@ -16,6 +16,7 @@ def test_a_ring_with_a_chief():
     assert (roles.reporter, roles.num_computing) == ("chief:0", 4)
     assert roles.trainers == ("chief:0", "worker:0", "worker:1")
     assert roles.awaited() == {}
+    assert roles.followed() == {"evaluator:0": roles.trainers}
 
 
 def test_servers():
@@ -25,6 +26,11 @@ def test_servers():
         "ps:1": ("worker:0", "evaluator:0"),
     }
     assert roles.num_computing == 2
+
+
+def test_an_evaluator_of_servers_with_a_chief():
+    """Workers may be lost, and end when the chief has ended: the run goes well if the chief's does."""
+    assert Roles(workers=1, ps=1, chief=True, evaluator=True).followed() == {"evaluator:0": ("chief:0",)}
 
 
 def test_servers_with_a_chief():

@@ -15,7 +15,7 @@ def exited(code, **how) -> Exit:
     return Exit(name="worker:1", code=code, **how)
 
 
-LOST = Exit(name="worker:2", code=5)
+LOST, FAILED = Exit(name="worker:2", code=5), Exit(name="worker:0", code=1)
 # The exits in order; whether a signal was forwarded; the cause; the exit code; whether to restart.
 CASES = {
     "success": ([FIRST, exited(0)], False, None, 0, False),
@@ -27,6 +27,8 @@ CASES = {
     "a signal": ([LOST, exited(-11)], False, "worker:1", 139, True),
     "two failures": ([Exit(name="worker:0", code=7), exited(1)], False, "worker:0", 7, True),
     "only a lost peer": ([FIRST, LOST], False, "worker:2", 5, True),
+    "one process alone was told to stop": ([exited(75), FIRST, LOST], False, None, 75, False),
+    "one was told to stop, another failed": ([LOST, exited(75), FAILED], False, "worker:0", 1, True),
     "a lost peer after a signal": ([exited(75), LOST], True, "worker:2", 5, False),
     "a user's error": ([exited(2)], False, "worker:1", 2, False),
     "numbers that differ": ([exited(3)], False, "worker:1", 3, False),
@@ -75,12 +77,36 @@ WITH_SERVERS = {
         137,
     ),
     "a killed chief": ([Exit(name="chief:0", code=-9), exited(5), LOST], "chief:0", [], 137),
+    "a chief that alone was told to stop": (
+        [Exit(name="chief:0", code=75), exited(5), Exit(name="ps:0", code=5)],
+        None,
+        [],
+        75,
+    ),
 }
 
 
 @pytest.mark.parametrize("exits, cause, lost, code", WITH_SERVERS.values(), ids=WITH_SERVERS)
 def test_a_worker_of_servers_may_be_lost(exits, cause, lost, code):
     outcome = Outcome(exits=tuple(exits), interrupted=False, awaited=AWAITED)
+    assert (outcome.cause.name if outcome.cause else None) == cause
+    assert [each.name for each in outcome.lost] == lost
+    assert outcome.code == code
+
+
+LOST_EVALUATOR = Exit(name="evaluator:0", code=-9)
+# Of a ring with an evaluator: the exits in order; the cause; the losses; the exit code.
+WITH_EVALUATOR = {
+    "it is killed": ([LOST_EVALUATOR, FIRST, exited(0)], None, ["evaluator:0"], 0),
+    "it is killed, later a worker fails": ([LOST_EVALUATOR, FIRST, exited(2)], "worker:1", [], 2),
+    "it fails": ([Exit(name="evaluator:0", code=2), FIRST, exited(0)], "evaluator:0", [], 2),
+}
+
+
+@pytest.mark.parametrize("exits, cause, lost, code", WITH_EVALUATOR.values(), ids=WITH_EVALUATOR)
+def test_an_evaluator_may_be_lost(exits, cause, lost, code):
+    followed = {"evaluator:0": ("worker:0", "worker:1")}
+    outcome = Outcome(exits=tuple(exits), interrupted=False, followed=followed)
     assert (outcome.cause.name if outcome.cause else None) == cause
     assert [each.name for each in outcome.lost] == lost
     assert outcome.code == code

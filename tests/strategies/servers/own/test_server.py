@@ -577,6 +577,23 @@ class TestLost:
             with pytest.raises(PeerLost, match="ps:0"):
                 worker.ask(0, "keys")
 
+    def test_a_chief_that_is_lost_while_it_is_let_in(self, monkeypatch):
+        """The server waited without end for it, and refused every other chief."""
+        send = Connection.send
+
+        def broken(connection, message, arrays=()):
+            if set(message) == {"proof"}:
+                connection.end()
+            send(connection, message, arrays)
+
+        monkeypatch.setattr(Connection, "send", broken)
+        server = new_server(member := new_member())
+        started = Started(lambda: server.serve(LIMIT_SECONDS))
+        with pytest.raises(PeerLost, match="ps:0"), group(member, startup=0.1):
+            pass
+        with pytest.raises(PeerLost, match="the chief was lost"):
+            started.result()
+
     def test_an_idle_stranger_does_not_delay_the_end(self):
         with serving() as (member, started), socket.create_connection((member.host, member.port)):
             with group(member) as chief:
