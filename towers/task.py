@@ -133,7 +133,12 @@ class Task(Protocol):
 
 def check_task(task: Any) -> None:
     """Raises UserError for what is no task, as a model."""
-    check_kind("task", task, Task, "put a model and its data into one: models.own_task.OwnTask(model=..., ...)")
+    # From Python 3.12 on, isinstance would not find what a task hands on by __getattr__.
+    methods = ("num_examples", "build_model", "dataset", "loss", "metrics")
+    if isinstance(task, type) or not all(hasattr(task, name) for name in methods):
+        check_kind(
+            "task", task, Task, "put a model and its data into one: models.own_task.OwnTask(model=..., ...)"
+        )
 
 
 def as_batch(element: Any, what: str = "a dataset element") -> Batch:
