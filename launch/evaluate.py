@@ -7,14 +7,13 @@ The program uses the flags of the run. Flags on the command line override them. 
 that several processes trained.
 """
 
-import json
-
 from absl import flags
 
 from launch import binary, training
 from launch.flags.saved_flags import load_flags
 from launch.flags.task import task_from_flags
 from strategies.registry import cluster_kind, strategy_names
+from strategies.reports.strict_json import dumps
 from strategies.training.trainer import Trainer
 from towers.errors import UserError
 
@@ -51,7 +50,7 @@ def main(_) -> int:
     if not trainer.strategy.keeps_files:
         return binary.DONE
     if FLAGS.json:
-        print(json.dumps({"step": step, **found}))
+        print(dumps({"step": step, **found}))
     else:
         print(f"evaluation of step {step}: " + ", ".join(f"{name} {value:.4f}" for name, value in found.items()))
     return binary.DONE

@@ -12,6 +12,7 @@ version from https://www.cs.toronto.edu/~kriz/cifar.html; TFDS's own builder rea
 
 import contextlib
 import dataclasses
+import errno
 import hashlib
 import os
 import pathlib
@@ -78,17 +79,39 @@ def import_cifar(*, archive: str, data_dir: str, allow_any_checksum: bool = Fals
         )
     if not source.is_file():
         raise UserError(f"--archive={archive}: no such file; give the path of cifar-10-binary.tar.gz")
+    if not os.access(source, os.R_OK):
+        raise UserError(f"--archive={archive}: you may not read it; change its mode, or give a copy of your own")
     if not allow_any_checksum:
         check_checksum(source)
     staging = _make_staging_folder(target)
     try:
-        extract(source, staging / "archive")
-        check_records(staging / "archive" / FOLDER)
-        written = _prepare(staging / "archive", staging / "tfds")
+        with _told_if_full(target):
+            extract(source, staging / "archive")
+            check_records(staging / "archive" / FOLDER)
+            written = _prepare(staging / "archive", staging / "tfds")
         _move_in_place(written, prepared)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
     return prepared
+
+
+@contextlib.contextmanager
+def _told_if_full(data_dir: pathlib.Path):
+    """Context manager: raises UserError if a write failed because the disk is full."""
+    try:
+        yield
+    except Exception as error:
+        if not _says_full(error):
+            raise
+        raise UserError(
+            f"--data_dir={data_dir}: the disk is full, and nothing was imported; make room there, or give another "
+            "folder"
+        ) from error
+
+
+def _says_full(error: Exception) -> bool:
+    """Whether the system refused a write for lack of room: of TFDS's errors only the text says so."""
+    return any(os.strerror(number) in str(error) for number in (errno.ENOSPC, errno.EDQUOT))
 
 
 def check_checksum(archive: pathlib.Path) -> None:
@@ -124,6 +147,8 @@ def extract(archive: pathlib.Path, folder: pathlib.Path) -> None:
                         shutil.copyfileobj(data, file)
                 seen.add(name)
     except (tarfile.TarError, EOFError, OSError) as error:
+        if _says_full(error):
+            raise
         raise UserError(
             f"{archive}: {error}: the file is not a complete .tar.gz file; download it again"
         ) from error

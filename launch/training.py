@@ -46,9 +46,9 @@ from strategies.cluster import SERVER, WORKER
 from strategies.contract import Strategy
 from strategies.training.trainer import Trainer
 from towers.devices import Devices
-from towers.errors import UserError
+from towers.errors import UserError, check_kind
 from towers.options import StepOptions
-from towers.task import Task, steps_per_epoch
+from towers.task import Task, check_task, steps_per_epoch
 
 FLAGS = flags.FLAGS
 
@@ -81,8 +81,10 @@ def build_strategy(task: Task, options: StepOptions | None = None) -> Strategy:
       task: what to train.
       options: how a step computes; None for the options of the flags.
     """
+    check_task(task)
     devices, membership = devices_from_flags(), servers_membership()
     options = options or options_from_flags(run_length(task))
+    check_kind("options", options, StepOptions, "a Keras optimizer becomes one by StepOptions.of_keras(optimizer)")
     if FLAGS.verify:
         # By itself XLA would round the preparation of images, in float32, otherwise than the reference.
         options = dataclasses.replace(options, precision=FLAGS.verify_precision, xla=bool(options.xla))

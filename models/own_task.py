@@ -263,6 +263,11 @@ class OwnTask:
         def find(what: str, given: Any) -> list[Any]:
             return given_by_output(what, given, outputs, lambda: self._names(outputs))
 
+        if is_empty(labels):
+            raise UserError(
+                "the data have no labels, which the losses and metrics compare with the outputs; pass (features, "
+                "labels), a tuple, as train_data and eval_data"
+            )
         by_output = [()] * len(flat(outputs)) if is_empty(weights) else find("weights", weights)
         # Without weights, given as None, each example of an output weighs 1.
         by_output = [() if weight is None else weight for weight in by_output]

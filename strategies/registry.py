@@ -17,11 +17,11 @@ from strategies.slices import SliceOptions, slices_strategy
 from strategies.towers import towers_strategy
 from towers.branches.options import BranchOptions
 from towers.devices import Devices
-from towers.errors import UserError
+from towers.errors import UserError, check_kind
 from towers.grid import BRANCH, SLICE, STAGE
 from towers.options import StepOptions
 from towers.stages.options import PipelineOptions
-from towers.task import Task
+from towers.task import Task, check_task
 
 # What a mode divides whose towers are one device unless its caller says otherwise.
 ON_REQUEST = "on request"
@@ -120,9 +120,22 @@ def build_strategy(
         its branches.
 
     Raises:
-      UserError: unknown name, no cluster for a strategy that needs one, or an argument that the strategy refuses.
+      UserError: unknown name, no cluster for a strategy that needs one, an argument of another type, or one that
+        the strategy refuses.
     """
     mode = _mode(name)
+    check_task(task)
+    check_kind("devices", devices, Devices, "pass what towers.device_setup.configure_devices() returns")
+    check_kind("options", options, StepOptions, "a Keras optimizer becomes one by StepOptions.of_keras(optimizer)")
+    for argument, value, kind in (
+        ("ring", ring, Ring),
+        ("servers", servers, ServersMembership),
+        ("pipeline", pipeline, PipelineOptions),
+        ("slices", slices, SliceOptions),
+        ("branches", branches, BranchOptions),
+    ):
+        if value is not None:
+            check_kind(argument, value, kind, f"pass a {kind.__name__}(...), or omit it")
     check_spread(name, devices.spread)
     check_groups(name, bool(devices.groups))
     if mode.cluster_kind == "servers" and servers is None:
@@ -183,8 +196,8 @@ def check_groups(name: str, grouped: bool, grid: str = "a grid") -> None:
 
 
 def _mode(name: str) -> _Mode:
-    if name not in _MODES:
-        near = difflib.get_close_matches(name, _MODES, 1)
+    if not isinstance(name, str) or name not in _MODES:
+        near = difflib.get_close_matches(str(name), _MODES, 1)
         hint = f"did you mean {near[0]}?" if near else f"use one of {', '.join(_MODES)}"
         raise UserError(f"strategy {name!r} is unknown: {hint}")
     return _MODES[name]

@@ -3,6 +3,7 @@
 import contextlib
 import re
 from collections.abc import Sequence
+from numbers import Integral
 
 import tensorflow as tf
 
@@ -71,6 +72,10 @@ def configure_devices(
         num_processes=num_processes,
         cores_per_tower=cores_per_tower,
     )
+    if batch_size is not None and (not isinstance(batch_size, Integral) or isinstance(batch_size, bool)):
+        raise UserError(f"batch_size={batch_size!r}: it must be an integer; omit it if it is not known")
+    if not isinstance(parameter_device, str):
+        raise UserError(f"parameter_device={parameter_device!r}: it must be a text; use for example 'cpu'")
     _check_own_gpus(own_gpus, len(found))
     gpus = found if own_gpus is None else [found[index] for index in own_gpus]
     if kind not in KINDS:
@@ -134,6 +139,8 @@ _ZERO_DEVICES = {1: REPLICATED, 2: REPLICATED, 3: SHARDED}
 
 def _check_numbers(**numbers: int | None) -> None:
     for name, number in numbers.items():
+        if number is not None and (not isinstance(number, Integral) or isinstance(number, bool)):
+            raise UserError(f"{name}={number!r}: it must be an integer; omit it for the default")
         if number is not None and not 1 <= number <= MOST_CORES:
             raise UserError(
                 f"{name}={number}: it must be at least 1 and at most {MOST_CORES}; omit it for the default"
@@ -141,6 +148,8 @@ def _check_numbers(**numbers: int | None) -> None:
 
 
 def _check_own_gpus(own_gpus: Sequence[int] | None, num_found: int) -> None:
+    if own_gpus is not None and (isinstance(own_gpus, str) or not isinstance(own_gpus, Sequence)):
+        raise UserError(f"own_gpus={own_gpus!r}: it must be a list of indices; use for example own_gpus=[0]")
     for index in own_gpus or ():
         if not 0 <= index < num_found:
             raise UserError(
@@ -217,10 +226,12 @@ def _configure_runtime(gpus, *, num_cpus: int, threads: int, cores: int) -> int:
         cpu = tf.config.list_physical_devices("CPU")[0]
         if len(tf.config.get_logical_device_configuration(cpu) or [None]) < num_cpus:
             tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * num_cpus)
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:
+        # TensorFlow's ValueError says that the program has divided a GPU itself.
+        wanted = f"{len(gpus)} GPUs" if gpus else f"{num_cpus} logical CPU devices"
         raise UserError(
-            f"{num_cpus} logical CPU devices: TensorFlow already runs in this process with other devices; "
-            "configure the devices before the first tensor"
+            f"{wanted}: TensorFlow already runs in this process with other devices, or they were divided before; "
+            "configure the devices before the first tensor, and in one place"
         ) from error
     return threads
 

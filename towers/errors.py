@@ -10,3 +10,22 @@ class UserError(ValueError):
 
     # Keras appends lines about arguments to exceptions raised in a layer's call, except those with this mark.
     _keras_call_info_injected = True
+
+
+def check_kind(name: str, value: object, kind: type, fix: str) -> None:
+    """Raises UserError if an argument is no instance of its type.
+
+    Args:
+      name: of the argument.
+      value: of the argument.
+      kind: its type.
+      fix: what to pass, for the message.
+    """
+    if isinstance(value, type) or not isinstance(value, kind):
+        given = f"the class {_written(value)}" if isinstance(value, type) else f"a {_written(type(value))}"
+        raise UserError(f"{name} is {given}: must be a {_written(kind)}; {fix}")
+
+
+def _written(kind: type) -> str:
+    """With the module, because Keras has a Callback, too."""
+    return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"

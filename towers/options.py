@@ -7,7 +7,7 @@ import keras
 
 from towers.batch_stats import check_batch_stats
 from towers.devices import Devices
-from towers.errors import UserError
+from towers.errors import UserError, check_kind
 from towers.hardware.cpu_instructions import (
     AMX_BFLOAT16,
     AVX2,
@@ -157,11 +157,18 @@ class StepOptions:
             value = getattr(self, name)
             if not isinstance(value, numbers.Integral) or isinstance(value, bool):
                 raise UserError(f"{name}={value!r}: must be an integer; use for example {name}={example}")
+            # Keras takes no NumPy integer as a seed.
+            object.__setattr__(self, name, int(value))
         if isinstance(self.rule, keras.optimizers.Optimizer):
             raise UserError(
                 f"rule={type(self.rule).__name__}: must be a rule of towers.updates.rules; pass a Keras optimizer "
                 "to StepOptions.of_keras(optimizer)"
             )
+        if isinstance(self.rule, type) or not hasattr(self.rule, "slot_names"):
+            raise UserError(
+                f"rule={self.rule!r}: must be a rule of towers.updates.rules; pass for example rule=Momentum()"
+            )
+        check_kind("clipping", self.clipping, Clipping, "pass for example Clipping(norm=1.0)")
         if not callable(self.schedule):
             raise UserError(
                 f"schedule={self.schedule!r}: must be a function from step to learning rate; "

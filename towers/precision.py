@@ -24,7 +24,7 @@ SHORT_PRECISIONS = ("bfloat16", "float16")
 
 def check_precision(name: str) -> None:
     """Raises UserError for an unknown precision."""
-    if name not in _POLICIES:
+    if name not in PRECISIONS:
         raise UserError(f"precision={name!r} is unknown: use one of {', '.join(PRECISIONS)}")
 
 

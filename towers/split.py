@@ -42,7 +42,10 @@ def checked_shares(
     """
     if shares is None:
         return even_shares(num_parts)
-    shares = tuple(float(share) for share in shares)
+    try:
+        shares = tuple(float(share) for share in shares)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{what}={shares!r}: must be a list of numbers, one for each {of}") from error
     written = ",".join(f"{share:g}" for share in shares)
     if len(shares) != num_parts:
         raise UserError(

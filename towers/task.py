@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import keras
 import tensorflow as tf
 
-from towers.errors import UserError
+from towers.errors import UserError, check_kind
 from towers.split import bounds_in_graph, checked_shares, even_shares
 
 
@@ -131,11 +131,22 @@ class Task(Protocol):
         """Undivided metrics by name."""
 
 
-def as_batch(element: Any) -> Batch:
+def check_task(task: Any) -> None:
+    """Raises UserError for what is no task, as a model."""
+    # From Python 3.12 on, isinstance would not find what a task hands on by __getattr__.
+    methods = ("num_examples", "build_model", "dataset", "loss", "metrics")
+    if isinstance(task, type) or not all(hasattr(task, name) for name in methods):
+        check_kind(
+            "task", task, Task, "put a model and its data into one: models.own_task.OwnTask(model=..., ...)"
+        )
+
+
+def as_batch(element: Any, what: str = "a dataset element") -> Batch:
     """A dataset's element as a `Batch`.
 
     Args:
       element: a `Batch`, features, (features, labels) or (features, labels, weights).
+      what: name of the element in messages.
 
     Raises:
       UserError: a tuple of another length.
@@ -146,7 +157,7 @@ def as_batch(element: Any) -> Batch:
         if 1 <= len(element) <= 3:
             return Batch(*element)
         raise UserError(
-            f"a dataset element is a tuple of {len(element)}: it must be (features, labels) or "
+            f"{what} is a tuple of {len(element)}: it must be (features, labels) or "
             "(features, labels, weights); put several inputs into a dict or list"
         )
     return Batch(element)

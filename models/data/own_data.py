@@ -29,16 +29,19 @@ def check_data(what: str, data: Any) -> None:
     if isinstance(data, tf.data.Dataset):
         _check_kinds(what, tf.nest.flatten(data.element_spec))
         _check_batches(what, tf.nest.flatten(data.element_spec))
+        _check_real(what, as_batch(data.element_spec, f"an element of {what}"))
         return
     if isinstance(data, keras.utils.PyDataset) or callable(data) or isinstance(data, Iterator):
         raise UserError(
             f"{what} is a {type(data).__name__}: must be arrays or a tf.data dataset of batches; "
             "make one with tf.data.Dataset.from_generator(function, output_signature=...)"
         )
-    for array in tf.nest.flatten(as_batch(data)):
+    batch = as_batch(data, what)
+    for array in tf.nest.flatten(batch):
         _check_dense(what, array)
-    count_examples(as_batch(data), what)
-    weights = [array for array in tf.nest.flatten(as_batch(data).weights) if array is not None]
+    count_examples(batch, what)
+    _check_real(what, batch)
+    weights = [array for array in tf.nest.flatten(batch.weights) if array is not None]
     _check_weights(what, [np.asarray(array) for array in weights])
 
 
@@ -80,6 +83,18 @@ def _check_weights(what: str, weights: Sequence[np.ndarray]) -> None:
         )
     if weights and not any(array.any() for array in weights):
         raise UserError(f"{what} has only weights of 0: no example would count; omit or correct the weights")
+
+
+def _check_real(what: str, batch: Batch) -> None:
+    """Raises UserError for complex labels and weights, whose imaginary parts a loss would drop."""
+    for part in ("labels", "weights"):
+        for one in tf.nest.flatten(getattr(batch, part)):
+            dtype = getattr(one, "dtype", None)
+            if dtype is not None and tf.as_dtype(dtype).is_complex:
+                raise UserError(
+                    f"{what} has {part} of {tf.as_dtype(dtype).name}: must be real numbers; pass real and "
+                    "imaginary parts as two"
+                )
 
 
 def _check_kinds(what: str, specs: Sequence[tf.TypeSpec]) -> None:

@@ -80,15 +80,17 @@ def _check_first_batch(task: Task, model: keras.Model, split: str, batch: Batch)
     else:
         takes = f", and the model takes {taken}" if taken else ""
         problem = f"the first batch of {split!r} has features {given}{takes}: give features of the model's inputs"
-    if _are_more(few.features, model):
+    if _are_more(few.features, model) or _loses_imaginary_parts(few.features, model):
         raise UserError(problem)
     outputs = _computed(lambda: _outputs(model, few.features), problem)
     came = f"the first batch of {split!r} has labels {_described(few.labels)}{_weights_of(few)}, and the model "
     came += f"returns {_described(outputs)}"
     wrong_loss = f"{came}: give labels and weights that fit outputs and loss"
-    _computed(lambda: task.loss(outputs, few), wrong_loss, reads_labels=True)
+    # Those of training were checked before: what the task refuses now is in the data of this split.
+    where = f"the first batch of {split!r}: " if split == "eval" else ""
+    _computed(lambda: task.loss(outputs, few), wrong_loss, reads_labels=True, where=where)
     wrong_metrics = f"{came}: give metrics that fit labels and outputs"
-    metrics = _computed(lambda: task.metrics(outputs, few), wrong_metrics, reads_labels=True)
+    metrics = _computed(lambda: task.metrics(outputs, few), wrong_metrics, reads_labels=True, where=where)
     for name in sorted(RESERVED_NAMES.intersection(metrics or ())):
         raise UserError(f"a metric is named {name!r}, a field that each report has already: rename the metric")
 
@@ -136,18 +138,31 @@ def _are_more(features: Any, model: keras.Model) -> bool:
     return bool(inputs) and not isinstance(features, Mapping) and len(tf.nest.flatten(features)) > len(inputs)
 
 
-def _computed(function: Callable[[], Any], problem: str, *, reads_labels: bool = False) -> Any:
+def _loses_imaginary_parts(features: Any, model: keras.Model) -> bool:
+    """Whether Keras would cast complex features to the model's real inputs."""
+    inputs = getattr(model, "inputs", None) or ()
+
+    def are_complex(tensors) -> bool:
+        return any(tf.as_dtype(tensor.dtype).is_complex for tensor in tensors)
+
+    return bool(inputs) and are_complex(tf.nest.flatten(features)) and not are_complex(inputs)
+
+
+def _computed(function: Callable[[], Any], problem: str, *, reads_labels: bool = False, where: str = "") -> Any:
     """What `function` returns.
 
-    If it reads labels, None for one out of range, which training reports by its step.
+    If it reads labels, None for one out of range, which training reports by its step. `where` is put before what
+    the function refuses itself.
 
     Raises:
       UserError: Keras or TensorFlow refuse the data. An error in a user's own code is raised as it is.
     """
     try:
         return function()
-    except UserError:
-        raise
+    except UserError as error:
+        if not where:
+            raise
+        raise UserError(f"{where}{error}") from error
     except (ValueError, TypeError, LookupError, AttributeError, tf.errors.OpError) as error:
         if reads_labels and out_of_range(error, "", only_labels=True) is not None:
             return None

@@ -66,7 +66,7 @@ class Causes:
         if self.all_true(not parts):
             self.check_labels(read(), "evaluation")
             return
-        where = "another worker's part of it" if index is None else f"batch {index} of it"
+        where = "another worker's part" if index is None else f"batch {index}"
         named = " and ".join(parts or ["numbers"])
         raise UserError(f"the evaluation data hold NaN or infinite {named}, in {where}: clean the data")
 

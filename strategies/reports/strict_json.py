@@ -3,6 +3,8 @@
 import json
 from collections.abc import Mapping
 
+import numpy as np
+
 
 def dumps(value, *, indent: int | None = None) -> str:
     """The JSON text of `value`; an object without a JSON type (a path, say) is written as its str()."""
@@ -14,6 +16,8 @@ def _finite(value):
         return {name: _finite(child) for name, child in value.items()}
     if isinstance(value, list | tuple):
         return [_finite(child) for child in value]
+    if isinstance(value, np.generic):
+        return _finite(value.item())
     if isinstance(value, float) and not abs(value) < float("inf"):
         return None
     return value

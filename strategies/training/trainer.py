@@ -24,7 +24,7 @@ from strategies.training.export import save_model
 from strategies.training.saving import Saving
 from strategies.training.stop_signals import StopSignals
 from strategies.training.trainer_options import TrainerOptions
-from towers.errors import UserError
+from towers.errors import UserError, check_kind
 
 log = logging.getLogger(__name__)
 
@@ -79,8 +79,10 @@ class Trainer:
         settings: written into summary.json as 'flags'.
 
         Raises:
-          UserError: epochs are given, and the number of training examples is unknown.
+          UserError: epochs are given, and the number of training examples is unknown; or an argument is of another
+            type.
         """
+        _check_types(strategy, options, callbacks, stop_requested)
         self.strategy, self.options = strategy, options
         self._stop_requested, self._ended = stop_requested, ended
         self._settings = dict(settings or {})
@@ -426,3 +428,18 @@ class Trainer:
         files["summary"] = self.directory / "summary.json"
         files["tensorboard"] = self.directory / "tensorboard"
         return files
+
+
+def _check_types(strategy, options, callbacks, stop_requested) -> None:
+    if isinstance(strategy, type) or not hasattr(strategy, "run_steps"):
+        raise UserError(
+            f"strategy is a {type(strategy).__name__}: must be a strategy; pass what "
+            "strategies.registry.build_strategy(...) returns"
+        )
+    check_kind("options", options, TrainerOptions, "pass for example TrainerOptions(steps=100)")
+    if not isinstance(callbacks, Sequence):
+        raise UserError(f"callbacks={callbacks!r}: must be a list; pass callbacks=[callback], or omit it")
+    for callback in callbacks:
+        check_kind("a callback", callback, Callback, "derive its class from that one")
+    if stop_requested is not None and not callable(stop_requested):
+        raise UserError(f"stop_requested={stop_requested!r}: must be a function that returns a bool, or None")

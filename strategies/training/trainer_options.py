@@ -60,6 +60,10 @@ class TrainerOptions:
                 raise UserError(f"{name}={value}: must be more than 0; omit it for the default")
         if not isinstance(self.keep_checkpoints, numbers.Integral):
             raise UserError(f"keep_checkpoints={self.keep_checkpoints!r}: must be an integer; use for example 3")
+        if self.directory is not None and (
+            not isinstance(self.directory, str | os.PathLike) or self.directory == ""
+        ):
+            raise UserError(f"directory={self.directory!r}: must be the path of a folder, or None to save nothing")
         if not isinstance(self.resume, str | os.PathLike):
             raise UserError(f"resume={self.resume!r}: must be 'auto', 'never', or the path of a checkpoint")
         for name in ("epochs", "evaluate_every_epochs"):

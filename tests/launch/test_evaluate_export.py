@@ -3,6 +3,8 @@
 import json
 import pathlib
 import shutil
+import subprocess
+import sys
 
 import pytest
 
@@ -89,6 +91,23 @@ def runs(copied, damaged, of_clusters, tmp_path_factory):
 
 def summary_of(directory):
     return json.loads((directory / "summary.json").read_text())
+
+
+_NOT_FINITE = """
+import types
+from launch import evaluate
+
+strategy = types.SimpleNamespace(step=3, keeps_files=True)
+found = {"loss": float("nan"), "accuracy": 0.5}
+evaluate.restored_trainer = lambda: types.SimpleNamespace(strategy=strategy, evaluate=lambda: found)
+evaluate.cli()
+"""
+
+
+def test_json_of_numbers_that_are_not_finite_is_json():
+    command = [sys.executable, "-c", _NOT_FINITE, "--json"]
+    out = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
+    assert json.loads(out, parse_constant=pytest.fail) == {"step": 3, "loss": None, "accuracy": 0.5}
 
 
 @pytest.mark.full

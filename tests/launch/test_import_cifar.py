@@ -1,5 +1,6 @@
 """An archive becomes TFDS's own cifar10, or one line says why not and nothing is written."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -75,6 +76,29 @@ def test_nothing_is_overwritten(imported, tmp_path):
             allow_any_checksum=True,
         )
     assert before == {path: path.stat().st_mtime_ns for path in imported.rglob("*")}
+
+
+def test_a_full_disk_is_not_called_a_damaged_archive(tmp_path, monkeypatch):
+    def fails(*unused):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def fails_in_tfds(*unused):
+        raise RuntimeError(
+            "ResourceExhaustedError: Failed to finalize writing of 'train': No space left on device"
+        )
+
+    archive = write_archive(tmp_path / "a.tar.gz")
+    with monkeypatch.context() as patched:
+        patched.setattr(binary.shutil, "copyfileobj", fails)
+        assert "the disk is full" in refused(archive, tmp_path / "tfds")
+    monkeypatch.setattr(binary, "_prepare", fails_in_tfds)
+    assert "the disk is full" in refused(archive, tmp_path / "tfds")
+
+
+def test_an_archive_that_may_not_be_read_is_refused(tmp_path, monkeypatch):
+    archive = write_archive(tmp_path / "a.tar.gz")
+    monkeypatch.setattr(binary.os, "access", lambda path, mode: False)
+    assert "you may not read it" in refused(archive, tmp_path / "tfds")
 
 
 def test_another_checksum_is_refused(tmp_path):

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 
 from strategies.registry import ON_REQUEST, build_strategy, cluster_kind, divides, strategy_names
@@ -35,6 +36,42 @@ def test_every_strategy_is_built(name):
 def test_an_unknown_name_is_refused_with_a_hint(name, hint):
     with refused(f"strategy {name!r} is unknown", hint):
         build_strategy(name, small_task(), cpus(1), StepOptions())
+
+
+@pytest.mark.parametrize(
+    "changed, parts",
+    [
+        ({"name": None}, ("strategy None is unknown", "use one of towers")),
+        ({"task": dense_network()}, ("task is a keras.src", "must be a towers.task.Task", "OwnTask(model=")),
+        ({"task": TinyTask}, ("task is the class", "must be a towers.task.Task")),
+        ({"devices": ["cpu:0"]}, ("devices is a list", "configure_devices()")),
+        ({"options": {}}, ("options is a dict", "StepOptions.of_keras(optimizer)")),
+        ({"pipeline": "1f1b"}, ("pipeline is a str", "PipelineOptions(...)")),
+        ({"shares": "1,2"}, ("shares='1,2'", "a list of numbers")),
+    ],
+)
+def test_an_argument_of_another_type_is_refused(changed, parts):
+    given = {"name": "towers", "task": small_task(), "devices": cpus(2), "options": StepOptions()} | changed
+    with refused(*parts):
+        build_strategy(given.pop("name"), given.pop("task"), given.pop("devices"), given.pop("options"), **given)
+
+
+@pytest.mark.parametrize(
+    "given, parts",
+    [
+        ({"rule": "sgd"}, ("rule='sgd'", "a rule of towers.updates.rules")),
+        ({"clipping": 1.0}, ("clipping is a float", "Clipping(norm=1.0)")),
+        ({"precision": ["float32"]}, ("precision=['float32'] is unknown",)),
+    ],
+)
+def test_an_option_of_another_type_is_refused(given, parts):
+    with refused(*parts):
+        StepOptions(**given)
+
+
+def test_a_seed_may_be_a_numpy_integer():
+    """Keras takes none."""
+    assert build_strategy("towers", small_task(), cpus(1), StepOptions(seed=np.int64(4))).step == 0
 
 
 def test_parameter_servers_need_a_cluster():

@@ -165,6 +165,33 @@ class Gpus:
         self.visible = [self._index(gpu) for gpu in gpus]
 
 
+@pytest.mark.parametrize(
+    "arguments, parts",
+    [
+        ({"num_towers": "2"}, ("num_towers='2'", "an integer")),
+        ({"threads_per_tower": 1.5}, ("threads_per_tower=1.5", "an integer")),
+        ({"batch_size": "32"}, ("batch_size='32'", "an integer")),
+        ({"parameter_device": None}, ("parameter_device=None", "a text")),
+        ({"own_gpus": 0}, ("own_gpus=0", "a list of indices")),
+    ],
+)
+def test_an_argument_of_another_type_is_refused(arguments, parts):
+    with refused(*parts):
+        configure_devices(**arguments)
+
+
+def test_gpus_that_the_program_has_divided_are_refused(monkeypatch):
+    """TensorFlow raises a ValueError for these."""
+    Gpus(monkeypatch, 1)
+
+    def fails(gpu, on):
+        raise ValueError("Cannot set memory growth on device when virtual devices configured")
+
+    monkeypatch.setattr(tf.config.experimental, "set_memory_growth", fails)
+    with refused("1 GPUs", "they were divided before", "before the first tensor"):
+        configure_devices()
+
+
 def test_a_process_sees_its_own_gpus_alone(monkeypatch):
     gpus = Gpus(monkeypatch, 4)
     devices = configure_devices(own_gpus=[2, 3])

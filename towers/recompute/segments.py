@@ -73,7 +73,7 @@ def segments_of(model: keras.Model, recompute: str) -> list[Segment]:
         )
     if not found and recompute == "blocks":
         raise UserError(
-            f"recompute='blocks': model {model.name!r} repeats no block; use recompute='full', 'sqrt' or 'none'"
+            f"recompute='blocks': model {model.name!r} repeats no block; use one of full, sqrt, none instead"
         )
     if not found:
         raise UserError(

@@ -158,6 +158,22 @@ MISTAKES = {
         {"eval_data": lambda: dataset(X, Y).batch(20).repeat()},
         ("the 'eval' data never end", "remove repeat()"),
     ),
+    "too many parts": ({"eval_data": (X, Y, Y, Y)}, ("eval_data is a tuple of 4", "(features, labels)")),
+    "too many parts of a dataset": (
+        {"train_data": lambda: dataset(X, Y, Y, Y).batch(20)},
+        ("an element of train_data is a tuple of 4",),
+    ),
+    "no labels": ({"train_data": X}, ("the data have no labels", "as train_data and eval_data")),
+    "no labels to evaluate": ({"eval_data": (X, None)}, ("the first batch of 'eval': the data have no labels",)),
+    "labels of an unknown output": (
+        {"eval_data": (X, {"a": Y})},
+        ("the first batch of 'eval': labels for 'a'", "use one of these names"),
+    ),
+    "complex features": (
+        both(X.astype(np.complex64), Y),
+        ("'train' has features complex64 [N, 5]", "the model takes float32 [N, 5]"),
+    ),
+    "complex labels": (both(X, Y + 1j), ("train_data has labels of complex128", "real numbers")),
     "dates": (
         both(np.full((N, 5), np.datetime64("2026-01-01")), Y),
         ("train_data has an array of datetime64", "numbers"),

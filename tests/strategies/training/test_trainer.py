@@ -188,11 +188,30 @@ class TestLoop:
             ({"steps": 1, "checkpoint_every_seconds": "1"}, ("checkpoint_every_seconds='1'", "a number")),
             ({"steps": 1, "keep_checkpoints": 1.5}, ("keep_checkpoints=1.5", "an integer")),
             ({"steps": 1, "resume": None}, ("resume=None", "'auto'")),
+            ({"steps": 1, "directory": 5}, ("directory=5", "the path of a folder")),
+            ({"steps": 1, "directory": ""}, ("directory=''", "the path of a folder")),
         ],
     )
     def test_wrong_options_are_refused(self, options, parts):
         with refused(*parts):
             TrainerOptions(**options)
+
+    @pytest.mark.parametrize(
+        "changed, parts",
+        [
+            ({"strategy": "towers"}, ("strategy is a str", "build_strategy(...)")),
+            ({"options": {"steps": 1}}, ("options is a dict", "TrainerOptions(steps=100)")),
+            ({"callbacks": Callback()}, ("callbacks=", "must be a list")),
+            (
+                {"callbacks": [keras.callbacks.Callback()]},
+                ("a callback is a keras", "strategies.callbacks.Callback"),
+            ),
+            ({"stop_requested": True}, ("stop_requested=True", "a function")),
+        ],
+    )
+    def test_an_argument_of_another_type_is_refused(self, changed, parts):
+        with refused(*parts):
+            Trainer(**{"strategy": small_strategy(), "options": TrainerOptions(steps=1)} | changed)
 
 
 class _LengthUnknown:
@@ -496,7 +515,7 @@ class TestDataThatAreNotFinite:
     @pytest.mark.parametrize("part", first_quick(["labels", "features"]))
     def test_evaluation_names_the_part_after_all_is_saved(self, part, tmp_path):
         strategy = self.strategy(eval_data=self.parts()[part])
-        with refused(f"the evaluation data hold NaN or infinite {part}, in batch 4 of it", "clean the data"):
+        with refused(f"the evaluation data hold NaN or infinite {part}, in batch 4", "clean the data"):
             fitted(strategy, steps=6, evaluate_every_epochs=None, directory=tmp_path)
         assert (tmp_path / "checkpoints" / "step-6.index").exists()
 
