@@ -32,6 +32,17 @@ class SliceOptions:
 
     layout: tuple[tuple[str, str], ...] = ()
 
+    def __post_init__(self):
+        if not isinstance(self.layout, tuple | list) or not all(map(_is_rule, self.layout)):
+            raise UserError(
+                f"layout={self.layout!r}: must be pairs of a pattern of layers' paths and a split; use for "
+                "example layout=(('block_*/mlp_up', 'columns'),)"
+            )
+
+
+def _is_rule(given) -> bool:
+    return isinstance(given, tuple | list) and len(given) == 2 and all(isinstance(part, str) for part in given)
+
 
 class SlicedTowers:
     """Implements `strategies.grouped_towers.GroupedTowers`: each device of a tower has slices of the layers.

@@ -5,6 +5,7 @@ import tensorflow as tf
 from keras import layers
 
 from strategies.registry import build_strategy
+from strategies.slices import SliceOptions
 from strategies.training.checkpoints import Checkpoints
 from tests.towers.logical_cpus import cpus, cpus_in_groups
 from tests.towers.tiny_tasks import (
@@ -58,6 +59,12 @@ def test_a_run_goes_on_with_other_slices_and_with_towers(tmp_path):
 def test_what_it_refuses(name, devices, options, parts):
     with refused(*parts):
         build_strategy(name, dense_task(), devices, StepOptions(**options))
+
+
+@pytest.mark.parametrize("layout", ["a=rows", {"a": "rows"}, (("a", "rows", "b"),)], ids=str)
+def test_a_layout_of_another_form(layout):
+    with refused(f"layout={layout!r}", "pairs of a pattern", "layout=(("):
+        SliceOptions(layout=layout)
 
 
 class Penalised(layers.Layer):

@@ -32,7 +32,7 @@ class LayerSplit:
 
     Attributes:
       layer: the layer.
-      path: its path in the model, 'block_0/mlp_up'.
+      path: its path in the model, 'block_0/mlp_up'; a repeated path has the number of its parameters, 'up#2'.
       split: one of SPLITS.
       cut: what the split cuts; None for a layer that is whole.
       lengths: number of units of each slice; they differ by at most 1. Empty for a layer that is whole.
@@ -72,7 +72,8 @@ class Layout:
         variables = ModelVariables.of(model)
         self._parameters = variables.parameters
         self.names = canonical_names(variables.parameters)
-        chosen = _Choice(_layers_of(model), table, num_slices, self._why_not(variables))
+        named = dict(zip(map(id, variables.parameters), self.names, strict=True))
+        chosen = _Choice(_layers_of(model, named), table, num_slices, self._why_not(variables))
         self.layers = tuple(chosen.layers.values())
         self._owners = {id(variable): found for found in self.layers for variable in found.layer.variables}
         self.cuts: dict[int, tuple[int, tuple[int, ...]]] = {}
@@ -235,14 +236,25 @@ def _listed(paths: Sequence[str]) -> str:
     return f"{', '.join(paths[:_MOST_LISTED])} and {len(paths) - _MOST_LISTED} more; show_layout=True lists them"
 
 
-def _layers_of(model: keras.Model) -> dict[str, keras.layers.Layer]:
-    """The layers that own parameters, by path; an attention counts as one layer."""
+def _layers_of(model: keras.Model, names: Mapping[int, str]) -> dict[str, keras.layers.Layer]:
+    """The layers that own parameters, by path; an attention counts as one layer.
+
+    Args:
+      model: the model.
+      names: canonical names of the parameters, by id.
+    """
     found: dict[str, keras.layers.Layer] = {}
     inner: set[int] = set()
     for layer in model._flatten_layers():
         if type(layer) is keras.layers.MultiHeadAttention:
             inner |= {id(part) for part in layer._flatten_layers(include_self=False)}
-            found[layer.variables[0].path.rsplit("/", 2)[0]] = layer
+            found[_path_of(layer.variables[0], 2, names)] = layer
         elif id(layer) not in inner and layer._trainable_variables:
-            found.setdefault(layer._trainable_variables[0].path.rpartition("/")[0], layer)
+            found.setdefault(_path_of(layer._trainable_variables[0], 1, names), layer)
     return found
+
+
+def _path_of(variable: keras.Variable, depth: int, names: Mapping[int, str]) -> str:
+    """The path of the layer `depth` levels above a variable: models inside the model may repeat it."""
+    number = names.get(id(variable), variable.path).removeprefix(variable.path)
+    return variable.path.rsplit("/", depth)[0] + number

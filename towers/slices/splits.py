@@ -93,6 +93,11 @@ def _attention(layer):
     # Each device would draw its own dropout mask, so the numbers would depend on the number of devices.
     if layer.dropout:
         return {}
+    # A penalty of the projections' outputs needs their own calls, and that of the last one the whole output.
+    if layer._activity_regularizer is not None:
+        return {}
+    if any(map(_has_other_weights, (*projections(layer).values(), layer._output_dense))):
+        return {}
     kernels = [(of_head.kernel, 1) for of_head in projections(layer).values()]
     biases = [(of_head.bias, 0) for of_head in projections(layer).values() if of_head.bias is not None]
     output = (layer._output_dense.kernel, 0)

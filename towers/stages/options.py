@@ -1,6 +1,7 @@
 """How a tower of several devices is organised: stages, microbatches and their schedule."""
 
 import dataclasses
+import numbers
 
 import keras
 
@@ -36,9 +37,17 @@ class PipelineOptions:
     def __post_init__(self):
         for name in ("stages", "microbatches"):
             value = getattr(self, name)
+            if value is not None and not _is_integer(value):
+                raise UserError(f"{name}={value!r}: must be an integer; use for example {name}=4")
             if value is not None and value < 1:
                 raise UserError(f"{name}={value}: it must be at least 1")
-        if isinstance(self.balance, str) and self.balance not in BALANCES:
+        if not isinstance(self.schedule, str | Schedule):
+            raise UserError(
+                f"schedule={self.schedule!r}: must be one of {', '.join(builders.NAMES)}, or a "
+                "towers.pipeline.schedule.Schedule; use for example schedule='1f1b'"
+            )
+        is_known = self.balance in BALANCES if isinstance(self.balance, str) else _are_sizes(self.balance)
+        if not is_known:
             raise UserError(
                 f"balance={self.balance!r} is unknown: use one of {', '.join(BALANCES)}, or a number of "
                 "operations for each stage, as 5,3"
@@ -100,6 +109,14 @@ class PipelineOptions:
                 "stages: give one number of operations for each stage"
             )
         return cut_by_sizes(model, self.balance)
+
+
+def _is_integer(value) -> bool:
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def _are_sizes(balance) -> bool:
+    return isinstance(balance, tuple | list) and all(map(_is_integer, balance))
 
 
 def check_microbatches(

@@ -69,6 +69,23 @@ def test_the_first_pattern_that_fits_counts_and_the_next_layer_follows_it():
     assert splits(model, table=[("a1", "rows"), ("a*", "whole")]) == {"a1": "rows", "a2": "whole", "b": "columns"}
 
 
+def test_layers_of_two_models_inside_the_model_that_have_the_same_path():
+    def encoder(name):
+        inputs = keras.Input((4,))
+        outputs = layers.Dense(4, name="down")(layers.Dense(8, "relu", name="up")(inputs))
+        attended = layers.MultiHeadAttention(2, 2, name="attention")(*[layers.Reshape((1, 4))(outputs)] * 2)
+        return keras.Model(inputs, layers.Flatten()(attended), name=name)
+
+    query, document = keras.Input((4,)), keras.Input((4,))
+    model = keras.Model([query, document], layers.Dot(1)([encoder("a")(query), encoder("b")(document)]))
+    found = {"up": "columns", "down": "rows", "attention": "heads"}
+    assert splits(model) == found | {f"{path}#2": split for path, split in found.items()}
+    assert splits(model, table=[("up#2", "whole")])["up#2"] == "whole"
+    layout = Layout(model, 2)
+    held = [layout.bytes_of(index)[1] for index in range(len(layout.names))]
+    assert held[: len(held) // 2] == held[len(held) // 2 :]
+
+
 @pytest.mark.parametrize(
     "table, parts",
     [

@@ -88,3 +88,33 @@ def test_layers_in_every_use_equal_one_device(build):
         values.pop(name, None), wanted.pop(name, None)
     assert_close(values, wanted, 1e-9)
     assert found.evaluate() == pytest.approx(expected.evaluate())
+
+
+def adapted() -> layers.MultiHeadAttention:
+    """Its queries and values have matrices of low rank beside their kernels."""
+    attention = layers.MultiHeadAttention(2, 3, name="attention")
+    attention.build((None, 4, 6), (None, 4, 6))
+    for projection in (attention._query_dense, attention._value_dense):
+        projection.enable_lora(2)
+    return attention
+
+
+def penalized() -> layers.MultiHeadAttention:
+    """The outputs of all its projections have a penalty."""
+    return layers.MultiHeadAttention(2, 3, activity_regularizer="l2", name="attention")
+
+
+@pytest.mark.parametrize("make", [adapted, penalized])
+def test_an_attention_whose_projections_need_calls_of_their_own_is_whole(make):
+    def build():
+        words = layers.Input((4,), dtype="int32")
+        vectors = layers.Embedding(12, 6, name="table")(words)
+        attended = layers.Flatten()(make()(vectors, vectors))
+        return keras.Model(words, layers.Dense(NUM_CLASSES, name="logits")(attended))
+
+    options = StepOptions(schedule=Constant(0.1), precision="float64")
+    found = slices_strategy(words_task(build), cpus_in_groups("slice:2"), options)
+    expected = towers_strategy(words_task(build), cpus(1), options)
+    for strategy in (found, expected):
+        strategy.run_steps(2)
+    assert_close(parameters_of(found), parameters_of(expected), 1e-9)

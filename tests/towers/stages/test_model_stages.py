@@ -97,6 +97,14 @@ def test_options_that_are_wrong():
         PipelineOptions(balance="evenly")
     with refused("microbatches=0: it must be at least 1"):
         PipelineOptions(microbatches=0)
+    with refused("stages='2': must be an integer", "stages=4"):
+        PipelineOptions(stages="2")
+    with refused("balance=5 is unknown", "a number of operations for each stage"):
+        PipelineOptions(balance=5)
+    with refused("balance=(3.0, 1.0) is unknown"):
+        PipelineOptions(balance=(3.0, 1.0))
+    with refused("schedule=None: must be one of", "schedule='1f1b'"):
+        PipelineOptions(schedule=None)
     with refused("schedule=gpipe with 4 stages on 2 devices"):
         PipelineOptions(stages=4, schedule="gpipe").schedule_for(2)
     with refused("microbatches=3: the given schedule has 4 microbatches; omit microbatches"):
