@@ -46,8 +46,8 @@ from strategies.cluster import SERVER, WORKER
 from strategies.contract import Strategy
 from strategies.training.trainer import Trainer
 from towers.devices import Devices
-from towers.errors import UserError, check_kind
-from towers.options import StepOptions
+from towers.errors import UserError
+from towers.options import StepOptions, check_step_options
 from towers.task import Task, check_task, steps_per_epoch
 
 FLAGS = flags.FLAGS
@@ -84,7 +84,7 @@ def build_strategy(task: Task, options: StepOptions | None = None) -> Strategy:
     check_task(task)
     devices, membership = devices_from_flags(), servers_membership()
     options = options or options_from_flags(run_length(task))
-    check_kind("options", options, StepOptions, "a Keras optimizer becomes one by StepOptions.of_keras(optimizer)")
+    check_step_options(options)
     if FLAGS.verify:
         # By itself XLA would round the preparation of images, in float32, otherwise than the reference.
         options = dataclasses.replace(options, precision=FLAGS.verify_precision, xla=bool(options.xla))

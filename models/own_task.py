@@ -46,7 +46,7 @@ from models.keras_losses import (
     metric_sums,
 )
 from models.model_outputs import flat, flat_leaves, given_by_output, map_leaves, output_names_of
-from towers.errors import UserError
+from towers.errors import UserError, is_integer
 from towers.layers.computed_constants import compute_constants
 from towers.task import Batch, InputShard, WeightedLoss, WeightedValue, as_batch
 
@@ -120,7 +120,7 @@ class OwnTask:
                 f"model={self.model!r}: must be a built keras.Model or a function that returns one; pass for "
                 "example model=build"
             )
-        if not isinstance(self.seed, int | np.integer) or isinstance(self.seed, bool):
+        if not is_integer(self.seed):
             raise UserError(f"OwnTask(seed={self.seed!r}): must be an integer; use for example OwnTask(seed=0)")
         if isinstance(self.loss_weights, np.ndarray):
             object.__setattr__(self, "loss_weights", self.loss_weights.tolist())

@@ -2,10 +2,10 @@
 
 import dataclasses
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from strategies.contract import StepReport, Strategy
-from towers.errors import UserError
+from towers.errors import UserError, check_kind
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,3 +63,11 @@ def unwritable(path: pathlib.Path, why: str) -> UserError:
         f"{path}: can't be written ({why}); saved checkpoints remain: "
         "make room on the disk, then start the run again"
     )
+
+
+def check_callbacks(callbacks: object) -> None:
+    """Raises UserError for what is no list of callbacks, as a single one, a class of them, or one of Keras's."""
+    if not isinstance(callbacks, Sequence):
+        raise UserError(f"callbacks={callbacks!r}: must be a list; pass callbacks=[callback], or omit it")
+    for callback in callbacks:
+        check_kind("a callback", callback, Callback, "derive its class from that one")

@@ -11,6 +11,7 @@ import tensorflow as tf
 from strategies.engines import EngineChoice
 from strategies.pieces import Piece
 from towers.devices import Devices
+from towers.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -313,3 +314,12 @@ class Strategy(Protocol):
 
     def graph(self) -> tf.Graph | None:
         """The graph of a training step for TensorBoard; None if there is none."""
+
+
+def check_strategy(strategy: object) -> None:
+    """Raises UserError for what is no strategy, as its name."""
+    if isinstance(strategy, type) or not hasattr(strategy, "run_steps"):
+        raise UserError(
+            f"strategy is a {type(strategy).__name__}: must be a strategy; pass what "
+            "strategies.registry.build_strategy(...) returns"
+        )

@@ -19,7 +19,7 @@ from towers.branches.options import BranchOptions
 from towers.devices import Devices
 from towers.errors import UserError, check_kind
 from towers.grid import BRANCH, SLICE, STAGE
-from towers.options import StepOptions
+from towers.options import StepOptions, check_step_options
 from towers.stages.options import PipelineOptions
 from towers.task import Task, check_task
 
@@ -126,7 +126,7 @@ def build_strategy(
     mode = _mode(name)
     check_task(task)
     check_kind("devices", devices, Devices, "pass what towers.device_setup.configure_devices() returns")
-    check_kind("options", options, StepOptions, "a Keras optimizer becomes one by StepOptions.of_keras(optimizer)")
+    check_step_options(options)
     for argument, value, kind in (
         ("ring", ring, Ring),
         ("servers", servers, ServersMembership),

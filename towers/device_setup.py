@@ -3,12 +3,11 @@
 import contextlib
 import re
 from collections.abc import Sequence
-from numbers import Integral
 
 import tensorflow as tf
 
 from towers.devices import AUTOMATIC, REPLICATED, SHARDED, Devices, default_towers, spread_by, threads_for
-from towers.errors import UserError
+from towers.errors import UserError, is_integer
 from towers.hardware.cores import MOST_CORES, num_cores, usable_cpus
 from towers.hardware.cpu_instructions import cpu_instructions
 from towers.hardware.gpus import gpu_of
@@ -72,7 +71,7 @@ def configure_devices(
         num_processes=num_processes,
         cores_per_tower=cores_per_tower,
     )
-    if batch_size is not None and (not isinstance(batch_size, Integral) or isinstance(batch_size, bool)):
+    if batch_size is not None and not is_integer(batch_size):
         raise UserError(f"batch_size={batch_size!r}: it must be an integer; omit it if it is not known")
     if not isinstance(parameter_device, str):
         raise UserError(f"parameter_device={parameter_device!r}: it must be a text; use for example 'cpu'")
@@ -139,7 +138,7 @@ _ZERO_DEVICES = {1: REPLICATED, 2: REPLICATED, 3: SHARDED}
 
 def _check_numbers(**numbers: int | None) -> None:
     for name, number in numbers.items():
-        if number is not None and (not isinstance(number, Integral) or isinstance(number, bool)):
+        if number is not None and not is_integer(number):
             raise UserError(f"{name}={number!r}: it must be an integer; omit it for the default")
         if number is not None and not 1 <= number <= MOST_CORES:
             raise UserError(

@@ -1,4 +1,6 @@
-"""The error for users' mistakes, in contrast to errors of the program."""
+"""The error for users' mistakes, in contrast to errors of the program, and checks of arguments' types."""
+
+from numbers import Integral
 
 
 class UserError(ValueError):
@@ -24,6 +26,11 @@ def check_kind(name: str, value: object, kind: type, fix: str) -> None:
     if isinstance(value, type) or not isinstance(value, kind):
         given = f"the class {_written(value)}" if isinstance(value, type) else f"a {_written(type(value))}"
         raise UserError(f"{name} is {given}: must be a {_written(kind)}; {fix}")
+
+
+def is_integer(value: object) -> bool:
+    """Whether it is an integer of Python or NumPy; a bool is none."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def _written(kind: type) -> str:

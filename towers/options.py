@@ -1,13 +1,12 @@
 """How a step computes: the options that are the same in every mode."""
 
 import dataclasses
-import numbers
 
 import keras
 
 from towers.batch_stats import check_batch_stats
 from towers.devices import Devices
-from towers.errors import UserError, check_kind
+from towers.errors import UserError, check_kind, is_integer
 from towers.hardware.cpu_instructions import (
     AMX_BFLOAT16,
     AVX2,
@@ -151,14 +150,15 @@ class StepOptions:
             raise UserError(f"on_nan={self.on_nan!r} is unknown: use one of {', '.join(ON_NAN)}")
         if not 0 <= self.seed < 2**31:
             raise UserError(f"seed={self.seed}: it must be from 0 to {2**31 - 1}")
+        for name in ("accumulation", "seed"):
+            # Keras takes no NumPy integer as a seed.
+            object.__setattr__(self, name, int(getattr(self, name)))
 
     def _check_types(self) -> None:
         for name, example in (("accumulation", 2), ("seed", 0)):
             value = getattr(self, name)
-            if not isinstance(value, numbers.Integral) or isinstance(value, bool):
+            if not is_integer(value):
                 raise UserError(f"{name}={value!r}: must be an integer; use for example {name}={example}")
-            # Keras takes no NumPy integer as a seed.
-            object.__setattr__(self, name, int(value))
         if isinstance(self.rule, keras.optimizers.Optimizer):
             raise UserError(
                 f"rule={type(self.rule).__name__}: must be a rule of towers.updates.rules; pass a Keras optimizer "
@@ -174,3 +174,8 @@ class StepOptions:
                 f"schedule={self.schedule!r}: must be a function from step to learning rate; "
                 "use for example towers.updates.schedules.Constant(0.1)"
             )
+
+
+def check_step_options(options: object) -> None:
+    """Raises UserError for what are no `StepOptions`, as a Keras optimizer."""
+    check_kind("options", options, StepOptions, "a Keras optimizer becomes one by StepOptions.of_keras(optimizer)")

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from towers.errors import UserError
+from towers.errors import UserError, is_integer
 from towers.task import Batch, InputShard, as_batch, batch_length, examples_between, length
 
 # Dates, times and records of NumPy.
@@ -176,7 +176,7 @@ def host_tensors(data: Any) -> Batch:
 
 def check_size(name: str, size: Any) -> None:
     """Raises UserError for a size that is not an integer of at least 1; None is one."""
-    if size is not None and (not isinstance(size, int | np.integer) or isinstance(size, bool) or size < 1):
+    if size is not None and (not is_integer(size) or size < 1):
         raise UserError(f"{name}={size!r}: must be an integer of at least 1; use for example {name}=32")
 
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import keras
 
-from strategies.callbacks import Callback, Run
-from strategies.contract import Move, StepReport, Strategy
+from strategies.callbacks import Callback, Run, check_callbacks
+from strategies.contract import Move, StepReport, Strategy, check_strategy
 from strategies.errors import NonFiniteStep, PeerLost
 from strategies.reports.metrics_log import MetricsLog
 from strategies.reports.summary import RunFigures, summarize, write_summary
@@ -82,7 +82,11 @@ class Trainer:
           UserError: epochs are given, and the number of training examples is unknown; or an argument is of another
             type.
         """
-        _check_types(strategy, options, callbacks, stop_requested)
+        check_strategy(strategy)
+        check_kind("options", options, TrainerOptions, "pass for example TrainerOptions(steps=100)")
+        check_callbacks(callbacks)
+        if stop_requested is not None and not callable(stop_requested):
+            raise UserError(f"stop_requested={stop_requested!r}: must be a function that returns a bool, or None")
         self.strategy, self.options = strategy, options
         self._stop_requested, self._ended = stop_requested, ended
         self._settings = dict(settings or {})
@@ -428,18 +432,3 @@ class Trainer:
         files["summary"] = self.directory / "summary.json"
         files["tensorboard"] = self.directory / "tensorboard"
         return files
-
-
-def _check_types(strategy, options, callbacks, stop_requested) -> None:
-    if isinstance(strategy, type) or not hasattr(strategy, "run_steps"):
-        raise UserError(
-            f"strategy is a {type(strategy).__name__}: must be a strategy; pass what "
-            "strategies.registry.build_strategy(...) returns"
-        )
-    check_kind("options", options, TrainerOptions, "pass for example TrainerOptions(steps=100)")
-    if not isinstance(callbacks, Sequence):
-        raise UserError(f"callbacks={callbacks!r}: must be a list; pass callbacks=[callback], or omit it")
-    for callback in callbacks:
-        check_kind("a callback", callback, Callback, "derive its class from that one")
-    if stop_requested is not None and not callable(stop_requested):
-        raise UserError(f"stop_requested={stop_requested!r}: must be a function that returns a bool, or None")

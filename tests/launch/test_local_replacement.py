@@ -52,12 +52,18 @@ def test_no_more_replacements_than_max_restarts(tmp_path):
     assert "worker:1 failed: exit code 1" in done.err
 
 
-SURVIVED = """
-if name == "worker:1":
+# One process is lost, the others go on for some time.
+LOST = """
+if name == "{lost}":
     mark("started")
     os.kill(os.getpid(), signal.SIGKILL)
 until_marked("started")
 time.sleep(2)
+"""
+LOST_WORKER, LOST_EVALUATOR = (LOST.format(lost=name) for name in ("worker:1", "evaluator:0"))
+FAILED_WORKER = """
+if name == "worker:1":
+    sys.exit(2)
 """
 
 
@@ -65,28 +71,19 @@ time.sleep(2)
 def test_the_others_go_on_without_a_lost_worker_of_servers(tmp_path):
     """The launcher does not end them, and its exit code is that of a completed run, with a warning."""
     flags = ("--workers=2", "--ps=1", "--chief", "--grace_seconds=0.5")
-    done = run_cluster(tmp_path, SURVIVED, *flags)
+    done = run_cluster(tmp_path, LOST_WORKER, *flags)
     assert done.code == 0, done.err
     [line] = done.err.splitlines()
     assert line.startswith("warning: worker:1 was lost: killed by SIGKILL; the others went on without it; its log")
 
 
-FOLLOWED = """
-if name == "evaluator:0":
-    mark("started")
-    os.kill(os.getpid(), signal.SIGKILL)
-until_marked("started")
-time.sleep(2)
-if {fails} and name == "worker:1":
-    sys.exit(2)
-"""
-
-
 @pytest.mark.full
-@pytest.mark.parametrize("fails, code, last", [(False, 0, "evaluator:0 was lost"), (True, 2, "worker:1 failed")])
-def test_the_others_go_on_without_a_lost_evaluator(tmp_path, fails, code, last):
+@pytest.mark.parametrize(
+    "later, code, last", [("", 0, "evaluator:0 was lost"), (FAILED_WORKER, 2, "worker:1 failed")]
+)
+def test_the_others_go_on_without_a_lost_evaluator(tmp_path, later, code, last):
     flags = ("--workers=2", "--evaluator", "--grace_seconds=0.5")
-    done = run_cluster(tmp_path, FOLLOWED.format(fails=fails), *flags)
+    done = run_cluster(tmp_path, LOST_EVALUATOR + later, *flags)
     assert done.code == code, done.err
     assert last in done.err.splitlines()[0]
 
@@ -110,7 +107,7 @@ def test_a_lost_evaluator_is_replaced_alone(tmp_path):
 
 @pytest.mark.full
 def test_without_servers_a_lost_worker_ends_the_cluster(tmp_path):
-    assert run_cluster(tmp_path, SURVIVED, "--workers=2", "--grace_seconds=0.5").code == 137
+    assert run_cluster(tmp_path, LOST_WORKER, "--workers=2", "--grace_seconds=0.5").code == 137
 
 
 @pytest.mark.full

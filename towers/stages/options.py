@@ -1,12 +1,11 @@
 """How a tower of several devices is organised: stages, microbatches and their schedule."""
 
 import dataclasses
-import numbers
 
 import keras
 
 from towers import split
-from towers.errors import UserError
+from towers.errors import UserError, is_integer
 from towers.layers.kernels import DEFAULT_KERNELS, LayerKernels
 from towers.pipeline import builders, faults
 from towers.pipeline.schedule import Schedule
@@ -37,7 +36,7 @@ class PipelineOptions:
     def __post_init__(self):
         for name in ("stages", "microbatches"):
             value = getattr(self, name)
-            if value is not None and not _is_integer(value):
+            if value is not None and not is_integer(value):
                 raise UserError(f"{name}={value!r}: must be an integer; use for example {name}=4")
             if value is not None and value < 1:
                 raise UserError(f"{name}={value}: it must be at least 1")
@@ -111,12 +110,8 @@ class PipelineOptions:
         return cut_by_sizes(model, self.balance)
 
 
-def _is_integer(value) -> bool:
-    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
-
-
 def _are_sizes(balance) -> bool:
-    return isinstance(balance, tuple | list) and all(map(_is_integer, balance))
+    return isinstance(balance, tuple | list) and all(map(is_integer, balance))
 
 
 def check_microbatches(

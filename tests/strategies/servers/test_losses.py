@@ -17,6 +17,7 @@ from strategies.servers.own.handlers import StoreHandlers
 from strategies.servers.own.server import Server
 from strategies.servers.wire import Refused
 from tests.strategies.servers.at_once import LIMIT_SECONDS, Started
+from tests.strategies.servers.lone_coordination import lone_coordination
 from towers.updates.clipping import Clipping
 from towers.updates.rules import SGD
 
@@ -64,16 +65,7 @@ def test_a_turn_of_a_worker_that_was_lost_before_goes_to_another_one():
 
 def test_a_turn_goes_to_another_worker_also_after_a_second_start():
     """A resumed run starts twice: the second time from its checkpoint."""
-    store, nobody = StoreHandlers(SGD(), Clipping()), Group((), ())
-    found = Coordination(
-        ServersOptions(staleness="0", engine="own"),
-        Clipping(),
-        store,
-        num_workers=2,
-        stops_if_bad=True,
-        connect_others=lambda: nobody,
-    )
-    store.requests["init"]({"key": KEY}, [np.zeros(2, np.float32), np.zeros(2, bool)])
+    found = lone_coordination(staleness="0")
     ask = {"stop_asked": False, "settled": 0}
     for until in (0, 5):
         found.start({"step": 0}, [np.zeros(0), np.zeros(0, bool)])

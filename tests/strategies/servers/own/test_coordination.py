@@ -4,29 +4,16 @@ import threading
 
 import numpy as np
 
-from strategies.servers.options import ServersOptions
-from strategies.servers.own.coordination import KEY, Coordination
-from strategies.servers.own.group import Group
-from strategies.servers.own.handlers import StoreHandlers
+from strategies.servers.own.coordination import KEY
 from tests.strategies.servers.at_once import LIMIT_SECONDS, Started
-from towers.updates.clipping import Clipping
-from towers.updates.rules import SGD
+from tests.strategies.servers.lone_coordination import lone_coordination
 
 FIGURES = {"examples": 8, "busy_seconds": 0.0, "input_seconds": 0.0, "sums": {}, "norm": 1.0}
 SHORT_SECONDS = 0.2
 
 
 def test_no_step_begins_after_a_bad_one_that_ends_while_the_chief_allows_more():
-    store, nobody = StoreHandlers(SGD(), Clipping()), Group((), ())
-    found = Coordination(
-        ServersOptions(engine="own"),
-        Clipping(),
-        store,
-        num_workers=2,
-        stops_if_bad=True,
-        connect_others=lambda: nobody,
-    )
-    store.requests["init"]({"key": KEY}, [np.zeros(2, np.float32), np.zeros(2, bool)])
+    found = lone_coordination()
     found.start({"step": 0}, [np.zeros(0), np.zeros(0, bool)])
     found.run_to({"until": 5, "wanted": 0}, ())
     begin = {"worker": 0, "stop_asked": False, "settled": 0}

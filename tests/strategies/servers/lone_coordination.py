@@ -1,0 +1,25 @@
+"""Server 0's coordination of two workers by itself, without connections."""
+
+import numpy as np
+
+from strategies.servers.options import ServersOptions
+from strategies.servers.own.coordination import KEY, Coordination
+from strategies.servers.own.group import Group
+from strategies.servers.own.handlers import StoreHandlers
+from towers.updates.clipping import Clipping
+from towers.updates.rules import SGD
+
+
+def lone_coordination(**options) -> Coordination:
+    """It has two parameters and stops at a step that is not finite; `options` are those of `ServersOptions`."""
+    store, nobody = StoreHandlers(SGD(), Clipping()), Group((), ())
+    found = Coordination(
+        ServersOptions(engine="own", **options),
+        Clipping(),
+        store,
+        num_workers=2,
+        stops_if_bad=True,
+        connect_others=lambda: nobody,
+    )
+    store.requests["init"]({"key": KEY}, [np.zeros(2, np.float32), np.zeros(2, bool)])
+    return found
