@@ -1,9 +1,10 @@
 """Runs all that only a GPU can prove, and packs what it said into one file: doctor, tests, benchmark.
 
     python -m tests.gpu.prove --output=gpu-proof.tar.gz
+    python -m tests.gpu.prove -- --rounds=1 --peers=PEERS --torch=TORCH/bin/python
 
-Each part has a time limit, and the file is written whatever fails: it holds each part's output, report.json (exit
-codes, seconds) and the benchmark's figures. Without a GPU it says so, and packs that.
+Flags after -- are the benchmark's. Each part has a time limit, and the file is written whatever fails: it holds each
+part's output, report.json (exit codes, seconds) and the benchmark's figures. Without a GPU it says so, and packs that.
 
 Exit code 0 if all parts succeeded on a GPU, otherwise 1.
 """
@@ -19,7 +20,7 @@ import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from towers.hardware.gpus import memory_bytes
 
@@ -43,11 +44,18 @@ class Part:
     seconds: float
 
 
-def parts(results: pathlib.Path, seconds: float) -> list[Part]:
-    """What is run, in order; the benchmark writes into the folder `results`, and the tests get `seconds`."""
+def parts(results: pathlib.Path, seconds: float, of_benchmark: Sequence[str]) -> list[Part]:
+    """What is run, in order.
+
+    Args:
+      results: the folder that the benchmark writes into.
+      seconds: the limit of the tests, and of the benchmark.
+      of_benchmark: further flags of the benchmark.
+    """
     # Each check starts a process of its own, and takes at most 7 GiB of the first GPU.
-    tests = ("-m", "pytest", "-m", "gpu", "tests/gpu", "-v", "-rA", f"--numprocesses={_num_at_once()}")
-    benchmark = ("-m", "launch.benchmark", "--group=gpu", "--rounds=2", f"--output={results}")
+    at_once = (f"--numprocesses={_num_at_once()}", "--dist=worksteal")
+    tests = ("-m", "pytest", "-m", "gpu", "tests/gpu", "-v", "-rA", *at_once)
+    benchmark = ("-m", "launch.benchmark", "--group=gpu", "--rounds=2", f"--output={results}", *of_benchmark)
     return [
         Part("doctor", ("-m", "launch.doctor"), 120.0),
         Part("pytest", tests, seconds),
@@ -110,9 +118,9 @@ def gpus() -> list[str]:
     return json.loads(done.stdout.replace("'", '"')) if done.returncode == 0 else []
 
 
-def main(output: pathlib.Path, seconds: float) -> int:
+def main(output: pathlib.Path, seconds: float, of_benchmark: Sequence[str]) -> int:
     """Runs all parts and packs them; returns the exit code."""
-    return prove(output, gpus(), lambda folder: parts(folder / "benchmark", seconds))
+    return prove(output, gpus(), lambda folder: parts(folder / "benchmark", seconds, of_benchmark))
 
 
 def prove(output: pathlib.Path, found: list[str], parts_for: Callable[[pathlib.Path], list[Part]]) -> int:
@@ -141,5 +149,6 @@ if __name__ == "__main__":
     parser.add_argument(
         "--timeout_seconds", type=float, default=1800.0, help="for the tests, and for the benchmark"
     )
+    parser.add_argument("of_benchmark", nargs="*", metavar="FLAG", help="after --: flags of launch.benchmark")
     given = parser.parse_args()
-    sys.exit(main(given.output, given.timeout_seconds))
+    sys.exit(main(given.output, given.timeout_seconds, given.of_benchmark))

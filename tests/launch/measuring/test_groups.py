@@ -152,7 +152,11 @@ def test_the_group_gpu_needs_one(peers):
     """Without a GPU the group is refused in one line; its rows ask for GPUs by name."""
     rows = GROUPS["gpu"]()
     assert all("--tower_device=gpu" in row.command for row in rows if not row.is_peer)
-    assert ["--device=cuda" in row.command for row in rows if row.is_peer] == [True]
+    peers_of_torch = [row for row in rows if row.work.strategy == "torch"]
+    assert ["--device=cuda" in row.command for row in peers_of_torch] == [True]
+    assert [row.work.precision for row in rows if row.work.strategy == "keras fit"] == ["float32", "bfloat16"]
+    # A GPU is busy with a batch that is large for a CPU.
+    assert {row.work.batch for row in rows} == {1024, 1024 * max(1, num_gpus())}
     if num_gpus() == 0:
         with flagsaver.flagsaver(group="gpu"), refused("--group=gpu", "no GPU"):
             cases()
