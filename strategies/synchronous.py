@@ -6,7 +6,7 @@ The engine decides where towers run and how their gradients are summed.
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import keras
 import numpy as np
@@ -185,7 +185,7 @@ class SynchronousStrategy:
         assert self._late.end is None, "settle first"
         self._begin()
         first = self.step
-        outcomes = on_host([self._train(step) for step in range(first, first + num_steps)])
+        outcomes = on_host([self._train(step, rate) for step, rate in self._with_rates(first, num_steps)])
         return self._reported(first, Arrived(outcomes, time.perf_counter()), self._input_seconds)
 
     @property
@@ -200,8 +200,8 @@ class SynchronousStrategy:
         if self._late.end is None:
             self._begin()
         first, outcomes, self._input_seconds = self.step, [], 0.0
-        for step in range(first, first + num_steps):
-            outcomes.append(self._train(step))
+        for step, rate in self._with_rates(first, num_steps):
+            outcomes.append(self._train(step, rate))
             if step == first:  # the device goes on with it while the steps before are reported
                 self._late.read(self._reported)
         self._late.add(first, outcomes, self._input_seconds)
@@ -214,12 +214,17 @@ class SynchronousStrategy:
         self._stop_if_bad_before()
         self._done_at, self._input_seconds = time.perf_counter(), 0.0
 
-    def _train(self, step: int) -> StepOutcome:
+    def _with_rates(self, first: int, num_steps: int) -> Iterable[tuple[int, float | tf.Tensor]]:
+        """The numbers of some steps, each with its learning rate for the engine."""
+        steps = range(first, first + num_steps)
+        return zip(steps, self.engine.rates([self.options.schedule(step) for step in steps]), strict=True)
+
+    def _train(self, step: int, rate: float | tf.Tensor) -> StepOutcome:
         asked = time.perf_counter()
         batch = self._next_batch(step)
         self._input_seconds += time.perf_counter() - asked
         with readable_errors(f"step {step}", self.model, batch):
-            return self.engine.train(batch, self.options.schedule(step))
+            return self.engine.train(batch, rate)
 
     def _reported(self, first: int, arrived: Arrived, input_seconds: float) -> StepReport:
         """The report of all steps since the last report."""

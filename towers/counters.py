@@ -68,6 +68,19 @@ class Counters:
         with tf.device(HOST):
             return self.index.read_value()
 
+    def on_one_device(self) -> "Counters":
+        """The same counters, with `step` in place of `index`: for a graph that uses nothing on the host.
+
+        Whoever calls that graph calls `advance_index` too.
+        """
+        return dataclasses.replace(self, index=self.step)
+
+    def advance_index(self) -> None:
+        """Counts one step on the host, in a graph."""
+        if self.index is not self.step:
+            with tf.device(HOST):
+                self.index.assign_add(1)
+
     def variables(self) -> Mapping[str, tf.Variable]:
         """The variables that a checkpoint holds, by name."""
         kept = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
@@ -110,6 +123,5 @@ class Counters:
         with tf.device(HOST):
             if examples.dtype == tf.int32:  # the host's; that of workers with GPUs is on the device
                 examples = tf.cast(examples, tf.int64)
-            if self.index is not self.step:
-                self.index.assign_add(1)
+        self.advance_index()
         self.examples.assign_add(tf.where(running, examples, 0))

@@ -165,7 +165,11 @@ class Engine(abc.ABC):
         """The device that decides whether a step is applied."""
         return self.devices.parameters
 
-    def train(self, batch: Batch | tuple[Batch, ...], rate: float) -> StepOutcome:
+    def rates(self, of_steps: Sequence[float]) -> Sequence[float | tf.Tensor]:
+        """The learning rates of some steps as `train` takes them best, one for each."""
+        return of_steps
+
+    def train(self, batch: Batch | tuple[Batch, ...], rate: float | tf.Tensor) -> StepOutcome:
         """One step on a global batch. The scalars returned may still be under computation on their devices.
 
         Each microbatch is a call of its own, so memory and graph are those of one microbatch. A process that gets
@@ -174,8 +178,9 @@ class Engine(abc.ABC):
         if self._compiles_first and self.placed_input is None:
             self._compile_ahead(batch)
         self._compiles_first = False
-        with tf.device(HOST):  # a GPU would finish its work before it takes a number from Python
-            rate = tf.constant(rate, tf.float32)
+        if not isinstance(rate, tf.Tensor):
+            with tf.device(HOST):  # a GPU would finish its work before it takes a number from Python
+                rate = tf.constant(rate, tf.float32)
         if self.options.accumulation == 1:
             return self.train_function(batch, rate)
         if not isinstance(batch, Batch):
@@ -265,15 +270,15 @@ class _Graph:
     """A function of one signature as a graph.
 
     It is traced before its first call. TensorFlow counts traces during calls, over all engines of a process, and
-    warns of retracing at the fifth.
+    warns of retracing at the fifth. And a `tf.function` looks its trace up in each call, by the types of all
+    arguments and variables: 0.5 ms for 400 variables.
     """
 
     def __init__(self, function, signature):
         self._function = tf.function(function, input_signature=signature, autograph=False)
 
     def __call__(self, *arguments):
-        self.get_concrete_function()
-        return self._function(*arguments)
+        return self._concrete(*arguments)
 
     def get_concrete_function(self):
         return self._concrete

@@ -12,7 +12,7 @@ import tensorflow as tf
 from towers import batch_stats
 from towers.devices import HOST
 from towers.engine import Engine
-from towers.input.placed_batch import examples_of, features_by_device, parts_of
+from towers.input.placed_batch import PlacedBatch, examples_of, features_by_device, parts_of
 from towers.input.tower_parts import microbatch
 from towers.input.unprepared import Unprepared
 from towers.input.wide_integers import narrowed
@@ -27,9 +27,10 @@ from towers.parameters.sharded_placement import ShardedPlacement
 from towers.parameters.zero_of_groups import ZeroOfGroups
 from towers.sums import add_to
 from towers.task import Batch
-from towers.timeline.activities import EXCHANGE_SCOPE
+from towers.timeline.activities import EXCHANGE_SCOPE, tower_scope
 from towers.tower import ModelVariables, TowerResult
 from towers.tower_passes import TowerPasses
+from towers.tracing.drawn_numbers import drawn_by_tensorflow
 from towers.updates.rules import UpdateRule
 
 # A step reads a smaller table as fast as its rows. A table that is read whole is copied before its update: with 10
@@ -176,14 +177,15 @@ class OneProcessEngine(Engine):
         with tf.device(self.devices.parameters):
             return add_to(sums, result, self.placement.owners.add)
 
-    def _sums_of(self, batch, microbatch_index, parameters, state) -> TowerResult:
+    def _sums_of(self, batch, microbatch_index, parameters, state, counters=None) -> TowerResult:
         own = batch
         if isinstance(batch, Batch) and self._cuts:
             own = microbatch(batch, microbatch_index, self.options.accumulation)
-        step, loss_scale = self.counters.read_index(), self.counters.loss_scale.read_value()
+        counters = counters or self.counters
+        step, loss_scale = counters.read_index(), counters.loss_scale.read_value()
         return self._passes.train(own, microbatch_index, parameters, state, step=step, loss_scale=loss_scale)
 
-    def apply(self, batch, sums, rate):
+    def apply(self, batch, sums, rate, counters=None):
         with tf.device(self.devices.parameters), tf.name_scope(EXCHANGE_SCOPE):
             summed = self.placement.owners.meet(sums.gradients)
         return finish_step(
@@ -194,9 +196,52 @@ class OneProcessEngine(Engine):
             placement=self.placement,
             device=self.devices.parameters,
             options=self.options,
-            counters=self.counters,
+            counters=counters or self.counters,
             masked=self.masked,
         )
+
+    def rates(self, of_steps):
+        if not self._compiles_updates:
+            return of_steps
+        # One copy for all of these steps: on its way to a GPU each copy waits for that of the next batch.
+        with tf.device(HOST):
+            found = tf.constant(of_steps, tf.float32)
+        with tf.device(self.devices.parameters):
+            return tf.unstack(tf.identity(found))
+
+    def _train(self, batch, rate):
+        if not self._compiles_steps:
+            return super()._train(batch, rate)
+        with tf.device(self.devices.parameters), tf.name_scope(tower_scope(0)):
+            step = tf.function(drawn_by_tensorflow()(self._train_compiled), jit_compile=True, autograph=False)
+            outcome = step(*(batch.parts if isinstance(batch, PlacedBatch) else (batch,)), rate)
+        self.counters.advance_index()
+        return outcome._replace(examples=examples_of(batch))
+
+    def _train_compiled(self, part, rate):
+        """All of a step that its device computes. It takes nothing from the host, for which it would wait."""
+        counters, (parameters, state) = self.counters.on_one_device(), self.placement.read()
+        sums = self._sums_of(part, 0, parameters, state, counters)
+        # The host knows the number of examples.
+        return self.apply(part, sums, rate, counters)._replace(examples=())
+
+    @functools.cached_property
+    def _compiles_steps(self) -> bool:
+        """Whether XLA compiles all of a step as one.
+
+        A GPU waits for the host between operations. A step of ResNet-20 on an H100 (bfloat16, 1,024 examples) took
+        9.6 ms with tower, mean and update compiled apart, 8.7 as one; its kernels take 6.0.
+        """
+        if not self._compiles_updates or self.devices.num_towers > 1 or self.options.accumulation > 1:
+            return False
+        # Traced here, and not within the step, where its random numbers would be replaced twice.
+        gradients = self.first_function.get_concrete_function().structured_outputs.gradients
+        return self.placement.compiles(self.options.rule, gradients)
+
+    @property
+    def _compiles_updates(self) -> bool:
+        """Whether XLA compiles updates where it can."""
+        return isinstance(self.placement, CentralPlacement) and self.placement.compiled
 
     def evaluate_towers(self, batch):
         return self._passes.evaluate(self.evaluations, batch, *self.placement.read())

@@ -4,8 +4,8 @@
     python -m tests.gpu.prove -- --rounds=1 --peers=PEERS --torch=TORCH/bin/python
 
 Flags after -- are the benchmark's. Each part has a time limit, and the file is written whatever fails: it holds
-each part's output, report.json (exit codes, seconds) and the benchmark's figures. Without a GPU it says so, and packs
-that.
+each part's output, report.json (exit codes, seconds) and the benchmark's figures. Without a GPU it says so, and
+packs that.
 
 Exit code 0 if all parts succeeded on a GPU, otherwise 1.
 """

@@ -44,11 +44,16 @@ def test_a_worker_of_parameter_servers_computes_on_its_gpu(engine, tmp_path):
 
 @pytest.mark.skipif(STAND_IN, reason="CPUs don't compile by default")
 def test_one_gpu_compiles_the_step(tmp_path):
-    """The losses of some steps, with and without XLA."""
+    """The losses of some steps, with and without XLA.
+
+    At the usual rate the fourth loss of so small a batch is 15, and another rounding changes it by a hundredth.
+    """
     losses = []
     for name, flags in (("compiled", ()), ("not", ("--noxla",))):
         directory = tmp_path / name
-        done = _run(*_TRAIN, _ON, "--num_towers=1", "--notf32", *flags, f"--directory={directory}")
+        done = _run(
+            *_TRAIN, _ON, "--num_towers=1", "--notf32", "--learning_rate=0.001", *flags, f"--directory={directory}"
+        )
         assert done.returncode == 0, done.stderr[-4000:]
         assert ("XLA compiles the step" in done.stdout) is (name == "compiled")
         losses.append(reported_losses(directory))

@@ -132,8 +132,12 @@ class CentralPlacement:
             ]
             return values, [variable.read_value() for variable in self.state.values()]
 
+    def compiles(self, rule: UpdateRule, means: Sequence[gradients.Gradient]) -> bool:
+        """Whether XLA compiles the update by these gradients (of which only the types count)."""
+        return self.compiled and not self.constraints and can_compile(rule, self.parameters, means)
+
     def update(self, is_allowed, means, new_state, *, rule, rate, update):
-        if self.compiled and not self.constraints and can_compile(rule, self.parameters, means):
+        if self.compiles(rule, means):
             described = rule, self.parameters, self.slots, self.state
             with tf.device(self.device):
                 update_compiled(*described, means, new_state, rate, update, is_allowed.flag)
