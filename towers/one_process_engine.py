@@ -10,6 +10,7 @@ import keras
 import tensorflow as tf
 
 from towers import batch_stats
+from towers.counters import Counters
 from towers.devices import HOST
 from towers.engine import Engine
 from towers.input.placed_batch import PlacedBatch, examples_of, features_by_device, parts_of
@@ -17,7 +18,7 @@ from towers.input.tower_parts import microbatch
 from towers.input.unprepared import Unprepared
 from towers.input.wide_integers import narrowed
 from towers.lookups import Lookups
-from towers.mean_and_update import finish_step
+from towers.mean_and_update import StepOutcome, finish_step
 from towers.options import StepOptions
 from towers.owners import CURRENT_DEVICE
 from towers.packed_copies import UNPACKED, PackedCopies, PackedOwners
@@ -167,25 +168,27 @@ class OneProcessEngine(Engine):
 
     def first_sums(self, batch):
         parameters, state = self._read(batch)
-        return self._sums_of(batch, 0, parameters, state)
+        return self._sums_of(batch, 0, parameters, state, self.counters)
 
     def more_sums(self, batch, microbatch_index, sums):
         parameters, state = self._read(batch)
         # The state after the microbatches before this one is in the sums, not yet in the variables.
         state = batch_stats.after(state, sums.new_state)
-        result = self._sums_of(batch, microbatch_index, parameters, state)
+        result = self._sums_of(batch, microbatch_index, parameters, state, self.counters)
         with tf.device(self.devices.parameters):
             return add_to(sums, result, self.placement.owners.add)
 
-    def _sums_of(self, batch, microbatch_index, parameters, state, counters=None) -> TowerResult:
+    def _sums_of(self, batch, microbatch_index, parameters, state, counters: Counters) -> TowerResult:
         own = batch
         if isinstance(batch, Batch) and self._cuts:
             own = microbatch(batch, microbatch_index, self.options.accumulation)
-        counters = counters or self.counters
         step, loss_scale = counters.read_index(), counters.loss_scale.read_value()
         return self._passes.train(own, microbatch_index, parameters, state, step=step, loss_scale=loss_scale)
 
-    def apply(self, batch, sums, rate, counters=None):
+    def apply(self, batch, sums, rate):
+        return self._applied(batch, sums, rate, self.counters)
+
+    def _applied(self, batch, sums, rate, counters: Counters) -> StepOutcome:
         with tf.device(self.devices.parameters), tf.name_scope(EXCHANGE_SCOPE):
             summed = self.placement.owners.meet(sums.gradients)
         return finish_step(
@@ -196,7 +199,7 @@ class OneProcessEngine(Engine):
             placement=self.placement,
             device=self.devices.parameters,
             options=self.options,
-            counters=counters or self.counters,
+            counters=counters,
             masked=self.masked,
         )
 
@@ -223,7 +226,7 @@ class OneProcessEngine(Engine):
         counters, (parameters, state) = self.counters.on_one_device(), self.placement.read()
         sums = self._sums_of(part, 0, parameters, state, counters)
         # The host knows the number of examples.
-        return self.apply(part, sums, rate, counters)._replace(examples=())
+        return self._applied(part, sums, rate, counters)._replace(examples=())
 
     @functools.cached_property
     def _compiles_steps(self) -> bool:

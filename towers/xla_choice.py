@@ -2,12 +2,12 @@
 
 Images/s on an H100 (batch 1,024, bfloat16, TensorFlow 2.21):
 
-                 without XLA    tower compiled    Keras fit, which compiles too    PyTorch 2.11
-    ResNet-20    30,100         73,200            107,000
-    cifar_fast   46,300         124,600                                            147,700
+                 without XLA    tower compiled    all of the step    Keras fit, compiled    PyTorch 2.11
+    ResNet-20    30,100         73,200            118,200            86,600
+    cifar_fast   46,300         124,600           151,900                                   218,600
 
 Most of the difference is cuDNN's batch norm over few channels: its backward pass took 26 of 52 ms of ResNet-20.
-The first step takes 29 s instead of 12. Several GPUs were not measured, so there XLA compiles only if asked to.
+The first step takes 31 to 38 s instead of 12. Several GPUs were not measured, so there XLA compiles only if asked to.
 """
 
 import dataclasses
