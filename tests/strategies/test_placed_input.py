@@ -48,13 +48,14 @@ def trained(made):
     first_quick(
         [
             ("towers", 2, 2, {}),
+            ("towers", 1, 1, {}),
             ("towers", 3, 1, {"zero": 3}),
             ("mirrored", 2, 2, {}),
             ("ring", 2, 3, {}),
             ("pipeline", 2, 2, {}),
             ("slices", 2, 1, {}),
         ],
-        num_quick=1,
+        num_quick=2,
     ),
 )
 def test_the_same_bits_as_from_the_host(name, num_towers, accumulation, spread):

@@ -4,8 +4,9 @@
                                     part 1 -> GPU:1
 
 TensorFlow's MultiDeviceIterator copies, in its own threads, as for tf.distribute. The number of examples, which
-the host needs, comes by an element for the host: a GPU's would be there only after the steps before. Parts hold
-int64 in place of int32 (`wide_integers.py`).
+the host needs, comes by an element for the host: a GPU's would be there only after the steps before. A part that
+is all of a batch has their number in its shape: half the work of the host for each batch. Parts hold int64 in place
+of int32 (`wide_integers.py`).
 """
 
 import dataclasses
@@ -64,27 +65,34 @@ class PlacedInput:
 
     def batches(self, dataset: tf.data.Dataset) -> Iterator[Any]:
         """The batches of a dataset as `PlacedBatch`, or as (nested) tuples of these for microbatches."""
+        is_whole = self._is_whole(dataset.element_spec)
 
         @tf.autograph.experimental.do_not_convert
         def cut(*given) -> tf.data.Dataset:
             # tf.data passes the microbatches of a tuple one by one.
             batch = given[0] if isinstance(dataset.element_spec, Batch) else given
-            first, *others = (
-                tf.data.Dataset.from_tensors(self._own(batch, tower)) for tower in range(len(self.devices))
-            )
-            host = tf.data.Dataset.from_tensors(_without_parts(self._own(batch, 0)))
-            for other in (*others, host):
+            found = [self._own(batch, tower) for tower in range(len(self.devices))]
+            if not is_whole:
+                found.append(_without_parts(found[0]))
+            first, *others = map(tf.data.Dataset.from_tensors, found)
+            for other in others:
                 first = first.concatenate(other)
             return first
 
         placed = multi_device_iterator_ops.OwnedMultiDeviceIterator(
             dataset.flat_map(cut),
-            [*self.devices, HOST],
+            self.devices if is_whole else [*self.devices, HOST],
             max_buffer_size=_AHEAD,
             prefetch_buffer_size=_AHEAD,
             source_device=HOST,
         )
-        return map(_together, placed)
+        return map(_of_whole if is_whole else _together, placed)
+
+    def _is_whole(self, element_spec: Any) -> bool:
+        """Whether the only part is the batch itself, and never a stand-in for an empty one."""
+        alone = len(self.devices) == self.parts.num_towers == self.accumulation == 1 and self.microbatches is None
+        dense = all(isinstance(spec, tf.TensorSpec) for spec in tf.nest.flatten(element_spec))
+        return alone and dense and isinstance(element_spec, Batch)
 
     def _own(self, batch: Any, tower: int) -> Any:
         if not isinstance(batch, Batch):
@@ -126,6 +134,15 @@ def _without_parts(own: Any) -> Any:
     if not isinstance(own, _OwnPart):
         return tuple(map(_without_parts, own))
     return own._replace(part=examples_between(own.part, 0, 0))
+
+
+def _of_whole(by_tower: list) -> PlacedBatch:
+    """The batch that its only part is."""
+    (own,) = by_tower
+    first, *_ = tf.nest.flatten(own.part.features)
+    with tf.device(HOST):
+        examples = tf.constant(first.shape[0], tf.int32)
+    return PlacedBatch((own.part,), (own.activity,), examples)
 
 
 def _together(by_tower: list) -> Any:
