@@ -133,6 +133,12 @@ def test_a_gpu_compiles_the_mean():
     assert conversion_problem(mean, [tf.TensorSpec([8, 4], tf.float32)], *[scalar] * 3) == ""
 
 
+def test_a_schedule_of_a_user_s_own_returns_tensors():
+    strategy = strategy_of(NESTEROV, xla=True)
+    found = strategy.engine.rates([tf.constant(0.25), np.float64(0.5), 1])
+    assert [(float(rate), rate.dtype) for rate in found] == [(rate, tf.float32) for rate in (0.25, 0.5, 1.0)]
+
+
 def test_a_skipped_step_changes_nothing():
     strategy = strategy_of(NESTEROV, xla=True, on_nan="skip")
     strategy.run_steps(1)
