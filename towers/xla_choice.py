@@ -7,7 +7,8 @@ Images/s on an H100 (batch 1,024, bfloat16, TensorFlow 2.21):
     cifar_fast   46,300         124,600           151,900                                   218,600
 
 Most of the difference is cuDNN's batch norm over few channels: its backward pass took 26 of 52 ms of ResNet-20.
-The first step takes 31 to 38 s instead of 12. Several GPUs were not measured, so there XLA compiles only if asked to.
+The first step takes 31 to 38 s instead of 12. Several GPUs were not measured, so there XLA compiles only if asked
+to.
 """
 
 import dataclasses
