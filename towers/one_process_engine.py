@@ -208,7 +208,8 @@ class OneProcessEngine(Engine):
             return of_steps
         # One copy for all of these steps: on its way to a GPU each copy waits for that of the next batch.
         with tf.device(HOST):
-            found = tf.constant(of_steps, tf.float32)
+            # A user's own schedule may return tensors.
+            found = tf.constant([float(rate) for rate in of_steps], tf.float32)
         with tf.device(self.devices.parameters):
             return tf.unstack(tf.identity(found))
 
@@ -235,7 +236,11 @@ class OneProcessEngine(Engine):
         A GPU waits for the host between operations. A step of ResNet-20 on an H100 (bfloat16, 1,024 examples) took
         9.6 ms with tower, mean and update compiled apart, 8.7 as one; its kernels take 6.0.
         """
-        if not self._compiles_updates or self.devices.num_towers > 1 or self.options.accumulation > 1:
+        if not self._compiles_updates or self.options.accumulation > 1:
+            return False
+        # A compiled function uses variables of its own device only. TensorFlow keeps those of int32 on the host.
+        devices = {variable.device for variable in self.placement.state.values()}
+        if self.devices.towers != (self.devices.parameters,) or devices - {self.counters.device}:
             return False
         # Traced here, and not within the step, where its random numbers would be replaced twice.
         gradients = self.first_function.get_concrete_function().structured_outputs.gradients

@@ -43,8 +43,8 @@ class StepOptions:
       batch_stats: batch statistics: 'average' of the towers' by weight, 'first' tower's, or 'synced': those of the
         whole batch.
       precision: number format that layers compute in; parameters are float32 (float64 for 'float64').
-      xla: compile the tower function with XLA, and on one GPU the update. None leaves it to the strategy 'towers',
-        which compiles on one GPU if XLA can (`towers.xla_choice`); elsewhere it is False.
+      xla: compile the tower function with XLA, and on one GPU all of the step. None leaves it to the strategy
+        'towers', which compiles on one GPU if XLA can (`towers.xla_choice`); elsewhere it is False.
       fused_batch_norm: run Keras's BatchNormalization on TensorFlow's fused kernel, or, with `tuned_for_cpu` on
         CPUs where that is slow, on compiled loops.
       tuned_for_cpu: on CPU towers, use our own kernels for activations, convolutions and, with AVX2 alone or

@@ -171,5 +171,6 @@ def conversion_reason(error: str) -> str:
     if found := _WITHOUT_KERNEL.search(error):
         return f"it has no kernel for {found[1]}"
     lines = [line.removeprefix("Failed getting HLO text: '") for line in error.splitlines()]
-    telling = [line for line in lines if line and not line.startswith(_AROUND)]
+    # Those of a stack trace are indented.
+    telling = [line for line in lines if line.strip() and not line.startswith((*_AROUND, " ", "\t"))]
     return (telling or lines)[0].partition(". ")[0].rstrip(".")

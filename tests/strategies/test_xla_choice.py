@@ -135,8 +135,11 @@ def test_a_model_that_xla_can_not_compile(function, why):
     "function, why",
     [(rounded, "no kernel for QuantizeAndDequantizeV4Grad"), (until_large, "a fixed tensor list size")],
 )
-def test_asked_for_it_says_so_in_one_line(function, why):
-    strategy = towers_strategy(own_task(lambda: Computed(function)), cpus(1), StepOptions(xla=True))
+@pytest.mark.parametrize("masks", [False, True], ids=["tower", "step"])
+def test_asked_for_it_says_so_in_one_line(function, why, masks):
+    """XLA compiles the tower, and where masks leave out updates all of the step."""
+    devices = dataclasses.replace(cpus(1), masks=masks)
+    strategy = towers_strategy(own_task(lambda: Computed(function)), devices, StepOptions(xla=True))
     with refused("xla=True: XLA can't compile the model's training pass", why, "use xla=False"):
         strategy.run_steps(1)
 

@@ -3,10 +3,13 @@
 import dataclasses
 import functools
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from keras import layers
 
+from models.own_task import OwnTask
 from strategies.towers import towers_strategy
 from tests.strategies.small_task import small_task
 from tests.towers.logical_cpus import cpus
@@ -35,11 +38,11 @@ RULES = [
 ]
 
 
-def strategy_of(rule, *, xla, **options):
+def strategy_of(rule, *, xla, task=None, parameters=0, **options):
     # With masks, as where a GPU has the parameters.
-    devices = dataclasses.replace(cpus(1), masks=True)
+    devices = dataclasses.replace(cpus(1, parameters), masks=True)
     options = StepOptions(rule=rule, schedule=Constant(0.05), xla=xla, precision="float64", **options)
-    return towers_strategy(small_task(batch_norm=True), devices, options)
+    return towers_strategy(task or small_task(batch_norm=True), devices, options)
 
 
 def variables_of(strategy) -> dict[str, np.ndarray]:
@@ -73,6 +76,44 @@ def test_a_step_takes_nothing_from_the_host():
     assert len(given) == 3
 
 
+class Counted(layers.Layer):
+    """Counts its calls in training."""
+
+    def build(self, shape):
+        self.count = self.add_weight(name="count", shape=(), dtype="int32", initializer="zeros", trainable=False)
+
+    def call(self, inputs, training=False):
+        if training:
+            self.count.assign(self.count + 1)
+        return inputs
+
+
+def test_state_that_a_gpu_does_not_hold():
+    """TensorFlow keeps variables of int32 on the host, and a compiled function can't use them there."""
+    draw = np.random.default_rng(0)
+    task = OwnTask(
+        model=lambda: keras.Sequential([layers.Input((5,)), Counted(name="counted"), layers.Dense(3)]),
+        train_data=(draw.normal(size=(37, 5)), draw.integers(0, 3, 37)),
+        losses=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        batch_size=8,
+    )
+    strategy = strategy_of(NESTEROV, xla=True, task=task)
+    state = strategy.engine.placement.state
+    (name,) = state
+    with tf.device("/device:CPU:1"):  # another device than that of the parameters
+        state[name] = tf.Variable(state[name].read_value(), trainable=False)
+    strategy.run_steps(2)
+    assert int(state[name]) == 2
+
+
+def test_a_tower_stays_on_its_device():
+    """Beside parameters on another one, which XLA updates there."""
+    strategy = strategy_of(NESTEROV, xla=True, parameters=1)
+    operations = strategy.graph().get_operations()
+    compiled = [one.device.rpartition("/")[2] for one in operations if one.node_def.attr["_XlaMustCompile"].b]
+    assert compiled == ["device:CPU:0", "device:CPU:1", "device:CPU:1"]
+
+
 @pytest.mark.parametrize("rule", RULES)
 def test_a_gpu_compiles_it(rule):
     scalars = [tf.TensorSpec([], dtype) for dtype in (tf.float32, tf.int64, tf.bool)]
@@ -90,6 +131,12 @@ def test_a_gpu_compiles_the_mean():
 
     scalar = tf.TensorSpec([], tf.float32)
     assert conversion_problem(mean, [tf.TensorSpec([8, 4], tf.float32)], *[scalar] * 3) == ""
+
+
+def test_a_schedule_of_a_user_s_own_returns_tensors():
+    strategy = strategy_of(NESTEROV, xla=True)
+    found = strategy.engine.rates([tf.constant(0.25), np.float64(0.5), 1])
+    assert [(float(rate), rate.dtype) for rate in found] == [(rate, tf.float32) for rate in (0.25, 0.5, 1.0)]
 
 
 def test_a_skipped_step_changes_nothing():
