@@ -5,8 +5,8 @@
 
 TensorFlow's MultiDeviceIterator copies, in its own threads, as for tf.distribute. The number of examples, which
 the host needs, comes by an element for the host: a GPU's would be there only after the steps before. A part that
-is all of a batch has their number in its shape: half the work of the host for each batch. Parts hold int64 in place
-of int32 (`wide_integers.py`).
+is all of a batch has their number in its shape: half the work of the host for each batch. Parts hold int64 in
+place of int32 (`wide_integers.py`).
 """
 
 import dataclasses
