@@ -52,7 +52,7 @@ class BranchedTowers:
         self.devices = towers_of_several(devices, self.name, self.axis)
         self._task, self._step, self.options = task, options, branches or BranchOptions()
         self._shares = even_shares(self.devices.num_towers)
-        check_grouped(self.name, options)
+        check_grouped(options)
 
     def check(self, shares):
         self._shares = shares

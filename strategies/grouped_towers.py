@@ -216,10 +216,10 @@ def traced_passes(
         yield group, *(functools.partial(once, **options) for options in kinds)
 
 
-def check_grouped(name: str, options: StepOptions) -> None:
-    """Raises UserError for an option that strategy `name` can't serve with such towers."""
+def check_grouped(options: StepOptions) -> None:
+    """Raises UserError for an option that such towers can't serve."""
     if options.xla:
-        raise UserError(f"xla=True with strategy {name!r}: XLA can't compile a tower on several devices; omit xla")
+        raise UserError("xla=True with towers of several devices: XLA compiles a tower on one device; omit xla")
 
 
 def _placed(devices: Devices, variables: ModelVariables, rule: UpdateRule, shards: Sequence[Shard]) -> Placement:

@@ -73,7 +73,7 @@ class StagedTowers:
         self._task, self._step, self.options = task, options, pipeline or PipelineOptions()
         self._schedule = self.options.schedule_for(len(self.devices.groups[0]))
         self._shares = even_shares(self.devices.num_towers)
-        check_grouped("pipeline", options)
+        check_grouped(options)
 
     @property
     def microbatches(self) -> int:

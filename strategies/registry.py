@@ -48,9 +48,11 @@ class _Mode:
     divides: str = ""
     exchanges_statistics: bool = False
 
-    def may_divide(self, axis: str) -> bool:
-        """Whether the devices of a tower may have this: an axis of `towers.grid`."""
-        return self.divides in (axis, ON_REQUEST)
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """Those arguments of `build_strategy` that not every mode takes."""
+        of_towers = [name for axis, name in OPTIONS_BY_AXIS.items() if self.divides in (axis, ON_REQUEST)]
+        return (*of_towers, *([self.cluster_kind] if self.cluster_kind else []))
 
 
 _MODES = {
@@ -66,6 +68,9 @@ _MODES = {
     "slices": _Mode(slices_strategy, divides=SLICE, spreads=("zero=",)),
     "branches": _Mode(branches_strategy, divides=BRANCH, spreads=("zero=",)),
 }
+
+# Of the arguments that not every mode takes, in the order of `build_strategy`.
+_KINDS = (Ring, ServersMembership, PipelineOptions, SliceOptions, BranchOptions)
 
 
 def strategy_names() -> tuple[str, ...]:
@@ -120,22 +125,18 @@ def build_strategy(
         its branches.
 
     Raises:
-      UserError: unknown name, no cluster for a strategy that needs one, an argument of another type, or one that
-        the strategy refuses.
+      UserError: unknown name, no cluster for a strategy that needs one, an argument of another type or for other
+        strategies, or one that the strategy refuses.
     """
     mode = _mode(name)
     check_task(task)
     check_kind("devices", devices, Devices, "pass what towers.device_setup.configure_devices() returns")
     check_step_options(options)
-    for argument, value, kind in (
-        ("ring", ring, Ring),
-        ("servers", servers, ServersMembership),
-        ("pipeline", pipeline, PipelineOptions),
-        ("slices", slices, SliceOptions),
-        ("branches", branches, BranchOptions),
-    ):
+    given = {"ring": ring, "servers": servers, "pipeline": pipeline, "slices": slices, "branches": branches}
+    for (argument, value), kind in zip(given.items(), _KINDS, strict=True):
         if value is not None:
             check_kind(argument, value, kind, f"pass a {kind.__name__}(...), or omit it")
+            _check_taken(name, argument)
     check_spread(name, devices.spread)
     check_groups(name, bool(devices.groups))
     if mode.cluster_kind == "servers" and servers is None:
@@ -143,15 +144,22 @@ def build_strategy(
             f"strategy {name!r} needs several processes: a chief, workers and parameter servers; "
             "start them all and pass this one's membership as servers, or use another strategy"
         )
-    memberships = {"ring": ring, "servers": servers}
-    joined = {mode.cluster_kind: memberships[mode.cluster_kind]} if mode.cluster_kind else {}
-    given = {"pipeline": pipeline, "slices": slices, "branches": branches}
-    of_tower = {name: given[name] for axis, name in OPTIONS_BY_AXIS.items() if mode.may_divide(axis)}
     if shares is None and mode.divides not in (SLICE, BRANCH):
-        membership = joined.get(mode.cluster_kind)
+        membership = given.get(mode.cluster_kind)
         own = task.batch_size if membership is None else membership.own_examples(task.batch_size)
         devices = devices.for_examples(own // options.accumulation)
-    return mode.build(task, devices, options, shares=shares, **joined, **of_tower)
+    return mode.build(
+        task, devices, options, shares=shares, **{argument: given[argument] for argument in mode.arguments}
+    )
+
+
+def _check_taken(name: str, argument: str) -> None:
+    """Raises UserError if the strategy does not take an argument that not every one takes."""
+    if argument not in _mode(name).arguments:
+        able = " or ".join(repr(other) for other, mode in _MODES.items() if argument in mode.arguments)
+        raise UserError(
+            f"{argument}=... with strategy {name!r}: only {able} takes it; use that, or omit {argument}"
+        )
 
 
 def check_spread(name: str, argument: str) -> None:

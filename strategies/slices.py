@@ -20,6 +20,7 @@ from towers.slices.layout import Layout
 from towers.slices.layout_report import large_whole_notices, layout_table
 from towers.slices.sliced_tower import SlicedEvaluation, SlicedTower
 from towers.task import Task
+from towers.updates.composed_rules import check_elementwise
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,12 +69,12 @@ class SlicedTowers:
         """
         self.devices = towers_of_several(devices, self.name, self.axis)
         self._task, self._step, self.options = task, options, slices or SliceOptions()
-        if not options.rule.elementwise:
-            raise UserError(
-                f"strategy 'slices' with {type(options.rule).__name__}: it needs whole parameters, and each "
-                "device updates its slices; use momentum or adamw, or another strategy"
-            )
-        check_grouped(self.name, options)
+        check_elementwise(
+            options.rule,
+            "layers divided into slices: it needs whole parameters, and each device has slices of them",
+            "use momentum or adamw, or another strategy or grid",
+        )
+        check_grouped(options)
 
     def check(self, shares):
         """Nothing to check: `Engine` does."""

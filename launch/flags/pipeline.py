@@ -10,7 +10,7 @@ from launch.flags.checks import listed_in_help, positive
 from launch.flags.grid import divided_by
 from strategies.registry import ON_REQUEST, divides
 from towers.errors import UserError
-from towers.grid import STAGE, Grid
+from towers.grid import BRANCH, STAGE, Grid
 from towers.pipeline import builders, grid, schedule_csv
 from towers.pipeline.faults import find_faults
 from towers.pipeline.schedule import Schedule
@@ -58,24 +58,34 @@ def pipeline_from_flags() -> PipelineOptions | None:
     Raises:
       UserError: a file that is no schedule, another value that is not allowed, or a flag of pipelines without one.
     """
-    if divided_by() != STAGE:
-        for name in ("stages", "microbatches"):
-            if FLAGS[name].value:
-                on_request = divides(FLAGS.strategy) == ON_REQUEST
-                use = (
-                    f"add --grid=stage:{FLAGS.stages or _DEFAULT_STAGES}"
-                    if on_request
-                    else "use --strategy=pipeline"
-                )
-                raise UserError(
-                    f"--{name}={FLAGS[name].value} with --strategy={FLAGS.strategy}: its towers have no stages; "
-                    f"{use}, or omit --{name}"
-                )
+    axis = divided_by()
+    if axis != STAGE:
+        _refuse("no stages", "pipeline", "stages", "microbatches", "pipeline_schedule")
+        if axis != BRANCH:
+            _refuse("neither stages nor branches", "pipeline or branches", "balance")
         return None
     _check_stages()
     return PipelineOptions(
         stages=FLAGS.stages, microbatches=FLAGS.microbatches, schedule=_schedule(), balance=_balance(FLAGS.balance)
     )
+
+
+def _refuse(lacks: str, able: str, *names: str) -> None:
+    """Raises UserError if one of these flags is given.
+
+    Args:
+      lacks: what towers don't have, which the flags are about.
+      able: the strategies whose towers have it.
+      names: of the flags.
+    """
+    on_request = divides(FLAGS.strategy) == ON_REQUEST
+    use = f"add --grid=stage:{FLAGS.stages or _DEFAULT_STAGES}" if on_request else f"use --strategy={able}"
+    for name in names:
+        if FLAGS[name].value != FLAGS[name].default:
+            raise UserError(
+                f"--{name}={FLAGS[name].value} with --strategy={FLAGS.strategy}: its towers have {lacks}; "
+                f"{use}, or omit --{name}"
+            )
 
 
 def num_stage_devices() -> int:

@@ -5,8 +5,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 import tensorflow as tf
 
+from launch.flags.grid import divided_by
 from launch.forecast.columns import Column
-from launch.forecast.modes_of_a_process import PIPELINE, SLICES, ProcessMode, ProcessModes, all_devices
+from launch.forecast.modes_of_a_process import AXES, PIPELINE, SLICES, ProcessMode, ProcessModes, all_devices
 from launch.measuring.allocation_trace import USE_TRACED_ALLOCATOR, allocated_peak
 from launch.measuring.case import Case, Work
 from launch.measuring.running import run_case
@@ -22,7 +23,7 @@ _TIMEOUT_SECONDS = 900.0
 # Flags that choose another mode, and would contradict the one that is measured.
 _OF_MODES = ("strategy", "num_towers", "grid", "slices", "parameter_device", "zero", "offload", "branch_devices")
 # Flags that one mode alone takes.
-_OF_ONE_MODE = {SLICES: ("layout",), PIPELINE: ("stages", "microbatches", "pipeline_schedule", "balance")}
+_OF_ONE_MODE = {SLICES: ("layout",), PIPELINE: ("stages", "microbatches", "pipeline_schedule")}
 
 
 def measured(modes: ProcessModes, columns: Sequence[Column]) -> dict[str, float]:
@@ -56,6 +57,8 @@ def _of_process(column: Column, figures: Mapping[str, float], passing_bytes: int
 
 def _case(modes: ProcessModes, mode: ProcessMode) -> Case:
     of_others = [name for one, names in _OF_ONE_MODE.items() if one != mode.strategy for name in names]
+    # Pipelines and branches have it. It was predicted with if the flags choose the mode.
+    of_others += ["balance"] * (AXES.get(mode.strategy) != divided_by())
     of_others += ["tower_shares"] * (modes.shares(mode) is None)
     words = [
         word for word in _without(sys.argv[1:], *_OF_MODES, *of_others) if word not in ("--json", "--measure")

@@ -5,18 +5,18 @@ from collections.abc import Mapping
 
 import tensorflow as tf
 
-from towers.errors import UserError
+from towers.updates.composed_rules import check_elementwise
 from towers.updates.rules import UpdateRule, everything
 from towers.updates.sparse_updates import apply_lazily
 
 
 def check_rule(rule: UpdateRule) -> None:
     """Raises UserError for a rule that needs whole matrices: a server holds pieces of a vector."""
-    if not rule.elementwise:
-        raise UserError(
-            f"{type(rule).__name__} with strategy=ps: it needs whole matrices, and servers hold pieces of "
-            "parameters; use sgd, momentum, nesterov, adam or adamw"
-        )
+    check_elementwise(
+        rule,
+        "strategy=ps: it needs whole matrices, and servers hold pieces of parameters",
+        "use sgd, momentum, nesterov, adam or adamw",
+    )
 
 
 def update_piece(

@@ -6,11 +6,15 @@ import numpy as np
 import pytest
 
 from strategies.registry import ON_REQUEST, build_strategy, cluster_kind, divides, strategy_names
+from strategies.ring.joining import Ring, RingOptions
+from strategies.slices import SliceOptions
 from tests.strategies.small_task import small_strategy, small_task
 from tests.towers.logical_cpus import cpus
 from tests.towers.tiny_tasks import TinyTask, dense_network, vectors
 from tests.towers.user_errors import refused
+from towers.branches.options import BranchOptions
 from towers.options import StepOptions
+from towers.stages.options import PipelineOptions
 
 # A single process can't build a strategy with parameter servers. Some strategies have towers of several devices.
 GROUPED = [name for name in strategy_names() if divides(name) not in ("", ON_REQUEST)]
@@ -54,6 +58,22 @@ def test_an_argument_of_another_type_is_refused(changed, parts):
     given = {"name": "towers", "task": small_task(), "devices": cpus(2), "options": StepOptions()} | changed
     with refused(*parts):
         build_strategy(given.pop("name"), given.pop("task"), given.pop("devices"), given.pop("options"), **given)
+
+
+@pytest.mark.parametrize(
+    "name, given, able",
+    [
+        ("towers", {"pipeline": PipelineOptions(microbatches=4)}, "'ring' or 'pipeline'"),
+        ("pipeline", {"slices": SliceOptions()}, "'ring' or 'slices'"),
+        ("mirrored", {"branches": BranchOptions()}, "'ring' or 'branches'"),
+        ("slices", {"ring": Ring.alone(RingOptions())}, "only 'ring' takes it"),
+    ],
+)
+def test_an_argument_of_another_strategy_is_refused(name, given, able):
+    """Ignored, it would leave its caller with a run of another kind."""
+    (argument,) = given
+    with refused(f"{argument}=... with strategy {name!r}", able, f"omit {argument}"):
+        build_strategy(name, small_task(), cpus(2), StepOptions(), **given)
 
 
 @pytest.mark.parametrize(

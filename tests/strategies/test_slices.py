@@ -19,6 +19,7 @@ from tests.towers.tiny_tasks import (
 )
 from tests.towers.user_errors import refused
 from towers.options import StepOptions
+from towers.updates.composed_rules import Lookahead, ScaledRates
 from towers.updates.rules import Adam, Muon
 from towers.updates.schedules import Constant
 
@@ -46,7 +47,13 @@ def test_a_run_goes_on_with_other_slices_and_with_towers(tmp_path):
     "name, devices, options, parts",
     [
         ("slices", cpus(1), {}, ("'slices' with 1 device a tower", "'towers'")),
-        ("slices", cpus(2), {"rule": Muon()}, ("Muon", "needs whole parameters")),
+        ("slices", cpus(2), {"rule": Muon()}, ("Muon with", "needs whole parameters", "use momentum or adamw")),
+        (
+            "slices",
+            cpus(2),
+            {"rule": Lookahead(rule=ScaledRates(rule=Adam(), factor=2.0), num_updates=9)},
+            ("Lookahead and ScaledRates", "; omit lookahead_every and omit norm_bias_rate_factor"),
+        ),
         ("slices", cpus(2), {"xla": True}, ("xla=True", "omit xla")),
         (
             "towers",

@@ -24,7 +24,7 @@ def operation_seconds(functional: keras.Model, num_examples: int, kernels: Layer
       kernels: which layers use other kernels than Keras's.
 
     Raises:
-      UserError: an operation's inputs have no fixed shape.
+      UserError: an operation's inputs have no fixed shape, or it does not compute values that are drawn for it.
     """
     seconds: dict[str, float] = {}
     found = []
@@ -66,7 +66,14 @@ def _seconds_of(node, num_examples: int) -> float:
         sources = [*(x for x in values if x.dtype.is_floating), *(p.value for p in parameters)]
         return [total, *(x for x in tape.gradient(total, sources) if x is not None)] if sources else [total]
 
-    passes(*inputs)
+    try:
+        passes(*inputs)
+    except tf.errors.InvalidArgumentError:
+        # As a lookup that has no index for unknown values.
+        raise UserError(
+            f"balance='time': operation {node.operation.name!r} does not compute values that are drawn to measure "
+            "it: use balance='parameters'"
+        ) from None
     taken = []
     for _ in range(_RUNS):
         begin = time.perf_counter()
@@ -80,8 +87,10 @@ def _drawn(node, x: keras.KerasTensor, num_examples: int) -> tf.Tensor:
     if None in shape:
         raise UserError(
             f"balance='time': operation {node.operation.name!r} gets inputs of shape {tuple(x.shape)}, which is "
-            "not fixed: use balance='parameters', or a number of operations for each stage"
+            "not fixed: use balance='parameters'"
         )
     dtype = tf.as_dtype(x.dtype)
+    if dtype == tf.string:
+        return tf.fill(shape, "")
     values = np.random.default_rng(0).normal(size=shape) if dtype.is_floating else np.ones(shape)
     return tf.cast(tf.constant(values), dtype)

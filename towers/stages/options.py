@@ -104,8 +104,9 @@ class PipelineOptions:
             return cut_by_costs(functional, operation_seconds(functional, num_examples, kernels), num_stages)
         if len(self.balance) != num_stages:
             raise UserError(
-                f"balance={','.join(map(str, self.balance))}: {len(self.balance)} numbers for {num_stages} "
-                "stages: give one number of operations for each stage"
+                f"balance={','.join(map(str, self.balance))}: {len(self.balance)} "
+                f"number{'' if len(self.balance) == 1 else 's'} for {num_stages} stages: give one number of "
+                "operations for each stage"
             )
         return cut_by_sizes(model, self.balance)
 
@@ -129,12 +130,16 @@ def check_microbatches(
       UserError: some microbatch would be empty.
     """
     smallest = min(split.sizes(batch_size, split.even_shares(accumulation)))
-    parts = split.sizes(smallest // microbatches, shares)
-    if min(parts) == 0:
+
+    def is_enough(number: int) -> bool:
+        return min(split.sizes(smallest // number, shares)) > 0
+
+    if not is_enough(microbatches):
         of_what = "batch" if accumulation == 1 else f"microbatch (accumulation={accumulation})"
-        most = max(1, smallest // len(shares))
+        most = next(filter(is_enough, range(min(microbatches, smallest), 0, -1)), None)
+        fewer = f"use microbatches={most} or less, or" if most else "use"
         raise UserError(
             f"microbatches={microbatches}{' (by default, twice the stages)' if by_default else ''}, "
             f"num_towers={len(shares)} and a {of_what} of {smallest}: each tower "
-            f"needs an example of each microbatch; use microbatches={most} or less, or a larger batch"
+            f"needs an example of each microbatch; {fewer} a larger batch"
         )

@@ -7,6 +7,7 @@ average comes after the step is counted, because the last step may be a skipped 
 import dataclasses
 import functools
 from collections.abc import Callable
+from typing import ClassVar
 
 import tensorflow as tf
 
@@ -20,8 +21,20 @@ def norm_biases(path: str, shape: tf.TensorShape) -> bool:
     return path.rpartition("/")[2] == "beta"
 
 
+class ComposedRule:
+    """A rule around another one.
+
+    Attributes:
+      rule: the rule that is applied.
+      option: the option of training that asks for the composed rule, for messages.
+    """
+
+    rule: UpdateRule
+    option: ClassVar[str]
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ScaledRates:
+class ScaledRates(ComposedRule):
     """Another rule, at `factor` times the learning rate for the parameters that `scales` selects.
 
     The factor does not change the weight decay: w still shrinks by rate * weight_decay in each update.
@@ -36,6 +49,7 @@ class ScaledRates:
     factor: float
     scales: Callable[[str, tf.TensorShape], bool] = norm_biases
     elementwise = False
+    option = "norm_bias_rate_factor"
 
     def __post_init__(self):
         if not self.factor > 0:
@@ -71,7 +85,7 @@ class ScaledRates:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Lookahead:
+class Lookahead(ComposedRule):
     """Another rule whose weights are reset to a running average of themselves (Zhang et al. 2019, "Lookahead").
 
     Every `every` updates: slow = decay * slow + (1 - decay) * w, then w = slow. The decay is
@@ -91,6 +105,7 @@ class Lookahead:
     every: int = 5
     last_decay: float = 0.95**5
     elementwise = False
+    option = "lookahead_every"
 
     def __post_init__(self):
         if self.num_updates < 1 or self.every < 1:
@@ -154,3 +169,23 @@ class Lookahead:
         # The slots start at zero: the first time there is nothing to average.
         decay = tf.where(done <= self.every, tf.zeros_like(decay), decay)
         return decay * slow + (1 - decay) * variable
+
+
+def check_elementwise(rule: UpdateRule, where: str, instead: str) -> None:
+    """Raises UserError for a rule that needs whole parameters.
+
+    Args:
+      rule: a rule, perhaps around another one.
+      where: why there are none, for the message.
+      instead: what to do about a rule that is not around another one.
+    """
+    named, fixes = [], []
+    while not rule.elementwise:
+        named.append(type(rule).__name__)
+        if not isinstance(rule, ComposedRule):
+            fixes.append(instead)
+            break
+        fixes.append(f"omit {rule.option}")
+        rule = rule.rule
+    if named:
+        raise UserError(f"{' and '.join(named)} with {where}; {' and '.join(fixes)}")

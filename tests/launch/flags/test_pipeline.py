@@ -96,6 +96,26 @@ def test_a_ring_whose_towers_are_pipelines(given):
 
 
 @pytest.mark.parametrize(
+    "settings, parts",
+    [
+        ({"strategy": "towers", "pipeline_schedule": "gpipe"}, ("no stages; use --strategy=pipeline, or omit",)),
+        ({"strategy": "ring", "pipeline_schedule": "gpipe"}, ("no stages; add --grid=stage:2, or omit",)),
+        ({"strategy": "branches", "pipeline_schedule": "gpipe"}, ("no stages; use --strategy=pipeline",)),
+        ({"strategy": "towers", "balance": "time"}, ("neither stages nor branches", "pipeline or branches")),
+        ({"strategy": "ring", "grid": "slice:2", "balance": "time"}, ("neither stages nor branches",)),
+    ],
+    ids=str,
+)
+def test_a_flag_of_pipelines_for_other_towers(given, settings, parts):
+    given(**settings)
+    name = list(settings)[-1]
+    with refused(f"--{name}={settings[name]} with --strategy={settings['strategy']}", *parts, f"omit --{name}"):
+        pipeline_from_flags()
+    given(strategy="branches", pipeline_schedule="1f1b", balance="time")
+    assert pipeline_from_flags() is None
+
+
+@pytest.mark.parametrize(
     "settings, message",
     [
         ({"grid": "slice:2"}, "--grid=slice:2: --strategy=pipeline has stages, no slices"),

@@ -3,14 +3,18 @@
 import dataclasses
 import json
 import re
+import sys
 
 import pytest
+from absl import flags
+from absl.testing import flagsaver
 from keras import layers
 
+from launch import memory  # noqa: F401, defines the flags
 from launch.forecast import columns as columns_module
 from launch.forecast.columns import ARITHMETIC, Column, Run, columns_of
-from launch.forecast.measured_modes import _without
-from launch.forecast.modes_of_a_process import PIPELINE, ProcessMode, ProcessModes
+from launch.forecast.measured_modes import _case, _without
+from launch.forecast.modes_of_a_process import BRANCHES, PIPELINE, TOWERS, ProcessMode, ProcessModes
 from launch.forecast.table import as_json, saved_by_recomputation, saved_by_zero, table
 from launch.measuring.allocation_trace import USE_TRACED_ALLOCATOR, peak_of
 from strategies.servers.options import ServersOptions
@@ -187,6 +191,21 @@ def test_the_memory_of_a_rule_with_a_condition():
 def test_the_command_line_loses_the_flags_of_another_grid():
     words = ["--grid=data:1,stage:2", "--model=tiny", "--slices", "2", "--json"]
     assert _without(words, "grid", "slices") == ["--model=tiny", "--json"]
+
+
+@pytest.mark.parametrize("strategy", [PIPELINE, BRANCHES])
+def test_the_balance_of_the_flags_is_measured_in_the_mode_that_they_choose(strategy, monkeypatch):
+    """The rows of other modes are predicted with the default."""
+    modes = run_of(dense_task(64)).modes
+    monkeypatch.setattr(sys, "argv", ["memory", f"--strategy={strategy}", "--balance=time"])
+    with flagsaver.flagsaver():
+        flags.FLAGS.mark_as_parsed()
+        flags.FLAGS.strategy = strategy
+        measured = {
+            one: "--balance=time" in _case(modes, ProcessMode(name=one, num_devices=2, strategy=one)).command
+            for one in (TOWERS, PIPELINE, BRANCHES)
+        }
+    assert [one for one, has_balance in measured.items() if has_balance] == [strategy]
 
 
 @pytest.mark.full

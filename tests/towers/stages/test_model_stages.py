@@ -55,6 +55,18 @@ def test_an_operation_with_more_to_compute_takes_longer():
     assert seconds["long"] > 2 * seconds["short"] > 0
 
 
+@pytest.mark.parametrize("num_oov_indices", [1, 0])
+def test_an_operation_of_text_is_measured_on_text(num_oov_indices):
+    words = layers.Input((1,), dtype="string")
+    lookup = layers.StringLookup(vocabulary=["a", "b"], num_oov_indices=num_oov_indices, name="lookup")
+    model = keras.Model(words, layers.Embedding(4, 3)(lookup(words)))
+    if num_oov_indices:
+        assert min(operation_seconds(model, 8, DEFAULT_KERNELS)) > 0
+        return
+    with refused("balance='time': operation 'lookup' does not compute values", "use balance='parameters'"):
+        operation_seconds(model, 8, DEFAULT_KERNELS)
+
+
 def test_a_tied_table_lives_in_the_first_stage_that_reads_it():
     model = transformer(TransformerSize(blocks=2, width=8, heads=2), num_tokens=50, length=4)
     stages = cut_by_parameters(model, 2)
@@ -123,3 +135,9 @@ def test_every_tower_needs_an_example_of_each_microbatch():
         "microbatches=20 (by default, twice the stages), num_towers=1 and a batch of 16", "microbatches=16"
     ):
         check_microbatches(16, 1, 20, (1.0,), by_default=True)
+    # Each microbatch has to have four examples: of two or three the first tower gets all.
+    with refused("microbatches=5, num_towers=2 and a batch of 10", "use microbatches=2 or less"):
+        check_microbatches(10, 1, 5, (3.0, 1.0))
+    check_microbatches(10, 1, 2, (3.0, 1.0))
+    with refused("an example of each microbatch; use a larger batch"):
+        check_microbatches(10, 1, 5, (99.0, 1.0))
