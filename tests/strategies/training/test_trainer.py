@@ -187,6 +187,7 @@ class TestLoop:
             ({"steps": "3"}, ("steps='3'", "an integer")),
             ({"steps": 1, "checkpoint_every_seconds": "1"}, ("checkpoint_every_seconds='1'", "a number")),
             ({"steps": 1, "keep_checkpoints": 1.5}, ("keep_checkpoints=1.5", "an integer")),
+            ({"steps": 1, "keep_checkpoints": True}, ("keep_checkpoints=True", "an integer")),
             ({"steps": 1, "resume": None}, ("resume=None", "'auto'")),
             ({"steps": 1, "directory": 5}, ("directory=5", "the path of a folder")),
             ({"steps": 1, "directory": ""}, ("directory=''", "the path of a folder")),
