@@ -4,7 +4,6 @@ Its argument, if there is one, is the number of seconds that the check may take.
 """
 
 import pathlib
-import sys
 
 import keras
 import numpy as np
