@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from absl import flags
 
 from strategies.atomic_write import write_atomically
-from strategies.callbacks import Callback, Run
+from strategies.callbacks import Callback, Run, writing
 from strategies.registry import cluster_kind
 from towers.errors import UserError
 
@@ -54,7 +54,8 @@ def save_flags(directory: pathlib.Path) -> None:
         if value is not None and value != [] and name not in _NOT_SAVED:
             text = ",".join(map(str, value)) if isinstance(value, list) else value
             lines.append(f"--{name}={text}\n")
-    write_atomically(directory / FLAG_FILE, "".join(lines))
+    with writing(directory / FLAG_FILE):
+        write_atomically(directory / FLAG_FILE, "".join(lines))
 
 
 class SavedFlags(Callback):

@@ -29,5 +29,7 @@ def save_model(model: keras.Model, path: pathlib.Path) -> pathlib.Path:
         finally:
             pathlib.Path(temporary).unlink(missing_ok=True)
     except OSError as error:
-        raise UserError(f"{path}: can't write the model there ({error.strerror}); choose another path") from error
+        raise UserError(
+            f"{path}: can't write the model there ({error.strerror}); make room or choose another path"
+        ) from error
     return path
