@@ -6,6 +6,7 @@ import tempfile
 
 import keras
 
+from strategies.atomic_write import flush
 from towers.errors import UserError
 
 
@@ -25,6 +26,7 @@ def save_model(model: keras.Model, path: pathlib.Path) -> pathlib.Path:
         try:
             model.save(temporary)
             os.chmod(temporary, 0o644)
+            flush(pathlib.Path(temporary))
             os.replace(temporary, path)
         finally:
             pathlib.Path(temporary).unlink(missing_ok=True)
