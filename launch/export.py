@@ -82,7 +82,7 @@ def checked_apart(model: keras.Model, path: pathlib.Path, inputs: Sequence[np.nd
       inputs: some examples, an array for each of the model's inputs.
 
     Raises:
-      UserError: the file does not load there, or its outputs differ.
+      UserError: the file does not load there, or not in time, or its outputs differ.
     """
     outputs = model.predict_on_batch(keras.tree.pack_sequence_as(model.input, inputs))
     expected = [np.asarray(array) for array in _leaves(outputs)]
@@ -91,9 +91,15 @@ def checked_apart(model: keras.Model, path: pathlib.Path, inputs: Sequence[np.nd
         np.savez(given, **{f"{index:03d}": array for index, array in enumerate(inputs)})
         command = [sys.executable, "-I", "-c", _LOADER, str(path), given, found]
         environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "-1"}
-        done = subprocess.run(
-            command, cwd=folder, env=environment, capture_output=True, text=True, timeout=_CHECK_SECONDS
-        )
+        try:
+            done = subprocess.run(
+                command, cwd=folder, env=environment, capture_output=True, text=True, timeout=_CHECK_SECONDS
+            )
+        except subprocess.TimeoutExpired as error:
+            raise UserError(
+                f"{path} is written but not checked: a fresh process did not end within {_CHECK_SECONDS} seconds; "
+                "export again when the machine is less busy"
+            ) from error
         if done.returncode != 0:
             why = (done.stderr.strip().splitlines() or ["no error message"])[-1]
             raise UserError(

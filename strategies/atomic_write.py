@@ -15,6 +15,7 @@ def write_atomically(path: pathlib.Path, contents: str | bytes) -> None:
     temporary = path.with_name(path.name + UNFINISHED)
     try:
         temporary.write_bytes(contents.encode("utf-8") if isinstance(contents, str) else contents)
+        flush(temporary)
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)

@@ -1,11 +1,22 @@
 """Callbacks of a Trainer. They are called between calls of `run_steps`, never during one."""
 
+import contextlib
 import dataclasses
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+
+import tensorflow as tf
 
 from strategies.contract import StepReport, Strategy
 from towers.errors import UserError, check_kind
+
+# What TensorFlow raises if a file can't be written.
+_UNWRITABLE = (
+    tf.errors.ResourceExhaustedError,
+    tf.errors.UnavailableError,
+    tf.errors.PermissionDeniedError,
+    tf.errors.FailedPreconditionError,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,12 +68,21 @@ class Callback:
         """Called after the last step, also when an error ended the run."""
 
 
-def unwritable(path: pathlib.Path, why: str) -> UserError:
-    """The error of a callback whose file or folder can't be written."""
-    return UserError(
-        f"{path}: can't be written ({why}); saved checkpoints remain: "
-        "make room on the disk, then start the run again"
-    )
+@contextlib.contextmanager
+def writing(path: pathlib.Path) -> Iterator[None]:
+    """Context manager in which a callback writes a file or folder of the run.
+
+    Raises:
+      UserError: it can't be written, as on a full disk.
+    """
+    try:
+        yield
+    except (OSError, *_UNWRITABLE) as error:
+        why = error.strerror if isinstance(error, OSError) else type(error).__name__
+        raise UserError(
+            f"{path}: can't be written ({why}); saved checkpoints remain: "
+            "make room on the disk or make it writable, then start the run again"
+        ) from error
 
 
 def check_callbacks(callbacks: object) -> None:

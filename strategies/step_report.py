@@ -6,7 +6,7 @@ from strategies.contract import StepReport
 
 
 def report_of(outcomes, *, step, learning_rate, seconds, input_seconds) -> StepReport:
-    """One report of the outcomes of several steps; the means omit steps that were not finite."""
+    """One report of the outcomes of some steps, perhaps none; the means omit steps that were not finite."""
     finite = [outcome for outcome in outcomes if outcome.finite]
     weight = sum(float(outcome.weight) for outcome in finite)
     totals: dict[str, np.ndarray] = {}
@@ -20,7 +20,7 @@ def report_of(outcomes, *, step, learning_rate, seconds, input_seconds) -> StepR
         loss=mean_of(sum(float(outcome.loss_sum) for outcome in finite), weight),
         metrics={name: mean_of(total, weight) for name, (total, weight) in totals.items()},
         learning_rate=learning_rate,
-        gradient_norm=float(outcomes[-1].gradient_norm),
+        gradient_norm=float(outcomes[-1].gradient_norm) if outcomes else float("nan"),
         skipped=len(outcomes) - len(finite),
         seconds=seconds,
         input_seconds=input_seconds,

@@ -236,7 +236,7 @@ class SynchronousStrategy:
         return report_of(
             outcomes,
             step=end,
-            learning_rate=self.options.schedule(end - 1),
+            learning_rate=self.options.schedule(max(end - 1, 0)),
             seconds=seconds,
             input_seconds=min(input_seconds, seconds),  # the host may wait while steps before are computed
         )

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from absl import flags
 
 from strategies.atomic_write import write_atomically
-from strategies.callbacks import Callback, Run
+from strategies.callbacks import Callback, Run, writing
 from strategies.registry import cluster_kind
 from towers.errors import UserError
 
@@ -54,7 +54,8 @@ def save_flags(directory: pathlib.Path) -> None:
         if value is not None and value != [] and name not in _NOT_SAVED:
             text = ",".join(map(str, value)) if isinstance(value, list) else value
             lines.append(f"--{name}={text}\n")
-    write_atomically(directory / FLAG_FILE, "".join(lines))
+    with writing(directory / FLAG_FILE):
+        write_atomically(directory / FLAG_FILE, "".join(lines))
 
 
 class SavedFlags(Callback):
@@ -73,7 +74,8 @@ def load_flags(directory: str | None) -> None:
     A run of several processes becomes one of --strategy=towers, because its checkpoint needs no cluster.
 
     Raises:
-      UserError: `directory` is None or empty, holds no run, or that of a program that has no flags of tasks.
+      UserError: `directory` is None or empty, holds no run, or that of a program that has no flags of tasks; or a
+        value in its file of flags is wrong.
     """
     if not directory:
         raise UserError("--directory is missing: give the directory of a run, for example --directory=runs/NAME")
@@ -98,7 +100,10 @@ def load_flags(directory: str | None) -> None:
         if name == "strategy" and has_processes:
             continue
         if name in FLAGS and name not in given and name not in omitted:
-            FLAGS[name].parse(value)
+            try:
+                FLAGS[name].parse(value)
+            except flags.Error as error:
+                raise UserError(f"{path}: {error}; correct this line, or give --{name} here too") from error
 
 
 def saved_precision(directory: pathlib.Path | None) -> str | None:
@@ -108,6 +113,14 @@ def saved_precision(directory: pathlib.Path | None) -> str | None:
 
 
 def _read(path: pathlib.Path) -> dict[str, str]:
-    """The values of a file that `save_flags` wrote, as text by name."""
-    lines = path.read_text(encoding="utf-8").splitlines()
+    """The values of a file that `save_flags` wrote, as text by name.
+
+    Raises:
+      UserError: the file can't be read.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise UserError(f"{path}: can't be read ({why}); put back the file that the run wrote") from error
     return {name: value for name, _, value in (line.removeprefix("--").partition("=") for line in lines)}

@@ -6,7 +6,7 @@ import pathlib
 from collections.abc import Mapping
 
 from strategies.atomic_write import write_atomically
-from strategies.callbacks import Callback, Run, unwritable
+from strategies.callbacks import Callback, Run, writing
 from strategies.contract import StepReport
 from strategies.reports.strict_json import dumps
 
@@ -19,8 +19,9 @@ class MetricsLog(Callback):
 
     def begin(self, run: Run) -> None:
         self._path = run.directory / "metrics.jsonl"
-        _drop_repeated_lines(self._path, run)
-        self._file = open(self._path, "a", encoding="utf-8")  # noqa: SIM115 (closed in `end`)
+        with writing(self._path):
+            _drop_repeated_lines(self._path, run)
+            self._file = open(self._path, "a", encoding="utf-8")  # noqa: SIM115 (closed in `end`)
 
     def steps(self, report: StepReport) -> None:
         self._write(
@@ -47,11 +48,9 @@ class MetricsLog(Callback):
             self._file.close()
 
     def _write(self, **fields) -> None:
-        try:
+        with writing(self._path):
             self._file.write(dumps(fields) + "\n")
             self._file.flush()
-        except OSError as error:
-            raise unwritable(self._path, error.strerror) from error
 
 
 def _section_fields(report: StepReport) -> dict:

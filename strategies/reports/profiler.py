@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from strategies.callbacks import Callback, Run
+from strategies.callbacks import Callback, Run, writing
 from towers.errors import UserError
 
 
@@ -27,14 +27,14 @@ class Profiler(Callback):
             )
 
     def begin(self, run: Run) -> None:
-        self._directory = str(run.directory / "profile")
+        self._directory = run.directory / "profile"
 
     def boundaries(self):
         return (self._first, self._last)
 
     def before_steps(self, step):
         if step == self._first:
-            tf.profiler.experimental.start(self._directory)
+            tf.profiler.experimental.start(str(self._directory))
             self._running = True
 
     def steps(self, report):
@@ -44,4 +44,5 @@ class Profiler(Callback):
     def end(self):
         if self._running:
             self._running = False
-            tf.profiler.experimental.stop()
+            with writing(self._directory):
+                tf.profiler.experimental.stop()

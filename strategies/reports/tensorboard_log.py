@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import tensorflow as tf
 
-from strategies.callbacks import Callback, Run, unwritable
+from strategies.callbacks import Callback, Run, writing
 from strategies.contract import StepReport
 
 
@@ -16,7 +16,8 @@ class TensorBoardLog(Callback):
         self._strategy = run.strategy
         self._graph_written = False
         self._directory = run.directory / "tensorboard"
-        self._writer = tf.summary.create_file_writer(str(self._directory))
+        with writing(self._directory):
+            self._writer = tf.summary.create_file_writer(str(self._directory))
 
     def steps(self, report: StepReport) -> None:
         with self._written_at(report.step):
@@ -56,17 +57,6 @@ class TensorBoardLog(Callback):
 
     @contextlib.contextmanager
     def _written_at(self, step: int):
-        """Context manager: summaries belong to `step`, and are in the file when it exits.
-
-        Raises:
-          UserError: they could not be written, as on a full disk.
-        """
-        try:
-            with tf.device("/device:CPU:0"), self._writer.as_default(step=step):
-                yield
-        except (
-            tf.errors.ResourceExhaustedError,
-            tf.errors.UnavailableError,
-            tf.errors.PermissionDeniedError,
-        ) as error:
-            raise unwritable(self._directory, type(error).__name__) from error
+        """Context manager: summaries belong to `step`, and are in the file when it exits."""
+        with writing(self._directory), tf.device("/device:CPU:0"), self._writer.as_default(step=step):
+            yield

@@ -14,7 +14,7 @@ from tensorflow.python.eager import context  # the one way to collect the graphs
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 from strategies.atomic_write import write_atomically
-from strategies.callbacks import Callback, Run, unwritable
+from strategies.callbacks import Callback, Run, writing
 from strategies.reports.chrome_trace import chrome_trace
 from strategies.reports.timeline_picture import picture
 from towers.errors import UserError
@@ -146,11 +146,9 @@ def save_timeline(traced: TracedSteps, directory: pathlib.Path) -> Sequence[str]
     trace = json.dumps(chrome_trace(traced.steps, rows, intervals, traced.transfers))
     shown = dict(sorted(traced.steps.items())[:_MOST_PANELS])
     drawn = picture(shown, rows, intervals, traced.transfers, runs)
-    try:
+    with writing(directory / PICTURE):
         write_atomically(directory / TRACE, trace)
         write_atomically(directory / PICTURE, drawn)
-    except OSError as error:
-        raise unwritable(directory / PICTURE, error.strerror or str(error)) from error
     lines = [f"timeline of steps {min(traced.steps)} to {max(traced.steps)}: {directory / PICTURE}, {TRACE}"]
     if runs:
         seconds = statistics.median(span.end_seconds - span.start_seconds for span in traced.steps.values())

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 from strategies.callbacks import Callback, Run
 from strategies.contract import Strategy
+from strategies.training.checkpoint_files import check_writable
 from strategies.training.checkpoints import Checkpoints
 from towers.errors import UserError
 
@@ -40,14 +41,14 @@ def follow(
       poll_seconds: seconds between two looks for a new checkpoint.
 
     Raises:
-      UserError: the checkpoints are of another model.
+      UserError: the checkpoints are of another model, or nothing can be written to the run's folder.
     """
     checkpoints = Checkpoints(directory / "checkpoints", strategy)
     # Compared with itself: the clock of this machine may differ from that of the machine with the files.
     summary = directory / "summary.json"
     before = _written_at(summary)
     own = directory / "evaluator"
-    own.mkdir(parents=True, exist_ok=True)
+    check_writable(own)
     is_resumed = last_step is not None
     earlier = [] if is_resumed else _saved(checkpoints)
     known = evaluated_steps(own / "metrics.jsonl") if is_resumed else set()

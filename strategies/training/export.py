@@ -6,6 +6,7 @@ import tempfile
 
 import keras
 
+from strategies.atomic_write import flush
 from towers.errors import UserError
 
 
@@ -25,9 +26,12 @@ def save_model(model: keras.Model, path: pathlib.Path) -> pathlib.Path:
         try:
             model.save(temporary)
             os.chmod(temporary, 0o644)
+            flush(pathlib.Path(temporary))
             os.replace(temporary, path)
         finally:
             pathlib.Path(temporary).unlink(missing_ok=True)
     except OSError as error:
-        raise UserError(f"{path}: can't write the model there ({error.strerror}); choose another path") from error
+        raise UserError(
+            f"{path}: can't write the model there ({error.strerror}); make room or choose another path"
+        ) from error
     return path

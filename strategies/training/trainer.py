@@ -21,6 +21,7 @@ from strategies.training.cadence import Cadence, due, steps_of_a_call
 from strategies.training.checkpoint_files import check_writable
 from strategies.training.checkpoints import Checkpoints
 from strategies.training.export import save_model
+from strategies.training.run_lock import RunLock
 from strategies.training.saving import Saving
 from strategies.training.stop_signals import StopSignals
 from strategies.training.trainer_options import TrainerOptions
@@ -95,6 +96,7 @@ class Trainer:
         keeps = options.directory is not None and not options.dry_run and strategy.keeps_files
         self.directory = pathlib.Path(options.directory).absolute() if keeps else None
         self._last_step = 2 if options.dry_run else options.num_steps(strategy.steps_per_epoch)
+        self._lock = None if self.directory is None else RunLock(self.directory)
         self._checkpoints, self._run_settings, self._saved_settings = None, {}, {}
         own: list[Callback] = [self._figures]
         if self.directory is not None:
@@ -134,10 +136,12 @@ class Trainer:
 
     def _fit(self, stop_requested: Callable[[], bool]) -> FitResult:
         self._stop_requested = stop_requested
-        self.prepare()
-        run = self._run()
-        outcome, started = "failed", time.monotonic()
         with contextlib.ExitStack() as ends:
+            if self._lock is not None:
+                ends.callback(self._lock.release)
+            self.prepare()
+            run = self._run()
+            outcome, started = "failed", time.monotonic()
             for callback in self._callbacks:
                 callback.begin(run)
                 ends.callback(callback.end)
@@ -250,6 +254,9 @@ class Trainer:
         Returns:
           The checkpoint's step; None if the run starts at step 0.
         """
+        if self._lock is not None:
+            # Before the checkpoints are read: another run may remove them.
+            self._lock.acquire(create=self._prepared)
         if not self._prepared:
             self._resumed_from = self.restore()
             self._prepared = True
@@ -261,6 +268,7 @@ class Trainer:
 
     def _make_directory(self) -> None:
         check_writable(self.directory)
+        self._lock.acquire(create=True)
         if self.options.resume != "auto":
             aside = self._checkpoints.files.set_aside()
             if aside is not None:

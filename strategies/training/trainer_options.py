@@ -6,7 +6,7 @@ import numbers
 import os
 import pathlib
 
-from towers.errors import UserError
+from towers.errors import UserError, is_integer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,7 +58,7 @@ class TrainerOptions:
                 raise UserError(f"{name}={value!r}: must be {told}; use for example {name}=1")
             if value is not None and not value > 0:
                 raise UserError(f"{name}={value}: must be more than 0; omit it for the default")
-        if not isinstance(self.keep_checkpoints, numbers.Integral):
+        if not is_integer(self.keep_checkpoints):
             raise UserError(f"keep_checkpoints={self.keep_checkpoints!r}: must be an integer; use for example 3")
         if self.directory is not None and (
             not isinstance(self.directory, str | os.PathLike) or self.directory == ""

@@ -216,6 +216,15 @@ def test_the_check_sees_a_damaged_row_of_an_embedding(tmp_path):
     assert "damaged.keras: outputs differ by " in ended.err, ended.out + ended.err
 
 
+@pytest.mark.full
+def test_a_check_that_takes_too_long_ends_in_one_line(tmp_path):
+    ended = run_forked("-m", "tests.launch.export_check_program", "0.01", cwd=tmp_path)
+    assert ended.code == 2, ended.out + ended.err
+    (line,) = [line for line in ended.err.splitlines() if "error: " in line]
+    assert "damaged.keras is written but not checked" in line and "within 0.01 seconds" in line
+    assert "Traceback" not in ended.err
+
+
 def weights_of(path):
     import keras
 

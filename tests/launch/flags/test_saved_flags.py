@@ -28,3 +28,19 @@ def test_a_run_of_a_users_own_program_is_not_read_as_the_default_task(tmp_path):
         flags.FLAGS.mark_as_parsed()
         with refused(f"--directory={tmp_path} ", "program of your own", "no task", f"{tmp_path}/model.keras"):
             load_flags(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "contents, parts",
+    [
+        (b"--task=text\n--batch_size=many\n", ("--batch_size=many", "correct this line")),
+        (b"--task=text\n--precision=float7\n", ("--precision=float7", "correct this line")),
+        (b"\xff\xfe\x00", ("can't be read",)),
+    ],
+)
+def test_a_file_of_flags_that_was_changed_is_refused(tmp_path, contents, parts):
+    (tmp_path / FLAG_FILE).write_bytes(contents)
+    with flagsaver.flagsaver():
+        flags.FLAGS.mark_as_parsed()
+        with refused(f"{tmp_path}/{FLAG_FILE}: ", *parts):
+            load_flags(str(tmp_path))

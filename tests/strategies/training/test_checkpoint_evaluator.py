@@ -10,6 +10,7 @@ from strategies.callbacks import Callback
 from strategies.training.checkpoint_evaluator import follow
 from strategies.training.checkpoints import Checkpoints
 from tests.strategies.training.test_checkpoints import small_strategy
+from tests.towers.user_errors import refused
 from towers.errors import UserError
 
 LIMIT_SECONDS = 30
@@ -127,3 +128,9 @@ def test_a_checkpoint_that_no_one_deleted_and_that_cannot_be_read_is_an_error(tm
     (tmp_path / "checkpoints" / "step-2.data-00000-of-00001").write_bytes(b"")
     with pytest.raises(UserError, match="none of its 1 checkpoints can be read"):
         followed(tmp_path, last_step=2)
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(tmp_path):
+    (tmp_path / "evaluator").touch()
+    with refused(f"{tmp_path}/evaluator: nothing can be written there"):
+        followed(tmp_path, last_step=1)

@@ -358,7 +358,7 @@ class Killed(BaseException):
     """Stands for SIGKILL: no code may catch it."""
 
 
-@pytest.mark.parametrize("moment", first_quick([6, 0, 1, 2, 3, 4, 5, 7, 8, 9]))
+@pytest.mark.parametrize("moment", first_quick([6, 0, 1, 2, 3, 4, 5, 7, 8, 9, 10]))
 def test_killed_while_saving(tmp_path, monkeypatch, moment):
     """After a kill at any system call, a run resumes from a complete checkpoint and removes all other files."""
     strategy = small_strategy()

@@ -187,6 +187,7 @@ class TestLoop:
             ({"steps": "3"}, ("steps='3'", "an integer")),
             ({"steps": 1, "checkpoint_every_seconds": "1"}, ("checkpoint_every_seconds='1'", "a number")),
             ({"steps": 1, "keep_checkpoints": 1.5}, ("keep_checkpoints=1.5", "an integer")),
+            ({"steps": 1, "keep_checkpoints": True}, ("keep_checkpoints=True", "an integer")),
             ({"steps": 1, "resume": None}, ("resume=None", "'auto'")),
             ({"steps": 1, "directory": 5}, ("directory=5", "the path of a folder")),
             ({"steps": 1, "directory": ""}, ("directory=''", "the path of a folder")),
@@ -889,6 +890,16 @@ class TestCallbacks:
         assert {3, 4} <= {end for _, end in recorder.calls}
 
 
+@pytest.mark.parametrize("name", ["metrics.jsonl", "tensorboard"])
+def test_something_else_in_a_files_place_is_one_line(tmp_path, name):
+    if name == "tensorboard":
+        (tmp_path / name).touch()
+    else:
+        (tmp_path / name).mkdir()
+    with refused(str(tmp_path / name), "can't be written"):
+        fitted(small_strategy(), steps=1, directory=tmp_path)
+
+
 class TestFullDisk:
     """The disk becomes full during training."""
 
@@ -938,6 +949,26 @@ class TestFullDisk:
         result, recorder = fitted(small_strategy(task), **options)
         assert result.completed
         assert recorder.calls[0][0] == 3
+
+    @pytest.mark.parametrize("is_resumed", [False, True])
+    def test_a_disk_that_is_full_before_the_first_step(self, disk, fill, is_resumed):
+        options = {"directory": disk / "run", "evaluate_every_epochs": None}
+        if is_resumed:
+            fitted(small_strategy(), steps=1, **options)
+        trainer = Trainer(small_strategy(), TrainerOptions(steps=3, **options))
+        trainer.prepare()
+        fill(disk / "filler")
+        with refused(str(disk / "run"), "can't be written", "make room"):
+            trainer.fit()
+
+    def test_a_profile_that_cannot_be_written(self, disk, fill):
+        class Filler(Callback):
+            def before_steps(self, step):
+                if step == 2:
+                    fill(disk / "filler")
+
+        with refused(str(disk / "run" / "profile"), "make room"):
+            fitted(small_strategy(), callbacks=[Profiler(1, 3), Filler()], steps=4, directory=disk / "run")
 
     def test_the_error_of_tensorboards_events_is_one_line(self, disk, fill):
         events = TensorBoardLog()
