@@ -34,6 +34,7 @@ from launch import binary, training
 from launch.flags.branches import branches_from_flags
 from launch.flags.checks import numbers_from, positive
 from launch.flags.devices import devices_from_flags
+from launch.flags.grid import divided_by
 from launch.flags.pipeline import pipeline_from_flags
 from launch.flags.servers import servers_options
 from launch.flags.slices import slices_from_flags
@@ -45,7 +46,7 @@ from launch.forecast.measured_modes import measure_here, measured
 from launch.forecast.modes_of_a_process import AXES, TOWERS, ProcessMode, ProcessModes, all_devices
 from launch.forecast.table import as_json, saved_by_recomputation, saved_by_zero, table
 from launch.measuring.running import Interrupted
-from strategies.registry import build_strategy
+from strategies.registry import build_strategy, cluster_kind
 from strategies.slices import SliceOptions
 from towers.branches.options import BranchOptions
 from towers.devices import Devices
@@ -130,20 +131,20 @@ def _progress(count: int) -> Iterator[Callable[[str], None]]:
 
 def _asked(devices: Devices) -> ProcessMode:
     """The mode that the flags choose, on all devices; of a ring and of servers, the towers of a worker."""
-    grouped = TOWERS
-    if devices.groups:
-        # The towers of a ring's worker are those of the mode that its grid names.
-        of_grid = [mode for mode, axis in AXES.items() if axis in FLAGS.grid]
-        grouped = FLAGS.strategy if FLAGS.strategy in AXES else of_grid[0]
+    # The towers of a ring's worker are those of the mode that its grid names.
+    grouped = {axis: mode for mode, axis in AXES.items()}.get(divided_by(), TOWERS)
     count = len(all_devices(devices))
+    name = f"{count} tower{'' if count == 1 else 's'}" if grouped == TOWERS else f"{grouped} on {count} devices"
+    # The towers of a worker divide nothing: workers do.
+    over_workers = bool(devices.zero and cluster_kind(FLAGS.strategy))
     return ProcessMode(
-        name=f"{count} tower{'' if count == 1 else 's'}" if grouped == TOWERS else f"{grouped} on {count} devices",
+        name=name + ", without ZeRO over workers," * over_workers,
         num_devices=count,
         strategy=grouped,
         num_towers=devices.num_towers if devices.groups else 1,
         sharded=devices.sharded,
         replicated=devices.replicated,
-        zero=devices.zero,
+        zero=0 if over_workers else devices.zero,
         offload=devices.offload,
     )
 

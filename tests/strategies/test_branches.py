@@ -177,7 +177,7 @@ def test_a_run_goes_on_with_other_devices_and_in_other_modes(tmp_path):
     [
         (cpus(1), {}, ("'branches' with 1 device a tower", "'towers'")),
         (cpus(4), {}, ("4 devices a tower", "3 branches")),
-        (cpus(2), {"xla": True}, ("xla=True", "'branches'", "omit xla")),
+        (cpus(2), {"xla": True}, ("xla=True", "towers of several devices", "omit xla")),
         (dataclasses.replace(cpus(2), sharded=True), {}, ("parameter_device='sharded'", "'branches'")),
     ],
     ids=["one device", "four devices", "xla", "sharded"],

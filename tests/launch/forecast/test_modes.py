@@ -10,7 +10,7 @@ from absl import flags
 from absl.testing import flagsaver
 from keras import layers
 
-from launch import memory  # noqa: F401, defines the flags
+from launch import memory
 from launch.forecast import columns as columns_module
 from launch.forecast.columns import ARITHMETIC, Column, Run, columns_of
 from launch.forecast.measured_modes import _case, _without
@@ -22,7 +22,7 @@ from tests.launch.nursery import run_forked
 from tests.launch.programs import ended, started
 from tests.tiers import first_quick
 from tests.towers.branches.branched_networks import small_inception
-from tests.towers.logical_cpus import cpus
+from tests.towers.logical_cpus import cpus, cpus_in_groups
 from tests.towers.tiny_tasks import NUM_CLASSES, TinyTask, dense_task, images, stacked, vectors
 from towers.errors import UserError
 from towers.memory.engine_memory import StepMemory
@@ -191,6 +191,32 @@ def test_the_memory_of_a_rule_with_a_condition():
 def test_the_command_line_loses_the_flags_of_another_grid():
     words = ["--grid=data:1,stage:2", "--model=tiny", "--slices", "2", "--json"]
     assert _without(words, "grid", "slices") == ["--model=tiny", "--json"]
+
+
+@pytest.mark.parametrize(
+    "settings, devices, name",
+    [
+        ({"strategy": "pipeline"}, cpus_in_groups("stage:2"), "pipeline on 2 devices"),
+        ({"strategy": "slices"}, cpus_in_groups("slice:2"), "slices on 2 devices"),
+        (
+            {"strategy": "ring", "grid": "stage:2"},
+            cpus_in_groups("stage:2", zero=3),
+            "pipeline on 2 devices, without ZeRO over workers,",
+        ),
+        ({"strategy": "ring"}, cpus(1, zero=1), "1 tower, without ZeRO over workers,"),
+        ({"strategy": "towers"}, cpus(2, zero=1), "2 towers"),
+    ],
+)
+def test_the_mode_whose_largest_batch_is_found(settings, devices, name):
+    """A grid is not always given, and the towers of a ring's worker have no ZeRO between them."""
+    with flagsaver.flagsaver():
+        flags.FLAGS.mark_as_parsed()
+        for flag, value in settings.items():
+            flags.FLAGS[flag].value = value
+        mode = memory._asked(devices)
+    assert mode.name == name
+    modes = ProcessModes(dense_task(64), devices, StepOptions(rule=Adam()))
+    assert modes.process_or_gpu(mode, 64).total_bytes > 0
 
 
 @pytest.mark.parametrize("strategy", [PIPELINE, BRANCHES])
