@@ -34,19 +34,19 @@ from launch import binary, training
 from launch.flags.branches import branches_from_flags
 from launch.flags.checks import numbers_from, positive
 from launch.flags.devices import devices_from_flags
-from launch.flags.grid import divided_by
 from launch.flags.pipeline import pipeline_from_flags
 from launch.flags.servers import servers_options
 from launch.flags.slices import slices_from_flags
 from launch.flags.step import options_from_flags
 from launch.flags.task import task_from_flags
+from launch.forecast.asked_mode import asked_mode
 from launch.forecast.byte_text import byte_text, bytes_from
 from launch.forecast.columns import MODES, Run, columns_of
 from launch.forecast.measured_modes import measure_here, measured
-from launch.forecast.modes_of_a_process import AXES, TOWERS, ProcessMode, ProcessModes, all_devices
+from launch.forecast.modes_of_a_process import TOWERS, ProcessModes
 from launch.forecast.table import as_json, saved_by_recomputation, saved_by_zero, table
 from launch.measuring.running import Interrupted
-from strategies.registry import build_strategy, cluster_kind
+from strategies.registry import build_strategy
 from strategies.slices import SliceOptions
 from towers.branches.options import BranchOptions
 from towers.devices import Devices
@@ -94,7 +94,9 @@ def main(_) -> int:
         numbers_from("tower_shares"),
     )
     if FLAGS.measure_here:
-        print(json.dumps(measure_here(modes.strategy(_asked(modes.devices)).engine, task, FLAGS.measured_steps)))
+        print(
+            json.dumps(measure_here(modes.strategy(asked_mode(modes.devices)).engine, task, FLAGS.measured_steps))
+        )
         return binary.DONE
     run = Run(modes, FLAGS.workers, FLAGS.servers, servers_options())
     with _progress(len(MODES)) as show:
@@ -129,26 +131,6 @@ def _progress(count: int) -> Iterator[Callable[[str], None]]:
         yield lambda name: progress.update(shown, completed=next(done), description=name)
 
 
-def _asked(devices: Devices) -> ProcessMode:
-    """The mode that the flags choose, on all devices; of a ring and of servers, the towers of a worker."""
-    # The towers of a ring's worker are those of the mode that its grid names.
-    grouped = {axis: mode for mode, axis in AXES.items()}.get(divided_by(), TOWERS)
-    count = len(all_devices(devices))
-    name = f"{count} tower{'' if count == 1 else 's'}" if grouped == TOWERS else f"{grouped} on {count} devices"
-    # The towers of a worker divide nothing: workers do.
-    over_workers = bool(devices.zero and cluster_kind(FLAGS.strategy))
-    return ProcessMode(
-        name=name + ", without ZeRO over workers," * over_workers,
-        num_devices=count,
-        strategy=grouped,
-        num_towers=devices.num_towers if devices.groups else 1,
-        sharded=devices.sharded,
-        replicated=devices.replicated,
-        zero=0 if over_workers else devices.zero,
-        offload=devices.offload,
-    )
-
-
 def _placed(task: Task, devices: Devices, options: StepOptions) -> Devices:
     """The devices with the parameters where a run of the flags would have them."""
     if not devices.automatic or FLAGS.strategy != TOWERS:
@@ -157,7 +139,7 @@ def _placed(task: Task, devices: Devices, options: StepOptions) -> Devices:
 
 
 def _largest(modes: ProcessModes, limit_bytes: int) -> int:
-    mode = _asked(modes.devices)
+    mode = asked_mode(modes.devices)
 
     def needed(length: int) -> float:
         return modes.process_or_gpu(mode, length).total_bytes
@@ -166,7 +148,7 @@ def _largest(modes: ProcessModes, limit_bytes: int) -> int:
 
 
 def _largest_line(modes: ProcessModes, limit_bytes: int, largest: int) -> str:
-    mode = _asked(modes.devices)
+    mode = asked_mode(modes.devices)
     where = f"{mode.name} in a process" if modes.devices.on_cpu else "a device"
     if largest:
         return f"the largest batch of {where} with {byte_text(limit_bytes)}: {largest}"

@@ -10,8 +10,9 @@ from absl import flags
 from absl.testing import flagsaver
 from keras import layers
 
-from launch import memory
+import launch.training  # noqa: F401 (defines the flags)
 from launch.forecast import columns as columns_module
+from launch.forecast.asked_mode import asked_mode
 from launch.forecast.columns import ARITHMETIC, Column, Run, columns_of
 from launch.forecast.measured_modes import _case, _without
 from launch.forecast.modes_of_a_process import BRANCHES, PIPELINE, TOWERS, ProcessMode, ProcessModes
@@ -213,7 +214,7 @@ def test_the_mode_whose_largest_batch_is_found(settings, devices, name):
         flags.FLAGS.mark_as_parsed()
         for flag, value in settings.items():
             flags.FLAGS[flag].value = value
-        mode = memory._asked(devices)
+        mode = asked_mode(devices)
     assert mode.name == name
     modes = ProcessModes(dense_task(64), devices, StepOptions(rule=Adam()))
     assert modes.process_or_gpu(mode, 64).total_bytes > 0
