@@ -94,9 +94,8 @@ def main(_) -> int:
         numbers_from("tower_shares"),
     )
     if FLAGS.measure_here:
-        print(
-            json.dumps(measure_here(modes.strategy(asked_mode(modes.devices)).engine, task, FLAGS.measured_steps))
-        )
+        engine = modes.strategy(asked_mode(modes.devices)).engine
+        print(json.dumps(measure_here(engine, task, FLAGS.measured_steps)))
         return binary.DONE
     run = Run(modes, FLAGS.workers, FLAGS.servers, servers_options())
     with _progress(len(MODES)) as show:

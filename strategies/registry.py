@@ -69,8 +69,14 @@ _MODES = {
     "branches": _Mode(branches_strategy, divides=BRANCH, spreads=("zero=",)),
 }
 
-# Of the arguments that not every mode takes, in the order of `build_strategy`.
-_KINDS = (Ring, ServersMembership, PipelineOptions, SliceOptions, BranchOptions)
+# The types of those arguments of `build_strategy` that not every mode takes.
+_KINDS = {
+    "ring": Ring,
+    "servers": ServersMembership,
+    "pipeline": PipelineOptions,
+    "slices": SliceOptions,
+    "branches": BranchOptions,
+}
 
 
 def strategy_names() -> tuple[str, ...]:
@@ -133,8 +139,9 @@ def build_strategy(
     check_kind("devices", devices, Devices, "pass what towers.device_setup.configure_devices() returns")
     check_step_options(options)
     given = {"ring": ring, "servers": servers, "pipeline": pipeline, "slices": slices, "branches": branches}
-    for (argument, value), kind in zip(given.items(), _KINDS, strict=True):
+    for argument, value in given.items():
         if value is not None:
+            kind = _KINDS[argument]
             check_kind(argument, value, kind, f"pass a {kind.__name__}(...), or omit it")
             _check_taken(name, argument)
     check_spread(name, devices.spread)

@@ -13,7 +13,7 @@ from towers import batch_stats
 from towers.counters import Counters
 from towers.devices import HOST
 from towers.engine import Engine
-from towers.input.placed_batch import PlacedBatch, examples_of, features_by_device, parts_of
+from towers.input.placed_batch import examples_of, features_by_device, parts_of
 from towers.input.tower_parts import microbatch
 from towers.input.unprepared import Unprepared
 from towers.input.wide_integers import narrowed
@@ -218,7 +218,8 @@ class OneProcessEngine(Engine):
             return super()._train(batch, rate)
         with tf.device(self.devices.parameters), tf.name_scope(tower_scope(0)):
             step = tf.function(drawn_by_tensorflow()(self._train_compiled), jit_compile=True, autograph=False)
-            outcome = step(*(batch.parts if isinstance(batch, PlacedBatch) else (batch,)), rate)
+            (part,) = parts_of(batch)
+            outcome = step(part, rate)
         self.counters.advance_index()
         return outcome._replace(examples=examples_of(batch))
 

@@ -119,6 +119,11 @@ def work_of_flags(strategy: str, count: int, precision: str = FLOAT32, engine: s
     )
 
 
+def batch_of_flags(default: int) -> int:
+    """--measured_batch; if it is not given, the default of some rows."""
+    return FLAGS.measured_batch if FLAGS["measured_batch"].present else default
+
+
 def own_case(name: str, work: Work, *more: str, measure: str = "step", **processes: int) -> Case:
     """A row that measures this project.
 

@@ -5,7 +5,7 @@ import pathlib
 
 from absl import flags
 
-from launch.measuring.case import BFLOAT16, FLOAT32, Case, Work, own_case
+from launch.measuring.case import BFLOAT16, FLOAT32, Case, Work, batch_of_flags, own_case
 from launch.measuring.imitated_cpu import imitation
 
 FLAGS = flags.FLAGS
@@ -51,5 +51,4 @@ def _torch(precision: str, device: str = "cpu") -> list[Case]:
 
 
 def _work(strategy: str, count: int, precision: str) -> Work:
-    batch = FLAGS.measured_batch if FLAGS["measured_batch"].present else _BATCH
-    return Work(strategy, count, NETWORK, batch, precision, steps=FLAGS.measured_steps)
+    return Work(strategy, count, NETWORK, batch_of_flags(_BATCH), precision, steps=FLAGS.measured_steps)

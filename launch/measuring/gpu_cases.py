@@ -5,7 +5,7 @@ import dataclasses
 import tensorflow as tf
 from absl import flags
 
-from launch.measuring.case import BFLOAT16, FLOAT32, Case, Work, own_case, peer_case, work_of_flags
+from launch.measuring.case import BFLOAT16, FLOAT32, Case, Work, batch_of_flags, own_case, peer_case, work_of_flags
 from launch.measuring.cifar_fast_cases import cifar_fast_on_gpu
 from towers.errors import UserError
 from towers.quiet_stderr import stderr_aside
@@ -70,4 +70,4 @@ def _keras_fit(precision: str) -> list[Case]:
 
 def _work(strategy: str, count: int, precision: str = FLOAT32) -> Work:
     work = work_of_flags(strategy, count, precision)
-    return work if FLAGS["measured_batch"].present else dataclasses.replace(work, batch=count * _BATCH)
+    return dataclasses.replace(work, batch=batch_of_flags(count * _BATCH))

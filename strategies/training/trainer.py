@@ -255,7 +255,8 @@ class Trainer:
           The checkpoint's step; None if the run starts at step 0.
         """
         if self._lock is not None:
-            # Before the checkpoints are read: another run may remove them.
+            # Before the checkpoints are read: another run may remove them. A new directory is locked when it is
+            # made, after all is checked.
             self._lock.acquire(create=self._prepared)
         if not self._prepared:
             self._resumed_from = self.restore()
