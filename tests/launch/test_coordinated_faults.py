@@ -55,6 +55,7 @@ def test_an_undisturbed_run(group_of, tmp_path):
     assert summary(tmp_path)["engine"] == {"name": "tensorflow", "reason": "as asked"}
 
 
+@pytest.mark.full
 def test_a_killed_worker_that_is_restarted(group_of, tmp_path):
     with group_of() as group:
         signalled(group, tmp_path, signal.SIGKILL, "worker:1")

@@ -85,7 +85,6 @@ CLICKS = ClicksTask(clicks=DrawnClicks(num_tables=2, num_rows=10, num_train=53, 
     [
         (CLICKS, "towers", 1, {}),
         (TEXT, "pipeline", 1, {}),
-        (CLICKS, "mirrored", 1, {}),
         (CLICKS, "towers", 2, {"sharded": True}),
     ],
 )

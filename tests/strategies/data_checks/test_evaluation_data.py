@@ -42,8 +42,12 @@ def task(train_data, eval_data) -> OwnTask:
     )
 
 
-@pytest.mark.parametrize("kind", first_quick(DATA))
-@pytest.mark.parametrize("name", first_quick(["towers", "mirrored", "ring"]))
+@pytest.mark.parametrize(
+    "name, kind",
+    first_quick(
+        [*(("towers", kind) for kind in DATA), ("mirrored", "other labels"), ("ring", "other weights")],
+    ),
+)
 def test_evaluation_has_its_own_spec(name, kind):
     strategy = build_strategy(name, task(*DATA[kind]), cpus(2), StepOptions())
     strategy.run_steps(1)

@@ -71,7 +71,8 @@ def bytes_held(variables, kind) -> int:
     )
 
 
-@pytest.mark.parametrize("num_workers, num_towers", [(2, 2), pytest.param(3, 1, marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("num_workers, num_towers", [(2, 2), (3, 1)])
 def test_a_worker_holds_its_part_and_two_units_and_gradients_leave_early(num_workers, num_towers):
     devices = cpus(num_towers, zero=3)
     with workers(Adam(), devices=devices, task=chain, num_workers=num_workers) as found:

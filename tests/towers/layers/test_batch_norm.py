@@ -140,7 +140,7 @@ every_option = pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @every_option
 @every_shape
 @every_kernel
-@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("training", first_quick([True, False]))
 def test_as_keras(shape, options, training, kernels):
     model = layer_model(shape, **options)
     found, expected = both(model, drawn(shape), training=training, kernels=kernels)

@@ -11,7 +11,7 @@ from keras import layers
 from strategies.registry import build_strategy
 from strategies.slices import SliceOptions
 from tests.tiers import first_quick
-from tests.towers.layers.kernel_modes import MODES, network, updates_by_tensorflow, updates_in
+from tests.towers.layers.kernel_modes import network, updates_by_tensorflow, updates_in
 from tests.towers.logical_cpus import cpus
 from tests.towers.tiny_tasks import TinyTask, assert_close, images, stacked
 from towers import options
@@ -55,8 +55,16 @@ def direct(inputs, kernel):
     return tf.nn.conv2d(inputs, kernel, strides=1, padding="SAME")
 
 
-@pytest.mark.parametrize("count, usual", first_quick([(37, None), (20, 37), (1, None), (1, 37), (37, 37)], 2))
-@pytest.mark.parametrize("height, width", first_quick([(15, 7), (8, 8), (4, 4), (7, 7), (8, 12)]))
+@pytest.mark.parametrize(
+    "height, width, count, usual",
+    first_quick(
+        [
+            *((15, 7, *counts) for counts in [(37, None), (20, 37), (1, None), (1, 37), (37, 37)]),
+            *((*size, 37, None) for size in [(8, 8), (4, 4), (7, 7), (8, 12)]),
+        ],
+        2,
+    ),
+)
 def test_as_a_direct_convolution(monkeypatch, height, width, count, usual):
     """Errors are relative to the norm of all numbers; those of a direct convolution in float32 are 3e-7.
 
@@ -100,6 +108,7 @@ def penalty_gradients(convolution, *numbers: np.ndarray, dtype) -> list[np.ndarr
     return [found.numpy() for found in of_penalty(*(tf.constant(value, dtype) for value in numbers))]
 
 
+@pytest.mark.full
 def test_gradients_of_gradients(monkeypatch):
     """As a layer's call asks for them that takes a gradient itself."""
     monkeypatch.setattr(winograd, "_FEWEST_PIXELS", 1)
@@ -258,9 +267,12 @@ def test_the_backward_pass_transforms_again(monkeypatch):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("mode", sorted(MODES))
+@pytest.mark.parametrize("mode", ["recomputation", "slices", "split backward passes"])
 def test_a_run_has_the_same_numbers(monkeypatch, mode):
-    """The updates of 10 steps are compared; and predictions of memory can read these graphs."""
+    """The updates of 10 steps are compared; and predictions of memory can read these graphs.
+
+    The other modes have these loops in `tests/conformance/test_compiled_kernels.py`.
+    """
     monkeypatch.setattr(options, "runs_onednn", lambda: True)
     monkeypatch.setattr(winograd, "_FEWEST_PIXELS", 1)
 

@@ -17,12 +17,10 @@ from towers.updates.clipping import Clipping
 from towers.updates.rules import Adam, Momentum, Muon
 
 CLIPPINGS = [Clipping(norm=0.05), Clipping(global_norm=0.1), Clipping(value=0.01), Clipping()]
+CASES = [*((Adam(weight_decay=0.1), clipping) for clipping in CLIPPINGS), (Momentum(momentum=0.9), CLIPPINGS[1])]
 
 
-@pytest.mark.parametrize("clipping", first_quick(CLIPPINGS), ids=str)
-@pytest.mark.parametrize(
-    "rule", first_quick([Adam(weight_decay=0.1), Momentum(momentum=0.9)]), ids=["adam", "momentum"]
-)
+@pytest.mark.parametrize("rule, clipping", first_quick(CASES), ids=lambda given: type(given).__name__)
 def test_it_equals_one_device_whatever_the_clipping(rule, clipping):
     found, expected = (trained(devices, rule, clipping=clipping) for devices in (cpus(3, sharded=True), cpus(1)))
     assert_close(parameters_of(found), parameters_of(expected))

@@ -99,7 +99,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("mode, rule, options", first_quick(CASES), ids=lambda given: type(given).__name__)
+@pytest.mark.parametrize("mode, rule, options", first_quick(CASES, 0), ids=lambda given: type(given).__name__)
 def test_it_equals_one_device(mode, rule, options):
     """Norms of parameters that several devices share; rules that need whole parameters."""
     microbatches = options.get("accumulation", 1) * (2 if mode[0] == "pipeline" else 1)

@@ -66,7 +66,7 @@ def branches(options: StepOptions):
 
 
 CASES = first_quick(
-    [(pipeline(), "full"), (pipeline(schedule="zb_h1"), "blocks"), (slices, "blocks"), (branches, "full")]
+    [(pipeline(), "full"), (pipeline(schedule="zb_h1"), "blocks"), (slices, "blocks"), (branches, "full")], 0
 )
 
 
