@@ -18,6 +18,7 @@ from collections.abc import Callable
 from absl import app, flags
 
 from launch import binary
+from launch.flags.belonging import check_belonging
 from launch.flags.branches import branches_from_flags
 from launch.flags.checks import numbers_from
 from launch.flags.devices import devices_from_flags
@@ -56,6 +57,7 @@ FLAGS = flags.FLAGS
 def _configure_at_start() -> None:
     """Configures devices and joins the cluster before `main`, whose first line may already use TensorFlow."""
     try:
+        check_belonging()
         apply_recipe()
         check_timeline()
         devices = devices_from_flags()

@@ -5,6 +5,7 @@ import functools
 from absl import flags
 
 from launch import binary
+from launch.flags.belonging import serves
 from launch.flags.checks import listed_in_help, numbers_from, positive
 from launch.flags.devices import devices_from_flags
 from launch.membership.tf_config import public_addresses
@@ -69,6 +70,8 @@ flags.DEFINE_float(
     "For --strategy=ring and ps: seconds to wait during a step for the other processes. Choose more than a "
     "checkpoint and an export take.",
 )
+serves("strategy", ("ring", "ps"), "engine", "wire_precision")
+serves("strategy", ("ring",), "worker_shares", "bytes_per_pack", "all_reduce", "check_divergence_every")
 positive("bytes_per_pack", "startup_timeout_seconds", "collective_timeout_seconds")
 listed_in_help(__name__)
 

@@ -5,6 +5,7 @@ import os
 
 from absl import flags
 
+from launch.flags.belonging import serves
 from launch.flags.checks import at_least_zero, listed_in_help
 from launch.flags.devices import devices_from_flags
 from launch.flags.ring import warn_of_public
@@ -78,6 +79,12 @@ flags.DEFINE_bool(
     "TOWERS_SECRET is not set. Anyone who connects can then change the parameters.",
 )
 at_least_zero("backup_workers", "steps_per_closure")
+serves(
+    "strategy",
+    ("ps",),
+    *("staleness", "backup_workers", "staleness_aware", "prefetch_parameters", "steps_per_closure"),
+    *("sparse_updates", "admit_anyone"),
+)
 listed_in_help(__name__)
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from absl import flags
 
+from launch.flags.belonging import serves
 from launch.flags.checks import at_least_zero, listed_in_help, positive
 from towers.batch_stats import POLICIES
 from towers.errors import UserError
@@ -171,6 +172,9 @@ positive(
     "decay_factor",
 )
 at_least_zero("learning_rate", "weight_decay", "warmup_steps", "seed")
+serves("optimizer", ("momentum", "nesterov", "muon"), "momentum")
+serves("optimizer", ("adam", "adamw"), "adam_beta_1", "adam_beta_2")
+serves("schedule", ("piecewise",), "boundaries", "decay_factor")
 listed_in_help(__name__)
 
 

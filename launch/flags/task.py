@@ -4,6 +4,7 @@ import math
 
 from absl import flags
 
+from launch.flags.belonging import serves
 from launch.flags.checks import listed_in_help, number_of_threads, positive
 from launch.flags.devices import own_cores
 from launch.flags.paths import define_path
@@ -17,6 +18,7 @@ from towers.hardware.cores import input_threads
 from towers.task import Task
 
 FLAGS = flags.FLAGS
+_IMAGE_TASKS = tuple(task for task in task_names() if task not in (CLICKS, TEXT))
 
 flags.DEFINE_string(
     "task",
@@ -106,6 +108,10 @@ positive("text_length", "text_examples")
 positive("click_tables", "click_rows", "click_width", "click_examples")
 positive("batch_size", "eval_batch_size", "image_size", "cache_gib")
 number_of_threads("input_threads")
+serves("task", (CLICKS,), "click_tables", "click_rows", "click_width", "click_examples")
+serves("task", (TEXT,), "text_tokens", "text_length", "text_examples", "text_dropout")
+serves("task", _IMAGE_TASKS, "augment", "crop_padding", "crop_fill", "flip", "label_smoothing")
+serves("task", tuple(task for task in _IMAGE_TASKS if task != "shapes"), "image_size")
 listed_in_help(__name__)
 
 

@@ -1,0 +1,49 @@
+"""A flag that would do nothing beside the others is refused; defaults and the values of a recipe are not."""
+
+import pytest
+
+from tests.launch.programs import TINY, errors, run_many
+
+REFUSED = {
+    "strategy": (
+        ["--strategy=mirrored", "--staleness=2"],
+        "--staleness=2 with --strategy=mirrored",
+        "=ps; use that",
+    ),
+    "a truth": (["--staleness_aware"], "--staleness_aware with --strategy=towers", "=ps; use that, or omit"),
+    "of two": (["--engine=own"], "--engine=own with --strategy=towers", "=ring or ps; use one of these"),
+    "list": (["--worker_shares=2,1"], "--worker_shares=2,1 with --strategy=towers", "=ring; use that"),
+    "optimizer": (["--optimizer=adam", "--momentum=0.5"], "--momentum=0.5 with", "=momentum, nesterov or muon"),
+    "of the default": (["--adam_beta_1=0.5"], "--adam_beta_1=0.5 with --optimizer=nesterov", "=adam or adamw"),
+    "schedule": (["--boundaries=1,2"], "--boundaries=1,2 with --schedule=one_cycle", "=piecewise; use that"),
+    "task": (["--text_length=8"], "--text_length=8 with --task=shapes", "=text; use that, or omit --text_length"),
+    "images": (["--task=text", "--flip=alternating"], "--flip=alternating with", "=shapes, cifar10 or tfds:NAME"),
+    "sets": (["--image_size=8"], "--image_size=8 with --task=shapes", "=cifar10 or tfds:NAME; use one of these"),
+}
+TAKEN = {
+    "defaults": ["--staleness=async", "--momentum=0.9", "--text_length=64", "--optimizer=adam"],
+    "a recipe's value": ["--recipe=cifar_fast", "--optimizer=adam", "--task=shapes", "--steps=2"],
+}
+
+
+@pytest.fixture(scope="module")
+def ends(tmp_path_factory):
+    """How each call ended, by name."""
+    calls = {name: flags for name, (flags, *_) in REFUSED.items()} | TAKEN
+    commands = [("launch.train", [*TINY, "--dry_run", *flags]) for flags in calls.values()]
+    found = run_many(commands, tmp_path_factory.mktemp("belonging"))
+    return dict(zip(calls, (end for end, _ in found), strict=True))
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_one_line_names_flag_and_owner(ends, name):
+    _, flag, owner = REFUSED[name]
+    (line,) = errors(ends[name])
+    assert ends[name].code == 2
+    assert line.startswith(f"train: error: {flag}")
+    assert owner in line
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_what_does_no_harm_passes(ends, name):
+    assert (ends[name].code, errors(ends[name])) == (0, [])
