@@ -99,7 +99,8 @@ def check_metric(function: Any) -> None:
 def _values(term: Term) -> tuple[tf.Tensor, tf.Tensor | None]:
     """Unreduced values of the loss, float32 [N] or [N, ...], and their mask, as `_mask` (of `ignore_class`)."""
     _check_labels(term)
-    dtype = term.loss.dtype
+    # Keras would round outputs of float64, in which verification compares, to float32.
+    dtype = tf.float64 if term.output.dtype == tf.float64 else term.loss.dtype
     labels = _of_equal_rank(tf.cast(term.labels, dtype), term.output)
     values = term.loss.call(labels, tf.cast(term.output, dtype))
     check_by_example(values, term.output, f"loss {term.loss.name}: call()")

@@ -155,6 +155,23 @@ def test_an_output_needs_no_loss():
     np.testing.assert_allclose(loss.total / loss.weight, expected, rtol=1e-5)
 
 
+@pytest.mark.parametrize("loss", [sparse, keras.losses.MeanSquaredError], ids=["sparse", "squares"])
+def test_gradients_of_float64_outputs_are_not_rounded(loss):
+    """Or a verification in float64 would compare numbers that float32 rounds anew in each mode."""
+    outputs = tf.constant(RANDOM.normal(size=(N, 3)))
+    labels = tf.constant(KINDS if loss is sparse else RANDOM.normal(size=(N, 3)))
+    with tf.GradientTape() as tape:
+        tape.watch(outputs)
+        total = own_task(losses=loss()).loss(outputs, Batch(tf.constant(X), labels)).total
+    found = tape.gradient(total, outputs).numpy()
+    if loss is sparse:
+        expected = tf.nn.softmax(outputs).numpy() - np.eye(3)[KINDS]
+    else:
+        expected = 2 * (outputs.numpy() - labels.numpy())
+    scale = (found * expected).sum() / (expected**2).sum()
+    np.testing.assert_allclose(found, scale * expected, rtol=1e-12)
+
+
 @pytest.mark.parametrize("loss_weights", [{"values": 0.3}, [0.3, None], np.array([0.3, 1.0])], ids=str)
 def test_an_output_without_a_factor_counts_once(loss_weights):
     model, data = two_headed(isinstance(loss_weights, dict)), (X, {"values": VALUES, "kind": KINDS})
