@@ -119,7 +119,7 @@ class RingStrategy(SynchronousStrategy):
 
         def make_engine(model, spec):
             with self._connections.deadline():
-                stand_in = self._stand_in() if ring.num_workers > 1 else None
+                stand_in = self._stand_in() if ring.num_workers > 1 or self._microbatches > 1 else None
                 return engine.build(model, spec, own_shares, stand_in)
 
         super().__init__(

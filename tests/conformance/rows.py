@@ -9,7 +9,7 @@ from strategies.distribute.mirrored import mirrored_strategy
 from strategies.parameter_servers import servers_strategy
 from strategies.pipeline import pipeline_strategy
 from strategies.ring.collectives import WireOptions
-from strategies.ring.joining import RingOptions
+from strategies.ring.joining import Ring, RingOptions
 from strategies.ring.strategy import ring_strategy
 from strategies.servers.options import ServersOptions
 from strategies.slices import SliceOptions, slices_strategy
@@ -125,6 +125,12 @@ def _mirrored(devices: Devices, shares: tuple[float, ...] | None = None):
 
 def _ring(devices: Devices, shares: tuple[float, ...] | None = None, **of_towers):
     return lambda task, options, ring: ring_strategy(task, devices, options, shares=shares, ring=ring, **of_towers)
+
+
+def _lone_ring(engine: str, devices: Devices):
+    """A ring of this process alone."""
+    ring = Ring.alone(RingOptions(engine=engine))
+    return lambda task, options: ring_strategy(task, devices, options, ring=ring)
 
 
 def _recomputing(make_strategy, recompute: str):
@@ -369,6 +375,19 @@ ROWS = (
         in_quick=True,
         make_strategy=_mirrored(cpus(2)),
         shares=even_shares(2),
+        accumulation=4,
+        reference=FOUR_MICROBATCHES,
+    ),
+    Row(
+        name="own_ring_1_of_2_towers_accumulation_4",
+        make_strategy=_lone_ring("own", cpus(2)),
+        shares=even_shares(2),
+        accumulation=4,
+        reference=FOUR_MICROBATCHES,
+    ),
+    Row(
+        name="ring_1_accumulation_4",
+        make_strategy=_lone_ring("tensorflow", cpus(1)),
         accumulation=4,
         reference=FOUR_MICROBATCHES,
     ),
