@@ -27,7 +27,6 @@ from strategies.step_report import mean_of
 from strategies.synchronous import SynchronousStrategy
 from towers.batch_stats import is_averaged
 from towers.devices import Devices
-from towers.input.tower_parts import open_length
 from towers.lookups import Lookups
 from towers.one_process_engine import OneProcessEngine
 from towers.options import StepOptions
@@ -118,7 +117,7 @@ class ServersStrategy(SynchronousStrategy):
     @property
     def batch_spec(self):
         """The spec of a batch, dimension 0 open."""
-        return open_length(self._input.element_spec)
+        return self._batches.spec
 
     @property
     def notices(self) -> list[str]:
