@@ -1,4 +1,4 @@
-"""The part of every synchronous strategy that runs on the host: input, the loop over steps, evaluation, export.
+"""The part of every synchronous strategy that runs on the host: the loop over steps and their reports, evaluation.
 
 The engine decides where towers run and how their gradients are summed.
 """
@@ -13,31 +13,31 @@ import numpy as np
 import tensorflow as tf
 
 from strategies.contract import Move, StepReport
+from strategies.data_checks.bad_steps import BadSteps
 from strategies.data_checks.batches import as_batches, readable_batches
 from strategies.data_checks.built_model import built_model
-from strategies.data_checks.data_errors import readable_errors, readable_input
+from strategies.data_checks.data_errors import readable_errors
 from strategies.data_checks.first_batches import check_first_batches
 from strategies.data_checks.non_finite import Causes
 from strategies.engines import EngineChoice
-from strategies.errors import NonFiniteStep
 from strategies.late_reports import LateReports
-from strategies.open_batches import OpenBatches
 from strategies.outcomes_on_host import Arrived, on_host
 from strategies.pieces import Piece
+from strategies.portable_model import portable_model
 from strategies.run_settings import fields_of, step_settings
 from strategies.step_report import mean_of, report_of
+from strategies.training_batches import TrainingBatches
 from towers.devices import HOST, Devices
 from towers.engine import Engine
 from towers.errors import UserError
 from towers.input.tower_parts import open_length
 from towers.input.unprepared import read_dataset
-from towers.layers.computed_constants import compute_constants
 from towers.mean_and_update import StepOutcome
 from towers.options import StepOptions
-from towers.precision import layer_precision, loss_scaling_for
+from towers.precision import loss_scaling_for
 from towers.recompute import recomputation
 from towers.task import Batch, InputShard, Task, steps_per_epoch
-from towers.tower import EvaluationResult, ModelVariables
+from towers.tower import EvaluationResult
 
 
 class SynchronousStrategy:
@@ -69,13 +69,15 @@ class SynchronousStrategy:
         self.task, self.options = task, options
         self.model = self._build_template()
         self._check_data()
+        self._batches = TrainingBatches(lambda step: self._dataset("train", step))
         # The template is never trained, so only the spec of the input is needed here.
-        self._input = self._dataset("train")
-        self.engine = make_engine(self.model, open_length(self._input.element_spec))
+        self.engine = make_engine(self.model, self._batches.spec)
         # They may have left it open.
         self.options = dataclasses.replace(options, xla=bool(self.engine.options.xla))
-        self._batches: Iterator[Batch] | None = None
-        self._has_checked_labels = False
+        self._causes = Causes(task=self.task, model=self.model, all_true=self._all_true)
+        self._bad_steps = BadSteps(
+            self.engine.counters, self._causes, self._batches.again, on_cpu=self.engine.devices.on_cpu
+        )
 
     def _check_data(self) -> None:
         """Raises UserError if the task's data don't fit its model."""
@@ -211,7 +213,7 @@ class SynchronousStrategy:
         return self._late.settle(self._reported)
 
     def _begin(self) -> None:
-        self._stop_if_bad_before()
+        self._bad_steps.check_before()
         self._done_at, self._input_seconds = time.perf_counter(), 0.0
 
     def _with_rates(self, first: int, num_steps: int) -> Iterable[tuple[int, float | tf.Tensor]]:
@@ -229,8 +231,7 @@ class SynchronousStrategy:
     def _reported(self, first: int, arrived: Arrived, input_seconds: float) -> StepReport:
         """The report of all steps since the last report."""
         outcomes = arrived.outcomes
-        self._stop_if_bad(first, outcomes)
-        self._check_skipped_labels(first, outcomes)
+        self._bad_steps.check(first, outcomes)
         end = first + len(outcomes)
         seconds, self._done_at = arrived.at - self._done_at, arrived.at
         return report_of(
@@ -242,62 +243,7 @@ class SynchronousStrategy:
         )
 
     def _next_batch(self, step: int) -> Batch:
-        if self._batches is None:
-            placed, dataset = self.engine.placed_input, self._input_from(step)
-            with tf.device(HOST):
-                self._batches = OpenBatches(iter(dataset) if placed is None else placed.batches(dataset))
-        try:
-            with readable_input("train", f"step {step}"), tf.device(HOST):
-                return next(self._batches)
-        except StopIteration:
-            raise UserError(
-                f"the training data ended at step {step}: the 'train' split must never end; repeat() it"
-            ) from None
-
-    def _input_from(self, step: int) -> tf.data.Dataset:
-        if step == 0:
-            return self._input
-        return self._dataset("train", step)
-
-    def _stop_if_bad_before(self) -> None:
-        """No update would be applied after a bad step."""
-        bad = int(self.engine.counters.bad_step)
-        if bad >= 0:
-            raise NonFiniteStep(
-                f"step {bad} was not finite and no later step is applied: restore a checkpoint before continuing",
-                step=bad,
-            )
-
-    def _stop_if_bad(self, first, outcomes):
-        if all(outcome.finite for outcome in outcomes):
-            return
-        bad = int(self.engine.counters.bad_step)
-        # Steps that were started since may hold the first bad one.
-        if first <= bad < first + len(outcomes):
-            raise self._causes.of_step(bad, outcomes[bad - first], self._batches_again(bad))
-
-    def _check_skipped_labels(self, first: int, outcomes: Sequence[StepOutcome]) -> None:
-        """Raises UserError if a skipped step has labels out of range, which spoil its loss on a GPU.
-
-        Only the run's first step whose loss is not finite is looked at: to read its batch again takes as long as a
-        resume.
-        """
-        lost = (index for index, outcome in enumerate(outcomes) if not np.isfinite(outcome.loss_sum))
-        index = next(lost, None)
-        if index is None or self._has_checked_labels:
-            return
-        self._has_checked_labels = True
-        if not self._all_true(self.engine.devices.on_cpu):
-            self._causes.check_labels(self._batches_again(first + index), f"step {first + index}")
-
-    def _batches_again(self, step: int) -> list[Batch]:
-        """The (micro)batches of a step, read once more."""
-        batch = next(iter(self._input_from(step)))
-        return [batch] if isinstance(batch, Batch) else list(batch)
-
-    @property
-    def _causes(self) -> Causes:
-        return Causes(task=self.task, model=self.model, all_true=self._all_true)
+        return self._batches.next(step, self.engine.placed_input)
 
     def _all_true(self, here: bool) -> bool:
         """Whether `here` is true in every process."""
@@ -356,27 +302,15 @@ class SynchronousStrategy:
         """Nothing to do."""
 
     def restored(self, positions: Sequence[int] | None = None) -> None:
-        self._batches, self._late = None, LateReports()
+        self._batches.restart()
+        self._late = LateReports()
         self.engine.counters.restart(loss_scaling_for(self.options.precision))
 
     def finish(self, completed: bool) -> None:
         """Nothing to do: no other process waits for this one."""
 
     def portable_model(self) -> keras.Model:
-        with tf.device("/device:CPU:0"), layer_precision("float32"):
-            model = self.task.build_model()
-        variables = ModelVariables.of(model)
-        for templates, values in (
-            (variables.parameters, self.engine.parameters()),
-            (variables.state, self.engine.state()),
-        ):
-            # Matched by order: the names of unnamed layers differ between two models of the same process.
-            for template, value in zip(templates, values.values(), strict=True):
-                with tf.device(HOST):
-                    template.assign(tf.convert_to_tensor(value))
-        with tf.device(HOST):
-            compute_constants(model)
-        return model
+        return portable_model(self.task, self.engine)
 
     def graph(self) -> tf.Graph:
         return self.engine.graph()

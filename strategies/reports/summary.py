@@ -30,7 +30,8 @@ STRAGGLES_FROM = 1.2
 class RunFigures(Callback):
     """Gathers a run's figures from its reports.
 
-    The first report is of the step that compiles, so `images_per_second` is the median over the other reports.
+    The first report is of the step that compiles, so `images_per_second` is the median over the other reports, and
+    `seconds_a_step` is of the newest of these.
     """
 
     first_seconds: float | None = None
@@ -40,6 +41,7 @@ class RunFigures(Callback):
     evaluated: Mapping[str, float] | None = None
     evaluated_step: int | None = None
     rates: list[float] = dataclasses.field(default_factory=list)
+    seconds_a_step: float | None = None
     workers: dict[str, WorkerTime] = dataclasses.field(default_factory=dict)
     sections: dict[str, SectionTotals] = dataclasses.field(default_factory=dict)
 
@@ -48,6 +50,7 @@ class RunFigures(Callback):
             self.first_seconds = report.seconds
         else:
             self.rates.append(report.examples_per_second)
+            self.seconds_a_step = report.seconds / report.num_steps
             self._add_workers(report.workers)
         for name, section in report.sections.items():
             self.sections.setdefault(name, section.new_totals()).add(section)

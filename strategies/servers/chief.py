@@ -1,13 +1,12 @@
 """The strategy 'ps', as the chief sees it: parameters on servers, and workers that pull and push.
 
-The chief decides how far the workers may go, waits, and reports. Its own towers evaluate. Checkpoints read and
-write its variables, which `collect` brings up to date.
+The chief decides how far the workers may go, and waits. Its own towers evaluate. Checkpoints read and write its
+variables, which `collect` brings up to date (`chief_copy.py`). Its reports are in `chief_reports.py`.
 """
 
 import dataclasses
-import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -16,22 +15,19 @@ from strategies.contract import Move, StepReport
 from strategies.engines import OWN
 from strategies.errors import NonFiniteStep, PeerLost
 from strategies.pieces import Piece
-from strategies.servers.carrier import Carrier, Start
+from strategies.servers.carrier import Carrier
 from strategies.servers.checks import check_model
+from strategies.servers.chief_copy import ChiefCopy, chief_placement
+from strategies.servers.chief_reports import ChiefReports
 from strategies.servers.options import ServersOptions
-from strategies.servers.report_section import SECTION, SUMMED, ServersReport, WorkerFigures
 from strategies.servers.server_memory import check_memory, variable_bytes
-from strategies.servers.slot_on_servers import SlotOnServers, read_whole
 from strategies.servers.worker_graph import layout_of
-from strategies.step_report import mean_of
 from strategies.synchronous import SynchronousStrategy
-from towers.batch_stats import is_averaged
 from towers.devices import Devices
-from towers.input.tower_parts import open_length
 from towers.lookups import Lookups
 from towers.one_process_engine import OneProcessEngine
 from towers.options import StepOptions
-from towers.parameters.placement import CentralPlacement, constraints_of, variables_like
+from towers.parameters.placement import CentralPlacement
 from towers.task import Task
 from towers.tower import ModelVariables
 from towers.updates.rules import UpdateRule
@@ -71,29 +67,27 @@ class ServersStrategy(SynchronousStrategy):
           UserError: options or a model that servers can't support.
         """
 
+        def place(variables: ModelVariables, rule: UpdateRule) -> CentralPlacement:
+            return chief_placement(devices.parameters, variables, rule, lambda: self._carrier)
+
         def make_engine(model, batch_spec):
-            named = {"batch_spec": batch_spec, "shares": shares, "place": self._place}
+            named = {"batch_spec": batch_spec, "shares": shares, "place": place}
             return OneProcessEngine(task, model, devices, options, **named)
 
-        self._servers, self._num_workers, self._device = servers, num_workers, devices.parameters
+        self._servers, self._num_workers = servers, num_workers
         self.engine_choice = servers.engine_choice()
         self._startup_timeout_seconds = startup_timeout_seconds
         self._workers_per_batch = num_workers if servers.is_sync else 1
         super().__init__("ps", task, options, make_engine, devices.num_towers * self._workers_per_batch)
         self.lookups = Lookups(self.model, self.batch_spec)
-        variables = self.engine.tower.variables
-        self._templates = dict(zip(self.engine.parameters(), variables.parameters, strict=True))
-        state = list(self.engine.state().values())
-        self._frozen = [state[index] for index in variables.frozen]
-        # What passes change: it comes and goes with each step.
-        self._state = [state[index] for index in variables.moving]
-        self.layout = layout_of(variables, self.lookups, options.rule, num_servers=num_servers)
+        self.layout = layout_of(self.engine.tower.variables, self.lookups, options.rule, num_servers=num_servers)
         check_model(self, servers, num_workers)
         self._stop_asked = self._all_connected = self._finished = False
         self._stop_requested: Callable[[], bool] = lambda: False
         self._positions: Sequence[int] | None = None
         self._absent: list[int] = []
-        self._workers: Mapping[str, Mapping] = {}
+        self._copy = ChiefCopy(self.engine, options, devices.parameters)
+        self._reports = ChiefReports(self.engine.counters, options.schedule)
         self._reported_at: float | None = None
         self._seconds_before_pause = 0.0
         self._carrier = make_carrier(self)
@@ -102,23 +96,10 @@ class ServersStrategy(SynchronousStrategy):
         check_memory(copies * parameters // num_servers, self._carrier.free_bytes())
         self._give_all()
 
-    def _place(self, variables: ModelVariables, rule: UpdateRule) -> CentralPlacement:
-        """The chief's copy of parameters and state, with which it evaluates. Servers alone have slots."""
-        with tf.device(self._device):
-            parameters, state = variables_like(variables.parameters), variables_like(variables.state)
-        slots = {
-            slot: {
-                name: SlotOnServers(slot, name, variable, lambda: self._carrier)
-                for name, variable in parameters.items()
-            }
-            for slot in rule.slot_names
-        }
-        return CentralPlacement(self._device, parameters, state, slots, constraints_of(variables))
-
     @property
     def batch_spec(self):
         """The spec of a batch, dimension 0 open."""
-        return open_length(self._input.element_spec)
+        return self._batches.spec
 
     @property
     def notices(self) -> list[str]:
@@ -169,8 +150,13 @@ class ServersStrategy(SynchronousStrategy):
         figures = self._carrier.report()
         self._reported_at = time.perf_counter()
         self._stop_asked = figures["stop_asked"]
-        self._count(figures["done"], figures["totals"])
-        report = self._report(figures, self._reported_at - began + self._seconds_before_pause)
+        self._reports.count(figures["done"], figures["totals"])
+        report = self._reports.report(
+            figures,
+            seconds=self._reported_at - began + self._seconds_before_pause,
+            absent=_names(self._absent),
+            servers=self._carrier.server_figures(),
+        )
         self._seconds_before_pause = 0.0
         if bad_step is not None:
             raise NonFiniteStep(
@@ -215,45 +201,6 @@ class ServersStrategy(SynchronousStrategy):
         """
         return self._servers.timeout_seconds * (1 if self._servers.is_sync else 2)
 
-    def _report(self, figures: Mapping, seconds: float) -> StepReport:
-        means = {name: mean_of(*pair) for name, pair in figures["sums"].items()}
-        workers = [self._worker_figures(name, total) for name, total in figures["workers"].items()]
-        self._workers = figures["workers"]
-        return StepReport(
-            step=figures["done"],
-            num_steps=figures["num_steps"],
-            examples=figures["examples"],
-            loss=means.pop("loss", math.nan),
-            metrics=means,
-            learning_rate=self.options.schedule(figures["done"] - 1),
-            gradient_norm=math.nan if figures["norm"] is None else figures["norm"],
-            skipped=figures["skipped"],
-            seconds=seconds,
-            input_seconds=max((worker.input_seconds for worker in workers), default=0.0),
-            sections={
-                SECTION: ServersReport(
-                    staleness={int(staleness): count for staleness, count in figures["staleness"]},
-                    turned_away=figures["turned_away"],
-                    absent=tuple(_names(self._absent)),
-                    workers=tuple(workers),
-                    servers=tuple(self._carrier.server_figures()),
-                )
-            },
-        )
-
-    def _worker_figures(self, name: str, total: Mapping) -> WorkerFigures:
-        """A worker's figures since the last report; its failures and its maximum are since the run began."""
-        before = self._workers.get(name, {})
-        return WorkerFigures(name=name, **(total | {what: total[what] - before.get(what, 0) for what in SUMMED}))
-
-    def _count(self, done: int, totals: Mapping[str, int]) -> None:
-        """Sets the counters: the values given to the servers plus what was counted since then."""
-        counters = self.engine.counters
-        counters.step.assign(done)
-        counters.examples.assign(self._given["examples"] + totals["examples"])
-        counters.updates.assign(self._given["updates"] + totals["steps"] - totals["skipped"])
-        counters.skipped.assign(self._given["skipped"] + totals["skipped"])
-
     def _pause(self) -> None:
         """Waits until no worker computes: all servers then hold the values after the same steps."""
         since = time.monotonic()
@@ -265,7 +212,7 @@ class ServersStrategy(SynchronousStrategy):
             self._seconds_before_pause += time.perf_counter() - self._reported_at
         self._reported_at = None
         self._positions = paused.positions
-        self._count(paused.done, paused.totals)
+        self._reports.count(paused.done, paused.totals)
 
     def evaluate(self, num_batches: int | None = None, **named) -> dict[str, float] | None:
         self.collect()
@@ -294,78 +241,26 @@ class ServersStrategy(SynchronousStrategy):
 
     def _give_all(self) -> None:
         """Sends this process's values to the servers; the workers begin at its step."""
-        engine, rule = self.engine, self.options.rule
-        decays = [
-            np.full(math.prod(shape), bool(rule.decays(name, tf.TensorShape(shape))))
-            for name, shape in self.layout.vector.shapes.items()
-        ]
-        self._given = {name: int(value) for name, value in engine.counters.variables().items()}
         self._until = self.step
-        # The servers count from here.
-        self._workers, self._reported_at, self._seconds_before_pause = {}, None, 0.0
-        averaged = [
-            np.full(value.shape.num_elements(), is_averaged(value, self.options.batch_stats))
-            for value in self._state
-        ]
-        self._carrier.start(
-            Start(
-                parameters=engine.parameters(),
-                slot_names=rule.slot_names,
-                state=self._state_vector(),
-                decays=np.concatenate(decays) if decays else np.zeros(0, bool),
-                averaged=np.concatenate(averaged) if averaged else np.zeros(0, bool),
-                step=self.step,
-                updates=self._given["updates"],
-                positions=self._positions,
-                state_dtypes=[(value.dtype.name, value.shape.num_elements()) for value in self._state],
-                frozen=[variable.numpy() for variable in self._frozen],
-            )
-        )
-
-    def _state_vector(self) -> np.ndarray:
-        values = [variable.numpy() for variable in self._state]
-        dtypes = {value.dtype for value in values}
-        is_common = len(dtypes) == 1 and np.issubdtype(values[0].dtype, np.floating)
-        dtype = values[0].dtype if is_common else np.float64
-        return np.concatenate([np.ravel(value).astype(dtype) for value in values]) if values else np.zeros(0)
+        self._reports.restart()
+        self._reported_at, self._seconds_before_pause = None, 0.0
+        self._carrier.start(self._copy.start(self.layout.vector.shapes, self._positions))
 
     def collect(self) -> None:
         """Pauses the workers and copies the servers' parameters and state into this process's variables."""
         if self._finished:
             return
         self._pause()
-        for name, variable in self.engine.parameters().items():
-            self._assign(name, read_whole(self._carrier, None, name, variable))
-        values, begin = self._carrier.state(), 0
-        for variable in self._state:
-            end = begin + variable.shape.num_elements()
-            variable.assign(tf.cast(values[begin:end].reshape(variable.shape), variable.dtype))
-            begin = end
+        self._copy.bring(self._carrier)
 
     def begin_saving(self) -> None:
         self.collect()
 
     def values(self, pieces: Sequence[Piece]) -> Iterator[tf.Tensor | np.ndarray]:
-        for piece in pieces:
-            variable = piece.variable
-            yield variable.read(piece) if isinstance(variable, SlotOnServers) else piece.value()
+        return map(self._copy.value, pieces)
 
     def restore(self, part: Piece, read: Callable[[Piece], tf.Tensor]) -> None:
-        kind, *names = part.path
-        if isinstance(part.variable, SlotOnServers):
-            for piece in part.divided():
-                part.variable.write(piece, read(piece))
-        elif kind == "parameters" and isinstance(part.variable, tf.Variable):
-            self._assign(names[0], read(part))
-        else:
-            super().restore(part, read)
-
-    def _assign(self, name: str, value) -> None:
-        """Sets a parameter, and the template's: with one value, of which the host's memory has one copy."""
-        variable = self.engine.parameters()[name]
-        variable.assign(value)
-        if "CPU" in self._device:
-            self._templates[name].assign(variable.read_value())
+        self._copy.restore(part, read)
 
 
 def _named(workers) -> str:

@@ -25,10 +25,14 @@ class Cadence:
 
     def call_length(self, step: int, wanted: int) -> int:
         """Number of steps of a call that starts at `step`: `wanted`, or fewer if the call must end before."""
+        return min(wanted, self.next_end(step) - step)
+
+    def next_end(self, step: int) -> int:
+        """The step at which a call that starts at `step` must end."""
         ends = [self.last_step]
         ends += [(step // period + 1) * period for period in self.periods]
         ends += [boundary for boundary in self.boundaries if boundary > step]
-        return min(wanted, min(ends) - step)
+        return min(ends)
 
 
 def steps_of_a_call(seconds_a_step: float) -> int:

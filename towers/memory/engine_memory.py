@@ -7,8 +7,10 @@ import tensorflow as tf
 
 from towers.engine import Engine
 from towers.hardware.cores import num_cores
+from towers.memory.graph_operations import HOST_MEMORY
 from towers.memory.lifetimes import Peak, peaks
-from towers.memory.step_graph import ACTIVATIONS, GRADIENTS, HOST_MEMORY, StepGraph
+from towers.memory.step_graph import StepGraph
+from towers.memory.tensor_kinds import ACTIVATIONS, GRADIENTS
 from towers.parameters.copied_variable import CopiedVariable
 from towers.parameters.sliced_variable import SlicedVariable
 

@@ -17,6 +17,9 @@ from strategies.servers.wire import Content, Handler, Message
 from towers.updates.clipping import Clipping
 from towers.updates.rules import UpdateRule
 
+# The key of the vector of all parameters.
+KEY = "parameters"
+
 
 class StoreHandlers:
     """One method for each request.

@@ -1,4 +1,4 @@
-"""The process of a parameter server: its connections, lost members, and the end of the run."""
+"""The process of a parameter server: its requests, lost members, and the end of the run."""
 
 import contextlib
 import itertools
@@ -15,7 +15,8 @@ from strategies.servers.one_chief import refusal_of_second
 from strategies.servers.own.coordination import Coordination
 from strategies.servers.own.entrance import Entrance, check_secret
 from strategies.servers.own.handlers import StoreHandlers
-from strategies.servers.own.stranger_limit import Strangers
+from strategies.servers.own.listener import Listener
+from strategies.servers.own.open_connections import OpenConnections
 from strategies.servers.wire import Connection, Content, Handler, Message, Refused
 from towers.errors import UserError
 
@@ -69,8 +70,7 @@ class Server:
         self._entrance = Entrance(
             member, settings=settings, secret=secret, cluster=cluster, refusal_of_chief=self._refusal_of_chief
         )
-        self._listener = _listening(member)
-        self._lock = threading.Lock()
+        self._listener = Listener(member)
         self._requests: Mapping[str, Handler] = {
             "figures": self._figures,
             "alive": lambda message, arrays: ({}, ()),
@@ -79,15 +79,14 @@ class Server:
             **store.requests,
             **({} if coordination is None else coordination.requests),
         }
-        self._connections: dict[Connection, Member | None] = {}
-        self._strangers = Strangers()
+        self._connections = OpenConnections()
         self._workers: dict[int, Connection] = {}
         # Held while a worker's connection is noted as lost or as its new one: a late loss must not undo that.
         self._members_lock = threading.Lock()
         self._numbers = itertools.count()
-        self._closed_sent = self._closed_received = 0
         self._end: str | None = None
         # Which process the chief is; None until it connects. There is no other one until this server ends.
+        self._chief_lock = threading.Lock()
         self._chief: str | None = None
         self._chief_is_lost, self._how_lost = False, "lost"
         self._refusal: str | None = None
@@ -105,7 +104,7 @@ class Server:
           UserError: a process was started with other settings.
         """
         self._startup_timeout_seconds = startup_timeout_seconds
-        threading.Thread(target=self._accept_all, daemon=True).start()
+        threading.Thread(target=self._listener.accept_all, args=(self._start_serving,), daemon=True).start()
         deadline = time.monotonic() + startup_timeout_seconds
         try:
             while self._end is None:
@@ -135,9 +134,7 @@ class Server:
 
         Their processes then count as lost.
         """
-        with self._lock:
-            connections = list(self._connections)
-        for connection in connections:
+        for connection in self._connections.all():
             if connection.is_unanswered():
                 connection.end()
         # While a loss is noted, a worker is still overdue whose new connection may be there: next time.
@@ -152,7 +149,9 @@ class Server:
         """Waits for the workers: they learn of the end from their next request, then close their connections."""
         now = time.monotonic()
         deadline, introduced_by = now + _LAST_SECONDS, now + _LAST_INTRODUCTION_SECONDS
-        while (self._has_members() and now < deadline) or (self._connections and now < introduced_by):
+        while (self._connections.has_members() and now < deadline) or (
+            self._connections.all() and now < introduced_by
+        ):
             time.sleep(0.01)
             now = time.monotonic()
 
@@ -161,58 +160,29 @@ class Server:
 
         A worker reads that in place of its next reply, long after this process has ended.
         """
-        for connection in list(self._connections):
+        for connection in self._connections.all():
             connection.end_reading()
         deadline = time.monotonic() + _LAST_WORD_SECONDS
-        while self._has_members() and time.monotonic() < deadline:
+        while self._connections.has_members() and time.monotonic() < deadline:
             time.sleep(0.01)
 
-    def _has_members(self) -> bool:
-        with self._lock:
-            return any(peer is not None for peer in self._connections.values())
-
-    def _close_listener(self) -> None:
-        # A thread that waits in accept holds the port until the shutdown wakes it.
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-
     def _close(self) -> None:
-        self._close_listener()
+        self._listener.close()
         if self._coordination is not None:
             self._coordination.close()
         if self._end is not None:
             self._tell_the_others()
-        for connection in list(self._connections):
+        for connection in self._connections.all():
             connection.end()
-
-    def _accept_all(self) -> None:
-        while True:
-            try:
-                accepted, _ = self._listener.accept()
-            except OSError:
-                if self._listener.fileno() < 0:
-                    return
-                # The client has closed the connection already, or too many connections are open for now.
-                time.sleep(_TICK_SECONDS)
-                continue
-            try:
-                self._start_serving(accepted)
-            except (RuntimeError, MemoryError, OSError):
-                # No thread or memory for it now; the client tries again.
-                accepted.close()
-                time.sleep(_TICK_SECONDS)
 
     def _start_serving(self, accepted: socket.socket) -> None:
         """Serves a connection in a thread of its own; nothing of it is left if that fails."""
         connection = Connection(accepted, _INTRODUCTION_SECONDS)
-        self._strangers.add(connection)
-        with self._lock:
-            self._connections[connection] = None
+        self._connections.add(connection)
         try:
             threading.Thread(target=self._serve_one, args=(connection,), daemon=True).start()
         except BaseException:
-            self._forget(connection)
+            self._connections.remove(connection)
             raise
 
     def _serve_one(self, connection: Connection) -> None:
@@ -221,9 +191,7 @@ class Server:
             peer = self._entrance.let_in(connection)
             if peer is not None:
                 connection.let_in(self._first_request_seconds if peer.role == CHIEF else None)
-                self._strangers.remove(connection)
-                with self._lock:
-                    self._connections[connection] = peer
+                self._connections.let_in(connection, peer)
                 number = next(self._numbers)
                 self._replace_worker(connection, peer, number)
                 self._answer_all(connection, number, self._timeout_seconds if peer.role == CHIEF else None)
@@ -242,7 +210,7 @@ class Server:
             self._tell_end(peer, connection)
             # First, because `serve` may return once no connection is left that it knows of.
             connection.close()
-            self._forget(connection)
+            self._connections.remove(connection)
             self._note_loss(peer, connection)
 
     def _tell_end(self, peer: Member | None, connection: Connection) -> None:
@@ -251,16 +219,9 @@ class Server:
             with contextlib.suppress(OSError):
                 connection.send({"run_ended": self._end})
 
-    def _forget(self, connection: Connection) -> None:
-        self._strangers.remove(connection)
-        with self._lock:
-            del self._connections[connection]
-            self._closed_sent += connection.sent_bytes
-            self._closed_received += connection.received_bytes
-
     def _refusal_of_chief(self, process: str) -> str | None:
         """Why this process may not be the chief; None if it is the chief from now on."""
-        with self._lock:
+        with self._chief_lock:
             if self._chief_is_lost:
                 raise ConnectionError("this server ends, because it has lost its chief")
             if self._chief is not None:
@@ -283,7 +244,7 @@ class Server:
             message["connection"] = number
             if message["ask"] == "end":
                 # A process that connects from now on belongs to the next run.
-                self._close_listener()
+                self._listener.close()
                 self._refusal = message.get("why")
                 self._end = message["how"]
             try:
@@ -307,11 +268,8 @@ class Server:
         return self._requests[name]
 
     def _figures(self, message, arrays):
-        with self._lock:
-            sent = self._closed_sent + sum(connection.sent_bytes for connection in self._connections)
-            received = self._closed_received + sum(connection.received_bytes for connection in self._connections)
-        counts = {"pulls": self._store.pulls, "pushes": self._store.pushes}
-        return {**counts, "sent_bytes": sent, "received_bytes": received}, ()
+        traffic = self._connections.traffic()._asdict()
+        return {"pulls": self._store.pulls, "pushes": self._store.pushes, **traffic}, ()
 
     def _replace_worker(self, connection: Connection, peer: Member, number: int) -> None:
         """If the worker was connected before, it has restarted: counts its earlier connection as lost."""
@@ -340,21 +298,3 @@ class Server:
             del self._workers[worker]
             if self._end is None:
                 self._coordination.lost(worker)
-
-
-def _listening(member: Member) -> socket.socket:
-    """Listens on the member's own address if this machine has it, else on all of the machine's addresses."""
-    try:
-        return socket.create_server((member.host, member.port), family=member.family)
-    except PermissionError as error:
-        raise UserError(
-            f"{member.name} can't listen on {member.address} ({error.strerror}): give it a port above 1023"
-        ) from error
-    except OSError as first:
-        try:
-            return socket.create_server(("", member.port), family=member.family)
-        except OSError as error:
-            raise UserError(
-                f"{member.name} can't listen on {member.address} ({error.strerror or first.strerror}): "
-                "end the process that uses the port, or give this member another port"
-            ) from error

@@ -3,9 +3,9 @@
 import numpy as np
 
 from strategies.servers.options import ServersOptions
-from strategies.servers.own.coordination import KEY, Coordination
+from strategies.servers.own.coordination import Coordination
 from strategies.servers.own.group import Group
-from strategies.servers.own.handlers import StoreHandlers
+from strategies.servers.own.handlers import KEY, StoreHandlers
 from towers.updates.clipping import Clipping
 from towers.updates.rules import SGD
 

@@ -8,9 +8,9 @@ from strategies.cluster import CHIEF, SERVER, Member
 from strategies.servers.chief import ServersStrategy
 from strategies.servers.options import ServersOptions
 from strategies.servers.own.carrier import OwnCarrier
-from strategies.servers.own.coordination import KEY, Coordination
+from strategies.servers.own.coordination import Coordination
 from strategies.servers.own.group import Group
-from strategies.servers.own.handlers import StoreHandlers
+from strategies.servers.own.handlers import KEY, StoreHandlers
 from strategies.servers.own.server import Server
 from tests.launch.spoilt_task import spoilt_task, with_statistics
 from tests.strategies.servers.at_once import LIMIT_SECONDS, Started

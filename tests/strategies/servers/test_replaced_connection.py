@@ -12,9 +12,9 @@ from launch.membership.free_ports import free_addresses
 from strategies.cluster import CHIEF, SERVER, WORKER, Member
 from strategies.servers.options import ServersOptions
 from strategies.servers.own.admission import Admission
-from strategies.servers.own.coordination import KEY, Coordination
+from strategies.servers.own.coordination import Coordination
 from strategies.servers.own.group import Group
-from strategies.servers.own.handlers import StoreHandlers
+from strategies.servers.own.handlers import KEY, StoreHandlers
 from strategies.servers.own.rounds import Rounds
 from strategies.servers.own.server import Server
 from tests.strategies.servers.at_once import LIMIT_SECONDS, TOO_LONG, Started

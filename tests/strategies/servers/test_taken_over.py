@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from strategies.servers.options import SYNC, ServersOptions
-from strategies.servers.own.coordination import KEY, Coordination
+from strategies.servers.own.coordination import Coordination
 from strategies.servers.own.group import Group
-from strategies.servers.own.handlers import StoreHandlers
+from strategies.servers.own.handlers import KEY, StoreHandlers
 from towers.updates.clipping import Clipping
 from towers.updates.rules import SGD
 

@@ -1,11 +1,8 @@
-"""The Trainer: its loop, its files, and runs that end early."""
+"""The Trainer: its arguments, its callbacks, its files, and runs that end early."""
 
-import contextlib
 import dataclasses
-import json
 import math
 import pathlib
-import shutil
 import types
 
 import keras
@@ -27,108 +24,32 @@ from tests.strategies.small_task import (
     BATCH_SIZE,
     NUM_EVAL,
     NUM_TRAIN,
-    STEPS_AN_EPOCH,
     assert_same_bits,
     random_task,
     small_strategy,
     small_task,
     values_of,
 )
+from tests.strategies.training.recorded_run import (
+    Failing,
+    Failure,
+    Recorder,
+    fitted,
+    json_lines,
+    listing,
+    strict_json,
+)
 from tests.tiers import first_quick
 from tests.towers.logical_cpus import cpus
 from tests.towers.user_errors import refused
 from towers.options import StepOptions
 from towers.task import InputShard
-from towers.updates.rules import Momentum
-from towers.updates.schedules import Constant, Cosine
+from towers.updates.schedules import Constant
 
 HUGE = 1e38
 
 
-class Recorder(Callback):
-    """Records all calls of its methods."""
-
-    def __init__(self):
-        self.calls, self.evaluations, self.messages, self.ended = [], {}, [], 0
-
-    def begin(self, run):
-        self.run = run
-
-    def steps(self, report):
-        self.calls.append((report.step - report.num_steps, report.step))
-
-    def evaluation(self, step, metrics):
-        assert step not in self.evaluations, "evaluated twice"
-        self.evaluations[step] = dict(metrics)
-
-    def message(self, text):
-        self.messages.append(text)
-
-    def end(self):
-        self.ended += 1
-
-    @property
-    def last_step(self):
-        return self.calls[-1][1] if self.calls else None
-
-
-class StopAt(Callback):
-    """Requests a stop once a step is reached."""
-
-    def __init__(self, step):
-        self._step, self._reached = step, False
-
-    def boundaries(self):
-        return (self._step,)
-
-    def steps(self, report):
-        self._reached = report.step >= self._step
-
-    def requested(self):
-        return self._reached
-
-
-def fitted(strategy, *, callbacks=(), stop_requested=lambda: False, **options):
-    """(result, recorder) of a run."""
-    recorder = Recorder()
-    trainer = Trainer(
-        strategy, TrainerOptions(**options), callbacks=[*callbacks, recorder], stop_requested=stop_requested
-    )
-    return trainer.fit(), recorder
-
-
-def json_lines(directory):
-    """The records of metrics.jsonl."""
-    return [strict_json(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
-
-
-def strict_json(text):
-    """Parses JSON as the standard defines it, without NaN and Infinity."""
-
-    def refuse(constant):
-        raise AssertionError(f"{constant} is not JSON")
-
-    return json.loads(text, parse_constant=refuse)
-
-
-def listing(directory):
-    return sorted((str(path), path.stat().st_size) for path in directory.rglob("*"))
-
-
-class TestLoop:
-    def test_length_in_steps(self):
-        result, recorder = fitted(small_strategy(), steps=7)
-        assert (result.completed, result.step, recorder.last_step) == (True, 7, 7)
-        assert recorder.calls == sorted(recorder.calls)
-        assert sum(end - begin for begin, end in recorder.calls) == 7
-        assert result.files == {}
-
-    @pytest.mark.parametrize("epochs, steps", first_quick([(1.4, 7), (2, 10), (0.2, 1), (0.01, 1)]))
-    def test_length_in_epochs(self, epochs, steps):
-        _, recorder = fitted(small_strategy(), epochs=epochs, evaluate_every_epochs=None)
-        assert recorder.last_step == steps
-        assert list(recorder.evaluations) == [steps]
-
+class TestArguments:
     def test_epochs_of_unknown_length_are_refused(self):
         task = small_task()
         strategy = small_strategy(task)
@@ -136,43 +57,6 @@ class TestLoop:
         with refused("epochs=2", "give steps instead"):
             Trainer(strategy, TrainerOptions(epochs=2))
         assert Trainer(strategy, TrainerOptions(steps=1)).fit().completed
-
-    def test_examples_are_counted(self):
-        strategy = small_strategy()
-        result, _ = fitted(strategy, steps=STEPS_AN_EPOCH + 1)
-        assert strategy.examples == NUM_TRAIN + BATCH_SIZE == result.summary["examples"]
-
-    @pytest.mark.full
-    def test_evaluations_at_multiples_of_steps(self):
-        options = {"evaluate_every_steps": 3, "evaluate_every_epochs": None, "report_every_steps": 100}
-        _, recorder = fitted(small_strategy(), steps=8, **options)
-        assert list(recorder.evaluations) == [3, 6, 8]
-
-    def test_the_last_evaluation_of_a_stopped_run_names_its_step(self):
-        stopper = StopAt(4)
-        options = {"evaluate_every_steps": 3, "callbacks": [stopper], "stop_requested": stopper.requested}
-        result, _ = fitted(small_strategy(), steps=8, **options)
-        assert (result.step, result.evaluated_step) == (4, 3)
-
-    def test_evaluations_at_fractions_of_an_epoch(self):
-        _, recorder = fitted(small_strategy(), steps=7, evaluate_every_epochs=0.6)
-        assert list(recorder.evaluations) == [3, 6, 7]
-
-    def test_the_last_step_is_evaluated_once(self):
-        _, recorder = fitted(small_strategy(), steps=6, evaluate_every_steps=3, evaluate_every_epochs=1)
-        assert list(recorder.evaluations) == [3, 5, 6]
-
-    @pytest.mark.full
-    def test_reports_at_multiples_of_steps(self):
-        _, recorder = fitted(small_strategy(), steps=7, report_every_steps=3, evaluate_every_epochs=None)
-        assert [end for _, end in recorder.calls if end > 1] == [3, 6, 7]
-
-    def test_the_length_of_calls_does_not_change_the_numbers(self):
-        strategies = []
-        for report_every_steps in (1, 4):
-            strategies.append(small_strategy(random_task()))
-            fitted(strategies[-1], steps=8, report_every_steps=report_every_steps)
-        assert_same_bits(values_of(strategies[0]), values_of(strategies[1]))
 
     @pytest.mark.parametrize(
         "options, parts",
@@ -357,128 +241,6 @@ def test_layers_on_the_fused_kernel_are_reported(fused):
     assert others == ([notice] if fused else [])
 
 
-class TestResume:
-    """A run that is stopped and resumed ends with the same bits as a run that was not stopped."""
-
-    @pytest.fixture(scope="class")
-    def undisturbed(self, request):
-        name, num_towers = request.param
-        strategy = small_strategy(random_task(), name=name, num_towers=num_towers)
-        fitted(strategy, steps=11)
-        return name, num_towers, values_of(strategy)
-
-    @pytest.mark.parametrize("stop", first_quick([3, STEPS_AN_EPOCH]), ids=["in_an_epoch", "at_its_end"])
-    @pytest.mark.parametrize(
-        "undisturbed",
-        [
-            pytest.param(("towers", 2), id="towers"),
-            pytest.param(("mirrored", 2), id="mirrored", marks=pytest.mark.full),
-        ],
-        indirect=True,
-    )
-    def test_same_bits(self, tmp_path, stop, undisturbed):
-        name, num_towers, expected = undisturbed
-        stopper = StopAt(stop)
-        first = small_strategy(random_task(), name=name, num_towers=num_towers)
-        options = {"steps": 11, "directory": tmp_path / "stopped"}
-        result, recorder = fitted(first, callbacks=[stopper], stop_requested=stopper.requested, **options)
-        assert (result.completed, result.step, recorder.last_step) == (False, stop, stop)
-        assert result.files["checkpoint"] == tmp_path / "stopped" / "checkpoints" / f"step-{stop}"
-        assert "model" not in result.files
-        assert strict_json((tmp_path / "stopped" / "summary.json").read_text())["outcome"] == "interrupted"
-
-        second = small_strategy(random_task(), name=name, num_towers=num_towers)
-        result, recorder = fitted(second, **options)
-        assert recorder.messages[2:] == [f"resumed at step {stop} of 11"]
-        assert (recorder.run.first_step, recorder.calls[0][0], recorder.last_step) == (stop, stop, 11)
-        assert result.completed
-        assert_same_bits(values_of(second), expected)
-        assert second.examples == 2 * NUM_TRAIN + BATCH_SIZE
-
-    @pytest.mark.full
-    def test_after_a_failing_callback_the_run_resumes_from_the_last_checkpoint(self, tmp_path):
-        undisturbed = small_strategy(random_task())
-        fitted(undisturbed, steps=8)
-        options = {"steps": 8, "directory": tmp_path, "checkpoint_every_steps": 3, "report_every_steps": 1}
-        with pytest.raises(_Failure):
-            fitted(small_strategy(random_task()), callbacks=[_Failing("steps", at=5)], **options)
-        second = small_strategy(random_task())
-        _, recorder = fitted(second, **options)
-        assert recorder.calls[0][0] == 3
-        assert_same_bits(values_of(second), values_of(undisturbed))
-        steps = [line["step"] for line in json_lines(tmp_path) if line["kind"] == "train"]
-        assert steps == list(range(1, 9)), "each step once, in order"
-
-    @pytest.mark.full
-    def test_if_the_newest_checkpoint_is_damaged_the_one_before_is_used(self, kept_run, tmp_path):
-        shutil.copytree(kept_run.directory, tmp_path / "run")
-        newest = tmp_path / "run" / "checkpoints" / "step-12.data-00000-of-00001"
-        newest.write_bytes(newest.read_bytes()[:100])
-        strategy = small_strategy(random_task(), num_towers=2)
-        stopper = StopAt(11)
-        options = dataclasses.asdict(kept_run.options) | {"directory": tmp_path / "run"}
-        result, recorder = fitted(strategy, callbacks=[stopper], stop_requested=stopper.requested, **options)
-        assert recorder.calls[0][0] == 10
-        assert result.files["checkpoint"].name == "step-11", "not the damaged one"
-        strategy = small_strategy(random_task(), num_towers=2)
-        result, recorder = fitted(strategy, **options)
-        assert recorder.calls[0][0] == 11
-        assert_same_bits(values_of(strategy), values_of(kept_run.strategy))
-        assert result.files["checkpoint"].name == "step-12"
-
-    @pytest.mark.full
-    def test_a_run_starts_from_a_checkpoint_of_another_run(self, kept_run, tmp_path):
-        strategy = small_strategy(random_task(), num_towers=2)
-        resume = str(kept_run.directory / "checkpoints" / "step-10")
-        before = listing(kept_run.directory)
-        result, recorder = fitted(strategy, steps=12, directory=tmp_path / "run", resume=resume)
-        assert (recorder.calls[0][0], result.step) == (10, 12)
-        assert_same_bits(values_of(strategy), values_of(kept_run.strategy))
-        assert listing(kept_run.directory) == before
-
-    @pytest.mark.full
-    def test_a_longer_run_resumes_where_a_shorter_one_ended(self, tmp_path):
-        fitted(small_strategy(random_task()), steps=4, directory=tmp_path)
-        second = small_strategy(random_task())
-        _, recorder = fitted(second, steps=6, directory=tmp_path)
-        assert recorder.calls[0][0] == 4
-        once = small_strategy(random_task())
-        fitted(once, steps=6)
-        assert_same_bits(values_of(second), values_of(once))
-
-    @pytest.mark.parametrize("fails", [False, True], ids=["stopped", "failed"])
-    def test_a_longer_run_that_ends_before_its_first_step_is_not_complete(self, tmp_path, fails):
-        class Fails(Callback):
-            def before_steps(self, step):
-                raise _Failure
-
-        fitted(small_strategy(), steps=2, directory=tmp_path)
-        with pytest.raises(_Failure) if fails else contextlib.nullcontext():
-            callbacks = [Fails()] if fails else []
-            fitted(
-                small_strategy(),
-                steps=4,
-                directory=tmp_path,
-                callbacks=callbacks,
-                stop_requested=lambda: not fails,
-            )
-        outcome = strict_json((tmp_path / "summary.json").read_text())["outcome"]
-        assert outcome == ("failed" if fails else "interrupted")
-
-    def test_a_finished_run_trains_no_more(self, kept_run, tmp_path):
-        directory = tmp_path / "run"
-        shutil.copytree(kept_run.directory, directory)
-        options = dataclasses.asdict(kept_run.options) | {"directory": directory}
-        strategy = small_strategy(random_task(), num_towers=2)
-        checkpoints = listing(directory / "checkpoints")
-        result, recorder = fitted(strategy, **options)
-        assert (recorder.calls, result.completed, result.step, result.loss) == ([], True, 12, None)
-        assert result.evaluation == pytest.approx(kept_run.result.evaluation)
-        assert listing(directory / "checkpoints") == checkpoints
-        assert json_lines(directory) == json_lines(kept_run.directory), "each evaluation once"
-        assert_same_bits(values_of(strategy), values_of(kept_run.strategy))
-
-
 class TestDataThatAreNotFinite:
     """NaN in one example of the fifth batch of 8, which the check of the first batch does not see."""
 
@@ -526,144 +288,6 @@ class TestDataThatAreNotFinite:
         for variable in strategy.engine.parameters().values():
             variable.assign(tf.fill(variable.shape, HUGE))
         assert not math.isfinite(strategy.evaluate()["loss"])
-
-
-class TestCompleteRun:
-    """A second run in the directory of a complete one."""
-
-    @pytest.fixture(scope="class")
-    def complete(self, tmp_path_factory):
-        directory = tmp_path_factory.mktemp("complete")
-        fitted(small_strategy(), steps=5, directory=directory)
-        return directory
-
-    @pytest.mark.parametrize(
-        "options, task, run, parts",
-        first_quick(
-            [
-                (
-                    {},
-                    {},
-                    {"steps": 5},
-                    ("complete at step 5, nothing to do; to train longer, use more than steps=5",),
-                ),
-                ({}, {}, {"epochs": 1}, ("steps was 5, is 5", "more than epochs=1")),
-                ({}, {}, {"steps": 4}, ("; changed since it was saved: steps was 5, is 4; to train longer",)),
-                ({"schedule": Constant(0.3)}, {}, {"steps": 5}, ("learning_rate was Cosine, is 0.3",)),
-                ({"schedule": Cosine(0.2, 40)}, {}, {"steps": 5}, ("learning_rate.peak was 0.05, is 0.2",)),
-                ({"rule": Momentum(momentum=0.5)}, {}, {"steps": 5}, ("optimizer.momentum was 0.9, is 0.5",)),
-                ({"num_towers": 2}, {}, {"steps": 5}, ("saved: num_towers was 1, is 2; to",)),
-                (
-                    {},
-                    {"batch_size": 4, "seed": 6},
-                    {"steps": 5},
-                    ("batch_size was 8, is 4", "task.seed was 5, is 6"),
-                ),
-            ],
-            3,
-        ),
-    )
-    def test_it_says_so_and_names_what_changed(self, complete, options, task, run, parts):
-        _, recorder = fitted(small_strategy(small_task(**task), **options), directory=complete, **run)
-        [message] = [message for message in recorder.messages if message.startswith("complete")]
-        assert recorder.calls == []
-        for part in ("complete at step 5, nothing to do", "resume='never' or another directory", *parts):
-            assert (part in message) is (part != "steps was 5, is 5"), (part, message)
-
-    def test_without_a_display_it_is_a_warning(self, complete, caplog):
-        Trainer(small_strategy(), TrainerOptions(steps=5, directory=complete)).fit()
-        [line] = [line for line in caplog.messages if "complete at step 5, nothing to do" in line]
-        assert "\n" not in line
-
-    def test_a_run_resumed_with_other_settings_names_them(self, tmp_path):
-        fitted(small_strategy(), steps=2, directory=tmp_path)
-        _, recorder = fitted(small_strategy(on_nan="skip"), steps=4, directory=tmp_path)
-        changed = "steps was 2, is 4, on_nan was stop, is skip"
-        assert recorder.messages[1:] == [f"resumed at step 2 of 4; changed since it was saved: {changed}"]
-        _, recorder = fitted(small_strategy(on_nan="skip"), steps=4, directory=tmp_path)
-        assert "changed" not in recorder.messages[1], "the newest checkpoint has the newest settings"
-
-
-class _NoEvaluation:
-    """A task whose evaluation data is `examples` long: 0 for none, or a failure to read it."""
-
-    def __init__(self, task, *, num_examples=None):
-        self._task, self._num_examples = task, num_examples
-
-    def num_examples(self, split):
-        return self._num_examples if split == "eval" else self._task.num_examples(split)
-
-    def dataset(self, split, shard):
-        if split == "eval":
-            raise _Failure("evaluation")
-        return self._task.dataset(split, shard)
-
-    def __getattr__(self, name):
-        return getattr(self._task, name)
-
-
-class TestEvaluationData:
-    @pytest.mark.full
-    def test_a_last_evaluation_that_fails_loses_nothing(self, tmp_path):
-        strategy = small_strategy(_NoEvaluation(random_task()))
-        with pytest.raises(_Failure):
-            fitted(strategy, steps=STEPS_AN_EPOCH, directory=tmp_path)
-        assert strategy.step == STEPS_AN_EPOCH
-        assert (tmp_path / "model.keras").exists()
-        assert strict_json((tmp_path / "summary.json").read_text())["outcome"] == "failed"
-        mended = small_strategy(random_task())
-        result, recorder = fitted(mended, steps=STEPS_AN_EPOCH, directory=tmp_path)
-        assert (recorder.calls, list(recorder.evaluations)) == ([], [STEPS_AN_EPOCH])
-        assert result.evaluation["accuracy"] >= 0
-        assert_same_bits(values_of(mended), values_of(strategy))
-
-    @pytest.mark.full
-    def test_an_evaluation_that_fails_on_the_way_loses_nothing(self, tmp_path):
-        strategy = small_strategy(_NoEvaluation(small_task()))
-        with pytest.raises(_Failure):
-            fitted(strategy, steps=9, directory=tmp_path, evaluate_every_steps=3)
-        _, recorder = fitted(small_strategy(), steps=9, directory=tmp_path)
-        assert recorder.calls[0][0] == 3
-
-    @pytest.mark.parametrize("steps", first_quick([2, 5]), ids=["the last one", "one on the way"])
-    def test_a_stop_during_an_evaluation_does_not_wait_for_its_end(self, tmp_path, steps):
-        read, num_batches = [], 40
-        x = np.ones((8, 3), np.float32)
-
-        def batches():
-            for index in range(num_batches):
-                read.append(index)
-                yield x, x[:, :1]
-
-        spec = (tf.TensorSpec((None, 3)), tf.TensorSpec((None, 1)))
-
-        def strategy():
-            task = OwnTask(
-                model=lambda: keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, name="line")]),
-                train_data=(x, x[:, :1]),
-                eval_data=tf.data.Dataset.from_generator(batches, output_signature=spec),
-                losses=keras.losses.MeanSquaredError(),
-                batch_size=8,
-            )
-            return small_strategy(task)
-
-        options = {"steps": steps, "directory": tmp_path, "evaluate_every_steps": 2, "evaluate_every_epochs": None}
-        stopped = strategy()
-        read.clear()
-        result, recorder = fitted(stopped, stop_requested=lambda: len(read) > 2, **options)
-        assert (result.completed, result.step, recorder.evaluations) == (False, 2, {})
-        assert len(read) < num_batches / 2
-        assert strict_json((tmp_path / "summary.json").read_text())["outcome"] == "interrupted"
-        result, recorder = fitted(strategy(), **options)
-        assert (result.completed, result.step, max(recorder.evaluations)) == (True, steps, steps)
-        assert strict_json((tmp_path / "summary.json").read_text())["outcome"] == "completed"
-
-    def test_without_evaluation_data_nothing_is_evaluated(self, tmp_path):
-        strategy = small_strategy(_NoEvaluation(small_task(), num_examples=0))
-        result, recorder = fitted(strategy, steps=7, directory=tmp_path, evaluate_every_steps=2)
-        assert (result.completed, result.evaluation, recorder.evaluations) == (True, None, {})
-        assert strict_json((tmp_path / "summary.json").read_text())["evaluation"] is None
-        assert any("no evaluation data" in message for message in recorder.messages)
 
 
 class TestMetrics:
@@ -836,22 +460,6 @@ class TestFiles:
         assert listing(kept_run.directory) == before
 
 
-class _Failure(Exception):
-    """Raised on purpose."""
-
-
-class _Failing(Callback):
-    """Raises in one of its methods, from step `at` on."""
-
-    def __init__(self, method, at=0):
-        def fail(*arguments):
-            step = getattr(arguments[0], "step", None) if arguments else None
-            if step is None or step >= at:
-                raise _Failure(method)
-
-        setattr(self, method, fail)
-
-
 class TestCallbacks:
     @pytest.mark.parametrize("method", first_quick(["steps", "before_steps", "evaluation", "boundaries", "end"]))
     def test_end_of_every_callback_is_called_when_one_fails(self, method, tmp_path):
@@ -859,9 +467,9 @@ class TestCallbacks:
         trainer = Trainer(
             small_strategy(),
             TrainerOptions(steps=2, directory=tmp_path),
-            callbacks=[first, _Failing(method), last],
+            callbacks=[first, Failing(method), last],
         )
-        with pytest.raises(_Failure):
+        with pytest.raises(Failure):
             trainer.fit()
         assert (first.ended, last.ended) == (1, 1)
         outcome = strict_json((tmp_path / "summary.json").read_text())["outcome"]
@@ -869,8 +477,8 @@ class TestCallbacks:
 
     def test_callbacks_that_began_end_when_one_fails_to_begin(self):
         first, last = Recorder(), Recorder()
-        trainer = Trainer(small_strategy(), TrainerOptions(steps=2), callbacks=[first, _Failing("begin"), last])
-        with pytest.raises(_Failure):
+        trainer = Trainer(small_strategy(), TrainerOptions(steps=2), callbacks=[first, Failing("begin"), last])
+        with pytest.raises(Failure):
             trainer.fit()
         assert (first.ended, last.ended) == (1, 0)
 
@@ -878,16 +486,12 @@ class TestCallbacks:
         strategy, recorder = small_strategy(), Recorder()
 
         def run_steps(count):
-            raise _Failure
+            raise Failure
 
         strategy.run_steps = run_steps
-        with pytest.raises(_Failure):
+        with pytest.raises(Failure):
             Trainer(strategy, TrainerOptions(steps=2), callbacks=[recorder]).fit()
         assert recorder.ended == 1
-
-    def test_no_call_passes_a_boundary(self):
-        _, recorder = fitted(small_strategy(), callbacks=[StopAt(3)], steps=6, report_every_steps=4)
-        assert {3, 4} <= {end for _, end in recorder.calls}
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "tensorboard"])

@@ -6,9 +6,10 @@ import pytest
 import tensorflow as tf
 
 from towers.memory import kernel_workspace, onednn_kernels
+from towers.memory.graph_operations import HOST_MEMORY
 from towers.memory.kernel_workspace import workspace_bytes
 from towers.memory.lifetimes import peaks
-from towers.memory.step_graph import HOST_MEMORY, StepGraph
+from towers.memory.step_graph import StepGraph
 
 MIB = 2**20
 

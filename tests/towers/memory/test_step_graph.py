@@ -5,9 +5,11 @@ import tensorflow as tf
 
 from tests.towers.tiny_tasks import dense_task, trainer_of
 from towers.memory.engine_memory import EngineMemory
+from towers.memory.graph_operations import HOST_MEMORY
 from towers.memory.kernel_workspace import patches_bytes
 from towers.memory.lifetimes import peaks
-from towers.memory.step_graph import ACTIVATIONS, BATCH, COPIES, GRADIENTS, HOST_MEMORY, StepGraph
+from towers.memory.step_graph import StepGraph
+from towers.memory.tensor_kinds import ACTIVATIONS, BATCH, COPIES, GRADIENTS
 from towers.updates.rules import SGD, Momentum
 
 WIDTH, FLOAT = 16, 4

@@ -4,7 +4,7 @@ import threading
 
 import numpy as np
 
-from strategies.servers.own.coordination import KEY
+from strategies.servers.own.handlers import KEY
 from tests.strategies.servers.at_once import LIMIT_SECONDS, Started
 from tests.strategies.servers.lone_coordination import lone_coordination
 
@@ -20,7 +20,7 @@ def test_no_step_begins_after_a_bad_one_that_ends_while_the_chief_allows_more():
     granted, _ = found.begin(begin, ())
     bad = {"worker": 0, "key": KEY, "rate": 0.1, "rows": [], "aware": False, "finite": False, "weight": 8.0}
     bad |= {name: granted[name] for name in ("step", "done", "lease")} | {"figures": FIGURES}
-    allow, ends, has_ended = found._admission.run_to, [], threading.Event()
+    allow, ends, has_ended = found._steps.admission.run_to, [], threading.Event()
 
     def finish():
         found.finish(bad, [np.zeros(0), np.zeros(2, np.float32)])
@@ -32,9 +32,9 @@ def test_no_step_begins_after_a_bad_one_that_ends_while_the_chief_allows_more():
             has_ended.wait(SHORT_SECONDS)
         allow(target)
 
-    found._admission.run_to = run_to
+    found._steps.admission.run_to = run_to
     found.run_to({"until": 5, "wanted": 0}, ())
     ends[0].result()
     assert has_ended.wait(LIMIT_SECONDS)
     assert found.run_to({"until": 5, "wanted": 0}, ())[0]["bad_step"] == 0
-    assert found._admission.begin(1, 0) is None
+    assert found._steps.admission.begin(1, 0) is None

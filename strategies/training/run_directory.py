@@ -1,0 +1,106 @@
+"""The directory of a run: which process may write there, and the files that lie in it."""
+
+import json
+import logging
+import pathlib
+from collections.abc import Mapping
+
+from strategies.reports.summary import write_summary
+from strategies.training.checkpoint_files import check_writable
+from strategies.training.checkpoints import Checkpoints
+from strategies.training.run_lock import RunLock
+from towers.errors import UserError
+
+log = logging.getLogger(__name__)
+
+
+class RunDirectory:
+    """A directory that one run at a time writes.
+
+    Attributes:
+      path: where it is.
+      model: the path of the exported model.
+    """
+
+    def __init__(self, path: pathlib.Path, checkpoints: Checkpoints):
+        """Writes nothing: `make` does.
+
+        Args:
+          path: where it is.
+          checkpoints: its checkpoints.
+        """
+        self.path, self.model = path, path / "model.keras"
+        self._checkpoints, self._lock = checkpoints, RunLock(path)
+        self._summary = path / "summary.json"
+
+    def lock(self, *, create: bool) -> None:
+        """Keeps other runs out until `release`.
+
+        Args:
+          create: as for `RunLock.acquire`.
+
+        Raises:
+          UserError: another process writes there.
+        """
+        self._lock.acquire(create=create)
+
+    def release(self) -> None:
+        """Lets other runs in."""
+        self._lock.release()
+
+    def make(self, *, starts_anew: bool) -> pathlib.Path | None:
+        """Makes and locks the directory, and checks that a checkpoint can be saved in it.
+
+        Args:
+          starts_anew: whether an earlier run's checkpoints are moved to another folder.
+
+        Returns:
+          The folder that they were moved to; None if there were none, or if they remain.
+
+        Raises:
+          UserError: it can't be made or written to, another process writes there, or its disk has too little room.
+        """
+        check_writable(self.path)
+        self.lock(create=True)
+        aside = self._checkpoints.files.set_aside() if starts_anew else None
+        self._checkpoints.prepare()
+        return aside
+
+    def is_complete(self) -> bool:
+        """Whether summary.json is there and says that the run was completed."""
+        try:
+            return json.loads(self._summary.read_text())["outcome"] == "completed"
+        except (OSError, ValueError, KeyError):
+            return False
+
+    def write_summary(self, summary: Mapping) -> None:
+        """Writes summary.json.
+
+        Raises:
+          UserError: it can't be written. After an error this is logged only: the user must see what ended the run.
+        """
+        try:
+            write_summary(summary, self._summary)
+        except OSError as error:
+            text = (
+                f"{self._summary}: can't be written ({error.strerror}): make room on the disk, then start the run "
+                "again"
+            )
+            if summary["outcome"] in ("completed", "interrupted"):
+                raise UserError(text) from error
+            log.warning(text)
+
+    def files(self, *, saved_at: int, completed: bool) -> dict[str, pathlib.Path]:
+        """The paths of the saved files, by kind, as for `FitResult`.
+
+        Args:
+          saved_at: the step of the newest checkpoint.
+          completed: whether the run was completed, so that its model was exported.
+        """
+        files = {"checkpoint": self._checkpoints.files.prefix(saved_at)}
+        if completed:
+            files["model"] = self.model
+        files["metrics"] = self.path / "metrics.jsonl"
+        files["summary"] = self._summary
+        files["tensorboard"] = self.path / "tensorboard"
+        return files

@@ -1,0 +1,63 @@
+"""The training batches of a process, step after step, and those of one step once more."""
+
+from collections.abc import Callable, Iterator
+
+import tensorflow as tf
+
+from strategies.data_checks.data_errors import readable_input
+from strategies.open_batches import OpenBatches
+from towers.devices import HOST
+from towers.errors import UserError
+from towers.input.placed_input import PlacedInput
+from towers.input.tower_parts import open_length
+from towers.task import Batch
+
+
+class TrainingBatches:
+    """This process's part of each batch.
+
+    Attributes:
+      spec: the spec of what a step reads, dimension 0 open: a batch, or a tuple of its microbatches.
+    """
+
+    def __init__(self, dataset_from: Callable[[int], tf.data.Dataset]):
+        """Args:
+        dataset_from: function of a step that returns the batches from this step on.
+        """
+        self._dataset_from, self._first = dataset_from, dataset_from(0)
+        self.spec = open_length(self._first.element_spec)
+        self._open: Iterator[Batch] | None = None
+
+    def next(self, step: int, placed: PlacedInput | None) -> Batch:
+        """The batch of a step; the steps follow each other until `restart`.
+
+        Args:
+          step: number of the step.
+          placed: sends parts of batches to the towers' devices ahead; None leaves them on the host.
+
+        Raises:
+          UserError: the data ended, or can't be read.
+        """
+        if self._open is None:
+            dataset = self._from(step)
+            with tf.device(HOST):
+                self._open = OpenBatches(iter(dataset) if placed is None else placed.batches(dataset))
+        try:
+            with readable_input("train", f"step {step}"), tf.device(HOST):
+                return next(self._open)
+        except StopIteration:
+            raise UserError(
+                f"the training data ended at step {step}: the 'train' split must never end; repeat() it"
+            ) from None
+
+    def restart(self) -> None:
+        """The next step may be any one."""
+        self._open = None
+
+    def again(self, step: int) -> list[Batch]:
+        """The (micro)batches of a step, read once more."""
+        batch = next(iter(self._from(step)))
+        return [batch] if isinstance(batch, Batch) else list(batch)
+
+    def _from(self, step: int) -> tf.data.Dataset:
+        return self._first if step == 0 else self._dataset_from(step)

@@ -1,0 +1,83 @@
+"""A traced function as one graph: the calls in it inlined, and every shape known for a batch of some length.
+
+`towers.engine.Engine` traces a step for batches of any length. Here the batch gets a length, and TensorFlow infers
+all shapes that follow from it.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import tensorflow as tf
+from tensorflow.core.protobuf import config_pb2, meta_graph_pb2
+from tensorflow.python.framework import meta_graph, op_def_registry
+from tensorflow.python.grappler import tf_optimizer  # the one way to call the graph optimizer
+from tensorflow.python.ops import handle_data_util  # the one way to give an argument the shape of a variable
+
+from towers.tracing.flat_graph import FlatGraph
+
+# Before the names of what stands for the arguments; their own placeholders stay, and nothing reads them.
+ARGUMENT = "argument/"
+
+
+def inlined(concrete) -> tf.compat.v1.GraphDef:
+    """The graph of a concrete function, with the bodies of those that it calls, as TensorFlow runs it."""
+    described, _ = meta_graph.export_scoped_meta_graph(
+        graph=concrete.graph, graph_def=concrete.graph.as_graph_def(add_shapes=True)
+    )
+    kept = meta_graph_pb2.CollectionDef()
+    kept.node_list.value.extend(tensor.name for tensor in (*concrete.inputs, *concrete.outputs))
+    kept.node_list.value.extend(operation.name for operation in concrete.graph.control_outputs)
+    described.collection_def["train_op"].CopyFrom(kept)
+    in_functions = [node for function in described.graph_def.library.function for node in function.node_def]
+    for node in (*described.graph_def.node, *in_functions):
+        # Loops and branches stay one operation each, with a body.
+        _drop(node, "_lower_using_switch_merge")
+        # Some are to be where a node is that the optimizer replaces; the devices say enough.
+        _drop(node, "_class")
+    config = config_pb2.ConfigProto()
+    config.graph_options.rewrite_options.min_graph_nodes = -1
+    config.graph_options.rewrite_options.optimizers.append("function")
+    found = tf_optimizer.OptimizeGraph(config, described)
+    for node in found.node:
+        _drop(node, "_output_shapes")
+    return _without_unused(found, kept.node_list.value)
+
+
+def _without_unused(graph_def: tf.compat.v1.GraphDef, results: Sequence[str]) -> tf.compat.v1.GraphDef:
+    """Without what has no effect and no result, as it runs: arguments that a call does not use, mostly."""
+    has_effect = [node.name for node in graph_def.node if op_def_registry.get(node.op).is_stateful]
+    found = FlatGraph(graph_def, (), results, has_effect).without_dead_nodes().graph_def
+    for node in found.node:
+        # Some are to be where an unused one was; all have a device by now.
+        _drop(node, "_class")
+    return found
+
+
+def _drop(node, attribute: str) -> None:
+    if attribute in node.attr:
+        del node.attr[attribute]
+
+
+def shaped(graph_def, arguments: Mapping[str, tuple[tf.Tensor, int | None]]) -> tf.Graph:
+    """The graph with all shapes that follow from its arguments.
+
+    Args:
+      graph_def: as from `inlined`, or of another function.
+      arguments: by the name of an argument a tensor like it, and the batch's length if it is open.
+    """
+    with tf.Graph().as_default() as graph:
+        given = {f"{name}:0": _argument(name, *like) for name, like in arguments.items()}
+        tf.graph_util.import_graph_def(graph_def, input_map=given, name="")
+    return graph
+
+
+def is_open(tensor: tf.Tensor) -> bool:
+    """Whether a tensor has the length of the batch: its dimension 0 is open."""
+    return bool(tensor.shape.rank) and tensor.shape[0] is None
+
+
+def _argument(name: str, like: tf.Tensor, length: int | None) -> tf.Tensor:
+    """A placeholder that stands for an argument: with the batch's length, or a variable of known shape."""
+    shape = [length, *like.shape[1:]] if is_open(like) else like.shape
+    found = tf.compat.v1.placeholder(like.dtype, shape, name=f"{ARGUMENT}{name}")
+    handle_data_util.copy_handle_data(like, found)
+    return found
