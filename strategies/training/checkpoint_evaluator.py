@@ -9,11 +9,10 @@ from collections.abc import Callable, Sequence
 
 from strategies.callbacks import Callback, Run
 from strategies.contract import Strategy
+from strategies.reports.summary import read_outcome
 from strategies.training.checkpoint_files import check_writable
 from strategies.training.checkpoints import Checkpoints
 from towers.errors import UserError
-
-_OVER = ("completed", "interrupted", "not_finite", "failed")
 
 
 def follow(
@@ -41,7 +40,8 @@ def follow(
       poll_seconds: seconds between two looks for a new checkpoint.
 
     Raises:
-      UserError: the checkpoints are of another model, or nothing can be written to the run's folder.
+      UserError: the checkpoints are of another model, nothing can be written to the run's folder, or its
+        summary.json was changed to what no run writes.
     """
     checkpoints = Checkpoints(directory / "checkpoints", strategy)
     # Compared with itself: the clock of this machine may differ from that of the machine with the files.
@@ -83,8 +83,8 @@ def evaluated_steps(log: pathlib.Path) -> set[int]:
         return set()
     found = set()
     for line in log.read_text(encoding="utf-8").splitlines():
-        # The last line may be incomplete.
-        with contextlib.suppress(ValueError):
+        # The last line may be incomplete, and `MetricsLog` drops what is no record.
+        with contextlib.suppress(ValueError, KeyError, TypeError):
             found.add(json.loads(line)["step"])
     return found
 
@@ -107,7 +107,8 @@ def _saved(checkpoints: Checkpoints) -> list[tuple[str, int | None]]:
 def _is_over(summary: pathlib.Path, before: int | None) -> bool:
     if _written_at(summary) in (None, before):
         return False
-    return json.loads(summary.read_text(encoding="utf-8"))["outcome"] in _OVER
+    read_outcome(summary)  # whatever it is, the run has ended
+    return True
 
 
 def _written_at(path: pathlib.Path) -> int | None:

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import json
 import logging
 import pathlib
 import time
@@ -14,7 +13,7 @@ from strategies.callbacks import Callback, Run, check_callbacks
 from strategies.contract import Move, StepReport, Strategy, check_strategy
 from strategies.errors import NonFiniteStep, PeerLost
 from strategies.reports.metrics_log import MetricsLog
-from strategies.reports.summary import RunFigures, summarize, write_summary
+from strategies.reports.summary import RunFigures, read_outcome, summarize, write_summary
 from strategies.reports.tensorboard_log import TensorBoardLog
 from strategies.run_settings import changes, plain_settings
 from strategies.training.cadence import Cadence, due, steps_of_a_call
@@ -187,8 +186,11 @@ class Trainer:
         if self.strategy.step < self._last_step or self._figures.first_seconds is not None:
             return False
         try:
-            return json.loads((self.directory / "summary.json").read_text())["outcome"] == "completed"
-        except (OSError, ValueError, KeyError):
+            return read_outcome(self.directory / "summary.json") == "completed"
+        except FileNotFoundError:
+            return False
+        except UserError as error:
+            log.warning(f"{error} (now written anew, without the losses and times of the training)")
             return False
 
     def _write_summary(self, summary: Mapping) -> None:

@@ -479,6 +479,17 @@ class TestResume:
         assert json_lines(directory) == json_lines(kept_run.directory), "each evaluation once"
         assert_same_bits(values_of(strategy), values_of(kept_run.strategy))
 
+    @pytest.mark.parametrize("text", first_quick(["null", "[1, 2]", "7", '{"outcome": []}', "{"]))
+    def test_a_finished_runs_summary_that_was_changed_by_hand_is_written_anew(self, tmp_path, caplog, text):
+        path = tmp_path / "summary.json"
+        fitted(small_strategy(), steps=1, directory=tmp_path)
+        path.write_text(text)
+        caplog.clear()
+        assert fitted(small_strategy(), steps=1, directory=tmp_path)[0].completed
+        assert strict_json(path.read_text())["outcome"] == "completed"
+        (warning,) = [record.message for record in caplog.records if str(path) in record.message]
+        assert "put back the file that the run wrote" in warning and "\n" not in warning
+
 
 class TestDataThatAreNotFinite:
     """NaN in one example of the fifth batch of 8, which the check of the first batch does not see."""
