@@ -80,6 +80,8 @@ positive("measured_steps", "workers", "servers")
 
 def main(_) -> int:
     limit = None if FLAGS.device_memory is None else bytes_from("device_memory", FLAGS.device_memory)
+    if FLAGS.verify:
+        raise UserError("--verify: the run beside it, on one device and in float64, is not predicted; omit it")
     if FLAGS.xla:
         raise UserError("--xla: what a compiled tower needs is known only when it runs; omit it for a prediction")
     task = task_from_flags()

@@ -19,7 +19,7 @@ from launch.supervision.outcome import Outcome, described, failure_report
 from launch.supervision.planned_faults import FAULT_VARIABLE, PlannedFault
 from launch.supervision.processes import Exit, Process
 from launch.supervision.rank_log import RankLog
-from launch.supervision.screen import print_line, screen_for
+from launch.supervision.screen import Screen, print_line, screen_for
 from launch.supervision.signals import ForwardedSignals
 from launch.supervision.supervisor import Supervisor
 from strategies.cluster import Cluster
@@ -92,7 +92,7 @@ class LocalRun:
                 name: stack.enter_context(RankLog(plan.directory / "logs", name, self._start))
                 for name in plan.roles.names
             }
-            screen = stack.enter_context(contextlib.closing(screen_for(plan.roles.names, plan.roles.reporter)))
+            screen = stack.enter_context(contextlib.closing(self._screen()))
             clusters = {cluster.this.name: cluster for cluster in plan.roles.clusters()}
             processes = [
                 stack.enter_context(contextlib.closing(self._started(cluster))) for cluster in clusters.values()
@@ -123,6 +123,16 @@ class LocalRun:
             self._faults_seen = {fault for fault in plan.faults.values() if fault.is_seen_in(outcome)}
         return outcome
 
+    def _screen(self) -> Screen:
+        return screen_for(self._plan.roles.names, self._plan.roles.reporter, self._is_ending)
+
+    def _print(self, text: str, *, is_error: bool = False) -> None:
+        print_line(text, is_error=is_error, is_ending=self._is_ending)
+
+    def _is_ending(self) -> bool:
+        """Whether the launcher was asked to stop."""
+        return self._signals.first is not None
+
     def _started(self, cluster: Cluster, *, is_replacement: bool = False) -> Process:
         environment = self._environment(cluster, is_replacement)
         with children_on(self._cpus.get(cluster.this.name)):
@@ -150,21 +160,20 @@ class LocalRun:
         }
 
     def _may_restart(self, outcome: Outcome) -> bool:
-        asked_to_stop = self._signals.first is not None
-        return outcome.may_be_restarted and not asked_to_stop and self._has_restarts_left()
+        return outcome.may_be_restarted and not self._is_ending() and self._has_restarts_left()
 
     def _has_restarts_left(self) -> bool:
         return self._restarts < self._plan.max_restarts
 
     def _report_restart(self, cause: Exit) -> None:
-        print_line(
+        self._print(
             f"restart {self._restarts} of {self._plan.max_restarts}: {cause.name} failed: {described(cause)}; "
             f"its log: {self._logs[cause.name].path}"
         )
 
     def _report_losses(self, outcome: Outcome) -> None:
         for lost in outcome.lost:
-            print_line(
+            self._print(
                 f"warning: {lost.name} was lost: {described(lost)}; the others went on without it; its log: "
                 f"{self._logs[lost.name].path}",
                 is_error=True,
@@ -174,7 +183,7 @@ class LocalRun:
         tails = {name: log.tail for name, log in self._logs.items()}
         paths = {name: log.path for name, log in self._logs.items()}
         for line in failure_report(outcome, tails, paths):
-            print_line(line, is_error=True)
+            self._print(line, is_error=True)
 
     def _report_recovery(self) -> None:
         """Reports that the cluster recovered from each planned fault.
@@ -188,4 +197,4 @@ class LocalRun:
                     f"{fault.flag}: the fault did not happen, {fault.name} did not begin step {fault.step} in its "
                     "first start; choose an earlier step"
                 )
-            print_line(fault.recovered(self._restarts))
+            self._print(fault.recovered(self._restarts))

@@ -1,6 +1,7 @@
 """summary.json: a run's settings and results in one file for programs to read."""
 
 import dataclasses
+import json
 import pathlib
 import platform
 import statistics
@@ -16,10 +17,15 @@ from strategies.callbacks import Callback
 from strategies.contract import SectionTotals, StepReport, Strategy, WorkerTime
 from strategies.reports.strict_json import dumps
 from towers.devices import Devices
+from towers.errors import UserError
 from towers.hardware.cpu_kernels import cpu_kernels
 
 # Raise it when a field changes its meaning or is removed; a new field does not need it.
 VERSION = 1
+# How a run can end.
+OUTCOMES = ("completed", "interrupted", "not_finite", "failed")
+# An error shows at most this many characters of a wrong file.
+_SHOWN = 60
 # Report sections that have a key in every summary.json: null where no report had the section.
 _SECTIONS = ("parameter_servers",)
 # A worker is a straggler if its time is at least this multiple of the others' median.
@@ -124,7 +130,7 @@ def summarize(figures: RunFigures, strategy: Strategy, *, outcome: str, settings
     Args:
       figures: the figures of the whole run.
       strategy: the strategy at the end of the run.
-      outcome: 'completed', 'interrupted', 'not_finite' or 'failed'.
+      outcome: one of OUTCOMES.
       settings: the flags.
       seconds: wall time of `fit`.
     """
@@ -164,6 +170,32 @@ def _described(devices: Devices) -> dict:
         "gpus": [gpu.described for gpu in devices.gpus],
         "parameters": {"device": devices.choice, "reason": devices.reason} if devices.reason else None,
     }
+
+
+def read_outcome(path: pathlib.Path) -> str:
+    """The outcome in a run's summary.json.
+
+    Raises:
+      FileNotFoundError: there is no file.
+      UserError: the file can't be read, or was changed to what no run writes.
+    """
+    fix = "remove it, or put back the file that the run wrote"
+    try:
+        summary = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no JSON"
+        raise UserError(f"{path}: can't be read ({why}); {fix}") from error
+    outcome = summary.get("outcome") if isinstance(summary, dict) else None
+    if outcome not in OUTCOMES:
+        held = json.dumps(summary if not isinstance(summary, dict) else {"outcome": outcome})
+        held = held if len(held) <= _SHOWN else held[:_SHOWN] + "..."
+        raise UserError(
+            f"{path}: holds {held}, but must be a JSON object whose 'outcome' is {', '.join(OUTCOMES[:-1])} or "
+            f"{OUTCOMES[-1]}; {fix}"
+        )
+    return outcome
 
 
 def write_summary(summary: Mapping, path: pathlib.Path) -> None:

@@ -1,6 +1,12 @@
-"""TensorBoard logs: scalars, histograms and the graph of a training step."""
+"""TensorBoard logs: scalars, histograms and the graph of a training step.
+
+A run that was killed has written events of steps after its last checkpoint. The run that resumes from there writes
+them again, to a file of its own, and each curve would go back and be drawn twice. So each file begins with the
+event SessionLog.START: TensorBoard then drops what earlier files have of its step and of later ones.
+"""
 
 import contextlib
+import time
 from collections.abc import Mapping
 
 import tensorflow as tf
@@ -10,7 +16,10 @@ from strategies.contract import StepReport
 
 
 class TensorBoardLog(Callback):
-    """Writes event files under `tensorboard/` in the run's directory; a resumed run adds a file."""
+    """Writes event files under `tensorboard/` in the run's directory; a resumed run adds a file.
+
+    When a run resumes, TensorBoard drops the events of steps after its checkpoint: these steps are run again.
+    """
 
     def begin(self, run: Run) -> None:
         self._strategy = run.strategy
@@ -18,6 +27,15 @@ class TensorBoardLog(Callback):
         self._directory = run.directory / "tensorboard"
         with writing(self._directory):
             self._writer = tf.summary.create_file_writer(str(self._directory))
+            self._drop_later_events(run.first_step)
+
+    def _drop_later_events(self, step: int) -> None:
+        start = tf.compat.v1.SessionLog(status=tf.compat.v1.SessionLog.START)
+        event = tf.compat.v1.Event(wall_time=time.time(), step=step + 1, session_log=start)
+        with tf.device("/device:CPU:0"):
+            # The functions of tf.summary write no such event in eager mode.
+            tf.raw_ops.ImportEvent(writer=self._writer._resource, event=event.SerializeToString())
+            self._writer.flush()
 
     def steps(self, report: StepReport) -> None:
         with self._written_at(report.step):

@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 
 from strategies.callbacks import Callback, Run
 from strategies.contract import Strategy
+from strategies.reports.summary import read_outcome
 from strategies.training.checkpoint_files import check_writable
 from strategies.training.checkpoints import Checkpoints
+from strategies.training.run_lock import RunLock
 from towers.errors import UserError
-
-_OVER = ("completed", "interrupted", "not_finite", "failed")
 
 
 def follow(
@@ -41,7 +41,8 @@ def follow(
       poll_seconds: seconds between two looks for a new checkpoint.
 
     Raises:
-      UserError: the checkpoints are of another model, or nothing can be written to the run's folder.
+      UserError: the checkpoints are of another model, nothing can be written to the run's folder, another
+        evaluator writes there, or its summary.json was changed to what no run writes.
     """
     checkpoints = Checkpoints(directory / "checkpoints", strategy)
     # Compared with itself: the clock of this machine may differ from that of the machine with the files.
@@ -49,14 +50,18 @@ def follow(
     before = _written_at(summary)
     own = directory / "evaluator"
     check_writable(own)
+    lock = RunLock(own, shown=str(own), writer="evaluator", fix="wait for its end or stop it")
     is_resumed = last_step is not None
-    earlier = [] if is_resumed else _saved(checkpoints)
-    known = evaluated_steps(own / "metrics.jsonl") if is_resumed else set()
-    run = Run(strategy=strategy, directory=own, first_step=max(known, default=0), last_step=sys.maxsize)
-    for callback in callbacks:
-        callback.begin(run)
-    step = evaluated = None
-    try:
+    with contextlib.ExitStack() as ends:
+        lock.acquire(create=True)
+        ends.callback(lock.release)
+        earlier = [] if is_resumed else _saved(checkpoints)
+        known = evaluated_steps(own / "metrics.jsonl") if is_resumed else set()
+        run = Run(strategy=strategy, directory=own, first_step=max(known, default=0), last_step=sys.maxsize)
+        for callback in callbacks:
+            callback.begin(run)
+            ends.callback(callback.end)
+        step = evaluated = None
         while not stop_requested():
             over = _is_over(summary, before) or (None not in (step, last_step) and step >= last_step)
             newest = next((each for each in _saved(checkpoints) if each not in earlier), None)
@@ -72,9 +77,6 @@ def follow(
             else:
                 time.sleep(poll_seconds)
         return False
-    finally:
-        for callback in callbacks:
-            callback.end()
 
 
 def evaluated_steps(log: pathlib.Path) -> set[int]:
@@ -83,8 +85,8 @@ def evaluated_steps(log: pathlib.Path) -> set[int]:
         return set()
     found = set()
     for line in log.read_text(encoding="utf-8").splitlines():
-        # The last line may be incomplete.
-        with contextlib.suppress(ValueError):
+        # The last line may be incomplete, and `MetricsLog` drops what is no record.
+        with contextlib.suppress(ValueError, KeyError, TypeError):
             found.add(json.loads(line)["step"])
     return found
 
@@ -107,7 +109,8 @@ def _saved(checkpoints: Checkpoints) -> list[tuple[str, int | None]]:
 def _is_over(summary: pathlib.Path, before: int | None) -> bool:
     if _written_at(summary) in (None, before):
         return False
-    return json.loads(summary.read_text(encoding="utf-8"))["outcome"] in _OVER
+    read_outcome(summary)  # whatever it is, the run has ended
+    return True
 
 
 def _written_at(path: pathlib.Path) -> int | None:

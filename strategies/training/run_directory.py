@@ -1,11 +1,10 @@
 """The directory of a run: which process may write there, and the files that lie in it."""
 
-import json
 import logging
 import pathlib
 from collections.abc import Mapping
 
-from strategies.reports.summary import write_summary
+from strategies.reports.summary import read_outcome, write_summary
 from strategies.training.checkpoint_files import check_writable
 from strategies.training.checkpoints import Checkpoints
 from strategies.training.run_lock import RunLock
@@ -69,8 +68,11 @@ class RunDirectory:
     def is_complete(self) -> bool:
         """Whether summary.json is there and says that the run was completed."""
         try:
-            return json.loads(self._summary.read_text())["outcome"] == "completed"
-        except (OSError, ValueError, KeyError):
+            return read_outcome(self._summary) == "completed"
+        except FileNotFoundError:
+            return False
+        except UserError as error:
+            log.warning(f"{error} (now written anew, without the losses and times of the training)")
             return False
 
     def write_summary(self, summary: Mapping) -> None:

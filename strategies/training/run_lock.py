@@ -1,4 +1,4 @@
-"""A lock on a run's directory: two runs that write the same files would spoil them.
+"""A lock on a directory: two runs, or two evaluators of a run, that write the same files would spoil them.
 
     run.lock: 'process 1234 on host', locked with flock until that process ends the run or dies
 
@@ -21,8 +21,22 @@ LOCK_FILE = "run.lock"
 class RunLock:
     """The lock of one directory. Where the file system has no locks, it does nothing."""
 
-    def __init__(self, directory: pathlib.Path):
-        self._path = directory / LOCK_FILE
+    def __init__(
+        self,
+        directory: pathlib.Path,
+        *,
+        shown: str | None = None,
+        writer: str = "run",
+        fix: str = "wait for its end, stop it, or choose another directory",
+    ):
+        """Args:
+        directory: where the file of the lock is.
+        shown: names the directory in the message that another process has the lock; None: as an argument.
+        writer: what takes the lock, in that message.
+        fix: what to do then, in that message.
+        """
+        self._path, self._writer, self._fix = directory / LOCK_FILE, writer, fix
+        self._shown = shown or f"directory={directory}"
         self._file: TextIO | None = None
 
     def acquire(self, *, create: bool) -> None:
@@ -56,8 +70,8 @@ class RunLock:
         with contextlib.suppress(OSError):
             other = file.read().strip() or other
         return UserError(
-            f"directory={self._path.parent}: {other} writes there, and only one run at a time can: wait for its "
-            f"end, stop it, or choose another directory (if that process is gone, remove {self._path})"
+            f"{self._shown}: {other} writes there, and only one {self._writer} at a time can: "
+            f"{self._fix} (if that process is gone, remove {self._path})"
         )
 
     def release(self) -> None:

@@ -1,9 +1,12 @@
 """`python -m launch.local` as a process, with small programs as training: starts, output, exits, restarts."""
 
+import array
+import fcntl
 import json
 import re
 import signal
 import sys
+import termios
 import time
 
 import pytest
@@ -169,6 +172,38 @@ class TestSignals:
             done = cluster.ended()
         assert (done.code, done.err) == (75, "")
         assert sorted(done.out.splitlines()) == sorted(f"[{name}] heard {number.name}" for name in names)
+
+    @SIGNALS
+    def test_a_reader_of_its_output_that_is_stopped(self, tmp_path, number):
+        """The pipe is full, and the launcher waits for its reader; the processes wait for the launcher."""
+        program = """
+def stop(number, frame):
+    mark(f"{name} heard")
+    sys.exit(75)
+
+signal.signal(signal.SIGTERM, stop)
+signal.signal(signal.SIGINT, stop)
+try:
+    while True:
+        print("a line " * 100, flush=True)
+finally:
+    os.write(1, b"\\nthe last line\\n")
+"""
+        with launched(tmp_path, program, "--workers=2") as cluster:
+            unread, before = array.array("i", [0]), 0
+
+            def is_full():
+                nonlocal before
+                before = unread[0]
+                time.sleep(1)
+                fcntl.ioctl(cluster.process.stdout, termios.FIONREAD, unread)
+                return unread[0] == before > 32_000
+
+            wait_until(is_full)
+            cluster.process.send_signal(number)
+            cluster.wait_for("worker:0 heard", "worker:1 heard")
+            assert cluster.process.wait(60) == 75
+            assert cluster.log("worker:1").endswith("\nthe last line\n"), "the log has what was not read"
 
     def test_processes_that_still_start(self, tmp_path):
         """They do not handle signals yet, so they die of this one, and had nothing to save."""

@@ -19,8 +19,8 @@ from tests.towers.tiny_tasks import (
 )
 from tests.towers.user_errors import refused
 from towers.options import StepOptions
-from towers.updates.composed_rules import Lookahead, ScaledRates
-from towers.updates.rules import Adam, Muon
+from towers.updates.composed_rules import Lookahead, ScaledRates, norm_biases
+from towers.updates.rules import Adam, Momentum, Muon, everything
 from towers.updates.schedules import Constant
 
 
@@ -52,7 +52,13 @@ def test_a_run_goes_on_with_other_slices_and_with_towers(tmp_path):
             "slices",
             cpus(2),
             {"rule": Lookahead(rule=ScaledRates(rule=Adam(), factor=2.0), num_updates=9)},
-            ("Lookahead and ScaledRates", "; omit lookahead_every and omit norm_bias_rate_factor"),
+            ("Lookahead with layers divided", "; omit lookahead_every"),
+        ),
+        (
+            "slices",
+            cpus(2),
+            {"rule": ScaledRates(rule=Muon(), factor=2.0)},
+            ("Muon with layers divided", "; use momentum or adamw"),
         ),
         ("slices", cpus(2), {"xla": True}, ("xla=True", "omit xla")),
         (
@@ -66,6 +72,56 @@ def test_a_run_goes_on_with_other_slices_and_with_towers(tmp_path):
 def test_what_it_refuses(name, devices, options, parts):
     with refused(*parts):
         build_strategy(name, dense_task(), devices, StepOptions(**options))
+
+
+def normed_task() -> TinyTask:
+    """Layers that are divided, and a normalisation layer between them, which is whole."""
+
+    def build():
+        hidden, norm = layers.Dense(16, name="hidden"), layers.LayerNormalization(name="norm")
+        return stacked((4,), hidden, norm, layers.Dense(NUM_CLASSES, name="logits"))
+
+    def losses(outputs, batch):
+        return tf.nn.sparse_softmax_cross_entropy_with_logits(batch.labels, outputs)  # in float64
+
+    return TinyTask(build=build, examples=vectors(8), losses=losses)
+
+
+def beta_or_kernel(path, shape):
+    return norm_biases(path, shape) or shape.rank > 1
+
+
+@pytest.mark.parametrize(
+    "name, devices",
+    [
+        ("slices", cpus_in_groups("slice:2")),
+        pytest.param("slices", cpus_in_groups("data:2,slice:2", zero=1), marks=pytest.mark.full),
+        pytest.param("slices", cpus_in_groups("data:2,slice:2", zero=3), marks=pytest.mark.full),
+        pytest.param("towers", cpus(2, zero=3), marks=pytest.mark.full),
+    ],
+    ids=["slices", "zero_1_of_slices", "zero_3_of_slices", "zero_3"],
+)
+@pytest.mark.parametrize("scales", [norm_biases, beta_or_kernel], ids=["whole", "sliced"])
+def test_rates_by_parameter_equal_one_device(name, devices, scales):
+    """In float64, with weight decay, which the factor leaves alone; of whole parameters and of slices."""
+    decaying = Momentum(weight_decay=0.1, decays=everything)
+    expected, found = (
+        build_strategy(
+            strategy,
+            normed_task(),
+            given,
+            StepOptions(
+                rule=ScaledRates(rule=decaying, factor=8.0, scales=scales),
+                schedule=Constant(0.01),
+                precision="float64",
+            ),
+        )
+        for strategy, given in (("towers", cpus(1)), (name, devices))
+    )
+    for strategy in (expected, found):
+        strategy.run_steps(5)
+    assert any(part.shard.dimension is not None for part in found.engine.placement.parts), "slices are updated"
+    assert_close(parameters_of(found), parameters_of(expected), 1e-9)
 
 
 @pytest.mark.parametrize("layout", ["a=rows", {"a": "rows"}, (("a", "rows", "b"),)], ids=str)

@@ -1,7 +1,8 @@
 """Update rules around another rule: learning rates by parameter, and averages of the weights.
 
-So all strategies have them that give a rule whole parameters, and slow weights are slots in a checkpoint. The last
-average comes after the step is counted, because the last step may be a skipped one.
+So all strategies have averages that give a rule whole parameters, and slow weights are slots in a checkpoint.
+Rates by parameter need only a parameter's name and its number of dimensions, which are those of its slices too.
+The last average comes after the step is counted, because the last step may be a skipped one.
 """
 
 import dataclasses
@@ -27,10 +28,16 @@ class ComposedRule:
     Attributes:
       rule: the rule that is applied.
       option: the option of training that asks for the composed rule, for messages.
+      needs_whole: whether it needs whole parameters, whatever `rule` needs.
     """
 
     rule: UpdateRule
     option: ClassVar[str]
+    needs_whole: ClassVar[bool]
+
+    @property
+    def elementwise(self) -> bool:
+        return not self.needs_whole and self.rule.elementwise
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,14 +49,15 @@ class ScaledRates(ComposedRule):
     Attributes:
       rule: the rule that is applied.
       factor: multiplies the learning rate.
-      scales: takes a parameter's canonical name and shape, returns whether the factor applies.
+      scales: takes a parameter's canonical name and shape, or that of a slice, which has as many dimensions;
+        returns whether the factor applies.
     """
 
     rule: UpdateRule
     factor: float
     scales: Callable[[str, tf.TensorShape], bool] = norm_biases
-    elementwise = False
     option = "norm_bias_rate_factor"
+    needs_whole = False
 
     def __post_init__(self):
         if not self.factor > 0:
@@ -104,8 +112,8 @@ class Lookahead(ComposedRule):
     num_updates: int
     every: int = 5
     last_decay: float = 0.95**5
-    elementwise = False
     option = "lookahead_every"
+    needs_whole = True
 
     def __post_init__(self):
         if self.num_updates < 1 or self.every < 1:
@@ -171,21 +179,24 @@ class Lookahead(ComposedRule):
         return decay * slow + (1 - decay) * variable
 
 
-def check_elementwise(rule: UpdateRule, where: str, instead: str) -> None:
+def check_elementwise(rule: UpdateRule, where: str, instead: str, *, named: bool = True) -> None:
     """Raises UserError for a rule that needs whole parameters.
 
     Args:
       rule: a rule, perhaps around another one.
       where: why there are none, for the message.
       instead: what to do about a rule that is not around another one.
+      named: whether an update knows the parameter of what it updates. If not, each rule around another one is
+        refused.
     """
-    named, fixes = [], []
-    while not rule.elementwise:
-        named.append(type(rule).__name__)
-        if not isinstance(rule, ComposedRule):
-            fixes.append(instead)
-            break
-        fixes.append(f"omit {rule.option}")
+    refused, fixes = [], []
+    while isinstance(rule, ComposedRule):
+        if rule.needs_whole or not named:
+            refused.append(type(rule).__name__)
+            fixes.append(f"omit {rule.option}")
         rule = rule.rule
-    if named:
-        raise UserError(f"{' and '.join(named)} with {where}; {' and '.join(fixes)}")
+    if not rule.elementwise:
+        refused.append(type(rule).__name__)
+        fixes.append(instead)
+    if refused:
+        raise UserError(f"{' and '.join(refused)} with {where}; {' and '.join(fixes)}")

@@ -304,6 +304,14 @@ def test_a_device_that_no_batch_fits(tmp_path):
     assert any("--recompute=blocks: model 'tiny' repeats no block" in row for row in rows)
 
 
+def test_a_verification_is_refused(tmp_path):
+    end = run_forked("-m", "launch.memory", "--model=tiny", "--batch_size=8", "--verify", cwd=tmp_path)
+    assert end.code == 2, end.out
+    (line,) = [line for line in end.err.splitlines() if "--verify" in line]
+    assert line.endswith("is not predicted; omit it"), line
+    assert "Traceback" not in end.err
+
+
 @pytest.mark.full
 @pytest.mark.timeout(900)
 def test_measured_peaks_are_near_the_predicted_ones(tmp_path):

@@ -9,6 +9,7 @@ from strategies.servers.options import ServersOptions
 from tests.towers.user_errors import refused
 from towers.options import StepOptions
 from towers.updates.clipping import Clipping
+from towers.updates.composed_rules import ScaledRates
 from towers.updates.rules import SGD, Muon
 from towers.updates.schedules import Constant
 
@@ -80,6 +81,11 @@ class TestWithStepOptions:
     def test_a_rule_of_whole_matrices(self):
         with refused("Muon", "adamw"):
             check_options(step_options(rule=Muon()), ServersOptions(), 2)
+
+    def test_rates_by_parameter(self):
+        """A server's piece of the vector knows no parameter's name."""
+        with refused("ScaledRates with strategy=ps", "; omit norm_bias_rate_factor"):
+            check_options(step_options(rule=ScaledRates(rule=SGD(), factor=2.0)), ServersOptions(), 2)
 
     def test_float16(self):
         with refused("precision=float16", "use bfloat16"):

@@ -130,6 +130,39 @@ def test_a_checkpoint_that_no_one_deleted_and_that_cannot_be_read_is_an_error(tm
         followed(tmp_path, last_step=2)
 
 
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    "text, problem",
+    [("null", "holds null"), ("[1, 2]", "holds [1, 2]"), ('{"outcome": 3}', "holds {"), ("{", "it is no JSON")],
+)
+def test_a_summary_that_was_changed_by_hand_is_one_line(tmp_path, text, problem):
+    save(tmp_path, 1)
+    with refused(f"{tmp_path / 'summary.json'}: ", problem, "put back the file that the run wrote"):
+        followed(tmp_path, last_step=9, during=lambda: (tmp_path / "summary.json").write_text(text))
+
+
+@pytest.mark.timeout(120)
+def test_lines_of_its_log_that_are_no_records_are_dropped(tmp_path):
+    save(tmp_path, 1, 2)
+    (tmp_path / "evaluator").mkdir()
+    (tmp_path / "evaluator" / "metrics.jsonl").write_text('7\nnull\n{"kind": "evaluation"}\n')
+    assert followed(tmp_path, last_step=2) == (True, [2])
+
+
+@pytest.mark.timeout(120)
+def test_a_second_evaluator_of_a_run_is_refused_and_the_first_goes_on(tmp_path):
+    save(tmp_path, 1)
+
+    def second():
+        with refused(
+            f"{tmp_path}/evaluator: process {os.getpid()} on ", "only one evaluator at a time", "stop it"
+        ):
+            followed(tmp_path, last_step=1)
+
+    assert followed(tmp_path, last_step=1, during=second) == (True, [1])
+    assert followed(tmp_path, last_step=1) == (True, [1]), "the first one's lock is released"
+
+
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path):
     (tmp_path / "evaluator").touch()
     with refused(f"{tmp_path}/evaluator: nothing can be written there"):

@@ -30,6 +30,19 @@ print(json.dumps({"outputs": outputs.tolist(), "ours": ours, "dtypes": dtypes}))
 """
 
 
+# An export that is killed while it writes.
+SLOW_EXPORT = """
+import pathlib, sys, time
+from strategies.training.export import save_model
+class Slow:
+    def save(self, where):
+        pathlib.Path(where).write_bytes(b"half")
+        print("half written", flush=True)
+        time.sleep(100)
+save_model(Slow(), pathlib.Path(sys.argv[1]))
+"""
+
+
 def tiny_model(bias: float) -> keras.Model:
     inputs = keras.Input((2,))
     outputs = keras.layers.Dense(1, bias_initializer=keras.initializers.Constant(bias))(inputs)
@@ -111,6 +124,26 @@ def test_a_failing_save_leaves_the_older_file(tmp_path):
         save_model(Failing(), path)
     assert bias_of(path) == 1.0
     assert [found.name for found in tmp_path.iterdir()] == ["model.keras"]
+
+
+@pytest.mark.timeout(120)
+def test_the_next_export_removes_what_a_killed_one_left(tmp_path):
+    """It keeps what an export that goes on has written, and a user's files of similar names."""
+    path, users = tmp_path / "model.keras", {"tmp12345678.keras", "model.keras.new", "model.keras.12345678.new"}
+    (tmp_path / "tmp12345678.keras").write_text("of a user")
+    (tmp_path / "model.keras.new").mkdir()
+    (tmp_path / "model.keras.12345678.new").mkdir()
+    with subprocess.Popen([sys.executable, "-c", SLOW_EXPORT, path], stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout.readline() == b"half written\n"
+            save_model(tiny_model(1.0), path)
+            names = {found.name for found in tmp_path.iterdir()}
+            assert len(names - users) == 2, f"a process writes beside the file: {names}"
+        finally:
+            process.kill()
+    save_model(tiny_model(2.0), path)
+    assert {found.name for found in tmp_path.iterdir()} == {"model.keras", *users}
+    assert bias_of(path) == 2.0
 
 
 def test_a_full_disk_leaves_the_older_file(small_disk, fill):

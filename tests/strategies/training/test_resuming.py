@@ -197,6 +197,17 @@ class TestCompleteRun:
         for part in ("complete at step 5, nothing to do", "resume='never' or another directory", *parts):
             assert (part in message) is (part != "steps was 5, is 5"), (part, message)
 
+    @pytest.mark.parametrize("text", first_quick(["null", "[1, 2]", "7", '{"outcome": []}', "{"]))
+    def test_its_summary_that_was_changed_by_hand_is_written_anew(self, tmp_path, caplog, text):
+        path = tmp_path / "summary.json"
+        fitted(small_strategy(), steps=1, directory=tmp_path)
+        path.write_text(text)
+        caplog.clear()
+        assert fitted(small_strategy(), steps=1, directory=tmp_path)[0].completed
+        assert strict_json(path.read_text())["outcome"] == "completed"
+        (warning,) = [record.message for record in caplog.records if str(path) in record.message]
+        assert "put back the file that the run wrote" in warning and "\n" not in warning
+
     def test_without_a_display_it_is_a_warning(self, complete, caplog):
         Trainer(small_strategy(), TrainerOptions(steps=5, directory=complete)).fit()
         [line] = [line for line in caplog.messages if "complete at step 5, nothing to do" in line]

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import pathlib
+import time
 import types
 
 import keras
@@ -421,6 +422,28 @@ class TestFiles:
         graph = events.Graph()
         assert len(graph.node) + sum(len(function.node_def) for function in graph.library.function) > 100
 
+    def test_tensorboard_draws_no_curve_twice_after_a_run_that_failed_resumed(self, tmp_path):
+        """The first run ends at step 6, and its checkpoint is of step 4. TensorBoard reads files by this class."""
+        from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
+
+        options = {"directory": tmp_path, "steps": 9, "report_every_steps": 1, "checkpoint_every_steps": 4}
+        options |= {"evaluate_every_epochs": None, "evaluate_every_steps": 2}
+        with pytest.raises(Failure):
+            fitted(small_strategy(), callbacks=[Failing("steps", at=6)], **options)
+        (file,) = (tmp_path / "tensorboard").iterdir()
+        while time.time() < int(file.name.split(".")[3]) + 1:
+            time.sleep(0.01)  # TensorBoard orders files by the second in their names
+        fitted(small_strategy(), **options)
+        events = EventAccumulator(str(tmp_path / "tensorboard"), size_guidance={"tensors": 0})
+        events.Reload()
+
+        def steps(tag):
+            return [event.step for event in events.Tensors(tag)]
+
+        assert steps("train/loss") == [*range(1, 10)]
+        assert steps("speed/images_per_second") == [*range(1, 10)]
+        assert steps("evaluation/loss") == [2, 4, 6, 8, 9]
+
     def test_profile(self, kept_run):
         found = list((kept_run.directory / "profile").rglob("*.xplane.pb"))
         assert found
@@ -576,7 +599,7 @@ class TestFullDisk:
 
     def test_the_error_of_tensorboards_events_is_one_line(self, disk, fill):
         events = TensorBoardLog()
-        events.begin(types.SimpleNamespace(strategy=None, directory=disk))
+        events.begin(types.SimpleNamespace(strategy=None, directory=disk, first_step=0))
         fill(disk / "filler")
         with refused(str(disk / "tensorboard"), "make room"):
             # More bytes than fit into the rest of the file's last page.
