@@ -23,23 +23,21 @@ def heads_call(split: LayerSplit, values: SlicedValues, divided: DividedTensors)
 
     def call(query, value, key=None, *, return_attention_scores=False, **options):
         key = value if key is None else key
-        masks = [(tensor, tensor._keras_mask) for tensor in (query, value, key) if hasattr(tensor, "_keras_mask")]
+        mask_of_query = getattr(query, "_keras_mask", None)
         found, begins = [], [0, *itertools.accumulate(split.lengths)]
         of_slices = zip(values.devices, _weights_of_slices(layer, values), itertools.pairwise(begins), strict=True)
         for device, weights, heads in of_slices:
-            # Keras's call takes the masks away from the tensors.
-            for tensor, mask in masks:
-                tensor._keras_mask = mask
             own = {**options, "attention_mask": _mask_of(options.get("attention_mask"), query, *heads)}
-            of_heads = _of_heads(layer, tuple(weights), return_attention_scores, own)
+            of_heads = _of_heads(layer, tuple(weights), mask_of_query, return_attention_scores, own)
             found.append(on_device(device, of_heads, [query, value, key, *weights.values()]))
         outputs = [parts[0] for parts in found] if return_attention_scores else found
         total = tf.add_n(outputs)
         output = layer._output_dense
         total = total if output.bias is None else with_bias(total, output.bias)
-        for tensor, mask in masks:
-            if tensor is query:
-                total._keras_mask = mask
+        # As in Keras's call, where only the outputs have a mask afterwards.
+        for tensor in (query, value, key):
+            tensor._keras_mask = None
+        total._keras_mask = mask_of_query
         return (total, tf.concat([parts[1] for parts in found], 1)) if return_attention_scores else total
 
     return call
@@ -66,10 +64,12 @@ def _weights_of_slices(layer, values: SlicedValues) -> list[dict[tuple[str, str]
     ]
 
 
-def _of_heads(layer, names, return_scores: bool, options):
+def _of_heads(layer, names, mask_of_query, return_scores: bool, options):
     """The function of query, value, key and weights (in the order of `names`) that computes some of the heads."""
 
     def of_heads(query, value, key, *weights):
+        # Keras's call reads the masks of values and keys from its arguments, that of the query from the tensor.
+        query._keras_mask = mask_of_query
         cast = [tf.cast(weight, layer.compute_dtype) for weight in weights]
         given = dict(zip(names, cast, strict=True))
         replaced = [

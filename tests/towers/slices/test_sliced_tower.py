@@ -7,15 +7,16 @@ from keras import layers
 
 from strategies.slices import slices_strategy
 from strategies.towers import towers_strategy
+from tests.tiers import first_quick
 from tests.towers.logical_cpus import cpus, cpus_in_groups
 from tests.towers.partitioned_graphs import recorded_graphs
 from tests.towers.tiny_tasks import NUM_CLASSES, TinyTask, assert_close, parameters_of, stacked, vectors
 from towers.options import StepOptions
 from towers.task import Batch
-from towers.updates.rules import Adam
+from towers.updates.rules import SGD, Adam
 from towers.updates.schedules import Constant
 
-WORDS = np.random.default_rng(0).integers(1, 12, (6, 4)).astype(np.int32)
+WORDS = np.random.default_rng(0).integers(0, 12, (6, 4)).astype(np.int32)
 
 
 def words_task(build) -> TinyTask:
@@ -88,6 +89,30 @@ def test_layers_in_every_use_equal_one_device(build):
         values.pop(name, None), wanted.pop(name, None)
     assert_close(values, wanted, 1e-9)
     assert found.evaluate() == pytest.approx(expected.evaluate())
+
+
+@pytest.mark.parametrize("causal", first_quick([False, True]))
+def test_an_attention_gets_the_mask_of_its_query(causal):
+    """Keras reads it from the tensor, and the slices' own tensors are others. The sum sees masked positions."""
+
+    def build():
+        words = layers.Input((4,), dtype="int32")
+        found = layers.Embedding(12, 6, mask_zero=True, name="table")(words)
+        attention = layers.MultiHeadAttention(2, 3, name="attention")(found, found, use_causal_mask=causal)
+        outputs = layers.Flatten()(layers.Add()([found, attention]))
+        return keras.Model(words, layers.Dense(NUM_CLASSES, name="logits")(outputs))
+
+    assert (WORDS == 0).any()
+    options = StepOptions(rule=SGD(), schedule=Constant(0.1), precision="float64")
+    sliced = slices_strategy(words_task(build), cpus_in_groups("slice:2"), options)
+    whole = towers_strategy(words_task(build), cpus(1), options)
+    for strategy in (sliced, whole):
+        strategy.run_steps(2)
+    values, wanted = parameters_of(sliced), parameters_of(whole)
+    # It has no gradient but rounding errors.
+    values.pop("attention/key/bias"), wanted.pop("attention/key/bias")
+    assert_close(values, wanted, 1e-9)
+    assert sliced.evaluate() == pytest.approx(whole.evaluate(), rel=1e-6)
 
 
 def adapted() -> layers.MultiHeadAttention:
