@@ -2,7 +2,7 @@
 
 import dataclasses
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from strategies.branches import branches_strategy
 from strategies.contract import Strategy
@@ -17,7 +17,7 @@ from strategies.slices import SliceOptions, slices_strategy
 from strategies.towers import towers_strategy
 from towers.branches.options import BranchOptions
 from towers.devices import Devices
-from towers.errors import UserError, check_kind
+from towers.errors import UserError, check_kind, either
 from towers.grid import BRANCH, SLICE, STAGE
 from towers.options import StepOptions, check_step_options
 from towers.stages.options import PipelineOptions
@@ -163,10 +163,14 @@ def build_strategy(
 def _check_taken(name: str, argument: str) -> None:
     """Raises UserError if the strategy does not take an argument that not every one takes."""
     if argument not in _mode(name).arguments:
-        able = " or ".join(repr(other) for other, mode in _MODES.items() if argument in mode.arguments)
+        able = [repr(other) for other, mode in _MODES.items() if argument in mode.arguments]
         raise UserError(
-            f"{argument}=... with strategy {name!r}: only {able} takes it; use that, or omit {argument}"
+            f"{argument}=... with strategy {name!r}: only {either(able)} can; {_use(able)}, or omit {argument}"
         )
+
+
+def _use(able: Sequence[str]) -> str:
+    return "use that" if len(able) == 1 else "use one of these"
 
 
 def check_spread(name: str, argument: str) -> None:
@@ -177,9 +181,9 @@ def check_spread(name: str, argument: str) -> None:
       argument: the argument that asks for it, from `towers.devices.spread_by`; '' if none does.
     """
     if argument and not argument.startswith(_mode(name).spreads):
-        able = " or ".join(repr(other) for other, mode in _MODES.items() if argument.startswith(mode.spreads))
+        able = [repr(other) for other, mode in _MODES.items() if argument.startswith(mode.spreads)]
         instead = "parameter_device='cpu'" if argument.startswith("parameter_device") else f"omit {argument}"
-        raise UserError(f"{argument} with strategy {name!r}: only {able} supports it; use that, or {instead}")
+        raise UserError(f"{argument} with strategy {name!r}: only {either(able)} can; {_use(able)}, or {instead}")
 
 
 def divides(name: str) -> str:

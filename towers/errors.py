@@ -1,5 +1,6 @@
 """The error for users' mistakes, in contrast to errors of the program, and checks of arguments' types."""
 
+from collections.abc import Sequence
 from numbers import Integral
 
 
@@ -26,6 +27,17 @@ def check_kind(name: str, value: object, kind: type, fix: str) -> None:
     if isinstance(value, type) or not isinstance(value, kind):
         given = f"the class {_written(value)}" if isinstance(value, type) else f"a {_written(type(value))}"
         raise UserError(f"{name} is {given}: must be a {_written(kind)}; {fix}")
+
+
+def either(words: Sequence[str]) -> str:
+    """One or several words as a choice: 'a', 'a or b', 'a, b or c'."""
+    *others, last = words
+    return f"{', '.join(others)} or {last}" if others else last
+
+
+def counted(count: int, noun: str) -> str:
+    """A number of things: '1 tower', '2 towers'."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def is_integer(value: object) -> bool:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from towers.errors import UserError
+from towers.errors import UserError, counted
 
 # Float64 rounding must not raise a boundary that is a whole number in exact arithmetic.
 _ROUNDING = 1e-9
@@ -48,9 +48,8 @@ def checked_shares(
         raise UserError(f"{what}={shares!r}: must be a list of numbers, one for each {of}") from error
     written = ",".join(f"{share:g}" for share in shares)
     if len(shares) != num_parts:
-        raise UserError(
-            f"{what}={written}: {len(shares)} shares for {num_parts} {of}s: give one share for each {of}"
-        )
+        given, parts = counted(len(shares), "share"), counted(num_parts, of)
+        raise UserError(f"{what}={written}: {given} for {parts}; give one share for each {of}")
     if not all(share > 0 and math.isfinite(share) for share in shares):
         raise UserError(f"{what}={written}: every share is a positive number; omit a {of} instead of giving it 0")
     return shares

@@ -4,7 +4,7 @@ import dataclasses
 
 from absl import flags
 
-from towers.errors import UserError
+from towers.errors import UserError, either
 
 FLAGS = flags.FLAGS
 
@@ -38,9 +38,8 @@ def check_belonging() -> None:
             continue
         for flag in map(FLAGS.__getitem__, served.names):
             if flag.present and flag.value != flag.default:
-                *others, last = served.values
-                owners = f"{', '.join(others)} or {last}" if others else last
-                use = "use one of these" if others else "use that"
+                owners = either(served.values)
+                use = "use that" if len(served.values) == 1 else "use one of these"
                 raise UserError(
                     f"{flag.serialize()} with --{served.flag}={chosen}: it belongs to --{served.flag}={owners}; "
                     f"{use}, or omit --{flag.name}"

@@ -17,7 +17,7 @@ from strategies.callbacks import Callback
 from strategies.contract import SectionTotals, StepReport, Strategy, WorkerTime
 from strategies.reports.strict_json import dumps
 from towers.devices import Devices
-from towers.errors import UserError
+from towers.errors import UserError, either
 from towers.hardware.cpu_kernels import cpu_kernels
 
 # Raise it when a field changes its meaning or is removed; a new field does not need it.
@@ -192,8 +192,7 @@ def read_outcome(path: pathlib.Path) -> str:
         held = json.dumps(summary if not isinstance(summary, dict) else {"outcome": outcome})
         held = held if len(held) <= _SHOWN else held[:_SHOWN] + "..."
         raise UserError(
-            f"{path}: holds {held}, but must be a JSON object whose 'outcome' is {', '.join(OUTCOMES[:-1])} or "
-            f"{OUTCOMES[-1]}; {fix}"
+            f"{path}: holds {held}, but must be a JSON object whose 'outcome' is {either(OUTCOMES)}; {fix}"
         )
     return outcome
 

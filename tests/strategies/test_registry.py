@@ -66,7 +66,7 @@ def test_an_argument_of_another_type_is_refused(changed, parts):
         ("towers", {"pipeline": PipelineOptions(microbatches=4)}, "'ring' or 'pipeline'"),
         ("pipeline", {"slices": SliceOptions()}, "'ring' or 'slices'"),
         ("mirrored", {"branches": BranchOptions()}, "'ring' or 'branches'"),
-        ("slices", {"ring": Ring.alone(RingOptions())}, "only 'ring' takes it"),
+        ("slices", {"ring": Ring.alone(RingOptions())}, "only 'ring' can; use that"),
     ],
 )
 def test_an_argument_of_another_strategy_is_refused(name, given, able):

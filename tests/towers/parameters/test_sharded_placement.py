@@ -73,5 +73,5 @@ def test_a_sliced_variable_is_assigned_and_read_as_a_whole():
 
 
 def test_other_modes_refuse_it_in_one_line():
-    with refused("parameter_device='sharded' with strategy 'mirrored': only 'towers' supports it"):
+    with refused("parameter_device='sharded' with strategy 'mirrored': only 'towers' can; use that"):
         build_strategy("mirrored", task(), cpus(2, sharded=True), StepOptions())
