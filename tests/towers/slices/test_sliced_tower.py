@@ -91,6 +91,7 @@ def test_layers_in_every_use_equal_one_device(build):
     assert found.evaluate() == pytest.approx(expected.evaluate())
 
 
+@pytest.mark.filterwarnings("ignore:Layer 'flatten.* does not support masking")
 @pytest.mark.parametrize("causal", first_quick([False, True]))
 def test_an_attention_gets_the_mask_of_its_query(causal):
     """Keras reads it from the tensor, and the slices' own tensors are others. The sum sees masked positions."""
