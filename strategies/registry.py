@@ -2,7 +2,7 @@
 
 import dataclasses
 import difflib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from strategies.branches import branches_strategy
 from strategies.contract import Strategy
@@ -17,7 +17,7 @@ from strategies.slices import SliceOptions, slices_strategy
 from strategies.towers import towers_strategy
 from towers.branches.options import BranchOptions
 from towers.devices import Devices
-from towers.errors import UserError, check_kind, either
+from towers.errors import UserError, check_kind, either, use_one
 from towers.grid import BRANCH, SLICE, STAGE
 from towers.options import StepOptions, check_step_options
 from towers.stages.options import PipelineOptions
@@ -165,12 +165,8 @@ def _check_taken(name: str, argument: str) -> None:
     if argument not in _mode(name).arguments:
         able = [repr(other) for other, mode in _MODES.items() if argument in mode.arguments]
         raise UserError(
-            f"{argument}=... with strategy {name!r}: only {either(able)} can; {_use(able)}, or omit {argument}"
+            f"{argument}=... with strategy {name!r}: only {either(able)} can; {use_one(able)}, or omit {argument}"
         )
-
-
-def _use(able: Sequence[str]) -> str:
-    return "use that" if len(able) == 1 else "use one of these"
 
 
 def check_spread(name: str, argument: str) -> None:
@@ -183,7 +179,9 @@ def check_spread(name: str, argument: str) -> None:
     if argument and not argument.startswith(_mode(name).spreads):
         able = [repr(other) for other, mode in _MODES.items() if argument.startswith(mode.spreads)]
         instead = "parameter_device='cpu'" if argument.startswith("parameter_device") else f"omit {argument}"
-        raise UserError(f"{argument} with strategy {name!r}: only {either(able)} can; {_use(able)}, or {instead}")
+        raise UserError(
+            f"{argument} with strategy {name!r}: only {either(able)} can; {use_one(able)}, or {instead}"
+        )
 
 
 def divides(name: str) -> str:

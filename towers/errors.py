@@ -35,6 +35,11 @@ def either(words: Sequence[str]) -> str:
     return f"{', '.join(others)} or {last}" if others else last
 
 
+def use_one(words: Sequence[str]) -> str:
+    """The advice to take what `either` names: 'use that' if it is one thing, else 'use one of these'."""
+    return "use that" if len(words) == 1 else "use one of these"
+
+
 def counted(count: int, noun: str) -> str:
     """A number of things: '1 tower', '2 towers'."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -4,7 +4,7 @@ import dataclasses
 
 from absl import flags
 
-from towers.errors import UserError, either
+from towers.errors import UserError, either, use_one
 
 FLAGS = flags.FLAGS
 
@@ -38,9 +38,21 @@ def check_belonging() -> None:
             continue
         for flag in map(FLAGS.__getitem__, served.names):
             if flag.present and flag.value != flag.default:
-                owners = either(served.values)
-                use = "use that" if len(served.values) == 1 else "use one of these"
-                raise UserError(
-                    f"{flag.serialize()} with --{served.flag}={chosen}: it belongs to --{served.flag}={owners}; "
-                    f"{use}, or omit --{flag.name}"
-                )
+                owners = f"{served.flag}={either(served.values)}"
+                raise misplaced(flag.name, served.flag, owners, given=flag.serialize(), use=use_one(served.values))
+
+
+def misplaced(name: str, decider: str, owners: str, *, given: str = "", use: str = "use that") -> UserError:
+    """The error of a flag that does nothing.
+
+    Args:
+      name: of the flag.
+      decider: the flag whose value leaves it without use.
+      owners: what it belongs to, for example 'strategy=ps'.
+      given: the flag with its value, as it is typed; '' for its name alone.
+      use: advice about the owners.
+    """
+    return UserError(
+        f"{given or f'--{name}'} with --{decider}={FLAGS[decider].value}: it belongs to --{owners}; "
+        f"{use}, or omit --{name}"
+    )

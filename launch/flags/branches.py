@@ -2,10 +2,10 @@
 
 from absl import flags
 
+from launch.flags.belonging import misplaced
 from launch.flags.checks import listed_in_help
 from launch.flags.grid import divided_by, grid_along
 from towers.branches.options import BranchOptions
-from towers.errors import UserError
 from towers.grid import BRANCH, Grid
 
 FLAGS = flags.FLAGS
@@ -31,10 +31,8 @@ def branched_grid() -> Grid | None:
     """
     if divided_by() != BRANCH:
         if FLAGS.branch_devices is not None:
-            raise UserError(
-                f"--branch_devices with --strategy={FLAGS.strategy}: it belongs to --strategy=branches, or "
-                "--strategy=ring with --grid=branch:2; use that, or omit --branch_devices"
-            )
+            owners = "strategy=branches, or --strategy=ring with --grid=branch:2"
+            raise misplaced("branch_devices", "strategy", owners)
         return None
     return grid_along(BRANCH, "branch_devices", _DEFAULT_DEVICES)
 

@@ -2,6 +2,7 @@
 
 from absl import flags
 
+from launch.flags.belonging import misplaced
 from launch.flags.checks import listed_in_help
 from launch.flags.grid import divided_by, grid_along
 from strategies.registry import divides
@@ -75,7 +76,4 @@ def _refuse(*names: str) -> None:
     for name in names:
         if FLAGS[name].value and not (name == "show_layout" and divides(FLAGS.strategy) == BRANCH):
             others = " or branches" if name == "show_layout" else ", or --strategy=ring with --grid=slice:2"
-            raise UserError(
-                f"--{name} with --strategy={FLAGS.strategy}: it belongs to --strategy=slices{others}; use that, "
-                f"or omit --{name}"
-            )
+            raise misplaced(name, "strategy", f"strategy=slices{others}")

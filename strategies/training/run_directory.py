@@ -17,7 +17,6 @@ class RunDirectory:
     """A directory that one run at a time writes.
 
     Attributes:
-      path: where it is.
       model: the path of the exported model.
     """
 
@@ -28,7 +27,7 @@ class RunDirectory:
           path: where it is.
           checkpoints: its checkpoints.
         """
-        self.path, self.model = path, path / "model.keras"
+        self._path, self.model = path, path / "model.keras"
         self._checkpoints, self._lock = checkpoints, RunLock(path)
         self._summary = path / "summary.json"
 
@@ -59,7 +58,7 @@ class RunDirectory:
         Raises:
           UserError: it can't be made or written to, another process writes there, or its disk has too little room.
         """
-        check_writable(self.path)
+        check_writable(self._path)
         self.lock(create=True)
         aside = self._checkpoints.files.set_aside() if starts_anew else None
         self._checkpoints.prepare()
@@ -102,7 +101,7 @@ class RunDirectory:
         files = {"checkpoint": self._checkpoints.files.prefix(saved_at)}
         if completed:
             files["model"] = self.model
-        files["metrics"] = self.path / "metrics.jsonl"
+        files["metrics"] = self._path / "metrics.jsonl"
         files["summary"] = self._summary
-        files["tensorboard"] = self.path / "tensorboard"
+        files["tensorboard"] = self._path / "tensorboard"
         return files

@@ -75,20 +75,25 @@ def called_twice() -> keras.Model:
     return keras.Model(words, layers.Dense(NUM_CLASSES, name="logits")(layers.Flatten()(outputs)))
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("build", [attending, called_twice])
-def test_layers_in_every_use_equal_one_device(build):
-    options = StepOptions(rule=Adam(), schedule=Constant(0.01), precision="float64")
-    found = slices_strategy(words_task(build), cpus_in_groups("slice:3"), options)
+def assert_equals_one_device(build, grid: str, rule, rate: float, num_steps: int) -> None:
+    """Slices of a model of words have the parameters and the evaluation of one device, in float64."""
+    options = StepOptions(rule=rule, schedule=Constant(rate), precision="float64")
+    found = slices_strategy(words_task(build), cpus_in_groups(grid), options)
     expected = towers_strategy(words_task(build), cpus(1), options)
     for strategy in (found, expected):
-        strategy.run_steps(5)
+        strategy.run_steps(num_steps)
     values, wanted = parameters_of(found), parameters_of(expected)
     # The biases of the keys have no gradient but rounding errors, which Adam amplifies.
     for name in ("attention/key/bias", "of_heads/key/bias"):
         values.pop(name, None), wanted.pop(name, None)
     assert_close(values, wanted, 1e-9)
-    assert found.evaluate() == pytest.approx(expected.evaluate())
+    assert found.evaluate() == pytest.approx(expected.evaluate(), rel=1e-6)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("build", [attending, called_twice])
+def test_layers_in_every_use_equal_one_device(build):
+    assert_equals_one_device(build, "slice:3", Adam(), rate=0.01, num_steps=5)
 
 
 @pytest.mark.filterwarnings("ignore:Layer 'flatten.* does not support masking")
@@ -104,16 +109,7 @@ def test_an_attention_gets_the_mask_of_its_query(causal):
         return keras.Model(words, layers.Dense(NUM_CLASSES, name="logits")(outputs))
 
     assert (WORDS == 0).any()
-    options = StepOptions(rule=SGD(), schedule=Constant(0.1), precision="float64")
-    sliced = slices_strategy(words_task(build), cpus_in_groups("slice:2"), options)
-    whole = towers_strategy(words_task(build), cpus(1), options)
-    for strategy in (sliced, whole):
-        strategy.run_steps(2)
-    values, wanted = parameters_of(sliced), parameters_of(whole)
-    # It has no gradient but rounding errors.
-    values.pop("attention/key/bias"), wanted.pop("attention/key/bias")
-    assert_close(values, wanted, 1e-9)
-    assert sliced.evaluate() == pytest.approx(whole.evaluate(), rel=1e-6)
+    assert_equals_one_device(build, "slice:2", SGD(), rate=0.1, num_steps=2)
 
 
 def adapted() -> layers.MultiHeadAttention:
