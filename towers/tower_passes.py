@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from towers import batch_stats, moving_averages, sums
 from towers.devices import HOST, Devices
+from towers.input.placed_batch import PlacedBatch
 from towers.input.tower_parts import TowerParts
 from towers.options import StepOptions
 from towers.owners import CURRENT_DEVICE, Copies, Owners, at_tower
@@ -179,7 +180,9 @@ class TowerPasses:
                 of_batch = count * self._calls_of_batch
                 part, activity = self._parts.part_of_microbatch(batch, tower, first + index, of_batch)
             else:
-                part, activity = self._parts.part(batch[index], tower)
+                # The only microbatch of a ring's worker comes by itself.
+                given_here = batch if isinstance(batch, PlacedBatch) else batch[index]
+                part, activity = self._parts.part(given_here, tower)
             seed = self._seed(of_step, microbatch_index * count + index, tower)
             given.append((part, seed, activity))
         return tuple(zip(*given, strict=True))

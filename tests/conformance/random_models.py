@@ -32,9 +32,10 @@ class RandomModel:
         """A new model; every layer has a name, so that all copies have the same ones."""
         return _Builder(np.random.default_rng(self.seed)).model(self)
 
-    def task(self, draw: np.random.Generator) -> OwnTask:
-        """Random examples, often with a last batch that is much smaller than the others."""
-        train, held_out, batch_size = (int(draw.integers(*bounds)) for bounds in ((18, 40), (7, 30), (6, 15)))
+    def task(self, draw: np.random.Generator, num_workers: int = 1) -> OwnTask:
+        """Random examples for so many workers, often with a last batch that is much smaller than the others."""
+        bounds = (18, 40), (7, 30), (6, 15)
+        train, held_out, batch_size = (num_workers * int(draw.integers(*each)) for each in bounds)
         is_weighted = draw.random() < 0.5
         reduction = "mean_with_sample_weight" if is_weighted and draw.random() < 0.5 else "sum_over_batch_size"
 

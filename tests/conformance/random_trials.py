@@ -3,22 +3,27 @@
     python -m tests.conformance.random_trials --first=0 --count=100
 
 prints a line for each trial, which its number decides: the largest difference, or why the mode refuses the model.
-Exit code 1 if a trial differs by more than rounding or fails.
+Exit code 1 if a trial differs by more than rounding or fails. As the workers of a ring they try rings:
+
+    python -m launch.local --workers=2 -- python -m tests.conformance.random_trials --count=100
 """
 
 import argparse
 import dataclasses
 import gc
+import os
 import sys
 import traceback
 
 import keras
 import numpy as np
 
+from launch.membership.tf_config import cluster_from
 from strategies.contract import Strategy
 from strategies.one_device_reference import reference_strategy
 from strategies.registry import build_strategy
-from strategies.ring.joining import Ring, RingOptions
+from strategies.ring.collectives import WireOptions
+from strategies.ring.joining import Ring, RingOptions, join_ring
 from strategies.slices import SliceOptions
 from strategies.training.verification import differences
 from tests.conformance.random_models import KINDS, RandomModel
@@ -61,39 +66,51 @@ class Found:
         return self.difference is None or self.difference <= TOLERANCE
 
 
-def trial(number: int) -> Found:
-    """Trains and evaluates in one mode and on one device. Raises what no mode should raise."""
+def trial(number: int, ring: Ring | None = None) -> Found:
+    """Trains and evaluates in one mode and on one device. Raises what no mode should raise.
+
+    Args:
+      number: decides everything, on all workers of a ring.
+      ring: of several workers, to try rings; None for all modes of a process.
+    """
     draw = np.random.default_rng(number)
-    name = str(draw.choice(["towers", "mirrored", "ring", "ring of groups", *_AXES]))
+    rings = ["ring", "ring of groups"]
+    name = str(draw.choice(rings if ring else ["towers", "mirrored", *rings, *_AXES]))
     axis = _AXES.get(name) or (str(draw.choice(list(_AXES.values()))) if "groups" in name else "")
     has_branches = axis == "branch"
     kind = str(draw.choice([kind for kind in KINDS if "images" in kind or not has_branches]))
-    task = RandomModel(int(draw.integers(2**31)), kind, has_branches).task(draw)
-    devices, grid = _devices(draw, name, axis)
+    task = RandomModel(int(draw.integers(2**31)), kind, has_branches).task(draw, ring.num_workers if ring else 1)
+    devices, grid = _devices(draw, name, axis, has_others=ring is not None)
     mode = f"{name} {grid}".strip()
     keras.utils.set_random_seed(number)
     try:
-        options = _options(draw)
-        strategy = _strategy(draw, name, axis, task, devices, options)
+        options = random_options(draw)
+        strategy = _strategy(draw, name, axis, task, devices, options, ring)
         reference, _ = reference_strategy(task, strategy, options)
     except UserError as error:
         return Found(mode, None, str(error))
-    worst = differences(strategy, reference, int(draw.integers(3, 7)))[0]
+    return compared(mode, strategy, reference, int(draw.integers(3, 7)))
+
+
+def compared(mode: str, strategy: Strategy, reference: Strategy, num_steps: int) -> Found:
+    """Trains so many steps and evaluates with both."""
+    worst = differences(strategy, reference, num_steps)[0]
     found, expected = strategy.evaluate(), reference.evaluate()
     apart = max(abs(found[key] - expected[key]) / max(abs(expected[key]), 1e-6) for key in expected)
     # Figures are float32 sums.
     if apart > 2e-6:
         return Found(mode, apart, "evaluation")
     strategy.portable_model()
+    strategy.finish(completed=True)
     return Found(mode, worst.relative, f"{worst.kind} {worst.name}")
 
 
-def _devices(draw: np.random.Generator, name: str, axis: str) -> tuple[Devices, str]:
+def _devices(draw: np.random.Generator, name: str, axis: str, *, has_others: bool) -> tuple[Devices, str]:
     zero = {"zero": int(draw.integers(1, 4))} if draw.random() < 0.5 else {}
     if axis:
         towers, each = int(draw.integers(1, 3)), int(draw.integers(2, 4))
         grid = f"data:{towers},{axis}:{each}"
-        devices = cpus_in_groups(grid, **(zero if towers > 1 else {}))
+        devices = cpus_in_groups(grid, **(zero if towers > 1 or has_others else {}))
     else:
         spreads = {"towers": [{}, {"sharded": True}, {"replicated": True}, zero], "ring": [{}, zero]}.get(
             name, [{}]
@@ -105,7 +122,7 @@ def _devices(draw: np.random.Generator, name: str, axis: str) -> tuple[Devices, 
     return dataclasses.replace(devices, **as_on_gpus, **tuned), grid
 
 
-def _options(draw: np.random.Generator) -> StepOptions:
+def random_options(draw: np.random.Generator) -> StepOptions:
     return StepOptions(
         rule=_RULES[draw.integers(len(_RULES))],
         schedule=Constant(0.02),
@@ -119,19 +136,36 @@ def _options(draw: np.random.Generator) -> StepOptions:
     )
 
 
-def _strategy(draw: np.random.Generator, name: str, axis: str, task, devices, options) -> Strategy:
-    shares = (
-        tuple(float(share) for share in draw.integers(1, 4, devices.num_towers)) if draw.random() < 0.5 else None
-    )
+def _strategy(
+    draw: np.random.Generator, name: str, axis: str, task, devices, options, ring: Ring | None
+) -> Strategy:
+    shares = random_shares(draw, devices.num_towers)
     of_mode: dict[str, object] = {}
     if axis == "stage":
         schedule = str(draw.choice(["1f1b", "gpipe", "zb_h1"]))
         of_mode["pipeline"] = PipelineOptions(microbatches=int(draw.integers(1, 5)), schedule=schedule)
     if name.startswith("ring"):
-        engine = "own" if axis else str(draw.choice(["own", "tensorflow"]))
-        of_mode["ring"] = Ring.alone(RingOptions(engine=engine))
+        # TensorFlow's engine has neither groups nor ZeRO.
+        engine = "own" if axis or devices.zero else str(draw.choice(["own", "tensorflow"]))
+        of_mode["ring"] = ring or Ring.alone()
+        of_mode["ring"].options = _ring_options(draw, engine, of_mode["ring"].num_workers)
         of_mode |= {"slice": {"slices": SliceOptions()}, "branch": {"branches": BranchOptions()}}.get(axis, {})
     return build_strategy(name.split()[0], task, devices, options, shares=shares, **of_mode)
+
+
+def random_shares(draw: np.random.Generator, count: int) -> tuple[float, ...] | None:
+    return tuple(float(share) for share in draw.integers(1, 4, count)) if draw.random() < 0.5 else None
+
+
+def _ring_options(draw: np.random.Generator, engine: str, num_workers: int) -> RingOptions:
+    if num_workers == 1:
+        return RingOptions(engine=engine)
+    return RingOptions(
+        engine=engine,
+        wire=WireOptions(bytes_per_pack=int(draw.choice([2_000, 4_000_000]))),
+        worker_shares=random_shares(draw, num_workers),
+        check_divergence_every_steps=2 if draw.random() < 0.5 else None,
+    )
 
 
 def main() -> int:
@@ -140,10 +174,13 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=100)
     chosen = parser.parse_args()
     configure_devices(num_towers=NUM_DEVICES, kind="cpu", threads_per_tower=1)
+    ring = None
+    if "TF_CONFIG" in os.environ:
+        ring = join_ring(cluster_from(os.environ["TF_CONFIG"]), startup_timeout_seconds=100)
     wrong = []
     for number in range(chosen.first, chosen.first + chosen.count):
         try:
-            found = trial(number)
+            found = trial(number, ring)
             is_right, figure = found.is_right, "refused" if found.difference is None else f"{found.difference:.1e}"
             print(f"{number} {found.mode}: {figure} {found.text}", flush=True)
         except Exception:

@@ -101,6 +101,17 @@ def test_microbatches_of_pipelines_within_those_of_accumulation():
     assert_close(parameters_of(found), parameters_of(expected))
 
 
+def test_the_only_microbatch_of_a_pipeline_comes_to_its_devices_before_the_step():
+    def trained(devices):
+        options = StepOptions(rule=Momentum(momentum=0.9), schedule=Constant(0.1))
+        strategy = build_strategy("ring", dense_task(), devices, options, pipeline=PipelineOptions(microbatches=1))
+        strategy.run_steps(2)
+        return parameters_of(strategy)
+
+    devices = cpus_in_groups("stage:2")
+    assert_close(trained(dataclasses.replace(devices, input_on_towers=True)), trained(devices))
+
+
 def test_the_engine_and_why():
     strategy = ring_strategy("slice:2", slices=SliceOptions())
     assert strategy.engine_choice.name == OWN
