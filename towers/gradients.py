@@ -66,11 +66,13 @@ def squared_norm(gradient: Gradient) -> tf.Tensor:
 
 
 def global_norm(gradients: Sequence[Gradient]) -> tf.Tensor:
-    """Euclidean norm over all of some merged gradients: a float32 scalar, summed in their widest precision."""
+    """Euclidean norm over all of some merged gradients: a float64 scalar."""
     return norm_of_squares([squared_norm(gradient) for gradient in gradients])
 
 
 def norm_of_squares(squares: Sequence[tf.Tensor]) -> tf.Tensor:
-    """The global norm, from the gradients' sums of squares: a float32 scalar."""
-    widest = tf.float64 if any(square.dtype == tf.float64 for square in squares) else tf.float32
-    return tf.cast(tf.sqrt(tf.add_n([tf.cast(square, widest) for square in squares])), tf.float32)
+    """The global norm, from the gradients' sums of squares: a float64 scalar.
+
+    In float32 its rounding, which depends on how a mode divides the gradients, would be that of all clipped ones.
+    """
+    return tf.sqrt(tf.add_n([tf.cast(square, tf.float64) for square in squares]))

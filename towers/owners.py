@@ -73,7 +73,7 @@ class Owners(Protocol):
         """`function` of each part, computed on its owner; several lists of parts are given to it side by side."""
 
     def norm(self, squares: Sequence[tf.Tensor]) -> tf.Tensor:
-        """The Euclidean norm over all parts, a float32 scalar, from the parts' sums of squares."""
+        """The Euclidean norm over all parts, a float64 scalar, from the parts' sums of squares."""
 
     def norms(self, squares: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """For each part the Euclidean norm of its whole parameter's gradient, from the parts' sums of squares."""

@@ -117,7 +117,7 @@ class OwnParts:
     def norm(self, squares):
         zero = tf.zeros([], tf.float64)
         (total,) = self._exchange.sum([tf.add_n([zero, *(tf.cast(square, tf.float64) for square in squares)])])
-        return tf.cast(tf.sqrt(total), tf.float32)
+        return tf.sqrt(total)
 
     def norms(self, squares):
         return norms_over_workers(self._exchange, self._parameters, self._num_parameters, squares)

@@ -2,8 +2,8 @@
 
     python -m launch.local --chief --workers=2 --ps=2 -- python -m tests.conformance.random_server_trials NUMBER
 
-makes one trial, which the number decides, so that a refused model can't leave a group half-way. The chief prints what
-`random_trials` prints. Exit code 1 if the trial differs by more than rounding.
+makes one trial, which the number decides, so that a refused model can't leave a group half-way. The chief prints
+what `random_trials` prints. Exit code 1 if the trial differs by more than rounding.
 """
 
 import dataclasses

@@ -13,6 +13,7 @@ import dataclasses
 import gc
 import os
 import sys
+import tempfile
 import traceback
 
 import keras
@@ -25,6 +26,7 @@ from strategies.registry import build_strategy
 from strategies.ring.collectives import WireOptions
 from strategies.ring.joining import Ring, RingOptions, join_ring
 from strategies.slices import SliceOptions
+from strategies.training.checkpoints import Checkpoints
 from strategies.training.verification import differences
 from tests.conformance.random_models import KINDS, RandomModel
 from tests.towers.logical_cpus import cpus, cpus_in_groups
@@ -74,22 +76,44 @@ def trial(number: int, ring: Ring | None = None) -> Found:
       ring: of several workers, to try rings; None for all modes of a process.
     """
     draw = np.random.default_rng(number)
-    rings = ["ring", "ring of groups"]
-    name = str(draw.choice(rings if ring else ["towers", "mirrored", *rings, *_AXES]))
-    axis = _AXES.get(name) or (str(draw.choice(list(_AXES.values()))) if "groups" in name else "")
-    has_branches = axis == "branch"
+    has_branches = bool(draw.random() < 0.3)
     kind = str(draw.choice([kind for kind in KINDS if "images" in kind or not has_branches]))
     task = RandomModel(int(draw.integers(2**31)), kind, has_branches).task(draw, ring.num_workers if ring else 1)
+    keras.utils.set_random_seed(number)
+    options = random_options(draw)
+    resumes = ring is None and draw.random() < 0.4
+    with tempfile.TemporaryDirectory() as folder:
+        found = _leg(draw, task, options, has_branches, ring, folder)
+        if not resumes or found.difference is None or not found.is_right:
+            return found
+        resumed = _leg(draw, task, options, has_branches, ring, folder)
+    return dataclasses.replace(resumed, mode=f"{found.mode}, resumed by {resumed.mode}")
+
+
+def _leg(
+    draw: np.random.Generator, task, options: StepOptions, has_branches: bool, ring: Ring | None, folder: str
+) -> Found:
+    """Trains in a random mode and on one device, from the checkpoints in the folder if some are there."""
+    rings = ["ring", "ring of groups"]
+    names = rings if ring else ["towers", "mirrored", *rings, *_AXES]
+    name = str(draw.choice([name for name in names if has_branches or name != "branches"]))
+    axes = [axis for axis in _AXES.values() if has_branches or axis != "branch"]
+    axis = _AXES.get(name) or (str(draw.choice(axes)) if "groups" in name else "")
     devices, grid = _devices(draw, name, axis, has_others=ring is not None)
     mode = f"{name} {grid}".strip()
-    keras.utils.set_random_seed(number)
     try:
-        options = random_options(draw)
         strategy = _strategy(draw, name, axis, task, devices, options, ring)
         reference, _ = reference_strategy(task, strategy, options)
     except UserError as error:
         return Found(mode, None, str(error))
-    return compared(mode, strategy, reference, int(draw.integers(3, 7)))
+    kept = [Checkpoints(f"{folder}/{name}", one) for name, one in (("ours", strategy), ("theirs", reference))]
+    for checkpoints in kept:
+        checkpoints.restore_latest()
+    found = compared(mode, strategy, reference, int(draw.integers(3, 7)))
+    for checkpoints in kept * (ring is None):
+        checkpoints.prepare()
+        checkpoints.save()
+    return found
 
 
 def compared(mode: str, strategy: Strategy, reference: Strategy, num_steps: int) -> Found:

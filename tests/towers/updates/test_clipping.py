@@ -39,6 +39,12 @@ def test_by_global_norm(bound):
     assert_equal(clipped(Clipping(global_norm=bound)), expected)
 
 
+def test_the_global_norm_of_float64_gradients_is_not_rounded():
+    given = [tf.constant([[1.0, 2.0], [3.0, 4.0]], tf.float64)]
+    (found,) = Clipping(global_norm=1.0).apply(given, gradients.global_norm(given))
+    np.testing.assert_allclose(np.linalg.norm(found), 1.0, rtol=1e-15)
+
+
 @pytest.mark.parametrize("bound", [0.1, 1.0, 100.0])
 def test_by_norm(bound):
     assert_equal(clipped(Clipping(norm=bound)), [tf.clip_by_norm(g, bound) for g in dense_sample()])
