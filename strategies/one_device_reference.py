@@ -7,6 +7,7 @@ from strategies.synchronous import SynchronousStrategy
 from strategies.towers import towers_strategy
 from towers.devices import Devices
 from towers.errors import UserError
+from towers.input.tower_parts import PartsOfWorkers
 from towers.layers import batch_norm
 from towers.options import StepOptions
 from towers.task import Task
@@ -41,10 +42,11 @@ def reference_strategy(task: Task, strategy: SynchronousStrategy, options: StepO
         )
     count = strategy.num_towers if coupled or random else 1
     devices = Devices(towers=(_ONE_DEVICE,) * count, parameters=_ONE_DEVICE)
-    own_shares = strategy.part_shares if count > 1 else None
+    parts = PartsOfWorkers.of(strategy.shares_by_worker) if count > 1 else None
     how = "undivided" if count == 1 else f"in the same {count} parts, one after another"
     if strategy.microbatches > 1:
         how += f", {strategy.microbatches} microbatches"
     # The reference runs without XLA, so that the comparison also tests XLA.
     plain = dataclasses.replace(options, xla=False, accumulation=strategy.microbatches)
-    return towers_strategy(task, devices, plain, shares=own_shares), f"one device, each batch {how}"
+    reference = towers_strategy(task, devices, plain, shares=parts and parts.shares, parts=parts)
+    return reference, f"one device, each batch {how}"

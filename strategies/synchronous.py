@@ -133,9 +133,14 @@ class SynchronousStrategy:
         return step
 
     @property
+    def shares_by_worker(self) -> tuple[tuple[float, ...], ...]:
+        """Share of each tower in a global batch, by the workers that cut it first."""
+        return (self.engine.all_shares,)
+
+    @property
     def part_shares(self) -> tuple[float, ...]:
         """Share of each tower in a global batch, over all workers."""
-        return self.engine.all_shares
+        return tuple(share for of_worker in self.shares_by_worker for share in of_worker)
 
     @property
     def microbatches(self) -> int:

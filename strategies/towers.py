@@ -9,6 +9,7 @@ import tensorflow as tf
 from strategies.synchronous import SynchronousStrategy
 from towers.devices import Devices
 from towers.gathering.gathered_once import GatheredOnce
+from towers.input.tower_parts import TowerParts
 from towers.one_process_engine import OneProcessEngine, reads_rows
 from towers.options import StepOptions
 from towers.parameters.automatic_device import chosen_device
@@ -19,9 +20,18 @@ from towers.xla_choice import xla_choice
 
 
 def towers_strategy(
-    task: Task, devices: Devices, options: StepOptions, *, shares: tuple[float, ...] | None = None
+    task: Task,
+    devices: Devices,
+    options: StepOptions,
+    *,
+    shares: tuple[float, ...] | None = None,
+    parts: TowerParts | None = None,
 ) -> SynchronousStrategy:
-    """Builds the strategy 'towers'; arguments as `strategies.registry.build_strategy`.
+    """Builds the strategy 'towers'.
+
+    Args:
+      task, devices, options, shares: as for `strategies.registry.build_strategy`.
+      parts: how a batch is cut for the towers, if not by their shares alone.
 
     Raises:
       UserError: shares that don't match the towers, or a batch too small for all towers.
@@ -37,6 +47,7 @@ def towers_strategy(
             own,
             batch_spec=batch_spec,
             shares=shares,
+            parts=parts,
             why_not_xla=choice.why_not,
             traced=GatheredOnce if devices.zero == 3 else TracedOnce,
         )

@@ -101,7 +101,7 @@ class RingStrategy(SynchronousStrategy):
             self.engine_choice = choose_ring_engine(ring, self._host, devices, towers)
         self._worker_shares = tuple(sum(of_worker) for of_worker in self._shares_by_worker)
         if towers is not None:
-            towers.check(self._shares_of_all)
+            towers.check(self.part_shares)
         self._microbatches = options.accumulation * ((towers.microbatches if towers else None) or 1)
         exchange = self._connections.connect(devices) if self.engine_choice.name == OWN else None
         engine = EngineOfWorker(
@@ -123,7 +123,7 @@ class RingStrategy(SynchronousStrategy):
                 return engine.build(model, spec, own_shares, stand_in)
 
         super().__init__(
-            "ring", task, options, make_engine, len(self._shares_of_all), unprepared=devices.input_on_towers
+            "ring", task, options, make_engine, len(self.part_shares), unprepared=devices.input_on_towers
         )
 
     @property
@@ -131,8 +131,8 @@ class RingStrategy(SynchronousStrategy):
         return self._connections.host
 
     @property
-    def _shares_of_all(self) -> tuple[float, ...]:
-        return tuple(share for of_worker in self._shares_by_worker for share in of_worker)
+    def shares_by_worker(self) -> tuple[tuple[float, ...], ...]:
+        return self._shares_by_worker
 
     @property
     def microbatches(self) -> int:

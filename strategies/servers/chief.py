@@ -133,8 +133,8 @@ class ServersStrategy(SynchronousStrategy):
         return alone or self._servers.is_serial or (self._servers.is_sync and not self._servers.backup_workers)
 
     @property
-    def part_shares(self) -> tuple[float, ...]:
-        return tuple(share / sum(self.engine.shares) for share in self.engine.shares) * self._workers_per_batch
+    def shares_by_worker(self) -> tuple[tuple[float, ...], ...]:
+        return (tuple(share / sum(self.engine.shares) for share in self.engine.shares),) * self._workers_per_batch
 
     def agree(self, move: Move) -> Move:
         """The chief decides; it stops also when a worker was asked to stop."""

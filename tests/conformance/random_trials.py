@@ -124,7 +124,9 @@ def compared(mode: str, strategy: Strategy, reference: Strategy, num_steps: int)
     # Figures are float32 sums.
     if apart > 2e-6:
         return Found(mode, apart, "evaluation")
+    strategy.collect()
     strategy.portable_model()
+    strategy.release()
     strategy.finish(completed=True)
     return Found(mode, worst.relative, f"{worst.kind} {worst.name}")
 

@@ -1,5 +1,6 @@
 """Splits: every example in exactly one part, for any number of examples and any shares."""
 
+import itertools
 import math
 from fractions import Fraction
 
@@ -11,6 +12,8 @@ from hypothesis import strategies as drawn
 
 from tests.towers.user_errors import refused
 from towers import split
+from towers.input.tower_parts import PartsOfWorkers
+from towers.task import Batch, InputShard, batch_length, examples_between
 
 # Shares are whole tenths, so that exact fractions can be computed for comparison.
 shares = drawn.lists(drawn.integers(1, 100), min_size=1, max_size=9).map(lambda s: tuple(x / 10 for x in s))
@@ -117,3 +120,24 @@ def test_microbatches_too_small_for_the_towers():
         split.check_batch_size(3, 4, (1.0,))
     with refused("3 towers for a microbatch (accumulation=4) of 2", "num_towers=2"):
         split.check_batch_size(8, 4, split.even_shares(3))
+
+
+@pytest.mark.parametrize("count", [1, 7, 10, 16])
+def test_parts_of_workers_are_those_that_each_worker_cuts_from_its_own(count):
+    shares_by_worker = ((1.0, 1.0, 1.0), (4.0, 2.0), (1.0,))
+    whole = Batch(tf.range(count), tf.range(count))
+    expected = []
+    for index, shares_of_towers in enumerate(shares_by_worker):
+        shard = InputShard(index=index, count=3, shares=tuple(map(sum, shares_by_worker)))
+        own = examples_between(whole, *shard.bounds(tf.constant(count)))
+        ends = split.boundaries(int(batch_length(own)), shares_of_towers)
+        expected += [own.features[begin:end].numpy().tolist() for begin, end in itertools.pairwise(ends)]
+    parts = PartsOfWorkers.of(shares_by_worker)
+    found = [parts.part(whole, tower) for tower in range(parts.num_towers)]
+    assert [own.features.numpy().tolist() * bool(activity) for own, activity in found] == expected
+
+
+def test_parts_of_workers_are_others_than_those_of_all_towers_at_once():
+    parts, batch = PartsOfWorkers.of([(1.0, 1.0)] * 3), Batch(tf.range(10), tf.range(10))
+    assert [int(batch_length(parts.part(batch, tower)[0])) for tower in range(6)] == [2, 2, 2, 1, 2, 1]
+    assert split.sizes(10, split.even_shares(6)) == [2, 2, 1, 2, 2, 1]

@@ -91,3 +91,31 @@ class TowerParts:
     def pass_index(self, microbatch_index: int | tf.Tensor, tower: int) -> int | tf.Tensor:
         """Index of a tower's pass among all passes of a step; random seeds are derived from it."""
         return microbatch_index * self.num_towers + self.first_tower + self.begin + tower
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class PartsOfWorkers(TowerParts):
+    """The parts of the towers of several workers, if one process computes them all.
+
+    A batch is cut for the workers first. Whole numbers make that another division than one for all towers at once:
+    of 10 examples for three workers of two equal towers the third tower gets two, not one.
+
+    Attributes:
+      shares_by_worker: relative sizes of the parts of each worker's towers.
+    """
+
+    shares_by_worker: tuple[tuple[float, ...], ...]
+
+    @classmethod
+    def of(cls, shares_by_worker: Sequence[Sequence[float]]) -> "PartsOfWorkers":
+        shares = tuple(share for of_worker in shares_by_worker for share in of_worker)
+        return cls(shares=shares, num_towers=len(shares), shares_by_worker=tuple(map(tuple, shares_by_worker)))
+
+    def part_of_some(self, batch, tower):
+        towers = [
+            (worker, own) for worker, shares in enumerate(self.shares_by_worker) for own in range(len(shares))
+        ]
+        worker, own = towers[tower + self.begin]
+        given, has_some = part(batch, worker, [sum(shares) for shares in self.shares_by_worker])
+        found, activity = part(given, own, self.shares_by_worker[worker])
+        return found, activity * has_some
