@@ -49,9 +49,9 @@ def trained(made):
         [
             ("towers", 2, 2, {}),
             ("towers", 1, 1, {}),
-            ("towers", 3, 1, {"zero": 3}),
-            ("mirrored", 2, 2, {}),
-            ("ring", 2, 3, {}),
+            ("towers", 2, 1, {"zero": 3}),
+            ("mirrored", 2, 1, {}),
+            ("ring", 2, 2, {}),
             ("pipeline", 2, 2, {}),
             ("slices", 2, 1, {}),
         ],
@@ -81,17 +81,12 @@ CLICKS = ClicksTask(clicks=DrawnClicks(num_tables=2, num_rows=10, num_train=53, 
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    "task, name, accumulation, spread",
-    [
-        (CLICKS, "towers", 1, {}),
-        (TEXT, "pipeline", 1, {}),
-        (CLICKS, "towers", 2, {"sharded": True}),
-    ],
+    "task, name, spread",
+    [(TEXT, "pipeline", {}), (CLICKS, "towers", {"sharded": True})],
 )
-def test_ids_and_labels_of_32_bits_give_the_same_bits(task, name, accumulation, spread):
+def test_ids_and_labels_of_32_bits_give_the_same_bits(task, name, spread):
     expected, found = (
-        trained(strategy(name, on_towers=on_towers, task=task, accumulation=accumulation, **spread))
-        for on_towers in (False, True)
+        trained(strategy(name, on_towers=on_towers, task=task, **spread)) for on_towers in (False, True)
     )
     assert found[:3] == expected[:3]
     np.testing.assert_array_equal(found[3], expected[3])
@@ -107,7 +102,7 @@ def test_large_tables_are_read_by_rows_with_the_same_bits(monkeypatch):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("dtype", [np.int32, np.int64, np.int16, np.uint8])
+@pytest.mark.parametrize("dtype", [np.int32, np.int64, np.int16])
 def test_integers_arrive_in_a_dtype_that_gpus_keep_and_the_tower_gives_back_their_own(dtype):
     """TensorFlow keeps function arguments on a GPU, but for int32."""
     seen = set()
@@ -133,7 +128,8 @@ def test_integers_arrive_in_a_dtype_that_gpus_keep_and_the_tower_gives_back_thei
     sent = {tensor.dtype for tensor in tf.nest.flatten(parts_of(made._next_batch(0)))}
     assert sent == {tf.int64 if dtype == np.int32 else tf.as_dtype(dtype)}
     seen.clear()
-    strategy(on_towers=True, task=task).run_steps(1)
+    made.restored()
+    made.run_steps(1)
     assert seen == {("features", tf.as_dtype(dtype)), ("labels", tf.as_dtype(dtype))}
 
 

@@ -1,6 +1,7 @@
 """ZeRO over the workers of a ring of towers of several devices: who holds what, where it is sent, the numbers."""
 
 import collections
+import functools
 
 import pytest
 import tensorflow as tf
@@ -37,6 +38,11 @@ def sliced_towers(task, devices, options):
 
 def staged_towers(task, devices, options):
     return StagedTowers(task, devices, options, PipelineOptions(microbatches=2))
+
+
+@functools.cache
+def of_one_device(rule, clipping, steps: int) -> dict:
+    return parameters_of(trained(cpus(1), rule, steps=steps, clipping=clipping))
 
 
 def undivided_stages(task, devices, options):
@@ -101,7 +107,7 @@ def test_it_equals_one_device_on_all_workers(zero, rule, clipping):
             made, task(), StepOptions(rule=rule, clipping=clipping), devices=devices, make_towers=sliced_towers
         )
         found.train(STEPS)
-    expected = parameters_of(trained(cpus(1), rule, steps=STEPS, clipping=clipping))
+    expected = of_one_device(rule, clipping, STEPS)
     for engine in found.engines:
         assert_close({name: variable.numpy() for name, variable in engine.parameters().items()}, expected)
 
@@ -110,13 +116,12 @@ def test_it_equals_one_device_on_all_workers(zero, rule, clipping):
     "grid, made",
     first_quick(
         [
-            ("data:2,stage:2", undivided_stages),
+            ("stage:2", undivided_stages),
             ("slice:3", sliced_towers),
             ("data:2,slice:2", sliced_towers),
-            ("stage:2", undivided_stages),
         ]
     ),
-    ids=["towers of stages", "uneven slices", "towers of slices", "stages"],
+    ids=["stages", "uneven slices", "towers of slices"],
 )
 def test_zero_3_equals_one_device_and_each_device_has_its_part(grid, made):
     rule, clipping = Adam(weight_decay=0.1), Clipping(norm=0.05)
@@ -126,7 +131,7 @@ def test_zero_3_equals_one_device_and_each_device_has_its_part(grid, made):
         found = WorkersInThreads(connections, task(), options, devices=devices, make_towers=made)
         found.train(steps)
         values = collected(found)
-    assert_close(values, parameters_of(trained(cpus(1), rule, steps=steps, clipping=clipping)))
+    assert_close(values, of_one_device(rule, clipping, steps))
     owned = [part.variable for engine in found.engines for part in engine.placement.parts]
     # A small table has one owner.
     everywhere = {device[-5:] for device in devices.groups[0]}
@@ -158,7 +163,7 @@ def test_zero_3_of_slices_holds_a_part_of_each_slice_and_two_units():
         (graph,) = engine.towers[0].traced.graphs.values()
         for device in devices.groups[0]:
             assert layer * 0.9 < peak_bytes(graph, device) <= 2.4 * layer
-            assert peak_bytes(graph, device, waits=False) > 5 * layer, "or this test shows nothing"
+            assert peak_bytes(graph, device, waits=False) > (DEPTH - 3) * layer, "or this test shows nothing"
 
 
 @pytest.mark.full
