@@ -24,6 +24,7 @@ from towers.input.placed_batch import parts_of
 from towers.input.placed_input import PlacedInput
 from towers.input.tower_parts import TowerParts
 from towers.options import StepOptions
+from towers.stages.options import PipelineOptions
 from towers.task import Batch
 from towers.updates.rules import Momentum
 from towers.updates.schedules import Constant
@@ -33,7 +34,8 @@ def strategy(name="towers", num_towers=2, *, on_towers, task=None, accumulation=
     """A strategy that reads its input as with GPUs, or as with CPUs."""
     devices = dataclasses.replace(cpus(num_towers, **spread), input_on_towers=on_towers)
     options = StepOptions(rule=Momentum(), schedule=Constant(0.05), accumulation=accumulation)
-    return build_strategy(name, task or random_task(), devices, options)
+    given = {"pipeline": PipelineOptions(microbatches=2)} if name == "pipeline" else {}
+    return build_strategy(name, task or random_task(), devices, options, **given)
 
 
 def trained(made):

@@ -51,8 +51,9 @@ def variables_of(strategy) -> dict[str, np.ndarray]:
     return {name: one.numpy() for name, one in {**engine.parameters(), **engine.state(), **slots}.items()}
 
 
+# Lookahead's rule is the momentum.
 @pytest.mark.full
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule.id != "nesterov"])
 def test_the_numbers_are_those_of_the_kernels(rule):
     found = []
     for xla in (False, True):
