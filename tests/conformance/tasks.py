@@ -167,7 +167,7 @@ class SmallText(_InBatches):
     @property
     def _task(self) -> TextTask:
         text = DrawnText(num_tokens=10, length=6, num_train=self.num_texts, num_eval=self.num_texts)
-        return TextTask(text=text, size=TransformerSize(blocks=2, width=8, heads=2), batch_size=self.batch_size)
+        return TextTask(text=text, size=TransformerSize(blocks=1, width=8, heads=2), batch_size=self.batch_size)
 
     def num_examples(self, split: str) -> int:
         return self.num_texts
@@ -205,13 +205,14 @@ class SmallText(_InBatches):
 
 @dataclasses.dataclass(frozen=True)
 class SmallInception(SmallImages):
-    """The same task with a network of two blocks, whose branches have batch norms."""
+    """The same task with a network of two blocks, whose branches have batch norms: three branches, then two."""
 
     def build_model(self) -> keras.Model:
         image, tags = layers.Input((8, 8, 3), name="image"), layers.Input((2,), dtype="int32", name="tags")
         outputs = conv_norm_relu(image, 4, 3, "stem")
-        for name in ("a", "b"):
-            outputs = inception_block(outputs, name, dropout=0.0)
+        outputs = inception_block(outputs, "a", dropout=0.0)
+        wide, narrow = (conv_norm_relu(outputs, size, size, f"b_{size}") for size in (3, 1))
+        outputs = layers.Concatenate(name="b_join")([wide, narrow])
         outputs = layers.GlobalAveragePooling2D(name="mean")(outputs)
         tagged = layers.Flatten(name="flatten_tags")(layers.Embedding(NUM_TAGS, 3, name="table_of_tags")(tags))
         outputs = layers.Dense(NUM_CLASSES, name="logits")(layers.Concatenate(name="all")([outputs, tagged]))

@@ -1,10 +1,12 @@
 """The task of these tests: a small network on drawn 6x6 images, with batch norm and dropout on request."""
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 
 import keras
 import numpy as np
+import tensorflow as tf
 from keras import layers
 
 from models.data.image_store import ImageSet, ImageStore
@@ -84,6 +86,29 @@ def small_strategy(
     defaults = {"rule": Momentum(momentum=0.9), "schedule": Cosine(0.05, 40), "seed": 3}
     devices = devices or cpus(num_towers)
     return build_strategy(name, task or small_task(), devices, StepOptions(**defaults | options))
+
+
+def shared_strategy(**options) -> Strategy:
+    """The strategy of `small_strategy(**options)` at step 0, which the tests of a process build and trace once.
+
+    For tests of what goes on around the steps. A test that asks twice gets one strategy, reset.
+    """
+    strategy, values = _built_once(**options)
+    for variable, value in zip(_variables_of(strategy), values, strict=True):
+        variable.assign(value)
+    strategy.restored()
+    return strategy
+
+
+@functools.cache
+def _built_once(**options) -> tuple[Strategy, list[np.ndarray]]:
+    """A strategy and the values of its variables at step 0."""
+    strategy = small_strategy(**options)
+    return strategy, [variable.numpy() for variable in _variables_of(strategy)]
+
+
+def _variables_of(strategy: Strategy) -> list:
+    return tf.nest.flatten(strategy.checkpointables())
 
 
 def values_of(strategy: Strategy) -> dict[str, np.ndarray]:

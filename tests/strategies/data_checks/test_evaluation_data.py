@@ -56,6 +56,7 @@ def test_evaluation_has_its_own_spec(name, kind):
     trained.compile(
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="mean_with_sample_weight"),
         weighted_metrics=[keras.metrics.SparseCategoricalAccuracy("accuracy")],
+        run_eagerly=True,
     )
     x, labels, *weights = DATA[kind][1]
     expected = trained.evaluate(

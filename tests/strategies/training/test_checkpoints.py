@@ -18,7 +18,13 @@ import tensorflow as tf
 from strategies.training.checkpoints import Checkpoints
 from strategies.training.trainer import Trainer
 from strategies.training.trainer_options import TrainerOptions
-from tests.strategies.small_task import assert_same_bits, small_strategy, small_task, values_of
+from tests.strategies.small_task import (
+    assert_same_bits,
+    shared_strategy,
+    small_strategy,
+    small_task,
+    values_of,
+)
 from tests.tiers import first_quick
 from tests.towers.user_errors import refused
 from towers.errors import UserError
@@ -33,7 +39,7 @@ STEPS = (2, 4, 6)
 def saved(tmp_path_factory):
     """(directory with checkpoints of STEPS, values of the variables at each of these steps)."""
     directory = tmp_path_factory.mktemp("saved") / "checkpoints"
-    strategy = small_strategy(BATCH_NORM_TASK, num_towers=2)
+    strategy = fresh_strategy()
     checkpoints = Checkpoints(directory, strategy)
     checkpoints.prepare()
     values = {}
@@ -51,7 +57,7 @@ def copied(saved, tmp_path):
 
 
 def fresh_strategy(**options):
-    return small_strategy(BATCH_NORM_TASK, num_towers=2, **options)
+    return shared_strategy(task=BATCH_NORM_TASK, num_towers=2, **options)
 
 
 def data_file(directory, step) -> pathlib.Path:
@@ -204,7 +210,7 @@ def test_a_deeper_network_is_another_model(copied):
 
 def test_a_network_of_fewer_layers_is_another_model(copied):
     with refused("parameters/norm0/gamma", "[8] in it", "absent here", "use the same model"):
-        Checkpoints(copied, small_strategy()).restore_latest()
+        Checkpoints(copied, shared_strategy()).restore_latest()
 
 
 def test_another_model_leaves_the_strategy_as_it_was(copied):
@@ -250,13 +256,13 @@ def test_a_checkpoint_of_another_precision_is_cast(copied, saved, precision):
 
 def resumed(directory, precision: str, before: str, state: tuple[float, int] | None = None):
     """Loss scale and good steps of a run that resumes one of the precision `before`, which had this state."""
-    strategy = small_strategy(precision=before)
+    strategy = shared_strategy(precision=before)
     scale, good_steps = (strategy.checkpointables()["counters"][name] for name in ("loss_scale", "good_steps"))
     if state is not None:
         scale.assign(state[0])
         good_steps.assign(state[1])
     Checkpoints(directory, strategy).save()
-    strategy = small_strategy(precision=precision)
+    strategy = shared_strategy(precision=precision)
     Checkpoints(directory, strategy).restore_latest()
     counters = strategy.checkpointables()["counters"]
     return counters["loss_scale"].numpy(), counters["good_steps"].numpy()
@@ -312,7 +318,7 @@ def test_all_files_of_an_earlier_run_are_moved_away(copied):
 
 def test_resume_never_starts_at_step_0_and_moves_the_earlier_run_away(copied, saved, tmp_path):
     options = TrainerOptions(steps=1, directory=tmp_path, resume="never")
-    trainer = Trainer(small_strategy(BATCH_NORM_TASK, num_towers=2), options)
+    trainer = Trainer(fresh_strategy(), options)
     trainer.fit()
     saved_here = Checkpoints(copied, trainer.strategy).files.saved()
     assert [pathlib.Path(prefix).name for prefix in saved_here] == ["step-1"]
@@ -322,7 +328,7 @@ def test_resume_never_starts_at_step_0_and_moves_the_earlier_run_away(copied, sa
 
 
 def test_only_the_newest_checkpoints_remain(tmp_path):
-    strategy = small_strategy()
+    strategy = shared_strategy()
     checkpoints = Checkpoints(tmp_path, strategy, keep=2)
     for _ in range(4):
         strategy.run_steps(1)
@@ -343,7 +349,7 @@ def test_an_unreadable_later_checkpoint_does_not_count(copied):
     strategy.run_steps(1)
     checkpoints.save()
     assert {path.stem for path in copied.glob("step-*")} == {"step-5", "step-6"}
-    assert Checkpoints(copied, fresh_strategy()).restore_latest() == 5
+    assert Checkpoints(copied, small_strategy(BATCH_NORM_TASK)).restore_latest() == 5
     strategy.run_steps(1)
     checkpoints.save()
     assert {path.stem for path in copied.glob("step-*")} == {"step-6"}
@@ -361,7 +367,7 @@ class Killed(BaseException):
 @pytest.mark.parametrize("moment", first_quick([6, 0, 1, 2, 3, 4, 5, 7, 8, 9, 10]))
 def test_killed_while_saving(tmp_path, monkeypatch, moment):
     """After a kill at any system call, a run resumes from a complete checkpoint and removes all other files."""
-    strategy = small_strategy()
+    strategy = shared_strategy()
     checkpoints = Checkpoints(tmp_path, strategy, keep=1)
     strategy.run_steps(1)
     checkpoints.save()
@@ -381,7 +387,7 @@ def test_killed_while_saving(tmp_path, monkeypatch, moment):
             patch.setattr(owner, name, dying(getattr(owner, name)))
         with pytest.raises(Killed):
             checkpoints.save()
-    again = small_strategy()
+    again = shared_strategy()
     resumed = Checkpoints(tmp_path, again, keep=1)
     # The fifth of these calls moves the index; the first removes an older index of the same step.
     assert resumed.restore_latest() == (1 if moment <= 4 else 2)
@@ -395,7 +401,7 @@ def test_killed_while_saving(tmp_path, monkeypatch, moment):
 @pytest.mark.full
 def test_a_reader_never_sees_half_an_index(tmp_path):
     """The reader looks again and again, as an evaluator does."""
-    strategy = small_strategy()
+    strategy = shared_strategy()
     checkpoints = Checkpoints(tmp_path, strategy, keep=1)
     done, sizes = threading.Event(), collections.defaultdict(set)
 
@@ -420,14 +426,14 @@ def test_a_reader_never_sees_half_an_index(tmp_path):
 
 def test_keeping_no_checkpoint_is_refused(tmp_path):
     with refused("keep_checkpoints=0", "at least 1"):
-        Checkpoints(tmp_path, small_strategy(), keep=0)
+        Checkpoints(tmp_path, shared_strategy(), keep=0)
 
 
 @pytest.mark.parametrize(
     "name, num_towers", first_quick([("mirrored", 2), ("towers", 1), ("towers", 2), ("mirrored", 1)])
 )
 def test_a_checkpoint_of_two_towers_resumes_in_any_mode(saved, name, num_towers):
-    strategy = small_strategy(BATCH_NORM_TASK, name=name, num_towers=num_towers)
+    strategy = shared_strategy(task=BATCH_NORM_TASK, name=name, num_towers=num_towers)
     assert Checkpoints(saved[0], strategy).restore_latest() == 6
     assert_same_bits(values_of(strategy), saved[1][6])
     report = strategy.run_steps(1)
@@ -436,7 +442,7 @@ def test_a_checkpoint_of_two_towers_resumes_in_any_mode(saved, name, num_towers)
 
 @pytest.mark.full
 def test_what_mirrored_saved_goes_on_under_towers(tmp_path):
-    mirrored = small_strategy(BATCH_NORM_TASK, name="mirrored", num_towers=2)
+    mirrored = shared_strategy(task=BATCH_NORM_TASK, name="mirrored", num_towers=2)
     mirrored.run_steps(3)
     Checkpoints(tmp_path, mirrored).save()
     towers = fresh_strategy()
@@ -446,14 +452,14 @@ def test_what_mirrored_saved_goes_on_under_towers(tmp_path):
 
 def test_a_directory_under_a_file_is_refused(tmp_path):
     (tmp_path / "file").write_text("in the way")
-    strategy = small_strategy()
+    strategy = shared_strategy()
     with refused(str(tmp_path / "file" / "run"), "nothing can be written there", "another directory"):
         Trainer(strategy, TrainerOptions(steps=3, directory=tmp_path / "file" / "run")).fit()
     assert strategy.step == 0
 
 
 def test_a_directory_that_cannot_be_made_is_refused():
-    strategy = small_strategy()
+    strategy = shared_strategy()
     with refused("/proc/run", "nothing can be written there"):
         Trainer(strategy, TrainerOptions(steps=3, directory="/proc/run")).fit()
     assert strategy.step == 0
@@ -462,7 +468,7 @@ def test_a_directory_that_cannot_be_made_is_refused():
 def test_a_read_only_directory_is_refused(small_disk):
     disk = small_disk(256)
     subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True, timeout=20)
-    strategy = small_strategy()
+    strategy = shared_strategy()
     with refused(str(disk), "nothing can be written there (Read-only file system)"):
         Trainer(strategy, TrainerOptions(steps=3, directory=disk)).fit()
     assert strategy.step == 0
@@ -488,7 +494,7 @@ def test_files_of_an_unfinished_save_are_removed_at_start(copied):
 class TestFullDisk:
     """The network has about 120 KB, so that a checkpoint is much larger than a page of 4 KiB."""
 
-    make = staticmethod(functools.partial(small_strategy, small_task(width=128)))
+    make = staticmethod(functools.partial(shared_strategy, task=small_task(width=128)))
 
     def test_free_space_is_checked_before_training(self, small_disk):
         disk = small_disk(128)
@@ -506,7 +512,8 @@ class TestFullDisk:
 
     def test_save_on_a_full_disk(self, small_disk, fill):
         """With any amount of free space, a failing save leaves the older checkpoint as it was."""
-        strategy = self.make()
+        task = small_task(width=128)
+        strategy = small_strategy(task)
         disk = small_disk(1024)
         checkpoints = Checkpoints(disk, strategy)
         checkpoints.prepare()

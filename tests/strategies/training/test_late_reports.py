@@ -13,7 +13,7 @@ from strategies.training.checkpoints import Checkpoints
 from strategies.training.stop_signals import StopSignals
 from strategies.training.trainer import Trainer
 from strategies.training.trainer_options import TrainerOptions
-from tests.strategies.small_task import assert_same_bits, small_strategy, small_task, values_of
+from tests.strategies.small_task import assert_same_bits, shared_strategy, small_strategy, values_of
 from tests.strategies.training.test_trainer import HUGE
 from tests.tiers import first_quick
 from tests.towers.logical_cpus import cpus
@@ -22,9 +22,9 @@ from towers.updates.schedules import Constant
 OF_THE_CLOCK = {"seconds", "input_seconds", "images_per_second"}
 
 
-def strategy_of(*, masks: bool, **options):
+def strategy_of(*, masks: bool, build=shared_strategy, **options):
     # Not on the host: the counters are then beside the parameters, as on a GPU.
-    return small_strategy(small_task(), devices=dataclasses.replace(cpus(1, 1), masks=masks), **options)
+    return build(devices=dataclasses.replace(cpus(1, 1), masks=masks), **options)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,7 +126,7 @@ def test_a_step_that_is_not_finite_ends_the_run(tmp_path, report_every):
             report_every_steps=report_every,
             options={"schedule": Spoilt(0.05, at=4)},
         )
-        step = Checkpoints(folder / "checkpoints", strategy_of(masks=masks)).restore_latest()
+        step = Checkpoints(folder / "checkpoints", strategy_of(masks=masks, build=small_strategy)).restore_latest()
         runs.append((str(error), error.step, step, summary_of(folder), watched.reported))
         runs[-1] += ({name: value.tobytes() for name, value in values_of(strategy).items()},)
     assert runs[1] == runs[0]
@@ -140,7 +140,7 @@ def test_a_signal_saves_the_step_that_is_reported(tmp_path):
     with StopSignals() as signals:
         strategy, *_ = fitted(tmp_path, masks=True, watched=watched, stop_requested=signals.requested, **options)
     assert watched.ahead[3] > 0
-    again = strategy_of(masks=True)
+    again = strategy_of(masks=True, build=small_strategy)
     saved = Checkpoints(tmp_path / "checkpoints", again).restore_latest()
     assert saved == strategy.step == watched.reported[-1] == lines_of(tmp_path)[-1]["step"] > 4
     assert_same_bits(values_of(again), values_of(strategy))
@@ -151,7 +151,7 @@ def test_a_signal_saves_the_step_that_is_reported(tmp_path):
 
 
 @pytest.mark.full
-def test_steps_before_an_error_are_reported(tmp_path):
+def test_steps_before_an_error_are_reported(monkeypatch):
     strategy, watched = strategy_of(masks=True), Watched()
     train = strategy.engine.train
 
@@ -160,7 +160,7 @@ def test_steps_before_an_error_are_reported(tmp_path):
             raise OSError("no batch")
         return train(batch, rate)
 
-    strategy.engine.train = failing
+    monkeypatch.setattr(strategy.engine, "train", failing)
     trainer = Trainer(
         strategy, TrainerOptions(steps=12, report_every_steps=3), callbacks=[watched], stop_requested=lambda: False
     )

@@ -27,6 +27,7 @@ from tests.strategies.small_task import (
     NUM_TRAIN,
     assert_same_bits,
     random_task,
+    shared_strategy,
     small_strategy,
     small_task,
     values_of,
@@ -97,7 +98,7 @@ class TestArguments:
     )
     def test_an_argument_of_another_type_is_refused(self, changed, parts):
         with refused(*parts):
-            Trainer(**{"strategy": small_strategy(), "options": TrainerOptions(steps=1)} | changed)
+            Trainer(**{"strategy": shared_strategy(), "options": TrainerOptions(steps=1)} | changed)
 
 
 class _LengthUnknown:
@@ -129,10 +130,11 @@ def evaluated_by_numpy(task, strategy):
 
 @pytest.mark.parametrize("name", first_quick(["towers", "mirrored"]))
 @pytest.mark.parametrize("eval_batch_size", first_quick([7, 1, NUM_EVAL - 1, NUM_EVAL, NUM_EVAL + 1]))
-def test_evaluation_is_exact_whatever_the_last_batch(eval_batch_size, name):
+def test_evaluation_is_exact_whatever_the_last_batch(eval_batch_size, name, monkeypatch):
     """On four towers, so that a last batch of one example leaves three of them idle."""
     task = small_task(eval_batch_size=eval_batch_size)
-    strategy = small_strategy(task, name=name, num_towers=4)
+    strategy = shared_strategy(name=name, num_towers=4)
+    monkeypatch.setattr(strategy, "task", task)
     strategy.run_steps(3)
     found = Trainer(strategy, TrainerOptions(steps=3)).evaluate()
     expected = evaluated_by_numpy(task, strategy)
@@ -144,7 +146,7 @@ class TestNotFinite:
     """A learning rate of 1e38 makes the parameters so large that the next step overflows."""
 
     def test_stop(self, tmp_path):
-        strategy = small_strategy(schedule=_Jump(3))
+        strategy = shared_strategy(schedule=_Jump(3))
         recorder = Recorder()
         trainer = Trainer(
             strategy,
@@ -168,14 +170,14 @@ class TestNotFinite:
 
     @pytest.mark.full
     def test_stop_in_the_middle_of_a_call(self, tmp_path):
-        strategy = small_strategy(schedule=_Jump(3))
+        strategy = shared_strategy(schedule=_Jump(3))
         options = TrainerOptions(steps=10, directory=tmp_path, report_every_steps=10, evaluate_every_epochs=None)
         with pytest.raises(NonFiniteStep, match="step 4 "):
             Trainer(strategy, options).fit()
         assert strategy.step == 5
 
     def test_skip(self, tmp_path):
-        strategy = small_strategy(schedule=_Jump(3), on_nan="skip")
+        strategy = shared_strategy(schedule=_Jump(3), on_nan="skip")
         result, _ = fitted(strategy, steps=6, directory=tmp_path, report_every_steps=2)
         assert result.completed
         summary = strict_json((tmp_path / "summary.json").read_text())
@@ -321,17 +323,17 @@ class TestMetrics:
     @pytest.mark.full
     @pytest.mark.parametrize("half", ['{"kind": "train", "st', '{"kind": "train"}', "\x00\x00\x00", "[1", "7"])
     def test_an_incomplete_last_line_is_dropped(self, tmp_path, half):
-        fitted(small_strategy(), steps=2, directory=tmp_path, report_every_steps=1)
+        fitted(shared_strategy(), steps=2, directory=tmp_path, report_every_steps=1)
         whole = (tmp_path / "metrics.jsonl").read_text()
         (tmp_path / "metrics.jsonl").write_text(whole + half)
-        fitted(small_strategy(), steps=3, directory=tmp_path, report_every_steps=1)
+        fitted(shared_strategy(), steps=3, directory=tmp_path, report_every_steps=1)
         assert (tmp_path / "metrics.jsonl").read_text().startswith(whole)
         assert [line["step"] for line in json_lines(tmp_path) if line["kind"] == "train"] == [1, 2, 3]
 
     @pytest.mark.full
     def test_metrics_of_an_earlier_run_are_removed_under_resume_never(self, tmp_path):
-        fitted(small_strategy(), steps=3, directory=tmp_path)
-        _, recorder = fitted(small_strategy(), steps=1, directory=tmp_path, resume="never")
+        fitted(shared_strategy(), steps=3, directory=tmp_path)
+        _, recorder = fitted(shared_strategy(), steps=1, directory=tmp_path, resume="never")
         assert [line["step"] for line in json_lines(tmp_path)] == [1, 1]
         assert f"{tmp_path / 'checkpoints'}.before-1" in recorder.messages[0]
 
@@ -386,8 +388,8 @@ class TestSummary:
 
     def test_numbers_that_are_not_finite_are_null(self, tmp_path):
         """Finite steps can leave parameters that overflow in evaluation."""
-        strategy = small_strategy(schedule=_Jump(0))
-        result, _ = fitted(strategy, steps=1, directory=tmp_path)
+        strategy = shared_strategy(schedule=_Jump(3))
+        result, _ = fitted(strategy, steps=4, directory=tmp_path)
         assert not math.isfinite(result.evaluation["loss"])
         assert strict_json((tmp_path / "summary.json").read_text())["evaluation"]["loss"] is None
         assert json_lines(tmp_path)[-1]["loss"] is None
@@ -429,11 +431,11 @@ class TestFiles:
         options = {"directory": tmp_path, "steps": 9, "report_every_steps": 1, "checkpoint_every_steps": 4}
         options |= {"evaluate_every_epochs": None, "evaluate_every_steps": 2}
         with pytest.raises(Failure):
-            fitted(small_strategy(), callbacks=[Failing("steps", at=6)], **options)
+            fitted(shared_strategy(), callbacks=[Failing("steps", at=6)], **options)
         (file,) = (tmp_path / "tensorboard").iterdir()
         while time.time() < int(file.name.split(".")[3]) + 1:
             time.sleep(0.01)  # TensorBoard orders files by the second in their names
-        fitted(small_strategy(), **options)
+        fitted(shared_strategy(), **options)
         events = EventAccumulator(str(tmp_path / "tensorboard"), size_guidance={"tensors": 0})
         events.Reload()
 
@@ -451,7 +453,7 @@ class TestFiles:
 
     @pytest.mark.parametrize("first, last", first_quick([(12, 14), (20, 30)]))
     def test_a_profile_of_steps_after_the_last_is_refused(self, first, last, tmp_path):
-        strategy = small_strategy()
+        strategy = shared_strategy()
         with refused(f"profile_steps={first}:{last}", "this run has steps 0 to 11"):
             fitted(strategy, callbacks=[Profiler(first, last)], steps=12, directory=tmp_path)
         assert strategy.step == 0
@@ -463,13 +465,13 @@ class TestFiles:
 
     def test_a_profile_without_a_directory_is_refused(self):
         with refused("profile_steps=0:2", "directory"):
-            fitted(small_strategy(), callbacks=[Profiler(0, 2)], steps=3)
+            fitted(shared_strategy(), callbacks=[Profiler(0, 2)], steps=3)
 
     def test_dry_run_writes_nothing(self, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         (tmp_path / "run").mkdir()
         before = listing(tmp_path)
-        result, recorder = fitted(small_strategy(), epochs=50, directory=tmp_path / "run", dry_run=True)
+        result, recorder = fitted(shared_strategy(), epochs=50, directory=tmp_path / "run", dry_run=True)
         assert (result.completed, result.step, list(recorder.evaluations)) == (True, 2, [2])
         assert result.files == {}
         assert listing(tmp_path) == before
@@ -488,7 +490,7 @@ class TestCallbacks:
     def test_end_of_every_callback_is_called_when_one_fails(self, method, tmp_path):
         first, last = Recorder(), Recorder()
         trainer = Trainer(
-            small_strategy(),
+            shared_strategy(),
             TrainerOptions(steps=2, directory=tmp_path),
             callbacks=[first, Failing(method), last],
         )
@@ -500,18 +502,18 @@ class TestCallbacks:
 
     def test_callbacks_that_began_end_when_one_fails_to_begin(self):
         first, last = Recorder(), Recorder()
-        trainer = Trainer(small_strategy(), TrainerOptions(steps=2), callbacks=[first, Failing("begin"), last])
+        trainer = Trainer(shared_strategy(), TrainerOptions(steps=2), callbacks=[first, Failing("begin"), last])
         with pytest.raises(Failure):
             trainer.fit()
         assert (first.ended, last.ended) == (1, 0)
 
-    def test_end_of_every_callback_is_called_when_a_step_fails(self):
-        strategy, recorder = small_strategy(), Recorder()
+    def test_end_of_every_callback_is_called_when_a_step_fails(self, monkeypatch):
+        strategy, recorder = shared_strategy(), Recorder()
 
         def run_steps(count):
             raise Failure
 
-        strategy.run_steps = run_steps
+        monkeypatch.setattr(strategy, "run_steps", run_steps)
         with pytest.raises(Failure):
             Trainer(strategy, TrainerOptions(steps=2), callbacks=[recorder]).fit()
         assert recorder.ended == 1
@@ -524,11 +526,13 @@ def test_something_else_in_a_files_place_is_one_line(tmp_path, name):
     else:
         (tmp_path / name).mkdir()
     with refused(str(tmp_path / name), "can't be written"):
-        fitted(small_strategy(), steps=1, directory=tmp_path)
+        fitted(shared_strategy(), steps=1, directory=tmp_path)
 
 
 class TestFullDisk:
     """The disk becomes full during training."""
+
+    TASK = small_task(width=256)
 
     @pytest.fixture
     def disk(self, small_disk):
@@ -538,10 +542,8 @@ class TestFullDisk:
     @pytest.mark.parametrize("report_every_steps", [3, 1])
     def test_the_error_is_one_line_and_the_checkpoint_before_remains(self, disk, fill, report_every_steps):
         """The disk is full from step 3 on; a checkpoint of about 230 KB is due at step 6."""
-        task = small_task(width=256)
-
         expected = {}
-        strategy = small_strategy(task)
+        strategy = shared_strategy(task=self.TASK)
         options = {
             "steps": 9,
             "directory": disk / "run",
@@ -570,10 +572,10 @@ class TestFullDisk:
         names = sorted(path.name for path in (disk / "run" / "checkpoints").iterdir())
         assert names == ["checkpoint", "step-3.data-00000-of-00001", "step-3.index"]
         (disk / "filler").unlink()
-        again = small_strategy(task)
+        again = small_strategy(self.TASK)
         assert Checkpoints(disk / "run" / "checkpoints", again).restore_latest() == 3
         assert_same_bits(values_of(again), expected)
-        result, recorder = fitted(small_strategy(task), **options)
+        result, recorder = fitted(shared_strategy(task=self.TASK), **options)
         assert result.completed
         assert recorder.calls[0][0] == 3
 
@@ -581,8 +583,8 @@ class TestFullDisk:
     def test_a_disk_that_is_full_before_the_first_step(self, disk, fill, is_resumed):
         options = {"directory": disk / "run", "evaluate_every_epochs": None}
         if is_resumed:
-            fitted(small_strategy(), steps=1, **options)
-        trainer = Trainer(small_strategy(), TrainerOptions(steps=3, **options))
+            fitted(shared_strategy(), steps=1, **options)
+        trainer = Trainer(shared_strategy(), TrainerOptions(steps=3, **options))
         trainer.prepare()
         fill(disk / "filler")
         with refused(str(disk / "run"), "can't be written", "make room"):
@@ -595,7 +597,7 @@ class TestFullDisk:
                     fill(disk / "filler")
 
         with refused(str(disk / "run" / "profile"), "make room"):
-            fitted(small_strategy(), callbacks=[Profiler(1, 3), Filler()], steps=4, directory=disk / "run")
+            fitted(shared_strategy(), callbacks=[Profiler(1, 3), Filler()], steps=4, directory=disk / "run")
 
     def test_the_error_of_tensorboards_events_is_one_line(self, disk, fill):
         events = TensorBoardLog()

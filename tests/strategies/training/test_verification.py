@@ -34,14 +34,12 @@ def found(task, *, name="towers", num_towers=2, spoil=lambda strategy: None, sha
     first_quick(
         [
             ({"task": small_task(), "num_towers": 3, "shares": (3.0, 1.0, 1.0)}, "undivided"),
-            ({"task": small_task(), "name": "mirrored"}, "undivided"),
-            ({"task": random_task()}, "in the same 2 parts"),
             ({"task": random_task(), "name": "mirrored"}, "in the same 2 parts"),
-            ({"task": small_task(batch_norm=True), "batch_stats": "synced"}, "undivided"),
+            ({"task": small_task(batch_norm=True), "name": "mirrored", "batch_stats": "synced"}, "undivided"),
             ({"task": small_task(), "accumulation": 2}, "undivided"),
         ]
     ),
-    ids=["shares", "mirrored", "random", "random_mirrored", "synced", "accumulation"],
+    ids=["shares", "random", "synced", "accumulation"],
 )
 def test_a_correct_strategy_does_not_differ(options, how):
     differences, description = found(**options)
@@ -51,7 +49,9 @@ def test_a_correct_strategy_does_not_differ(options, how):
 
 
 def test_every_variable_is_compared():
-    differences, _ = found(random_task())
+    differences, how = found(random_task())
+    assert "in the same 2 parts" in how
+    assert differences[0].relative < 1e-9
     names = {(difference.kind, difference.name) for difference in differences}
     assert ("parameters", "hidden0/kernel") in names
     assert ("slots/momentum", "logits/bias") in names
@@ -68,6 +68,8 @@ class TestSpoiltStrategy:
         differences, _ = found(small_task(), spoil=spoil)
         assert differences[0].relative > 1e-4
         assert "logits/bias" in {difference.name for difference in differences[:3]}
+        values = [difference.relative for difference in differences]
+        assert values == sorted(values, reverse=True), "the largest difference is first"
 
     @pytest.mark.full
     def test_a_mean_of_towers_means_is_found(self):
@@ -104,15 +106,6 @@ class TestSpoiltStrategy:
             spoil=lambda strategy: strategy.engine.state()["norm0/moving_mean"].assign([1.0] * 8),
         )
         assert ("state", "norm0/moving_mean") in {(found.kind, found.name) for found in differences[:2]}
-
-    @pytest.mark.full
-    def test_the_largest_difference_is_first(self):
-        def spoil(strategy):
-            strategy.engine.parameters()["logits/bias"].assign([0.1, 0, 0])
-
-        differences, _ = found(small_task(), spoil=spoil)
-        values = [difference.relative for difference in differences]
-        assert values == sorted(values, reverse=True)
 
     @pytest.mark.full
     def test_nan_is_an_infinite_difference(self):

@@ -1,5 +1,7 @@
 """Small networks with branches, for tests."""
 
+from collections.abc import Sequence
+
 import keras
 from keras import layers
 
@@ -22,11 +24,11 @@ def inception_block(x: keras.KerasTensor, name: str, dropout: float = 0.2) -> ke
     return layers.Concatenate(name=f"{name}_join")([direct, deep, pooled, x])
 
 
-def small_inception(num_classes: int = NUM_CLASSES) -> keras.Model:
-    """Two blocks on 6x6x3 images: of each `deep` has most parameters, then `direct`, then `pooled`."""
+def small_inception(num_classes: int = NUM_CLASSES, blocks: Sequence[str] = ("a", "b")) -> keras.Model:
+    """Blocks on 6x6x3 images: of each `deep` has most parameters, then `direct`, then `pooled`."""
     x = images = layers.Input((6, 6, 3), name="images")
     x = conv_norm_relu(x, 4, 3, "stem")
-    for name in ("a", "b"):
+    for name in blocks:
         x = inception_block(x, name)
     x = layers.GlobalAveragePooling2D(name="mean")(x)
     return keras.Model(images, layers.Dense(num_classes, name="logits")(x))

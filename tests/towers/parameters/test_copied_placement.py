@@ -40,18 +40,15 @@ def _by_slot(slots):
 
 RULES = {
     "adamw": Adam(weight_decay=0.1),
-    "momentum": Momentum(momentum=0.9),
     "muon": Muon(momentum=0.9),
     "lookahead": Lookahead(rule=Momentum(momentum=0.9), num_updates=5, every=2),
 }
 
 
 CASES = [
-    (REPLICATED, "adamw", Clipping(global_norm=0.1)),
-    (ZERO_2, "adamw", Clipping(norm=0.05)),
-    (ZERO_1, "momentum", Clipping(global_norm=0.1)),
-    (REPLICATED, "muon", Clipping()),
-    (ZERO_2, "lookahead", Clipping()),
+    (ZERO_1, "adamw", Clipping(global_norm=0.1)),
+    (REPLICATED, "muon", Clipping(global_norm=0.1)),
+    (ZERO_2, "lookahead", Clipping(norm=0.05)),
 ]
 
 
@@ -155,13 +152,10 @@ def _bytes(variable) -> int:
     return variable.dtype.size * variable.shape.num_elements()
 
 
-CHAINS = [(ZERO_1, REPLICATED), (ZERO_1, CENTRAL, ZERO_3), (ZERO_3, {"sharded": True}, ZERO_2)]
-
-
 @pytest.mark.full
-@pytest.mark.parametrize("chain", CHAINS, ids=str)
-def test_each_mode_resumes_from_the_checkpoint_of_another(tmp_path, chain):
+def test_each_mode_resumes_from_the_checkpoint_of_another(tmp_path):
     """Two steps in each mode, against as many on one device."""
+    chain = [ZERO_1, REPLICATED, CENTRAL, ZERO_3, {"sharded": True}, ZERO_2]
     for leg, spread in enumerate(chain):
         strategy = trained(cpus(3, **spread), Adam(), steps=0)
         checkpoints = Checkpoints(tmp_path, strategy)

@@ -16,8 +16,11 @@ from towers.parameters.sliced_variable import SlicedVariable
 from towers.updates.clipping import Clipping
 from towers.updates.rules import Adam, Momentum, Muon
 
-CLIPPINGS = [Clipping(norm=0.05), Clipping(global_norm=0.1), Clipping(value=0.01), Clipping()]
-CASES = [*((Adam(weight_decay=0.1), clipping) for clipping in CLIPPINGS), (Momentum(momentum=0.9), CLIPPINGS[1])]
+CASES = [
+    (Adam(weight_decay=0.1), Clipping(norm=0.05)),
+    (Adam(weight_decay=0.1), Clipping(value=0.01)),
+    (Momentum(momentum=0.9), Clipping(global_norm=0.1)),
+]
 
 
 @pytest.mark.parametrize("rule, clipping", first_quick(CASES), ids=lambda given: type(given).__name__)
@@ -44,7 +47,7 @@ def test_a_rule_that_needs_whole_matrices_gets_them():
     assert_close(parameters_of(strategy), parameters_of(trained(cpus(1), Muon(momentum=0.9), steps=2)))
 
 
-@pytest.mark.parametrize("saver, reader", first_quick([(3, 2), (3, None), (None, 3)]))
+@pytest.mark.parametrize("saver, reader", first_quick([(3, 2), (None, 3)]))
 def test_a_checkpoint_has_whole_parameters_for_any_number_of_owners(tmp_path, saver, reader):
     def started(num_owners):
         return trained(cpus(num_owners, sharded=True) if num_owners else cpus(1), Adam(), steps=1)
