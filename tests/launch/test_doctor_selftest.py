@@ -83,9 +83,3 @@ def test_no_process_is_left_when_the_doctor_is_killed(tmp_path):
             worker.suspend()
         doctor.kill()
         wait_for_workers(tmp_path, 0)
-
-
-def test_without_the_flag_there_is_no_self_test(tmp_path):
-    ended = run("-m", "launch.doctor", "--json", cwd=tmp_path)
-    assert ended.code == 0
-    assert "selftest" not in json.loads(ended.out)["facts"]

@@ -64,13 +64,13 @@ def test_pairs_are_chosen_by_numbers_that_a_gpu_has_itself():
 @pytest.mark.parametrize("shares", [None, (1.0, 3.0, 1.0)])
 def test_readers_and_microbatches_make_up_the_batch(shares):
     task = clicks_task(batch_size=21)
-    for index, whole in enumerate(read(task)):
-        parts = [
-            read(task, index=reader, count=3, shares=shares, microbatch=micro, num_microbatches=2)[index]
-            for micro in range(2)
-            for reader in range(3)
-        ]
-        assert_same_examples(joined(parts), whole)
+    parts = [
+        read(task, index=reader, count=3, shares=shares, microbatch=micro, num_microbatches=2)
+        for micro in range(2)
+        for reader in range(3)
+    ]
+    for whole, *of_parts in zip(read(task), *parts, strict=True):
+        assert_same_examples(joined(of_parts), whole)
 
 
 def test_a_stream_that_starts_later_or_takes_turns_has_the_same_batches():

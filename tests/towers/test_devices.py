@@ -2,14 +2,11 @@
 
 import dataclasses
 import json
-import os
-import subprocess
-import sys
-import textwrap
 
 import pytest
 import tensorflow as tf
 
+from tests.launch.nursery import run_forked
 from tests.towers.logical_cpus import cpus
 from tests.towers.user_errors import refused
 from towers.device_setup import configure_devices
@@ -240,35 +237,42 @@ def test_a_place_that_is_asked_for_is_not_chosen(monkeypatch, arguments, automat
     assert {name: getattr(devices, name) for name in where} == where
 
 
-def in_new_process(arguments: str) -> dict:
-    """Devices and threads of a new process that called `configure_devices(arguments)` and computed once."""
-    script = f"""
-        import json
-        import tensorflow as tf
-        from tensorflow.python.framework import config as tf_config
-        from towers.device_setup import configure_devices
-        devices = configure_devices({arguments})
-        tf.constant(1.0) + 1.0
-        print(json.dumps({{
-            "towers": devices.towers,
-            "parameters": devices.parameters,
-            "threads_per_tower": devices.threads_per_tower,
-            "logical": len(tf.config.list_logical_devices("CPU")),
-            "intra": tf.config.threading.get_intra_op_parallelism_threads(),
-            "inter": tf.config.threading.get_inter_op_parallelism_threads(),
-            "tf32": tf.config.experimental.tensor_float_32_execution_enabled(),
-            "deterministic": tf_config.is_op_determinism_enabled(),
-            "notices": devices.notices,
-        }}))
-    """
-    command = [sys.executable, "-c", textwrap.dedent(script)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, check=True)
-    return json.loads(done.stdout.splitlines()[-1])
+PROGRAM = """
+import json
+import tensorflow as tf
+from tensorflow.python.framework import config as tf_config
+from towers.device_setup import configure_devices
+devices = configure_devices({arguments})
+tf.constant(1.0) + 1.0
+print(json.dumps({{
+    "towers": devices.towers,
+    "parameters": devices.parameters,
+    "threads_per_tower": devices.threads_per_tower,
+    "logical": len(tf.config.list_logical_devices("CPU")),
+    "intra": tf.config.threading.get_intra_op_parallelism_threads(),
+    "inter": tf.config.threading.get_inter_op_parallelism_threads(),
+    "tf32": tf.config.experimental.tensor_float_32_execution_enabled(),
+    "deterministic": tf_config.is_op_determinism_enabled(),
+    "notices": devices.notices,
+}}))
+"""
+
+
+@pytest.fixture
+def in_new_process(tmp_path):
+    """A function: devices and threads of a new process that called `configure_devices(arguments)` and computed."""
+
+    def found(arguments: str) -> dict:
+        (tmp_path / "program.py").write_text(PROGRAM.format(arguments=arguments))
+        done = run_forked(str(tmp_path / "program.py"), cwd=tmp_path)
+        assert done.code == 0, done.err
+        return json.loads(done.out.splitlines()[-1])
+
+    return found
 
 
 @pytest.mark.full
-def test_a_new_process_with_three_towers():
+def test_a_new_process_with_three_towers(in_new_process):
     found = in_new_process('num_towers=3, kind="cpu", parameter_device="cpu:2"')
     assert found["towers"] == list(cpus(3).towers) and found["logical"] == 3
     assert found["parameters"] == "/device:CPU:2"
@@ -277,7 +281,7 @@ def test_a_new_process_with_three_towers():
 
 @pytest.mark.full
 @without_gpu
-def test_a_new_process_with_one_tower_for_each_core():
+def test_a_new_process_with_one_tower_for_each_core(in_new_process):
     found = in_new_process("")
     assert len(found["towers"]) == found["logical"] == num_cores()
     assert found["intra"] == 1
@@ -285,27 +289,27 @@ def test_a_new_process_with_one_tower_for_each_core():
 
 @pytest.mark.full
 @without_gpu
-def test_a_new_process_with_a_small_batch():
+def test_a_new_process_with_a_small_batch(in_new_process):
     found = in_new_process("batch_size=63")
     assert found["towers"] == list(cpus(1).towers) and found["intra"] == num_cores()
 
 
 @pytest.mark.full
-def test_a_new_process_among_many():
+def test_a_new_process_among_many(in_new_process):
     found = in_new_process(f'kind="cpu", num_processes={2 * num_cores()}')
     assert found["towers"] == list(cpus(1).towers)
     assert (found["intra"], found["inter"]) == (1, 2), "operations at once are not for all the machine's cores"
 
 
 @pytest.mark.full
-def test_threads_that_are_asked_for():
+def test_threads_that_are_asked_for(in_new_process):
     found = in_new_process('num_towers=2, kind="cpu", threads_per_tower=3')
     assert found["intra"] == 3
     assert found["tf32"] and not found["deterministic"] and found["notices"] == []
 
 
 @pytest.mark.full
-def test_kernels_that_are_asked_for():
+def test_kernels_that_are_asked_for(in_new_process):
     found = in_new_process('num_towers=1, kind="cpu", tf32=False, deterministic=True')
     assert found["deterministic"] and not found["tf32"]
     (notice,) = found["notices"]

@@ -12,8 +12,8 @@ from launch.measuring.case import Case, Work
 from launch.measuring.results import results, save
 from launch.measuring.running import Interrupted
 from strategies.errors import PeerLost
-from tests.launch.nursery import run_forked
-from tests.launch.programs import ended, environment, started
+from tests.launch.nursery import forked, run_forked
+from tests.launch.programs import ended, environment
 from tests.towers.user_errors import refused
 
 FLAGS = flags.FLAGS
@@ -26,8 +26,8 @@ ROWS = ("--row=towers,1", "--row=ring,2,tiny,8", "--row=ps,1,tiny,8,bfloat16")
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):
     folder = tmp_path_factory.mktemp("benchmark")
-    with started("-m", "launch.benchmark", *ROWS, *SHORT, "--output=found", cwd=folder) as process:
-        # Six processes import TensorFlow, one row after another.
+    with forked("-m", "launch.benchmark", *ROWS, *SHORT, "--output=found", cwd=folder) as process:
+        # Five processes import TensorFlow, one row after another.
         return folder, ended(process, limit_seconds=220)
 
 

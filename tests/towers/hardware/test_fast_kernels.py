@@ -9,12 +9,26 @@ import pytest
 from towers.hardware.fast_kernels import CPU_INFO, use_fast_kernels
 
 _SWITCH = "TF_ENABLE_ONEDNN_OPTS"
-_ASKED = """
+_RUNS = """
 {first}
 import os
 print(os.environ.get("TF_ENABLE_ONEDNN_OPTS"))
 from towers.hardware.cpu_kernels import runs_onednn
 print(runs_onednn())
+"""
+# Ends when TensorFlow is about to be imported, which then reads the variable.
+_AT_IMPORT = """
+import os, sys
+
+class Watch:
+    def find_spec(name, *_):
+        if name == "tensorflow":
+            print(os.environ.get("TF_ENABLE_ONEDNN_OPTS"), flush=True)
+            os._exit(0)
+
+sys.meta_path.insert(0, Watch)
+{first}
+import tensorflow
 """
 
 
@@ -44,43 +58,46 @@ def test_a_value_of_the_users_stands(before_tensorflow, tmp_path):
     assert environment == {_SWITCH: "0"}
 
 
-@pytest.mark.full
-@pytest.mark.skipif(not CPU_INFO.exists() or " avx2 " not in CPU_INFO.read_text(), reason="a CPU without AVX2")
-@pytest.mark.parametrize(
-    ("first", "own", "runs"),
-    [
-        ("from strategies import Trainer", None, ["1", "True"]),
-        ("from strategies import Trainer", "0", ["0", "False"]),
-        ("import launch", None, ["1", "True"]),
-        ("from towers import Task", None, ["1", "True"]),
-        ("from models import OwnTask", None, ["1", "True"]),
-        ("import tensorflow, strategies", "0", ["0", "False"]),
-    ],
-    ids=["strategies", "off", "launch", "towers", "models", "off after TensorFlow"],
+def test_after_tensorflow_nothing_is_set(tmp_path):
+    (tmp_path / "cpuinfo").write_text("flags\t\t: avx2\n")
+    assert "tensorflow" in sys.modules
+    environment = {}
+    use_fast_kernels(environment, tmp_path / "cpuinfo")
+    assert environment == {}
+
+
+HAS_AVX2 = pytest.mark.skipif(
+    not CPU_INFO.exists() or " avx2 " not in CPU_INFO.read_text(), reason="a CPU without AVX2"
 )
-def test_a_program_runs_them(first, own, runs):
-    """Whichever package of ours a program imports first."""
-    assert asked(first, own) == runs
 
 
+@HAS_AVX2
 @pytest.mark.full
-def test_after_tensorflow_nothing_is_set():
-    switch, _ = asked("import tensorflow, strategies", None)
-    assert switch == "None"
+@pytest.mark.parametrize(("own", "runs"), [(None, ["1", "True"]), ("0", ["0", "False"])], ids=["on", "off"])
+def test_a_program_runs_them(own, runs):
+    assert asked(_RUNS.format(first="from strategies import Trainer"), own) == runs
 
 
-def asked(first: str, own: str | None) -> list[str]:
-    """The variable in a process of its own, and whether oneDNN's kernels run there.
+@HAS_AVX2
+@pytest.mark.full
+@pytest.mark.parametrize("first", ["import launch", "from towers import Task", "from models import OwnTask"])
+def test_tensorflow_will_read_it(first):
+    """Whichever package of ours a program imports first."""
+    assert asked(_AT_IMPORT.format(first=first), None) == ["1"]
+
+
+def asked(program: str, own: str | None) -> list[str]:
+    """The words that a program prints.
 
     Args:
-      first: the first import.
+      program: its text.
       own: the variable's value at the start; None if it is not set.
     """
     environment = {name: value for name, value in os.environ.items() if name != _SWITCH}
     if own is not None:
         environment[_SWITCH] = own
     done = subprocess.run(
-        [sys.executable, "-c", _ASKED.format(first=first)],
+        [sys.executable, "-c", program],
         env=environment,
         capture_output=True,
         text=True,
