@@ -63,8 +63,9 @@ def all_numbers(strategy) -> dict[str, np.ndarray]:
 NAN_CASES = first_quick([(2, 2, 7), (3, 1, 0)])
 
 
-@pytest.mark.parametrize("num_towers, accumulation, nan_index", NAN_CASES)
-@pytest.mark.parametrize("at_once", first_quick([False, True]), ids=["step by step", "in one call"])
+@pytest.mark.parametrize(
+    "num_towers, accumulation, nan_index, at_once", first_quick([(2, 2, 7, False), (3, 1, 0, True)])
+)
 def test_stop_names_the_step_and_applies_nothing(num_towers, accumulation, nan_index, at_once):
     strategy = trainer_of(task_with_nan(nan_index), num_towers, accumulation=accumulation)
     expected = trainer_of(task_with_nan(nan_index), num_towers, accumulation=accumulation)
@@ -81,8 +82,15 @@ def test_stop_names_the_step_and_applies_nothing(num_towers, accumulation, nan_i
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("mode", ["mirrored", "towers", "ring"])
-@pytest.mark.parametrize("num_steps", [BAD_STEP + 3, BAD_STEP + 1], ids=["skipped before", "skipped last"])
+@pytest.mark.parametrize(
+    "mode, num_steps",
+    [
+        ("mirrored", BAD_STEP + 1),
+        ("towers", BAD_STEP + 3),
+        ("towers", BAD_STEP + 1),
+        ("ring", BAD_STEP + 1),
+    ],
+)
 def test_lookahead_ends_with_the_average_if_a_step_is_skipped(mode, num_steps):
     rule = Lookahead(rule=SGD(), num_updates=num_steps, every=2)
     options = StepOptions(rule=rule, schedule=Constant(0.1), on_nan="skip")
@@ -226,12 +234,19 @@ def word_task(rows: int = 20) -> TinyTask:
 
 
 @pytest.mark.parametrize(
-    "clipping",
-    first_quick([Clipping(global_norm=0.1), Clipping(norm=0.05)]),
+    "num_towers, accumulation, clipping, rows",
+    first_quick(
+        [
+            (2, 2, Clipping(global_norm=0.1), 20),
+            (2, 2, Clipping(norm=0.05), 70_000),
+            (1, 1, Clipping(norm=0.05), 20),
+            (1, 1, Clipping(global_norm=0.1), 70_000),
+            (3, 1, Clipping(global_norm=0.1), 70_000),
+        ],
+        2,
+    ),
     ids=str,
 )
-@pytest.mark.parametrize("num_towers, accumulation", first_quick([(2, 2), (1, 1), (3, 1)]))
-@pytest.mark.parametrize("rows", [20, 70_000], ids=["small table", "large table"])
 def test_sparse_gradients_stay_sparse_and_exact(num_towers, accumulation, clipping, rows):
     """Of a large table, towers get only the rows that the batch names."""
     rule, task = WatchedSGD(), word_task(rows)
@@ -340,11 +355,11 @@ def test_fused_batch_norm_off_gives_the_same_numbers():
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("num_towers", [1, 3])
-def test_xla_gives_the_same_numbers(num_towers):
+def test_xla_gives_the_same_numbers():
+    """One tower's are compared in `tracing/test_drawn_numbers.py`."""
     found = []
     for xla in (False, True):
-        strategy = trainer_of(dense_task(8, batch_size=6), num_towers, xla=xla)
+        strategy = trainer_of(dense_task(8, batch_size=6), 3, xla=xla)
         with recorded_graphs() as graphs:
             strategy.run_steps(4)
         assert any(node.attr["_XlaMustCompile"].b for node in graphs.nodes) is xla

@@ -98,14 +98,17 @@ def task_with_statistics() -> TinyTask:
 
 @functools.cache
 def _run(make_task, packed: bool, spread: tuple, masks: bool = True, **options):
-    """Parameters and state, evaluation, and graphs after three steps on three towers; masks as GPUs have them."""
+    """Numbers, strategy, and graphs after three steps on three towers; masks as GPUs have them.
+
+    The numbers are parameters and state. No test trains the strategy further.
+    """
     devices = dataclasses.replace(cpus(3, **dict(spread)), packed_copies=packed, masks=masks)
     options = StepOptions(rule=Adam(), **options)
     strategy = build_strategy("towers", make_task(), devices, options)
     with recorded_graphs() as graphs:
         strategy.run_steps(3)
     state = {name: variable.numpy() for name, variable in strategy.engine.state().items()}
-    return parameters_of(strategy) | state, strategy.evaluate(), graphs
+    return parameters_of(strategy) | state, strategy, graphs
 
 
 SPREADS = {
@@ -115,20 +118,21 @@ SPREADS = {
     "zero=1": (("zero", 1),),
     "zero=2": (("zero", 2),),
 }
-MODES = first_quick(list(SPREADS))
+# Without microbatches ZeRO 1 sends what ZeRO 2 sends.
+MODES = first_quick([mode for mode in SPREADS if mode != "zero=1"])
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("mode", ["central", "sharded", "zero=2"])
 def test_packing_changes_no_bit(mode):
-    (expected, loss, _), (found, packed_loss, _) = (
+    (expected, alone, _), (found, together, _) = (
         _run(task_with_statistics, packed, SPREADS[mode]) for packed in (False, True)
     )
     assert len(found) == 20
     assert {name: value.tobytes() for name, value in found.items()} == {
         name: value.tobytes() for name, value in expected.items()
     }
-    assert packed_loss == loss
+    assert together.evaluate() == alone.evaluate()
 
 
 @pytest.mark.full

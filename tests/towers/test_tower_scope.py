@@ -97,7 +97,7 @@ def test_an_assignment_that_towers_cannot_make(what):
     "stack",
     [
         [layers.Reshape((36, 3)), layers.LSTM(4, dropout=0.5, recurrent_dropout=0.5)],
-        [layers.Reshape((36, 3)), layers.RNN(Cell(layers.Dropout(0.5)), unroll=True)],
+        [layers.AveragePooling2D(3), layers.Reshape((4, 3)), layers.RNN(Cell(layers.Dropout(0.5)), unroll=True)],
         [Either(layers.Dropout(0.5))],
     ],
     ids=["a cell of Keras", "an unrolled loop", "a condition"],

@@ -1,6 +1,7 @@
 """Towers of several devices that gather parameters when they need them: where, and how many at a time."""
 
 import collections
+import functools
 import itertools
 
 import keras
@@ -61,27 +62,25 @@ def uses_by_device(graph: GatheredGraph) -> dict[str, collections.Counter]:
     return found
 
 
-# A strategy, and what a device uses of a layer.
-MODES = {
-    "pipeline": (
-        lambda: trained(
-            "pipeline",
-            chain(),
-            "data:2,stage:2",
-            pipeline=PipelineOptions(microbatches=MICROBATCHES),
-        ),
-        1.0,
-    ),
-    "slices": (lambda: trained("slices", chain(), "data:2,slice:2"), 0.5),
-    "branches": (lambda: trained("branches", forked(), "data:2,branch:2"), 1.0),
-}
+@functools.cache
+def trained_in(mode: str):
+    """A strategy after two steps. No test changes it."""
+    if mode == "pipeline":
+        options = PipelineOptions(microbatches=MICROBATCHES)
+        return trained("pipeline", chain(), "data:2,stage:2", pipeline=options)
+    if mode == "slices":
+        return trained("slices", chain(), "data:2,slice:2")
+    return trained("branches", forked(), "data:2,branch:2")
+
+
+# What a device uses of a layer.
+MODES = {"pipeline": 1.0, "slices": 0.5, "branches": 1.0}
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", MODES)
 def test_two_units_are_alive_on_each_device_at_most(name):
-    make, of_layer = MODES[name]
-    strategy = make()
+    strategy, of_layer = trained_in(name), MODES[name]
     for tower, group in enumerate(strategy.engine.devices.groups):
         graph = graph_of(strategy, tower)
         assert set(uses_by_device(graph)) == set(group)
@@ -95,7 +94,7 @@ def test_two_units_are_alive_on_each_device_at_most(name):
 
 @pytest.mark.full
 def test_a_device_of_a_pipeline_gathers_its_own_stage_once_for_each_microbatch_and_pass():
-    graph = graph_of(MODES["pipeline"][0](), 1)
+    graph = graph_of(trained_in("pipeline"), 1)
     first, second = (uses_by_device(graph)[f"/device:CPU:{index}"] for index in (2, 3))
     kernels = set(range(0, 2 * DEPTH, 2))
     assert set(first) & kernels and set(second) & kernels
@@ -111,7 +110,7 @@ def test_a_device_of_a_pipeline_gathers_its_own_stage_once_for_each_microbatch_a
 
 def test_owners_send_and_a_device_joins_what_it_uses():
     """No part of a parameter passes through a device that neither owns nor uses it."""
-    strategy = MODES["pipeline"][0]()
+    strategy = trained_in("pipeline")
     owners = {
         name: {part.device for part in of_name}
         for name, of_name in itertools.groupby(strategy.engine.placement.parts, key=lambda part: part.shard.name)
@@ -132,7 +131,7 @@ def test_owners_send_and_a_device_joins_what_it_uses():
 @pytest.mark.full
 @pytest.mark.parametrize("name", MODES)
 def test_it_equals_one_device(name):
-    found = MODES[name][0]()
+    found = trained_in(name)
     task = forked() if name == "branches" else chain()
     accumulation = MICROBATCHES if name == "pipeline" else 1
     expected = build_strategy(

@@ -20,7 +20,6 @@ MODES = {
     "two towers": ("towers", cpus(2), {}, {}),
     "recomputation": ("towers", cpus(2), {"recompute": "full"}, {}),
     "zero=3": ("towers", cpus(2, zero=3), {}, {}),
-    "stages": ("pipeline", cpus(2), {}, {}),
     "split backward passes": (
         "pipeline",
         cpus(2),

@@ -134,11 +134,16 @@ OPTIONS = {
     "small_epsilon": {"epsilon": 1e-6},
 }
 every_shape = pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-every_option = pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+# Vectors and images with each set of options, sequences with the default ones.
+SHAPES_AND_OPTIONS = {
+    f"{shape}-{options}": (SHAPES[shape], OPTIONS[options])
+    for shape in SHAPES
+    for options in OPTIONS
+    if shape != "sequences" or options == "default"
+}
 
 
-@every_option
-@every_shape
+@pytest.mark.parametrize("shape, options", SHAPES_AND_OPTIONS.values(), ids=SHAPES_AND_OPTIONS)
 @every_kernel
 @pytest.mark.parametrize("training", first_quick([True, False]))
 def test_as_keras(shape, options, training, kernels):
@@ -192,10 +197,17 @@ def test_a_frozen_layer_uses_its_moving_statistics(shape, kernels):
 
 
 @pytest.mark.full
-@every_shape
+@pytest.mark.parametrize(
+    "shape, precision, tolerance",
+    [
+        (SHAPES["vectors"], "bfloat16", 0.02),
+        (SHAPES["sequences"], "float16", 0.002),
+        (IMAGE, "bfloat16", 0.02),
+        (IMAGE, "float16", 0.002),
+    ],
+)
 @every_kernel
 @pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("precision, tolerance", [("bfloat16", 0.02), ("float16", 0.002)])
 def test_short_numbers_are_near(shape, training, kernels, precision, tolerance):
     """Statistics are float32 in all; outputs have 8 or 11 bits."""
     model = layer_model(shape, dtype=f"mixed_{precision}")
@@ -479,8 +491,14 @@ EXCHANGED = [
 ]
 
 
-@pytest.mark.parametrize("sizes", first_quick([[3, 2, 1], [2, 2, 2]]), ids=str)
-@pytest.mark.parametrize("shape, options", EXCHANGED, ids=str)
+@pytest.mark.parametrize(
+    "shape, options, sizes",
+    [
+        *((*case, [3, 2, 1]) for case in EXCHANGED),
+        pytest.param(IMAGE, {}, [2, 2, 2], marks=pytest.mark.full),
+    ],
+    ids=str,
+)
 @every_kernel
 def test_exchanged_gives_the_numbers_of_the_whole_batch(shape, options, sizes, kernels):
     shape = (sum(sizes), *shape[1:])

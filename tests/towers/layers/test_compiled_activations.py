@@ -224,7 +224,7 @@ def gradient(inputs):
         outputs = model(inputs)
     return tape.gradient(outputs, inputs)
 
-for length in range(20, 80):
+for length in range(20, 40):
     gradient(tf.ones([8, length, 64]))
 print(len(list(pathlib.Path(sys.argv[1]).glob("*before_optimizations.txt"))))
 """
@@ -232,7 +232,7 @@ print(len(list(pathlib.Path(sys.argv[1]).glob("*before_optimizations.txt"))))
 
 @pytest.mark.full
 def test_variable_lengths_compile_few_programs(tmp_path):
-    """XLA writes a file for each program: 60 lengths, of 10,240 to 40,448 elements, have 9 sizes."""
+    """XLA writes a file for each program: 20 lengths, of 10,240 to 19,968 elements, have 5 sizes."""
     environment = {**os.environ, "XLA_FLAGS": f"--xla_dump_to={tmp_path}", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, "-c", COUNTING, tmp_path],
@@ -242,4 +242,4 @@ def test_variable_lengths_compile_few_programs(tmp_path):
         timeout=120,
         check=True,
     )
-    assert 2 <= int(done.stdout.split()[-1]) <= 2 * 9
+    assert 2 <= int(done.stdout.split()[-1]) <= 2 * 5

@@ -57,7 +57,8 @@ MODES = {
     "data:2,stage:2": ("pipeline", {"zero": 3}, {}, {"pipeline": PipelineOptions(microbatches=2)}),
     "data:2,slice:2": ("slices", {}, {}, {}),
     "mirrored": ("mirrored", {}, {}, {}),
-    "xla": ("towers", {}, {"xla": True}, {}),
+    # One tower: XLA compiles each tower's graph for a long time.
+    "xla": ("towers", {"towers": ("/device:CPU:1",)}, {"xla": True}, {}),
 }
 
 

@@ -13,8 +13,8 @@ from keras import layers
 from tests.towers.tiny_tasks import TinyTask, cross_entropy, trainer_of
 from towers.task import Batch
 
-# A block keeps a hidden tensor and passes one of 0.5 MiB on.
-NUM_BLOCKS, EXAMPLES, WIDTH, HIDDEN = 24, 2048, 64, 1024
+# A block keeps a hidden tensor and passes one of 0.25 MiB on.
+NUM_BLOCKS, EXAMPLES, WIDTH, HIDDEN = 10, 4096, 16, 1024
 HIDDEN_MEBIBYTES = EXAMPLES * HIDDEN * 4 / 2**20
 
 

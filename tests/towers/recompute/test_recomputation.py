@@ -76,8 +76,7 @@ CASES = first_quick(
         ("blocks", {}),
         ("full", {}),
         ("sqrt", {"batch_stats": "synced"}),
-        ("full", {"precision": "bfloat16"}),
-        ("full", {"accumulation": 3}),
+        ("full", {"precision": "bfloat16", "accumulation": 3}),
         ("blocks", {"build": functools.partial(residual_network, "gelu")}),
         ("full", {"build": frozen_network}),
     ]

@@ -91,9 +91,10 @@ def assert_equals_one_device(build, grid: str, rule, rate: float, num_steps: int
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("build", [attending, called_twice])
-def test_layers_in_every_use_equal_one_device(build):
-    assert_equals_one_device(build, "slice:3", Adam(), rate=0.01, num_steps=5)
+@pytest.mark.parametrize("build, grid", [(attending, "slice:2"), (called_twice, "slice:3")])
+def test_layers_in_every_use_equal_one_device(build, grid):
+    """Three heads on two devices, and what three devices do not divide evenly either."""
+    assert_equals_one_device(build, grid, Adam(), rate=0.01, num_steps=5)
 
 
 @pytest.mark.filterwarnings("ignore:Layer 'flatten.* does not support masking")

@@ -79,8 +79,6 @@ def test_a_graph_does_not_compile_again():
 @pytest.mark.parametrize(
     "mode, tuned, accumulation, expected",
     [
-        ("towers", True, 2, [2, 2]),
-        ("mirrored", True, 1, [4, 3]),
         ("towers", True, 1, [4, 3]),
         ("mirrored", True, 2, [2, 2]),
         ("towers", False, 1, None),

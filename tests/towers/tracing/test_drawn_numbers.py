@@ -90,7 +90,7 @@ def dropping_task() -> OwnTask:
 def test_dropout_and_noise_train_alike():
     found = []
     for xla in (False, True):
-        strategy = towers_strategy(dropping_task(), cpus(2), StepOptions(xla=xla, seed=4))
+        strategy = towers_strategy(dropping_task(), cpus(1), StepOptions(xla=xla, seed=4))
         strategy.run_steps(6)
         found.append(parameters_of(strategy))
     assert_close(found[1], found[0])
