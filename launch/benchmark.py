@@ -22,8 +22,9 @@
 
     python -m launch.benchmark --group=cifar_fast --torch=TORCH/bin/python
         measures the network and update rule of --recipe=cifar_fast in float32 and bfloat16; the same in PyTorch
-    python -m launch.benchmark --group=batch_stats
-        measures two towers with the statistics of their parts and of the whole batch
+    python -m launch.benchmark --measure=batch_stats --network=resnet20 --num_towers=2 --measured_steps=60
+        measures two towers with the statistics of their parts and of the whole batch, in turn in one process;
+        --group=batch_stats each in a process of its own
 
     python -m launch.benchmark --group=larger_than_a_device --network=transformer --measured_batch=64
         measures pipelines of two devices beside one device; divided, copied and sliced parameters and
@@ -77,6 +78,7 @@ from launch.measuring.forwarded_flags import check_flags
 from launch.measuring.groups import GROUPS, cases
 from launch.measuring.imitated_cpu import ISAS, NO_ISA, check_isa, imitated, imitation, why_not_imitated
 from launch.measuring.masked_cpuid import remove_as_successor, successor_removes
+from launch.measuring.measured_batch_stats import measure_batch_stats
 from launch.measuring.measured_program import MEASUREMENTS
 from launch.measuring.plots import save_plots
 from launch.measuring.profiled_step import measure_profile
@@ -90,7 +92,7 @@ from towers.errors import UserError
 
 FLAGS = flags.FLAGS
 RESULTS = "benchmark.json"
-_MEASUREMENTS = {**MEASUREMENTS, "profile": measure_profile}
+_MEASUREMENTS = {**MEASUREMENTS, "batch_stats": measure_batch_stats, "profile": measure_profile}
 define_path("peers", None, "Folder of peer programs (keras_step.py and others) to measure in the same rounds.")
 flags.DEFINE_enum("group", "towers", list(GROUPS), "Named set of rows to measure; --row overrides it.")
 flags.DEFINE_multi_string(

@@ -63,6 +63,15 @@ def test_one_measurement_runs_on_the_imitated_cpu_too_and_leaves_nothing(tmp_pat
     assert set(temporary.glob("towers-cpuid-*")) == before
 
 
+@pytest.mark.full
+def test_synced_statistics_are_measured_beside_the_average_in_one_process(tmp_path):
+    done = run_forked("-m", "launch.benchmark", "--measure=batch_stats", "--num_towers=2", *SHORT, cwd=tmp_path)
+    assert done.code == 0, done.err
+    found = json.loads(done.out.splitlines()[-1])
+    assert found["average_images_per_second"] > 0 < found["synced_images_per_second"]
+    assert found["synced_rate"] > 0 < found["synced_cpu_time"]
+
+
 def test_a_precision_that_the_imitated_cpu_can_not_compute(tmp_path):
     done = run_forked(
         *("-m", "launch.benchmark", "--measure=step", "--isa=avx2", "--precision=bfloat16", *SHORT), cwd=tmp_path
