@@ -36,9 +36,9 @@ SYNC = "--staleness=sync"
 
 @pytest.fixture
 def own(tmp_path):
-    """Builds clusters of slow_input_program.py, in the test's folder."""
+    """Builds clusters of slow_input_program.py, in the test's folder; most tests need one server only."""
 
-    def group(*flags: str, workers: int = 2, servers: int = 2, **more) -> ServerGroup:
+    def group(*flags: str, workers: int = 2, servers: int = 1, **more) -> ServerGroup:
         command = (*PROGRAM, "--engine=own", *flags)
         return ServerGroup(command, workers=workers, servers=servers, cwd=tmp_path, **more)
 
@@ -47,7 +47,7 @@ def own(tmp_path):
 
 @pytest.mark.full
 def test_an_undisturbed_run(own, tmp_path):
-    with own() as group:
+    with own(servers=2) as group:
         all_end(group)
     figures = check_counts(tmp_path)
     assert {server["pushes"] for server in figures["servers"].values()} == {STEPS}
@@ -98,7 +98,7 @@ def test_a_chief_that_no_worker_is_left_to_saves_at_sigterm(own, tmp_path):
 @pytest.mark.full
 def test_a_killed_server_ends_the_cluster_which_can_resume(own, tmp_path):
     victim, flags = "ps:1", (SYNC,)
-    with own(*flags) as group:
+    with own(*flags, servers=2) as group:
         signalled(group, tmp_path, signal.SIGKILL, victim)
         ends = group.ends(END_SECONDS)
     assert ends.pop(victim).code == -signal.SIGKILL
@@ -107,7 +107,7 @@ def test_a_killed_server_ends_the_cluster_which_can_resume(own, tmp_path):
         (line,) = errors(ends[name])
         assert f"{victim} (127.0.0.1:" in line, outputs(ends)
         assert re.search("(was|were) lost", line)
-    assert resumed_to_the_end(own(*flags), tmp_path, is_sync=True) >= 10
+    assert resumed_to_the_end(own(*flags, servers=2), tmp_path, is_sync=True) >= 10
 
 
 @pytest.mark.full
@@ -115,11 +115,11 @@ def test_a_resumed_synchronous_run_is_bit_equal(own, tmp_path, monkeypatch):
     """Also its moving statistics, which server 0 holds."""
     monkeypatch.setenv("BATCH_NORM", "1")
     flags = (SYNC, "--checkpoint_every_steps=7", "--momentum=0.9")
-    with own(*flags) as group:
+    with own(*flags, servers=2) as group:
         signalled(group, tmp_path, signal.SIGKILL, "ps:0", step=7)
         group.ends(END_SECONDS)
-    resumed_to_the_end(own(*flags), tmp_path, is_sync=True)
-    with own(*flags, "--directory=undisturbed") as group:
+    resumed_to_the_end(own(*flags, servers=2), tmp_path, is_sync=True)
+    with own(*flags, "--directory=undisturbed", servers=2) as group:
         all_end(group)
     found, wanted = (checkpoint_values(tmp_path / directory, STEPS) for directory in ("run", "undisturbed"))
     apart = [key for key in wanted if found[key].tobytes() != wanted[key].tobytes()]
@@ -130,19 +130,19 @@ def test_a_resumed_synchronous_run_is_bit_equal(own, tmp_path, monkeypatch):
 
 @pytest.mark.full
 def test_a_killed_chief_ends_the_cluster_which_can_resume(own, tmp_path):
-    with own() as group:
+    with own(servers=2) as group:
         signalled(group, tmp_path, signal.SIGKILL, "chief:0")
         ends = group.ends(END_SECONDS)
     assert ends.pop("chief:0").code == -signal.SIGKILL
     assert {ended.code for ended in ends.values()} == {PEER_LOST}, outputs(ends)
     for name in ("ps:0", "ps:1"):
         assert "the chief was lost" in errors(ends[name])[0]
-    assert resumed_to_the_end(own(), tmp_path) >= 10
+    assert resumed_to_the_end(own(servers=2), tmp_path) >= 10
 
 
 @pytest.mark.full
 def test_a_server_that_never_starts_is_named(own, tmp_path):
-    with own("--startup_timeout_seconds=6", missing=["ps:1"]) as group:
+    with own("--startup_timeout_seconds=6", missing=["ps:1"], servers=2) as group:
         ends = all_end(group, PEER_LOST, END_SECONDS)
     for name in ("chief:0", "worker:0", "worker:1"):
         (line,) = errors(ends[name])
@@ -193,7 +193,7 @@ def test_sigterm_to_a_worker_stops_all_at_the_same_step(own, tmp_path):
 @pytest.mark.full
 def test_async_another_worker_takes_over_the_step_of_a_stopped_one(own, tmp_path):
     before_it_computes = {"worker:1": {"TOWERS_FAULT": "stop@20"}}
-    with own("--collective_timeout_seconds=3", variables=before_it_computes) as group:
+    with own("--collective_timeout_seconds=3", variables=before_it_computes, servers=2) as group:
         stopped = group.processes.pop("worker:1")
         wait_for_step(group, tmp_path, STEPS - 10)
         stopped.send_signal(signal.SIGCONT)
@@ -208,7 +208,7 @@ def test_async_another_worker_takes_over_the_step_of_a_stopped_one(own, tmp_path
 
 @pytest.mark.full
 def test_sync_a_killed_worker_that_is_not_restarted(own, tmp_path):
-    with own(SYNC) as group:
+    with own(SYNC, servers=2) as group:
         signalled(group, tmp_path, signal.SIGKILL, "worker:1")
         assert group.processes.pop("worker:1").wait(END_SECONDS) == -signal.SIGKILL
         ends = all_end(group)

@@ -174,6 +174,8 @@ class TestWords:
         def speak():
             while not over.is_set():
                 with contextlib.suppress(OSError), connected_to(here) as other:
+                    # The listener at the end says nothing.
+                    other.settimeout(1)
                     other.sendall(MAGIC + b"and more")
                     other.recv(100)
 
