@@ -145,6 +145,7 @@ def test_parts_are_uint8_on_their_towers_before_the_step():
         assert tensors[0].dtype == tf.uint8 and not any(tensor.dtype == tf.float32 for tensor in tensors)
 
 
+@pytest.mark.full
 def test_a_step_sends_no_input():
     """Only scalars, the parameters and what depends on them cross devices within a step."""
     sent = {}

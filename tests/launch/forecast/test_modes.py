@@ -302,6 +302,7 @@ def test_a_device_that_no_batch_fits(tmp_path):
     assert any("--recompute=blocks: model 'tiny' repeats no block" in row for row in rows)
 
 
+@pytest.mark.full
 def test_a_verification_is_refused(tmp_path):
     end = run_forked("-m", "launch.memory", "--model=tiny", "--batch_size=8", "--verify", cwd=tmp_path)
     assert end.code == 2, end.out

@@ -127,6 +127,7 @@ def test_a_failing_save_leaves_the_older_file(tmp_path):
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.full
 def test_the_next_export_removes_what_a_killed_one_left(tmp_path):
     """It keeps what an export that goes on has written, and a user's files of similar names."""
     path, users = tmp_path / "model.keras", {"tmp12345678.keras", "model.keras.new", "model.keras.12345678.new"}

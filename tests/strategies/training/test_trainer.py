@@ -599,6 +599,7 @@ class TestFullDisk:
         with refused(str(disk / "run" / "profile"), "make room"):
             fitted(shared_strategy(), callbacks=[Profiler(1, 3), Filler()], steps=4, directory=disk / "run")
 
+    @pytest.mark.full
     def test_the_error_of_tensorboards_events_is_one_line(self, disk, fill):
         events = TensorBoardLog()
         events.begin(types.SimpleNamespace(strategy=None, directory=disk, first_step=0))
