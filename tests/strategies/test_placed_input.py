@@ -57,7 +57,7 @@ def trained(made):
             ("pipeline", 2, 2, {}),
             ("slices", 2, 1, {}),
         ],
-        num_quick=2,
+        num_quick=1,
     ),
 )
 def test_the_same_bits_as_from_the_host(name, num_towers, accumulation, spread):

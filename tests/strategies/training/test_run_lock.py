@@ -15,6 +15,7 @@ from strategies.training.run_lock import LOCK_FILE, RunLock
 from strategies.training.trainer import Trainer
 from strategies.training.trainer_options import TrainerOptions
 from tests.strategies.small_task import small_strategy
+from tests.tiers import first_quick
 from tests.towers.user_errors import refused
 
 _HOLDER = """
@@ -32,7 +33,7 @@ def fit(directory, steps=3, callbacks=(), **options):
     return Trainer(small_strategy(), options, callbacks=callbacks, stop_requested=lambda: False).fit()
 
 
-@pytest.mark.parametrize("resume", ["auto", "never"])
+@pytest.mark.parametrize("resume", first_quick(["never", "auto"]))
 def test_a_second_run_is_refused_and_the_first_one_loses_nothing(tmp_path, resume):
     class SecondRun(Callback):
         def before_steps(self, step):

@@ -127,7 +127,7 @@ def penalized() -> layers.MultiHeadAttention:
     return layers.MultiHeadAttention(2, 3, activity_regularizer="l2", name="attention")
 
 
-@pytest.mark.parametrize("make", [adapted, penalized])
+@pytest.mark.parametrize("make", first_quick([adapted, penalized]))
 def test_an_attention_whose_projections_need_calls_of_their_own_is_whole(make):
     def build():
         words = layers.Input((4,), dtype="int32")
