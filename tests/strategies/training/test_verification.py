@@ -15,7 +15,7 @@ from tests.tiers import first_quick
 from tests.towers.logical_cpus import cpus
 from tests.towers.user_errors import refused
 from towers import sums
-from towers.task import WeightedLoss
+from towers.task import Batch, WeightedLoss, batch_length
 
 STEPS = 7  # more than an epoch, whose last batch does not divide evenly
 
@@ -46,6 +46,17 @@ def test_a_correct_strategy_does_not_differ(options, how):
     assert how in description
     assert differences[0].relative < 1e-9
     assert {difference.kind for difference in differences} >= {"parameters", "slots/momentum"}
+
+
+def test_the_one_device_cuts_each_batch_for_the_workers_first(monkeypatch):
+    """Six examples for a worker of one tower and one of three. All towers at once would get 2, 1, 2, 1."""
+    strategy = small_strategy(random_task(), num_towers=4)
+    by_worker = property(lambda self: ((1.0,), (1.0, 1.0, 1.0)))
+    monkeypatch.setattr(type(strategy), "shares_by_worker", by_worker)
+    reference, _ = reference_strategy(random_task(), strategy, strategy.options)
+    batch = Batch(tf.range(6), tf.range(6))
+    parts = [reference.engine.parts.part(batch, tower)[0] for tower in range(4)]
+    assert [int(batch_length(part)) for part in parts] == [2, 2, 1, 1]
 
 
 def test_every_variable_is_compared():
