@@ -62,7 +62,7 @@ def main() -> int:
     cluster = cluster_from(os.environ["TF_CONFIG"])
     found = take_part(int(sys.argv[1]), ServersMembership(cluster=cluster, startup_timeout_seconds=60))
     if found is not None:
-        print(f"{found.mode}: {'refused' if found.difference is None else f'{found.difference:.1e}'} {found.text}")
+        print(found)
     return 0 if found is None or found.is_right else 1
 
 

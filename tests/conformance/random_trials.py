@@ -67,6 +67,10 @@ class Found:
     def is_right(self) -> bool:
         return self.difference is None or self.difference <= TOLERANCE
 
+    def __str__(self) -> str:
+        figure = "refused" if self.difference is None else f"{self.difference:.1e}"
+        return f"{self.mode}: {figure} {self.text}"
+
 
 def trial(number: int, ring: Ring | None = None) -> Found:
     """Trains and evaluates in one mode and on one device. Raises what no mode should raise.
@@ -81,19 +85,25 @@ def trial(number: int, ring: Ring | None = None) -> Found:
     task = RandomModel(int(draw.integers(2**31)), kind, has_branches).task(draw, ring.num_workers if ring else 1)
     keras.utils.set_random_seed(number)
     options = random_options(draw)
-    resumes = ring is None and draw.random() < 0.4
+    if ring is not None or draw.random() >= 0.4:
+        return _leg(draw, task, options, has_branches, ring)
     with tempfile.TemporaryDirectory() as folder:
-        found = _leg(draw, task, options, has_branches, ring, folder)
-        if not resumes or found.difference is None or not found.is_right:
+        found = _leg(draw, task, options, has_branches, folder=folder)
+        if found.difference is None or not found.is_right:
             return found
-        resumed = _leg(draw, task, options, has_branches, ring, folder)
+        resumed = _leg(draw, task, options, has_branches, folder=folder)
     return dataclasses.replace(resumed, mode=f"{found.mode}, resumed by {resumed.mode}")
 
 
 def _leg(
-    draw: np.random.Generator, task, options: StepOptions, has_branches: bool, ring: Ring | None, folder: str
+    draw: np.random.Generator,
+    task,
+    options: StepOptions,
+    has_branches: bool,
+    ring: Ring | None = None,
+    folder: str | None = None,
 ) -> Found:
-    """Trains in a random mode and on one device, from the checkpoints in the folder if some are there."""
+    """Trains in a random mode and on one device; with a folder from the checkpoints in it, and saves others."""
     rings = ["ring", "ring of groups"]
     names = rings if ring else ["towers", "mirrored", *rings, *_AXES]
     name = str(draw.choice([name for name in names if has_branches or name != "branches"]))
@@ -106,11 +116,12 @@ def _leg(
         reference, _ = reference_strategy(task, strategy, options)
     except UserError as error:
         return Found(mode, None, str(error))
-    kept = [Checkpoints(f"{folder}/{name}", one) for name, one in (("ours", strategy), ("theirs", reference))]
+    pairs = (("ours", strategy), ("theirs", reference))
+    kept = [Checkpoints(f"{folder}/{whose}", one) for whose, one in pairs] if folder else []
     for checkpoints in kept:
         checkpoints.restore_latest()
     found = compared(mode, strategy, reference, int(draw.integers(3, 7)))
-    for checkpoints in kept * (ring is None):
+    for checkpoints in kept:
         checkpoints.prepare()
         checkpoints.save()
     return found
@@ -207,8 +218,8 @@ def main() -> int:
     for number in range(chosen.first, chosen.first + chosen.count):
         try:
             found = trial(number, ring)
-            is_right, figure = found.is_right, "refused" if found.difference is None else f"{found.difference:.1e}"
-            print(f"{number} {found.mode}: {figure} {found.text}", flush=True)
+            is_right = found.is_right
+            print(f"{number} {found}", flush=True)
         except Exception:
             is_right = False
             print(f"{number}: {traceback.format_exc()}", flush=True)

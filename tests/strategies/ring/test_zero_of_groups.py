@@ -166,8 +166,11 @@ def test_zero_3_of_slices_holds_a_part_of_each_slice_and_two_units(monkeypatch):
         for device in devices.groups[0]:
             assert layer * 0.9 < peak_bytes(graph, device) <= 2.4 * layer
             assert peak_bytes(graph, device, waits=False) > (DEPTH - 3) * layer, "or this test shows nothing"
-    one_tower = cpus_in_groups("slice:2", zero=3)
-    zero_3 = bytes_of_a_step(3, chain, monkeypatch, devices=one_tower, make_towers=sliced_towers)
-    plain = bytes_of_a_step(1, chain, monkeypatch)
+    plain, zero_3 = (
+        bytes_of_a_step(
+            zero, chain, monkeypatch, devices=cpus_in_groups("slice:2", zero=zero), make_towers=sliced_towers
+        )
+        for zero in (1, 3)
+    )
     assert 1.3 * plain < zero_3 < 1.55 * plain
     assert sent_by_two_towers == zero_3
