@@ -20,6 +20,7 @@ from tests.tiers import first_quick
 from tests.towers.logical_cpus import cpus
 from tests.towers.partitioned_graphs import recorded_graphs
 from towers import one_process_engine
+from towers.input.device_iterator import device_iterator
 from towers.input.placed_batch import parts_of
 from towers.input.placed_input import PlacedInput
 from towers.input.tower_parts import TowerParts
@@ -143,6 +144,14 @@ def test_parts_are_uint8_on_their_towers_before_the_step():
         tensors = tf.nest.flatten(part)
         assert {tensor.device.rpartition("device:")[2] for tensor in tensors} == {device}
         assert tensors[0].dtype == tf.uint8 and not any(tensor.dtype == tf.float32 for tensor in tensors)
+
+
+def test_nothing_tunes_the_iterators_of_devices():
+    """Their deletion would wait for the tuning threads, for seconds."""
+    batches = tf.data.Dataset.from_tensors(tf.zeros([4])).repeat()
+    own = device_iterator(batches, cpus(2).towers, ahead=1)
+    assert [one.device.rpartition("device:")[2] for one in next(own)] == ["CPU:0", "CPU:1"]
+    assert [of_device._dataset.options().autotune.enabled for of_device in own._device_iterators] == [False, False]
 
 
 @pytest.mark.full

@@ -3,10 +3,10 @@
     batch k + 1, cut on the host -> part 0 -> GPU:0     while the towers compute batch k
                                     part 1 -> GPU:1
 
-TensorFlow's MultiDeviceIterator copies, in its own threads, as for tf.distribute. The number of examples, which
-the host needs, comes by an element for the host: a GPU's would be there only after the steps before. A part that
-is all of a batch has their number in its shape: half the work of the host for each batch. Parts hold int64 in
-place of int32 (`wide_integers.py`).
+TensorFlow copies, in its own threads (`device_iterator.py`). The number of examples, which the host needs, comes
+by an element for the host: a GPU's would be there only after the steps before. A part that is all of a batch has
+their number in its shape: half the work of the host for each batch. Parts hold int64 in place of int32
+(`wide_integers.py`).
 """
 
 import dataclasses
@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import tensorflow as tf
-from tensorflow.python.data.ops import multi_device_iterator_ops  # has no public name
 
 from towers import split
 from towers.devices import HOST
+from towers.input.device_iterator import device_iterator
 from towers.input.placed_batch import PlacedBatch
 from towers.input.tower_parts import TowerParts, microbatch, open_length
 from towers.input.wide_integers import widened, widened_spec
@@ -79,13 +79,8 @@ class PlacedInput:
                 first = first.concatenate(other)
             return first
 
-        placed = multi_device_iterator_ops.OwnedMultiDeviceIterator(
-            dataset.flat_map(cut),
-            self.devices if is_whole else [*self.devices, HOST],
-            max_buffer_size=_AHEAD,
-            prefetch_buffer_size=_AHEAD,
-            source_device=HOST,
-        )
+        devices = self.devices if is_whole else (*self.devices, HOST)
+        placed = device_iterator(dataset.flat_map(cut), devices, _AHEAD)
         return map(_of_whole if is_whole else _together, placed)
 
     def _is_whole(self, element_spec: Any) -> bool:
