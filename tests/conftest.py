@@ -54,10 +54,15 @@ def pytest_collection_modifyitems(config, items):
         items[:] = [item for item in items if not item.get_closest_marker("full")]
 
 
+def pytest_collection(session):
+    """All that is imported stays: Python need not look for garbage in it, now or later."""
+    gc.disable()
+
+
 def pytest_collection_finish(session):
-    """All that is imported stays: collections need not look at it."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="module", autouse=True)
