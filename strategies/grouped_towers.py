@@ -21,6 +21,7 @@ from towers.errors import UserError
 from towers.gathering.exchange import UnitExchange
 from towers.gathering.gathered_once import GatheredOnce
 from towers.grid import BRANCH, SLICE, STAGE
+from towers.input.tower_parts import TowerParts
 from towers.one_process_engine import OneProcessEngine
 from towers.options import StepOptions
 from towers.parameters.placement import Placement
@@ -132,7 +133,7 @@ class GroupedStrategy(SynchronousStrategy):
                 towers.devices,
                 options,
                 batch_spec=batch_spec,
-                shares=shares,
+                parts=TowerParts.of_one_process(towers.devices.num_towers, shares),
                 place=place,
                 make_towers=towers.make_towers,
                 microbatches=towers.microbatches,

@@ -48,5 +48,5 @@ def reference_strategy(task: Task, strategy: SynchronousStrategy, options: StepO
         how += f", {strategy.microbatches} microbatches"
     # The reference runs without XLA, so that the comparison also tests XLA.
     plain = dataclasses.replace(options, xla=False, accumulation=strategy.microbatches)
-    reference = towers_strategy(task, devices, plain, shares=parts and parts.shares, parts=parts)
+    reference = towers_strategy(task, devices, plain, parts=parts)
     return reference, f"one device, each batch {how}"

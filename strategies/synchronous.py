@@ -135,7 +135,7 @@ class SynchronousStrategy:
     @property
     def shares_by_worker(self) -> tuple[tuple[float, ...], ...]:
         """Share of each tower in a global batch, by the workers that cut it first."""
-        return (self.engine.all_shares,)
+        return (self.engine.parts.all_shares,)
 
     @property
     def part_shares(self) -> tuple[float, ...]:

@@ -46,8 +46,7 @@ def towers_strategy(
             _placed(devices, model, batch_spec, own),
             own,
             batch_spec=batch_spec,
-            shares=shares,
-            parts=parts,
+            parts=parts or TowerParts.of_one_process(devices.num_towers, shares),
             why_not_xla=choice.why_not,
             traced=GatheredOnce if devices.zero == 3 else TracedOnce,
         )

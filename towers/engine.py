@@ -61,11 +61,9 @@ class Engine(abc.ABC):
         options: StepOptions,
         *,
         batch_spec: Batch,
-        shares: Sequence[float] | None = None,
-        all_shares: Sequence[float] | None = None,
+        parts: TowerParts | None = None,
         tower_exchange: TowerExchange | None = None,
         step_spec=None,
-        parts: TowerParts | None = None,
         microbatches: int | None = None,
         traced: Callable = TracedOnce,
     ):
@@ -75,34 +73,32 @@ class Engine(abc.ABC):
         devices: devices of the towers and the parameters.
         options: options of the step.
         batch_spec: the spec of a (micro)batch, dimension 0 open.
-        shares: relative sizes of the parts of this process's towers; None for equal parts.
-        all_shares: shares of all towers of all processes, in the order of their parts; None if all are here.
+        parts: how the towers of this process divide a (micro)batch; None for equal parts, and all towers here.
         tower_exchange: sums batch statistics over all towers, under batch_stats='synced'; None for one over the
           towers of this process.
         step_spec: the spec of what `apply` gets as its batch; None for batch_spec, a whole batch.
-        parts: how the towers of this process divide a (micro)batch; None if all towers are here.
         microbatches: as for `TowerPasses`.
         traced: makes the graph of a tower, as `TracedOnce` does.
 
         Raises:
-          UserError: shares that don't fit the towers, a batch too small for all towers, or a batch norm that asks
-            for synchronized statistics without batch_stats='synced'.
+          UserError: a batch too small for all towers, or a batch norm that asks for synchronized statistics
+            without batch_stats='synced'.
         """
         self.options = options
         self.devices = devices
         self.batch_spec = parts_of(batch_spec)[0]
-        self.shares = split.checked_shares(shares, devices.num_towers, "tower_shares")
-        self.all_shares = self.shares if all_shares is None else tuple(all_shares)
-        split.check_batch_size(task.batch_size, options.accumulation, self.all_shares)
-        check_synchronized(model, batch_stats=options.batch_stats, num_towers=len(self.all_shares))
+        self.parts = TowerParts.of_one_process(devices.num_towers) if parts is None else parts
+        all_shares = self.parts.all_shares
+        split.check_batch_size(task.batch_size, options.accumulation, all_shares)
+        check_synchronized(model, batch_stats=options.batch_stats, num_towers=len(all_shares))
         num_passes = options.accumulation * (microbatches or 1)
-        num_examples = split.fewest_examples(task.batch_size, num_passes, self.all_shares)
+        num_examples = split.fewest_examples(task.batch_size, num_passes, all_shares)
         self.kernels = options.kernels(devices, num_examples)
-        evaluated = split.fewest_examples(evaluation_batch_size(task), 1, self.all_shares)
+        evaluated = split.fewest_examples(evaluation_batch_size(task), 1, all_shares)
         # XLA compiles training passes alone.
         self.evaluation_kernels = dataclasses.replace(options, xla=False).kernels(devices, evaluated)
-        if tower_exchange is None and len(self.all_shares) > 1:
-            tower_exchange = TowerExchange(len(self.all_shares))
+        if tower_exchange is None and len(all_shares) > 1:
+            tower_exchange = TowerExchange(len(all_shares))
         if tower_exchange is not None and not devices.on_cpu:
             tower_exchange.order = LaunchOrder()
             tower_exchange.hint = "nccl" if gpus_are_whole() else "auto"
@@ -123,7 +119,6 @@ class Engine(abc.ABC):
         self.masked = devices.masked(updating)
         device = updating if self.masked else HOST
         self.counters = Counters.new(loss_scaling_for(options.precision), device)
-        self.parts = TowerParts.of_one_process(self.shares) if parts is None else parts
         self._batch_spec, self._step_spec = batch_spec, batch_spec if step_spec is None else step_spec
         self.placed_input: PlacedInput | None = None
         if devices.input_on_towers and can_be_placed(batch_spec):
@@ -205,7 +200,7 @@ class Engine(abc.ABC):
         calls = {
             # An idle tower computes one example.
             device: self.kernels.compiled_calls(self.tower.model, max(count, 1))
-            for device, count in zip(self.devices.towers, split.sizes(at_once, self.shares), strict=True)
+            for device, count in zip(self.devices.towers, split.sizes(at_once, self.parts.shares), strict=True)
         }
         if any(calls.values()):
             compile_ahead(calls)

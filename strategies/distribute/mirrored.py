@@ -10,7 +10,6 @@ from towers.devices import Devices
 from towers.hardware.gpus import gpus_are_whole
 from towers.input.tower_parts import TowerParts
 from towers.options import StepOptions
-from towers.split import checked_shares
 from towers.task import Task
 
 
@@ -30,9 +29,8 @@ def mirrored_strategy(
             devices,
             options,
             batch_spec=batch_spec,
-            shares=shares,
             strategy=mirrored(devices.towers),
-            parts=TowerParts.of_one_process(checked_shares(shares, devices.num_towers, "tower_shares")),
+            parts=TowerParts.of_one_process(devices.num_towers, shares),
         )
 
     return SynchronousStrategy(

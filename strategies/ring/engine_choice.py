@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 
 import keras
 import numpy as np
@@ -68,7 +69,7 @@ class EngineOfWorker:
       exchange: exchanges between them for our own engine; None for TensorFlow's.
       towers: this worker's towers, if each is several devices.
       task, devices, options: as for every engine.
-      shares: of this worker's towers, as the user gave them.
+      shares: of this worker's towers.
       shares_by_worker: of all towers, worker by worker.
       microbatches: of a step.
     """
@@ -80,15 +81,14 @@ class EngineOfWorker:
     task: Task
     devices: Devices
     options: StepOptions
-    shares: tuple[float, ...] | None
+    shares: tuple[float, ...]
     shares_by_worker: list[tuple[float, ...]]
     microbatches: int
 
-    def build(self, model: keras.Model, spec, own_shares: tuple[float, ...], stand_in: Batch | None) -> Engine:
+    def build(self, model: keras.Model, spec, stand_in: Batch | None) -> Engine:
         """Args:
         model: a built template.
         spec: of a batch, or of each microbatch.
-        own_shares: of this worker's towers.
         stand_in: an example for towers that have none; None for a ring of one worker.
         """
         stand_in = None if stand_in is None else tf.nest.map_structure(lambda tensor: tensor.numpy(), stand_in)
@@ -96,20 +96,20 @@ class EngineOfWorker:
         if self.towers is not None:
             self.towers.divide(model, decided_by_first(self.host))
         units = self._units(model)
-        named = self._named(spec, own_shares, stand_in)
+        named = self._named(spec, stand_in)
         if units is not None and self.towers is None:
             named |= gathered_towers(self.devices, units)
         if self.exchange is not None:
             return self._own(model, named, units)
         return self._tensorflows(model, named)
 
-    def _named(self, spec: Batch, own_shares, stand_in: Batch | None) -> dict:
+    def _named(self, spec: Batch, stand_in: Batch | None) -> dict:
         """What engines of both kinds take."""
-        ring, all_shares = self.ring, [share for of_worker in self.shares_by_worker for share in of_worker]
+        ring, all_shares = self.ring, tuple(itertools.chain(*self.shares_by_worker))
         parts = TowerParts(
-            shares=own_shares,
+            shares=self.shares,
+            all_shares=all_shares,
             first_tower=sum(map(len, self.shares_by_worker[: ring.rank])),
-            num_towers=len(all_shares),
             stand_in=stand_in,
         )
 
@@ -121,12 +121,10 @@ class EngineOfWorker:
             exchange_of_towers = TowerExchange(len(all_shares), new_group_key(), new_group_key)
         return {
             "batch_spec": spec,
-            "shares": self.shares,
-            "all_shares": tuple(all_shares),
+            "parts": parts,
             "tower_exchange": exchange_of_towers,
             # With accumulation a step's batch is a tuple of microbatches.
             "step_spec": spec if self.microbatches == 1 else (spec,) * self.microbatches,
-            "parts": parts,
         }
 
     def _units(self, model: keras.Model) -> WorkerUnits | None:

@@ -112,7 +112,7 @@ class RingStrategy(SynchronousStrategy):
             task=task,
             devices=devices,
             options=options,
-            shares=shares,
+            shares=own_shares,
             shares_by_worker=self._shares_by_worker,
             microbatches=self._microbatches,
         )
@@ -120,7 +120,7 @@ class RingStrategy(SynchronousStrategy):
         def make_engine(model, spec):
             with self._connections.deadline():
                 stand_in = self._stand_in() if ring.num_workers > 1 or self._microbatches > 1 else None
-                return engine.build(model, spec, own_shares, stand_in)
+                return engine.build(model, spec, stand_in)
 
         super().__init__(
             "ring", task, options, make_engine, len(self.part_shares), unprepared=devices.input_on_towers

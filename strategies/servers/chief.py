@@ -24,6 +24,7 @@ from strategies.servers.server_memory import check_memory, variable_bytes
 from strategies.servers.worker_graph import layout_of
 from strategies.synchronous import SynchronousStrategy
 from towers.devices import Devices
+from towers.input.tower_parts import TowerParts
 from towers.lookups import Lookups
 from towers.one_process_engine import OneProcessEngine
 from towers.options import StepOptions
@@ -71,7 +72,8 @@ class ServersStrategy(SynchronousStrategy):
             return chief_placement(devices.parameters, variables, rule, lambda: self._carrier)
 
         def make_engine(model, batch_spec):
-            named = {"batch_spec": batch_spec, "shares": shares, "place": place}
+            parts = TowerParts.of_one_process(devices.num_towers, shares)
+            named = {"batch_spec": batch_spec, "parts": parts, "place": place}
             return OneProcessEngine(task, model, devices, options, **named)
 
         self._servers, self._num_workers = servers, num_workers
@@ -134,7 +136,8 @@ class ServersStrategy(SynchronousStrategy):
 
     @property
     def shares_by_worker(self) -> tuple[tuple[float, ...], ...]:
-        return (tuple(share / sum(self.engine.shares) for share in self.engine.shares),) * self._workers_per_batch
+        shares = self.engine.parts.shares
+        return (tuple(share / sum(shares) for share in shares),) * self._workers_per_batch
 
     def agree(self, move: Move) -> Move:
         """The chief decides; it stops also when a worker was asked to stop."""

@@ -127,7 +127,7 @@ class WorkerGraph:
         self._stand_in = (
             None if stand_in is None else tf.nest.map_structure(lambda tensor: tensor.numpy(), stand_in)
         )
-        self._tower_parts = TowerParts(shares=shares, num_towers=len(all_shares), stand_in=self._stand_in)
+        self._tower_parts = TowerParts(shares=shares, all_shares=all_shares, stand_in=self._stand_in)
         self._wire = WIRE_PRECISIONS[wire_precision]
         self._lookups = lookups
         self.layout = layout_of(self.tower.variables, lookups, options.rule, num_servers=num_servers)

@@ -27,6 +27,9 @@ from strategies.ring.collectives import WireOptions
 from strategies.ring.joining import Ring, RingOptions, join_ring
 from strategies.slices import SliceOptions
 from strategies.training.checkpoints import Checkpoints
+from strategies.training.resuming import Resuming
+from strategies.training.saving import Saving
+from strategies.training.trainer_options import TrainerOptions
 from strategies.training.verification import differences
 from tests.conformance.random_models import KINDS, RandomModel
 from tests.towers.logical_cpus import cpus, cpus_in_groups
@@ -85,13 +88,13 @@ def trial(number: int, ring: Ring | None = None) -> Found:
     task = RandomModel(int(draw.integers(2**31)), kind, has_branches).task(draw, ring.num_workers if ring else 1)
     keras.utils.set_random_seed(number)
     options = random_options(draw)
-    if ring is not None or draw.random() >= 0.4:
+    if draw.random() >= 0.4:
         return _leg(draw, task, options, has_branches, ring)
     with tempfile.TemporaryDirectory() as folder:
-        found = _leg(draw, task, options, has_branches, folder=folder)
+        found = _leg(draw, task, options, has_branches, ring, folder)
         if found.difference is None or not found.is_right:
             return found
-        resumed = _leg(draw, task, options, has_branches, folder=folder)
+        resumed = _leg(draw, task, options, has_branches, ring, folder)
     return dataclasses.replace(resumed, mode=f"{found.mode}, resumed by {resumed.mode}")
 
 
@@ -116,15 +119,33 @@ def _leg(
         reference, _ = reference_strategy(task, strategy, options)
     except UserError as error:
         return Found(mode, None, str(error))
-    pairs = (("ours", strategy), ("theirs", reference))
-    kept = [Checkpoints(f"{folder}/{whose}", one) for whose, one in pairs] if folder else []
-    for checkpoints in kept:
-        checkpoints.restore_latest()
+    pairs = (("ours", strategy), ("theirs", reference)) if folder else ()
+    saved = [_Saved(f"{folder}/{whose}", one) for whose, one in pairs]
+    for one in saved:
+        one.restore()
     found = compared(mode, strategy, reference, int(draw.integers(3, 7)))
-    for checkpoints in kept:
-        checkpoints.prepare()
-        checkpoints.save()
+    for one in saved:
+        one.save()
+    strategy.release()
+    strategy.finish(completed=True)
     return found
+
+
+class _Saved:
+    """The checkpoints of a strategy, which one of its processes writes."""
+
+    def __init__(self, folder: str, strategy: Strategy):
+        checkpoints = Checkpoints(folder, strategy) if strategy.keeps_files else None
+        self._resuming = Resuming(strategy, TrainerOptions(steps=1), checkpoints=checkpoints, settings={})
+        self._saving = Saving(strategy, checkpoints, every_seconds=None)
+        if checkpoints is not None:
+            checkpoints.prepare()
+
+    def restore(self) -> None:
+        self._resuming.restore()
+
+    def save(self) -> None:
+        self._saving.save()
 
 
 def compared(mode: str, strategy: Strategy, reference: Strategy, num_steps: int) -> Found:
@@ -136,9 +157,8 @@ def compared(mode: str, strategy: Strategy, reference: Strategy, num_steps: int)
     if apart > 2e-6:
         return Found(mode, apart, "evaluation")
     strategy.collect()
-    strategy.portable_model()
-    strategy.release()
-    strategy.finish(completed=True)
+    if strategy.keeps_files:
+        strategy.portable_model()
     return Found(mode, worst.relative, f"{worst.kind} {worst.name}")
 
 

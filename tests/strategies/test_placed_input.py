@@ -169,7 +169,7 @@ def test_a_step_sends_no_input():
 
 
 def placed_on_two(batches: tf.data.Dataset, **given):
-    parts = TowerParts.of_one_process((1.0, 1.0))
+    parts = TowerParts.of_one_process(2)
     return PlacedInput(parts=parts, devices=cpus(2).towers, **given).batches(batches)
 
 

@@ -85,9 +85,10 @@ class PlacedInput:
 
     def _is_whole(self, element_spec: Any) -> bool:
         """Whether the only part is the batch itself, and never a stand-in for an empty one."""
-        alone = len(self.devices) == self.parts.num_towers == self.accumulation == 1 and self.microbatches is None
+        is_alone = len(self.devices) == len(self.parts.all_shares) == 1
         dense = all(isinstance(spec, tf.TensorSpec) for spec in tf.nest.flatten(element_spec))
-        return alone and dense and isinstance(element_spec, Batch)
+        is_undivided = self.accumulation == 1 and self.microbatches is None and isinstance(element_spec, Batch)
+        return is_alone and is_undivided and dense
 
     def _own(self, batch: Any, tower: int) -> Any:
         if not isinstance(batch, Batch):

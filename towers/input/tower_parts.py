@@ -47,23 +47,32 @@ class TowerParts:
 
     Attributes:
       shares: relative sizes of the parts of this process's towers.
+      all_shares: those of all towers of a step, over all processes, in the order of their parts.
       first_tower: index of this process's first tower among all towers of a step.
       begin: index, among this process's towers, of the one that `part` and `pass_index` call 0.
-      num_towers: towers of a step, over all processes.
       stand_in: a batch of one example, as arrays, for the towers of a process whose part of the batch is empty;
         None if this process always gets an example.
     """
 
     shares: tuple[float, ...]
+    all_shares: tuple[float, ...]
     first_tower: int | tf.Tensor = 0
     begin: int = 0
-    num_towers: int
     stand_in: Batch | None = None
 
     @classmethod
-    def of_one_process(cls, shares: Sequence[float]) -> "TowerParts":
-        """The parts if all towers of a step are in this process."""
-        return cls(shares=tuple(shares), num_towers=len(shares))
+    def of_one_process(cls, num_towers: int, shares: Sequence[float] | None = None) -> "TowerParts":
+        """The parts if all towers of a step are in this process.
+
+        Args:
+          num_towers: number of towers.
+          shares: relative sizes of their parts; None for equal parts.
+
+        Raises:
+          UserError: shares that don't fit the towers.
+        """
+        shares = split.checked_shares(shares, num_towers, "tower_shares")
+        return cls(shares=shares, all_shares=shares)
 
     def part(self, batch: Batch | PlacedBatch, tower: int) -> tuple[Batch, tf.Tensor]:
         """The part of tower `tower`, and its activity as `towers.input.tower_parts.part` returns it."""
@@ -90,7 +99,7 @@ class TowerParts:
 
     def pass_index(self, microbatch_index: int | tf.Tensor, tower: int) -> int | tf.Tensor:
         """Index of a tower's pass among all passes of a step; random seeds are derived from it."""
-        return microbatch_index * self.num_towers + self.first_tower + self.begin + tower
+        return microbatch_index * len(self.all_shares) + self.first_tower + self.begin + tower
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -109,7 +118,7 @@ class PartsOfWorkers(TowerParts):
     @classmethod
     def of(cls, shares_by_worker: Sequence[Sequence[float]]) -> "PartsOfWorkers":
         shares = tuple(share for of_worker in shares_by_worker for share in of_worker)
-        return cls(shares=shares, num_towers=len(shares), shares_by_worker=tuple(map(tuple, shares_by_worker)))
+        return cls(shares=shares, all_shares=shares, shares_by_worker=tuple(map(tuple, shares_by_worker)))
 
     def part_of_some(self, batch, tower):
         towers = [

@@ -127,7 +127,8 @@ class WorkersInThreads:
         for rank, (tcp, devices) in enumerate(zip(made, by_rank, strict=True)):
             exchange = WorkerExchange(count, rank, wire, channel=2, tcp=tcp)
             shares = even_shares(num_towers[rank])
-            parts = TowerParts(shares=shares, first_tower=sum(num_towers[:rank]), num_towers=sum(num_towers))
+            first, every = sum(num_towers[:rank]), even_shares(sum(num_towers))
+            parts = TowerParts(shares=shares, all_shares=every, first_tower=first)
             towers = make_towers and make_towers(task, devices, options)
             more = {}
             units = None
@@ -148,7 +149,6 @@ class WorkersInThreads:
                 devices,
                 options,
                 batch_spec=open_length(tf.nest.map_structure(tf.type_spec_from_value, batch)),
-                all_shares=even_shares(sum(num_towers)),
                 parts=parts,
                 exchange=exchange,
                 place=ring_placement(devices, exchange, towers, units),
