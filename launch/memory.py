@@ -24,7 +24,7 @@ import dataclasses
 import itertools
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from absl import flags
 from rich.console import Console
@@ -102,10 +102,14 @@ def main(_) -> int:
     run = Run(modes, FLAGS.workers, FLAGS.servers, servers_options())
     with _progress(len(MODES)) as show:
         columns, refusals = columns_of(run, show)
-    try:
-        peaks = measured(modes, columns) if FLAGS.measure else {}
-    except Interrupted:
-        return binary.INTERRUPTED
+    peaks: Mapping[str, float] = {}
+    if FLAGS.measure:
+        runnable = [column for column in columns if column.mode is not None]
+        try:
+            with _progress(len(runnable)) as show:
+                peaks = measured(modes, runnable, show)
+        except Interrupted:
+            return binary.INTERRUPTED
     largest = None if limit is None else _largest(modes, limit)
     if FLAGS.json:
         found = {"batch_size": task.batch_size, "modes": as_json(columns, peaks), "left_out": refusals}

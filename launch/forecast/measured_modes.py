@@ -26,10 +26,17 @@ _OF_MODES = ("strategy", "num_towers", "grid", "slices", "parameter_device", "ze
 _OF_ONE_MODE = {SLICES: ("layout",), PIPELINE: ("stages", "microbatches", "pipeline_schedule")}
 
 
-def measured(modes: ProcessModes, columns: Sequence[Column]) -> dict[str, float]:
-    """The measured peak in bytes of each mode that one process can run, by the column's name.
+def measured(
+    modes: ProcessModes, columns: Sequence[Column], show: Callable[[str], None] = lambda mode: None
+) -> dict[str, float]:
+    """The measured peak in bytes of each column's mode, by the column's name.
 
     It is that of the process if its towers are on CPUs, else that of the fullest GPU.
+
+    Args:
+      modes: the modes of one process.
+      columns: which of these are measured; each has its mode.
+      show: called with the name of each before it runs, which may take a minute.
 
     Raises:
       PeerLost, UserError, Interrupted: as `launch.measuring.running.run_case`.
@@ -37,14 +44,12 @@ def measured(modes: ProcessModes, columns: Sequence[Column]) -> dict[str, float]
     found = {}
     with StopSignals() as signals:
         for column in columns:
-            if column.mode is not None:
-                figures = run_case(
-                    _case(modes, column.mode),
-                    timeout_seconds=_TIMEOUT_SECONDS,
-                    is_interrupted=signals.requested,
-                )
-                passing = modes.memory(column.mode).passing_bytes(modes.task.batch_size)
-                found[column.name] = _of_process(column, figures, passing)
+            show(column.name)
+            figures = run_case(
+                _case(modes, column.mode), timeout_seconds=_TIMEOUT_SECONDS, is_interrupted=signals.requested
+            )
+            passing = modes.memory(column.mode).passing_bytes(modes.task.batch_size)
+            found[column.name] = _of_process(column, figures, passing)
     return found
 
 
