@@ -1,6 +1,7 @@
 """The rooms: imports point down and form no cycle, and only launch/ reads the environment and names flags."""
 
 import ast
+import functools
 import graphlib
 import pathlib
 import re
@@ -16,16 +17,21 @@ BELOW = {
     "strategies": {"towers"},
     "launch": {"towers", "models", "strategies"},
 }
-SYNTAX = {
-    path.relative_to(ROOT): ast.parse(path.read_text(encoding="utf-8"))
-    for room in BELOW
-    for path in sorted((ROOT / room).rglob("*.py"))
-}
 # Sets the variable that TensorFlow reads when it is imported: a program of a user's own may import no other room.
 SETS_ENVIRONMENT = pathlib.Path("towers/hardware/fast_kernels.py")
-BELOW_LAUNCH = {path: tree for path, tree in SYNTAX.items() if path.parts[0] != "launch"}
 # A flag with its dashes (the name may follow in an f-string's braces), or a command of launch/.
 FLAG_OR_COMMAND = re.compile(r"(?<![\w-])--([a-z]|$)|python3? -m launch")
+
+
+@functools.cache
+def syntax() -> dict[pathlib.Path, ast.Module]:
+    """The rooms' files; parsing takes a second, which only the process that runs these tests should pay."""
+    paths = [path for room in BELOW for path in sorted((ROOT / room).rglob("*.py"))]
+    return {path.relative_to(ROOT): ast.parse(path.read_text(encoding="utf-8")) for path in paths}
+
+
+def below_launch() -> dict[pathlib.Path, ast.Module]:
+    return {path: tree for path, tree in syntax().items() if path.parts[0] != "launch"}
 
 
 def module_of(path: pathlib.Path) -> str:
@@ -33,7 +39,9 @@ def module_of(path: pathlib.Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-MODULES = {module_of(path) for path in SYNTAX}
+@functools.cache
+def modules() -> set[str]:
+    return {module_of(path) for path in syntax()}
 
 
 def imported_names(node: ast.AST) -> set[str]:
@@ -43,7 +51,7 @@ def imported_names(node: ast.AST) -> set[str]:
     if isinstance(node, ast.ImportFrom):
         full = {f"{node.module}.{alias.name}" for alias in node.names}
         ours = (node.module or "").partition(".")[0] in BELOW
-        return {node.module if ours and name not in MODULES else name for name in full}
+        return {node.module if ours and name not in modules() else name for name in full}
     return set()
 
 
@@ -59,9 +67,9 @@ def contracted(module: str) -> str:
     return ".".join(module.split(".")[:2])
 
 
-def import_graph(modules: Collection[str]) -> dict[str, set[str]]:
-    """Which of `modules` each file imports."""
-    return {module_of(path): {name for _, name in imports(tree)} & set(modules) for path, tree in SYNTAX.items()}
+def import_graph() -> dict[str, set[str]]:
+    """Which modules of ours each file imports."""
+    return {module_of(path): {name for _, name in imports(tree)} & modules() for path, tree in syntax().items()}
 
 
 def assert_no_cycle(graph: dict[str, set[str]]) -> None:
@@ -77,13 +85,13 @@ def assert_none(offences: Collection[str], fix: str) -> None:
 
 
 def test_the_rooms_are_found():
-    assert {"towers.split", "strategies.towers", "models.networks.registry", "launch.train"} <= MODULES
+    assert {"towers.split", "strategies.towers", "models.networks.registry", "launch.train"} <= modules()
 
 
 def test_imports_are_absolute():
     relative = [
         f"{path}:{node.lineno}"
-        for path, tree in SYNTAX.items()
+        for path, tree in syntax().items()
         for node in ast.walk(tree)
         if isinstance(node, ast.ImportFrom) and node.level
     ]
@@ -93,7 +101,7 @@ def test_imports_are_absolute():
 def test_imports_point_down():
     upward = [
         f"{path}:{line} imports {name}"
-        for path, tree in SYNTAX.items()
+        for path, tree in syntax().items()
         for line, name in imports(tree)
         if name.partition(".")[0] in {*BELOW, "tests"} - BELOW[path.parts[0]] - {path.parts[0]}
     ]
@@ -101,13 +109,13 @@ def test_imports_point_down():
 
 
 def test_modules_form_no_import_cycle():
-    assert_no_cycle(import_graph(MODULES))
+    assert_no_cycle(import_graph())
 
 
 def test_folders_of_a_room_form_no_import_cycle():
     """Each folder in a room counts as one node, each file at a room's top as one of its own."""
     graph: dict[str, set[str]] = {}
-    for module, imported in import_graph(MODULES).items():
+    for module, imported in import_graph().items():
         graph.setdefault(contracted(module), set()).update(map(contracted, imported))
     assert_no_cycle({node: imported - {node} for node, imported in graph.items()})
 
@@ -116,7 +124,7 @@ def test_no_function_imports_a_room():
     """A function may import a heavy library. An import of ours in a function would hide a cycle."""
     hidden = [
         f"{path}:{line} imports {name}"
-        for path, tree in SYNTAX.items()
+        for path, tree in syntax().items()
         for function in ast.walk(tree)
         if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
         for line, name in imports(function)
@@ -138,7 +146,7 @@ def reads_environment(node: ast.AST) -> bool:
 def test_only_launch_reads_the_environment():
     readers = [
         f"{path}:{node.lineno}"
-        for path, tree in BELOW_LAUNCH.items()
+        for path, tree in below_launch().items()
         for node in ast.walk(tree)
         if reads_environment(node) and path != SETS_ENVIRONMENT
     ]
@@ -148,7 +156,7 @@ def test_only_launch_reads_the_environment():
 def test_only_launch_defines_flags():
     definers = [
         f"{path}:{line} imports {name}"
-        for path, tree in BELOW_LAUNCH.items()
+        for path, tree in below_launch().items()
         for line, name in imports(tree)
         if name.startswith(("absl.flags", "absl.app", "argparse"))
     ]
@@ -168,7 +176,7 @@ def test_only_launch_names_flags():
     """A program of a user's own has no flags: a message names the argument, as in num_towers=4."""
     naming = [
         f"{path}:{line} says {text!r}"
-        for path, tree in BELOW_LAUNCH.items()
+        for path, tree in below_launch().items()
         for line, text in texts_naming_flags(tree)
     ]
     assert_none(naming, "name the argument without dashes, as in num_towers=4, and no command")

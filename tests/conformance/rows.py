@@ -474,13 +474,13 @@ ROWS = (
         num_workers=3,
     ),
     Row(
-        name="own_ring_2_of_2_towers_zero_3_adamw_accumulation_4_clipping",
+        name="own_ring_2_of_2_towers_zero_3_adamw_accumulation_2_clipping_shares_3_1",
         every_trial=True,
-        make_strategy=_ring(cpus(2, zero=3), (2.0, 1.0)),
-        shares=(2.0, 1.0, 2.0, 1.0),
-        # Workers and towers together divide these microbatches as the one device does; those of 15 examples not.
-        accumulation=4,
-        reference=FOUR_MICROBATCHES,
+        # Workers and towers together divide microbatches of 15 examples as the one device does.
+        make_strategy=_ring(cpus(2, zero=3), (3.0, 1.0)),
+        shares=(3.0, 1.0, 3.0, 1.0),
+        accumulation=2,
+        reference=TWO_MICROBATCHES,
         # Several calls.
         ring=_own_ring(wire=WireOptions(bytes_per_pack=4000)),
         options=(("rule", Adam(weight_decay=0.1)), ("clipping", Clipping(global_norm=0.5))),

@@ -14,9 +14,20 @@ pytestmark = [pytest.mark.timeout(400), pytest.mark.full]
 def test_processes_that_are_held_to_less_than_the_state_train_it_and_resume(tmp_path):
     with real_memory_group(2**30):
         """Skips where no control group can be made."""
-    trial = program.Trial(
-        state_bytes=3 * 2**28, limit_bytes=1100 * 2**20, servers=2, directory=tmp_path / "run", timeout_seconds=120
-    )
+    with program.nursery() as nursery:
+        check(
+            program.Trial(
+                state_bytes=3 * 2**28,
+                limit_bytes=900 * 2**20,
+                servers=2,
+                directory=tmp_path / "run",
+                nursery=nursery,
+                timeout_seconds=120,
+            )
+        )
+
+
+def check(trial: program.Trial) -> None:
     killed = program.alone(trial)
     assert killed.code == -signal.SIGKILL, killed.output
     first, ends = program.together(trial)

@@ -102,11 +102,14 @@ FLOAT32_TASK, TRANSFORMER = TASKS[-2:]
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """The state of a strategy after a call of run_steps, with the arrays of this process by 'kind/name'."""
+    """The state of a strategy after a call of run_steps, with the arrays of this process by 'kind/name'.
+
+    It is evaluated after NUM_STEPS alone: tracing that takes as long as 20 steps.
+    """
 
     report: StepReport
     step: int
-    evaluation: Mapping[str, float]
+    evaluation: Mapping[str, float] | None
     values: Mapping[str, np.ndarray]
     counters: Mapping[str, np.ndarray]
 
@@ -128,7 +131,7 @@ def _outcome(strategy: Strategy, report: StepReport) -> Outcome:
     return Outcome(
         report=report,
         step=strategy.step,
-        evaluation=strategy.evaluate(),
+        evaluation=strategy.evaluate() if strategy.step == NUM_STEPS else None,
         values={
             f"{kind}/{name}": variable.numpy()
             for kind, named in compared.items()

@@ -64,14 +64,17 @@ class Nursery:
       inside: the words before a command that run it in the network of these programs.
     """
 
-    def __init__(self):
+    def __init__(self, **variables: str):
+        """Args:
+        variables: added to the environment of this process, for what reads it while it starts.
+        """
         self._network = contextlib.ExitStack()
         network = self._network.enter_context(private_network())
         self.inside = network.inside
         assert self.inside or not permits_private_network(), f"no private network: {network.problem}"
         self._process = subprocess.Popen(
             [*self.inside, sys.executable, "-c", _PROGRAM],
-            env=environment(),
+            env=environment() | variables,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

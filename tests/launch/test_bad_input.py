@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from tests.launch.nursery import run_forked
-from tests.launch.programs import LAST_STEP, TINY, listing, run
+from tests.launch.programs import LAST_STEP, TINY, listing
 from tests.tiers import first_quick
 
 pytestmark = pytest.mark.timeout(300)
@@ -134,14 +134,6 @@ def test_one_line_and_nothing_written(name, refusals):
     ended, left = refusals[name]
     assert_refused(ended, CASES[name][1])
     assert left == [] or name in CREATES_DIRECTORY
-
-
-@pytest.mark.full
-def test_as_a_separate_process(tmp_path):
-    """A mistake that is detected last, when the strategy is built."""
-    flags, parts = CASES["more towers than examples"]
-    assert_refused(run("-m", "launch.train", *TINY, "--directory=run", *flags, cwd=tmp_path), parts)
-    assert listing(tmp_path) == []
 
 
 @pytest.mark.full

@@ -3,6 +3,7 @@
 import pytest
 
 from launch import binary
+from tests.launch.nursery import run_forked
 from tests.launch.programs import run_many
 from towers.errors import UserError
 
@@ -103,10 +104,9 @@ def test_a_command_follows_a_lone_double_dash(tmp_path):
 STOPPED = """
 import importlib, os, signal, sys
 
-def cli():
-    program = importlib.import_module("launch." + sys.argv.pop())
-    program.main = lambda _: os.kill(os.getpid(), signal.SIGTERM)
-    program.cli()
+program = importlib.import_module("launch." + sys.argv.pop())
+program.main = lambda _: os.kill(os.getpid(), signal.SIGTERM)
+program.cli()
 """
 
 
@@ -114,7 +114,7 @@ def cli():
 @pytest.mark.timeout(200)
 def test_only_programs_that_train_speak_of_checkpoints_when_they_are_stopped(tmp_path):
     (tmp_path / "stopped.py").write_text(STOPPED)
-    (train, _), *others = run_many([("stopped", [name]) for name in ("train", "memory", "evaluate")], tmp_path)
+    train, *others = (run_forked("stopped.py", name, cwd=tmp_path) for name in ("train", "memory", "evaluate"))
     line = "stopped: interrupted by SIGTERM: the same command starts again"
     assert (train.code, train.err) == (75, f"{line}, from the last checkpoint if there is one\n")
-    assert [(other.code, other.err) for other, _ in others] == [(75, f"{line}\n")] * 2
+    assert [(other.code, other.err) for other in others] == [(75, f"{line}\n")] * 2

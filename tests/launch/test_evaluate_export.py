@@ -3,8 +3,6 @@
 import json
 import pathlib
 import shutil
-import subprocess
-import sys
 
 import pytest
 
@@ -104,10 +102,10 @@ evaluate.cli()
 """
 
 
-def test_json_of_numbers_that_are_not_finite_is_json():
-    command = [sys.executable, "-c", _NOT_FINITE, "--json"]
-    out = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
-    assert json.loads(out, parse_constant=pytest.fail) == {"step": 3, "loss": None, "accuracy": 0.5}
+def test_json_of_numbers_that_are_not_finite_is_json(tmp_path):
+    (tmp_path / "program.py").write_text(_NOT_FINITE)
+    done = run_forked("program.py", "--json", cwd=tmp_path)
+    assert json.loads(done.out, parse_constant=pytest.fail) == {"step": 3, "loss": None, "accuracy": 0.5}
 
 
 @pytest.mark.full

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from tests.launch.programs import run
+from tests.launch.nursery import run_forked
 
 # What reads the number of cores, before the flags are parsed.
 _PROGRAM = """
@@ -30,6 +30,7 @@ finally:
 def test_64_cores_train_a_batch_of_256_in_eight_towers_of_eight_threads(tmp_path):
     """64 threads start operations, 64 compute them: one pool, TensorFlow's default, would have eight of these."""
     flags = ("--task=shapes", "--model=tiny", "--batch_size=256", "--tower_device=cpu", "--steps=3")
-    ended = run("-c", _PROGRAM, *flags, f"--directory={tmp_path / 'run'}", cwd=tmp_path)
+    (tmp_path / "program.py").write_text(_PROGRAM)
+    ended = run_forked("program.py", *flags, f"--directory={tmp_path / 'run'}", cwd=tmp_path)
     assert ended.code == 0, ended.err
     assert re.search(r"found 8 towers of 8; at least 128 threads: True", ended.out)

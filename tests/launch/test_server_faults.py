@@ -9,7 +9,6 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from launch.binary import DONE, INTERRUPTED, NOT_FINITE, PEER_LOST, USER_ERROR
-from tests.launch.clusters import launched
 from tests.launch.nursery import nursery
 from tests.launch.programs import checkpoint_values, environment, errors
 from tests.launch.server_groups import ServerGroup
@@ -329,17 +328,6 @@ def test_other_modes_resume_from_its_checkpoints(own, tmp_path):
     assert found.keys() == wanted.keys()
     for key in wanted:
         np.testing.assert_allclose(found[key], wanted[key], rtol=1e-4, atol=1e-6, err_msg=key)
-
-
-@pytest.mark.full
-def test_the_launcher_recovers_from_a_killed_worker(tmp_path):
-    command = ("python", *PROGRAM, "--engine=own")
-    flags = ("--workers=2", "--ps=1", "--chief", "--max_restarts=1", "--kill=worker:1@step10", "--grace_seconds=1")
-    with launched(tmp_path, "", *flags, command=command) as cluster:
-        ended = cluster.ended()
-    assert ended.code == DONE, ended.err
-    assert "recovered: worker:1 was killed at step 10, restart 1 completed" in ended.out
-    assert summary(tmp_path)["steps"] == STEPS
 
 
 @pytest.mark.full

@@ -1,13 +1,14 @@
 """`launch.train`, `launch.evaluate` and `launch.export` on the drawn text, as a user types them."""
 
 import json
-import sys
 
 import keras
 import numpy as np
 import pytest
 
 from tests.launch.nursery import run_forked
+from tests.launch.server_groups import ServerGroup
+from tests.launch.server_runs import all_end
 
 pytestmark = [pytest.mark.timeout(200), pytest.mark.full]
 
@@ -62,8 +63,7 @@ def test_the_layout_of_slices_is_printed_and_nothing_is_written(tmp_path):
 
 def test_parameter_servers_train_and_evaluate_a_model_with_gelu(tmp_path):
     """TensorFlow's processes refuse the compiled GELU of one process."""
-    cluster = ("--workers=1", "--ps=1", "--chief", "--", sys.executable, "-m", "launch.train")
-    flags = ("--strategy=ps", "--num_towers=1", "--steps=2")
-    ended = run_forked("-m", "launch.local", *cluster, *FLAGS, *flags, cwd=tmp_path)
-    assert ended.code == 0, ended.err
+    command = ("-m", "launch.train", *FLAGS, "--strategy=ps", "--num_towers=1", "--steps=2")
+    with ServerGroup(command, workers=1, servers=1, cwd=tmp_path) as group:
+        all_end(group)
     assert set(json.loads((tmp_path / "run" / "summary.json").read_text())["evaluation"]) == {"loss", "accuracy"}

@@ -2,7 +2,8 @@
 
 import pytest
 
-from tests.launch.programs import TINY, errors, run_many
+from tests.launch.nursery import run_forked
+from tests.launch.programs import TINY, errors
 
 REFUSED = {
     "strategy": (
@@ -30,9 +31,8 @@ TAKEN = {
 def ends(tmp_path_factory):
     """How each call ended, by name."""
     calls = {name: flags for name, (flags, *_) in REFUSED.items()} | TAKEN
-    commands = [("launch.train", [*TINY, "--dry_run", *flags]) for flags in calls.values()]
-    found = run_many(commands, tmp_path_factory.mktemp("belonging"))
-    return dict(zip(calls, (end for end, _ in found), strict=True))
+    command, folder = ("-m", "launch.train", *TINY, "--dry_run"), tmp_path_factory.mktemp("belonging")
+    return {name: run_forked(*command, *flags, cwd=folder) for name, flags in calls.items()}
 
 
 @pytest.mark.parametrize("name", REFUSED)
