@@ -282,7 +282,7 @@ def run_model(
     Raises:
       UserError: a layer assigns what it can't, see `TowerScope`.
     """
-    with TowerScope(mapping) as scope:
+    with TowerScope(mapping, model) as scope:
         before = [scope.get_current_value(variable) for variable in state]
         with kernels.in_place(model, exchange, weight), around_call or contextlib.nullcontext():
             outputs = model(batch.features, training=training)

@@ -25,23 +25,30 @@ class TowerScope(keras.StatelessScope):
     """A StatelessScope that refuses what would give other numbers than Keras's variables, or none.
 
     An assignment lasts until the end of the scope. So one in the body of a loop, which is traced once, is the same
-    in each iteration, and one in a condition is unknown outside of it; one to a parameter would be lost.
+    in each iteration, and one in a condition is unknown outside of it; one to a parameter, or to a variable that
+    the model does not have, would be lost. As through Keras's variables, no gradient passes through an assignment.
     """
 
-    def __init__(self, state_mapping):
+    def __init__(self, state_mapping, model: keras.Model):
         """Args:
         state_mapping: pairs (variable, tensor).
+        model: whose layers are called.
         """
         super().__init__(state_mapping, collect_losses=True)
         self._graph = tf.compat.v1.get_default_graph()
+        # A layer's metrics are not reported, so nobody reads what they add up.
+        metrics = [metric for layer in model._flatten_layers() for metric in layer.metrics]
+        self._of_metrics = {id(variable) for metric in metrics for variable in metric.variables}
 
     def add_update(self, update) -> None:
         """Notes an assignment: a pair (variable, value).
 
         Raises:
-          UserError: to a parameter, or in a loop.
+          UserError: to a parameter, to a variable that the model does not have, or in a loop.
         """
-        variable, _ = update
+        variable, value = update
+        if id(variable) not in self.state_mapping and id(variable) not in self._of_metrics:
+            raise UserError(_not_of_the_model(variable))
         if variable.trainable and id(variable) in self.state_mapping:
             raise UserError(
                 f"{variable.path} is assigned in its layer's call, but it is trainable, and the update rule alone "
@@ -59,7 +66,7 @@ class TowerScope(keras.StatelessScope):
                 f"{variable.path} is assigned in a loop, which towers can't do: use RNN(..., unroll=True), call "
                 "its layer with training=False, or call it outside of the loop"
             )
-        super().add_update(update)
+        super().add_update((variable, tf.stop_gradient(value) if value.dtype.is_floating else value))
 
     def get_current_value(self, variable: keras.Variable):
         """The tensor that stands for a variable now.
@@ -83,3 +90,18 @@ class TowerScope(keras.StatelessScope):
             found.append(graph)
             graph = graph.outer_graph
         return found
+
+
+def _not_of_the_model(variable: keras.Variable) -> str:
+    """Why an assignment to a variable is refused that the model does not have."""
+    if is_seed(variable):
+        return (
+            f"{variable.path}: a layer draws random numbers from a generator that no layer has, so each step "
+            "would draw the same ones: let the layer make a keras.random.SeedGenerator(0) in its __init__, keep "
+            "it as an attribute, and pass it as seed"
+        )
+    return (
+        f"{variable.path} is assigned in a layer's call, but it is no weight of the model, so the next step would "
+        "not see it: omit stateful=True of a recurrent layer; make other variables with add_weight(..., "
+        "trainable=False)"
+    )

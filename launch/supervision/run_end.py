@@ -38,6 +38,9 @@ def print_results(result: FitResult) -> None:
         print(f"step {result.evaluated_step}: evaluation {written}")
     if result.summary["images_per_second"]:
         print(f"speed: {result.summary['images_per_second']:,.0f} examples/s, steady median")
+    skipped = result.summary["skipped_steps"]
+    if skipped:
+        print(f"skipped: {skipped:,} steps of this run were not finite and changed no parameter")
     straggler = result.summary["straggler"]
     if straggler is not None:
         times = straggler["times_the_others"]

@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 
 import keras
+import numpy as np
+import tensorflow as tf
 
 from strategies.data_checks.first_batches import not_finite_parts
 from strategies.data_checks.label_check import labels_out_of_range
@@ -11,6 +13,8 @@ from strategies.errors import NonFiniteStep
 from towers.errors import UserError
 from towers.mean_and_update import StepOutcome
 from towers.task import Batch, Task
+
+_LARGEST_FLOAT16 = float(np.finfo(np.float16).max)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,12 +49,21 @@ class Causes:
         if not self.all_true(not parts):
             named = " and ".join(parts or ["numbers"])
             cause = f"its batch holds NaN or infinite {named}: clean the data"
+        elif not self.all_true(not self._are_beyond_float16(batches)):
+            cause = f"its batch holds features beyond float16, which ends at {_LARGEST_FLOAT16:,.0f}: scale them"
         else:
             cause = "lower the learning rate or clip the gradients"
         return NonFiniteStep(
             f"step {step} is not finite ({what}) and was not applied: {cause}, or use on_nan='skip'",
             step=step,
         )
+
+    def _are_beyond_float16(self, batches: Sequence[Batch]) -> bool:
+        """Whether a model that computes in float16 casts features to infinity."""
+        if self.model.compute_dtype != "float16":
+            return False
+        features = map(np.asarray, tf.nest.flatten([batch.features for batch in batches]))
+        return any(one.dtype.kind == "f" and np.abs(one).max(initial=0) > _LARGEST_FLOAT16 for one in features)
 
     def check_labels(self, batches: Iterable[Batch], where: str) -> None:
         """Raises UserError, in all processes, if labels are out of range in one of them."""

@@ -160,6 +160,14 @@ def test_infinite_features_are_bad_data_too():
         trainer_of(task).run_steps(4)
 
 
+def test_features_beyond_float16_are_named():
+    examples = vectors(8)
+    examples.features[3, 1] = -1e5
+    task = TinyTask(build=lambda: stacked((4,), layers.Dense(NUM_CLASSES)), examples=examples)
+    with pytest.raises(NonFiniteStep, match="step 0 .* features beyond float16, which ends at 65,504: scale them"):
+        trainer_of(task, 2, precision="float16").run_steps(4)
+
+
 def test_under_masks_features_are_checked_on_the_devices_that_have_them():
     """As on GPUs, for which the host would wait in every step."""
     _, *own = cpus(3).towers

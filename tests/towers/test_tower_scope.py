@@ -33,6 +33,43 @@ class Cell(layers.Layer):
         return outputs, [outputs]
 
 
+class Centred(layers.Layer):
+    """Subtracts the mean of its inputs: one that it assigns before, or one that has no gradient."""
+
+    def __init__(self, assigns: bool, **options):
+        super().__init__(**options)
+        self.assigns = assigns
+
+    def build(self, shape):
+        self.mean = self.add_weight(shape=shape[-1:], initializer="zeros", trainable=False, name="mean")
+
+    def call(self, inputs, training=None):
+        mean = ops.mean(inputs, axis=range(inputs.ndim - 1))
+        if not self.assigns:
+            return inputs - ops.stop_gradient(mean)
+        self.mean.assign(mean)
+        return inputs - self.mean
+
+
+class Noisy(layers.Layer):
+    """Adds random numbers of Keras's global generator, which no layer has."""
+
+    def call(self, inputs):
+        return inputs + keras.random.normal(ops.shape(inputs))
+
+
+class Measured(layers.Layer):
+    """A layer with a metric of its own, which is no weight of the model either."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.mean = keras.metrics.Mean()
+
+    def call(self, inputs):
+        self.mean.update_state(inputs)
+        return inputs
+
+
 def task_of(*stack: layers.Layer) -> TinyTask:
     def build():
         last = layers.Flatten(), layers.Dense(NUM_CLASSES, name="logits")
@@ -65,6 +102,18 @@ def test_a_layer_with_weights_in_a_condition(make):
     assert_close({name.removeprefix("either/"): value for name, value in found.items()}, expected)
 
 
+def test_no_gradient_passes_through_an_assignment():
+    def trained_from_a_seed(assigns):
+        keras.utils.set_random_seed(3)
+        return trained(layers.Conv2D(3, 3, name="before"), Centred(assigns))
+
+    assert_close(trained_from_a_seed(assigns=True), trained_from_a_seed(assigns=False))
+
+
+def test_a_layer_may_have_a_metric():
+    assert trained(Measured())
+
+
 REFUSED = {
     "a trainable weight": (
         [layers.SpectralNormalization(layers.Conv2D(4, 3), name="spectral")],
@@ -82,6 +131,7 @@ REFUSED = {
         [Either(layers.BatchNormalization(name="norm"))],
         ["norm/moving_mean is assigned in a condition", "call its layer outside"],
     ),
+    "random numbers of nobody": ([Noisy()], ["each step would draw the same ones", "SeedGenerator"]),
 }
 
 
@@ -90,6 +140,17 @@ def test_an_assignment_that_towers_cannot_make(what):
     stack, parts = REFUSED[what]
     with refused(*parts):
         trained(*stack)
+
+
+def test_the_states_of_a_stateful_layer_are_no_weights():
+    def build():
+        inputs = layers.Input(batch_shape=(8, 6, 6, 3))
+        states = layers.LSTM(4, stateful=True, name="lstm")(layers.Reshape((36, 3))(inputs))
+        return keras.Model(inputs, layers.Dense(NUM_CLASSES)(states))
+
+    strategy = trainer_of(TinyTask(build=build, examples=images(8)), 1)
+    with refused("lstm/rnn_state is assigned", "no weight of the model", "omit stateful=True"):
+        strategy.run_steps(1)
 
 
 @pytest.mark.full
