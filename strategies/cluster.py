@@ -41,6 +41,24 @@ class Member:
         return bool(found) and all(ipaddress.ip_address(ip.partition("%")[0]).is_loopback for _, (ip, *_) in found)
 
     @property
+    def listening_host(self) -> str:
+        """Host of a socket on which other machines reach this member; '' for all of its machine's addresses.
+
+        A machine's own name may have a loopback address there (127.0.1.1 in Debian's /etc/hosts) and another one
+        on all other machines.
+        """
+        return "" if self.is_loopback and not self._is_always_local else self.host
+
+    @property
+    def _is_always_local(self) -> bool:
+        """Whether the host is no name that other machines may have another address for."""
+        try:
+            ipaddress.ip_address(self.host)
+        except ValueError:
+            return self.host == "localhost"
+        return True
+
+    @property
     def is_here(self) -> bool:
         """Whether the address is one of this machine's; in a container, of the container's network."""
         return any(map(_can_bind, self._socket_addresses()))

@@ -70,7 +70,8 @@ class Server:
         self._entrance = Entrance(
             member, settings=settings, secret=secret, cluster=cluster, refusal_of_chief=self._refusal_of_chief
         )
-        self._listener = Listener(member)
+        # Without a secret only this machine's processes may connect, which `check_secret` has made sure of.
+        self._listener = Listener(member, for_other_machines=bool(secret) or admit_anyone)
         self._requests: Mapping[str, Handler] = {
             "figures": self._figures,
             "alive": lambda message, arrays: ({}, ()),
