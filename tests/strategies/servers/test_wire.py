@@ -210,6 +210,11 @@ class TestStrangers:
             assert tracemalloc.get_traced_memory()[1] < 2**20
             tracemalloc.stop()
 
+    def test_a_shape_of_too_large_a_number(self):
+        with loopback() as (here, there), pytest.raises(ConnectionError, match="not a message of this program"):
+            here.sendall(message_of(json.dumps({"": [["float32", [10**400, 0.5]]]}).encode()))
+            Connection(there, 5.0).receive()
+
     def test_a_long_text(self):
         text = json.dumps({"name": "a" * 17_000, "": []}).encode()
         with loopback() as (here, there), pytest.raises(ConnectionError, match="not a message of this program"):
