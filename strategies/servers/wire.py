@@ -123,8 +123,13 @@ class Connection:
             self._socket.sendall(b"".join(parts))
         else:
             for part in parts:
-                self._socket.sendall(part)
+                self._send_part(memoryview(part))
         self.sent_bytes += size
+
+    def _send_part(self, view: memoryview) -> None:
+        """Sends bytes as `_fill` receives them: the timeout is for each wait. That of `sendall` is for all."""
+        while view:
+            view = view[self._socket.send(view) :]
 
     def receive(self) -> tuple[Message, list[np.ndarray]]:
         """The next message.
