@@ -4,9 +4,12 @@ import contextlib
 import os
 import signal
 import stat
+import sys
 import threading
 
 _STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+# A shell's exit code for a program that a signal ended, without the signal's number.
+_SHELL_SIGNAL_BASE = 128
 
 
 class ReceivedSignals:
@@ -67,6 +70,9 @@ class StopSignals(ReceivedSignals):
         """Sends this process the received signal again. Call it after the context, when everything is saved."""
         if self._first is not None:
             signal.raise_signal(self._first)
+            if signal.getsignal(self._first) is signal.SIG_DFL:
+                # A container's first process survives it, and would go on as if the run were complete.
+                sys.exit(_SHELL_SIGNAL_BASE + self._first)
 
     def _receive(self, number, frame) -> None:
         if self._first is None:

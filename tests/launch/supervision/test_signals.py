@@ -65,6 +65,16 @@ def test_sigterm_can_be_ignored_after_the_context():
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
+def test_the_first_process_of_a_container_ends_too(monkeypatch):
+    """The kernel keeps it from signals that it does not handle, also from its own."""
+    with StopSignals() as signals:
+        os.kill(os.getpid(), signal.SIGTERM)
+    monkeypatch.setattr(signal, "raise_signal", lambda number: None)
+    with pytest.raises(SystemExit) as ended:
+        signals.take_effect()
+    assert ended.value.code == 128 + signal.SIGTERM
+
+
 @pytest.mark.parametrize("context", [StopSignals, ForwardedSignals])
 def test_handlers_are_restored_after_an_error(context):
     with pytest.raises(ZeroDivisionError), context():
