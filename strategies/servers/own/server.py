@@ -198,7 +198,9 @@ class Server:
                 self._answer_all(connection, number, self._timeout_seconds if peer.role == CHIEF else None)
         except OSError as error:
             # The connection is lost; `_note_loss` below deals with it.
-            if peer is not None and peer.role == CHIEF and isinstance(error, TimeoutError):
+            # The system's own error of this kind, which has a number, is of a machine that vanished.
+            is_silent = isinstance(error, TimeoutError) and error.errno is None
+            if peer is not None and peer.role == CHIEF and is_silent:
                 self._how_lost = f"silent for {connection.timeout_seconds:g} seconds"
         except UserError as error:
             # Without its chief it waits in vain. During a run it is a second one, of which the run knows nothing.
