@@ -26,7 +26,10 @@ class ReceivedSignals:
         if threading.current_thread() is threading.main_thread():
             for number in _STOPPING:
                 if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
-                    self._previous_handlers[number] = signal.signal(number, self._handle)
+                    previous = signal.signal(number, self._handle)
+                    # None: a handler from before Python's start, as of a program in C++ that embeds it. Python
+                    # can't set that again.
+                    self._previous_handlers[number] = signal.SIG_DFL if previous is None else previous
         return self
 
     def __exit__(self, *_) -> None:

@@ -81,6 +81,21 @@ def test_handlers_are_restored_after_an_error(context):
         raise ZeroDivisionError
 
 
+def test_a_handler_that_python_did_not_set(monkeypatch):
+    """As of a program in C++ that embeds Python: Python knows none and can't set it again."""
+    set_handler, unknown = signal.signal, [None]
+
+    def signal_of_python(number, handler):
+        previous = set_handler(number, handler)
+        return unknown.pop() if number == signal.SIGTERM and unknown else previous
+
+    monkeypatch.setattr(signal, "signal", signal_of_python)
+    with StopSignals() as signals:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert signals.requested()
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
 def test_forwarded_signals_are_taken_once_and_in_order():
     with ForwardedSignals() as signals:
         assert (signals.first, signals.take()) == (None, [])
