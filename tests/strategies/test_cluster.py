@@ -67,7 +67,9 @@ def host_of(listener: socket.socket) -> str:
         return listener.getsockname()[0]
 
 
-def test_other_machines_reach_a_machine_whose_name_has_a_loopback_address_there(own_name):
+@pytest.mark.parametrize("more", [[], ["192.0.2.1"]])
+def test_other_machines_reach_a_machine_whose_name_has_a_loopback_address_there(names, own_name, more):
+    names[own_name] += more
     assert host_of(tcp_connect._listener(Member("worker", 0, f"{own_name}:2222"))) == ALL
     assert host_of(Listener(Member("ps", 0, f"{own_name}:0"))._socket) == ALL
 
