@@ -15,7 +15,9 @@ import functools
 import gc
 import logging
 import os
+import signal
 import sys
+import threading
 from collections.abc import Callable
 
 from absl import app, flags
@@ -54,6 +56,7 @@ def run(
     """
 
     signals = EndingSignals()
+    _keep_exit_codes()
     # A terminal may have no way to show a character of a path.
     sys.stdout.reconfigure(errors="backslashreplace")
 
@@ -83,6 +86,13 @@ def run(
         resumes = ", from the last checkpoint if there is one" if trains else ""
         _print_line(f"interrupted{by}", f"the same command starts again{resumes}")
         sys.exit(signals.end(INTERRUPTED))
+
+
+def _keep_exit_codes() -> None:
+    """Ends the ignoring of SIGCHLD, which some daemons leave to what they start: exit codes would be lost."""
+    is_ignored = signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN
+    if is_ignored and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
 def parse_flags(arguments: list[str], *, takes_command: bool = False, takes_operand: bool = False) -> list[str]:

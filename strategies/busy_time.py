@@ -18,7 +18,7 @@ class BusyTime:
 
     def start(self) -> None:
         """Call it when a step begins."""
-        self._since.assign(time.time())
+        self._since.assign(time.monotonic())
 
     def stop(self, own: list[gradients.Gradient]) -> None:
         """Call it in the step's graph with the gradients of this worker's towers, before they are exchanged.
@@ -41,4 +41,4 @@ def _time_of(gradient: gradients.Gradient) -> tf.Tensor:
     """Time at which this gradient was computed. A backward pass computes the first parameter's gradient last."""
     some = tf.reshape(gradients.values_of(gradient), [-1])[:1]
     # Not tf.timestamp, which is stateful: TensorFlow would run it after all earlier collectives.
-    return tf.numpy_function(lambda _: time.time(), [some], tf.float64, stateful=False)
+    return tf.numpy_function(lambda _: time.monotonic(), [some], tf.float64, stateful=False)

@@ -37,8 +37,26 @@ class Member:
     @property
     def is_loopback(self) -> bool:
         """Whether only processes of this machine can connect to the address."""
-        found = self._socket_addresses()
-        return bool(found) and all(ipaddress.ip_address(ip.partition("%")[0]).is_loopback for _, (ip, *_) in found)
+        found = self._loopbacks()
+        return bool(found) and all(found)
+
+    @property
+    def listening_host(self) -> str:
+        """Host of a socket on which other machines reach this member; '' for all of its machine's addresses.
+
+        A machine's own name may have a loopback address there (127.0.1.1 in Debian's /etc/hosts), alone or before
+        others, and another one on all other machines.
+        """
+        return "" if any(self._loopbacks()) and not self._is_always_local else self.host
+
+    @property
+    def _is_always_local(self) -> bool:
+        """Whether the host is no name that other machines may have another address for."""
+        try:
+            ipaddress.ip_address(self.host)
+        except ValueError:
+            return self.host == "localhost"
+        return True
 
     @property
     def is_here(self) -> bool:
@@ -57,6 +75,11 @@ class Member:
             return socket.AF_INET6
         families = {family for family, _ in self._socket_addresses()}
         return socket.AF_INET6 if families == {socket.AF_INET6} else socket.AF_INET
+
+    def _loopbacks(self) -> list[bool]:
+        """Of each IP of the host, whether it is a loopback address."""
+        ips = [ip.partition("%")[0] for _, (ip, *_) in self._socket_addresses()]
+        return [ipaddress.ip_address(ip).is_loopback for ip in ips]
 
     def _socket_addresses(self) -> list[tuple[socket.AddressFamily, tuple]]:
         """Family and address of a socket, with any free port, for each IP of the host; [] for an unknown name."""

@@ -62,6 +62,8 @@ class LineRelay:
             self._write(key.data, chunk)
             if not chunk:
                 self._streams.unregister(key.fileobj)
+                # A worker may be replaced many times: its pipes must not stay until the end of the run.
+                key.fileobj.close()
         return bool(ready)
 
     @property

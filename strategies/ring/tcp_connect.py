@@ -62,7 +62,7 @@ def check_alive(member: Member) -> None:
 def _listener(member: Member) -> socket.socket:
     """Listens on the member's own address if it is an interface of this machine, else on all interfaces."""
     try:
-        return socket.create_server((member.host, 0), family=member.family)
+        return socket.create_server((member.listening_host, 0), family=member.family)
     except OSError:
         return socket.create_server(("", 0), family=member.family)
 

@@ -57,7 +57,8 @@ class ChiefReports:
             examples=figures["examples"],
             loss=means.pop("loss", math.nan),
             metrics=means,
-            learning_rate=self._schedule(figures["done"] - 1),
+            # Of the last step; of the first one if the run was stopped before it.
+            learning_rate=self._schedule(max(0, figures["done"] - 1)),
             gradient_norm=math.nan if figures["norm"] is None else figures["norm"],
             skipped=figures["skipped"],
             seconds=seconds,

@@ -47,6 +47,8 @@ _JOINED_BYTES = 256 * 1024
 _INTEGERS = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
 _FLOATS = ["float16", "float32", "float64", ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2]
 _DTYPES = {dtype.name: dtype for dtype in map(np.dtype, ["bool", *_INTEGERS, *_FLOATS, "complex64", "complex128"])}
+# What Python raises for JSON that is no message's. Of a number too large for it: OverflowError.
+_UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, OverflowError)
 # A socket's timeout of 0 means not to wait at all.
 _LEAST_SECONDS = 0.001
 
@@ -121,8 +123,13 @@ class Connection:
             self._socket.sendall(b"".join(parts))
         else:
             for part in parts:
-                self._socket.sendall(part)
+                self._send_part(memoryview(part))
         self.sent_bytes += size
+
+    def _send_part(self, view: memoryview) -> None:
+        """Sends bytes as `_fill` receives them: the timeout is for each wait. That of `sendall` is for all."""
+        while view:
+            view = view[self._socket.send(view) :]
 
     def receive(self) -> tuple[Message, list[np.ndarray]]:
         """The next message.
@@ -141,7 +148,7 @@ class Connection:
             if is_stranger and any(math.prod(shape) for shape, _ in described):
                 raise ValueError("arrays of a process that is not let in")
             arrays = [np.empty(shape, dtype) for shape, dtype in described]
-        except (ValueError, TypeError, KeyError, AttributeError, MemoryError, RecursionError) as error:
+        except (*_UNREADABLE, MemoryError, RecursionError) as error:
             raise _foreign(error) from error
         for array in arrays:
             if array.size:

@@ -4,9 +4,12 @@ import contextlib
 import os
 import signal
 import stat
+import sys
 import threading
 
 _STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+# A shell's exit code for a program that a signal ended, without the signal's number.
+_SHELL_SIGNAL_BASE = 128
 
 
 class ReceivedSignals:
@@ -23,7 +26,10 @@ class ReceivedSignals:
         if threading.current_thread() is threading.main_thread():
             for number in _STOPPING:
                 if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
-                    self._previous_handlers[number] = signal.signal(number, self._handle)
+                    previous = signal.signal(number, self._handle)
+                    # None: a handler from before Python's start, as of a program in C++ that embeds it. Python
+                    # can't set that again.
+                    self._previous_handlers[number] = signal.SIG_DFL if previous is None else previous
         return self
 
     def __exit__(self, *_) -> None:
@@ -67,6 +73,9 @@ class StopSignals(ReceivedSignals):
         """Sends this process the received signal again. Call it after the context, when everything is saved."""
         if self._first is not None:
             signal.raise_signal(self._first)
+            if signal.getsignal(self._first) is signal.SIG_DFL:
+                # A container's first process survives it, and would go on as if the run were complete.
+                sys.exit(_SHELL_SIGNAL_BASE + self._first)
 
     def _receive(self, number, frame) -> None:
         if self._first is None:

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from tests.launch.clusters import launched, run_cluster, wait_until
+from tests.launch.clusters import launched, network_flags, run_cluster, wait_until
 from tests.launch.programs import run, run_many
 from tests.tiers import first_quick
 
@@ -304,6 +304,18 @@ sys.exit(7)
             done = cluster.ended()
         assert done.code == 128 + signal.SIGSEGV
         assert last_block(done.err)[0].startswith("worker:1 failed: killed by SIGSEGV;")
+
+    def test_the_launchers_starter_ignores_sigchld(self, tmp_path):
+        """As some daemons do; whatever they start inherits it, and would not learn how its processes end."""
+        command = ("-m", "launch.local", *network_flags(), "--workers=2", "--", "sh", "-c", "exit 3")
+        starter = f"""
+import os, signal, sys
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+os.execv(sys.executable, [sys.executable, *{command}])
+"""
+        done = run("-c", starter, cwd=tmp_path)
+        assert done.code == 3
+        assert last_block(done.err)[0].startswith("worker:0 failed: exit code 3 (")
 
     def test_all_processes_lost_a_peer(self, tmp_path):
         done = run_cluster(tmp_path, "time.sleep(index / 2); sys.exit(5)", "--workers=2")

@@ -5,9 +5,12 @@ import socket
 import pytest
 
 from strategies.cluster import Member
+from strategies.ring import tcp_connect
+from strategies.servers.own.listener import Listener
 from strategies.waiting import listening, listens
 
-resolve = socket.getaddrinfo
+resolve, create_server = socket.getaddrinfo, socket.create_server
+LOOPBACK, ALL = "127.0.0.1", "0.0.0.0"
 
 
 @pytest.fixture
@@ -44,3 +47,38 @@ def test_others_reach_a_member_by_its_name(names, addresses):
         port = free.getsockname()[1]
     with listening(Member("worker", 0, f"six:{port}")):
         assert listens(f"six:{port}")
+
+
+@pytest.fixture
+def own_name(names, monkeypatch) -> str:
+    """A machine's own name as Debian's /etc/hosts has it: other machines have another address for it."""
+
+    def bound(address, **named):
+        host, port = address
+        return create_server((names.get(host, [host])[0], port), **named)
+
+    monkeypatch.setattr(socket, "create_server", bound)
+    names["own"] = [LOOPBACK]
+    return "own"
+
+
+def host_of(listener: socket.socket) -> str:
+    with listener:
+        return listener.getsockname()[0]
+
+
+@pytest.mark.parametrize("more", [[], ["192.0.2.1"]])
+def test_other_machines_reach_a_machine_whose_name_has_a_loopback_address_there(names, own_name, more):
+    names[own_name] += more
+    assert host_of(tcp_connect._listener(Member("worker", 0, f"{own_name}:2222"))) == ALL
+    assert host_of(Listener(Member("ps", 0, f"{own_name}:0"))._socket) == ALL
+
+
+@pytest.mark.parametrize("host", ["localhost", LOOPBACK])
+def test_an_address_of_this_machine_alone_stays_so(host):
+    assert host_of(tcp_connect._listener(Member("worker", 0, f"{host}:2222"))) == LOOPBACK
+    assert host_of(Listener(Member("ps", 0, f"{host}:0"))._socket) == LOOPBACK
+
+
+def test_whom_no_secret_keeps_out_must_be_of_this_machine(own_name):
+    assert host_of(Listener(Member("ps", 0, f"{own_name}:0"), for_other_machines=False)._socket) == LOOPBACK

@@ -14,14 +14,15 @@ _RETRY_SECONDS = 0.2
 class Listener:
     """Listens from its beginning to `close`."""
 
-    def __init__(self, member: Member):
+    def __init__(self, member: Member, *, for_other_machines: bool = True):
         """Args:
         member: this process.
+        for_other_machines: whether other machines may connect if the member's name has a loopback address here.
 
         Raises:
           UserError: the port is taken, or this process may not listen on it.
         """
-        self._socket = _listening(member)
+        self._socket = _listening(member, member.listening_host if for_other_machines else member.host)
 
     def accept_all(self, serve: Callable[[socket.socket], None]) -> None:
         """Calls `serve` with each connection until this is closed. It may fail for want of threads or memory."""
@@ -49,10 +50,10 @@ class Listener:
         self._socket.close()
 
 
-def _listening(member: Member) -> socket.socket:
-    """Listens on the member's own address if this machine has it, else on all of the machine's addresses."""
+def _listening(member: Member, host: str) -> socket.socket:
+    """Listens on an address of the member's if this machine has it, else on all of the machine's addresses."""
     try:
-        return socket.create_server((member.host, member.port), family=member.family)
+        return socket.create_server((host, member.port), family=member.family)
     except PermissionError as error:
         raise UserError(
             f"{member.name} can't listen on {member.address} ({error.strerror}): give it a port above 1023"

@@ -70,7 +70,8 @@ class Server:
         self._entrance = Entrance(
             member, settings=settings, secret=secret, cluster=cluster, refusal_of_chief=self._refusal_of_chief
         )
-        self._listener = Listener(member)
+        # Without a secret only this machine's processes may connect, which `check_secret` has made sure of.
+        self._listener = Listener(member, for_other_machines=bool(secret) or admit_anyone)
         self._requests: Mapping[str, Handler] = {
             "figures": self._figures,
             "alive": lambda message, arrays: ({}, ()),
@@ -197,7 +198,9 @@ class Server:
                 self._answer_all(connection, number, self._timeout_seconds if peer.role == CHIEF else None)
         except OSError as error:
             # The connection is lost; `_note_loss` below deals with it.
-            if peer is not None and peer.role == CHIEF and isinstance(error, TimeoutError):
+            # The system's own error of this kind, which has a number, is of a machine that vanished.
+            is_silent = isinstance(error, TimeoutError) and error.errno is None
+            if peer is not None and peer.role == CHIEF and is_silent:
                 self._how_lost = f"silent for {connection.timeout_seconds:g} seconds"
         except UserError as error:
             # Without its chief it waits in vain. During a run it is a second one, of which the run knows nothing.

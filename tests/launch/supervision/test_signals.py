@@ -65,10 +65,35 @@ def test_sigterm_can_be_ignored_after_the_context():
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
+def test_the_first_process_of_a_container_ends_too(monkeypatch):
+    """The kernel keeps it from signals that it does not handle, also from its own."""
+    with StopSignals() as signals:
+        os.kill(os.getpid(), signal.SIGTERM)
+    monkeypatch.setattr(signal, "raise_signal", lambda number: None)
+    with pytest.raises(SystemExit) as ended:
+        signals.take_effect()
+    assert ended.value.code == 128 + signal.SIGTERM
+
+
 @pytest.mark.parametrize("context", [StopSignals, ForwardedSignals])
 def test_handlers_are_restored_after_an_error(context):
     with pytest.raises(ZeroDivisionError), context():
         raise ZeroDivisionError
+
+
+def test_a_handler_that_python_did_not_set(monkeypatch):
+    """As of a program in C++ that embeds Python: Python knows none and can't set it again."""
+    set_handler, unknown = signal.signal, [None]
+
+    def signal_of_python(number, handler):
+        previous = set_handler(number, handler)
+        return unknown.pop() if number == signal.SIGTERM and unknown else previous
+
+    monkeypatch.setattr(signal, "signal", signal_of_python)
+    with StopSignals() as signals:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert signals.requested()
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 def test_forwarded_signals_are_taken_once_and_in_order():

@@ -5,6 +5,7 @@ import pytest
 
 from launch.membership.free_ports import free_addresses
 from strategies.cluster import CHIEF, SERVER, Member
+from strategies.contract import Move
 from strategies.servers.chief import ServersStrategy
 from strategies.servers.options import ServersOptions
 from strategies.servers.own.carrier import OwnCarrier
@@ -20,7 +21,9 @@ from towers.options import StepOptions
 from towers.task import Task
 from towers.updates.clipping import Clipping
 from towers.updates.rules import SGD
-from towers.updates.schedules import Constant
+from towers.updates.schedules import Constant, Schedule
+
+RATE = Constant(0.25)
 
 
 @pytest.fixture
@@ -41,11 +44,11 @@ def group():
     assert running.result() == "done"
 
 
-def chief_of(group: Group, task: Task) -> ServersStrategy:
+def chief_of(group: Group, task: Task, schedule: Schedule = RATE) -> ServersStrategy:
     return ServersStrategy(
         task,
         cpus(1),
-        StepOptions(rule=SGD(), schedule=Constant(0.25), seed=3),
+        StepOptions(rule=SGD(), schedule=schedule, seed=3),
         None,
         make_carrier=lambda strategy: OwnCarrier(group, strategy.layout),
         servers=ServersOptions(engine="own"),
@@ -87,3 +90,12 @@ def test_collect_copies_the_servers_values(chief, group):
     chief.collect()
     for name, variable in variables.items():
         np.testing.assert_allclose(variable, before[name] - 0.25, rtol=1e-6, atol=1e-6, err_msg=name)
+
+
+def test_a_run_that_is_stopped_before_its_first_step(group):
+    """Its report has no step, whose learning rate a schedule could be asked for."""
+    chief = chief_of(group, small_task(), {0: 0.5}.__getitem__)
+    ends = dict.fromkeys(("target", "last_step", "until", "evaluation", "checkpoint"), 1)
+    chief.agree(Move(stop=False, save=False, stop_requested=lambda: True, **ends))
+    report = chief.run_steps(1)
+    assert (report.step, report.num_steps, report.learning_rate) == (0, 0, 0.5)

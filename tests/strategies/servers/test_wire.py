@@ -196,6 +196,19 @@ class TestBroken:
         with connections(0.2) as (here, _), pytest.raises(TimeoutError):
             here.send({}, [np.zeros(10**7)])
 
+    def test_the_other_side_reads_slowly(self):
+        """The limit is for its silence: a long message over a slow network takes longer."""
+        with loopback() as (here, there):
+            sender, began = let_in(here, 0.5), time.monotonic()
+            sending = Started(lambda: sender.send({}, [np.zeros(2**25, np.uint8)]))
+            there.settimeout(0.1)
+            while sending.is_running:
+                with contextlib.suppress(TimeoutError):
+                    there.recv(2**17)
+                time.sleep(0.01)
+            sending.result()
+            assert time.monotonic() - began > 0.5
+
 
 class TestStrangers:
     """Until the other side is let in it may send little, and has little time."""
@@ -209,6 +222,11 @@ class TestStrangers:
                 Connection(there, 5.0).receive()
             assert tracemalloc.get_traced_memory()[1] < 2**20
             tracemalloc.stop()
+
+    def test_a_shape_of_too_large_a_number(self):
+        with loopback() as (here, there), pytest.raises(ConnectionError, match="not a message of this program"):
+            here.sendall(message_of(json.dumps({"": [["float32", [10**400, 0.5]]]}).encode()))
+            Connection(there, 5.0).receive()
 
     def test_a_long_text(self):
         text = json.dumps({"name": "a" * 17_000, "": []}).encode()

@@ -1,6 +1,7 @@
 """A server and the processes that connect to it: admission, requests, losses and the end."""
 
 import contextlib
+import errno
 import functools
 import os
 import queue
@@ -619,6 +620,23 @@ class TestLost:
         if shows_life:
             # The server waits until the chief has closed its connection.
             assert started.result() == "done"
+
+    @pytest.mark.parametrize("timeout_seconds", [None, 600.0])
+    @pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
+    def test_the_machine_of_the_chief_vanishes(self, monkeypatch, timeout_seconds):
+        """The system finds that out after half a minute, however long the chief may be silent."""
+        member = new_member()
+        started = serving_with_timeout(member, timeout_seconds)
+        with group(member) as chief:
+            chief.ask(0, "keys")
+
+            def vanished(connection, view):
+                raise TimeoutError(errno.ETIMEDOUT, "Connection timed out")
+
+            monkeypatch.setattr(Connection, "_received_into", vanished)
+            chief.connections[0].send({"ask": "keys"})
+            with pytest.raises(PeerLost, match="the chief was lost: restart all"):
+                started.result()
 
     def test_a_chief_that_waits_for_a_server_which_starts_later(self):
         first, second = new_member(0), new_member(1)
