@@ -62,7 +62,7 @@ def _drop_repeated_lines(path: pathlib.Path, run: Run) -> None:
     if not path.exists():
         return
     finished, lines = run.first_step >= run.last_step, []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             record = json.loads(line)
             again = finished and (record["kind"], record["step"]) == ("evaluation", run.first_step)

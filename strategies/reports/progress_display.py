@@ -1,8 +1,12 @@
 """The progress of a run for a person: a live bar on a terminal, plain lines elsewhere."""
 
+import contextlib
+import logging
 import math
+import os
 import time
 from collections.abc import Callable, Mapping
+from typing import IO
 
 from rich.console import Console
 from rich.progress import (
@@ -16,6 +20,8 @@ from rich.progress import (
 
 from strategies.callbacks import Callback, Run
 from strategies.contract import StepReport
+
+log = logging.getLogger(__name__)
 
 
 class ProgressDisplay(Callback):
@@ -83,8 +89,23 @@ class ProgressDisplay(Callback):
             self._bar = None
 
     def _print(self, text: str) -> None:
-        # The bar's own console redraws the bar below the line.
-        self._console.print(text, markup=False)
+        try:
+            # The bar's own console redraws the bar below the line.
+            self._console.print(text, markup=False)
+        except OSError as error:
+            log.warning("progress can't be written (%s): it goes nowhere from now on", error.strerror)
+            _write_nowhere(self._console.file)
+
+
+def _write_nowhere(file: IO[str]) -> None:
+    """What is written from now on, and what the file still holds, is lost: a full disk ends no training."""
+    # One without a descriptor of the system holds nothing.
+    with contextlib.suppress(OSError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        try:
+            os.dup2(nowhere, file.fileno())
+        finally:
+            os.close(nowhere)
 
 
 def _numbers(report: StepReport) -> str:

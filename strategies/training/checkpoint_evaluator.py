@@ -84,7 +84,7 @@ def evaluated_steps(log: pathlib.Path) -> set[int]:
     if not log.exists():
         return set()
     found = set()
-    for line in log.read_text(encoding="utf-8").splitlines():
+    for line in log.read_text(encoding="utf-8", errors="replace").splitlines():
         # The last line may be incomplete, and `MetricsLog` drops what is no record.
         with contextlib.suppress(ValueError, KeyError, TypeError):
             found.add(json.loads(line)["step"])

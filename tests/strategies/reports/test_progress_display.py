@@ -1,6 +1,7 @@
 """The progress display: a bar on a terminal, plain lines elsewhere."""
 
 import io
+import os
 import re
 
 import pytest
@@ -102,3 +103,10 @@ def test_plain_lines_are_rare(shown):
 def test_end_without_begin(shown):
     display(shown, terminal=True).end()
     assert shown.getvalue() == ""
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no disk that is always full")
+def test_a_full_disk_ends_the_display_and_not_the_training(caplog):
+    with open("/dev/full", "w") as full:
+        played(display(full, terminal=False))
+    assert caplog.messages == ["progress can't be written (No space left on device): it goes nowhere from now on"]

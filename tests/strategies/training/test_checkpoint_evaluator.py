@@ -145,7 +145,7 @@ def test_a_summary_that_was_changed_by_hand_is_one_line(tmp_path, text, problem)
 def test_lines_of_its_log_that_are_no_records_are_dropped(tmp_path):
     save(tmp_path, 1, 2)
     (tmp_path / "evaluator").mkdir()
-    (tmp_path / "evaluator" / "metrics.jsonl").write_text('7\nnull\n{"kind": "evaluation"}\n')
+    (tmp_path / "evaluator" / "metrics.jsonl").write_bytes(b'7\nnull\n{"kind": "evaluation"}\n\xff\n')
     assert followed(tmp_path, last_step=2) == (True, [2])
 
 

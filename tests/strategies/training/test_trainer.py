@@ -321,11 +321,13 @@ class TestMetrics:
         assert evaluations[-1]["loss"] == kept_run.result.evaluation["loss"]
 
     @pytest.mark.full
-    @pytest.mark.parametrize("half", ['{"kind": "train", "st', '{"kind": "train"}', "\x00\x00\x00", "[1", "7"])
+    @pytest.mark.parametrize(
+        "half", [b'{"kind": "train", "st', b'{"kind": "train"}', b"\x00\x00\x00", b"\xff\xfe", b"[1", b"7"]
+    )
     def test_an_incomplete_last_line_is_dropped(self, tmp_path, half):
         fitted(shared_strategy(), steps=2, directory=tmp_path, report_every_steps=1)
         whole = (tmp_path / "metrics.jsonl").read_text()
-        (tmp_path / "metrics.jsonl").write_text(whole + half)
+        (tmp_path / "metrics.jsonl").write_bytes(whole.encode() + half)
         fitted(shared_strategy(), steps=3, directory=tmp_path, report_every_steps=1)
         assert (tmp_path / "metrics.jsonl").read_text().startswith(whole)
         assert [line["step"] for line in json_lines(tmp_path) if line["kind"] == "train"] == [1, 2, 3]
