@@ -133,7 +133,7 @@ def test_parts_of_workers_are_those_that_each_worker_cuts_from_its_own(count):
         ends = split.boundaries(int(batch_length(own)), shares_of_towers)
         expected += [own.features[begin:end].numpy().tolist() for begin, end in itertools.pairwise(ends)]
     parts = PartsOfWorkers.of(shares_by_worker)
-    found = [parts.part(whole, tower) for tower in range(parts.num_towers)]
+    found = [parts.part(whole, tower) for tower in range(len(parts.shares))]
     assert [own.features.numpy().tolist() * bool(activity) for own, activity in found] == expected
 
 
