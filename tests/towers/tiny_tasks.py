@@ -52,6 +52,8 @@ class TinyTask:
     examples: Batch
     batch_size: int | None = None
     losses: Callable[[Any, Batch], tf.Tensor] = cross_entropy
+    # Computing its first batch without a graph would take a tenth of a test; test_first_batches tests the check.
+    data_is_checked = True
 
     def __post_init__(self):
         if self.batch_size is None:

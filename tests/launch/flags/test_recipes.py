@@ -14,7 +14,7 @@ from tests.launch.nursery import run_forked
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.full]
 # A run of a few seconds. The recipe's own rate is too high for such small batches of noise.
-SMALL = ("--steps=4", "--learning_rate=0.01", "--batch_size=16", "--num_towers=2", "--threads_per_tower=1")
+SMALL = ("--steps=4", "--learning_rate=0.01", "--batch_size=16", "--num_towers=1", "--threads_per_tower=1")
 
 
 @pytest.fixture(scope="module")
