@@ -223,11 +223,16 @@ class OwnTask:
                 f"metric_functions for {len(aligned)} outputs: each function must be for one output; "
                 "pass mappings by output name, as {'output': {'metric': function}}"
             )
-        return {
-            prefix + name: metric_sums(prefix + name, function, labels, output, weights)
+        found = [
+            (prefix + name, metric_sums(prefix + name, function, labels, output, weights))
             for prefix, functions, output, labels, weights in by_output
             for name, function in functions.items()
-        }
+        ]
+        names = [name for name, _ in found]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise UserError(f"two metrics of different outputs are named {twice!r} (output_metric): rename one")
+        return dict(found)
 
     @property
     def _metrics_by_output(self) -> bool:

@@ -3,6 +3,7 @@
 The model computes some examples of the batch, and the task their loss and metrics: on the host, without training.
 """
 
+import re
 import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -20,6 +21,8 @@ from towers.task import Batch, Task
 # What is wrong with such weights.
 ARE_BELOW_0 = "are below 0: a weight is how much an example counts, so it must be at least 0"
 _NUM_EXAMPLES = 8
+# What tf.name_scope takes.
+_NAME = re.compile(r"[A-Za-z0-9_.\\/>-]*")
 
 
 def check_first_batches(task: Task, model: keras.Model, *, num_compared: int = 1) -> Mapping[str, BatchChecksums]:
@@ -46,6 +49,7 @@ def check_first_batches(task: Task, model: keras.Model, *, num_compared: int = 1
         return {}
     with tf.device("/device:CPU:0"):
         _check_penalties(model)
+    _check_names(model)
     found = {}
     for split in ("train", "eval"):
         if split == "train" or task.num_examples(split) != 0:
@@ -101,6 +105,16 @@ def _check_penalties(model: keras.Model) -> None:
     in_float32 = "" if precision == "float32" else f", or pass precision=float32 instead of {precision}"
     problem = f"a regularizer of the model's weights fails: correct or remove it{in_float32}"
     _computed(lambda: list(model.losses), problem)
+
+
+def _check_names(model: keras.Model) -> None:
+    """Raises UserError for layers whose names can't be in a TensorFlow graph. Called eagerly they work."""
+    called = [layer for layer in model._flatten_layers() if not isinstance(layer, keras.layers.InputLayer)]
+    wrong = next((layer.name for layer in called if not _NAME.fullmatch(layer.name)), None)
+    if wrong is not None:
+        raise UserError(
+            f"a layer is named {wrong!r}: TensorFlow's graphs take letters, digits and _ . - / > only; rename it"
+        )
 
 
 def _check_parts(split: str, batch: Batch) -> None:

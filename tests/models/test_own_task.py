@@ -271,6 +271,20 @@ def test_metrics_by_output_have_keras_names():
     assert set(made) == {"loss", "kind_accuracy"} and made["kind_accuracy"] == pytest.approx(expected)
 
 
+def test_metrics_that_would_have_one_name_are_refused():
+    inputs = keras.Input((5,))
+    model = keras.Model(inputs, {name: keras.layers.Dense(3, name=name)(inputs) for name in ("a", "a_b")})
+    accuracy, labels = keras.metrics.sparse_categorical_accuracy, {"a": KINDS, "a_b": KINDS}
+    task = own_task(
+        model=model,
+        train_data=(X, labels),
+        losses={"a": sparse(), "a_b": sparse()},
+        metric_functions={"a": {"b_c": accuracy}, "a_b": {"c": accuracy}},
+    )
+    with pytest.raises(UserError, match="two metrics .* are named 'a_b_c'"):
+        ours(task, model, (X, labels))
+
+
 def test_metrics_of_outputs_without_names_are_a_list():
     class TwoHeaded(keras.Model):
         def __init__(self):

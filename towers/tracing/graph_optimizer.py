@@ -4,7 +4,6 @@ import itertools
 
 import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2, device_properties_pb2, meta_graph_pb2, rewriter_config_pb2
-from tensorflow.python.framework import meta_graph
 from tensorflow.python.grappler import cluster, tf_optimizer  # the one way to call the graph optimizer
 
 from towers.tracing import compiled_functions
@@ -18,7 +17,8 @@ def must_optimize(concrete) -> bool:
 
 def optimized_graph(concrete, graph_def: tf.compat.v1.GraphDef) -> tf.compat.v1.GraphDef:
     """The graph of a concrete function, described by `graph_def`, as TensorFlow's graph optimizer changes it."""
-    described, _ = meta_graph.export_scoped_meta_graph(graph=concrete.graph, graph_def=graph_def)
+    # TensorFlow's export also tries to write the graph's collections, and warns of each lookup table in them.
+    described = meta_graph_pb2.MetaGraphDef(graph_def=graph_def)
     kept = meta_graph_pb2.CollectionDef()
     kept.node_list.value.extend(tensor.name for tensor in (*concrete.inputs, *concrete.outputs))
     kept.node_list.value.extend(operation.name for operation in concrete.graph.control_outputs)

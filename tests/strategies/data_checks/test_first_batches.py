@@ -217,6 +217,14 @@ MISTAKES = {
 }
 
 
+def test_a_layer_name_that_graphs_do_not_take_is_refused():
+    """Keras's `fit` fails too, with a traceback."""
+    layers = [keras.Input((5,), name="the input"), keras.layers.Dense(2, name="my layer")]
+    task = OwnTask(model=lambda: keras.Sequential(layers), train_data=(X, Y), losses=SPARSE, batch_size=10)
+    with refused("a layer is named 'my layer'", "rename it"):
+        build_strategy("towers", task, cpus(1), StepOptions())
+
+
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_mistake_is_one_line(name):
     fields, parts = MISTAKES[name]

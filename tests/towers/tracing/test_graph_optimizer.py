@@ -30,6 +30,17 @@ def test_the_optimized_graph_is_smaller():
     assert optimized_if_needed(concrete)(Batch(tf.ones([2, 3]), tf.ones([2]))).numpy() == 64 + 12
 
 
+def test_a_lookup_table_of_the_program_causes_no_warning(caplog):
+    tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(["word"], [1]), -1)
+    concrete = tf.function(tf.square, autograph=False).get_concrete_function(tf.TensorSpec([None]))
+    tf.get_logger().addHandler(caplog.handler)
+    try:
+        graph_optimizer.optimized_graph(concrete, concrete.graph.as_graph_def())
+    finally:
+        tf.get_logger().removeHandler(caplog.handler)
+    assert not caplog.records
+
+
 @pytest.mark.skipif(
     AVX512 not in cpu_instructions(os.environ.get(ONEDNN_LIMIT, "")) or not runs_onednn(),
     reason="only oneDNN with AVX-512 joins bfloat16 operations",
