@@ -28,6 +28,9 @@ class Cell(layers.Layer):
         super().__init__(**options)
         self.inner = inner
 
+    def build(self, shape):
+        self.inner.build(shape)
+
     def call(self, inputs, states, training=None):
         outputs = self.inner(inputs, training=training)
         return outputs, [outputs]
