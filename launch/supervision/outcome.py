@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 
 from launch import binary
 from launch.supervision.processes import Exit
+from strategies.training.stop_signals import SHELL_SIGNAL_BASE
 
 _GOOD = (binary.DONE, binary.INTERRUPTED)
 # A restart with the same command would end with these codes again.
 _NOT_RESTARTED = (binary.USER_ERROR, binary.DIFFERS, binary.NOT_FINITE, binary.INTERRUPTED)
-_SHELL_SIGNAL_BASE = 128
 _MEANINGS = {
     binary.USER_ERROR: "a user error",
     binary.DIFFERS: "--verify found a difference",
@@ -87,7 +87,7 @@ class Outcome:
     def code(self) -> int:
         """The launcher's exit code: 0, 75, or that of the cause; 128 + n for signal n."""
         if self.cause is not None:
-            return self.cause.code if self.cause.code >= 0 else _SHELL_SIGNAL_BASE - self.cause.code
+            return self.cause.code if self.cause.code >= 0 else SHELL_SIGNAL_BASE - self.cause.code
         return binary.INTERRUPTED if self.interrupted or self._stopped_early else binary.DONE
 
     @property

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.text import Text
 
 from launch.supervision.live_bar import LiveBar
+from strategies.reports.discarded_output import discard_output
 
 # Seconds that a reader has after a signal to take a line.
 _PATIENCE_SECONDS = 1.0
@@ -69,9 +70,7 @@ def _silent_without_reader(stream: TextIO) -> Iterator[None]:
     try:
         yield
     except OSError:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, stream.fileno())
-        os.close(nowhere)
+        discard_output(stream.fileno())
 
 
 class _Output:

@@ -3,10 +3,8 @@
 import contextlib
 import logging
 import math
-import os
 import time
 from collections.abc import Callable, Mapping
-from typing import IO
 
 from rich.console import Console
 from rich.progress import (
@@ -20,6 +18,7 @@ from rich.progress import (
 
 from strategies.callbacks import Callback, Run
 from strategies.contract import StepReport
+from strategies.reports.discarded_output import discard_output
 
 log = logging.getLogger(__name__)
 
@@ -94,18 +93,9 @@ class ProgressDisplay(Callback):
             self._console.print(text, markup=False)
         except OSError as error:
             log.warning("progress can't be written (%s): it goes nowhere from now on", error.strerror)
-            _write_nowhere(self._console.file)
-
-
-def _write_nowhere(file: IO[str]) -> None:
-    """What is written from now on, and what the file still holds, is lost: a full disk ends no training."""
-    # One without a descriptor of the system holds nothing.
-    with contextlib.suppress(OSError):
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        try:
-            os.dup2(nowhere, file.fileno())
-        finally:
-            os.close(nowhere)
+            # Also what the file still holds. One without a descriptor of the system holds nothing.
+            with contextlib.suppress(OSError):
+                discard_output(self._console.file.fileno())
 
 
 def _numbers(report: StepReport) -> str:

@@ -47,8 +47,8 @@ _JOINED_BYTES = 256 * 1024
 _INTEGERS = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
 _FLOATS = ["float16", "float32", "float64", ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2]
 _DTYPES = {dtype.name: dtype for dtype in map(np.dtype, ["bool", *_INTEGERS, *_FLOATS, "complex64", "complex128"])}
-# What Python raises for JSON that is no message's. Of a number too large for it: OverflowError.
-_UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, OverflowError)
+# What Python raises for JSON that is no message's. A number too large for it is an OverflowError.
+_UNREADABLE = ValueError, TypeError, KeyError, AttributeError, OverflowError, MemoryError, RecursionError
 # A socket's timeout of 0 means not to wait at all.
 _LEAST_SECONDS = 0.001
 
@@ -148,7 +148,7 @@ class Connection:
             if is_stranger and any(math.prod(shape) for shape, _ in described):
                 raise ValueError("arrays of a process that is not let in")
             arrays = [np.empty(shape, dtype) for shape, dtype in described]
-        except (*_UNREADABLE, MemoryError, RecursionError) as error:
+        except _UNREADABLE as error:
             raise _foreign(error) from error
         for array in arrays:
             if array.size:

@@ -7,9 +7,11 @@ import stat
 import sys
 import threading
 
+from strategies.reports.discarded_output import discard_output
+
 _STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 # A shell's exit code for a program that a signal ended, without the signal's number.
-_SHELL_SIGNAL_BASE = 128
+SHELL_SIGNAL_BASE = 128
 
 
 class ReceivedSignals:
@@ -75,7 +77,7 @@ class StopSignals(ReceivedSignals):
             signal.raise_signal(self._first)
             if signal.getsignal(self._first) is signal.SIG_DFL:
                 # A container's first process survives it, and would go on as if the run were complete.
-                sys.exit(_SHELL_SIGNAL_BASE + self._first)
+                sys.exit(SHELL_SIGNAL_BASE + self._first)
 
     def _receive(self, number, frame) -> None:
         if self._first is None:
@@ -86,9 +88,7 @@ class StopSignals(ReceivedSignals):
 
 def _leave_terminal() -> None:
     """Output to a terminal that was closed is an error from now on: it goes nowhere instead."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):
         with contextlib.suppress(OSError):
             if stat.S_ISCHR(os.fstat(stream).st_mode):
-                os.dup2(nowhere, stream)
-    os.close(nowhere)
+                discard_output(stream)
