@@ -26,6 +26,7 @@ from towers.recompute.recomputation import Recomputation
 from towers.task import Batch, Task, WeightedValue
 from towers.timeline.activities import BACKWARD_SCOPE
 from towers.tower_scope import TowerScope, is_seed
+from towers.tracing.assigned_variables import check_assigns_no_variable
 from towers.tracing.drawn_numbers import drawn_by_tensorflow
 from towers.tracing.traced_once import TracedOnce
 
@@ -202,6 +203,7 @@ class TowerFunction:
         with tf.name_scope(BACKWARD_SCOPE):
             gradients = self._gradients(parameters, traced.gradients(tape, objective, watched))
         metrics = weighted_metrics(self._task, outputs, batch, active)
+        check_assigns_no_variable(tf.compat.v1.get_default_graph(), self.model)
         result = TowerResult(loss_sum * active, loss.weight * active, gradients, new_state, metrics)
         self._kernels.place_values()
         return result if self.exchange is None else self.exchange.when_all_are_done(result)

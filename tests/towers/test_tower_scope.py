@@ -2,6 +2,7 @@
 
 import keras
 import pytest
+import tensorflow as tf
 from keras import layers, ops
 
 from tests.towers.tiny_tasks import NUM_CLASSES, TinyTask, assert_close, images, parameters_of, stacked, trainer_of
@@ -73,6 +74,19 @@ class Measured(layers.Layer):
         return inputs
 
 
+class Counting(layers.Layer):
+    """Counts its calls in a variable of TensorFlow's own, beside one that it only reads."""
+
+    def __init__(self, count, **options):
+        super().__init__(**options)
+        self.calls, self.offset = tf.Variable(0.0), tf.Variable(1.0, trainable=False)
+        self.count = count
+
+    def call(self, inputs):
+        self.count(self.calls)
+        return inputs + self.offset
+
+
 def task_of(*stack: layers.Layer) -> TinyTask:
     def build():
         last = layers.Flatten(), layers.Dense(NUM_CLASSES, name="logits")
@@ -117,6 +131,10 @@ def test_a_layer_may_have_a_metric():
     assert trained(Measured())
 
 
+def test_a_layer_may_read_a_tensorflow_variable():
+    assert trained(Counting(tf.identity))
+
+
 REFUSED = {
     "a trainable weight": (
         [layers.SpectralNormalization(layers.Conv2D(4, 3), name="spectral")],
@@ -133,6 +151,14 @@ REFUSED = {
     "statistics in a condition": (
         [Either(layers.BatchNormalization(name="norm"))],
         ["norm/moving_mean is assigned in a condition", "call its layer outside"],
+    ),
+    "a tf.Variable": (
+        [Counting(lambda calls: calls.assign_add(1.0), name="counting")],
+        ["the tf.Variable 'calls' of layer 'counting' is assigned", "add_weight"],
+    ),
+    "a tf.Variable in a condition": (
+        [Counting(lambda calls: tf.cond(calls < 9.0, lambda: calls.assign_add(1.0), lambda: calls))],
+        ["the tf.Variable 'calls'", "is assigned", "add_weight"],
     ),
     "random numbers of nobody": ([Noisy()], ["each step would draw the same ones", "SeedGenerator"]),
 }
