@@ -1,12 +1,16 @@
 """Finds, among the connections to a listening socket, one that begins with certain bytes. None is waited for."""
 
-import contextlib
+import errno
 import secrets
 import selectors
 import socket
+import time
 
 # Connections that have not sent the bytes; one more closes the oldest.
 _MOST_STRANGERS = 128
+# This process or the machine has no room for one more connection, which stays in the queue.
+_NO_ROOM = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+_RETRY_SECONDS = 0.1
 
 
 class Door:
@@ -45,15 +49,25 @@ class Door:
         return None
 
     def _accept(self) -> None:
-        # A client that has closed the connection already is none.
-        with contextlib.suppress(OSError):
+        try:
             connection, _ = self._listener.accept()
             connection.setblocking(False)
             self._sent[connection] = b""
             self._ready.register(connection, selectors.EVENT_READ)
             connection.send(self._greeting)
+        except OSError as error:
+            # A client that has closed the connection already is none.
+            if error.errno in _NO_ROOM:
+                self._make_room()
         if len(self._sent) > _MOST_STRANGERS:
             self._turn_away(next(iter(self._sent)))
+
+    def _make_room(self) -> None:
+        """Turns the oldest stranger away; waits a moment if there is none, because the queue is ready at once."""
+        if self._sent:
+            self._turn_away(next(iter(self._sent)))
+        else:
+            time.sleep(_RETRY_SECONDS)
 
     def _knows(self, connection: socket.socket) -> bool:
         if connection not in self._sent:

@@ -12,7 +12,7 @@ from tensorflow.python.framework.func_graph import FuncGraph
 
 from towers.errors import UserError
 
-# The first letters of the operations that assign. Others that change a resource draw random numbers or search tables.
+# How operations that assign begin. Others that change a resource draw random numbers or search tables.
 _ASSIGNMENTS = ("Assign", "ResourceScatter")
 # They assign what an operation in one of their functions does.
 _CALLS = ("If", "While", "Case", "StatefulPartitionedCall")

@@ -1,6 +1,8 @@
 """The connection from the previous rank: found among strangers, none of which is waited for."""
 
 import contextlib
+import os
+import resource
 import socket
 import struct
 import time
@@ -71,6 +73,41 @@ def test_a_crowd_does_not_keep_a_member_out(listener, monkeypatch):
             opened.enter_context(connect(listener))
         member = opened.enter_context(connect(listener, TOKEN))
         assert opened.enter_context(accepted(listener)).getpeername() == member.getsockname()
+
+
+@contextlib.contextmanager
+def no_more_files():
+    """This process can open no file, until the end of the block."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.dup(0)
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_process_that_can_open_no_file_tries_again_in_a_while(listener):
+    with door.Door(listener, TOKEN) as opened, connect(listener, TOKEN) as member:
+        began = time.process_time()
+        with no_more_files():
+            until = time.monotonic() + 1
+            while time.monotonic() < until:
+                assert opened.let_in(0.5) is None
+        assert time.process_time() - began < 0.5
+        found = [opened.let_in(1.0) for _ in range(2)]
+        assert [one and one.getpeername() for one in found] == [None, member.getsockname()]
+        found[1].close()
+
+
+def test_a_stranger_makes_room_for_a_member_if_no_file_can_be_opened(listener):
+    with connect(listener), door.Door(listener, TOKEN) as opened:
+        assert opened.let_in(1.0) is None
+        with connect(listener, TOKEN) as member, no_more_files():
+            found = [opened.let_in(1.0) for _ in range(3)]
+            assert [one and one.getpeername() for one in found] == [None, None, member.getsockname()]
+            found[2].close()
 
 
 def test_a_member_that_never_connects(listener):
