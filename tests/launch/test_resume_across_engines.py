@@ -1,4 +1,7 @@
-"""Checkpoints of every engine: the same names and numbers, and every engine resumes from another's."""
+"""Checkpoints of every engine: the same names and numbers, and every engine resumes from another's.
+
+Servers save as two and resume as three.
+"""
 
 import pathlib
 
@@ -37,7 +40,10 @@ def train(mode: str, cwd: pathlib.Path, directory: str, steps: int) -> None:
         with Workers([command] * 2, cwd=cwd, environments=quick) as workers:
             assert [ended.code for ended in workers.ends(LIMIT_SECONDS)] == [DONE] * 2
     elif "ps" in mode:
-        with ServerGroup(command, workers=1, servers=2, cwd=cwd, variables={"worker:0": QUICK_INPUT}) as group:
+        servers = 2 if steps == FIRST else 3
+        with ServerGroup(
+            command, workers=1, servers=servers, cwd=cwd, variables={"worker:0": QUICK_INPUT}
+        ) as group:
             all_end(group)
     else:
         files = [str(cwd / f"{directory}.{steps}.{kind}") for kind in ("out", "err")]

@@ -303,34 +303,6 @@ def test_a_server_with_different_flags_is_refused(own):
 
 
 @pytest.mark.full
-def test_other_modes_resume_from_its_checkpoints(own, tmp_path):
-    """Towers, two servers, three servers, towers: the same numbers as an undisturbed run on two towers."""
-    constant = "--schedule=constant"
-
-    def on_towers(steps: int, directory: str) -> str:
-        flags = (constant, "--strategy=towers", "--num_towers=2", f"--steps={steps}", f"--directory={directory}")
-        out, err = tmp_path / f"{directory}{steps}.out", tmp_path / f"{directory}{steps}.err"
-        files = [str(out), str(err)]
-        alone = nursery().start((*PROGRAM, *flags), cwd=tmp_path, env=environment(), files=files)
-        assert alone.wait(LIMIT_SECONDS) == DONE, err.read_text()
-        return out.read_text()
-
-    def on_servers(steps: int, servers: int) -> str:
-        with own(constant, SYNC, f"--steps={steps}", servers=servers) as group:
-            return all_end(group)["chief:0"].out
-
-    on_towers(15, "run")
-    assert "resumed at step 15" in on_servers(30, 2)
-    assert "resumed at step 30" in on_servers(45, 3)
-    assert "resumed at step 45" in on_towers(STEPS, "run")
-    on_towers(STEPS, "alone")
-    found, wanted = (checkpoint_values(tmp_path / directory, STEPS) for directory in ("run", "alone"))
-    assert found.keys() == wanted.keys()
-    for key in wanted:
-        np.testing.assert_allclose(found[key], wanted[key], rtol=1e-4, atol=1e-6, err_msg=key)
-
-
-@pytest.mark.full
 def test_no_update_is_staler_than_the_bound(own, tmp_path):
     with own("--staleness=1", workers=3, variables={"worker:0": {"SECONDS_PER_BATCH": "0.2"}}) as group:
         all_end(group)
