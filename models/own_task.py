@@ -18,7 +18,7 @@ import functools
 import math
 import numbers
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import keras
 import numpy as np
@@ -90,8 +90,9 @@ class OwnTask:
     eval_data: Any = None
     loss_weights: Mapping[str, float] | Sequence[float | None] | float | None = None
     metric_functions: Mapping[str, Any] | Sequence[Mapping[str, Any]] = dataclasses.field(default_factory=dict)
-    batch_size: int | None = None
-    eval_batch_size: int | None = None
+    # Both are known once the task is made.
+    batch_size: int = cast(int, None)
+    eval_batch_size: int = cast(int, None)
     seed: int = 0
     num_input_threads: int = 2
     name: str = "own"

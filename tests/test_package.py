@@ -6,6 +6,8 @@ import pathlib
 
 import pytest
 
+import models
+import strategies
 import towers
 
 ROOT = pathlib.Path(towers.__file__).parent.parent
@@ -37,7 +39,15 @@ def test_the_doctor_asks_for_the_distributions_name():
 @pytest.mark.parametrize("package", ["towers", "models", "strategies", "launch"])
 def test_each_package_is_marked_as_typed(package):
     assert (ROOT / package / "py.typed").is_file()
-    assert SETUP["options.package_data"]["*"] == "py.typed"
+    assert SETUP["options.package_data"]["*"] == "py.typed, *.pyi"
+
+
+@pytest.mark.parametrize("package", [towers, strategies, models])
+def test_each_public_name_of_the_stub_is_found(package):
+    stub = ast.parse(pathlib.Path(package.__file__).with_suffix(".pyi").read_text(encoding="utf-8")).body
+    names = {alias.name for line in stub if isinstance(line, ast.ImportFrom) for alias in line.names}
+    assert names == set(package.__all__) <= set(dir(package))
+    assert all(callable(getattr(package, name)) for name in names)
 
 
 def test_the_changelog_has_the_version():
