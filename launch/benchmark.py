@@ -85,7 +85,7 @@ from launch.measuring.profiled_step import measure_profile
 from launch.measuring.results import load, results, save
 from launch.measuring.running import Interrupted, run_case
 from launch.measuring.tables import rate_text, ratios, table
-from launch.supervision.network_namespaces import why_no_hosts
+from launch.networks.network_namespaces import why_no_hosts
 from launch.supervision.own_program import own_program
 from strategies.training.stop_signals import StopSignals
 from towers.errors import UserError

@@ -47,10 +47,10 @@ from launch import binary
 from launch.flags.checks import at_least_zero, positive
 from launch.flags.flag_in_command import check_resumes, flag_value
 from launch.membership.roles import Roles
+from launch.networks.private_network import enter_private_network
 from launch.supervision.cluster_run import LocalRun, Plan
 from launch.supervision.own_program import own_program
 from launch.supervision.planned_faults import planned_faults
-from launch.supervision.private_network import enter_private_network
 from launch.supervision.screen import print_line
 from towers.errors import UserError
 

@@ -10,7 +10,7 @@ from strategies.distribute.mirrored import mirrored_strategy
 from strategies.grouped_towers import OPTIONS_BY_AXIS
 from strategies.parameter_servers import servers_strategy
 from strategies.pipeline import pipeline_strategy
-from strategies.ring.joining import Ring
+from strategies.ring.exchange.joining import Ring
 from strategies.ring.strategy import ring_strategy
 from strategies.servers.membership import ServersMembership
 from strategies.slices import SliceOptions, slices_strategy

@@ -14,8 +14,8 @@ from strategies.cluster import Cluster
 from strategies.distribute.mirrored import num_gpus
 from strategies.engines import ENGINES
 from strategies.registry import cluster_kind, strategy_names
-from strategies.ring.collectives import ALGORITHMS, WireOptions
-from strategies.ring.joining import Ring, RingOptions, join_ring
+from strategies.ring.exchange.collectives import ALGORITHMS, WireOptions
+from strategies.ring.exchange.joining import Ring, RingOptions, join_ring
 from strategies.wire_precisions import WIRE_PRECISIONS
 from towers.errors import UserError
 

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from launch.forecast.modes_of_a_process import BRANCHES, PIPELINE, SLICES, ProcessMode, ProcessModes, all_devices
 from launch.messages.in_flags import in_flags
-from strategies.ring.collectives import WireOptions
+from strategies.ring.exchange.collectives import WireOptions
 from strategies.servers.checks import check_model, check_options
 from strategies.servers.options import ServersOptions
 from towers.errors import UserError

@@ -10,8 +10,8 @@ from launch.health.section import Section
 from launch.membership.free_ports import LOOPBACK
 from launch.membership.roles import Roles
 from launch.membership.tf_config import tf_config_text
+from launch.networks.held_network import private_network
 from launch.supervision.group_guard import GroupGuard
-from launch.supervision.held_network import private_network
 from launch.supervision.own_program import own_program
 from launch.supervision.processes import Process
 from strategies.cluster import Cluster

@@ -18,10 +18,10 @@ import tensorflow as tf
 from launch.binary import PEER_LOST
 from launch.membership.tf_config import cluster_from
 from strategies.errors import PeerLost
-from strategies.ring.collectives import HostExchange, WireOptions, WorkerExchange
-from strategies.ring.joining import Ring, join_ring
-from strategies.ring.tcp_connect import connected_tcp_ring
-from strategies.ring.tcp_ring import TcpRing
+from strategies.ring.exchange.collectives import HostExchange, WireOptions, WorkerExchange
+from strategies.ring.exchange.joining import Ring, join_ring
+from strategies.ring.exchange.tcp_connect import connected_tcp_ring
+from strategies.ring.exchange.tcp_ring import TcpRing
 from towers.device_setup import configure_devices
 
 PRECISIONS = ("float32", "bfloat16")

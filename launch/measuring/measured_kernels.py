@@ -34,7 +34,7 @@ from absl import flags
 from keras import layers
 
 from launch.flags.devices import devices_from_flags
-from strategies.ring.tcp_ring import add_to
+from strategies.ring.exchange.tcp_ring import add_to
 from strategies.wire_precisions import WIRE_PRECISIONS
 from towers.layers import compiled_relu
 from towers.layers.compiled_activations import FEWEST_ELEMENTS

@@ -15,8 +15,8 @@ from launch.measuring.peer_on_hosts import VARIABLE as PEER_VARIABLE
 from launch.membership.free_ports import free_addresses
 from launch.membership.shared_gpus import environment_of_shared
 from launch.membership.tf_config import tf_config_text
-from launch.supervision.held_network import private_network
-from launch.supervision.network_namespaces import Network, hosts
+from launch.networks.held_network import private_network
+from launch.networks.network_namespaces import Network, hosts
 from launch.supervision.own_program import own_variables
 from strategies.cluster import CHIEF, SERVER, WORKER, Cluster
 

@@ -14,7 +14,7 @@ import pathlib
 import sys
 from collections.abc import Mapping, Sequence
 
-from launch.supervision.network_namespaces import enter
+from launch.networks.network_namespaces import enter
 
 VARIABLE = "TOWERS_PEER"
 

@@ -8,12 +8,12 @@ from contextlib import contextmanager
 import tensorflow as tf
 
 from strategies.errors import PeerLost
-from strategies.ring.collectives import HostExchange, WorkerExchange
-from strategies.ring.joining import Ring
-from strategies.ring.lost_workers import LOST, peer_lost
+from strategies.ring.exchange.collectives import HostExchange, WorkerExchange
+from strategies.ring.exchange.joining import Ring
+from strategies.ring.exchange.lost_workers import LOST, peer_lost
+from strategies.ring.exchange.tcp_connect import connected_tcp_ring
+from strategies.ring.exchange.tcp_ring import TcpRing
 from strategies.ring.same_start import check_same_settings
-from strategies.ring.tcp_connect import connected_tcp_ring
-from strategies.ring.tcp_ring import TcpRing
 from towers.devices import Devices
 from towers.errors import UserError
 

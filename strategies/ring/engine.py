@@ -8,8 +8,8 @@ r"""A step on one worker of a ring: its own towers, and the sums over all worker
 
 Parameters, state, slots and counters live on every worker. All workers make the same update from the same sums.
 If a tower is several devices, each of them sums, exchanges and updates what it has. With
-`strategies.ring.zero_placement` each worker gets the sums of its own parts and makes their update; with
-`strategies.ring.gathered_placement` it also has the parameters of its own parts alone.
+`strategies.ring.zero.zero_placement` each worker gets the sums of its own parts and makes their update; with
+`strategies.ring.zero.gathered_placement` it also has the parameters of its own parts alone.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from strategies.busy_time import BusyTime
-from strategies.ring.collectives import WorkerExchange
+from strategies.ring.exchange.collectives import WorkerExchange
 from strategies.worker_sums import WorkerSums, added, summed_except_gradients
 from towers import batch_stats
 from towers.devices import HOST

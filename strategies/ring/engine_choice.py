@@ -13,13 +13,13 @@ from strategies.distribute.replicated_engine import ReplicatedEngine
 from strategies.distribute.replicated_placement import check_sent
 from strategies.engines import EngineChoice, choose_engine
 from strategies.grouped_towers import GroupedTowers
-from strategies.ring.collectives import HostExchange, WorkerExchange
 from strategies.ring.engine import RingEngine
-from strategies.ring.gathered_towers import gathered_towers
+from strategies.ring.exchange.collectives import HostExchange, WorkerExchange
+from strategies.ring.exchange.joining import Ring
 from strategies.ring.grouped import decided_by_first
-from strategies.ring.joining import Ring
 from strategies.ring.placements import ring_placement
-from strategies.ring.worker_units import WorkerUnits
+from strategies.ring.zero.gathered_towers import gathered_towers
+from strategies.ring.zero.worker_units import WorkerUnits
 from towers.devices import Devices
 from towers.engine import Engine
 from towers.exchange import TowerExchange

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from strategies.branches import BranchedTowers
 from strategies.grouped_towers import OPTIONS_BY_AXIS, Decided, GroupedTowers
 from strategies.pipeline import StagedTowers
-from strategies.ring.collectives import HostExchange, WireOptions
+from strategies.ring.exchange.collectives import HostExchange, WireOptions
 from strategies.slices import SlicedTowers
 from towers.devices import Devices
 from towers.errors import UserError

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from strategies.ring.collectives import WorkerExchange
+from strategies.ring.exchange.collectives import WorkerExchange
 from towers import gradients, packing
 from towers.gradients import Gradient
 from towers.owners import CURRENT_DEVICE, CurrentDevice, ManyOwners, Slices

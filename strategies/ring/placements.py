@@ -9,12 +9,12 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from strategies.grouped_towers import GroupedTowers
-from strategies.ring.collectives import WorkerExchange
-from strategies.ring.gathered_placement import GatheredPlacement
+from strategies.ring.exchange.collectives import WorkerExchange
 from strategies.ring.owners import Counterparts, EveryWorker
-from strategies.ring.worker_units import WorkerUnits
-from strategies.ring.zero_of_groups import SpreadGroups
-from strategies.ring.zero_placement import SpreadPlacement
+from strategies.ring.zero.gathered_placement import GatheredPlacement
+from strategies.ring.zero.worker_units import WorkerUnits
+from strategies.ring.zero.zero_of_groups import SpreadGroups
+from strategies.ring.zero.zero_placement import SpreadPlacement
 from towers.devices import Devices
 from towers.parameters.placement import CentralPlacement, Placement
 from towers.parameters.sharded_placement import ShardedPlacement

@@ -14,7 +14,7 @@ from strategies.cluster import Member
 from strategies.data_checks.batch_checksums import BatchChecksums
 from strategies.errors import PeerLost
 from strategies.ring import same_batches
-from strategies.ring.collectives import HostExchange
+from strategies.ring.exchange.collectives import HostExchange
 from strategies.run_settings import Plain, check_same
 from towers.errors import UserError
 

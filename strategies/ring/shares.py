@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from strategies.ring.collectives import HostExchange
+from strategies.ring.exchange.collectives import HostExchange
 from towers.split import checked_shares
 
 

@@ -20,17 +20,17 @@ from strategies.engines import OWN
 from strategies.grouped_towers import GroupedTowers
 from strategies.pieces import Piece, parts_of
 from strategies.ring.agreement import agreed, wish
-from strategies.ring.collectives import HostExchange
 from strategies.ring.connections import Connections
 from strategies.ring.divergence import checksums, what_drifted
 from strategies.ring.engine_choice import TENSORFLOWS_CARRIER, EngineOfWorker, choose_ring_engine
+from strategies.ring.exchange.collectives import HostExchange
+from strategies.ring.exchange.joining import Ring
 from strategies.ring.grouped import grouped_towers_of, kind_of
-from strategies.ring.joining import Ring
 from strategies.ring.same_start import check_same_batches, check_same_settings
 from strategies.ring.shares import all_shares
-from strategies.ring.zero_of_groups import SpreadGroups
-from strategies.ring.zero_placement import OwnedPlacement
-from strategies.ring.zero_slots import SharedParts, bring, release
+from strategies.ring.zero.zero_of_groups import SpreadGroups
+from strategies.ring.zero.zero_placement import OwnedPlacement
+from strategies.ring.zero.zero_slots import SharedParts, bring, release
 from strategies.run_settings import common_settings
 from strategies.slices import SliceOptions
 from strategies.synchronous import SynchronousStrategy

@@ -23,8 +23,8 @@ from launch.membership.tf_config import cluster_from
 from strategies.contract import Strategy
 from strategies.one_device_reference import reference_strategy
 from strategies.registry import build_strategy
-from strategies.ring.collectives import WireOptions
-from strategies.ring.joining import Ring, RingOptions, join_ring
+from strategies.ring.exchange.collectives import WireOptions
+from strategies.ring.exchange.joining import Ring, RingOptions, join_ring
 from strategies.slices import SliceOptions
 from strategies.training.checkpoints import Checkpoints
 from strategies.training.resuming import Resuming

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Mapping
 
 from launch.membership.tf_config import cluster_from
-from strategies.ring.joining import join_ring
+from strategies.ring.exchange.joining import join_ring
 from tests.conformance.rows import ROWS, Row
 from tests.conformance.trials import Outcome, Trial, outcomes_of, trials_of
 from tests.conftest import make_devices

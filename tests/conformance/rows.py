@@ -8,8 +8,8 @@ from strategies.contract import Strategy
 from strategies.distribute.mirrored import mirrored_strategy
 from strategies.parameter_servers import servers_strategy
 from strategies.pipeline import pipeline_strategy
-from strategies.ring.collectives import WireOptions
-from strategies.ring.joining import Ring, RingOptions
+from strategies.ring.exchange.collectives import WireOptions
+from strategies.ring.exchange.joining import Ring, RingOptions
 from strategies.ring.strategy import ring_strategy
 from strategies.servers.options import ServersOptions
 from strategies.slices import SliceOptions, slices_strategy

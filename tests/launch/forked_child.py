@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Callable
 from typing import NoReturn
 
-from launch.supervision.network_namespaces import enter
+from launch.networks.network_namespaces import enter
 
 
 def become(

@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
-from launch.supervision.held_network import private_network
+from launch.networks.held_network import private_network
 from tests.launch.programs import Ended, ended, environment
 from tests.launch.system_networks import permits_private_network
 

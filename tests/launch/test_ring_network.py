@@ -7,7 +7,7 @@ import time
 import pytest
 
 from launch.binary import PEER_LOST
-from launch.supervision.network_namespaces import Network, hosts, namespaces
+from launch.networks.network_namespaces import Network, hosts, namespaces
 from tests.launch.programs import Ended, assert_same_end, checkpoint_values, errors, wait_for
 from tests.launch.system_networks import needs_hosts
 from tests.launch.workers import TRAIN, Workers

@@ -5,8 +5,8 @@ import socket
 import pytest
 
 from strategies.cluster import Member
-from strategies.ring import tcp_connect
-from strategies.servers.own.listener import Listener
+from strategies.ring.exchange import tcp_connect
+from strategies.servers.own.connections.listener import Listener
 from strategies.waiting import listening, listens
 
 resolve, create_server = socket.getaddrinfo, socket.create_server

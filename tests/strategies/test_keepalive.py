@@ -9,13 +9,13 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from launch.supervision.network_namespaces import Network, enter, hosts
+from launch.networks.network_namespaces import Network, enter, hosts
 from strategies import keepalive
 from strategies.cluster import Member
 from strategies.errors import PeerLost
-from strategies.ring.neighbours import prepare
+from strategies.ring.exchange.neighbours import prepare
 from strategies.servers import wire
-from strategies.servers.own.group import Group
+from strategies.servers.own.connections.group import Group
 from tests.launch.system_networks import needs_hosts
 from tests.strategies.servers import at_once
 from tests.strategies.servers.own.test_server import CHIEF, WORKER, Losses, group, new_server, serving

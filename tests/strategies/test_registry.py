@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from strategies.registry import ON_REQUEST, build_strategy, cluster_kind, divides, strategy_names
-from strategies.ring.joining import Ring, RingOptions
+from strategies.ring.exchange.joining import Ring, RingOptions
 from strategies.slices import SliceOptions
 from tests.strategies.small_task import small_strategy, small_task
 from tests.towers.logical_cpus import cpus

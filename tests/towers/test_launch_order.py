@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
-from strategies.ring.collectives import WireOptions, WorkerExchange
+from strategies.ring.exchange.collectives import WireOptions, WorkerExchange
 from tests.towers.tiny_tasks import NUM_CLASSES, TinyTask, assert_close, images, parameters_of, trainer_of
 from towers.launch_order import LaunchOrder
 

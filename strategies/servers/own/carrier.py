@@ -8,8 +8,8 @@ import numpy as np
 from strategies.pieces import first_element, parts_of
 from strategies.run_settings import Plain
 from strategies.servers.carrier import Paused, Progress, Start
+from strategies.servers.own.connections.group import Group
 from strategies.servers.own.coordination import REFUSED
-from strategies.servers.own.group import Group
 from strategies.servers.own.handlers import KEY
 from strategies.servers.report_section import ServerFigures
 from strategies.servers.tables import ParameterLayout

@@ -11,13 +11,13 @@ import numpy as np
 
 from strategies.run_settings import Plain, check_same
 from strategies.servers.options import ServersOptions
-from strategies.servers.own.asynchronous_steps import AsynchronousSteps
-from strategies.servers.own.group import Group
+from strategies.servers.own.connections.group import Group
 from strategies.servers.own.handlers import KEY, StoreHandlers
-from strategies.servers.own.model_state import ModelState
-from strategies.servers.own.presence import Presence
-from strategies.servers.own.step_results import StepResults
-from strategies.servers.own.synchronous_steps import SynchronousSteps
+from strategies.servers.own.steps.asynchronous_steps import AsynchronousSteps
+from strategies.servers.own.steps.model_state import ModelState
+from strategies.servers.own.steps.presence import Presence
+from strategies.servers.own.steps.step_results import StepResults
+from strategies.servers.own.steps.synchronous_steps import SynchronousSteps
 from strategies.servers.wire import Content, Handler, Message
 from towers.errors import UserError
 from towers.updates.clipping import Clipping

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from strategies.servers.own.decisions import Decisions
-from strategies.servers.own.held_gradients import HeldGradients
-from strategies.servers.own.piece_gradient import PieceGradient
 from strategies.servers.own.rows import SplitGradient
-from strategies.servers.own.staged_updates import StagedUpdates
+from strategies.servers.own.steps.decisions import Decisions
+from strategies.servers.own.steps.held_gradients import HeldGradients
+from strategies.servers.own.steps.piece_gradient import PieceGradient
+from strategies.servers.own.steps.staged_updates import StagedUpdates
 from strategies.servers.own.store import Store, Vector
 from strategies.servers.server_memory import free_bytes
 from strategies.servers.wire import Content, Handler, Message

@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from strategies.servers.layout import row_width
-from strategies.servers.own.group import Group
+from strategies.servers.own.connections.group import Group
 from strategies.servers.own.rows import Rows, SplitGradient
 from towers import gradients
 from towers.errors import UserError

@@ -15,8 +15,8 @@ from strategies.servers.checks import check_options
 from strategies.servers.chief import ServersStrategy
 from strategies.servers.membership import ServersMembership
 from strategies.servers.own.carrier import OwnCarrier
+from strategies.servers.own.connections.group import Group
 from strategies.servers.own.coordination import Coordination
-from strategies.servers.own.group import Group
 from strategies.servers.own.handlers import StoreHandlers
 from strategies.servers.own.server import Server
 from strategies.servers.own.worker import Worker

@@ -12,11 +12,11 @@ from strategies.cluster import CHIEF, WORKER, Member
 from strategies.errors import PeerLost
 from strategies.run_settings import Plain
 from strategies.servers.one_chief import refusal_of_second
+from strategies.servers.own.connections.entrance import Entrance, check_secret
+from strategies.servers.own.connections.listener import Listener
+from strategies.servers.own.connections.open_connections import OpenConnections
 from strategies.servers.own.coordination import Coordination
-from strategies.servers.own.entrance import Entrance, check_secret
 from strategies.servers.own.handlers import StoreHandlers
-from strategies.servers.own.listener import Listener
-from strategies.servers.own.open_connections import OpenConnections
 from strategies.servers.wire import Connection, Content, Handler, Message, Refused
 from towers.errors import UserError
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import tensorflow as tf
 
-from strategies.servers.own.piece_gradient import Rows
+from strategies.servers.own.steps.piece_gradient import Rows
 from strategies.servers.own.table import Table
 from strategies.servers.piece_update import check_rule, update_piece
 from strategies.servers.wire import Refused

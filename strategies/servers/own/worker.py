@@ -28,10 +28,10 @@ from strategies.data_checks.batches import as_batches
 from strategies.run_settings import Plain
 from strategies.servers.batch_reader import BatchReader
 from strategies.servers.options import ServersOptions
-from strategies.servers.own.decisions import Decisions
-from strategies.servers.own.group import Group
+from strategies.servers.own.connections.group import Group
 from strategies.servers.own.handlers import KEY
-from strategies.servers.own.piece_gradient import Rows
+from strategies.servers.own.steps.decisions import Decisions
+from strategies.servers.own.steps.piece_gradient import Rows
 from strategies.servers.own.worker_engine import Computed, WorkerEngine
 from strategies.servers.tables import ParameterLayout, of_server
 from strategies.servers.wire import Content

@@ -12,7 +12,7 @@ import pytest
 from launch.measuring.case import Case, Work
 from launch.measuring.peer_on_hosts import on_hosts
 from launch.measuring.running import Interrupted, run_case
-from launch.supervision.network_namespaces import namespaces
+from launch.networks.network_namespaces import namespaces
 from strategies.errors import PeerLost
 from tests.launch.programs import started
 from tests.launch.system_networks import needs_hosts, needs_private_network

@@ -11,7 +11,7 @@ from launch.membership.tf_config import cluster_from
 from strategies.cluster import CHIEF, SERVER
 from strategies.parameter_servers import joined_servers, run_server, run_worker
 from strategies.registry import build_strategy
-from strategies.ring.joining import RingOptions, join_ring
+from strategies.ring.exchange.joining import RingOptions, join_ring
 from strategies.servers.membership import ServersMembership
 from strategies.servers.options import ServersOptions
 from tests.conftest import make_devices

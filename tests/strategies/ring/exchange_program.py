@@ -15,9 +15,9 @@ import numpy as np
 import tensorflow as tf
 
 from launch.membership.tf_config import cluster_from
-from strategies.ring.collectives import HostExchange, WireOptions, WorkerExchange
-from strategies.ring.joining import Ring, join_ring
-from strategies.ring.tcp_connect import connected_tcp_ring
+from strategies.ring.exchange.collectives import HostExchange, WireOptions, WorkerExchange
+from strategies.ring.exchange.joining import Ring, join_ring
+from strategies.ring.exchange.tcp_connect import connected_tcp_ring
 from towers.device_setup import configure_devices
 
 BYTES_PER_PACK = (1, 100, 4 * 2**20)

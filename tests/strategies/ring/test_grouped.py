@@ -12,9 +12,9 @@ from strategies.branches import BranchedTowers
 from strategies.engines import OWN
 from strategies.pipeline import StagedTowers
 from strategies.registry import build_strategy
-from strategies.ring.collectives import WireOptions, WorkerExchange
+from strategies.ring.exchange.collectives import WireOptions, WorkerExchange
+from strategies.ring.exchange.joining import Ring, RingOptions
 from strategies.ring.grouped import decided_by_first, kind_of
-from strategies.ring.joining import Ring, RingOptions
 from strategies.slices import SlicedTowers, SliceOptions
 from tests.strategies.small_task import small_task
 from tests.towers.branches.branched_networks import small_inception

@@ -9,7 +9,7 @@ _PROGRAM = """
 import collections
 import socket
 import tensorflow as tf
-from strategies.ring.joining import without_scoped_allocator
+from strategies.ring.exchange.joining import without_scoped_allocator
 from tests.towers.partitioned_graphs import recorded_graphs
 from towers.exchange import TowerExchange
 

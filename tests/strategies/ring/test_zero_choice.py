@@ -6,7 +6,7 @@ import pytest
 
 from strategies.engines import OWN, TENSORFLOW, EngineChoice
 from strategies.registry import build_strategy, check_spread
-from strategies.ring.joining import Ring, RingOptions
+from strategies.ring.exchange.joining import Ring, RingOptions
 from tests.strategies.small_task import small_task
 from tests.towers.logical_cpus import cpus
 from tests.towers.tiny_tasks import assert_close, parameters_of

@@ -12,13 +12,13 @@ import keras
 import tensorflow as tf
 
 from strategies.grouped_towers import GroupedTowers
-from strategies.ring.collectives import HostExchange, WireOptions, WorkerExchange
 from strategies.ring.engine import RingEngine
-from strategies.ring.gathered_towers import gathered_towers
-from strategies.ring.neighbours import Neighbours
+from strategies.ring.exchange.collectives import HostExchange, WireOptions, WorkerExchange
+from strategies.ring.exchange.neighbours import Neighbours
+from strategies.ring.exchange.tcp_ring import TcpRing
 from strategies.ring.placements import ring_placement
-from strategies.ring.tcp_ring import TcpRing
-from strategies.ring.worker_units import WorkerUnits
+from strategies.ring.zero.gathered_towers import gathered_towers
+from strategies.ring.zero.worker_units import WorkerUnits
 from tests.towers.logical_cpus import cpus
 from towers.devices import Devices
 from towers.gathering.gathered_once import GatheredGraph

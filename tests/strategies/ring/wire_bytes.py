@@ -2,7 +2,7 @@
 
 import contextlib
 
-from strategies.ring.neighbours import Neighbours
+from strategies.ring.exchange.neighbours import Neighbours
 from tests.strategies.ring.threads import WorkersInThreads, rings
 from towers.options import StepOptions
 from towers.updates.rules import Adam

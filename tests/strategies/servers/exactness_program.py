@@ -14,7 +14,7 @@ from strategies.cluster import SERVER, Cluster, Member
 from strategies.parameter_servers import run_server, run_worker
 from strategies.servers.membership import ServersMembership
 from strategies.servers.options import ServersOptions
-from strategies.servers.own.group import Group
+from strategies.servers.own.connections.group import Group
 from strategies.servers.own.handlers import StoreHandlers
 from strategies.servers.own.key_value import KeyValueStore
 from strategies.servers.own.server import Server

@@ -3,8 +3,8 @@
 import numpy as np
 
 from strategies.servers.options import ServersOptions
+from strategies.servers.own.connections.group import Group
 from strategies.servers.own.coordination import Coordination
-from strategies.servers.own.group import Group
 from strategies.servers.own.handlers import KEY, StoreHandlers
 from towers.updates.clipping import Clipping
 from towers.updates.rules import SGD

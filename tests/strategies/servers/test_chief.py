@@ -9,8 +9,8 @@ from strategies.contract import Move
 from strategies.servers.chief import ServersStrategy
 from strategies.servers.options import ServersOptions
 from strategies.servers.own.carrier import OwnCarrier
+from strategies.servers.own.connections.group import Group
 from strategies.servers.own.coordination import Coordination
-from strategies.servers.own.group import Group
 from strategies.servers.own.handlers import KEY, StoreHandlers
 from strategies.servers.own.server import Server
 from tests.launch.spoilt_task import spoilt_task, with_statistics

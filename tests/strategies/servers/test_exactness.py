@@ -11,7 +11,7 @@ import pytest
 from launch.membership.tf_config import cluster_from
 from strategies.cluster import CHIEF, SERVER, Cluster
 from strategies.registry import build_strategy
-from strategies.servers.own.group import Group
+from strategies.servers.own.connections.group import Group
 from strategies.servers.own.key_value import KeyValueStore
 from strategies.training.trainer import Trainer
 from strategies.training.trainer_options import TrainerOptions

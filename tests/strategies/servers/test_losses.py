@@ -10,11 +10,11 @@ from launch.membership.free_ports import free_addresses
 from strategies.cluster import CHIEF, SERVER, WORKER, Member
 from strategies.errors import PeerLost
 from strategies.servers.options import ServersOptions
-from strategies.servers.own.admission import Admission
+from strategies.servers.own.connections.group import Group
 from strategies.servers.own.coordination import Coordination
-from strategies.servers.own.group import Group
 from strategies.servers.own.handlers import KEY, StoreHandlers
 from strategies.servers.own.server import Server
+from strategies.servers.own.steps.admission import Admission
 from strategies.servers.wire import Refused
 from tests.strategies.servers.at_once import LIMIT_SECONDS, Started
 from tests.strategies.servers.lone_coordination import lone_coordination

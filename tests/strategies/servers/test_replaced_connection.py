@@ -11,12 +11,12 @@ import pytest
 from launch.membership.free_ports import free_addresses
 from strategies.cluster import CHIEF, SERVER, WORKER, Member
 from strategies.servers.options import ServersOptions
-from strategies.servers.own.admission import Admission
+from strategies.servers.own.connections.group import Group
 from strategies.servers.own.coordination import Coordination
-from strategies.servers.own.group import Group
 from strategies.servers.own.handlers import KEY, StoreHandlers
-from strategies.servers.own.rounds import Rounds
 from strategies.servers.own.server import Server
+from strategies.servers.own.steps.admission import Admission
+from strategies.servers.own.steps.rounds import Rounds
 from tests.strategies.servers.at_once import LIMIT_SECONDS, TOO_LONG, Started
 from towers.updates.clipping import Clipping
 from towers.updates.rules import SGD

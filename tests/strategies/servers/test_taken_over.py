@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from strategies.servers.options import SYNC, ServersOptions
+from strategies.servers.own.connections.group import Group
 from strategies.servers.own.coordination import Coordination
-from strategies.servers.own.group import Group
 from strategies.servers.own.handlers import KEY, StoreHandlers
 from towers.updates.clipping import Clipping
 from towers.updates.rules import SGD

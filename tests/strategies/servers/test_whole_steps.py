@@ -18,8 +18,8 @@ from strategies.errors import PeerLost
 from strategies.servers.carrier import Start
 from strategies.servers.options import ServersOptions
 from strategies.servers.own.carrier import OwnCarrier
+from strategies.servers.own.connections.group import Group
 from strategies.servers.own.coordination import Coordination
-from strategies.servers.own.group import Group
 from strategies.servers.own.handlers import StoreHandlers
 from strategies.servers.own.server import Server
 from strategies.servers.own.worker import Worker

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from strategies.registry import build_strategy
-from strategies.ring.joining import Ring, RingOptions
+from strategies.ring.exchange.joining import Ring, RingOptions
 from tests.towers.gpu_towers import AS_ON_GPUS, waits_of_evaluation, waits_of_tower
 from tests.towers.partitioned_graphs import recorded_graphs
 from tests.towers.tiny_tasks import NUM_CLASSES, TinyTask, images

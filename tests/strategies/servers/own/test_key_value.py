@@ -12,7 +12,7 @@ import tensorflow as tf
 from launch.membership.free_ports import free_addresses
 from models.networks.registry import build_network
 from strategies.cluster import CHIEF, SERVER, WORKER, Member
-from strategies.servers.own.group import Group
+from strategies.servers.own.connections.group import Group
 from strategies.servers.own.handlers import StoreHandlers
 from strategies.servers.own.key_value import KeyValueStore, pieces_of
 from strategies.servers.own.server import Server

@@ -20,9 +20,9 @@ from strategies.errors import PeerLost
 from strategies.servers.membership import ServersMembership
 from strategies.servers.options import ServersOptions
 from strategies.servers.own import server as server_module
-from strategies.servers.own import stranger_limit as strangers
-from strategies.servers.own.entrance import introduce
-from strategies.servers.own.group import Group
+from strategies.servers.own.connections import stranger_limit as strangers
+from strategies.servers.own.connections.entrance import introduce
+from strategies.servers.own.connections.group import Group
 from strategies.servers.own.handlers import StoreHandlers
 from strategies.servers.own.roles import run_own_worker
 from strategies.servers.own.rows import Rows, SplitGradient

@@ -10,8 +10,8 @@ from launch.membership.free_ports import free_addresses
 from strategies.cluster import CHIEF, SERVER, WORKER, Member
 from strategies.data_checks.batches import as_batches
 from strategies.servers.options import ServersOptions
+from strategies.servers.own.connections.group import Group
 from strategies.servers.own.coordination import Coordination
-from strategies.servers.own.group import Group
 from strategies.servers.own.handlers import KEY, StoreHandlers
 from strategies.servers.own.server import Server
 from strategies.servers.own.worker import Worker

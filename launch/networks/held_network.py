@@ -1,0 +1,93 @@
+"""A private network for some processes that this one starts, while it stays in its own network.
+
+    with private_network() as network:
+        subprocess.run([*network.inside, "ip", "link"])         lists the loopback interface only
+
+A small process, this module, enters the network and holds it until its input ends, so also when its starter dies.
+"""
+
+import contextlib
+import ctypes
+import dataclasses
+import os
+import pathlib
+import select
+import subprocess
+import sys
+from collections.abc import Iterator
+
+from launch.networks.private_network import enter_private_network
+from launch.supervision.own_program import own_program
+from towers.errors import UserError
+
+_ENTER_NETWORK = str(pathlib.Path(__file__).with_name("enter_network.py"))
+_READY = "ready"
+# It takes a fraction of a second to begin and to end, unless somebody stopped it.
+_LIMIT_SECONDS = 10
+# From <sys/prctl.h>.
+_PR_SET_DUMPABLE = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class PrivateNetwork:
+    """Attributes:
+    inside: the words before a command that run it in the network; none without one.
+    problem: why there is none; '' if there is one.
+    """
+
+    inside: tuple[str, ...] = ()
+    problem: str = ""
+
+
+@contextlib.contextmanager
+def private_network() -> Iterator[PrivateNetwork]:
+    """Context manager: a network that has only a loopback interface, if the system permits one."""
+    with _holder() as holder:
+        is_told = select.select([holder.stdout], [], [], _LIMIT_SECONDS)[0]
+        said = holder.stdout.readline().strip() if is_told else f"nothing was heard for {_LIMIT_SECONDS} seconds"
+        if said == _READY:
+            yield PrivateNetwork(inside=(sys.executable, "-I", "-S", _ENTER_NETWORK, str(holder.pid)))
+        else:
+            yield PrivateNetwork(problem=said or "its process ended without a word")
+
+
+@contextlib.contextmanager
+def _holder() -> Iterator[subprocess.Popen]:
+    """Context manager: the process that holds the network; it ends with this context, also if it stands still."""
+    command, variables = own_program("launch.networks.held_network")
+    holder = subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, **variables},
+        text=True,
+        # Ctrl-C in the terminal must not end it before the processes in the network.
+        start_new_session=True,
+    )
+    try:
+        yield holder
+    finally:
+        with contextlib.suppress(OSError):
+            holder.stdin.close()
+        try:
+            holder.wait(_LIMIT_SECONDS)
+        except subprocess.TimeoutExpired:
+            holder.kill()
+            holder.wait()
+        holder.stdout.close()
+
+
+def main() -> None:
+    """Enters a private network and says so, or why it can't; waits until its input ends."""
+    try:
+        enter_private_network()
+        # Who enters a new user namespace becomes undumpable; others of its user may not enter then.
+        ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)
+        print(_READY, flush=True)
+    except (OSError, UserError) as error:
+        print(getattr(error, "strerror", None) or error, flush=True)
+    sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,39 @@
+"""What the steps of a run leave on server 0: the model's state, the figures, and the step that was not finite."""
+
+import threading
+
+import numpy as np
+
+from strategies.servers.own.steps.model_state import ModelState
+from strategies.servers.tally import Tally
+
+
+class StepResults:
+    """The results since the chief's last start.
+
+    Attributes:
+      lock: held while a step is counted, and while what belongs together is read.
+      state: the model's state.
+      tally: the figures.
+      bad_step: the first step that was not finite, if no step begins after it; else None.
+    """
+
+    def __init__(self, *, stops_if_bad: bool):
+        """Args:
+        stops_if_bad: whether no step begins after one that was not finite.
+        """
+        self.lock = threading.Lock()
+        self._stops_if_bad = stops_if_bad
+        self.restart(ModelState(np.zeros(0), np.zeros(0, bool)))
+
+    def restart(self, state: ModelState) -> None:
+        """The chief has set this state: figures are counted from here."""
+        self.state, self.tally = state, Tally()
+        self.bad_step: int | None = None
+
+    def stop_at(self, step: int, *, finite: bool) -> bool:
+        """Whether no step may begin because this one was not finite: true once. The caller holds the lock."""
+        if finite or not self._stops_if_bad or self.bad_step is not None:
+            return False
+        self.bad_step = step
+        return True
