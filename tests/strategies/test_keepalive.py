@@ -43,7 +43,7 @@ def test_a_server_and_its_client(monkeypatch):
             super().__init__(connected, *given)
             ends.append(connected)
 
-    for module in ("server", "group"):
+    for module in ("server", "connections.group"):
         monkeypatch.setattr(f"strategies.servers.own.{module}.Connection", Watched)
     with serving() as (member, _), group(member, this=WORKER) as worker:
         worker.ask(0, "keys")
