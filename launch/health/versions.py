@@ -6,6 +6,7 @@ import sys
 
 import keras
 import tensorflow as tf
+from packaging.requirements import Requirement
 
 import towers
 from launch.health.section import Section
@@ -22,6 +23,7 @@ def versions() -> Section:
         for package, version in installed.items()
         if version is None
     ]
+    problems += _wrong_versions()
     facts = {
         "towers": _own_version(),
         "python": f"{platform.python_version()} at {sys.executable}",
@@ -37,6 +39,19 @@ def versions() -> Section:
 def _own_version() -> str:
     installed = _version(DISTRIBUTION) is not None
     return towers.__version__ if installed else f"{towers.__version__}, not installed: runs from its source folder"
+
+
+def _wrong_versions() -> list[str]:
+    """A line for each package whose installed version is not one that this project needs."""
+    if _version(DISTRIBUTION) is None:
+        return []
+    needed = map(Requirement, importlib.metadata.requires(DISTRIBUTION) or ())
+    found = [(one, _version(one.name)) for one in needed if one.marker is None]
+    return [
+        f"{one.name} {version} is installed, and {DISTRIBUTION} needs {one}: run pip install '{one}'"
+        for one, version in found
+        if version is not None and not one.specifier.contains(version, prereleases=True)
+    ]
 
 
 def _version(package: str) -> str | None:

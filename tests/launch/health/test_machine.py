@@ -47,6 +47,16 @@ def test_a_missing_package(monkeypatch):
     assert found.problems == ("no-such-package is required but not installed; run pip install no-such-package",)
 
 
+def test_a_package_of_another_version(monkeypatch):
+    needed = ["absl-py>=1", "numpy>=99", "no-such-package>=1", 'pytest>=99; extra == "test"']
+    monkeypatch.setattr(importlib.metadata, "requires", lambda distribution: needed)
+    (problem,) = versions.versions().problems
+    installed = importlib.metadata.version("numpy")
+    assert problem == (
+        f"numpy {installed} is installed, and towers-training needs numpy>=99: run pip install 'numpy>=99'"
+    )
+
+
 @pytest.mark.parametrize(
     "build, fact",
     [
