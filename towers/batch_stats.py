@@ -89,13 +89,21 @@ def changes(
     for index, after in new.items():
         before = old[index]
         factor = weight if is_averaged(before, batch_stats) else is_first
-        found[index] = _change(before, after) * tf.cast(factor, before.dtype)
+        difference = change(before, after)
+        found[index] = difference * tf.cast(factor, difference.dtype)
     return found
 
 
-def _change(before: tf.Tensor, after: tf.Tensor) -> tf.Tensor:
+def change(before: tf.Tensor, after: tf.Tensor) -> tf.Tensor:
+    """What makes the state after a pass of the state before, by addition. That of booleans is an integer."""
+    before, after = _number(before), _number(after)
     # Infinity that stays infinite: minus itself it would be NaN.
     return tf.where(tf.equal(after, before), tf.zeros_like(before), after - before)
+
+
+def _number(value: tf.Tensor) -> tf.Tensor:
+    """The value; 1 and 0 for booleans, which have neither sums nor differences."""
+    return tf.cast(value, tf.int64) if value.dtype == tf.bool else value
 
 
 def changed(
@@ -110,9 +118,9 @@ def changed(
       batch_stats: one of POLICIES.
     """
     found = {}
-    for index, change in summed.items():
+    for index, of_sum in summed.items():
         of_all = _quotient if is_averaged(old[index], batch_stats) else _if_any
-        found[index] = old[index] + of_all(change, weight)
+        found[index] = tf.cast(_number(old[index]) + of_all(of_sum, weight), old[index].dtype)
     return found
 
 

@@ -66,7 +66,7 @@ class _TracedLookups:
             ]
             with shadowed(calls):
                 run_model(model, variables.mapping(parameters, state, seed), (), batch, True, LayerKernels())
-            # A lookup of a sparse or ragged tensor was recorded as None.
+            # A lookup of a sparse or ragged tensor, or in a loop or condition, was recorded as None.
             self._ids.update({name: tf.concat(ids, 0) for name, ids in found.items() if ids and None not in ids})
 
         parameters = [tf.TensorSpec(variable.shape, variable.dtype) for variable in variables.parameters]
@@ -124,9 +124,14 @@ def _bytes(variable: keras.Variable) -> int:
 
 
 def _recorded(layer, stand_in, found: list):
-    """A call of the layer that notes its ids and reads `stand_in` in place of its table."""
+    """A call of the layer that notes its ids and reads `stand_in` in place of its table. Make it in the pass."""
+    graph = tf.compat.v1.get_default_graph()
 
     def call(inputs):
+        if tf.compat.v1.get_default_graph() is not graph:
+            # Nothing outside of a loop's body or a condition's branch can read its ids.
+            found.append(None)
+            return type(layer).call(layer, inputs)
         if not isinstance(inputs, tf.Tensor):
             found.append(None)
             return layer.compute_output_spec(inputs)

@@ -203,7 +203,7 @@ class WorkerGraph:
                 )
             else:
                 found = mean.gradients
-                changes = {index: new - old[index] for index, new in sums.new_state.items()}
+                changes = {index: batch_stats.change(old[index], new) for index, new in sums.new_state.items()}
             dense, rows = self._divided(found)
             reported = {"loss": (sums.loss_sum, sums.weight), **sums.metric_sums}
             self.reported = list(reported)

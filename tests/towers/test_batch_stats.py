@@ -89,18 +89,20 @@ def test_synced_averages_what_the_towers_did_not_exchange():
 
 @pytest.mark.parametrize("name", batch_stats.POLICIES)
 def test_changes_summed_over_processes_give_the_same(name):
-    """Summing `changes` over processes gives the same state as `combined` in one process."""
+    """Summing `changes` over processes gives the state of `combined` in one process; booleans have no sums."""
     own = weights(1, 5, 2)
-    old = [OLD, tf.constant(7)]
-    new = by_index([value, tf.constant(index)] for index, value in enumerate(NEW))
+    old = [OLD, tf.constant(7), tf.constant([True, False, True])]
+    new = by_index(
+        [value, tf.constant(index), tf.constant([index > 0, index == 0, True])] for index, value in enumerate(NEW)
+    )
     sent = [
         batch_stats.changes(old, mine, weight, is_first=index == 0, batch_stats=name)
         for index, (mine, weight) in enumerate(zip(new, own, strict=True))
     ]
-    summed = {index: tf.add_n([of_one[index] for of_one in sent]) for index in range(2)}
+    summed = {index: tf.add_n([of_one[index] for of_one in sent]) for index in range(3)}
     found = batch_stats.changed(old, summed, tf.add_n(own), name)
     expected = batch_stats.combined(old, new, own, name)
-    for index in range(2):
+    for index in range(3):
         np.testing.assert_allclose(found[index], expected[index], rtol=1e-6)
 
 

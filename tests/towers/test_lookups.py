@@ -45,7 +45,27 @@ def also_computed(table, ids, numbers):
     return layers.Concatenate(axis=1)([table(ids), computed(table, ids, numbers)])
 
 
-@pytest.mark.parametrize("make_outputs", [tied, computed, also_computed])
+def in_a_loop(table, ids, numbers):
+    """Nothing outside of the loop's body can read the ids."""
+    return layers.Lambda(lambda ids: ops.map(table, ids), output_shape=(3, WIDTH))(ids) + table(ids)
+
+
+class Chosen(layers.Layer):
+    """The rows of a table, if their ids are not all 0."""
+
+    def __init__(self, table):
+        super().__init__()
+        self._table = table
+
+    def call(self, ids):
+        return ops.cond(ops.any(ids), lambda: self._table(ids), lambda: ops.zeros([*ops.shape(ids), WIDTH]))
+
+
+def in_a_condition(table, ids, numbers):
+    return Chosen(table)(ids) + table(ids)
+
+
+@pytest.mark.parametrize("make_outputs", [tied, computed, also_computed, in_a_loop, in_a_condition])
 def test_a_table_that_is_read_otherwise(make_outputs):
     assert Lookups(model_of(make_outputs), SPEC).heights == {}
 

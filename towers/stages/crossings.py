@@ -8,6 +8,7 @@ Between two parts a tensor passes two identities, one in each part. So what a pa
 its own, and the gradient that it gets is an operation of the part too.
 """
 
+import functools
 from collections.abc import Callable
 
 import keras
@@ -40,8 +41,15 @@ class Crossings:
         return self._arrived[key]
 
     def _leaving(self, source: int | None, value):
-        is_differentiable = tf.is_tensor(value) and value.dtype.is_floating
-        if source is None or not is_differentiable:
+        if source is None:
+            return value
+        # A sparse or ragged tensor consists of several, and has no gradient itself.
+        return tf.nest.map_structure(
+            functools.partial(self._tensor_leaving, source), value, expand_composites=True
+        )
+
+    def _tensor_leaving(self, source: int, value):
+        if not tf.is_tensor(value) or not value.dtype.is_floating:
             return value
         if id(value) not in self._left:
             with self._marks.at(source):

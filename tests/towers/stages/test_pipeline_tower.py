@@ -150,6 +150,28 @@ def test_loops_over_the_examples():
     assert_close(parameters_of(found), parameters_of(expected))
 
 
+class Positive(layers.Layer):
+    """The positive numbers, as a sparse tensor."""
+
+    def call(self, inputs):
+        return tf.sparse.from_dense(tf.nn.relu(inputs))
+
+    def compute_output_spec(self, inputs):
+        return keras.KerasTensor(inputs.shape, inputs.dtype, sparse=True)
+
+
+def test_a_sparse_tensor_between_stages():
+    """It has a gradient in the stage that made it."""
+
+    def build():
+        first, second = layers.Dense(6, name="first"), layers.Dense(5, name="second")
+        return stacked((4,), first, Positive(name="positive"), second, layers.Dense(NUM_CLASSES, name="logits"))
+
+    task = TinyTask(build=build, examples=vectors(9))
+    found, expected = pipeline(task, 2, microbatches=2, balance=(2, 2)), reference(task, microbatches=2)
+    assert_close(parameters_of(found), parameters_of(expected))
+
+
 @pytest.mark.full
 def test_two_pipelines_divide_each_microbatch():
     text = DrawnText(num_tokens=10, length=6, num_train=16, num_eval=8)
