@@ -93,8 +93,8 @@ class ImageTask:
         side = min(self.images.image_shape[:2])
         if self.augment and self.crop_fill == "reflect" and self.crop_padding >= side:
             raise UserError(
-                f"crop_padding={self.crop_padding} with crop_fill='reflect': images of {side} pixels can be reflected "
-                f"into at most {side - 1}; use crop_padding={min(PADDING, side - 1)}, or crop_fill='black'"
+                f"crop_padding={self.crop_padding} with crop_fill='reflect': images of {side} pixels fill at "
+                f"most {side - 1} by reflection; use crop_padding={min(PADDING, side - 1)}, or crop_fill='black'"
             )
 
     def num_examples(self, split: str) -> int:
