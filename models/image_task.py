@@ -82,10 +82,19 @@ class ImageTask:
         for field, known in (("crop_fill", FILLS), ("flip", FLIPS)):
             if getattr(self, field) not in known:
                 raise UserError(f"{field}={getattr(self, field)!r} is unknown: use one of {', '.join(known)}")
+        self._check_reflection()
         if not 0 <= self.label_smoothing < 1:
             raise UserError(
                 f"label_smoothing={self.label_smoothing}: must be a share of the probability, "
                 "from 0 to below 1; use 0.1 or omit it"
+            )
+
+    def _check_reflection(self) -> None:
+        side = min(self.images.image_shape[:2])
+        if self.augment and self.crop_fill == "reflect" and self.crop_padding >= side:
+            raise UserError(
+                f"crop_padding={self.crop_padding} with crop_fill='reflect': images of {side} pixels fill at "
+                f"most {side - 1} by reflection; use crop_padding={min(PADDING, side - 1)}, or crop_fill='black'"
             )
 
     def num_examples(self, split: str) -> int:

@@ -134,17 +134,17 @@ def check_by_example(values: tf.Tensor, output: Any, what: str) -> None:
     Raises:
       UserError: `values` is one number, or has another dimension 0.
     """
-    num_examples = tf.nest.flatten(output)[0].shape[:1]
+    shape = tf.nest.flatten(output)[0].shape
+    num_examples, fix = shape[:1], "remove its mean or sum over the examples"
+    if shape.rank == 1:  # Keras's own losses and metrics take the mean over the last dimension
+        fix = f"let the model return [N, 1] instead of [N], or {fix}"
     if values.shape.rank == 0:
         found = "one number for the batch"
     elif values.shape.rank is not None and values.shape[0] is not None and values.shape[:1] != num_examples:
         found = f"shape {list(values.shape)}"
     else:
         return
-    raise UserError(
-        f"{what} returns {found}: must return one value for each example, dimension 0; "
-        "remove its mean or sum over the examples"
-    )
+    raise UserError(f"{what} returns {found}: must return one value for each example, dimension 0; {fix}")
 
 
 def _check_labels(term: Term) -> None:

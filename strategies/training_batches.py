@@ -47,7 +47,8 @@ class TrainingBatches:
                 return next(self._open)
         except StopIteration:
             raise UserError(
-                f"the training data ended at step {step}: the 'train' split must never end; repeat() it"
+                f"the training data ended at step {step}: the 'train' split must never end, and must begin anew "
+                "at each reading; repeat() it, and give from_generator a function that makes a new generator"
             ) from None
 
     def restart(self) -> None:

@@ -10,8 +10,6 @@ import tensorflow as tf
 from towers.errors import UserError, is_integer
 from towers.task import Batch, InputShard, as_batch, batch_length, examples_between, length
 
-# Dates, times and records of NumPy.
-_KINDS_WITHOUT_NUMBERS = tuple("MmV")
 _DENSE = "its batches can't be cut into parts for towers; convert it with tf.sparse.to_dense"
 
 
@@ -52,7 +50,7 @@ def _check_dense(what: str, array: Any) -> None:
     if isinstance(array, tf.RaggedTensor):
         raise UserError(f"{what} has a RaggedTensor: must be dense arrays; fill it up with .to_tensor()")
     dtype = getattr(array, "dtype", None)
-    if getattr(dtype, "hasobject", False) or _has_no_numbers(dtype):
+    if getattr(dtype, "hasobject", False) or _is_unknown(dtype):
         of = "Python objects" if dtype.hasobject else dtype.name
         raise UserError(
             f"{what} has an array of {of}, shape {list(array.shape)}: must be numbers of one type; "
@@ -60,11 +58,12 @@ def _check_dense(what: str, array: Any) -> None:
         )
 
 
-def _has_no_numbers(dtype: Any) -> bool:
-    if getattr(dtype, "kind", "") not in _KINDS_WITHOUT_NUMBERS:
+def _is_unknown(dtype: Any) -> bool:
+    """Whether NumPy has this type and TensorFlow does not: dates, times, records, long double."""
+    if not isinstance(dtype, np.dtype):
         return False
     try:
-        tf.as_dtype(dtype)  # bfloat16 and the like are of the kind of records
+        tf.as_dtype(dtype)
     except TypeError:
         return True
     return False

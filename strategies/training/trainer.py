@@ -32,6 +32,8 @@ from towers.errors import UserError, check_kind
 
 log = logging.getLogger(__name__)
 
+_STEPS_OF_A_DRY_RUN = 2
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FitResult:
@@ -97,7 +99,8 @@ class Trainer:
         self._figures = RunFigures()
         keeps = options.directory is not None and not options.dry_run and strategy.keeps_files
         self.directory = pathlib.Path(options.directory).absolute() if keeps else None
-        self._last_step = 2 if options.dry_run else options.num_steps(strategy.steps_per_epoch)
+        steps = _STEPS_OF_A_DRY_RUN if options.dry_run else options.num_steps(strategy.steps_per_epoch)
+        self._last_step = steps  # a dry run's, until `prepare` knows where it begins
         own: list[Callback] = [self._figures]
         self._checkpoints: Checkpoints | None = None
         self._files: RunDirectory | None = None
@@ -245,6 +248,8 @@ class Trainer:
         if not self._prepared:
             self._resumed_from = self.restore()
             self._prepared = True
+            if self.options.dry_run:
+                self._last_step = (self._resumed_from or 0) + _STEPS_OF_A_DRY_RUN
             for callback in self._callbacks:
                 callback.check(self._run())
             if self._files is not None:

@@ -25,7 +25,7 @@ class TrainerOptions:
       evaluate_every_epochs, evaluate_every_steps: periods of evaluations; None: no such period. The end of a run
         is always evaluated.
       report_every_steps: steps between two reports; None: as many as take about half a second.
-      dry_run: whether to run only two steps and one evaluation, and save nothing.
+      dry_run: whether to run only two steps, from where `resume` begins, and one evaluation, and save nothing.
     """
 
     steps: int | None = None

@@ -183,6 +183,7 @@ def test_an_empty_batch_has_weight_zero():
         {"label_smoothing": 1.0},
         {"num_input_threads": 0},
         {"crop_fill": "white"},
+        {"crop_padding": 8, "crop_fill": "reflect"},
         {"flip": "never"},
     ],
 )

@@ -325,6 +325,12 @@ def test_a_loss_with_one_value_for_the_batch_is_refused():
     assert "call() returns one number for the batch: must return one value for each example" in message
 
 
+def test_outputs_without_a_last_dimension_are_refused_with_what_to_do():
+    flat = keras.Sequential([keras.Input(X.shape[1:]), keras.layers.Dense(1), keras.layers.Reshape(())])
+    message = refused_loss(own_task(losses=keras.losses.MeanSquaredError()), flat, (X, KINDS))
+    assert "let the model return [N, 1] instead of [N]" in message
+
+
 @pytest.mark.parametrize(
     "function, found",
     [

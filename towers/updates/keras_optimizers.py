@@ -96,8 +96,8 @@ class _KerasDecay:
         self._excluded = getattr(optimizer, "_exclude_from_weight_decay_pattern", None)
 
     def __call__(self, path, shape) -> bool:
-        # As in Keras, the pattern is matched against the variable's own name, not its layer's.
-        name = path.rpartition("/")[2].partition("#")[0]
+        # Keras matches the name of the tf.Variable, which has those of its layers: 'norm/gamma:0'.
+        name = f"{path.partition('#')[0]}:0"
         return self._excluded is None or self._excluded.search(name) is None
 
 

@@ -67,6 +67,18 @@ def strategy_of(**fields):
     return build_strategy("towers", OwnTask(losses=loss, **plain | fields), cpus(2), StepOptions())
 
 
+def of_one_reading() -> tf.data.Dataset:
+    """A generator that was made once: the check before training uses it up."""
+    generator = iter([(X[:20], Y[:20])] * NUM_GOOD)
+    signature = (tf.TensorSpec((None, 5)), tf.TensorSpec((None,), tf.int64))
+    return tf.data.Dataset.from_generator(lambda: generator, output_signature=signature)
+
+
+def test_data_that_can_be_read_once():
+    with refused("the training data ended at step 0", "begin anew", "a function that makes a new generator"):
+        strategy_of(train_data=of_one_reading()).run_steps(1)
+
+
 PIPELINES = {
     "a generator that raises": (failing, ("RuntimeError: disk 7 is gone", "test_data_errors.py, line")),
     "parts of other lengths": (uneven, ("other numbers of examples",)),

@@ -178,6 +178,10 @@ MISTAKES = {
         both(np.full((N, 5), np.datetime64("2026-01-01")), Y),
         ("train_data has an array of datetime64", "numbers"),
     ),
+    "long doubles": (
+        both(X, Y.astype(np.longdouble)),
+        (f"train_data has an array of {np.dtype(np.longdouble).name}", "numpy.array(list, 'float32')"),
+    ),
     "lists of numbers": (both(X.tolist(), Y.tolist()), ("arrays of 0 examples", "pass arrays, not lists")),
     "a ragged tensor": (
         {"train_data": lambda: (tf.ragged.constant([[1.0] * (1 + i % 3) for i in range(N)]), Y)},

@@ -478,6 +478,13 @@ class TestFiles:
         assert result.files == {}
         assert listing(tmp_path) == before
 
+    def test_a_dry_run_from_a_checkpoint_takes_two_more_steps(self, tmp_path):
+        fitted(shared_strategy(), steps=3, directory=tmp_path)
+        saved = tmp_path / "checkpoints"
+        result, recorder = fitted(shared_strategy(), epochs=50, dry_run=True, resume=saved)
+        assert (result.completed, result.step, list(recorder.evaluations)) == (True, 5, [5])
+        assert recorder.messages[-1] == "resumed at step 3 of 5"
+
     @pytest.mark.full
     def test_dry_run_leaves_an_earlier_run_alone(self, kept_run):
         before = listing(kept_run.directory)

@@ -26,7 +26,8 @@ def gradients_of(step: int) -> list[tf.Tensor]:
 
 
 def with_keras(optimizer) -> list[np.ndarray]:
-    variables = [keras.Variable(value, name=name) for name, value in start().items()]
+    with keras.name_scope("layer"):  # as in a model, whose variables are named with their layers
+        variables = [keras.Variable(value, name=name) for name, value in start().items()]
     for step in range(NUM_STEPS):
         optimizer.apply(gradients_of(step), variables)
     return [variable.numpy() for variable in variables]
@@ -63,7 +64,8 @@ TRANSLATED = {
     "adamw": lambda: optimizers.AdamW(0.01, weight_decay=0.1),
     "adamw_leaves_out_biases": lambda: leaving_out(optimizers.AdamW(0.01, weight_decay=0.1), "bias"),
     "adamw_leaves_out_two": lambda: leaving_out(optimizers.AdamW(0.1, weight_decay=0.5), "bias", "gam+a"),
-    "adamw_leaves_out_a_layer": lambda: leaving_out(optimizers.AdamW(0.1, weight_decay=0.5), "layer"),
+    "adamw_leaves_out_a_layer": lambda: leaving_out(optimizers.AdamW(0.01, weight_decay=0.5), "layer"),
+    "adamw_leaves_out_by_the_last_letters": lambda: leaving_out(optimizers.AdamW(0.01, weight_decay=0.5), "bias$"),
     "clipnorm": lambda: optimizers.SGD(0.1, momentum=0.9, clipnorm=0.5),
     "clipvalue": lambda: optimizers.Adam(0.01, clipvalue=0.2),
     "global_clipnorm": lambda: optimizers.SGD(0.1, global_clipnorm=0.7),
