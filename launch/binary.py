@@ -7,6 +7,7 @@
 4   a loss or gradient was not finite, with --on_nan=stop
 5   another process of the run was lost, did not answer or never connected
 75  interrupted by SIGTERM, SIGINT or SIGHUP (a closed terminal): the same command resumes from what was saved
+141 nobody reads the output, as after `| head`, and it was all that the program was for; training goes on instead
 """
 
 import atexit
@@ -15,19 +16,24 @@ import functools
 import gc
 import logging
 import os
+import select
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import TextIO
 
 from absl import app, flags
 
 from launch.at_import.ending_signals import EndingSignals
 from launch.messages.in_flags import in_flags
 from strategies.errors import NonFiniteStep, PeerLost
+from strategies.reports.discarded_output import discard_output
+from strategies.training.stop_signals import SHELL_SIGNAL_BASE
 from towers.errors import UserError
 
 DONE, USER_ERROR, DIFFERS, NOT_FINITE, PEER_LOST, INTERRUPTED = 0, 2, 3, 4, 5, 75
+UNREAD = SHELL_SIGNAL_BASE + signal.SIGPIPE
 _CODES = {UserError: USER_ERROR, NonFiniteStep: NOT_FINITE, PeerLost: PEER_LOST}
 # Seconds that a launcher gives a program from SIGTERM to SIGKILL: enough for a step and a checkpoint.
 SECONDS_TO_SAVE = 120
@@ -74,7 +80,8 @@ def run(
     atexit.register(gc.freeze)
     parser = functools.partial(parse_flags, takes_command=takes_command, takes_operand=takes_operand)
     try:
-        app.run(guarded, flags_parser=parser)
+        with _ended_if_unread():
+            app.run(guarded, flags_parser=parser)
     except SystemExit as exit:
         signals.end(exit.code if isinstance(exit.code, int) else int(exit.code is not None))
         raise
@@ -86,6 +93,31 @@ def run(
         resumes = ", from the last checkpoint if there is one" if trains else ""
         _print_line(f"interrupted{by}", f"the same command starts again{resumes}")
         sys.exit(signals.end(INTERRUPTED))
+
+
+@contextlib.contextmanager
+def _ended_if_unread() -> Iterator[None]:
+    """Context manager: if nobody reads stdout any more, exits without a traceback, as if SIGPIPE had ended it."""
+    code: object = UNREAD
+    try:
+        try:
+            yield
+        except SystemExit as exit:
+            code = exit.code or UNREAD
+            sys.stdout.flush()
+            raise
+    except BrokenPipeError:
+        if not _is_unread(sys.stdout):
+            raise
+        discard_output(sys.stdout.fileno())
+        sys.exit(code)
+
+
+def _is_unread(stream: TextIO) -> bool:
+    """Whether a stream is a pipe or a connection without a reader."""
+    poll = select.poll()
+    poll.register(stream, 0)
+    return bool(poll.poll(0))
 
 
 def _keep_exit_codes() -> None:

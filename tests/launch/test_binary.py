@@ -1,10 +1,14 @@
 """Every program ends with a documented exit code, and reports a user's mistake in one line."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 from launch import binary
 from tests.launch.nursery import run_forked
-from tests.launch.programs import run_many
+from tests.launch.programs import environment, run_many
 from towers.errors import UserError
 
 PROGRAM = """
@@ -40,8 +44,9 @@ def test_exit_codes_are_documented():
         binary.NOT_FINITE,
         binary.PEER_LOST,
         binary.INTERRUPTED,
+        binary.UNREAD,
     )
-    assert codes == (0, 2, 3, 4, 5, 75)
+    assert codes == (0, 2, 3, 4, 5, 75, 141)
     for code in codes:
         assert f"\n{code} " in binary.__doc__
 
@@ -73,6 +78,26 @@ def test_exit_codes_and_output(tmp_path):
     assert bug.code == 1
     assert "Traceback" in bug.err
     assert bug.err.splitlines()[-1] == "ValueError: a bug in the program"
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize(("flag", "code"), [("--number=1", 141), ("--number=5", 75)])
+def test_output_that_nobody_reads(tmp_path, flag, code, unbuffered):
+    (tmp_path / "program.py").write_text(f"{PROGRAM}\ncli()\n")
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as stdout:
+        done = subprocess.run(
+            [sys.executable, "program.py", flag],
+            cwd=tmp_path,
+            env={**environment(), "PYTHONUNBUFFERED": unbuffered},
+            stdout=stdout,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+        )
+    # An unbuffered program does not get as far as its own exit code.
+    assert (done.returncode, done.stderr) == (141 if unbuffered else code, "")
 
 
 COMMANDS = (

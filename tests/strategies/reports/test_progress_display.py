@@ -110,3 +110,12 @@ def test_a_full_disk_ends_the_display_and_not_the_training(caplog):
     with open("/dev/full", "w") as full:
         played(display(full, terminal=False))
     assert caplog.messages == ["progress can't be written (No space left on device): it goes nowhere from now on"]
+
+
+def test_a_reader_that_is_gone_ends_the_display_and_not_the_training(caplog, monkeypatch):
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as stdout:
+        monkeypatch.setattr("sys.stdout", stdout)
+        played(ProgressDisplay(line_seconds=0))
+    assert caplog.messages == ["progress can't be written (nobody reads it): it goes nowhere from now on"]
