@@ -291,6 +291,17 @@ def test_a_missing_checkpoint_is_refused(copied):
         Checkpoints(copied, fresh_strategy()).restore_from(copied / "step-5")
 
 
+# As a folder that this user may not enter, but also for root.
+@pytest.mark.parametrize("name, parts", [("x" * 300, ("can't be read", "too long")), ("\udcff", ("in UTF-8",))])
+def test_a_directory_that_cannot_be_read_is_refused(tmp_path, name, parts):
+    strategy = fresh_strategy()
+    with refused(*parts):
+        Trainer(strategy, TrainerOptions(steps=1, directory=tmp_path / name)).fit()
+    with refused("resume=", *parts):
+        Checkpoints(tmp_path, strategy).restore_from(tmp_path / name)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_directory_without_checkpoints_is_refused(tmp_path):
     with refused(f"resume={tmp_path}", "this directory has no checkpoint"):
         Checkpoints(tmp_path, fresh_strategy()).restore_from(tmp_path)
