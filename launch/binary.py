@@ -60,7 +60,7 @@ def run(
       takes_operand: whether one argument without dashes is allowed.
       trains: whether the same command resumes from a checkpoint if an earlier run has saved one.
     """
-
+    _check_current_folder()
     signals = EndingSignals()
     _keep_exit_codes()
     # A terminal may have no way to show a character of a path.
@@ -125,6 +125,14 @@ def _keep_exit_codes() -> None:
     is_ignored = signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN
     if is_ignored and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+
+def _check_current_folder() -> None:
+    """Exits with one line if the current folder was removed: relative paths mean nothing there."""
+    try:
+        os.getcwd()
+    except OSError as error:
+        sys.exit(fail(f"the current folder can't be found ({error.strerror}): was it removed? cd to another one"))
 
 
 def parse_flags(arguments: list[str], *, takes_command: bool = False, takes_operand: bool = False) -> list[str]:

@@ -57,6 +57,16 @@ def test_a_failure_is_one_line(capsys, monkeypatch):
     assert capsys.readouterr().err == "train: error: zeros=0: it is at least 1\n"
 
 
+def test_a_current_folder_that_was_removed(tmp_path, monkeypatch, capsys):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(SystemExit) as exit:
+        binary.run(lambda _: None)
+    assert exit.value.code == binary.USER_ERROR
+    assert "the current folder can't be found" in capsys.readouterr().err
+
+
 CASES = (
     ([], 0, "number 1\n", ""),
     (["--number=2"], 2, "", "program: error: --number=2: it is too even; give 1\n"),
