@@ -63,8 +63,9 @@ def run(
     _check_current_folder()
     signals = EndingSignals()
     _keep_exit_codes()
-    # A terminal may have no way to show a character of a path.
-    sys.stdout.reconfigure(errors="backslashreplace")
+    # A terminal may have no way to show a character of a path. A notebook's stream, or one in memory, takes all.
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
     def guarded(arguments):
         # TFDS and Keras log warnings through absl about mistakes that our own errors report in one line.

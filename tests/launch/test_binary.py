@@ -110,6 +110,23 @@ def test_output_that_nobody_reads(tmp_path, flag, code, unbuffered):
     assert (done.returncode, done.stderr) == (141 if unbuffered else code, "")
 
 
+REDIRECTED = """
+def cli():
+    import contextlib, io, sys
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        try:
+            binary.run(main)
+        finally:
+            print(said.getvalue().upper(), end="", file=sys.stderr)
+"""
+
+
+def test_output_that_a_program_keeps_in_memory(tmp_path):
+    (tmp_path / "program.py").write_text(PROGRAM + REDIRECTED)
+    [(found, _)] = run_many([("program", ["--number=4"])], tmp_path)
+    assert (found.code, found.err) == (4, "NUMBER 4\n")
+
+
 COMMANDS = (
     (
         ["--number=7", "--", "python", "-m", "train", "--number=8", "--", "x"],
