@@ -67,7 +67,8 @@ class ProgressDisplay(Callback):
             self._task = self._bar.add_task(
                 "training", total=run.last_step, completed=run.first_step, numbers="compiling the first step"
             )
-            self._bar.start()
+            if not self._shown(self._bar.start):
+                self._bar = None
 
     def steps(self, report: StepReport) -> None:
         if self._bar is not None:
@@ -91,15 +92,21 @@ class ProgressDisplay(Callback):
 
     def end(self) -> None:
         if self._bar is not None:
-            self._bar.stop()
+            self._shown(self._bar.stop)
             self._bar = None
 
     def _print(self, text: str) -> None:
+        # The bar's own console redraws the bar below the line.
+        self._shown(lambda: self._console.print(text, markup=False))
+
+    def _shown(self, show: Callable[[], None]) -> bool:
+        """Calls what writes to the console; training goes on if it can't. Returns whether it could."""
         try:
-            # The bar's own console redraws the bar below the line.
-            self._console.print(text, markup=False)
+            show()
+            return True
         except OSError as error:
             _discard(self._console, error.strerror)
+            return False
 
 
 def _discard(console: Console, why: str) -> None:
