@@ -164,9 +164,9 @@ class Checkpoints:
             step = found.restore_latest()
             self.restored_settings, self._restored_prefix = found.restored_settings, found._restored_prefix
             if step is None:
-                raise UserError(
-                    f"resume={path}: this directory has no checkpoint; give another directory or a prefix"
-                )
+                of_run = path / "checkpoints"
+                instead = f"use resume={of_run}" if of_run.is_dir() else "give another directory or a prefix"
+                raise UserError(f"resume={path}: this directory has no checkpoint; {instead}")
             return step
         if not has_index:
             raise UserError(f"resume={path}: no such checkpoint; give a directory or a prefix like D/step-100")

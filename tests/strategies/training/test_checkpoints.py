@@ -303,8 +303,13 @@ def test_a_directory_that_cannot_be_read_is_refused(tmp_path, name, parts):
 
 
 def test_a_directory_without_checkpoints_is_refused(tmp_path):
-    with refused(f"resume={tmp_path}", "this directory has no checkpoint"):
+    with refused(f"resume={tmp_path}", "this directory has no checkpoint; give another"):
         Checkpoints(tmp_path, fresh_strategy()).restore_from(tmp_path)
+
+
+def test_the_directory_of_a_run_is_refused_by_the_name_of_its_checkpoints(copied):
+    with refused(f"resume={copied.parent}: this directory has no checkpoint; use resume={copied}"):
+        Checkpoints(copied, fresh_strategy()).restore_from(copied.parent)
 
 
 @every_damage
