@@ -82,7 +82,7 @@ from launch.measuring.measured_batch_stats import measure_batch_stats
 from launch.measuring.measured_program import MEASUREMENTS
 from launch.measuring.plots import save_plots
 from launch.measuring.profiled_step import measure_profile
-from launch.measuring.results import load, results, save
+from launch.measuring.results import load, results, save, saving
 from launch.measuring.running import Interrupted, run_case
 from launch.measuring.tables import rate_text, ratios, table
 from launch.networks.network_namespaces import why_no_hosts
@@ -260,9 +260,11 @@ def report(directory: pathlib.Path) -> None:
         return
     found = load(str(directory / RESULTS))
     lines = [*table(found), "", *ratios(found)]
-    (directory / "benchmark.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    save_plots(found, directory)
-    print("\n".join([*lines, "", f"saved in {directory}"]))
+    print("\n".join(lines), end="\n\n")
+    with saving(directory):
+        (directory / "benchmark.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        save_plots(found, directory)
+    print(f"saved in {directory}")
 
 
 def check_measure() -> None:

@@ -7,6 +7,7 @@
 4   a loss or gradient was not finite, with --on_nan=stop
 5   another process of the run was lost, did not answer or never connected
 75  interrupted by SIGTERM, SIGINT or SIGHUP (a closed terminal): the same command resumes from what was saved
+141 nobody reads the output, as after `| head`, and it was all that the program was for; training goes on instead
 """
 
 import atexit
@@ -15,19 +16,24 @@ import functools
 import gc
 import logging
 import os
+import select
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import TextIO
 
 from absl import app, flags
 
 from launch.at_import.ending_signals import EndingSignals
 from launch.messages.in_flags import in_flags
 from strategies.errors import NonFiniteStep, PeerLost
+from strategies.reports.discarded_output import discard_output
+from strategies.training.stop_signals import SHELL_SIGNAL_BASE
 from towers.errors import UserError
 
 DONE, USER_ERROR, DIFFERS, NOT_FINITE, PEER_LOST, INTERRUPTED = 0, 2, 3, 4, 5, 75
+UNREAD = SHELL_SIGNAL_BASE + signal.SIGPIPE
 _CODES = {UserError: USER_ERROR, NonFiniteStep: NOT_FINITE, PeerLost: PEER_LOST}
 # Seconds that a launcher gives a program from SIGTERM to SIGKILL: enough for a step and a checkpoint.
 SECONDS_TO_SAVE = 120
@@ -54,11 +60,12 @@ def run(
       takes_operand: whether one argument without dashes is allowed.
       trains: whether the same command resumes from a checkpoint if an earlier run has saved one.
     """
-
+    _check_current_folder()
     signals = EndingSignals()
     _keep_exit_codes()
-    # A terminal may have no way to show a character of a path.
-    sys.stdout.reconfigure(errors="backslashreplace")
+    # A terminal may have no way to show a character of a path. A notebook's stream, or one in memory, takes all.
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
     def guarded(arguments):
         # TFDS and Keras log warnings through absl about mistakes that our own errors report in one line.
@@ -74,7 +81,8 @@ def run(
     atexit.register(gc.freeze)
     parser = functools.partial(parse_flags, takes_command=takes_command, takes_operand=takes_operand)
     try:
-        app.run(guarded, flags_parser=parser)
+        with _ended_if_unread():
+            app.run(guarded, flags_parser=parser)
     except SystemExit as exit:
         signals.end(exit.code if isinstance(exit.code, int) else int(exit.code is not None))
         raise
@@ -88,11 +96,44 @@ def run(
         sys.exit(signals.end(INTERRUPTED))
 
 
+@contextlib.contextmanager
+def _ended_if_unread() -> Iterator[None]:
+    """Context manager: if nobody reads stdout any more, exits without a traceback, as if SIGPIPE had ended it."""
+    code: object = UNREAD
+    try:
+        try:
+            yield
+        except SystemExit as exit:
+            code = exit.code or UNREAD
+            sys.stdout.flush()
+            raise
+    except BrokenPipeError:
+        if not _is_unread(sys.stdout):
+            raise
+        discard_output(sys.stdout.fileno())
+        sys.exit(code)
+
+
+def _is_unread(stream: TextIO) -> bool:
+    """Whether a stream is a pipe or a connection without a reader."""
+    poll = select.poll()
+    poll.register(stream, 0)
+    return bool(poll.poll(0))
+
+
 def _keep_exit_codes() -> None:
     """Ends the ignoring of SIGCHLD, which some daemons leave to what they start: exit codes would be lost."""
     is_ignored = signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN
     if is_ignored and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+
+def _check_current_folder() -> None:
+    """Exits with one line if the current folder was removed: relative paths mean nothing there."""
+    try:
+        os.getcwd()
+    except OSError as error:
+        sys.exit(fail(f"the current folder can't be found ({error.strerror}): was it removed? cd to another one"))
 
 
 def parse_flags(arguments: list[str], *, takes_command: bool = False, takes_operand: bool = False) -> list[str]:

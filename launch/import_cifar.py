@@ -73,11 +73,12 @@ def import_cifar(*, archive: str, data_dir: str, allow_any_checksum: bool = Fals
     """
     source, target = pathlib.Path(archive).expanduser(), pathlib.Path(data_dir).expanduser()
     prepared = target / "cifar10" / VERSION
-    if prepared.exists():
+    # Not the methods of pathlib: they raise an error in a folder that this user may not enter.
+    if os.path.exists(prepared):
         raise UserError(
             f"{prepared} already exists and is not overwritten: use it, remove it, or give another --data_dir"
         )
-    if not source.is_file():
+    if not os.path.isfile(source):
         raise UserError(f"--archive={archive}: no such file; give the path of cifar-10-binary.tar.gz")
     if not os.access(source, os.R_OK):
         raise UserError(f"--archive={archive}: you may not read it; change its mode, or give a copy of your own")

@@ -155,7 +155,8 @@ def run_directory(command: list[str]) -> pathlib.Path:
     if not found:
         started = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
         found = os.path.join("runs", f"{started}-{os.getpid()}")
-    return pathlib.Path(found).absolute()
+    # As the command's own flag does.
+    return pathlib.Path(os.path.expanduser(found)).absolute()
 
 
 def cli() -> None:

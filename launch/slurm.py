@@ -18,6 +18,7 @@ Exit codes: launch/binary.py.
 """
 
 import dataclasses
+import os
 import pathlib
 import shlex
 import sys
@@ -70,17 +71,18 @@ def main(action: str, command: Sequence[str]) -> None:
     if not command:
         raise UserError(f"no command given: put it after --, as in {_USAGE}")
     settings = {field.name: FLAGS[field.name].value for field in dataclasses.fields(Job)}
-    script = batch_script(Job(**settings), command)
+    # The command's words as they were typed, in any locale, also a name that is no text.
+    script = os.fsencode(batch_script(Job(**settings), command))
     if FLAGS.output is None:
-        sys.stdout.write(script)
+        sys.stdout.buffer.write(script)
         return
     _write(pathlib.Path(FLAGS.output), script)
     print(f"{FLAGS.output}: submit it with sbatch {shlex.quote(FLAGS.output)}")
 
 
-def _write(path: pathlib.Path, script: str) -> None:
+def _write(path: pathlib.Path, script: bytes) -> None:
     try:
-        with path.open("x", encoding="utf-8") as file:
+        with path.open("xb") as file:
             file.write(script)
     except FileExistsError:
         raise UserError(

@@ -113,12 +113,12 @@ def _schedule_of(given: str) -> str | Schedule:
     if given in builders.NAMES:
         return given
     path = pathlib.Path(given)
-    if not path.is_file():
-        raise UserError(
-            f"--pipeline_schedule={given}: no such schedule and no such file; use {', '.join(builders.NAMES)}, or "
-            "the path of a CSV file"
-        )
     try:
+        if not path.is_file():
+            raise UserError(
+                f"--pipeline_schedule={given}: no such schedule and no such file; use "
+                f"{', '.join(builders.NAMES)}, or the path of a CSV file"
+            )
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"--pipeline_schedule={given}: the file can't be read as text: {error}") from None

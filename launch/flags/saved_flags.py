@@ -80,7 +80,7 @@ def load_flags(directory: str | None) -> None:
     if not directory:
         raise UserError("--directory is missing: give the directory of a run, for example --directory=runs/NAME")
     path = pathlib.Path(directory) / FLAG_FILE
-    if not path.exists():
+    if not _exists(path):
         raise UserError(
             f"--directory={directory} holds no run (there is no {FLAG_FILE}): give the directory that "
             "launch.train printed"
@@ -109,7 +109,17 @@ def load_flags(directory: str | None) -> None:
 def saved_precision(directory: pathlib.Path | None) -> str | None:
     """The precision of the run in `directory`; None if it holds no run."""
     path = None if directory is None else directory / FLAG_FILE
-    return _read(path).get("precision") if path is not None and path.exists() else None
+    return _read(path).get("precision") if path is not None and _exists(path) else None
+
+
+def _exists(path: pathlib.Path) -> bool:
+    """Whether the file exists; raises UserError if its folder may not be read."""
+    try:
+        return path.exists()
+    except OSError as error:
+        raise UserError(
+            f"{path}: can't be read ({error.strerror}); make it readable, or give another --directory"
+        ) from error
 
 
 def _read(path: pathlib.Path) -> dict[str, str]:

@@ -18,6 +18,8 @@ from towers.hardware.cores import input_threads
 from towers.task import Task
 
 FLAGS = flags.FLAGS
+# More is no limit; a number of bytes beyond what a float holds would be an error.
+_MOST_GIB = 2.0**30
 _IMAGE_TASKS = tuple(task for task in task_names() if task not in (CLICKS, TEXT))
 
 flags.DEFINE_string(
@@ -153,7 +155,7 @@ def _built_task() -> Task:
         flip=FLAGS.flip,
         label_smoothing=FLAGS.label_smoothing,
         num_input_threads=FLAGS.input_threads or input_threads(own_cores()),
-        cache_bytes=int(FLAGS.cache_gib * 2**30),
+        cache_bytes=int(min(FLAGS.cache_gib, _MOST_GIB) * 2**30),
         image_size=FLAGS.image_size,
         clicks=DrawnClicks(
             num_tables=FLAGS.click_tables, num_rows=FLAGS.click_rows, num_train=FLAGS.click_examples

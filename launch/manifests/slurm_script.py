@@ -13,6 +13,7 @@ from towers.errors import UserError
 
 _GPUS = re.compile(r"(?:[\w.-]+:)?0*([1-9][0-9]*)", re.ASCII)
 _TIME = re.compile(r"(?:[0-9]+-)?[0-9]+(?::[0-9]{1,2}){0,2}")
+_HOME = re.compile(r"~[\w.-]*", re.ASCII)
 _PLAIN = re.compile(r"[\w.,:@/+-]+", re.ASCII)
 
 # srun --kill-on-bad-exit stops the other tasks when one has failed, and kills them soon after. Exit code 75
@@ -111,7 +112,7 @@ def batch_script(job: Job, command: Sequence[str]) -> str:
     return _SCRIPT.format(
         options="\n".join(f"#SBATCH {option}" for option in _job_options(job)),
         step_options="".join(f" {option}" for option in _step_options(job)),
-        directory=shlex.quote(directory),
+        directory=_word(directory),
         variables=f"export {SERVERS_VARIABLE}={servers}\n" if servers else "",
         command=shlex.join(command),
         code=binary.INTERRUPTED,
@@ -189,6 +190,15 @@ def _directory(command: Sequence[str]) -> str:
         )
     check_resumes(command, "a requeued job")
     return directory
+
+
+def _word(path: str) -> str:
+    """The path as a word of the script, in which the shell expands ~ as the command's own flag does."""
+    home, slash, rest = path.partition("/")
+    if _HOME.fullmatch(home):
+        return home + slash + (shlex.quote(rest) if rest else "")
+    # A path that begins with a dash would be an option of mkdir.
+    return shlex.quote(f"./{path}" if path.startswith("-") else path)
 
 
 def _check_texts(job: Job) -> None:

@@ -1,11 +1,12 @@
 """Summarizes the rounds of a benchmark as figures with their spread; writes and reads benchmark.json."""
 
+import contextlib
 import dataclasses
 import json
 import math
 import pathlib
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from launch.measuring.case import Case
 from strategies.atomic_write import write_atomically
@@ -77,8 +78,20 @@ def _rate(one: Mapping) -> float:
 
 
 def save(found: Mapping, path: pathlib.Path) -> None:
-    """Writes the file atomically."""
-    write_atomically(path, dumps(found, indent=1) + "\n")
+    """Writes the file atomically; raises UserError if it can't be written."""
+    with saving(path):
+        write_atomically(path, dumps(found, indent=1) + "\n")
+
+
+@contextlib.contextmanager
+def saving(path: pathlib.Path) -> Iterator[None]:
+    """Context manager in which results are written; raises UserError if they can't be, as on a full disk."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"{path}: can't be written ({error.strerror}); make room there, or choose another --output"
+        ) from error
 
 
 def load(path: str) -> dict:

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable
 
 from launch import binary
+from strategies.reports.discarded_output import discarded_without_reader
 from strategies.training.stop_signals import StopSignals
 from strategies.training.trainer import FitResult
 
@@ -18,13 +19,15 @@ def reported_end(directory: pathlib.Path, *, keeps_files: bool) -> Callable[[Fit
     """
 
     def end(result: FitResult, signals: StopSignals) -> None:
-        if keeps_files:
-            print_results(result)
+        # Ctrl-C ends a `| tee` too. All is saved, so the exit code must not change.
+        with discarded_without_reader(sys.stdout):
+            if keeps_files:
+                print_results(result)
+            if keeps_files and not result.completed:
+                print(f"{signals.name}: stopped at step {result.step}" + how_to_resume(result, directory))
+            sys.stdout.flush()
         if result.completed:
             return
-        if keeps_files:
-            print(f"{signals.name}: stopped at step {result.step}" + how_to_resume(result, directory))
-        sys.stdout.flush()
         signals.ignore_sigterm_afterwards()
         sys.exit(binary.INTERRUPTED)
 

@@ -9,14 +9,14 @@ import os
 import select
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol, TextIO
 
 from rich.console import Console
 from rich.text import Text
 
 from launch.supervision.live_bar import LiveBar
-from strategies.reports.discarded_output import discard_output
+from strategies.reports.discarded_output import discarded_without_reader
 
 # Seconds that a reader has after a signal to take a line.
 _PATIENCE_SECONDS = 1.0
@@ -64,15 +64,6 @@ def print_line(text: str, *, is_error: bool = False, is_ending: Callable[[], boo
     _Output(stream, is_ending).write(text.encode(errors="backslashreplace") + b"\n")
 
 
-@contextlib.contextmanager
-def _silent_without_reader(stream: TextIO) -> Iterator[None]:
-    """Context manager: discards the output if its reader is gone, for example a `| tee` after Ctrl-C."""
-    try:
-        yield
-    except OSError:
-        discard_output(stream.fileno())
-
-
 class _Output:
     """Writes to a stream whose reader may be slow, stopped or gone."""
 
@@ -85,7 +76,7 @@ class _Output:
     def write(self, line: bytes) -> None:
         """Writes a line; after a signal it may be lost, if the reader is stopped."""
         rest = b"\n" * self._is_torn + line
-        with _silent_without_reader(self._stream):
+        with discarded_without_reader(self._stream):
             while rest:
                 if not self._takes():
                     self._is_torn = self._is_torn or len(rest) < len(line)
@@ -143,10 +134,10 @@ class TerminalScreen:
             self._errors.line(name, line, is_error=True)
             return
         text = line.decode(errors="replace")
-        with _silent_without_reader(sys.stdout):
+        with discarded_without_reader(sys.stdout):
             if name != self._reporter or is_error or not self._bar.takes(text):
                 self._console.print(Text.assemble((f"[{name}] ", self._colours[name]), text), soft_wrap=True)
 
     def close(self) -> None:
-        with _silent_without_reader(sys.stdout):
+        with discarded_without_reader(sys.stdout):
             self._bar.close()

@@ -1,6 +1,9 @@
 """Output that goes nowhere: its reader is gone, or its disk is full."""
 
+import contextlib
 import os
+from collections.abc import Iterator
+from typing import TextIO
 
 
 def discard_output(descriptor: int) -> None:
@@ -14,3 +17,12 @@ def discard_output(descriptor: int) -> None:
         os.dup2(nowhere, descriptor)
     finally:
         os.close(nowhere)
+
+
+@contextlib.contextmanager
+def discarded_without_reader(stream: TextIO) -> Iterator[None]:
+    """Context manager: discards the output if its reader is gone, for example a `| tee` after Ctrl-C."""
+    try:
+        yield
+    except OSError:
+        discard_output(stream.fileno())

@@ -23,6 +23,13 @@ from strategies.reports.discarded_output import discard_output
 log = logging.getLogger(__name__)
 
 
+class _Console(Console):
+    """A console whose reader may go away, for example a `| head`: Rich would end the program."""
+
+    def on_broken_pipe(self) -> None:
+        _discard(self, "nobody reads it")
+
+
 class ProgressDisplay(Callback):
     """A rich progress bar, or one line every `line_seconds` if the output is not a terminal."""
 
@@ -39,7 +46,7 @@ class ProgressDisplay(Callback):
         worded: gives a message the words of the program, whose user may know arguments by other names.
         """
         self._worded = worded
-        self._console = console or Console(highlight=False, soft_wrap=True)
+        self._console = console or _Console(highlight=False, soft_wrap=True)
         self._line_seconds = line_seconds
         self._bar: Progress | None = None
 
@@ -60,7 +67,8 @@ class ProgressDisplay(Callback):
             self._task = self._bar.add_task(
                 "training", total=run.last_step, completed=run.first_step, numbers="compiling the first step"
             )
-            self._bar.start()
+            if not self._shown(self._bar.start):
+                self._bar = None
 
     def steps(self, report: StepReport) -> None:
         if self._bar is not None:
@@ -84,18 +92,29 @@ class ProgressDisplay(Callback):
 
     def end(self) -> None:
         if self._bar is not None:
-            self._bar.stop()
+            self._shown(self._bar.stop)
             self._bar = None
 
     def _print(self, text: str) -> None:
+        # The bar's own console redraws the bar below the line.
+        self._shown(lambda: self._console.print(text, markup=False))
+
+    def _shown(self, show: Callable[[], None]) -> bool:
+        """Calls what writes to the console; training goes on if it can't. Returns whether it could."""
         try:
-            # The bar's own console redraws the bar below the line.
-            self._console.print(text, markup=False)
+            show()
+            return True
         except OSError as error:
-            log.warning("progress can't be written (%s): it goes nowhere from now on", error.strerror)
-            # Also what the file still holds. One without a descriptor of the system holds nothing.
-            with contextlib.suppress(OSError):
-                discard_output(self._console.file.fileno())
+            _discard(self._console, error.strerror)
+            return False
+
+
+def _discard(console: Console, why: str) -> None:
+    """Discards what is printed from now on, and says so."""
+    log.warning("progress can't be written (%s): it goes nowhere from now on", why)
+    # Also what the file still holds. One without a descriptor of the system holds nothing.
+    with contextlib.suppress(OSError):
+        discard_output(console.file.fileno())
 
 
 def _numbers(report: StepReport) -> str:

@@ -27,9 +27,15 @@ class CheckpointFiles:
         self.directory = directory
 
     def saved(self) -> list[str]:
-        """Prefixes of the checkpoints in the directory, newest first."""
+        """Prefixes of the checkpoints in the directory, newest first.
+
+        Raises:
+          UserError: the directory can't be read.
+        """
         found = []
-        for index in self.directory.glob(f"{_PREFIX}-*.index"):
+        with reading(self.directory, str(self.directory)):
+            indices = list(self.directory.glob(f"{_PREFIX}-*.index"))
+        for index in indices:
             match = re.fullmatch(rf"{_PREFIX}-(\d+)\.index", index.name)
             if match:
                 found.append((int(match.group(1)), str(index)[: -len(".index")]))
@@ -141,6 +147,31 @@ def _files(prefix: pathlib.Path) -> list[pathlib.Path]:
 
 def _text_of(path: pathlib.Path) -> str:
     return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+
+
+@contextlib.contextmanager
+def reading(path: pathlib.Path, shown: str) -> Iterator[None]:
+    """Context manager in which TensorFlow, or this process, looks for a checkpoint at a path.
+
+    Args:
+      path: of a checkpoint or of a directory of checkpoints.
+      shown: names it in the message.
+
+    Raises:
+      UserError: nobody may look there, or TensorFlow can't, because the name is not UTF-8.
+    """
+    try:
+        str(path.absolute()).encode()
+        yield
+    except OSError as error:
+        raise UserError(
+            f"{shown}: can't be read ({error.strerror}); make it readable or choose another directory"
+        ) from error
+    except UnicodeEncodeError as error:
+        raise UserError(
+            f"{shown!a}: TensorFlow reads and writes only names in UTF-8, and this one is not; choose another "
+            "one, or set a locale of UTF-8, as LC_ALL=C.UTF-8"
+        ) from error
 
 
 def check_writable(directory: pathlib.Path) -> None:

@@ -12,7 +12,7 @@ import tensorflow as tf
 from strategies.contract import Strategy
 from strategies.pieces import Piece, parts_of, pieces_of
 from strategies.training.bundle import BundleWriter, read_piece, read_text
-from strategies.training.checkpoint_files import CheckpointFiles, check_writable, step_of
+from strategies.training.checkpoint_files import CheckpointFiles, check_writable, reading, step_of
 from strategies.training.checkpoint_layout import check_layout, layout_of
 from towers.errors import UserError
 
@@ -156,17 +156,19 @@ class Checkpoints:
           UserError: there is no checkpoint at `path`, it can't be read, or it is of another model.
         """
         path = pathlib.Path(path)
-        if path.is_dir():
+        prefix = re.sub(r"\.(index|data-\d+-of-\d+)$", "", str(path))
+        with reading(path, f"resume={path}"):
+            is_directory, has_index = path.is_dir(), pathlib.Path(prefix + ".index").exists()
+        if is_directory:
             found = Checkpoints(path, self._strategy)
             step = found.restore_latest()
             self.restored_settings, self._restored_prefix = found.restored_settings, found._restored_prefix
             if step is None:
-                raise UserError(
-                    f"resume={path}: this directory has no checkpoint; give another directory or a prefix"
-                )
+                of_run = path / "checkpoints"
+                instead = f"use resume={of_run}" if of_run.is_dir() else "give another directory or a prefix"
+                raise UserError(f"resume={path}: this directory has no checkpoint; {instead}")
             return step
-        prefix = re.sub(r"\.(index|data-\d+-of-\d+)$", "", str(path))
-        if not pathlib.Path(prefix + ".index").exists():
+        if not has_index:
             raise UserError(f"resume={path}: no such checkpoint; give a directory or a prefix like D/step-100")
         try:
             return self._restore(prefix)

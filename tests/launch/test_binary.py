@@ -1,10 +1,14 @@
 """Every program ends with a documented exit code, and reports a user's mistake in one line."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 from launch import binary
 from tests.launch.nursery import run_forked
-from tests.launch.programs import run_many
+from tests.launch.programs import environment, run_many
 from towers.errors import UserError
 
 PROGRAM = """
@@ -40,8 +44,9 @@ def test_exit_codes_are_documented():
         binary.NOT_FINITE,
         binary.PEER_LOST,
         binary.INTERRUPTED,
+        binary.UNREAD,
     )
-    assert codes == (0, 2, 3, 4, 5, 75)
+    assert codes == (0, 2, 3, 4, 5, 75, 141)
     for code in codes:
         assert f"\n{code} " in binary.__doc__
 
@@ -50,6 +55,16 @@ def test_a_failure_is_one_line(capsys, monkeypatch):
     monkeypatch.setattr("sys.argv", ["/somewhere/train.py"])
     assert binary.fail(UserError("zeros=0:\n  it is at least 1")) == 2
     assert capsys.readouterr().err == "train: error: zeros=0: it is at least 1\n"
+
+
+def test_a_current_folder_that_was_removed(tmp_path, monkeypatch, capsys):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(SystemExit) as exit:
+        binary.run(lambda _: None)
+    assert exit.value.code == binary.USER_ERROR
+    assert "the current folder can't be found" in capsys.readouterr().err
 
 
 CASES = (
@@ -73,6 +88,43 @@ def test_exit_codes_and_output(tmp_path):
     assert bug.code == 1
     assert "Traceback" in bug.err
     assert bug.err.splitlines()[-1] == "ValueError: a bug in the program"
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize(("flag", "code"), [("--number=1", 141), ("--number=5", 75)])
+def test_output_that_nobody_reads(tmp_path, flag, code, unbuffered):
+    (tmp_path / "program.py").write_text(f"{PROGRAM}\ncli()\n")
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as stdout:
+        done = subprocess.run(
+            [sys.executable, "program.py", flag],
+            cwd=tmp_path,
+            env={**environment(), "PYTHONUNBUFFERED": unbuffered},
+            stdout=stdout,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+        )
+    # An unbuffered program does not get as far as its own exit code.
+    assert (done.returncode, done.stderr) == (141 if unbuffered else code, "")
+
+
+REDIRECTED = """
+def cli():
+    import contextlib, io, sys
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        try:
+            binary.run(main)
+        finally:
+            print(said.getvalue().upper(), end="", file=sys.stderr)
+"""
+
+
+def test_output_that_a_program_keeps_in_memory(tmp_path):
+    (tmp_path / "program.py").write_text(PROGRAM + REDIRECTED)
+    [(found, _)] = run_many([("program", ["--number=4"])], tmp_path)
+    assert (found.code, found.err) == (4, "NUMBER 4\n")
 
 
 COMMANDS = (

@@ -170,12 +170,14 @@ def test_a_missing_archive_is_refused(tmp_path):
     assert "no such file" in refused(os.fspath(tmp_path / "none"), tmp_path / "tfds")
 
 
-def test_a_data_dir_that_is_a_file_is_refused(tmp_path):
+@pytest.mark.parametrize("name", ["file", "x" * 300])
+def test_a_data_dir_that_cannot_be_one_is_refused(tmp_path, name):
+    """The long name fails as a folder that this user may not enter, but also for root."""
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(UserError, match="cannot write there"):
         import_cifar(
             archive=write_archive(tmp_path / "a.tar.gz"),
-            data_dir=os.fspath(tmp_path / "file"),
+            data_dir=os.fspath(tmp_path / name),
             allow_any_checksum=True,
         )
 

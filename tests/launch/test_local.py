@@ -97,6 +97,12 @@ def test_the_commands_directory_is_the_runs_directory(tmp_path):
     assert (tmp_path / "mine" / "logs" / "worker-0.log").exists()
 
 
+def test_a_directory_in_the_users_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    run_cluster(tmp_path, "", "--workers=1", command=("python", "program.py", "--directory=~/mine"))
+    assert (tmp_path / "home" / "mine" / "logs" / "worker-0.log").exists()
+
+
 class TestLines:
     PROGRAM = r"""
 if index == 0:

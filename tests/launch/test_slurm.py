@@ -12,6 +12,7 @@ BEHIND = ("--", *TRAIN, "--nodes=x")
 CALLS = {
     "to standard output": ["script", "--nodes=4", "--tasks_per_node=2", *BEHIND],
     "to a file": ["script", "--output=train.sbatch", *BEHIND],
+    "a name that is no text": ["script", "--output=train.sbatch", *BEHIND, "\udcff"],
     "servers": ["script", "--tasks_per_node=4", "--ps=2", "--", *TRAIN_ON_SERVERS],
     "flags before the action": ["--nodes=4", "script", *BEHIND],
     "nothing": [],
@@ -55,6 +56,12 @@ def test_to_a_file(calls):
     ended, folder = calls["to a file"]
     assert (ended.code, ended.out) == (0, "train.sbatch: submit it with sbatch train.sbatch\n")
     assert (folder / "train.sbatch").read_text() == batch_script(Job(), [*TRAIN, "--nodes=x"])
+
+
+def test_a_name_that_is_no_text(calls):
+    ended, folder = calls["a name that is no text"]
+    assert (ended.code, ended.err) == (0, "")
+    assert b" '\xff'\n" in (folder / "train.sbatch").read_bytes()
 
 
 def test_servers(calls):

@@ -63,6 +63,9 @@ def test_a_schedule_in_a_file(given, tmp_path, capfd):
     given(pipeline_schedule="1f2b")
     with refused("--pipeline_schedule=1f2b: no such schedule and no such file"):
         pipeline_from_flags()
+    given(pipeline_schedule="x" * 300)
+    with refused("can't be read", "too long"):
+        pipeline_from_flags()
 
 
 @pytest.mark.parametrize("stages, is_even", [(2, False), (4, False), (3, True), (6, True)])

@@ -5,7 +5,7 @@ from absl import flags
 from absl.testing import flagsaver
 
 from launch import train  # noqa: F401, defines the flags
-from launch.flags.saved_flags import FLAG_FILE, load_flags
+from launch.flags.saved_flags import FLAG_FILE, load_flags, saved_precision
 from tests.towers.user_errors import refused
 
 GRID = "stage:2"
@@ -44,3 +44,11 @@ def test_a_file_of_flags_that_was_changed_is_refused(tmp_path, contents, parts):
         flags.FLAGS.mark_as_parsed()
         with refused(f"{tmp_path}/{FLAG_FILE}: ", *parts):
             load_flags(str(tmp_path))
+
+
+def test_a_folder_that_cannot_be_read_is_refused(tmp_path):
+    """As one that this user may not enter, but also for root."""
+    folder = tmp_path / ("x" * 300)
+    for read in (load_flags, lambda given: saved_precision(tmp_path / given)):
+        with refused(f"{folder}/{FLAG_FILE}: can't be read", "too long"):
+            read(str(folder))

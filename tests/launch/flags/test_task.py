@@ -22,3 +22,10 @@ def test_a_set_that_cannot_be_read_names_the_flag_for_memory(monkeypatch, decode
         flags.FLAGS.cache_gib = 0.03
         with refused("set takes", "more than --cache_gib=0.03", f"use {flag}"):
             task.task_from_flags()
+
+
+def test_a_limit_of_memory_beyond_all_machines_is_none(monkeypatch):
+    monkeypatch.setattr(task, "build_task", lambda *_, cache_bytes, **__: cache_bytes)
+    with flagsaver.flagsaver(cache_gib=1e308):
+        flags.FLAGS.mark_as_parsed()
+        assert task.task_from_flags() >= 2**60

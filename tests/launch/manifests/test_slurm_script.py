@@ -202,6 +202,16 @@ def test_the_files_about_a_job_have_a_folder_before_its_first_task_starts(tmp_pa
     assert (tmp_path / "asked").read_text() == "requeue 7\n"
 
 
+@pytest.mark.parametrize("given, found", [("~/a b/run", "home/a b/run"), ("-run", "-run"), ("~", "home")])
+def test_the_directory_of_the_command_is_where_the_script_looks(given, found, tmp_path, monkeypatch):
+    """launch.train expands ~ after `--directory=`, where no shell does."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    done = executed(["bash", "-c", "exit 75", "command", f"--directory={given}"], tmp_path)
+    assert (done.returncode, done.stderr) == (75, "")
+    assert (tmp_path / found / "requeued-7").exists()
+    assert not (tmp_path / "~").exists()
+
+
 @pytest.mark.parametrize(
     "name, value",
     [

@@ -187,6 +187,14 @@ class TestEndedEarly:
         assert (tmp_path / "benchmark.md").exists()
         assert "saved in" in capsys.readouterr().out
 
+    def test_a_table_that_cannot_be_saved_is_printed(self, monkeypatch, tmp_path, capsys):
+        (tmp_path / "benchmark.md").mkdir()
+        with refused(f"{tmp_path}: can't be written", "--output"):
+            self.ended(monkeypatch, tmp_path, Interrupted())
+        assert "images/s" in capsys.readouterr().out
+        with refused("benchmark.json: can't be written"):
+            self.ended(monkeypatch, tmp_path / "nowhere", Interrupted())
+
     def test_before_the_first_row_there_is_nothing_to_keep(self, monkeypatch, tmp_path, capsys):
         assert self.ended(monkeypatch, tmp_path, Interrupted(), num_measured=0) == 75
         assert not list(tmp_path.iterdir())

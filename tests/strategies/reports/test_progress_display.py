@@ -106,7 +106,18 @@ def test_end_without_begin(shown):
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no disk that is always full")
-def test_a_full_disk_ends_the_display_and_not_the_training(caplog):
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_full_disk_ends_the_display_and_not_the_training(caplog, terminal):
+    """FORCE_COLOR draws the bar into a file too."""
     with open("/dev/full", "w") as full:
-        played(display(full, terminal=False))
+        played(display(full, terminal=terminal))
     assert caplog.messages == ["progress can't be written (No space left on device): it goes nowhere from now on"]
+
+
+def test_a_reader_that_is_gone_ends_the_display_and_not_the_training(caplog, monkeypatch):
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as stdout:
+        monkeypatch.setattr("sys.stdout", stdout)
+        played(ProgressDisplay(line_seconds=0))
+    assert caplog.messages == ["progress can't be written (nobody reads it): it goes nowhere from now on"]

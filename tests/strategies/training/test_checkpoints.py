@@ -291,9 +291,25 @@ def test_a_missing_checkpoint_is_refused(copied):
         Checkpoints(copied, fresh_strategy()).restore_from(copied / "step-5")
 
 
+# As a folder that this user may not enter, but also for root.
+@pytest.mark.parametrize("name, parts", [("x" * 300, ("can't be read", "too long")), ("\udcff", ("in UTF-8",))])
+def test_a_directory_that_cannot_be_read_is_refused(tmp_path, name, parts):
+    strategy = fresh_strategy()
+    with refused(*parts):
+        Trainer(strategy, TrainerOptions(steps=1, directory=tmp_path / name)).fit()
+    with refused("resume=", *parts):
+        Checkpoints(tmp_path, strategy).restore_from(tmp_path / name)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_directory_without_checkpoints_is_refused(tmp_path):
-    with refused(f"resume={tmp_path}", "this directory has no checkpoint"):
+    with refused(f"resume={tmp_path}", "this directory has no checkpoint; give another"):
         Checkpoints(tmp_path, fresh_strategy()).restore_from(tmp_path)
+
+
+def test_the_directory_of_a_run_is_refused_by_the_name_of_its_checkpoints(copied):
+    with refused(f"resume={copied.parent}: this directory has no checkpoint; use resume={copied}"):
+        Checkpoints(copied, fresh_strategy()).restore_from(copied.parent)
 
 
 @every_damage
