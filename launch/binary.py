@@ -14,6 +14,7 @@ import atexit
 import contextlib
 import functools
 import gc
+import io
 import logging
 import os
 import select
@@ -115,9 +116,12 @@ def _ended_if_unread() -> Iterator[None]:
 
 
 def _is_unread(stream: TextIO) -> bool:
-    """Whether a stream is a pipe or a connection without a reader."""
+    """Whether a stream is a pipe or a connection without a reader. A stream in memory is neither."""
     poll = select.poll()
-    poll.register(stream, 0)
+    try:
+        poll.register(stream, 0)
+    except io.UnsupportedOperation:
+        return False
     return bool(poll.poll(0))
 
 

@@ -28,6 +28,11 @@ def check_precision(name: str) -> None:
         raise UserError(f"precision={name!r} is unknown: use one of {', '.join(PRECISIONS)}")
 
 
+def precision_of(policy: str) -> str | None:
+    """The precision whose layers have this dtype policy of Keras; None if none has."""
+    return next((name for name, of_layers in _POLICIES.items() if of_layers == policy), None)
+
+
 @contextlib.contextmanager
 def layer_precision(name: str):
     """Context manager: layers built in it compute in this precision. Restores Keras's own setting at the end."""

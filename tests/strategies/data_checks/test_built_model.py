@@ -44,3 +44,19 @@ def test_an_error_that_float32_has_too_is_raised_as_it_is():
     with pytest.raises(ValueError, match="incompatible") as found:
         built_model(task(build), "bfloat16")
     assert type(found.value) is ValueError
+
+
+@pytest.fixture
+def policy_of_bfloat16():
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    yield
+    keras.config.set_dtype_policy("float32")
+
+
+@pytest.mark.parametrize("precision, words", [("float32", "pass precision=bfloat16 instead"), ("bfloat16", "")])
+def test_a_dtype_policy_of_keras_that_has_no_effect(precision, words, policy_of_bfloat16, caplog):
+    def build():
+        return keras.Sequential([keras.Input((6, 6, 3)), keras.layers.Flatten(), keras.layers.Dense(3)])
+
+    assert built_model(task(build), precision).layers[-1].compute_dtype == precision
+    assert words in caplog.text and bool(words) == bool(caplog.records)
