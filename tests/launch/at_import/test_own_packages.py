@@ -5,6 +5,7 @@ import pathlib
 import subprocess
 import sys
 
+import lazy_loader
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
@@ -115,5 +116,8 @@ def test_other_names_are_no_intruders(tmp_path):
 
 
 def test_an_editable_installation_is_found(tmp_path):
-    done = python(*NO_SITE_PACKAGES, "-c", EDITABLE + "import launch", cwd=tmp_path, path=())
+    needed = tmp_path / "site-packages"
+    needed.mkdir()
+    (needed / "lazy_loader").symlink_to(pathlib.Path(lazy_loader.__file__).parent)
+    done = python(*NO_SITE_PACKAGES, "-c", EDITABLE + "import launch", cwd=tmp_path, path=[needed])
     assert (done.returncode, done.stderr) == (0, "")
