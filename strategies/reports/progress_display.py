@@ -1,8 +1,10 @@
 """The progress of a run for a person: a live bar on a terminal, plain lines elsewhere."""
 
 import contextlib
+import errno
 import logging
 import math
+import os
 import time
 from collections.abc import Callable, Mapping
 
@@ -27,7 +29,7 @@ class _Console(Console):
     """A console whose reader may go away, for example a `| head`: Rich would end the program."""
 
     def on_broken_pipe(self) -> None:
-        _discard(self, "nobody reads it")
+        _discard(self, os.strerror(errno.EPIPE))
 
 
 class ProgressDisplay(Callback):

@@ -120,4 +120,4 @@ def test_a_reader_that_is_gone_ends_the_display_and_not_the_training(caplog, mon
     with open(writer, "w") as stdout:
         monkeypatch.setattr("sys.stdout", stdout)
         played(ProgressDisplay(line_seconds=0))
-    assert caplog.messages == ["progress can't be written (nobody reads it): it goes nowhere from now on"]
+    assert caplog.messages == ["progress can't be written (Broken pipe): it goes nowhere from now on"]
