@@ -155,11 +155,15 @@ def _kernel(
 
 
 def _call(layer, exchange, weight, kernel_of, inputs, training=None, mask=None):
-    if not inputs.dtype.is_floating:
-        # As Keras, which casts features that are integers.
-        numbers = tf.cast(inputs, tf.float32)
-        outputs = _call(layer, exchange, weight, kernel_of, numbers, training, mask)
-        return tf.cast(outputs, layer.compute_dtype)
+    """The layer's call: features may be integers, and without autocast inputs of any precision come."""
+    if inputs.dtype != layer.compute_dtype:
+        # As Keras, which casts all inputs.
+        inputs = tf.cast(inputs, keras.backend.result_type(inputs.dtype, "float32"))
+    outputs = _normalized(layer, exchange, weight, kernel_of, inputs, training, mask)
+    return tf.cast(outputs, layer.compute_dtype)
+
+
+def _normalized(layer, exchange, weight, kernel_of, inputs, training, mask):
     axis = layer.axis % inputs.shape.rank
     trains = training and layer.trainable
     if mask is not None and exchange is not None and trains:

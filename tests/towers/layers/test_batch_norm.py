@@ -156,17 +156,28 @@ def test_as_keras(shape, options, training, kernels):
 
 @every_kernel
 @pytest.mark.parametrize("exchange", [None, TowerExchange(1)], ids=["alone", "synced"])
-def test_features_that_are_integers(kernels, exchange):
-    inputs = layers.Input(IMAGE[1:], dtype="uint8")
-    model = keras.Model(inputs, layers.BatchNormalization()(inputs))
-    pixels = tf.constant(np.random.default_rng(1).integers(0, 256, IMAGE), tf.uint8)
+@pytest.mark.parametrize(
+    "given, options",
+    [
+        ("uint8", {}),
+        ("float32", {"dtype": "mixed_bfloat16", "autocast": False}),
+        ("bfloat16", {"autocast": False}),
+    ],
+    ids=["integers", "float32 in bfloat16", "bfloat16 in float32"],
+)
+def test_inputs_of_another_type_than_the_outputs(given, options, kernels, exchange):
+    inputs = layers.Input(IMAGE[1:], dtype=given)
+    model = keras.Model(inputs, layers.BatchNormalization(**options)(inputs))
+    pixels = tf.cast(np.random.default_rng(1).integers(0, 256, IMAGE), given)
     mapping = [(variable, tf.convert_to_tensor(variable)) for variable in model.variables]
     state = model.non_trainable_variables
     passed = functools.partial(run_model, model, mapping, state, _Features([pixels]), True)
     found, expected = passed(kernels, exchange, tf.constant(1.0)), passed(KERAS)
     for ours, theirs in zip([found[0], *found[2].values()], [expected[0], *expected[2].values()], strict=True):
-        assert ours.dtype == tf.float32
-        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
+        assert ours.dtype == theirs.dtype
+        # Both compute in float32; a number between two of 16 bits may be rounded to either.
+        rounding = 2**-8 if ours.dtype == tf.bfloat16 else 1e-5
+        np.testing.assert_allclose(tf.cast(ours, tf.float32), tf.cast(theirs, tf.float32), rounding, 1e-5)
 
 
 @every_kernel
