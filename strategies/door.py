@@ -60,7 +60,7 @@ class Door:
             if error.errno in _NO_ROOM:
                 self._make_room()
         if len(self._sent) > _MOST_STRANGERS:
-            self._turn_away(next(iter(self._sent)))
+            self._make_room()
 
     def _make_room(self) -> None:
         """Turns the oldest stranger away; waits a moment if there is none, because the queue is ready at once."""
