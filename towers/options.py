@@ -112,7 +112,7 @@ class StepOptions:
             compiled_activations=compiles,
             compiled_relu=compiles and is_short and one_thread and AVX512 in found,
             images_side_by_side=tuned and multiplies_bfloat16 and AMX_BFLOAT16 in found,
-            examples_as_channels=tuned and multiplies_bfloat16 and AMX_BFLOAT16 not in found,
+            examples_as_channels=tuned and few_threads and self._has_fast_convolutions(found),
             winograd_channels=self._winograd_channels(devices) if compiles and few_threads else 0,
             num_examples=num_examples,
             # Elsewhere, as on ARM, nothing was measured.
@@ -122,6 +122,10 @@ class StepOptions:
             values_on_host=as_on_gpus,
             deterministic=devices.deterministic and not devices.on_cpu,
         )
+
+    def _has_fast_convolutions(self, found: frozenset[str]) -> bool:
+        """Whether oneDNN's convolutions are much faster than its gradients of kernels; not measured elsewhere."""
+        return runs_onednn() and AVX2 in found and not (self.precision == "bfloat16" and AMX_BFLOAT16 in found)
 
     @staticmethod
     def _winograd_channels(devices: Devices) -> int:

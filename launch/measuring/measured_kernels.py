@@ -36,10 +36,9 @@ from keras import layers
 from launch.flags.devices import devices_from_flags
 from strategies.ring.exchange.tcp_ring import add_to
 from strategies.wire_precisions import WIRE_PRECISIONS
-from towers.layers import compiled_relu
+from towers.layers import compiled_relu, examples_as_channels
 from towers.layers.compiled_activations import FEWEST_ELEMENTS
 from towers.layers.kernels import LayerKernels
-from towers.layers.narrow_maps import pays_as_channels
 from towers.layers.winograd import Gate
 from towers.options import StepOptions
 
@@ -96,6 +95,10 @@ _LAYERS = (
         for shape in ((8, 8, 64), (7, 7, 256), (3, 3, 256))
     ),
     *(
+        _Measured(kernel="examples_as_channels", layer=_convolution(shape[-1]), shape=(64, *shape))
+        for shape in ((16, 16, 32), (8, 8, 32), (15, 15, 64), (16, 16, 128), (2, 2, 512))
+    ),
+    *(
         _Measured(kernel="winograd_channels", layer=_convolution(shape[-1]), shape=(64, *shape))
         for shape in ((16, 16, 32), (8, 8, 64), (15, 15, 64), (8, 8, 128), (7, 7, 256), (4, 4, 512))
     ),
@@ -131,18 +134,27 @@ def measure_kernels() -> dict:
 def _gets_it(one: _Measured, used: LayerKernels) -> bool:
     """Whether the kernel is for this shape and precision, where it is enabled."""
     if one.kernel == "winograd_channels":
-        in_float32 = FLAGS.precision == "float32" or used.float32_products
         gate = Gate(used.winograd_channels, one.shape[0])
-        return in_float32 and gate.takes(one.shape, "float32", (3, 3, one.shape[-1], one.shape[-1]))
+        return gate.takes(one.shape, _multiplied_in(used), _kernel_of(one))
     if one.kernel == "compiled_relu":
         return math.prod(one.shape[1:]) >= compiled_relu.FEWEST_ELEMENTS
     if one.kernel == "images_side_by_side":
         return FLAGS.precision == "bfloat16"
     if one.kernel == "examples_as_channels":
-        return FLAGS.precision == "bfloat16" and pays_as_channels(one.shape[1:], one.shape[-1])
+        return examples_as_channels.pays(one.shape, _multiplied_in(used), _kernel_of(one))
     if one.kernel == "compiled_batch_norm":  # One layer, without an exchange.
         return not used.fused_batch_norm
     return one.kernel != "compiled_activations" or math.prod(one.shape[1:]) >= FEWEST_ELEMENTS
+
+
+def _multiplied_in(used: LayerKernels) -> str:
+    """The precision of convolutions."""
+    return "float32" if used.float32_products else FLAGS.precision
+
+
+def _kernel_of(one: _Measured) -> tuple[int, ...]:
+    """The shape of a convolution's kernel."""
+    return 3, 3, one.shape[-1], one.shape[-1]
 
 
 def _of_activation(one: _Measured) -> str:

@@ -14,6 +14,11 @@ CPU ms for 2.1 million numbers, by TensorFlow and compiled (Intel Xeon with AMX,
     float16          1.04   0.53 (0.60)    0.43   0.35 (0.37)    0.64   0.54 (0.51)    1.27   0.69 (0.67)
     float32          1.20   0.99           0.63   0.63           0.93   0.98           1.52   1.29
 
+Since then a ReLU without a sum is a choice of bits, and in bfloat16 sums are loops over pairs
+(`bfloat16_pairs.py`), with the same results: 0.28, 0.16, 0.21 and 0.34 ms, before 0.42, 0.30, 0.39 and 0.49 (AMD
+EPYC, Zen 5, in the cache). In a step of ResNet-20, whose tensors come from memory, they take 16.4 instead of 18.3
+of 242 ms.
+
 A step of ResNet-20 in bfloat16 (batch 256, two towers) takes 249 instead of 297 ms of CPU time with AMX, 611
 instead of 671 with AVX512-BF16. In float32 steps were as long (four in turn: 0.99 to 1.04), so it stays
 TensorFlow's. Loops over images with few channels, not over one vector, took up to 16 times as long.
@@ -29,12 +34,15 @@ shares, 64 examples of 4096 take 1.2 and 0.74. XLA compiles once for each number
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+import operator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import keras
+import numpy as np
 import tensorflow as tf
 from keras import layers
 
+from towers.layers.bfloat16_pairs import paired, rounded, unpaired, widened
 from towers.layers.compiled_activations import elementwise_layers, output_shape
 from towers.layers.convolutions import gradient_scope
 from towers.precision import SHORT_PRECISIONS
@@ -90,16 +98,29 @@ def _relu(of_keras: Callable, x: tf.Tensor) -> tf.Tensor:
     def positive(*addends):
         # TensorFlow's graph optimizer joins a batch norm with the ReLU behind it.
         is_joined = len(addends) == 1 and _source(x).startswith(_BATCH_NORM)
-        outputs = tf.nn.relu(*addends) if is_joined else _compiled(_positive_sum, *addends)
+        outputs = tf.nn.relu(*addends) if is_joined else _positive_sum(addends)
 
         def gradient(upstream):
             with tf.name_scope(scope):
-                found = _compiled(_sum_where_positive, outputs, *_addends(upstream))
+                found = _where_positive(outputs, _addends(upstream))
             return [found] * len(addends)
 
         return outputs, gradient
 
     return tf.ensure_shape(positive(*_addends(x)), x.shape)
+
+
+def _where_positive(outputs: tf.Tensor, addends: Sequence[tf.Tensor]) -> tf.Tensor:
+    """The addends' sum where the outputs are positive. Bits have no gradient, so it has one of its own."""
+
+    @tf.custom_gradient
+    def chosen(*addends):
+        def gradient(upstream):
+            return [_where_positive(outputs, _addends(upstream))] * len(addends)
+
+        return _sum_where_positive(outputs, addends), gradient
+
+    return chosen(*addends)
 
 
 def _addends(x: tf.Tensor) -> Sequence[tf.Tensor]:
@@ -126,25 +147,89 @@ def _source(x: tf.Tensor) -> str:
     return "" if operation is None else operation.type
 
 
-def _compiled(loop: Callable, *tensors: tf.Tensor) -> tf.Tensor:
+def _positive_sum(addends: Sequence[tf.Tensor]) -> tf.Tensor:
+    if len(addends) == 1:
+        return _over_numbers(_positive, *addends)
+    of_pairs = _are_pairs(addends[0])
+    return _over_pairs(_positive_pairs, *addends) if of_pairs else _over_numbers(_positive_floats, *addends)
+
+
+def _sum_where_positive(outputs: tf.Tensor, addends: Sequence[tf.Tensor]) -> tf.Tensor:
+    if len(addends) == 1:
+        return _over_numbers(_number_where_positive, outputs, *addends)
+    if _are_pairs(outputs):
+        return _over_pairs(_pairs_where_positive, outputs, *addends)
+    return _over_numbers(_floats_where_positive, outputs, *addends)
+
+
+def _are_pairs(x: tf.Tensor) -> bool:
+    return x.dtype == tf.bfloat16 and math.prod(x.shape[1:]) % 2 == 0
+
+
+def _over_numbers(loop: Callable, *tensors: tf.Tensor) -> tf.Tensor:
     """The loop over tensors of the same shape."""
     found = loop(*(tf.reshape(tensor, [-1]) for tensor in tensors))
     return tf.reshape(found, tf.shape(tensors[0]))
 
 
-@tf.function(jit_compile=True, autograph=False)
-def _positive_sum(*addends):
-    return tf.cast(tf.nn.relu(_sum(addends)), addends[0].dtype)
+def _over_pairs(loop: Callable, *tensors: tf.Tensor) -> tf.Tensor:
+    """The loop over words of tensors of the same shape."""
+    return tf.reshape(unpaired(loop(*map(paired, tensors))), tf.shape(tensors[0]))
 
 
-@tf.function(jit_compile=True, autograph=False)
-def _sum_where_positive(outputs, *addends):
-    found = _sum(addends)
-    return tf.cast(tf.where(_wide(outputs) > 0, found, tf.zeros_like(found)), addends[0].dtype)
+_compiled = functools.partial(tf.function, jit_compile=True, autograph=False)
 
 
-def _sum(addends: Sequence[tf.Tensor]) -> tf.Tensor:
-    return sum(map(_wide, addends[1:]), _wide(addends[0]))
+@_compiled
+def _positive(x):
+    """By the bits, which order positive numbers as they are, and all negative ones but NaN below that of -inf."""
+    bits = tf.bitcast(x, tf.int16)
+    return tf.bitcast(tf.where(bits > _bits(-math.inf, x), bits, tf.zeros_like(bits)), x.dtype)
+
+
+@_compiled
+def _number_where_positive(outputs, x):
+    of_outputs, bits = tf.bitcast(outputs, tf.int16), tf.bitcast(x, tf.int16)
+    is_positive = (of_outputs > 0) & (of_outputs <= _bits(math.inf, x))
+    return tf.bitcast(tf.where(is_positive, bits, tf.zeros_like(bits)), x.dtype)
+
+
+def _bits(number: float, like: tf.Tensor) -> np.int16:
+    return np.array(number, like.dtype.as_numpy_dtype).view(np.int16)[()]
+
+
+@_compiled
+def _positive_pairs(*addends):
+    return rounded(*(tf.nn.relu(_sum(numbers)) for numbers in _of_halves(addends)))
+
+
+@_compiled
+def _pairs_where_positive(outputs, *addends):
+    halves = zip(widened(outputs), _of_halves(addends), strict=True)
+    return rounded(*(_where(numbers > 0, _sum(others)) for numbers, others in halves))
+
+
+def _of_halves(words: Sequence[tf.Tensor]) -> Iterator[tuple[tf.Tensor, ...]]:
+    """The first numbers of all, and the second ones."""
+    return zip(*map(widened, words), strict=True)
+
+
+@_compiled
+def _positive_floats(*addends):
+    return tf.cast(tf.nn.relu(_sum(map(_wide, addends))), addends[0].dtype)
+
+
+@_compiled
+def _floats_where_positive(outputs, *addends):
+    return tf.cast(_where(_wide(outputs) > 0, _sum(map(_wide, addends))), outputs.dtype)
+
+
+def _sum(numbers: Iterable[tf.Tensor]) -> tf.Tensor:
+    return functools.reduce(operator.add, numbers)
+
+
+def _where(condition, x):
+    return tf.where(condition, x, tf.zeros_like(x))
 
 
 def _wide(x: tf.Tensor) -> tf.Tensor:

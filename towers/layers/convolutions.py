@@ -6,8 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 import keras
 import tensorflow as tf
 
-# Of [N, H, W, C] and a kernel [height, width, C, K]: their convolution, or None for inputs that it doesn't take.
-Convolution = Callable[[tf.Tensor, tf.Tensor], tf.Tensor | None]
+# Of [N, H, W, C], a kernel [height, width, C, K] and a stride: their convolution with edges of zeros, or None for
+# inputs that it doesn't take.
+Convolution = Callable[[tf.Tensor, tf.Tensor, int], tf.Tensor | None]
+# Of inputs, the kernel's shape, the gradient of the outputs and a stride: the gradient of the kernel.
+KernelGradient = Callable[[tf.Tensor, tf.TensorShape, tf.Tensor, int], tf.Tensor]
 
 
 def replaced_convolutions(
@@ -26,8 +29,37 @@ def replaced_convolutions(
 
 
 def plain_convolutions(model: keras.Model) -> Iterator[keras.layers.Conv2D]:
-    """Keras's own Conv2D layers with stride 1, an odd kernel and an output as large as its input."""
+    """Keras's own Conv2D layers with edges of zeros and an odd kernel, as long as the stride or longer."""
     return (layer for layer in model._flatten_layers() if _is_plain(layer))
+
+
+def with_kernel_gradient(of_kernel: KernelGradient, inputs, kernel, stride: int) -> tf.Tensor:
+    """TensorFlow's convolution whose kernel's gradient is another; gradients of gradients are TensorFlow's."""
+    kernel = tf.convert_to_tensor(kernel, inputs.dtype)
+    scope = gradient_scope()
+    geometry = {"strides": [1, stride, stride, 1], "padding": "SAME"}
+
+    def of_inputs(kernel, upstream):
+        return tf.raw_ops.Conv2DBackpropInput(
+            input_sizes=tf.shape(inputs), filter=kernel, out_backprop=upstream, **geometry
+        )
+
+    @tf.custom_gradient
+    def kernel_gradient(inputs, upstream):
+        def gradients(further):
+            return of_inputs(further, upstream), tf.nn.conv2d(inputs, further, **geometry)
+
+        return of_kernel(inputs, kernel.shape, upstream, stride), gradients
+
+    @tf.custom_gradient
+    def convolution(inputs, kernel):
+        def gradients(upstream):
+            with tf.name_scope(scope):
+                return of_inputs(kernel, upstream), kernel_gradient(inputs, upstream)
+
+        return tf.nn.conv2d(inputs, kernel, **geometry), gradients
+
+    return convolution(inputs, kernel)
 
 
 def gradient_scope() -> str:
@@ -51,15 +83,16 @@ def _is_plain(layer) -> bool:
         and layer.padding == "same"
         and layer.data_format == "channels_last"
         and layer.groups == 1
-        and set(layer.strides) == set(layer.dilation_rate) == {1}
-        and all(size % 2 for size in layer.kernel_size)
+        and set(layer.dilation_rate) == {1}
+        and len(set(layer.strides)) == 1
+        and all(size % 2 and size >= layer.strides[0] for size in layer.kernel_size)
         and max(layer.kernel_size) > 1
     )
 
 
 def _convolution(layer, kernels, inputs, kernel):
     for of_ours in kernels:
-        outputs = of_ours(inputs, kernel)
+        outputs = of_ours(inputs, kernel, layer.strides[0])
         if outputs is not None:
             return outputs
     return type(layer).convolution_op(layer, inputs, kernel)

@@ -6,12 +6,13 @@ tower is traced.
 
 import contextlib
 import dataclasses
+import functools
 
 import keras
 import tensorflow as tf
 
 from towers.exchange import TowerExchange
-from towers.layers import batch_norm, compiled_activations, narrow_maps, winograd
+from towers.layers import batch_norm, compiled_activations, examples_as_channels, narrow_maps, winograd
 from towers.layers.compiled_relu import relus_to_compile
 from towers.layers.convolutions import Convolution, replaced_convolutions
 from towers.layers.forward_mode import unless_forward
@@ -34,8 +35,8 @@ class LayerKernels:
       compiled_relu: ReLUs in bfloat16 and float16 are compiled, with the sums that they are of.
       images_side_by_side: gradients of convolution kernels over small images get a layout that fills the CPU's
         matrix unit.
-      examples_as_channels: gradients of convolution kernels over small images are convolutions whose channels are
-        the examples, for CPUs without a matrix unit.
+      examples_as_channels: gradients of convolution kernels are convolutions whose channels are the examples, in
+        bfloat16 for CPUs without a matrix unit, in float32 over the smallest images.
       winograd_channels: fewest input and output channels of 3x3 convolutions that are computed in float32 by
         Winograd's method; 0 disables it.
       num_examples: of a tower's usual call; None if it is not known. Kernels that need enough are chosen by it,
@@ -105,8 +106,9 @@ class LayerKernels:
 
     @property
     def _convolutions(self) -> list[Convolution]:
+        as_channels = functools.partial(examples_as_channels.convolve, num_examples=self.num_examples)
         kernels = (
-            (narrow_maps.by_channels, self.examples_as_channels),
+            (as_channels, self.examples_as_channels),
             (narrow_maps.by_long_rows, self.images_side_by_side),
             (self._winograd.convolve, self.winograd_channels),
         )

@@ -100,17 +100,16 @@ class Gate:
     fewest_channels: int
     num_examples: int | None = None
 
-    def convolve(self, inputs: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor | None:
-        """The convolution of [N, H, W, C] with [3, 3, C, K], stride 1 and edges of zeros.
+    def convolve(self, inputs: tf.Tensor, kernel: tf.Tensor, stride: int = 1) -> tf.Tensor | None:
+        """The convolution of [N, H, W, C] with [3, 3, C, K] and edges of zeros.
 
         Args:
-          inputs, kernel: of any shape and dtype.
+          inputs, kernel, stride: of any shape, dtype and length.
 
         Returns:
-          None if it does not take the shape, the dtype or the number of channels; or in `tf.vectorized_map`, for
-          which compiled loops have no form.
+          None if it does not take them; or in `tf.vectorized_map`, for which compiled loops have no form.
         """
-        if not self.takes(inputs.shape, inputs.dtype, kernel.shape) or _is_vectorized():
+        if not self.takes(inputs.shape, inputs.dtype, kernel.shape, stride) or _is_vectorized():
             return None
         loops = Loops.of(*inputs.shape[1:3], *kernel.shape[2:])
         convolution = _Convolution(tf.shape(inputs)[0], self.num_examples or 0)
@@ -149,13 +148,14 @@ class Gate:
         """Each layer whose convolution is this one, with the shape of each of its inputs."""
         for layer in plain_convolutions(model):
             for shape in _shapes_of_inputs(layer):
-                if self.takes(shape, _computed_in(layer, float32_products), layer.kernel.shape):
+                computed_in = _computed_in(layer, float32_products)
+                if self.takes(shape, computed_in, layer.kernel.shape, layer.strides[0]):
                     yield layer, shape
 
-    def takes(self, shape: Sequence[int | None], dtype, kernel: Sequence[int]) -> bool:
+    def takes(self, shape: Sequence[int | None], dtype, kernel: Sequence[int], stride: int = 1) -> bool:
         """Whether inputs of this shape and dtype are convolved with a kernel of that shape by this method."""
         *size, channels, filters = kernel
-        if tf.as_dtype(dtype) != tf.float32 or size != [3, 3] or None in shape[1:]:
+        if tf.as_dtype(dtype) != tf.float32 or [*size, stride] != [3, 3, 1] or None in shape[1:]:
             return False
         height, width, _ = shape[1:]
         if self.num_examples is not None and self.num_examples * height * width < _FEWEST_PIXELS:

@@ -33,6 +33,10 @@ def of_a_sum(x):
     return layers.ReLU()(layers.Add()([x, 0.5 * x]))
 
 
+def of_a_sum_of_odd_length(x):
+    return of_a_sum(layers.Lambda(lambda x: x[..., 1:])(x))
+
+
 def used_twice(x):
     found = layers.Activation("relu")(x)
     return 2 * found - ops.square(found)
@@ -43,6 +47,10 @@ def of_a_sum_used_twice(x):
     total = layers.Add()([x, -0.5 * x])
     found = layers.Activation("relu")(total)
     return found * total - ops.square(found)
+
+
+def squared_sum(x):
+    return ops.square(of_a_sum(x))
 
 
 def of_a_sum_with_one_example(x):
@@ -76,7 +84,7 @@ def traced(model, kernels):
         with tf.GradientTape() as tape, kernels.in_place(model):
             tape.watch(inputs)
             outputs = model(inputs, training=True)
-        upstream = tf.cast(2.0 + tf.sin(inputs), outputs.dtype)
+        upstream = tf.cast(2.0 + tf.sin(inputs[..., : outputs.shape[-1]]), outputs.dtype)
         return outputs, tape.gradient(outputs, inputs, upstream)
 
     return step
@@ -97,7 +105,10 @@ def numbers() -> tf.Tensor:
 
 
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
-@pytest.mark.parametrize("network", [alone, of_a_sum, of_a_sum_with_one_example, used_twice, behind_a_batch_norm])
+@pytest.mark.parametrize(
+    "network",
+    [alone, of_a_sum, of_a_sum_of_odd_length, of_a_sum_with_one_example, used_twice, behind_a_batch_norm],
+)
 def test_as_tensorflow(network, policy):
     """The same bits: a sum is rounded once by both, and a ReLU rounds nothing."""
     model, inputs = built(network, policy), numbers()[1:]
@@ -116,13 +127,33 @@ def test_sums_in_another_order(network):
         np.testing.assert_allclose(tf.cast(ours, tf.float32), tf.cast(theirs, tf.float32), atol=0.08)
 
 
-def test_infinities_and_nan_stay():
-    model = built(alone)
+@pytest.mark.parametrize("network", [alone, of_a_sum])
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
+def test_infinities_and_nan_stay(network, policy):
+    model = built(network, policy)
     outputs, _ = traced(model, KERNELS)(numbers())
     assert np.array_equal(outputs[0, 0, :4], [0.0, 0.0, np.inf, 0.0])
     for nan in (np.nan, -np.nan):
         outputs, _ = traced(model, KERNELS)(tf.fill([1, *SHAPE], nan))
         assert np.isnan(tf.cast(outputs, tf.float32)).all()
+
+
+@pytest.mark.parametrize("network", [used_twice, squared_sum])
+def test_gradients_of_gradients_are_tensorflows(network):
+    model, inputs = built(network), numbers()[1:]
+
+    def slope(kernels):
+        with tf.GradientTape() as outer:
+            outer.watch(inputs)
+            with tf.GradientTape() as inner, kernels.in_place(model):
+                inner.watch(inputs)
+                outputs = model(inputs, training=True)
+            found = inner.gradient(outputs, inputs)
+        return outer.gradient(found, inputs)
+
+    found, expected = (tf.function(slope, autograph=False)(kernels) for kernels in (KERNELS, LayerKernels()))
+    assert np.any(expected)
+    np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.parametrize("network, adds", [(of_a_sum, 0), (used_twice, 0), (of_a_sum_used_twice, 3)])

@@ -20,13 +20,14 @@ class OwnConvolution(layers.Conv2D):
         layers.Conv2D(4, 3),
         layers.Conv2D(4, 1, padding="same"),
         layers.Conv2D(4, 2, padding="same"),
-        layers.Conv2D(4, 3, padding="same", strides=2),
+        layers.Conv2D(4, 3, padding="same", strides=4),
+        layers.Conv2D(4, 3, padding="same", strides=(1, 2)),
         layers.Conv2D(4, 3, padding="same", dilation_rate=2),
         layers.Conv2D(4, 3, padding="same", groups=2),
         layers.Conv2D(4, 3, padding="same", data_format="channels_first"),
         OwnConvolution(4, 3, padding="same"),
     ],
-    ids=["valid", "1x1", "even", "strides", "dilation", "groups", "channels first", "subclass"],
+    ids=["valid", "1x1", "even", "long stride", "two strides", "dilation", "groups", "channels first", "subclass"],
 )
 def test_layers_that_keep_their_own_convolution(layer):
     assert not list(plain_convolutions(stacked((7, 7, 4), layer)))
@@ -35,11 +36,15 @@ def test_layers_that_keep_their_own_convolution(layer):
 @pytest.mark.parametrize("takes, expected", [((False, True, True), 2), ((True, True), 1), ((False,), 0), ((), 0)])
 def test_the_first_kernel_that_takes_the_inputs_computes_them(takes, expected):
     """Kernel i gives i everywhere; Keras's convolution of ones gives 36 or less, not a constant."""
-    model = stacked((4, 4, 4), layers.Conv2D(2, 3, padding="same", kernel_initializer="ones"))
-    inputs = tf.ones([1, 4, 4, 4])
+    model = stacked((8, 8, 4), layers.Conv2D(2, 3, strides=2, padding="same", kernel_initializer="ones"))
+    inputs = tf.ones([1, 8, 8, 4])
 
     def kernel(number, is_taken):
-        return lambda inputs, kernel: tf.fill([1, 4, 4, 2], float(number)) if is_taken else None
+        def found(inputs, kernel, stride):
+            assert stride == 2
+            return tf.fill([1, 4, 4, 2], float(number)) if is_taken else None
+
+        return found
 
     kernels = [kernel(number, is_taken) for number, is_taken in enumerate(takes, start=1)]
     with shadowed(replaced_convolutions(model, kernels)):

@@ -8,9 +8,12 @@ from towers.options import StepOptions
 
 CPU, GPU = "/device:CPU:0", "/device:GPU:0"
 FUSED = {"fused_batch_norm", "compiled_activations"}
+# Of one or two threads, with oneDNN and AVX2.
+CONVOLUTIONS = {"winograd_channels", "examples_as_channels"}
 # There batch norms are compiled where they exchange statistics; on one thread.
-WITH_AVX512 = {*FUSED, "compiled_batch_norm", "winograd_channels"}
+WITH_AVX512 = {*FUSED, *CONVOLUTIONS, "compiled_batch_norm"}
 SHORT_WITH_AVX512 = {*WITH_AVX512, "compiled_relu"}
+SHORT_WITH_AMX = {*SHORT_WITH_AVX512, "images_side_by_side"} - {"examples_as_channels"}
 XEON_WITHOUT_AMX = ("avx2", "avx512f", "avx512_bf16")
 ZEN4 = (*XEON_WITHOUT_AMX, "fast_bfloat16")
 AMX = (*ZEN4, "amx_bf16")
@@ -32,14 +35,16 @@ def enabled(monkeypatch, *instructions, device=CPU, onednn=True, threads=1, **gi
     "instructions, given, expected",
     [
         (AMX, {}, {*WITH_AVX512, "images_side_by_side"}),
-        (ZEN4, {}, {*WITH_AVX512, "examples_as_channels"}),
+        (ZEN4, {}, WITH_AVX512),
         (ZEN4, {"onednn": False}, {*FUSED, "compiled_batch_norm"}),
         (ZEN4, {"xla": True}, {"fused_batch_norm"}),
-        (AMX, BFLOAT16, {*SHORT_WITH_AVX512, "images_side_by_side"}),
+        (AMX, BFLOAT16, SHORT_WITH_AMX),
         (AMX, BFLOAT16 | {"threads": 2}, {*FUSED, "winograd_channels", "images_side_by_side"}),
         (AMX, BFLOAT16 | {"onednn": False}, {*FUSED, "compiled_batch_norm", "compiled_relu", "float32_products"}),
         (AMX, {"precision": "float16"}, {*SHORT_WITH_AVX512, "images_side_by_side", "float32_products"}),
-        (ZEN4, BFLOAT16, {*SHORT_WITH_AVX512, "examples_as_channels"}),
+        (ZEN4, BFLOAT16, SHORT_WITH_AVX512),
+        (ZEN4, BFLOAT16 | {"threads": 2}, {*FUSED, *CONVOLUTIONS}),
+        (ZEN4, BFLOAT16 | {"threads": 4}, FUSED),
         (XEON_WITHOUT_AMX, BFLOAT16, {*SHORT_WITH_AVX512, "float32_products"}),
         (XEON_WITHOUT_AMX, BFLOAT16 | {"tuned_for_cpu": False}, {"fused_batch_norm"}),
         (XEON_WITHOUT_AMX, BFLOAT16 | {"xla": True}, {"fused_batch_norm"}),
@@ -47,14 +52,14 @@ def enabled(monkeypatch, *instructions, device=CPU, onednn=True, threads=1, **gi
         (XEON_WITHOUT_AMX, {"precision": "float64"}, WITH_AVX512),
         (("bf16",), BFLOAT16, FUSED),
         (("avx2", "avx512f"), {}, WITH_AVX512),
-        (("avx2",), {}, {"compiled_batch_norm", "compiled_activations", "winograd_channels"}),
+        (("avx2",), {}, {*CONVOLUTIONS, "compiled_batch_norm", "compiled_activations"}),
         (
             ("avx2",),
             BFLOAT16,
-            {"compiled_batch_norm", "compiled_activations", "winograd_channels", "float32_products"},
+            {*CONVOLUTIONS, "compiled_batch_norm", "compiled_activations", "float32_products"},
         ),
         (("avx2",), {"threads": 4}, {"compiled_activations"}),
-        (("avx2",), {"fused_batch_norm": False}, {"compiled_activations", "winograd_channels"}),
+        (("avx2",), {"fused_batch_norm": False}, {*CONVOLUTIONS, "compiled_activations"}),
         (("avx2",), {"tuned_for_cpu": False}, set()),
         (("avx2",), {"onednn": False}, {*FUSED, "compiled_batch_norm"}),
         (("avx2",), {"xla": True}, {"fused_batch_norm"}),

@@ -1,0 +1,152 @@
+"""Gradients of convolution kernels as convolutions whose channels are the examples, inside a CPU tower.
+
+With inputs x, the gradient g of the outputs, a stride s, p rows and q columns of zeros before an image
+
+    dw[a, b, c, k] = sum over n, h, w of x[n, s h + a - p, s w + b - q, c] g[n, h, w, k]
+
+which is a convolution of one image, whose columns are the channels of one pixel after another:
+
+    x [N, H, W, C] --> [1, H, W C, N] --+
+                                        +--> [1, 3, 3 C, K]; the kernel's steps are s rows and s C columns
+    g [N, h, w, K] --> [h, w, N, K] ----+
+
+oneDNN computes the gradient of a kernel at half the rate of a convolution or less. This is a convolution with long
+rows for any number of examples. (With C images instead of one the rows have three results: at 8x8x64 that took as
+long as oneDNN's gradient.)
+
+Milliseconds, so and by oneDNN, new layouts included (AMD EPYC, Zen 5, bfloat16, one thread; medians of nine in
+turn or the least):
+
+    examples   8            32           128          more              128, two threads
+    32x32x16   0.35, 0.31   0.88, 0.62   3.69, 2.35                     3.35, 2.08   off
+    16x16x32   0.28, 0.32   0.63, 0.63   2.05, 2.00                                  off
+    8x8x16     0.21, 0.22   0.23, 0.24   0.36, 0.35                     0.46, 0.47   off
+    8x8x32     0.21, 0.24   0.30, 0.35   0.67, 0.75                     0.89, 0.90
+    8x8x64     0.26, 0.33   0.52, 0.70   1.56, 2.23   1024: 13, 17      1.29, 1.47
+    15x15x64   0.46, 0.60   1.38, 1.77   6.28, 7.53   512: 23.8, 28.1   3.83, 4.25
+    32x32x64   1.57, 1.85   6.49, 7.33   25.3, 27.7
+    16x16x128  1.44, 1.79   5.46, 6.88   23.6, 27.1
+    8x8x256    1.29, 2.13   4.59, 7.54   19.5, 32.7                     10.5, 18.2
+    7x7x256                              14.4, 29.3   512: 53.8, 108
+    3x3x256                                           512: 8.7, 35.6
+    4x4x512                                           64: 7.8, 22.7
+    2x2x512    0.83, 4.20   1.30, 8.70   3.26, 24.4                     2.34, 14.1
+
+With 5x5 kernels it takes 0.65 to 0.9 of the time, with stride 2 (8x8, 64 to 128 channels) 0.42; for one example of
+8x8x64 0.85, for 100 of them, no multiple of 16, 1.09. Inputs and gradients of more than 8 MiB are computed in
+parts that the cache holds: 512 of 15x15x64 to 256 take 111 ms at once, 80 in parts, 100 by oneDNN.
+
+A step in bfloat16 takes 0.97 to 0.98 of its CPU time with ResNet-20 (batch 256), 0.85 with `cifar_fast` (1,024),
+0.79 with VGG-16 (128), and there in float32 0.91 (two towers, three or two rounds in turn, the same CPU).
+
+In float32 it pays for up to 3x3 pixels: 128 of 2x2x512 6.6 and 19.1, with AVX2 21 and 40, of 3x3x256 4.0 and 6.8,
+with AVX2 14.5 and 15.7; 7x7x64 takes 0.99, with AVX2 1.4 of the time. Larger ones are Winograd's (`winograd.py`).
+
+In bfloat16 oneDNN's gradient has numbers that it did not compute, if outputs are one column wide, with a stride of
+two or more: those whose pixels lie beyond the image (TensorFlow 2.21, AVX-512; not tried with AMX). There this one
+is used for any number of channels.
+
+Tried for strided convolutions' gradients of inputs, and left out: four convolutions' results shuffled (16 to 32
+channels, 32x32, 1.7 and 2.0 ms by oneDNN; 32 to 64 1.5 and 1.3), products spread over zeros for 1x1 kernels (0.75
+and 1.05, 0.5 and 0.6), which would be 0.6% of a step of ResNet-20.
+"""
+
+import functools
+import math
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from towers.layers.convolutions import with_kernel_gradient
+
+# By the dtype: fewest channels of inputs and outputs, for up to so many pixels of an output.
+_PAYS = {
+    tf.bfloat16: ((32, 64), (64, math.inf)),
+    tf.float32: ((64, 9),),
+}
+# Of inputs and gradients that are computed at once, and the examples that their number is a multiple of.
+_MOST_BYTES, _MULTIPLE = 2**23, 16
+
+
+def convolve(
+    inputs: tf.Tensor, kernel: tf.Tensor, stride: int, *, num_examples: int | None = None
+) -> tf.Tensor | None:
+    """The convolution whose kernel's gradient has the examples as channels; None where that doesn't pay.
+
+    Args:
+      inputs, kernel, stride: as for `towers.layers.convolutions.Convolution`.
+      num_examples: of a usual call, by which it is computed in parts; None if it is not known.
+    """
+    if not pays(inputs.shape, inputs.dtype, kernel.shape, stride):
+        return None
+    num_parts = _num_parts(num_examples or 1, _bytes_of_example(inputs.shape, inputs.dtype, kernel.shape, stride))
+    return with_kernel_gradient(functools.partial(_in_parts, num_parts), inputs, kernel, stride)
+
+
+def pays(shape: Sequence[int | None], dtype, kernel: Sequence[int], stride: int = 1) -> bool:
+    """Whether convolutions of inputs of this shape and dtype with a kernel of that shape gain, or need it."""
+    if None in shape[1:]:
+        return False
+    dtype, outputs = tf.as_dtype(dtype), _outputs_of(shape, stride)
+    if dtype == tf.bfloat16 and stride > 1 and outputs[1] == 1:
+        return True  # oneDNN would leave a part of the gradient as the memory was.
+    fewest, pixels = min(kernel[2:]), math.prod(outputs)
+    if not any(fewest >= channels and pixels <= most for channels, most in _PAYS.get(dtype, ())):
+        return False
+    return _MULTIPLE * _bytes_of_example(shape, dtype, kernel, stride) <= _MOST_BYTES
+
+
+def _outputs_of(shape, stride) -> tuple[int, int]:
+    """Rows and columns of the outputs."""
+    return -(-shape[1] // stride), -(-shape[2] // stride)
+
+
+def _bytes_of_example(shape, dtype, kernel, stride) -> int:
+    """Of its inputs and the gradient of its outputs."""
+    return dtype.size * (math.prod(shape[1:]) + math.prod(_outputs_of(shape, stride)) * kernel[-1])
+
+
+def _num_parts(num_examples: int, bytes_of_example: int) -> int:
+    """The least number of parts that are small enough; up to twice as many if they are of the preferred size."""
+    least = -(-num_examples // max(1, _MOST_BYTES // bytes_of_example))
+    even = (count for count in range(least, 2 * least) if num_examples % (count * _MULTIPLE) == 0)
+    return next(even, least)
+
+
+def _in_parts(num_parts, inputs, kernel_shape, upstream, stride):
+    if num_parts == 1:
+        return _at_once(inputs, kernel_shape, upstream, stride)
+    count = tf.shape(inputs)[0]
+    found = []
+    for part in range(num_parts):
+        start, end = count * part // num_parts, count * (part + 1) // num_parts
+        # A batch of fewer examples has empty parts, of which there is no convolution: one example stands for them.
+        first = tf.minimum(start, count - 1)
+        some = slice(first, tf.maximum(end, first + 1))
+        of_part = tf.cast(_at_once(inputs[some], kernel_shape, upstream[some], stride), tf.float32)
+        found.append(tf.where(end > start, of_part, tf.zeros_like(of_part)))
+    return tf.cast(tf.add_n(found), inputs.dtype)
+
+
+def _at_once(inputs, kernel_shape, upstream, stride):
+    """The formula above."""
+    _, height, width, channels = inputs.shape
+    output_rows, output_columns = _outputs_of(inputs.shape, stride)
+    above = _edges(height, output_rows, kernel_shape[0], stride)
+    beside = [channels * edge for edge in _edges(width, output_columns, kernel_shape[1], stride)]
+    transposed = tf.transpose(tf.reshape(inputs, [-1, height * width * channels]))
+    image = tf.reshape(transposed, [1, height, width * channels, tf.shape(inputs)[0]])
+    found = tf.nn.conv2d(
+        tf.pad(image, [[0, 0], above, beside, [0, 0]]),
+        tf.transpose(upstream, [1, 2, 0, 3]),
+        strides=1,
+        padding="VALID",
+        dilations=[stride, stride * channels],
+    )
+    return tf.reshape(found, kernel_shape)
+
+
+def _edges(size: int, outputs: int, kernel: int, stride: int) -> list[int]:
+    """Zeros before and after, as TensorFlow's padding SAME has them for a kernel of at least the stride."""
+    both = (outputs - 1) * stride + kernel - size
+    return [both // 2, both - both // 2]
