@@ -18,19 +18,24 @@ oneDNN's batch norm; "compiled" with ours on AVX2, in another hour under more lo
     additions                            22        28        21        32
     all                                  2,438     1,396     1,156     713       2,621     1,423
 
-ResNet-20 on an AMD EPYC (Zen 4: AVX-512, avx512_bf16), two cores, loaded; bfloat16 before gradients of kernels
-over 8x8 had the examples as channels (`towers/layers/narrow_maps.py`), which makes the step 0.976 of this:
+ResNet-20 on AMD EPYCs (AVX-512, avx512_bf16), two cores: a loaded Zen 4, before convolutions by Winograd's method
+and compiled ReLUs; a Zen 5, since then, also with kernels' gradients that have the examples as channels:
 
-                                         float32   bfloat16
-    convolutions, forward                204       105
-    convolutions, gradients of inputs    210       109
-    convolutions, gradients of kernels   207       163
-    batch norm, forward                  24        19
-    batch norm, gradients                45        43
-    ReLU                                 16        35
-    additions                            17        16
-    casts, copies, layouts, updates      1         2
-    all                                  726       492
+                                         Zen 4:               Zen 5:
+                                         float32   bfloat16   float32   bfloat16
+    convolutions, forward                204       105        94        75
+    convolutions, gradients of inputs    210       109        97        59
+    convolutions, gradients of kernels   207       163        87        64
+    batch norm, forward                  24        19         16        11
+    batch norm, gradients                45        43         21        17
+    ReLU                                 16        35         10
+    additions                            17        16         9
+    compiled                                                  58        19
+    casts, copies, layouts, updates      1         2          7         9
+    all                                  726       492        398       255
+
+`cifar_fast` (batch 1,024) there in bfloat16: gradients of kernels took 826 of 2,105 ms by oneDNN, forward and
+gradients of inputs 527 each; with the examples as channels the step takes 1,790.
 
 ResNet-20 on an Intel Xeon with AMX, two cores, each before and after: in bfloat16 without AMX (products in
 float32, `towers/layers/products.py`) and with it, ReLUs are compiled with their additions, and with AMX batch
