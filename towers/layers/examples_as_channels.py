@@ -46,6 +46,8 @@ In bfloat16 oneDNN's gradient has numbers that it did not compute, if outputs ar
 two or more: those whose pixels lie beyond the image (TensorFlow 2.21, AVX-512; not tried with AMX). There this one
 is used for any number of channels.
 
+Tried, and no faster: edges of zeros by the convolution itself, pairs of numbers transposed as float32.
+
 Tried for strided convolutions' gradients of inputs, and left out: four convolutions' results shuffled (16 to 32
 channels, 32x32, 1.7 and 2.0 ms by oneDNN; 32 to 64 1.5 and 1.3), products spread over zeros for 1x1 kernels (0.75
 and 1.05, 0.5 and 0.6), which would be 0.6% of a step of ResNet-20.
