@@ -44,7 +44,7 @@ with AVX2 14.5 and 15.7; 7x7x64 takes 0.99, with AVX2 1.4 of the time. Larger on
 
 In bfloat16 oneDNN's gradient has numbers that it did not compute, if outputs are one column wide, with a stride of
 two or more: those whose pixels lie beyond the image (TensorFlow 2.21, AVX-512; not tried with AMX). There this one
-is used for any number of channels.
+is used for any number of channels; even kernels, which are affected over images one column wide, keep oneDNN's.
 
 Tried, and no faster: edges of zeros by the convolution itself, pairs of numbers transposed as float32.
 
