@@ -59,7 +59,10 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from towers.input.tower_parts import part
 from towers.layers.convolutions import with_kernel_gradient
+from towers.split import even_shares
+from towers.task import Batch
 
 # By the dtype: fewest channels of inputs and outputs, for up to so many pixels of an output.
 _PAYS = {
@@ -118,15 +121,13 @@ def _num_parts(num_examples: int, bytes_of_example: int) -> int:
 def _in_parts(num_parts, inputs, kernel_shape, upstream, stride):
     if num_parts == 1:
         return _at_once(inputs, kernel_shape, upstream, stride)
-    count = tf.shape(inputs)[0]
     found = []
-    for part in range(num_parts):
-        start, end = count * part // num_parts, count * (part + 1) // num_parts
-        # A batch of fewer examples has empty parts, of which there is no convolution: one example stands for them.
-        first = tf.minimum(start, count - 1)
-        some = slice(first, tf.maximum(end, first + 1))
-        of_part = tf.cast(_at_once(inputs[some], kernel_shape, upstream[some], stride), tf.float32)
-        found.append(tf.where(end > start, of_part, tf.zeros_like(of_part)))
+    for index in range(num_parts):
+        # A batch of fewer examples has empty parts, for each of which an example stands in.
+        some, activity = part(Batch((inputs, upstream)), index, even_shares(num_parts))
+        some_inputs, some_upstream = some.features
+        of_part = tf.cast(_at_once(some_inputs, kernel_shape, some_upstream, stride), tf.float32)
+        found.append(tf.where(activity > 0, of_part, tf.zeros_like(of_part)))
     return tf.cast(tf.add_n(found), inputs.dtype)
 
 

@@ -152,6 +152,7 @@ def network() -> keras.Model:
 
 
 @pytest.mark.full
+@pytest.mark.usefixtures("few_channels")
 def test_a_run_has_the_same_numbers():
     """Two towers with parts of different sizes. With bfloat16 another order of sums rounds differently."""
     found = []
