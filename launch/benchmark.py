@@ -22,6 +22,9 @@
 
     python -m launch.benchmark --group=cifar_fast --torch=TORCH/bin/python
         measures the network and update rule of --recipe=cifar_fast in float32 and bfloat16; the same in PyTorch
+
+    python -m launch.benchmark --group=short_steps --torch=TORCH/bin/python
+        measures a small network, one step an execution of a graph and several; Keras's fit both ways, PyTorch
     python -m launch.benchmark --measure=batch_stats --network=resnet20 --num_towers=2 --measured_steps=60
         measures two towers with the statistics of their parts and of the whole batch, in turn in one process;
         --group=batch_stats each in a process of its own
@@ -104,8 +107,8 @@ flags.DEFINE_multi_string(
 define_path(
     "torch",
     None,
-    "Python interpreter with PyTorch installed: also measures torch_step.py in --peers, or the peer of the "
-    "group cifar_fast.",
+    "Python interpreter with PyTorch installed: also measures torch_step.py in --peers, or the peers of the "
+    "groups cifar_fast and short_steps.",
 )
 flags.DEFINE_integer("rounds", 3, "Number of rounds; each measures every row once. More rounds reduce the noise.")
 flags.DEFINE_integer("measured_steps", 20, "Steps to measure per row and round.")

@@ -108,6 +108,7 @@ def build_strategy(task: Task, options: StepOptions | None = None) -> Strategy:
         pipeline=pipeline_from_flags(),
         slices=slices_from_flags(),
         branches=branches_from_flags(),
+        steps_per_execution=FLAGS.steps_per_execution or None,
     )
     if FLAGS.show_layout:
         print(strategy.layout_table)

@@ -12,21 +12,25 @@ from typing import Any
 
 
 class OpenBatches:
-    """An iterator over batches. It is closed before the interpreter is finalised."""
+    """An iterator over batches. It is closed before the interpreter is finalised.
+
+    Attributes:
+      batches: the iterator itself; an empty one once it is closed.
+    """
 
     def __init__(self, batches: Iterator):
-        self._batches = batches
+        self.batches = batches
         _OPEN.add(self)
 
     def __iter__(self) -> "OpenBatches":
         return self
 
     def __next__(self) -> Any:
-        return next(self._batches)
+        return next(self.batches)
 
     def close(self) -> None:
         """Waits for what is read at the moment, and reads no more."""
-        self._batches = iter(())
+        self.batches = iter(())
 
 
 _OPEN: weakref.WeakSet[OpenBatches] = weakref.WeakSet()

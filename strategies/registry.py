@@ -17,7 +17,7 @@ from strategies.slices import SliceOptions, slices_strategy
 from strategies.towers import towers_strategy
 from towers.branches.options import BranchOptions
 from towers.devices import Devices
-from towers.errors import UserError, check_kind, either, use_one
+from towers.errors import UserError, check_kind, either, is_integer, use_one
 from towers.grid import BRANCH, SLICE, STAGE
 from towers.options import StepOptions, check_step_options
 from towers.stages.options import PipelineOptions
@@ -40,6 +40,7 @@ class _Mode:
       divides: what each device of a tower has: STAGE, SLICE or BRANCH of `towers.grid`; ON_REQUEST for any of
         these, or none; '' if a tower is one device. `build` takes the arguments in `OPTIONS_BY_AXIS` for it.
       exchanges_statistics: whether the towers of a process exchange synced batch statistics.
+      repeats: whether one execution of a graph can have several steps.
     """
 
     build: Callable[..., Strategy]
@@ -47,17 +48,22 @@ class _Mode:
     spreads: tuple[str, ...] = ()
     divides: str = ""
     exchanges_statistics: bool = False
+    repeats: bool = False
 
     @property
     def arguments(self) -> tuple[str, ...]:
         """Those arguments of `build_strategy` that not every mode takes."""
         of_towers = [name for axis, name in OPTIONS_BY_AXIS.items() if self.divides in (axis, ON_REQUEST)]
-        return (*of_towers, *([self.cluster_kind] if self.cluster_kind else []))
+        repeated = ["steps_per_execution"] if self.repeats else []
+        return (*of_towers, *([self.cluster_kind] if self.cluster_kind else []), *repeated)
 
 
 _MODES = {
     "towers": _Mode(
-        towers_strategy, spreads=("parameter_device=", "zero=", "offload="), exchanges_statistics=True
+        towers_strategy,
+        spreads=("parameter_device=", "zero=", "offload="),
+        exchanges_statistics=True,
+        repeats=True,
     ),
     "mirrored": _Mode(mirrored_strategy),
     "ring": _Mode(
@@ -114,6 +120,7 @@ def build_strategy(
     pipeline: PipelineOptions | None = None,
     slices: SliceOptions | None = None,
     branches: BranchOptions | None = None,
+    steps_per_execution: int | None = None,
 ) -> Strategy:
     """A strategy at step 0, with initial weights drawn from the options' seed.
 
@@ -129,6 +136,8 @@ def build_strategy(
       slices: how 'slices' divides layers; None: the defaults. For 'ring': makes each tower divide its layers.
       branches: how 'branches' assigns branches to devices; None: the defaults. For 'ring': makes each tower divide
         its branches.
+      steps_per_execution: for 'towers': number of steps in one execution of a graph, as Keras's argument. None: on
+        CPUs up to 256 if they take at most 4 ms each, else 1. Numbers don't depend on it.
 
     Raises:
       UserError: unknown name, no cluster for a strategy that needs one, an argument of another type or for other
@@ -143,6 +152,14 @@ def build_strategy(
         if value is not None:
             kind = _KINDS[argument]
             check_kind(argument, value, kind, f"pass a {kind.__name__}(...), or omit it")
+    if steps_per_execution is not None and not (is_integer(steps_per_execution) and steps_per_execution > 0):
+        raise UserError(
+            f"steps_per_execution={steps_per_execution!r}: must be an integer of at least 1; use for example 32, "
+            "or omit it"
+        )
+    given["steps_per_execution"] = steps_per_execution
+    for argument, value in given.items():
+        if value is not None:
             _check_taken(name, argument)
     check_spread(name, devices.spread)
     check_groups(name, bool(devices.groups))

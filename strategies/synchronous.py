@@ -20,6 +20,7 @@ from strategies.data_checks.data_errors import readable_errors
 from strategies.data_checks.first_batches import check_first_batches
 from strategies.data_checks.non_finite import Causes
 from strategies.engines import EngineChoice
+from strategies.execution_length import ExecutionLength
 from strategies.late_reports import LateReports
 from strategies.outcomes_on_host import Arrived, on_host
 from strategies.pieces import Piece
@@ -30,6 +31,7 @@ from strategies.training_batches import TrainingBatches
 from towers.devices import HOST, Devices
 from towers.engine import Engine
 from towers.errors import UserError
+from towers.execution import StepsInOneExecution
 from towers.input.tower_parts import open_length
 from towers.input.unprepared import read_dataset
 from towers.mean_and_update import StepOutcome
@@ -45,6 +47,8 @@ class SynchronousStrategy:
 
     # When the steps before were done, and the seconds that the steps of a call waited for batches.
     _done_at = _input_seconds = 0.0
+    # The outcome of a step that ran alone.
+    _latest: StepOutcome | None = None
 
     def __init__(
         self,
@@ -55,6 +59,7 @@ class SynchronousStrategy:
         num_towers: int,
         *,
         unprepared: bool = False,
+        steps_per_execution: int | None = 1,
     ):
         """Args:
         name: name in the registry.
@@ -63,8 +68,11 @@ class SynchronousStrategy:
         make_engine: function of (template model, spec of a batch) that returns the engine.
         num_towers: number of towers of all workers, for reports.
         unprepared: whether towers prepare the features, if the task can be read so (`towers.input.unprepared`).
+        steps_per_execution: number of steps in an execution of a graph; None lets their time decide. With
+          several, the engine's step must be one call without collectives.
         """
         self._unprepared, self._late = unprepared, LateReports()
+        self._execution, self._together = ExecutionLength(steps_per_execution), None
         self.name, self.num_towers = name, num_towers
         self.task, self.options = task, options
         self.model = self._build_template()
@@ -192,7 +200,7 @@ class SynchronousStrategy:
         assert self._late.end is None, "settle first"
         self._begin()
         first = self.step
-        outcomes = on_host([self._train(step, rate) for step, rate in self._with_rates(first, num_steps)])
+        outcomes = on_host([outcome for some in self._started(first, num_steps) for outcome in some])
         return self._reported(first, Arrived(outcomes, time.perf_counter()), self._input_seconds)
 
     @property
@@ -207,10 +215,10 @@ class SynchronousStrategy:
         if self._late.end is None:
             self._begin()
         first, outcomes, self._input_seconds = self.step, [], 0.0
-        for step, rate in self._with_rates(first, num_steps):
-            outcomes.append(self._train(step, rate))
-            if step == first:  # the device goes on with it while the steps before are reported
+        for some in self._started(first, num_steps):
+            if not outcomes:  # the device goes on with these steps while those before are reported
                 self._late.read(self._reported)
+            outcomes += some
         self._late.add(first, outcomes, self._input_seconds)
         return self._late.take()
 
@@ -220,6 +228,46 @@ class SynchronousStrategy:
     def _begin(self) -> None:
         self._bad_steps.check_before()
         self._done_at, self._input_seconds = time.perf_counter(), 0.0
+
+    def _started(self, first: int, num_steps: int) -> Iterator[Sequence[StepOutcome]]:
+        """Starts some steps, execution after execution; yields the outcomes of each."""
+        together = self._execution.steps
+        # A loop over steps needs an outcome like its own, and a first step compiles kernels ahead.
+        num_alone = num_steps if together == 1 or num_steps == 1 else int(self._latest is None)
+        for step, rate in self._with_rates(first, num_alone):
+            self._latest = self._train(step, rate)
+            yield [self._latest]
+        end = first + num_steps
+        for begin in range(first + num_alone, end, together):
+            yield self._train_together(range(begin, min(begin + together, end)))
+
+    def _train_together(self, steps: range) -> Sequence[StepOutcome]:
+        """Starts some steps in one execution."""
+        engine = self.engine
+        elements = self._batches.elements(steps[0], engine.placed_input)
+        if self._together is None:
+            self._together = StepsInOneExecution(
+                engine.train_function,
+                elements=elements,
+                batch_of=self._batches.batch_of(steps[0], engine.placed_input),
+                rate_device=engine.rate_device,
+                like=self._latest,
+            )
+        rates = engine.rates_together([self.options.schedule(step) for step in steps])
+        try:
+            outcomes, waited_seconds = self._together(elements, rates)
+        except tf.errors.OpError:
+            self._train_failed()
+            raise
+        self._input_seconds += waited_seconds
+        return outcomes
+
+    def _train_failed(self) -> None:
+        """Repeats the step that failed by itself, so that its error names it, and says whether a batch failed."""
+        step = int(self.engine.counters.step)
+        self._batches.restart()
+        for _, rate in self._with_rates(step, 1):
+            self._train(step, rate)
 
     def _with_rates(self, first: int, num_steps: int) -> Iterable[tuple[int, float | tf.Tensor]]:
         """The numbers of some steps, each with its learning rate for the engine."""
@@ -239,6 +287,7 @@ class SynchronousStrategy:
         self._bad_steps.check(first, outcomes)
         end = first + len(outcomes)
         seconds, self._done_at = arrived.at - self._done_at, arrived.at
+        self._execution.note(len(outcomes), seconds)
         return report_of(
             outcomes,
             step=end,

@@ -5,9 +5,11 @@ import math
 
 import keras
 import tensorflow as tf
+from tensorflow.python.framework import config  # whether operations are deterministic has no public name
 
 from strategies.synchronous import SynchronousStrategy
 from towers.devices import Devices
+from towers.errors import UserError
 from towers.gathering.gathered_once import GatheredOnce
 from towers.input.tower_parts import TowerParts
 from towers.one_process_engine import OneProcessEngine, reads_rows
@@ -26,16 +28,21 @@ def towers_strategy(
     *,
     shares: tuple[float, ...] | None = None,
     parts: TowerParts | None = None,
+    steps_per_execution: int | None = None,
 ) -> SynchronousStrategy:
     """Builds the strategy 'towers'.
 
     Args:
-      task, devices, options, shares: as for `strategies.registry.build_strategy`.
+      task, devices, options, shares, steps_per_execution: as for `strategies.registry.build_strategy`.
       parts: how a batch is cut for the towers, if not by their shares alone.
 
     Raises:
-      UserError: shares that don't match the towers, or a batch too small for all towers.
+      UserError: shares that don't match the towers, a batch too small for all towers, or several steps in an
+        execution that can't have them.
     """
+    alone = _why_alone(devices, options)
+    if alone and (steps_per_execution or 1) > 1:
+        raise UserError(f"steps_per_execution={steps_per_execution} with {alone}; omit one of them")
 
     def make_engine(model, batch_spec):
         choice = xla_choice(task, model, devices, options, batch_spec)
@@ -52,8 +59,26 @@ def towers_strategy(
         )
 
     return SynchronousStrategy(
-        "towers", task, options, make_engine, devices.num_towers, unprepared=devices.input_on_towers
+        "towers",
+        task,
+        options,
+        make_engine,
+        devices.num_towers,
+        unprepared=devices.input_on_towers,
+        # On GPUs several steps were never measured.
+        steps_per_execution=1 if alone else steps_per_execution or (None if devices.on_cpu else 1),
     )
+
+
+def _why_alone(devices: Devices, options: StepOptions) -> str:
+    """The option with which an execution can't have several steps, and the reason; '' if there is none."""
+    if options.accumulation > 1:
+        return f"accumulation={options.accumulation}: each microbatch is an execution"
+    if config.is_op_determinism_enabled():
+        return "deterministic=True: a graph has no clock then"
+    if options.batch_stats == "synced" and devices.num_towers > 1:
+        return "batch_stats='synced': a graph can't repeat an exchange of several towers"
+    return ""
 
 
 def _placed(devices: Devices, model: keras.Model, batch_spec: Batch, options: StepOptions) -> Devices:

@@ -1,6 +1,7 @@
 """The training batches of a process, step after step, and those of one step once more."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from typing import Any
 
 import tensorflow as tf
 
@@ -26,7 +27,7 @@ class TrainingBatches:
         """
         self._dataset_from, self._first = dataset_from, dataset_from(0)
         self.spec = open_length(self._first.element_spec)
-        self._open: Iterator[Batch] | None = None
+        self._open: OpenBatches | None = None
 
     def next(self, step: int, placed: PlacedInput | None) -> Batch:
         """The batch of a step; the steps follow each other until `restart`.
@@ -38,18 +39,33 @@ class TrainingBatches:
         Raises:
           UserError: the data ended, or can't be read.
         """
-        if self._open is None:
-            dataset = self._from(step)
-            with tf.device(HOST):
-                self._open = OpenBatches(iter(dataset) if placed is None else placed.batches(dataset))
         try:
             with readable_input("train", f"step {step}"), tf.device(HOST):
-                return next(self._open)
+                return next(self._opened(step, placed))
         except StopIteration:
             raise UserError(
                 f"the training data ended at step {step}: the 'train' split must never end, and must begin anew "
                 "at each reading; repeat() it, and give from_generator a function that makes a new generator"
             ) from None
+
+    def elements(self, step: int, placed: PlacedInput | None) -> Any:
+        """TensorFlow's iterator over what `batch_of` makes batches of; arguments as for `next`.
+
+        Whoever takes elements from it takes those of the steps from this one on.
+        """
+        batches = self._opened(step, placed).batches
+        return batches if placed is None else batches.elements
+
+    def batch_of(self, step: int, placed: PlacedInput | None) -> Callable[[Any], Any]:
+        """A function from an element to a batch, in graphs too; arguments as for `next`."""
+        return _itself if placed is None else self._opened(step, placed).batches.batch_of
+
+    def _opened(self, step: int, placed: PlacedInput | None) -> OpenBatches:
+        if self._open is None:
+            dataset = self._from(step)
+            with tf.device(HOST):
+                self._open = OpenBatches(iter(dataset) if placed is None else placed.batches(dataset))
+        return self._open
 
     def restart(self) -> None:
         """The next step may be any one."""
@@ -62,3 +78,7 @@ class TrainingBatches:
 
     def _from(self, step: int) -> tf.data.Dataset:
         return self._first if step == 0 else self._dataset_from(step)
+
+
+def _itself(element: Any) -> Any:
+    return element

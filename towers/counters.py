@@ -119,9 +119,10 @@ class Counters:
         if stop:
             first_bad = tf.logical_and(bad, running)
             self.bad_step.assign(tf.where(first_bad, self.step.read_value(), self.bad_step.read_value()))
-        self.step.assign_add(tf.cast(running, tf.int64))
         with tf.device(HOST):
             if examples.dtype == tf.int32:  # the host's; that of workers with GPUs is on the device
                 examples = tf.cast(examples, tf.int64)
+        with tf.control_dependencies([finite]):  # a step that ends in an error is not counted
+            self.step.assign_add(tf.cast(running, tf.int64))
+            self.examples.assign_add(tf.where(running, examples, 0))
         self.advance_index()
-        self.examples.assign_add(tf.where(running, examples, 0))

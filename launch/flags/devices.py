@@ -6,8 +6,9 @@ import os
 from absl import flags
 
 from launch import binary
+from launch.flags.belonging import serves
 from launch.flags.branches import branched_grid
-from launch.flags.checks import listed_in_help, number_of_threads, positive
+from launch.flags.checks import at_least_zero, listed_in_help, number_of_threads, positive
 from launch.flags.grid import grid_from_flags
 from launch.flags.pipeline import num_stage_devices
 from launch.flags.slices import sliced_grid
@@ -105,6 +106,15 @@ flags.DEFINE_bool(
     "embeddings' gradients, some convolutions). An operation without such a kernel ends the run with an error. "
     "Asynchronous parameter servers still update in any order.",
 )
+flags.DEFINE_integer(
+    "steps_per_execution",
+    0,
+    "For --strategy=towers: number of steps in an execution of a graph. Several save some 0.3 ms a step. Default: "
+    "0, which on CPUs means up to 256 if a step takes at most 4 ms, otherwise 1. The numbers stay the same. Not "
+    "with --accumulation, nor with --batch_stats=synced of several towers.",
+)
+serves("strategy", ("towers",), "steps_per_execution")
+at_least_zero("steps_per_execution")
 positive("num_towers")
 number_of_threads("threads_per_tower")
 listed_in_help(__name__)

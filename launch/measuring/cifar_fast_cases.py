@@ -16,6 +16,8 @@ _UPDATE_RULE = (
     *("--optimizer=nesterov", "--momentum=0.85", "--learning_rate=1.5", "--weight_decay=0.0089", "--decay_all"),
     *("--norm_bias_rate_factor=64", "--lookahead_every=5"),
 )
+# A GPU's steps are measured ten in a call.
+FIVE_STEPS = ("--steps_per_execution=5",)
 _PEER = pathlib.Path(__file__).with_name("peers") / "torch_cifar_fast.py"
 
 
@@ -29,10 +31,13 @@ def cifar_fast_cases() -> list[Case]:
 
 
 def cifar_fast_on_gpu() -> list[Case]:
-    """One GPU in bfloat16, and with --torch PyTorch on it."""
-    work = _work("towers", 1, BFLOAT16)
-    own = own_case(f"gpu 1, cifar_fast, {BFLOAT16}", work, "--tower_device=gpu", *_UPDATE_RULE)
-    return [own, *_torch(BFLOAT16, "cuda")]
+    """One GPU in bfloat16, one step and five steps an execution, and with --torch PyTorch on it."""
+    work, name = _work("towers", 1, BFLOAT16), f"gpu 1, cifar_fast, {BFLOAT16}"
+    rows = [
+        own_case(name, work, "--tower_device=gpu", *_UPDATE_RULE),
+        own_case(f"{name}, 5 steps an execution", work, "--tower_device=gpu", *FIVE_STEPS, *_UPDATE_RULE),
+    ]
+    return [*rows, *_torch(BFLOAT16, "cuda")]
 
 
 def _towers(precision: str) -> Case:

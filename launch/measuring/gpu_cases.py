@@ -6,7 +6,7 @@ import tensorflow as tf
 from absl import flags
 
 from launch.measuring.case import BFLOAT16, FLOAT32, Case, Work, batch_of_flags, own_case, peer_case, work_of_flags
-from launch.measuring.cifar_fast_cases import cifar_fast_on_gpu
+from launch.measuring.cifar_fast_cases import FIVE_STEPS, cifar_fast_on_gpu
 from towers.errors import UserError
 from towers.quiet_stderr import stderr_aside
 
@@ -40,6 +40,7 @@ def gpu_cases() -> list[Case]:
         _case("gpu 1, bfloat16", 1, precision=BFLOAT16),
         *_keras_fit(BFLOAT16),
         _case("gpu 1, bfloat16, without XLA", 1, "--noxla", precision=BFLOAT16),
+        _case("gpu 1, bfloat16, 5 steps an execution", 1, *FIVE_STEPS, precision=BFLOAT16),
         *cifar_fast_on_gpu(),
         _case(f"gpus {count}, parameters on the CPU", count, "--parameter_device=cpu"),
         own_case(f"gpus {count}, mirrored", _work("mirrored", count), _ON_GPUS),

@@ -15,12 +15,15 @@ from launch.measuring.larger_models import (
     ring_zero_cases,
     sharded_cases,
 )
+from launch.measuring.short_step_cases import short_step_cases
 from strategies.cluster import CHIEF, SERVER, WORKER
 from strategies.engines import OWN, TENSORFLOW
 from towers.errors import UserError
 
 FLAGS = flags.FLAGS
 _BOTH = (TENSORFLOW, OWN)
+# Groups whose peers are programs of this project.
+_WITH_OWN_PEERS = (cifar_fast_cases, gpu_cases, short_step_cases)
 # Delay of each batch that the slow worker reads: 30 ms per step in sync. An asynchronous worker also reads the
 # batches of the two other workers: 90 ms per step.
 _SLOW_SECONDS = 0.03
@@ -50,7 +53,7 @@ def _check_peers() -> None:
     named = "--peers" if FLAGS.peers else "--torch" if FLAGS.torch else ""
     if named and FLAGS.row:
         raise UserError(f"{named}: rows of --row have no peers; use a --group, or omit {named}")
-    if FLAGS.torch and not FLAGS.peers and GROUPS[FLAGS.group] not in (cifar_fast_cases, gpu_cases):
+    if FLAGS.torch and not FLAGS.peers and GROUPS[FLAGS.group] not in _WITH_OWN_PEERS:
         raise UserError("--torch needs --peers, the folder that has torch_step.py")
 
 
@@ -246,6 +249,7 @@ GROUPS: Mapping[str, Callable[[], list[Case]]] = {
     "kernels": kernels_cases,
     "kinds_of_cpu": kinds_of_cpu_cases,
     "cifar_fast": cifar_fast_cases,
+    "short_steps": short_step_cases,
     "batch_stats": batch_stats_cases,
     "pipeline": pipeline_cases,
     "sharded": sharded_cases,

@@ -34,6 +34,10 @@ _GPU_CALL_STEPS = 10
 # Steps of parameter servers are so short that the warm-up needs many.
 _TRAINER_WARM_UP_STEPS = 3
 _SERVERS_WARM_UP_STEPS, _SERVERS_WARM_UP_SECONDS = 20, 5.0
+# Steps per --measured_steps, and the warm-up, in which the length of an execution is chosen.
+_SHORT_FACTOR, _SHORT_WARM_UP_SECONDS = 50, 4.0
+# Of the whole run, for the schedule.
+_MOST_SHORT_STEPS = 1_000_000
 # Batches to measure per --measured_steps: a batch takes much less time than a step.
 _INPUT_FACTOR = 10
 _TEXT = DrawnText()
@@ -184,6 +188,8 @@ class CallTimes(Callback):
 def measure_trainer() -> dict:
     """Measures steps under a Trainer with its files and reports, and its overhead over the same bare steps."""
     FLAGS.steps = FLAGS.measured_steps + _TRAINER_WARM_UP_STEPS
+    if FLAGS.strategy == "towers":
+        FLAGS.steps_per_execution = 1  # each step is timed
     strategy = training.build_strategy(measured_task())
     strategy.engine = engine = TimedEngine(strategy.engine)
     times = CallTimes()
@@ -198,6 +204,29 @@ def measure_trainer() -> dict:
         "images_per_second": FLAGS.measured_batch * (last - first) / (ended - begun),
         "first_step_seconds": engine.seconds[0],
         "loop_over_step": (ended - begun) / bare_seconds,
+    }
+
+
+def measure_short_steps() -> dict:
+    """Measures steps about as short as a call from Python: many in a call, as a Trainer makes them.
+
+    After the warm-up the strategy has chosen how many steps an execution of a graph has.
+    """
+    steps = _SHORT_FACTOR * FLAGS.measured_steps
+    FLAGS.steps = _MOST_SHORT_STEPS
+    strategy = training.build_strategy(measured_task())
+    first_seconds = first_step_seconds(strategy)
+    warm = time.perf_counter()
+    while time.perf_counter() - warm < _SHORT_WARM_UP_SECONDS:
+        strategy.run_steps(steps)
+    cpu_seconds = time.process_time()
+    report = strategy.run_steps(steps)
+    return {
+        "images_per_second": FLAGS.measured_batch * steps / report.seconds,
+        "steps_per_second": steps / report.seconds,
+        "cpu_seconds_per_step": (time.process_time() - cpu_seconds) / steps,
+        "first_step_seconds": first_seconds,
+        "time": time_of([report]),
     }
 
 
@@ -256,6 +285,7 @@ def measure_input() -> dict:
 MEASUREMENTS: Mapping[str, Callable[[], dict]] = {
     "step": measure_step,
     "trainer": measure_trainer,
+    "short_steps": measure_short_steps,
     "servers": measure_servers,
     "input": measure_input,
     "kernels": measure_kernels,

@@ -98,8 +98,8 @@ class Row:
     not_finite_in_quick: bool = False
 
 
-def _towers(devices: Devices, shares: tuple[float, ...] | None = None):
-    return lambda task, options: towers_strategy(task, devices, options, shares=shares)
+def _towers(devices: Devices, shares: tuple[float, ...] | None = None, **others):
+    return lambda task, options: towers_strategy(task, devices, options, shares=shares, **others)
 
 
 def _pipeline(num_devices: int, microbatches: int, num_towers: int = 1, zero: int = 0, **options):
@@ -193,6 +193,12 @@ ROWS = (
         not_finite_in_quick=True,
         make_strategy=_towers(cpus(3, parameters=3), _SHARES),
         shares=_SHARES,
+    ),
+    Row(
+        name="towers_3_shares_several_steps_an_execution",
+        make_strategy=_towers(cpus(3), _SHARES, steps_per_execution=8),
+        shares=_SHARES,
+        batch_stats="average",
     ),
     Row(
         name="towers_1_accumulation_4",

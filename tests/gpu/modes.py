@@ -31,8 +31,15 @@ MODES: Mapping[str, Mapping[str, object]] = {
 }
 
 
-def strategy_of(mode: str, devices: Devices, precision: str = "float32") -> Strategy:
-    """The strategy of a mode with its towers on those of `devices`; the task has batch norm and augmentation."""
+def strategy_of(mode: str, devices: Devices, precision: str = "float32", **given) -> Strategy:
+    """The strategy of a mode with its towers on those of `devices`; the task has batch norm and augmentation.
+
+    Args:
+      mode: one of `MODES`.
+      devices: the towers' devices.
+      precision: of the step.
+      **given: other arguments of `build_strategy`.
+    """
     fields = dict(MODES[mode])
     options = StepOptions(rule=Adam(), schedule=Constant(0.01), seed=3, precision=precision)
     name = fields.pop("name", "towers")
@@ -41,4 +48,4 @@ def strategy_of(mode: str, devices: Devices, precision: str = "float32") -> Stra
     if "parameters" in fields:
         fields["parameters"] = devices.towers[fields["parameters"]]
     placed = dataclasses.replace(devices, **fields)
-    return build_strategy(name, task, placed, dataclasses.replace(options, **changed))
+    return build_strategy(name, task, placed, dataclasses.replace(options, **changed), **given)

@@ -60,6 +60,18 @@ def test_one_gpu_compiles_the_step(tmp_path):
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)
 
 
+def test_several_steps_in_an_execution_of_one_gpu(tmp_path):
+    """Compiled, where the device is a GPU; the losses of three reports."""
+    losses = []
+    for count in (1, 4):
+        directory = tmp_path / str(count)
+        flags = (f"--steps_per_execution={count}", "--report_every_steps=6", f"--directory={directory}")
+        done = _run(*_TRAIN, _ON, "--num_towers=1", "--steps=18", "--notf32", "--learning_rate=0.001", *flags)
+        assert done.returncode == 0, done.stderr[-4000:]
+        losses.append(reported_losses(directory))
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+
+
 def test_one_gpu_is_verified():
     done = _run(*_TRAIN, _ON, "--num_towers=1", "--augment", "--verify")
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]

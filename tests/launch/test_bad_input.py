@@ -49,6 +49,14 @@ CASES = {
             "python -m launch.local --chief --workers=2 --ps=1 -- python -m",
         ),
     ),
+    "several steps of a deterministic graph": (
+        ["--steps_per_execution=4", "--deterministic"],
+        ("--steps_per_execution=4 with --deterministic", "omit one of them"),
+    ),
+    "several steps of a mode without them": (
+        ["--steps_per_execution=4", "--strategy=mirrored"],
+        ("--steps_per_execution=4 with --strategy=mirrored", "--strategy=towers"),
+    ),
     "an unknown strategy": (["--strategy=mirored"], ("--strategy=mirored is unknown", "did you mean mirrored?")),
     "an unknown optimizer": (["--optimizer=sdg"], ("optimizer", "sdg", "sgd")),
     "no examples in a batch": (["--batch_size=0"], ("--batch_size=0", "above 0")),

@@ -10,7 +10,8 @@ their number in its shape: half the work of the host for each batch. Parts hold 
 """
 
 import dataclasses
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -63,7 +64,7 @@ class PlacedInput:
         of_call = of_call if self.microbatches is None else (of_call,) * self.microbatches
         return of_call if self.accumulation == 1 else (of_call,) * self.accumulation
 
-    def batches(self, dataset: tf.data.Dataset) -> Iterator[Any]:
+    def batches(self, dataset: tf.data.Dataset) -> "PlacedBatches":
         """The batches of a dataset as `PlacedBatch`, or as (nested) tuples of these for microbatches."""
         is_whole = self._is_whole(dataset.element_spec)
 
@@ -81,7 +82,7 @@ class PlacedInput:
 
         devices = self.devices if is_whole else (*self.devices, HOST)
         placed = device_iterator(dataset.flat_map(cut), devices, _AHEAD)
-        return map(_of_whole if is_whole else _together, placed)
+        return PlacedBatches(placed, functools.partial(_of_whole, devices[0]) if is_whole else _together)
 
     def _is_whole(self, element_spec: Any) -> bool:
         """Whether the only part is the batch itself, and never a stand-in for an empty one."""
@@ -111,6 +112,25 @@ class PlacedInput:
         )
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class PlacedBatches:
+    """Iterates over batches.
+
+    Attributes:
+      elements: TensorFlow's iterator over what the devices get, which a graph can take.
+      batch_of: function from one of these to a batch.
+    """
+
+    elements: Any
+    batch_of: Callable[[Any], Any]
+
+    def __iter__(self) -> "PlacedBatches":
+        return self
+
+    def __next__(self) -> Any:
+        return self.batch_of(next(self.elements))
+
+
 def can_be_placed(batch_spec: Any) -> bool:
     """Whether all tensors of a batch can be on any device: texts are the host's."""
     return all(spec.dtype != tf.string for spec in tf.nest.flatten(batch_spec))
@@ -132,12 +152,17 @@ def _without_parts(own: Any) -> Any:
     return own._replace(part=examples_between(own.part, 0, 0))
 
 
-def _of_whole(by_tower: list) -> PlacedBatch:
-    """The batch that its only part is."""
+def _of_whole(device: str, by_tower: list) -> PlacedBatch:
+    """The batch that its only part is, on a device."""
     (own,) = by_tower
     first, *_ = tf.nest.flatten(own.part.features)
+    if (known := first.shape[0]) is None:  # in a graph
+        with tf.device(device):  # which computes shapes in the host's memory
+            shape = tf.shape(first)
+        with tf.device(HOST):
+            return PlacedBatch((own.part,), (own.activity,), shape[0])
     with tf.device(HOST):
-        examples = tf.constant(first.shape[0], tf.int32)
+        examples = tf.constant(known, tf.int32)
     return PlacedBatch((own.part,), (own.activity,), examples)
 
 

@@ -16,11 +16,16 @@ LEAST = {"xla": 1e-4}
 TOLERANCE = 2e-3
 
 
-def beside_cpu(mode: str) -> None:
+def several_steps(mode: str) -> None:
+    """As `beside_cpu`, four steps in an execution; not deterministic, because no graph has a clock then."""
+    beside_cpu(mode, steps_per_execution=4)
+
+
+def beside_cpu(mode: str, **given) -> None:
     """Loss, evaluation and parameters after some steps agree within the tolerance of each precision."""
     for precision, steps, tolerance in COMPARED:
         found, expected = (
-            _trained(strategy_of(mode, devices, precision), steps) for devices in (towers(), cpus(2))
+            _trained(strategy_of(mode, devices, precision, **given), steps) for devices in (towers(), cpus(2))
         )
         for name, value in found.items():
             difference = np.linalg.norm(value - expected[name]) / max(np.linalg.norm(expected[name]), 1e-6)

@@ -1,0 +1,227 @@
+"""Several steps in one execution of a graph: the same bits, and an error still names its step."""
+
+import dataclasses
+import time
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from models.own_task import OwnTask
+from strategies import execution_length
+from strategies.errors import NonFiniteStep
+from strategies.execution_length import ExecutionLength
+from strategies.registry import build_strategy
+from tests.strategies.small_task import random_task, small_task
+from tests.tiers import first_quick
+from tests.towers.logical_cpus import cpus
+from tests.towers.user_errors import refused
+from towers.execution import StepsInOneExecution
+from towers.options import StepOptions
+from towers.updates.rules import Adam
+from towers.updates.schedules import Cosine
+
+
+def strategy(steps, task=None, devices=None, **options):
+    options = {"rule": Adam(), "schedule": Cosine(0.01, 30), **options}
+    devices = cpus(1) if devices is None else devices
+    return build_strategy(
+        "towers", task or random_task(), devices, StepOptions(**options), steps_per_execution=steps
+    )
+
+
+def values_of(made) -> np.ndarray:
+    found = made.checkpointables()
+    kept = [*found["parameters"].values(), *found["state"].values(), *found["counters"].values()]
+    return np.concatenate([np.ravel(tf.convert_to_tensor(value).numpy()).astype(np.float64) for value in kept])
+
+
+def reports(made, *lengths):
+    """What some calls report, without times."""
+    return [dataclasses.replace(made.run_steps(length), seconds=0.0, input_seconds=0.0) for length in lengths]
+
+
+@pytest.mark.parametrize(
+    "devices, options",
+    first_quick(
+        [
+            (cpus(2), {}),
+            (dataclasses.replace(cpus(1), masks=True, input_on_towers=True), {"xla": True}),
+            (dataclasses.replace(cpus(2), masks=True, input_on_towers=True), {}),
+            (cpus(2, sharded=True), {}),
+            (cpus(2, replicated=True), {}),
+            (cpus(2, zero=1), {}),
+            (cpus(2, zero=3), {}),
+            (cpus(1), {"precision": "float16", "on_nan": "skip"}),
+        ],
+        num_quick=2,
+    ),
+)
+def test_the_same_bits_as_one_at_a_time(devices, options):
+    """With batch norm, dropout, augmentation, a rate for each step and short last batches."""
+    alone, together = (strategy(steps, devices=devices, **options) for steps in (1, 4))
+    assert reports(together, 6, 1, 9) == reports(alone, 6, 1, 9)
+    np.testing.assert_array_equal(values_of(together), values_of(alone))
+
+
+def test_a_resumed_run_traces_nothing_anew(monkeypatch):
+    traced = []
+    monkeypatch.setattr(
+        StepsInOneExecution, "_next_batch", lambda self, *given: traced.append(0) or next_batch(self, *given)
+    )
+    alone, together = strategy(1), strategy(4)
+    for made in (alone, together):
+        made.run_steps(7)
+        made.engine.counters.step.assign(3)
+        made.restored()
+        made.run_steps(6)
+    np.testing.assert_array_equal(values_of(together), values_of(alone))
+    assert traced == [0]
+
+
+next_batch = StepsInOneExecution._next_batch
+
+
+def numbers_task(labels, *, wait_seconds: float = 0.0, fails_at: int | None = None, readings: int | None = None):
+    """Batches of four examples, one batch for each label; the training data come from a user's generator.
+
+    Args:
+      labels: of the batches, which begin anew after the last.
+      wait_seconds: before each batch.
+      fails_at: the batch that can't be read.
+      readings: how often the generator can be read; None for any number of times.
+    """
+    left = [0] * readings if readings else None
+
+    def generate():
+        if left is not None:
+            if not left:
+                return
+            left.pop()
+        for index, label in enumerate(labels):
+            time.sleep(wait_seconds)
+            if index == fails_at:
+                raise RuntimeError("the camera is off")
+            yield np.full((4, 3), index, np.float32), np.full(4, label, np.int64)
+
+    spec = (tf.TensorSpec((4, 3), tf.float32), tf.TensorSpec(4, tf.int64))
+    data = tf.data.Dataset.from_generator(generate, output_signature=spec)
+    return OwnTask(
+        model=lambda: keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)]),
+        train_data=data.repeat(),
+        losses=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        batch_size=4,
+    )
+
+
+@pytest.mark.parametrize(
+    "task, parts",
+    [
+        (numbers_task([0] * 7 + [5] + [1] * 8), ["step 7: label 5 is out of range"]),
+        (numbers_task([0] * 9, fails_at=6), ["the 'train' data failed at step 6", "the camera is off"]),
+    ],
+    ids=["label", "generator"],
+)
+def test_an_error_names_its_step(task, parts):
+    """The steps before it are applied and counted, as if they ran one at a time."""
+    alone, together = strategy(1, task), strategy(8, task)
+    for made in (alone, together):
+        with refused(*parts):
+            made.run_steps(20)
+    np.testing.assert_array_equal(values_of(together), values_of(alone))
+
+
+@pytest.mark.parametrize("steps", [1, 8])
+def test_data_that_end_are_named(steps):
+    with refused("the training data ended at step "):
+        strategy(steps, numbers_task([0] * 9, readings=4)).run_steps(60)
+
+
+def test_no_step_is_applied_after_one_that_is_not_finite():
+    task = numbers_task([0] * 16)
+    features = tf.data.Dataset.range(16).map(
+        lambda index: (
+            tf.where(index == 6, np.nan, tf.ones((4, 3))),
+            tf.zeros(4, tf.int64),
+        )
+    )
+    task = dataclasses.replace(task, train_data=features.repeat())
+    alone, together = strategy(1, task), strategy(5, task)
+    for made in (alone, together):
+        with pytest.raises(NonFiniteStep, match="step 6 is not finite"):
+            made.run_steps(14)
+    np.testing.assert_array_equal(values_of(together), values_of(alone))
+
+
+def test_reports_that_come_late_are_those_of_their_own_calls():
+    devices = dataclasses.replace(cpus(1), masks=True, input_on_towers=True)
+    alone, together = (strategy(steps, devices=devices) for steps in (1, 4))
+    expected = [dataclasses.replace(alone.run_steps(6), seconds=0.0, input_seconds=0.0) for _ in range(3)]
+    found = [together.start_steps(6) for _ in range(3)]
+    found = [report for report in [*found, together.settle()] if report is not None]
+    assert [dataclasses.replace(report, seconds=0.0, input_seconds=0.0) for report in found] == expected
+
+
+def test_waiting_for_batches_is_reported():
+    """The first elements are read ahead; of 40 others each comes 5 ms after the one before it."""
+    made = strategy(8, numbers_task([0, 1], wait_seconds=0.005))
+    made.run_steps(9)
+    report = made.run_steps(40)
+    assert 0.1 < report.input_seconds <= report.seconds
+
+
+@pytest.mark.parametrize(
+    "name, steps, options, parts",
+    [
+        ("towers", 0, {}, ["steps_per_execution=0", "at least 1"]),
+        ("towers", 8, {"accumulation": 2}, ["steps_per_execution=8 with accumulation=2", "omit one"]),
+        ("towers", 8, {"batch_stats": "synced"}, ["steps_per_execution=8 with batch_stats='synced'", "omit one"]),
+        ("mirrored", 8, {}, ["steps_per_execution=... with strategy 'mirrored'", "only 'towers' can"]),
+    ],
+)
+def test_an_execution_that_can_t_have_several_steps_is_refused(name, steps, options, parts):
+    with refused(*parts):
+        build_strategy(name, small_task(), cpus(2), StepOptions(**options), steps_per_execution=steps)
+
+
+def test_one_step_at_a_time_is_always_possible():
+    made = build_strategy(
+        "towers", random_task(), cpus(2), StepOptions(batch_stats="synced"), steps_per_execution=1
+    )
+    assert made.run_steps(2).num_steps == 2
+
+
+class TestTheLengthOfAnExecution:
+    def test_short_steps_are_joined_once_they_took_a_while(self):
+        length, found = ExecutionLength(None), []
+        for _ in range(3):
+            length.note(1000, 0.5)
+            found.append(length.steps)
+        assert found == [1, 200, 200]
+
+    def test_long_steps_run_alone(self):
+        length = ExecutionLength(None)
+        for seconds in (100.0, 10.0, 1.0):
+            length.note(100, seconds)
+        assert length.steps == 1
+
+    def test_steps_that_become_long_run_alone_again(self):
+        length = ExecutionLength(None)
+        length.note(1000, 1.0)
+        assert length.steps == 100
+        length.note(10, 1.0)
+        assert length.steps == 1
+
+    def test_a_given_number_stays(self):
+        length = ExecutionLength(8)
+        length.note(1000, 100.0)
+        assert length.steps == 8
+
+    def test_a_run_of_short_steps_joins_them_by_itself(self, monkeypatch):
+        monkeypatch.setattr(execution_length, "_SHORT_SECONDS", 10.0)
+        monkeypatch.setattr(execution_length, "_FIRST_SECONDS", 0.0)
+        monkeypatch.setattr(execution_length, "_EXECUTION_SECONDS", 1000.0)
+        alone, together = strategy(1), strategy(None)
+        assert reports(together, 1, 5) == reports(alone, 1, 5)
+        assert together._together is not None
