@@ -42,24 +42,26 @@ def reports(made, *lengths):
     return [dataclasses.replace(made.run_steps(length), seconds=0.0, input_seconds=0.0) for length in lengths]
 
 
-@pytest.mark.parametrize(
-    "devices, options",
-    first_quick(
-        [
-            (cpus(2), {}),
-            (dataclasses.replace(cpus(1), masks=True, input_on_towers=True), {"xla": True}),
-            (dataclasses.replace(cpus(2), masks=True, input_on_towers=True), {}),
-            (cpus(2, sharded=True), {}),
-            (cpus(2, replicated=True), {}),
-            (cpus(2, zero=1), {}),
-            (cpus(2, zero=3), {}),
-            (cpus(1), {"precision": "float16", "on_nan": "skip"}),
-        ],
-        num_quick=2,
-    ),
-)
-def test_the_same_bits_as_one_at_a_time(devices, options):
+def as_on_gpus(num_towers: int):
+    return dataclasses.replace(cpus(num_towers), masks=True, input_on_towers=True)
+
+
+DEVICES = {
+    "two towers": (cpus(2), {}),
+    "compiled as on one GPU": (as_on_gpus(1), {"xla": True}),
+    "as on two GPUs": (as_on_gpus(2), {}),
+    "sharded": (cpus(2, sharded=True), {}),
+    "replicated": (cpus(2, replicated=True), {}),
+    "zero=1": (cpus(2, zero=1), {}),
+    "zero=3": (cpus(2, zero=3), {}),
+    "scaled losses": (cpus(1), {"precision": "float16", "on_nan": "skip"}),
+}
+
+
+@pytest.mark.parametrize("case", first_quick(DEVICES, num_quick=2))
+def test_the_same_bits_as_one_at_a_time(case):
     """With batch norm, dropout, augmentation, a rate for each step and short last batches."""
+    devices, options = DEVICES[case]
     alone, together = (strategy(steps, devices=devices, **options) for steps in (1, 4))
     assert reports(together, 6, 1, 9) == reports(alone, 6, 1, 9)
     np.testing.assert_array_equal(values_of(together), values_of(alone))
@@ -155,8 +157,7 @@ def test_no_step_is_applied_after_one_that_is_not_finite():
 
 
 def test_reports_that_come_late_are_those_of_their_own_calls():
-    devices = dataclasses.replace(cpus(1), masks=True, input_on_towers=True)
-    alone, together = (strategy(steps, devices=devices) for steps in (1, 4))
+    alone, together = (strategy(steps, devices=as_on_gpus(1)) for steps in (1, 4))
     expected = [dataclasses.replace(alone.run_steps(6), seconds=0.0, input_seconds=0.0) for _ in range(3)]
     found = [together.start_steps(6) for _ in range(3)]
     found = [report for report in [*found, together.settle()] if report is not None]
