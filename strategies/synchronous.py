@@ -31,7 +31,7 @@ from strategies.training_batches import TrainingBatches
 from towers.devices import HOST, Devices
 from towers.engine import Engine
 from towers.errors import UserError
-from towers.execution import StepsInOneExecution
+from towers.execution import LoopOfSteps, StepsInOneExecution, UnrolledSteps
 from towers.input.tower_parts import open_length
 from towers.input.unprepared import read_dataset
 from towers.mean_and_update import StepOutcome
@@ -72,7 +72,8 @@ class SynchronousStrategy:
           several, the engine's step must be one call without collectives.
         """
         self._unprepared, self._late = unprepared, LateReports()
-        self._execution, self._together = ExecutionLength(steps_per_execution), None
+        self._execution = ExecutionLength(steps_per_execution)
+        self._together: StepsInOneExecution | None = None
         self.name, self.num_towers = name, num_towers
         self.task, self.options = task, options
         self.model = self._build_template()
@@ -239,23 +240,31 @@ class SynchronousStrategy:
             yield [self._latest]
         end = first + num_steps
         for begin in range(first + num_alone, end, together):
-            yield self._train_together(range(begin, min(begin + together, end)))
+            steps = range(begin, min(begin + together, end))
+            if len(steps) == together or self._execution_of(begin).takes_any_number:
+                yield self._train_together(steps)
+            else:
+                yield [self._train(step, rate) for step, rate in self._with_rates(begin, len(steps))]
+
+    def _execution_of(self, step: int) -> StepsInOneExecution:
+        """Several steps in one execution, of which this is the first."""
+        if self._together is None:
+            make = UnrolledSteps if self.engine.masked else LoopOfSteps
+            self._together = make(
+                self.engine.train_in_graph,
+                batch_of=self._batches.batch_of(step, self.engine.placed_input),
+                rate_device=self.engine.rate_device,
+                like=self._latest,
+            )
+        return self._together
 
     def _train_together(self, steps: range) -> Sequence[StepOutcome]:
         """Starts some steps in one execution."""
         engine = self.engine
         elements = self._batches.elements(steps[0], engine.placed_input)
-        if self._together is None:
-            self._together = StepsInOneExecution(
-                engine.train_function,
-                elements=elements,
-                batch_of=self._batches.batch_of(steps[0], engine.placed_input),
-                rate_device=engine.rate_device,
-                like=self._latest,
-            )
         rates = engine.rates_together([self.options.schedule(step) for step in steps])
         try:
-            outcomes, waited_seconds = self._together(elements, rates)
+            outcomes, waited_seconds = self._execution_of(steps[0])(elements, rates)
         except tf.errors.OpError:
             self._train_failed()
             raise

@@ -123,7 +123,7 @@ class Engine(abc.ABC):
         self.placed_input: PlacedInput | None = None
         if devices.input_on_towers and can_be_placed(batch_spec):
             self._place_input(microbatches, batches_are_whole=step_spec is None)
-        self.train_function = _graph_of(self._train, self._batch_spec, _RATE)
+        self.train_function = _graph_of(self.train_in_graph, self._batch_spec, _RATE)
         self._evaluate_function = tf.function(self.evaluate_towers, autograph=False)
         self.first_function = _graph_of(self.first_sums, self._batch_spec)
 
@@ -237,7 +237,8 @@ class Engine(abc.ABC):
         function = self.train_function if self.options.accumulation == 1 else self.first_function
         return function.get_concrete_function().graph
 
-    def _train(self, batch, rate):
+    def train_in_graph(self, batch: Batch, rate: tf.Tensor) -> StepOutcome:
+        """One step on an undivided batch, for a graph that is being traced."""
         return self.apply(batch, self.first_sums(batch), rate)
 
     @property

@@ -1,6 +1,7 @@
 """Several training steps in one execution of a graph, for steps that are about as short as a call from Python.
 
-    step k:   next batch  ->  step  ->  row k of each number of the outcomes          a loop in the graph
+    loop        while k < n:  next batch -> step -> row k of each number of the outcomes
+    unrolled    next batch -> step 0,  next batch -> step 1, ...
 
 One execution of a step takes 0.2 to 0.3 ms of Python and TensorFlow, whatever it computes, and reading a batch
 and its outcome take as long again. Milliseconds a step, one at a time, in a loop, and by others (a dense network
@@ -11,9 +12,11 @@ of 1,474 parameters, AdamW, AMD EPYC, Zen 5, two cores; Keras with 1 and 32 step
     64, 2               0.48 to 0.64     0.26
     256, 2              0.54 to 0.63     0.28
 
-A graph that repeats four or eight steps takes 0.19 to 0.37 ms a step there, and twice as long to trace.
+A graph that repeats four or eight steps takes 0.19 to 0.37 ms a step there, and twice as long to trace. GPUs get
+it all the same: TensorFlow has what a loop passes on sent to the host and back in each round.
 """
 
+import abc
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,33 +26,30 @@ from towers.devices import HOST
 from towers.mean_and_update import StepOutcome
 
 
-class StepsInOneExecution:
+class StepsInOneExecution(abc.ABC):
     """Runs a step again and again, each time on the next batch."""
+
+    # Whether an execution can have any number of steps. Otherwise each number is traced by itself.
+    takes_any_number: bool
 
     def __init__(
         self,
         step: Callable[[Any, tf.Tensor], StepOutcome],
         *,
-        elements: Any,
         batch_of: Callable[[Any], Any],
         rate_device: str,
         like: StepOutcome,
     ):
         """Args:
-        step: function of a batch and a learning rate, which was called before.
-        elements: an iterator like that of later calls.
+        step: function of a batch and a learning rate, to be traced.
         batch_of: function from an element of the iterator to a batch for `step`.
         rate_device: the device of the learning rates.
         like: an outcome of `step`.
         """
         self._step, self._batch_of, self._rate_device, self._like = step, batch_of, rate_device, like
-        # Where their memory is: TensorFlow would put the rows of a GPU machine's host on its first GPU.
-        self._devices = [number.backing_device for number in tf.nest.flatten(like)]
-        # Traced here, for any number of steps, and not anew for the iterator of a resumed run.
-        self._loop = tf.function(self._repeated, autograph=False).get_concrete_function(
-            tf.type_spec_from_value(elements), tf.TensorSpec([None], tf.float32), tf.TensorSpec([], tf.int32)
-        )
+        self._traced: dict[int | None, Callable] = {}
 
+    @abc.abstractmethod
     def __call__(self, elements: Any, rates: tf.Tensor) -> tuple[list[StepOutcome], float]:
         """As many steps as there are learning rates.
 
@@ -65,49 +65,84 @@ class StepsInOneExecution:
           tf.errors.OpError: a step failed, or there was no element left. The steps before it are applied, and
             their outcomes are lost.
         """
-        with tf.device(HOST):
-            count = tf.constant(len(rates))
-        rows, waited_seconds = self._loop(elements, rates, count)
-        steps = zip(*self._each(tf.unstack, rows), strict=True)
-        return [tf.nest.pack_sequence_as(self._like, numbers) for numbers in steps], float(waited_seconds)
 
-    def _repeated(self, elements, rates, count):
+    def _outcome(self, numbers: Sequence[tf.Tensor]) -> StepOutcome:
+        return tf.nest.pack_sequence_as(self._like, numbers)
+
+    def _graph(self, function: Callable, elements: Any, count: int | None):
+        """The graph of a function of an iterator and so many rates; a resumed run's iterator may follow."""
+        if count not in self._traced:
+            specs = tf.type_spec_from_value(elements), tf.TensorSpec([count], tf.float32)
+            self._traced[count] = tf.function(function, autograph=False).get_concrete_function(*specs)
+        return self._traced[count]
+
+    def _next_batch(self, elements: Any, after: Sequence[tf.Tensor] = ()) -> tuple[Any, tf.Tensor, tf.Tensor]:
+        """The next batch, and the times before and after it, which is not taken before `after` is there."""
         with tf.device(HOST):
-            first, waited_seconds = tf.constant(0), tf.constant(0.0, tf.float64)
+            with tf.control_dependencies(after):
+                asked = tf.timestamp()
+            with tf.control_dependencies([asked]):
+                element = elements.get_next()
+            with tf.control_dependencies(tf.nest.flatten(element, expand_composites=True)):
+                return self._batch_of(element), asked, tf.timestamp()
+
+
+class LoopOfSteps(StepsInOneExecution):
+    """For steps whose outcomes are in the host's memory."""
+
+    takes_any_number = True
+
+    def __call__(self, elements, rates):
+        loop = self._graph(self._repeated, elements, None)
+        rows, waited_seconds = loop(elements, rates)
+        return list(map(self._outcome, zip(*map(tf.unstack, rows), strict=True))), float(waited_seconds)
+
+    def _repeated(self, elements, rates):
+        numbers = tf.nest.flatten(self._like)
+        with tf.device(HOST):
+            count, first, waited_seconds = tf.shape(rates)[0], tf.constant(0), tf.constant(0.0, tf.float64)
+            rows = [tf.TensorArray(number.dtype, count) for number in numbers]
 
         def still(index, *_):
             with tf.device(HOST):
                 return index < count
 
         def body(index, waited_seconds, *rows):
-            batch, seconds = self._next_batch(elements)
-            with tf.device(self._rate_device):
-                rate = rates[index]
-            numbers = tf.nest.flatten(self._step(batch, rate))
-            rows = self._each(lambda row, number: row.write(index, number), rows, numbers)
+            batch, asked, came = self._next_batch(elements)
             with tf.device(HOST):
-                return index + 1, waited_seconds + seconds, *rows
+                rate = rates[index]
+            outcome = tf.nest.flatten(self._step(batch, rate))
+            with tf.device(HOST):
+                rows = [row.write(index, number) for row, number in zip(rows, outcome, strict=True)]
+                return index + 1, waited_seconds + (came - asked), *rows
 
-        rows = self._each(lambda number: tf.TensorArray(number.dtype, count), tf.nest.flatten(self._like))
         # A step reads variables that the step before it has assigned.
         _, waited_seconds, *rows = tf.while_loop(
             still, body, (first, waited_seconds, *rows), parallel_iterations=1
         )
-        return self._each(lambda row: row.stack(), rows), waited_seconds
-
-    def _each(self, act: Callable, *by_number: Sequence) -> list:
-        """What `act` returns for each number of an outcome, on its device."""
-        found = []
-        for device, *given in zip(self._devices, *by_number, strict=True):
-            with tf.device(device):
-                found.append(act(*given))
-        return found
-
-    def _next_batch(self, elements) -> tuple[Any, tf.Tensor]:
-        """The next batch, and the seconds of waiting for it."""
         with tf.device(HOST):
-            asked = tf.timestamp()
-            with tf.control_dependencies([asked]):
-                element = elements.get_next()
-            with tf.control_dependencies(tf.nest.flatten(element, expand_composites=True)):
-                return self._batch_of(element), tf.timestamp() - asked
+            return [row.stack() for row in rows], waited_seconds
+
+
+class UnrolledSteps(StepsInOneExecution):
+    """For steps whose outcomes stay on GPUs."""
+
+    takes_any_number = False
+
+    def __call__(self, elements, rates):
+        steps = self._graph(self._one_after_another, elements, len(rates))
+        outcomes, waited_seconds = steps(elements, rates)
+        return list(map(self._outcome, outcomes)), float(waited_seconds)
+
+    def _one_after_another(self, elements, rates):
+        with tf.device(self._rate_device):
+            each = tf.unstack(rates)
+        outcomes, waited_seconds, came = [], [], []
+        for rate in each:
+            # The host takes batches as they come, ahead of the GPU.
+            batch, asked, *came = self._next_batch(elements, came)
+            with tf.device(HOST):
+                waited_seconds.append(came[0] - asked)
+            outcomes.append(tf.nest.flatten(self._step(batch, rate)))
+        with tf.device(HOST):
+            return outcomes, tf.add_n(waited_seconds)

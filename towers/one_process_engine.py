@@ -211,15 +211,19 @@ class OneProcessEngine(Engine):
         # On its way to a GPU each copy waits for that of the next batch: one copy has the rates of several steps.
         return tf.unstack(self.rates_together(of_steps)) if self._compiles_updates else of_steps
 
-    def _train(self, batch, rate):
+    def train_in_graph(self, batch, rate):
         if not self._compiles_steps:
-            return super()._train(batch, rate)
+            return super().train_in_graph(batch, rate)
         with tf.device(self.devices.parameters), tf.name_scope(tower_scope(0)):
-            step = tf.function(drawn_by_tensorflow()(self._train_compiled), jit_compile=True, autograph=False)
             (part,) = parts_of(batch)
-            outcome = step(part, rate)
+            outcome = self._compiled_step(part, rate)
         self.counters.advance_index()
         return outcome._replace(examples=examples_of(batch))
+
+    @functools.cached_property
+    def _compiled_step(self):
+        """It is traced once: XLA finds what it has compiled by the function's name."""
+        return tf.function(drawn_by_tensorflow()(self._train_compiled), jit_compile=True, autograph=False)
 
     def _train_compiled(self, part, rate):
         """All of a step that its device computes. It takes nothing from the host, for which it would wait."""
