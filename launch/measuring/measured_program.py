@@ -31,6 +31,7 @@ from towers.task import InputShard
 FLAGS = flags.FLAGS
 # A GPU's short steps are done several to a call, as by a Trainer.
 _GPU_CALL_STEPS = 10
+_MOST_WARM_UP_STEPS = 1 + _GPU_CALL_STEPS
 # Steps of parameter servers are so short that the warm-up needs many.
 _TRAINER_WARM_UP_STEPS = 3
 _SERVERS_WARM_UP_STEPS, _SERVERS_WARM_UP_SECONDS = 20, 5.0
@@ -94,10 +95,11 @@ def measure_step() -> dict:
 
     A GPU is not awaited after each step: as under a Trainer, the next call begins before the last one is reported.
     """
-    FLAGS.steps = FLAGS.measured_steps + 3
+    FLAGS.steps = FLAGS.measured_steps + _MOST_WARM_UP_STEPS
     strategy = training.build_strategy(measured_task())
     first_seconds = first_step_seconds(strategy)
-    strategy.run_steps(2)
+    # Several steps in an execution are traced in the first call that has them.
+    strategy.run_steps(max(2, steps_of_a_call(strategy)))
     cpu_seconds = time.process_time()
     reports = reports_of_steps(strategy, FLAGS.measured_steps)
     cpu_seconds = time.process_time() - cpu_seconds
@@ -111,9 +113,13 @@ def measure_step() -> dict:
     }
 
 
+def steps_of_a_call(strategy: Strategy) -> int:
+    return 1 if strategy.devices.on_cpu else _GPU_CALL_STEPS
+
+
 def reports_of_steps(strategy: Strategy, count: int) -> list[tuple[StepReport, int]]:
     """Runs so many steps; returns each call's report and its number of steps."""
-    each = 1 if strategy.devices.on_cpu else _GPU_CALL_STEPS
+    each = steps_of_a_call(strategy)
     calls = [min(each, count - done) for done in range(0, count, each)]
     reports = [strategy.start_steps(steps) for steps in calls]
     while (last := strategy.settle()) is not None:
