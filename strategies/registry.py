@@ -137,7 +137,7 @@ def build_strategy(
       branches: how 'branches' assigns branches to devices; None: the defaults. For 'ring': makes each tower divide
         its branches.
       steps_per_execution: for 'towers': number of steps in one execution of a graph, as Keras's argument. None: on
-        CPUs up to 256 if they take at most 4 ms each, else 1. Numbers don't depend on it.
+        CPUs up to 256, after 2,000 steps of at most 4 ms each; otherwise 1. Numbers don't depend on it.
 
     Raises:
       UserError: unknown name, no cluster for a strategy that needs one, an argument of another type or for other

@@ -114,6 +114,7 @@ def measure_step() -> dict:
 
 
 def steps_of_a_call(strategy: Strategy) -> int:
+    """Of each call that is measured."""
     return 1 if strategy.devices.on_cpu else _GPU_CALL_STEPS
 
 

@@ -194,7 +194,7 @@ def test_one_step_at_a_time_is_always_possible():
 
 
 class TestTheLengthOfAnExecution:
-    def test_short_steps_are_joined_once_they_took_a_while(self):
+    def test_short_steps_are_joined_once_there_were_many(self):
         length, found = ExecutionLength(None), []
         for _ in range(3):
             length.note(1000, 0.5)
@@ -203,13 +203,13 @@ class TestTheLengthOfAnExecution:
 
     def test_long_steps_run_alone(self):
         length = ExecutionLength(None)
-        for seconds in (100.0, 10.0, 1.0):
-            length.note(100, seconds)
+        for seconds in (100.0, 50.0, 10.0):
+            length.note(2000, seconds)
         assert length.steps == 1
 
     def test_steps_that_become_long_run_alone_again(self):
         length = ExecutionLength(None)
-        length.note(1000, 1.0)
+        length.note(2000, 2.0)
         assert length.steps == 100
         length.note(10, 1.0)
         assert length.steps == 1
@@ -221,7 +221,7 @@ class TestTheLengthOfAnExecution:
 
     def test_a_run_of_short_steps_joins_them_by_itself(self, monkeypatch):
         monkeypatch.setattr(execution_length, "_SHORT_SECONDS", 10.0)
-        monkeypatch.setattr(execution_length, "_FIRST_SECONDS", 0.0)
+        monkeypatch.setattr(execution_length, "_FIRST_STEPS", 1)
         monkeypatch.setattr(execution_length, "_EXECUTION_SECONDS", 1000.0)
         alone, together = strategy(1), strategy(None)
         assert reports(together, 1, 5) == reports(alone, 1, 5)
