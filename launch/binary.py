@@ -2,7 +2,7 @@
 
 0   done
 1   a bug in the program: it printed a traceback
-2   a user's mistake: one line names the value, the rule and the fix
+2   a user's mistake: one line names the value, the rule and the fix; also a full disk under the output
 3   --verify found a difference above the tolerance, or launch.benchmark --compare a regression
 4   a loss or gradient was not finite, with --on_nan=stop
 5   another process of the run was lost, did not answer or never connected
@@ -12,6 +12,7 @@
 
 import atexit
 import contextlib
+import errno
 import functools
 import gc
 import io
@@ -36,6 +37,8 @@ from towers.errors import UserError
 DONE, USER_ERROR, DIFFERS, NOT_FINITE, PEER_LOST, INTERRUPTED = 0, 2, 3, 4, 5, 75
 UNREAD = SHELL_SIGNAL_BASE + signal.SIGPIPE
 _CODES = {UserError: USER_ERROR, NonFiniteStep: NOT_FINITE, PeerLost: PEER_LOST}
+# What a write says on a full disk, beyond a quota, and beyond a limit on the size of files.
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # Seconds that a launcher gives a program from SIGTERM to SIGKILL: enough for a step and a checkpoint.
 SECONDS_TO_SAVE = 120
 # Errors that are reported in one line, without a traceback.
@@ -82,7 +85,7 @@ def run(
     atexit.register(gc.freeze)
     parser = functools.partial(parse_flags, takes_command=takes_command, takes_operand=takes_operand)
     try:
-        with _ended_if_unread():
+        with _ended_if_unwritten():
             app.run(guarded, flags_parser=parser)
     except SystemExit as exit:
         signals.end(exit.code if isinstance(exit.code, int) else int(exit.code is not None))
@@ -98,21 +101,30 @@ def run(
 
 
 @contextlib.contextmanager
-def _ended_if_unread() -> Iterator[None]:
-    """Context manager: if nobody reads stdout any more, exits without a traceback, as if SIGPIPE had ended it."""
-    code: object = UNREAD
+def _ended_if_unwritten() -> Iterator[None]:
+    """Context manager: exits without a traceback if stdout takes nothing any more.
+
+    Without a reader the program ends quietly, as if SIGPIPE had ended it; on a full disk it ends with one line.
+    """
+    code: object = None
     try:
         try:
             yield
         except SystemExit as exit:
-            code = exit.code or UNREAD
+            code = exit.code
             sys.stdout.flush()
             raise
-    except BrokenPipeError:
-        if not _is_unread(sys.stdout):
+    except OSError as error:
+        if isinstance(error, BrokenPipeError) and _is_unread(sys.stdout):
+            reason = UNREAD
+        elif error.errno in _FULL and _is_full(sys.stdout):
+            reason = fail(
+                f"standard output can't be written ({error.strerror}): make room, or redirect it to another disk"
+            )
+        else:
             raise
         discard_output(sys.stdout.fileno())
-        sys.exit(code)
+        sys.exit(code or reason)
 
 
 def _is_unread(stream: TextIO) -> bool:
@@ -123,6 +135,17 @@ def _is_unread(stream: TextIO) -> bool:
     except io.UnsupportedOperation:
         return False
     return bool(poll.poll(0))
+
+
+def _is_full(stream: TextIO) -> bool:
+    """Whether a stream's file takes no more bytes; tries it with an empty line. A stream in memory takes all."""
+    try:
+        os.write(stream.fileno(), b"\n")
+    except io.UnsupportedOperation:
+        return False
+    except OSError as error:
+        return error.errno in _FULL
+    return False
 
 
 def _keep_exit_codes() -> None:

@@ -45,13 +45,17 @@ class Member:
         """Host of a socket on which other machines reach this member; '' for all of its machine's addresses.
 
         A machine's own name may have a loopback address there (127.0.1.1 in Debian's /etc/hosts), alone or before
-        others, and another one on all other machines.
+        others, and another one on all other machines. Or it has several addresses there, as with a second network,
+        and others know or reach only one of them. A socket of a name has its first address alone.
         """
-        return "" if any(self._loopbacks()) and not self._is_always_local else self.host
+        if self._is_always_local:
+            return self.host
+        own = [ip for family, (ip, *_) in self._socket_addresses() if family == self.family]
+        return "" if any(self._loopbacks()) or len(own) > 1 else self.host
 
     @property
     def _is_always_local(self) -> bool:
-        """Whether the host is no name that other machines may have another address for."""
+        """Whether the host is no name that other machines may have other addresses for."""
         try:
             ipaddress.ip_address(self.host)
         except ValueError:

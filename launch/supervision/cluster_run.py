@@ -1,10 +1,13 @@
 """Runs a cluster on this machine, with restarts: the environment of its processes and the launcher's messages."""
 
+import collections
 import contextlib
 import dataclasses
 import os
 import pathlib
 import secrets
+import signal
+import time
 from collections.abc import Mapping
 
 from launch import binary
@@ -19,11 +22,15 @@ from launch.supervision.outcome import Outcome, described, failure_report
 from launch.supervision.planned_faults import FAULT_VARIABLE, PlannedFault
 from launch.supervision.processes import Exit, Process
 from launch.supervision.rank_log import RankLog
+from launch.supervision.restart_pauses import RestartPauses
 from launch.supervision.screen import Screen, print_line, screen_for
 from launch.supervision.signals import ForwardedSignals
-from launch.supervision.supervisor import Supervisor
+from launch.supervision.supervisor import Replacement, Supervisor
 from strategies.cluster import Cluster
 from towers.errors import UserError
+
+# How soon a signal ends a pause.
+_TICK_SECONDS = 0.1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,6 +70,9 @@ class LocalRun:
         self._start = self._restarts = 0
         self._logs: Mapping[str, RankLog] = {}
         self._faults_seen: set[PlannedFault] = set()
+        self._cluster_pauses = RestartPauses()
+        # By the name of a process that was replaced.
+        self._pauses: Mapping[str, RestartPauses] = collections.defaultdict(RestartPauses)
 
     def run(self) -> int:
         """Runs the cluster to its end; returns the launcher's exit code.
@@ -73,8 +83,9 @@ class LocalRun:
         with self._signals, self._guard:
             outcome = self._run_once()
             while self._may_restart(outcome):
-                self._restarts += 1
-                self._report_restart(outcome.cause)
+                self._wait(self._reported_pause(outcome.cause, self._cluster_pauses))
+                if self._is_ending():
+                    return self._reported_interruption()
                 outcome = self._run_once()
         self._report_losses(outcome)
         if outcome.cause is not None:
@@ -98,15 +109,18 @@ class LocalRun:
                 stack.enter_context(contextlib.closing(self._started(cluster))) for cluster in clusters.values()
             ]
 
-            def replacement(failed: Exit) -> Process | None:
+            def replacement(failed: Exit) -> Replacement | None:
                 may_be_alone = failed.name in (*plan.roles.replaceable, *plan.roles.followed())
                 is_allowed = may_be_alone and self._has_restarts_left()
                 if not is_allowed or not Outcome.may_be_replaced(failed):
                     return None
-                self._restarts += 1
-                self._report_restart(failed)
-                process = self._started(clusters[failed.name], is_replacement=True)
-                return stack.enter_context(contextlib.closing(process))
+                pause_seconds = self._reported_pause(failed, self._pauses[failed.name])
+
+                def start() -> Process:
+                    process = self._started(clusters[failed.name], is_replacement=True)
+                    return stack.enter_context(contextlib.closing(process))
+
+                return Replacement(name=failed.name, at=time.monotonic() + pause_seconds, start=start)
 
             outcome = Supervisor(
                 processes,
@@ -165,11 +179,28 @@ class LocalRun:
     def _has_restarts_left(self) -> bool:
         return self._restarts < self._plan.max_restarts
 
-    def _report_restart(self, cause: Exit) -> None:
+    def _reported_pause(self, cause: Exit, pauses: RestartPauses) -> int:
+        """Counts and reports a restart; returns how many seconds to wait before it."""
+        self._restarts += 1
+        seconds = pauses.after(lived_seconds=cause.lived_seconds)
+        when = f" in {seconds} s" if seconds else ""
         self._print(
-            f"restart {self._restarts} of {self._plan.max_restarts}: {cause.name} failed: {described(cause)}; "
-            f"its log: {self._logs[cause.name].path}"
+            f"restart {self._restarts} of {self._plan.max_restarts}{when}: {cause.name} failed: "
+            f"{described(cause)}; its log: {self._logs[cause.name].path}"
         )
+        return seconds
+
+    def _wait(self, seconds: float) -> None:
+        """Waits; a signal ends the pause."""
+        until = time.monotonic() + seconds
+        while not self._is_ending() and time.monotonic() < until:
+            time.sleep(_TICK_SECONDS)
+
+    def _reported_interruption(self) -> int:
+        """Reports a signal during a pause, where no process can report it; returns the launcher's exit code."""
+        name = signal.Signals(self._signals.first).name
+        self._print(f"interrupted by {name} before restart {self._restarts}", is_error=True)
+        return binary.INTERRUPTED
 
     def _report_losses(self, outcome: Outcome) -> None:
         for lost in outcome.lost:

@@ -29,6 +29,7 @@ class Exit:
         launcher killed it because it did not end in time after the user's signal.
       was_stopped: the process was stopped (SIGSTOP) when the launcher ended it.
       was_interrupted: the user's signal, which the launcher passed on, killed it: it handled no signals yet.
+      lived_seconds: seconds from its start to its end.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Exit:
     was_asked: bool = False
     was_stopped: bool = False
     was_interrupted: bool = False
+    lived_seconds: float = 0.0
 
 
 class Process:
@@ -62,6 +64,7 @@ class Process:
         self._asked_at: float | None = None
         self._was_stopped = False
         self._forwarded: set[int] = set()
+        self._started_at = time.monotonic()
         self._popen = subprocess.Popen(
             [sys.executable, "-I", "-S", _DIE_WITH_LAUNCHER, str(os.getpid()), *command],
             stdin=subprocess.DEVNULL,
@@ -152,4 +155,5 @@ class Process:
             was_asked=self._asked_at is not None,
             was_stopped=self._was_stopped,
             was_interrupted=-code in self._forwarded,
+            lived_seconds=time.monotonic() - self._started_at,
         )

@@ -1,13 +1,15 @@
 """Supervises one start of a cluster until its last process has ended: which process must end, and when.
 
 the launcher gets a signal   sends it to all processes except those that serve; SIGKILL after the time to save
-a process fails              replaces it if possible; otherwise gives the others the time to notice and to end by
-                             themselves, then sends SIGTERM, and SIGKILL after the time to save
+a process fails              replaces it if possible, perhaps after a pause; otherwise gives the others the time
+                             to notice and to end by themselves, then sends SIGTERM, and SIGKILL after the time
+                             to save
 a worker of servers is lost  nothing, while another worker runs: training continues
 an evaluator is lost         nothing: no other process needs it
 nobody is left to serve      SIGTERM to those that serve, SIGKILL after the time to save
 """
 
+import dataclasses
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
@@ -23,6 +25,21 @@ _TICK_SECONDS = 0.1
 _LAST_OUTPUT_SECONDS = 1.0
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Replacement:
+    """A process that replaces one that failed.
+
+    Attributes:
+      name: as 'worker:1'.
+      at: when to start it, in the time of `time.monotonic`.
+      start: starts it.
+    """
+
+    name: str
+    at: float
+    start: Callable[[], Process]
+
+
 class Supervisor:
     """Waits for processes to end, and ends those that don't."""
 
@@ -33,7 +50,7 @@ class Supervisor:
         signals: ForwardedSignals,
         *,
         awaited: Mapping[str, Sequence[str]],
-        replacement: Callable[[Exit], Process | None],
+        replacement: Callable[[Exit], Replacement | None],
         replaceable: Collection[str],
         followed: Mapping[str, Sequence[str]] = MappingProxyType({}),
         seconds_to_notice: float,
@@ -44,7 +61,7 @@ class Supervisor:
         relay: gets their output.
         signals: the signals that the launcher receives.
         awaited: by the name of each process that serves, the processes that it serves until they have ended.
-        replacement: gets the exit of a failed process; starts a process that replaces it, or returns None.
+        replacement: gets the exit of a failed process; returns what replaces it, or None.
         replaceable: names of the processes of which the others need only one.
         followed: by the name of each process that no other one needs, the processes that it follows.
         seconds_to_notice: seconds that processes have to end after another one failed, before SIGTERM.
@@ -56,6 +73,7 @@ class Supervisor:
         self._seconds_to_notice, self._seconds_to_save = seconds_to_notice, seconds_to_save
         self._exits: list[Exit] = []
         self._replaced: list[Exit] = []
+        self._waiting: list[Replacement] = []
         self._failed_at: float | None = None
         self._interrupted_at: float | None = None
         for process in processes:
@@ -63,10 +81,11 @@ class Supervisor:
 
     def run(self) -> Outcome:
         """Returns when the last process has ended."""
-        while self._running:
+        while self._running or self._waiting:
             self._relay.pass_on(_TICK_SECONDS)
             self._collect_exits()
             self._forward_signals()
+            self._start_replacements()
             self._end_idle_servers()
             self._end_after_failure()
             self._kill_overdue()
@@ -93,22 +112,46 @@ class Supervisor:
 
     def _goes_on_without(self, failed: Exit) -> bool:
         """Whether a process was lost that the others can do without."""
-        others = any(process.name in self._replaceable for process in self._running)
+        others = not self._present.isdisjoint(self._replaceable)
         is_spare = failed.name in self._followed or (failed.name in self._replaceable and others)
         return is_spare and Outcome.is_loss(failed)
 
     def _replace(self, failed: Exit) -> bool:
-        """Starts a replacement for a failed process if possible; returns whether it did."""
-        is_ending = self._interrupted_at is not None or self._failed_at is not None
+        """Plans a replacement for a failed process if possible; returns whether it did."""
         is_tied = failed.name in self._awaited or failed.name in self._followed
-        if is_ending or (is_tied and self._is_idle(failed.name)):
+        if self._is_ending or (is_tied and self._is_idle(failed.name)):
             return False
-        other = self._replacement(failed)
-        if other is not None:
-            self._running.append(other)
-            self._relay.add(other.name, *other.outputs)
+        planned = self._replacement(failed)
+        if planned is not None:
+            self._waiting.append(planned)
             self._replaced.append(failed)
-        return other is not None
+        return planned is not None
+
+    def _start_replacements(self) -> None:
+        """Starts each replacement whose time has come. One that nobody needs any more is not started.
+
+        An evaluator is needed after the end of those that it follows too: it still has to read their last
+        checkpoint.
+        """
+        for planned in list(self._waiting):
+            is_unneeded = planned.name in self._awaited and self._is_idle(planned.name)
+            if self._is_ending or is_unneeded:
+                self._waiting.remove(planned)
+            elif time.monotonic() >= planned.at:
+                self._waiting.remove(planned)
+                process = planned.start()
+                self._running.append(process)
+                self._relay.add(process.name, *process.outputs)
+
+    @property
+    def _is_ending(self) -> bool:
+        """Whether all processes are to end."""
+        return self._interrupted_at is not None or self._failed_at is not None
+
+    @property
+    def _present(self) -> set[str]:
+        """The names of the processes that run or will be started again."""
+        return {each.name for each in (*self._running, *self._waiting)}
 
     def _forward_signals(self) -> None:
         for number in self._signals.take():
@@ -127,7 +170,7 @@ class Supervisor:
     def _is_idle(self, name: str) -> bool:
         """Whether all processes that this one serves or follows have ended."""
         others = {**self._followed, **self._awaited}[name]
-        return {process.name for process in self._running}.isdisjoint(others)
+        return self._present.isdisjoint(others)
 
     def _end_after_failure(self) -> None:
         """Ends the others: a stopped process at once, because it can't end by itself; the rest some time later."""

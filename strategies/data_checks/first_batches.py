@@ -50,6 +50,7 @@ def check_first_batches(task: Task, model: keras.Model, *, num_compared: int = 1
     with tf.device("/device:CPU:0"):
         _check_penalties(model)
     _check_names(model)
+    _check_encodings(model)
     found = {}
     for split in ("train", "eval"):
         if split == "train" or task.num_examples(split) != 0:
@@ -114,6 +115,17 @@ def _check_names(model: keras.Model) -> None:
     if wrong is not None:
         raise UserError(
             f"a layer is named {wrong!r}: TensorFlow's graphs take letters, digits and _ . - / > only; rename it"
+        )
+
+
+def _check_encodings(model: keras.Model) -> None:
+    """Raises UserError for a layer whose sparse outputs Keras can't compute in a graph. Eagerly it can."""
+    encodings = [layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.CategoryEncoding)]
+    sparse = next((layer.name for layer in encodings if layer.sparse), None)
+    if sparse is not None:
+        raise UserError(
+            f"layer {sparse!r}, a CategoryEncoding, has sparse=True: in TensorFlow's graphs Keras computes dense "
+            "encodings only; give it sparse=False"
         )
 
 

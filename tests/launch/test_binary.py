@@ -90,24 +90,60 @@ def test_exit_codes_and_output(tmp_path):
     assert bug.err.splitlines()[-1] == "ValueError: a bug in the program"
 
 
+def run_with_output(folder, stdout, flag, *, unbuffered):
+    """Runs the program with an open file as its standard output; returns its exit code and its standard error."""
+    (folder / "program.py").write_text(f"{PROGRAM}\ncli()\n")
+    done = subprocess.run(
+        [sys.executable, "program.py", flag],
+        cwd=folder,
+        env={**environment(), "PYTHONUNBUFFERED": unbuffered},
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+    )
+    return done.returncode, done.stderr
+
+
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize(("flag", "code"), [("--number=1", 141), ("--number=5", 75)])
 def test_output_that_nobody_reads(tmp_path, flag, code, unbuffered):
-    (tmp_path / "program.py").write_text(f"{PROGRAM}\ncli()\n")
     reader, writer = os.pipe()
     os.close(reader)
     with open(writer, "w") as stdout:
-        done = subprocess.run(
-            [sys.executable, "program.py", flag],
-            cwd=tmp_path,
-            env={**environment(), "PYTHONUNBUFFERED": unbuffered},
-            stdout=stdout,
-            stderr=subprocess.PIPE,
-            text=True,
-            timeout=60,
-        )
+        done = run_with_output(tmp_path, stdout, flag, unbuffered=unbuffered)
     # An unbuffered program does not get as far as its own exit code.
-    assert (done.returncode, done.stderr) == (141 if unbuffered else code, "")
+    assert done == (141 if unbuffered else code, "")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no disk that is always full")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize(("flag", "code"), [("--number=1", 2), ("--help", 1), ("--number=5", 75)])
+def test_a_full_disk_under_the_output(tmp_path, flag, code, unbuffered):
+    with open("/dev/full", "w") as stdout:
+        done = run_with_output(tmp_path, stdout, flag, unbuffered=unbuffered)
+    line = (
+        "program: error: standard output can't be written (No space left on device): make room, or redirect it "
+        "to another disk\n"
+    )
+    assert done == (2 if unbuffered else code, line)
+
+
+FULL_DISK_ELSEWHERE = """
+def cli():
+    def write(_):
+        with open("/dev/full", "w") as file:
+            file.write("x")
+    binary.run(write)
+"""
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no disk that is always full")
+def test_a_full_disk_that_is_not_the_outputs(tmp_path):
+    (tmp_path / "program.py").write_text(PROGRAM + FULL_DISK_ELSEWHERE)
+    [(found, _)] = run_many([("program", [])], tmp_path)
+    assert found.code == 1
+    assert found.err.splitlines()[-1] == "OSError: [Errno 28] No space left on device"
 
 
 REDIRECTED = """

@@ -457,6 +457,8 @@ starts = here / f"{name} starts"
 with starts.open("a") as file:
     file.write(json.dumps(config["cluster"]) + "\\n")
 start = len(starts.read_text().splitlines())
+with (here / f"{name} times").open("a") as file:
+    print(time.monotonic(), file=file)
 print("start", start)
 """
 
@@ -468,7 +470,10 @@ print("start", start)
         [directory] = (tmp_path / "runs").iterdir()
         reports = [line for line in done.out.splitlines() if line.startswith("restart")]
         log = f"{directory}/logs/worker-1.log"
-        assert reports == [f"restart {n} of 5: worker:1 failed: exit code 1; its log: {log}" for n in (1, 2)]
+        heads = ("restart 1 of 5", "restart 2 of 5 in 2 s")
+        assert reports == [f"{head}: worker:1 failed: exit code 1; its log: {log}" for head in heads]
+        times = [float(line) for line in (tmp_path / "worker:1 times").read_text().splitlines()]
+        assert times[2] - times[1] >= 2, "a second failure that follows at once waits"
         clusters = {(tmp_path / f"worker:{n} starts").read_text() for n in (0, 1)}
         [lines] = [text.splitlines() for text in clusters]
         assert len(set(lines)) == 3, "new ports at each start"
@@ -479,11 +484,22 @@ print("start", start)
     @pytest.mark.full
     def test_no_more_restarts_than_the_maximum(self, tmp_path):
         program = self.PROGRAM + "sys.exit(10 + start)"
-        done = run_cluster(tmp_path, program, "--workers=1", "--max_restarts=2")
-        assert done.code == 13
+        done = run_cluster(tmp_path, program, "--workers=1", "--max_restarts=1")
+        assert done.code == 12
         block = last_block(done.err)
-        assert block[0].startswith("worker:0 failed: exit code 13;")
-        assert block[1:] == ["    start 3"], "lines of the last start only"
+        assert block[0].startswith("worker:0 failed: exit code 12;")
+        assert block[1:] == ["    start 2"], "lines of the last start only"
+
+    @pytest.mark.full
+    def test_a_signal_ends_a_pause(self, tmp_path):
+        """The launcher has no process then. What was saved is there, as after any other interruption."""
+        with launched(tmp_path, "sys.exit(1)", "--workers=1", "--max_restarts=9") as cluster:
+            next(line for line in cluster.process.stdout if line.startswith("restart 3 of 9 in 4 s: "))
+            begin = time.monotonic()
+            cluster.process.send_signal(signal.SIGINT)
+            done = cluster.ended()
+            assert time.monotonic() - begin < 3
+        assert (done.code, done.out, done.err) == (75, "", "interrupted by SIGINT before restart 3\n")
 
     @pytest.mark.parametrize("code", first_quick([2, 3, 4]))
     def test_no_restart_that_would_fail_again(self, tmp_path, code):

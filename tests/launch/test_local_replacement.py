@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.launch.clusters import run_cluster
+from tests.launch.clusters import launched, run_cluster
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -41,7 +41,31 @@ def test_a_parameter_server_worker_is_replaced_alone(tmp_path):
     done = run(tmp_path, "--ps=1", "--chief", "--max_restarts=2", fails="worker:1", times=2)
     assert done.code == 0, done.err
     assert starts_of(tmp_path) == {"chief:0": 1, "worker:0": 1, "worker:1": 3, "ps:0": 1}
-    assert "restart 2 of 2: worker:1 failed: exit code 1" in done.out
+    assert "restart 1 of 2: worker:1 failed: exit code 1" in done.out
+    assert "restart 2 of 2 in 2 s: worker:1 failed: exit code 1" in done.out
+
+
+STOPS_ON_A_SIGNAL = """
+(here / f"starts of {name}").open("a").write("x")
+if name == "worker:1":
+    until_marked("worker:0 handles signals", "chief:0 handles signals")
+    sys.exit(1)
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
+mark(f"{name} handles signals")
+time.sleep(60)
+"""
+
+
+@pytest.mark.full
+def test_a_signal_ends_the_pause_before_a_replacement(tmp_path):
+    flags = ("--workers=2", "--ps=1", "--chief", "--max_restarts=9")
+    with launched(tmp_path, STOPS_ON_A_SIGNAL, *flags) as cluster:
+        announced = "restart 2 of 9 in 2 s: worker:1 failed"
+        next(line for line in cluster.process.stdout if line.startswith(announced))
+        cluster.process.terminate()
+        done = cluster.ended()
+    assert (done.code, done.err) == (75, "")
+    assert starts_of(tmp_path)["worker:1"] == 2
 
 
 @pytest.mark.full

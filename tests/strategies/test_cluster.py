@@ -1,6 +1,8 @@
 """Addresses of the processes of a cluster."""
 
 import socket
+import subprocess
+import sys
 
 import pytest
 
@@ -8,6 +10,7 @@ from strategies.cluster import Member
 from strategies.ring.exchange import tcp_connect
 from strategies.servers.own.connections.listener import Listener
 from strategies.waiting import listening, listens
+from tests.launch.programs import environment
 
 resolve, create_server = socket.getaddrinfo, socket.create_server
 LOOPBACK, ALL = "127.0.0.1", "0.0.0.0"
@@ -72,6 +75,62 @@ def test_other_machines_reach_a_machine_whose_name_has_a_loopback_address_there(
     names[own_name] += more
     assert host_of(tcp_connect._listener(Member("worker", 0, f"{own_name}:2222"))) == ALL
     assert host_of(Listener(Member("ps", 0, f"{own_name}:0"))._socket) == ALL
+
+
+@pytest.mark.parametrize(
+    "addresses, host",
+    [
+        (["192.0.2.1"], "own"),
+        (["192.0.2.1", "198.51.100.1"], ""),
+        (["2001:db8::1", "2001:db8::2"], ""),
+        (["192.0.2.1", "2001:db8::1", "2001:db8::2"], "own"),
+    ],
+)
+def test_other_machines_reach_a_machine_by_each_address_of_its_name(names, addresses, host):
+    """They may know another of them than the first, or no way to that one. Of two families it listens on IPv4."""
+    names["own"] = addresses
+    assert Member("worker", 0, "own:2222").listening_host == host
+
+
+# In a network and with an /etc/hosts of its own.
+TWO_ADDRESSES = """
+set -e
+ip link set lo up
+for address in 10.1.0.1 10.2.0.1; do ip address add $address/24 dev lo; echo $address own; done > hosts
+mount --bind hosts /etc/hosts
+"$@"
+"""
+REACHED = """
+from strategies.cluster import Member
+from strategies.ring.exchange import tcp_connect
+from strategies.servers.own.connections.listener import Listener
+from strategies.waiting import listens
+
+ring, server = tcp_connect._listener(Member("worker", 0, "own:2222")), Listener(Member("ps", 0, "own:3333"))
+for port in (ring.getsockname()[1], 3333):
+    print([listens(f"10.{network}.0.1:{port}") for network in (1, 2)])
+server.close()
+"""
+
+
+def in_own_network(folder, *command: str) -> subprocess.CompletedProcess:
+    """Runs a command on a machine whose name `own` has two addresses, none a loopback one."""
+    unshare = ["unshare", "--user", "--map-root-user", "--net", "--mount", "sh", "-c", TWO_ADDRESSES, "sh"]
+    return subprocess.run(
+        [*unshare, *command], cwd=folder, env=environment(), capture_output=True, text=True, timeout=100
+    )
+
+
+@pytest.mark.full
+def test_a_machine_whose_name_has_two_addresses_is_reached_at_both(tmp_path):
+    try:
+        problem = in_own_network(tmp_path, "true").stderr
+    except OSError as error:
+        problem = str(error)
+    if problem:
+        pytest.skip(f"this system permits no network with names of its own: {problem}")
+    done = in_own_network(tmp_path, sys.executable, "-c", REACHED)
+    assert done.stdout == "[True, True]\n[True, True]\n", done.stderr
 
 
 @pytest.mark.parametrize("host", ["localhost", LOOPBACK])

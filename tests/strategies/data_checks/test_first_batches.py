@@ -229,6 +229,20 @@ def test_a_layer_name_that_graphs_do_not_take_is_refused():
         build_strategy("towers", task, cpus(1), StepOptions())
 
 
+@pytest.mark.parametrize("mode", first_quick(["multi_hot", "one_hot", "count"]))
+def test_a_sparse_encoding_is_refused(mode):
+    """Keras's `fit` fails too, with a traceback; when it no longer does, this needs no refusal."""
+
+    def encoded():
+        encoding = keras.layers.CategoryEncoding(10, output_mode=mode, sparse=True, name="encoding")
+        return keras.Sequential([keras.Input((1,), dtype="int64"), encoding, keras.layers.Dense(2)])
+
+    with pytest.raises(TypeError):
+        tf.function(encoded(), autograph=False).get_concrete_function(tf.TensorSpec((None, 1), tf.int64))
+    with refused("layer 'encoding', a CategoryEncoding, has sparse=True", "give it sparse=False"):
+        strategy_of(model=encoded, **both(ONES[:, :1], Y))
+
+
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_mistake_is_one_line(name):
     fields, parts = MISTAKES[name]

@@ -1,0 +1,30 @@
+"""How long the launcher waits before a restart, so that restarts are not used up before what failed can recover.
+
+failures in a row   1  2  3  4   5   6 and more
+pause in seconds    0  2  4  8  16  30
+
+After a first failure the restart is immediate. A failure that follows soon probably has the same cause, which may
+last for some time: a full disk, a port or a GPU that another program still has.
+"""
+
+_PAUSES_SECONDS = (0, 2, 4, 8, 16, 30)
+# Longer than most programs take to import, compile and begin to train.
+STABLE_SECONDS = 120.0
+
+
+class RestartPauses:
+    """The pauses before the restarts of one process, or of a whole cluster."""
+
+    def __init__(self):
+        self._in_a_row = 0
+
+    def after(self, *, lived_seconds: float) -> int:
+        """Seconds to wait before the restart of what has failed now.
+
+        Args:
+          lived_seconds: how long it lived since its start. After `STABLE_SECONDS` no earlier failure counts.
+        """
+        if lived_seconds >= STABLE_SECONDS:
+            self._in_a_row = 0
+        self._in_a_row += 1
+        return _PAUSES_SECONDS[min(self._in_a_row, len(_PAUSES_SECONDS)) - 1]
