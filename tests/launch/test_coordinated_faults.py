@@ -13,7 +13,7 @@ from tests.launch.server_groups import ServerGroup
 from tests.launch.server_runs import (
     EXAMPLES_A_STEP,
     LIMIT_SECONDS,
-    LONGER,
+    LONG,
     PROGRAM,
     STEPS,
     all_end,
@@ -195,7 +195,7 @@ def test_a_process_that_never_starts_is_named(group_of, tmp_path, missing):
 
 @pytest.mark.full
 def test_a_second_chief_is_refused_by_name(group_of, tmp_path):
-    with group_of(LONGER) as group:
+    with group_of(LONG) as group:
         check_second_chief(group, tmp_path)
 
 

@@ -15,7 +15,7 @@ from tests.launch.server_groups import ServerGroup
 from tests.launch.server_runs import (
     END_SECONDS,
     LIMIT_SECONDS,
-    LONGER,
+    LONG,
     PROGRAM,
     STEPS,
     all_end,
@@ -173,7 +173,7 @@ def test_async_workers_train_without_a_missing_one_and_report_it(own, tmp_path):
 
 @pytest.mark.full
 def test_a_second_chief_is_refused_by_name(own, tmp_path):
-    with own(LONGER) as group:
+    with own(LONG) as group:
         check_second_chief(group, tmp_path)
 
 
