@@ -15,6 +15,7 @@ from tests.launch.server_runs import (
     LIMIT_SECONDS,
     LONG,
     PROGRAM,
+    QUICK_INPUT,
     STEPS,
     all_end,
     check_counts,
@@ -178,7 +179,7 @@ def test_a_killed_chief_ends_the_cluster_which_can_resume(group_of, tmp_path):
     assert {ended.code for ended in ends.values()} == {PEER_LOST}, outputs(ends)
     for ended in ends.values():
         assert "chief:0 (127.0.0.1:" in errors(ended)[0]
-    assert resumed_to_the_end(group_of(), tmp_path) >= 10
+    assert resumed_to_the_end(group_of(variables=QUICK_INPUT), tmp_path) >= 10
 
 
 @pytest.mark.full
@@ -207,7 +208,7 @@ def test_sigterm_to_a_worker_stops_all(group_of, tmp_path):
     stopped = int(chief.out.split("stopped at step ")[1].split(";")[0])
     assert 10 <= stopped < STEPS
     assert summary(tmp_path)["steps"] == stopped
-    assert resumed_to_the_end(group_of(), tmp_path) == stopped
+    assert resumed_to_the_end(group_of(variables=QUICK_INPUT), tmp_path) == stopped
 
 
 @pytest.mark.full
