@@ -97,15 +97,15 @@ def test_the_steps_of_a_worker_that_never_returns_go_to_another_one(group_of, tm
 
 
 @pytest.mark.full
-def test_a_worker_whose_steps_went_to_another_one_applies_none_again(group_of, tmp_path):
+def test_a_worker_whose_steps_went_to_another_one_applies_none_again(group_of, tmp_path, unread_before):
     """Its input takes long, so it gives each of its gradients when another worker has given it."""
-    slow = {"worker:1": {"SECONDS_PER_BATCH": "4"}}
-    with group_of("--worker_timeout_seconds=1", "--steps=120", variables=slow, servers=2) as group:
+    slow = {"worker:1": {"SECONDS_PER_BATCH": "2.5"}}
+    with group_of("--worker_timeout_seconds=1", "--steps=40", variables=slow, servers=2) as group:
         chief = all_end(group)["chief:0"]
     assert "worker:1 gave no gradient within worker_timeout_seconds=1 at step " in chief.err
-    servers = check_counts(tmp_path, steps=120)["servers"].values()
-    assert {server["pushes"] for server in servers} == {120}
-    assert min(server["pulls"] for server in servers) > 120, "or no gradient was refused"
+    servers = check_counts(tmp_path, steps=40)["servers"].values()
+    assert {server["pushes"] for server in servers} == {40}
+    assert min(server["pulls"] for server in servers) > 40, "or no gradient was refused"
 
 
 @pytest.mark.full
@@ -163,10 +163,10 @@ def test_a_stopped_chief_ends_the_cluster_after_the_timeout(group_of, tmp_path):
 
 
 @pytest.mark.full
-def test_a_chief_may_evaluate_for_longer_than_the_timeout(group_of):
-    """Each of the four batches of its evaluation takes two seconds."""
-    slow = {"chief:0": {"SECONDS_PER_EVALUATION_BATCH": "2"}}
-    with group_of("--collective_timeout_seconds=4", "--steps=10", workers=1, variables=slow) as group:
+def test_a_chief_may_evaluate_for_longer_than_the_timeout(group_of, unread_before):
+    """Its evaluation has four batches."""
+    slow = {"chief:0": {"SECONDS_PER_EVALUATION_BATCH": "1.25"}}
+    with group_of("--collective_timeout_seconds=3", "--steps=10", workers=1, variables=slow) as group:
         all_end(group)
 
 

@@ -159,7 +159,7 @@ def test_sigterm_to_the_other_worker_stops_both_at_the_same_step(tmp_path, undis
 
 
 @pytest.mark.full
-def test_sigterm_during_an_evaluation_stops_both_before_its_end(tmp_path):
+def test_sigterm_during_an_evaluation_stops_both_before_its_end(tmp_path, unread_before):
     """The worker that gets no signal evaluates more slowly."""
     slow = {0: {"SECONDS_PER_EVALUATION_BATCH": "2"}}
     with ring((*LONG, "--steps=10", "--evaluate_every_epochs=100"), cwd=tmp_path, environments=slow) as workers:
@@ -232,7 +232,7 @@ def test_a_chief_that_is_killed_while_it_saves(tmp_path, undisturbed):
 
 
 @pytest.mark.full
-def test_a_straggler_is_reported(tmp_path):
+def test_a_straggler_is_reported(tmp_path, unread_before):
     with own("slow", cwd=tmp_path) as workers:
         chief, other = workers.ends(LIMIT_SECONDS)
     assert (chief.code, other.code) == (0, 0), chief.err

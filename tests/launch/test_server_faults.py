@@ -305,18 +305,19 @@ def test_a_server_with_different_flags_is_refused(own):
 
 
 @pytest.mark.full
-def test_no_update_is_staler_than_the_bound(own, tmp_path):
-    with own("--staleness=1", workers=3, variables={"worker:0": {"SECONDS_PER_BATCH": "0.2"}}) as group:
+def test_no_update_is_staler_than_the_bound(own, tmp_path, unread_before):
+    slow = {"worker:0": {"SECONDS_PER_BATCH": "0.2"}}
+    with own("--staleness=1", "--steps=30", workers=3, variables=slow) as group:
         all_end(group)
     found = summary(tmp_path)
-    assert found["steps"] == STEPS
+    assert found["steps"] == 30
     staleness = found["parameter_servers"]["staleness"]
     assert staleness["max"] <= 1
-    assert sum(staleness["histogram"].values()) == STEPS
+    assert sum(staleness["histogram"].values()) == 30
 
 
 @pytest.mark.full
-def test_without_a_bound_the_updates_of_a_slow_worker_are_stale(own, tmp_path):
+def test_without_a_bound_the_updates_of_a_slow_worker_are_stale(own, tmp_path, unread_before):
     """Shows that the bounds in the test above have an effect."""
     with own("--staleness=async", workers=3, variables={"worker:0": {"SECONDS_PER_BATCH": "0.4"}}) as group:
         all_end(group)
@@ -324,10 +325,9 @@ def test_without_a_bound_the_updates_of_a_slow_worker_are_stale(own, tmp_path):
 
 
 @pytest.mark.full
-def test_a_backup_worker_is_not_waited_for(own, tmp_path):
+def test_a_backup_worker_is_not_waited_for(own, tmp_path, unread_before):
     slow = {"worker:2": {"SECONDS_PER_BATCH": "0.2"}}
-    # Before the start it reads some batches twice, which takes two seconds.
-    num_steps = 2 * STEPS
+    num_steps = 90
     with own(SYNC, "--backup_workers=1", f"--steps={num_steps}", workers=3, variables=slow) as group:
         all_end(group)
     found = summary(tmp_path)
