@@ -5,6 +5,7 @@ SECONDS_PER_EVALUATION_BATCH   likewise, of an evaluation; default: 0
 DATA_IS_CHECKED                1: no batch is read before the run
 BATCH_NORM                     1: the model has a batch norm
 NAN_FROM                       the input is not finite from the batch with this index on
+SILENT_SECONDS                 seconds after which a process that listens and says nothing is of another kind
 DATA_SEED                      the training data are a tf.data pipeline, drawn with this seed; not slow then
 """
 
@@ -14,6 +15,7 @@ import time
 import numpy as np
 
 from launch import binary, training
+from strategies import waiting
 from tests.launch.spoilt_task import build, pipeline_task, spoilt_task, with_statistics
 
 _SECONDS = float(os.environ.get("SECONDS_PER_BATCH", 0.04))
@@ -22,6 +24,8 @@ _IS_CHECKED = bool(os.environ.get("DATA_IS_CHECKED"))
 _MODEL = with_statistics if os.environ.get("BATCH_NORM") else build
 _NAN_FROM = int(os.environ.get("NAN_FROM", 2**31))
 _DATA_SEED = os.environ.get("DATA_SEED")
+# The processes of a cluster wait for each other before `main`.
+waiting._SILENT_SECONDS = float(os.environ.get("SILENT_SECONDS", waiting._SILENT_SECONDS))
 
 
 def slow_input(batch_index):
