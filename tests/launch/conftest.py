@@ -51,6 +51,12 @@ def made_once(name: str, make: Callable[[pathlib.Path], Sequence[Ended]], tmp_pa
     return FinishedRun(folder / "run", [Ended(**fields) for fields in json.loads(ends_file.read_text())])
 
 
+@pytest.fixture
+def unread_before(monkeypatch) -> None:
+    """The programs with slow input read no batch before their run, which would take as long as many steps."""
+    monkeypatch.setenv("DATA_IS_CHECKED", "1")
+
+
 @pytest.fixture(scope="session")
 def finished_run(tmp_path_factory) -> FinishedRun:
     """`python -m launch.train` with the flags TINY, as in a shell."""

@@ -6,6 +6,8 @@ MISCHIEF=hang      its input hangs from batch 4 on
 MISCHIEF=leave     it exits with code 0 after 4 steps
 MISCHIEF=drift     one of its parameters changes by 1e-7 after 4 steps
 MISCHIEF=shuffle   its data are a tf.data dataset that is shuffled with SEED, or without a seed if there is none
+
+With DATA_IS_CHECKED=1 no batch is read before the run.
 """
 
 import dataclasses
@@ -57,7 +59,8 @@ class Mischief(Callback):
 
 
 def main(_):
-    task = spoilt_task(spoil if MISCHIEF in ("nan", "slow", "hang") else None)
+    is_checked = bool(os.environ.get("DATA_IS_CHECKED"))
+    task = spoilt_task(spoil if MISCHIEF in ("nan", "slow", "hang") else None, data_is_checked=is_checked)
     if MISCHIEF == "shuffle":
         task = shuffled(task)
     try:

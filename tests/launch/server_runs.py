@@ -2,9 +2,10 @@
 
 import json
 import pathlib
+import signal
 import time
 
-from launch.binary import DONE, USER_ERROR
+from launch.binary import DONE, INTERRUPTED, USER_ERROR
 from launch.membership.free_ports import free_addresses
 from tests.launch.programs import ROOT, Ended, checkpoint_values, errors
 from tests.launch.server_groups import ServerGroup
@@ -14,8 +15,10 @@ LIMIT_SECONDS = 60
 END_SECONDS = 20
 STEPS = 60
 EXAMPLES_A_STEP = 24
-_LONGER_STEPS = 300
-LONGER = f"--steps={_LONGER_STEPS}"
+# For runs that a signal ends.
+LONG = "--steps=100000"
+# `variables` of a group whose input takes no time.
+QUICK_INPUT = dict.fromkeys(("chief:0", "worker:0", "worker:1"), {"SECONDS_PER_BATCH": "0"})
 PROGRAM = (
     str(ROOT / "tests" / "launch" / "slow_input_program.py"),
     "--strategy=ps",
@@ -31,7 +34,7 @@ PROGRAM = (
 def check_second_chief(group: ServerGroup, cwd: pathlib.Path) -> None:
     """Asserts that a second chief is refused by the first one's name, and that the run is not disturbed.
 
-    The group needs the flag LONGER, so that the run still goes on when the second chief has started.
+    The group needs the flag LONG, so that the run still goes on when the second chief has started.
     """
     wait_for_step(group, cwd, 10)
     start_second_chief(group)
@@ -41,8 +44,14 @@ def check_second_chief(group: ServerGroup, cwd: pathlib.Path) -> None:
     (line,) = errors(refused)
     assert f"ps:0 serves another chief already (process {first} on " in line
     del group.processes["second chief"]
-    all_end(group)
-    check_counts(cwd, steps=_LONGER_STEPS)
+    checkpoints = (cwd / "run" / "checkpoints").glob("step-*.index")
+    reached = max(int(path.stem.partition("-")[2]) for path in checkpoints)
+    wait_for_step(group, cwd, reached + 20)
+    group.processes["chief:0"].send_signal(signal.SIGTERM)
+    all_end(group, INTERRUPTED)
+    steps = summary(cwd)["steps"]
+    assert steps >= reached + 20
+    check_counts(cwd, steps=steps, outcome="interrupted")
 
 
 def wait_for_step(group: ServerGroup, cwd: pathlib.Path, step: int) -> None:
@@ -87,16 +96,24 @@ def summary(cwd: pathlib.Path) -> dict:
     return json.loads((cwd / "run" / "summary.json").read_text())
 
 
-def check_counts(cwd: pathlib.Path, *, since: int = 0, is_sync: bool = False, steps: int = STEPS) -> dict:
+def check_counts(
+    cwd: pathlib.Path,
+    *,
+    since: int = 0,
+    is_sync: bool = False,
+    steps: int = STEPS,
+    outcome: str = "completed",
+) -> dict:
     """Asserts that no step is missing or counted twice; returns the cluster's section of the summary.
 
     Args:
       since: the step at which the last start resumed.
       is_sync: whether each of the two workers takes part in every step.
       steps: number of steps of the whole run.
+      outcome: how the run ended.
     """
     found = summary(cwd)
-    assert found["outcome"] == "completed"
+    assert found["outcome"] == outcome
     assert found["steps"] == steps
     assert found["examples"] == EXAMPLES_A_STEP * steps
     saved = checkpoint_values(cwd / "run", steps)

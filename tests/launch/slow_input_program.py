@@ -2,8 +2,10 @@
 
 SECONDS_PER_BATCH              seconds that the input of each batch takes; default: 0.04
 SECONDS_PER_EVALUATION_BATCH   likewise, of an evaluation; default: 0
+DATA_IS_CHECKED                1: no batch is read before the run
 BATCH_NORM                     1: the model has a batch norm
 NAN_FROM                       the input is not finite from the batch with this index on
+SILENT_SECONDS                 seconds after which a process that listens and says nothing is of another kind
 DATA_SEED                      the training data are a tf.data pipeline, drawn with this seed; not slow then
 """
 
@@ -13,13 +15,17 @@ import time
 import numpy as np
 
 from launch import binary, training
+from strategies import waiting
 from tests.launch.spoilt_task import build, pipeline_task, spoilt_task, with_statistics
 
 _SECONDS = float(os.environ.get("SECONDS_PER_BATCH", 0.04))
 _EVALUATION_SECONDS = float(os.environ.get("SECONDS_PER_EVALUATION_BATCH", 0))
+_IS_CHECKED = bool(os.environ.get("DATA_IS_CHECKED"))
 _MODEL = with_statistics if os.environ.get("BATCH_NORM") else build
 _NAN_FROM = int(os.environ.get("NAN_FROM", 2**31))
 _DATA_SEED = os.environ.get("DATA_SEED")
+# The processes of a cluster wait for each other before `main`.
+waiting._SILENT_SECONDS = float(os.environ.get("SILENT_SECONDS", waiting._SILENT_SECONDS))
 
 
 def slow_input(batch_index):
@@ -37,7 +43,8 @@ def main(_):
     if _DATA_SEED is not None:
         task = pipeline_task(int(_DATA_SEED))
     else:
-        task = spoilt_task(slow_input, _MODEL, slow_evaluation if _EVALUATION_SECONDS else None)
+        evaluation = slow_evaluation if _EVALUATION_SECONDS else None
+        task = spoilt_task(slow_input, _MODEL, evaluation, data_is_checked=_IS_CHECKED)
     training.build_trainer(training.build_strategy(task)).fit()
 
 

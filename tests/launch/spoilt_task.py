@@ -25,6 +25,7 @@ def spoilt_task(
     spoil: Callable[[int], np.float32] | None,
     model: Callable[[], keras.Model] = build,
     spoil_evaluation: Callable[[int], np.float32] | None = None,
+    data_is_checked: bool = False,
 ) -> OwnTask:
     """Batches of 24 examples, four an epoch, and four in an evaluation.
 
@@ -33,6 +34,7 @@ def spoilt_task(
       spoil: called with the number of each training batch when it is made; its features are multiplied by what it
         gives. None leaves them alone.
       spoil_evaluation: likewise, for the batches of an evaluation.
+      data_is_checked: whether no batch is read before the run.
     """
     spoils = {"train": spoil, "eval": spoil_evaluation}
 
@@ -50,6 +52,7 @@ def spoilt_task(
             return batches.enumerate(shard.first_batch).map(spoilt)
 
     data = _drawn(0)
+    SpoiltTask.data_is_checked = data_is_checked
     return SpoiltTask(model=model, train_data=data, eval_data=data, losses=_loss(), batch_size=24)
 
 

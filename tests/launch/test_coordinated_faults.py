@@ -13,8 +13,9 @@ from tests.launch.server_groups import ServerGroup
 from tests.launch.server_runs import (
     EXAMPLES_A_STEP,
     LIMIT_SECONDS,
-    LONGER,
+    LONG,
     PROGRAM,
+    QUICK_INPUT,
     STEPS,
     all_end,
     check_counts,
@@ -96,15 +97,15 @@ def test_the_steps_of_a_worker_that_never_returns_go_to_another_one(group_of, tm
 
 
 @pytest.mark.full
-def test_a_worker_whose_steps_went_to_another_one_applies_none_again(group_of, tmp_path):
+def test_a_worker_whose_steps_went_to_another_one_applies_none_again(group_of, tmp_path, unread_before):
     """Its input takes long, so it gives each of its gradients when another worker has given it."""
-    slow = {"worker:1": {"SECONDS_PER_BATCH": "4"}}
-    with group_of("--worker_timeout_seconds=1", "--steps=120", variables=slow, servers=2) as group:
+    slow = {"worker:1": {"SECONDS_PER_BATCH": "2.5"}}
+    with group_of("--worker_timeout_seconds=1", "--steps=40", variables=slow, servers=2) as group:
         chief = all_end(group)["chief:0"]
     assert "worker:1 gave no gradient within worker_timeout_seconds=1 at step " in chief.err
-    servers = check_counts(tmp_path, steps=120)["servers"].values()
-    assert {server["pushes"] for server in servers} == {120}
-    assert min(server["pulls"] for server in servers) > 120, "or no gradient was refused"
+    servers = check_counts(tmp_path, steps=40)["servers"].values()
+    assert {server["pushes"] for server in servers} == {40}
+    assert min(server["pulls"] for server in servers) > 40, "or no gradient was refused"
 
 
 @pytest.mark.full
@@ -162,10 +163,10 @@ def test_a_stopped_chief_ends_the_cluster_after_the_timeout(group_of, tmp_path):
 
 
 @pytest.mark.full
-def test_a_chief_may_evaluate_for_longer_than_the_timeout(group_of):
-    """Each of the four batches of its evaluation takes two seconds."""
-    slow = {"chief:0": {"SECONDS_PER_EVALUATION_BATCH": "2"}}
-    with group_of("--collective_timeout_seconds=4", "--steps=10", workers=1, variables=slow) as group:
+def test_a_chief_may_evaluate_for_longer_than_the_timeout(group_of, unread_before):
+    """Its evaluation has four batches."""
+    slow = {"chief:0": {"SECONDS_PER_EVALUATION_BATCH": "1.25"}}
+    with group_of("--collective_timeout_seconds=3", "--steps=10", workers=1, variables=slow) as group:
         all_end(group)
 
 
@@ -178,24 +179,24 @@ def test_a_killed_chief_ends_the_cluster_which_can_resume(group_of, tmp_path):
     assert {ended.code for ended in ends.values()} == {PEER_LOST}, outputs(ends)
     for ended in ends.values():
         assert "chief:0 (127.0.0.1:" in errors(ended)[0]
-    assert resumed_to_the_end(group_of(), tmp_path) >= 10
+    assert resumed_to_the_end(group_of(variables=QUICK_INPUT), tmp_path) >= 10
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("missing", ["ps:1", "worker:1"])
-def test_a_process_that_never_starts_is_named(group_of, tmp_path, missing):
-    with group_of("--startup_timeout_seconds=6", missing=[missing], servers=2) as group:
+def test_processes_that_never_start_are_named(group_of, tmp_path):
+    with group_of("--startup_timeout_seconds=6", missing=["ps:1", "worker:1"], servers=2) as group:
         ends = all_end(group, PEER_LOST, END_SECONDS)
     for ended in ends.values():
         (line,) = errors(ended)
-        assert f"{missing} (127.0.0.1:" in line
+        assert "ps:1 (127.0.0.1:" in line
+        assert "worker:1 (127.0.0.1:" in line
         assert "did not start within --startup_timeout_seconds=6" in line
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.full
 def test_a_second_chief_is_refused_by_name(group_of, tmp_path):
-    with group_of(LONGER) as group:
+    with group_of(LONG) as group:
         check_second_chief(group, tmp_path)
 
 
@@ -207,7 +208,7 @@ def test_sigterm_to_a_worker_stops_all(group_of, tmp_path):
     stopped = int(chief.out.split("stopped at step ")[1].split(";")[0])
     assert 10 <= stopped < STEPS
     assert summary(tmp_path)["steps"] == stopped
-    assert resumed_to_the_end(group_of(), tmp_path) == stopped
+    assert resumed_to_the_end(group_of(variables=QUICK_INPUT), tmp_path) == stopped
 
 
 @pytest.mark.full
@@ -250,7 +251,8 @@ def test_a_worker_that_reads_other_data_is_refused(group_of):
 
 
 @pytest.mark.full
-def test_a_server_of_the_other_engine_is_named(group_of):
+def test_a_server_of_the_other_engine_is_named(group_of, monkeypatch):
+    monkeypatch.setenv("SILENT_SECONDS", "3")
     with group_of(more_flags={"ps:1": ["--engine=own", "--startup_timeout_seconds=30"]}, servers=2) as group:
         ends = {name: group.end(name, END_SECONDS) for name in ("chief:0", "worker:0", "worker:1", "ps:0")}
     assert {ended.code for ended in ends.values()} == {USER_ERROR}, outputs(ends)

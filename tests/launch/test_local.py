@@ -3,6 +3,7 @@
 import array
 import fcntl
 import json
+import os
 import re
 import signal
 import sys
@@ -146,12 +147,15 @@ else:
     @pytest.mark.full
     def test_a_pipe_that_another_session_holds_open(self, tmp_path):
         """The launcher can't end a process in another session. It shows its output but does not wait for it."""
-        program = "subprocess.Popen(['sh', '-c', 'sleep 0.3; echo late; sleep 5'], start_new_session=True)"
+        program = "subprocess.Popen(['sh', '-c', 'sleep 0.3; echo late $$; sleep 60'], start_new_session=True)"
         with launched(tmp_path, program, "--workers=1") as cluster:
-            assert cluster.process.stdout.readline() == "[worker:0] late\n"
+            beginning, _, session = cluster.process.stdout.readline().rpartition(" ")
+            assert beginning == "[worker:0] late"
             begin = time.monotonic()
             assert cluster.process.wait(60) == 0
             assert time.monotonic() - begin < 4
+            # It lives, and holds the pipe.
+            os.killpg(int(session), signal.SIGKILL)
 
 
 DEFAULT_SECONDS = """
@@ -201,7 +205,7 @@ finally:
             def is_full():
                 nonlocal before
                 before = unread[0]
-                time.sleep(1)
+                time.sleep(0.4)
                 fcntl.ioctl(cluster.process.stdout, termios.FIONREAD, unread)
                 return unread[0] == before > 32_000
 

@@ -119,7 +119,7 @@ def test_a_stopped_chief_ends_the_ring(tmp_path):
 @pytest.mark.full
 def test_a_worker_that_never_starts_is_named(tmp_path):
     missing = 0
-    command = (*TRAIN, "--startup_timeout_seconds=12")
+    command = (*TRAIN, "--startup_timeout_seconds=6")
     with ring(command, cwd=tmp_path, num_workers=3, missing=[missing]) as workers:
         ends = workers.ends(HEARTBEAT_SECONDS)
         address = workers.addresses[missing]
@@ -127,7 +127,7 @@ def test_a_worker_that_never_starts_is_named(tmp_path):
         assert ended.code == PEER_LOST
         (line,) = errors(ended)
         assert f"worker:{missing} ({address}) did not start" in line
-        assert "startup_timeout_seconds=12" in line
+        assert "startup_timeout_seconds=6" in line
     assert not (tmp_path / "run").exists()
 
 
@@ -159,7 +159,7 @@ def test_sigterm_to_the_other_worker_stops_both_at_the_same_step(tmp_path, undis
 
 
 @pytest.mark.full
-def test_sigterm_during_an_evaluation_stops_both_before_its_end(tmp_path):
+def test_sigterm_during_an_evaluation_stops_both_before_its_end(tmp_path, unread_before):
     """The worker that gets no signal evaluates more slowly."""
     slow = {0: {"SECONDS_PER_EVALUATION_BATCH": "2"}}
     with ring((*LONG, "--steps=10", "--evaluate_every_epochs=100"), cwd=tmp_path, environments=slow) as workers:
@@ -232,7 +232,7 @@ def test_a_chief_that_is_killed_while_it_saves(tmp_path, undisturbed):
 
 
 @pytest.mark.full
-def test_a_straggler_is_reported(tmp_path):
+def test_a_straggler_is_reported(tmp_path, unread_before):
     with own("slow", cwd=tmp_path) as workers:
         chief, other = workers.ends(LIMIT_SECONDS)
     assert (chief.code, other.code) == (0, 0), chief.err
@@ -241,10 +241,10 @@ def test_a_straggler_is_reported(tmp_path):
 
 @pytest.mark.full
 def test_a_worker_that_hangs_ends_the_ring_and_all_print_their_stacks(tmp_path):
-    with own("hang", "--collective_timeout_seconds=8", cwd=tmp_path) as workers:
+    with own("hang", "--collective_timeout_seconds=5", cwd=tmp_path) as workers:
         waiting, stuck = workers.ends(LIMIT_SECONDS)
     assert waiting.code == PEER_LOST
-    assert "collective_timeout_seconds=8" in waiting.err
+    assert "collective_timeout_seconds=5" in waiting.err
     assert stuck.code not in (0, PEER_LOST), "the exit code distinguishes the cause from the waiting workers"
     for ended in (waiting, stuck):
         assert "most recent call first" in ended.err

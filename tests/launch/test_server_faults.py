@@ -15,8 +15,9 @@ from tests.launch.server_groups import ServerGroup
 from tests.launch.server_runs import (
     END_SECONDS,
     LIMIT_SECONDS,
-    LONGER,
+    LONG,
     PROGRAM,
+    QUICK_INPUT,
     STEPS,
     all_end,
     check_counts,
@@ -91,7 +92,7 @@ def test_a_chief_that_no_worker_is_left_to_saves_at_sigterm(own, tmp_path):
         ends = group.ends(END_SECONDS)
     others = {name: ended.code for name, ended in ends.items() if name not in workers}
     assert set(others.values()) == {INTERRUPTED}, outputs(ends)
-    assert resumed_to_the_end(own(SYNC), tmp_path, is_sync=True) >= 1
+    assert resumed_to_the_end(own(SYNC, variables=QUICK_INPUT), tmp_path, is_sync=True) >= 1
 
 
 @pytest.mark.full
@@ -106,7 +107,7 @@ def test_a_killed_server_ends_the_cluster_which_can_resume(own, tmp_path):
         (line,) = errors(ends[name])
         assert f"{victim} (127.0.0.1:" in line, outputs(ends)
         assert re.search("(was|were) lost", line)
-    assert resumed_to_the_end(own(*flags, servers=2), tmp_path, is_sync=True) >= 10
+    assert resumed_to_the_end(own(*flags, servers=2, variables=QUICK_INPUT), tmp_path, is_sync=True) >= 10
 
 
 @pytest.mark.full
@@ -117,8 +118,8 @@ def test_a_resumed_synchronous_run_is_bit_equal(own, tmp_path, monkeypatch):
     with own(*flags, servers=2) as group:
         signalled(group, tmp_path, signal.SIGKILL, "ps:0", step=7)
         group.ends(END_SECONDS)
-    resumed_to_the_end(own(*flags, servers=2), tmp_path, is_sync=True)
-    with own(*flags, "--directory=undisturbed", servers=2) as group:
+    resumed_to_the_end(own(*flags, servers=2, variables=QUICK_INPUT), tmp_path, is_sync=True)
+    with own(*flags, "--directory=undisturbed", servers=2, variables=QUICK_INPUT) as group:
         all_end(group)
     found, wanted = (checkpoint_values(tmp_path / directory, STEPS) for directory in ("run", "undisturbed"))
     apart = [key for key in wanted if found[key].tobytes() != wanted[key].tobytes()]
@@ -136,7 +137,7 @@ def test_a_killed_chief_ends_the_cluster_which_can_resume(own, tmp_path):
     assert {ended.code for ended in ends.values()} == {PEER_LOST}, outputs(ends)
     for name in ("ps:0", "ps:1"):
         assert "the chief was lost" in errors(ends[name])[0]
-    assert resumed_to_the_end(own(servers=2), tmp_path) >= 10
+    assert resumed_to_the_end(own(servers=2, variables=QUICK_INPUT), tmp_path) >= 10
 
 
 @pytest.mark.full
@@ -173,7 +174,7 @@ def test_async_workers_train_without_a_missing_one_and_report_it(own, tmp_path):
 
 @pytest.mark.full
 def test_a_second_chief_is_refused_by_name(own, tmp_path):
-    with own(LONGER) as group:
+    with own(LONG) as group:
         check_second_chief(group, tmp_path)
 
 
@@ -186,7 +187,7 @@ def test_sigterm_to_a_worker_stops_all_at_the_same_step(own, tmp_path):
     stopped = int(chief.out.split("stopped at step ")[1].split(";")[0])
     assert 10 <= stopped < STEPS
     assert summary(tmp_path)["steps"] == stopped
-    assert resumed_to_the_end(own(), tmp_path) == stopped
+    assert resumed_to_the_end(own(variables=QUICK_INPUT), tmp_path) == stopped
 
 
 @pytest.mark.full
@@ -240,7 +241,8 @@ def check_one_device(cwd) -> None:
     """Asserts that the run's last values are those of one device."""
     flags = ("--strategy=towers", "--num_towers=1", "--directory=alone")
     files = [str(cwd / f"alone.{stream}") for stream in ("out", "err")]
-    alone = nursery().start((*PROGRAM, *flags), cwd=cwd, env=environment(), files=files)
+    env = environment() | {"SECONDS_PER_BATCH": "0"}
+    alone = nursery().start((*PROGRAM, *flags), cwd=cwd, env=env, files=files)
     assert alone.wait(LIMIT_SECONDS) == DONE
     found, wanted = (checkpoint_values(cwd / directory, STEPS) for directory in ("run", "alone"))
     assert found.keys() == wanted.keys()
@@ -303,18 +305,19 @@ def test_a_server_with_different_flags_is_refused(own):
 
 
 @pytest.mark.full
-def test_no_update_is_staler_than_the_bound(own, tmp_path):
-    with own("--staleness=1", workers=3, variables={"worker:0": {"SECONDS_PER_BATCH": "0.2"}}) as group:
+def test_no_update_is_staler_than_the_bound(own, tmp_path, unread_before):
+    slow = {"worker:0": {"SECONDS_PER_BATCH": "0.2"}}
+    with own("--staleness=1", "--steps=30", workers=3, variables=slow) as group:
         all_end(group)
     found = summary(tmp_path)
-    assert found["steps"] == STEPS
+    assert found["steps"] == 30
     staleness = found["parameter_servers"]["staleness"]
     assert staleness["max"] <= 1
-    assert sum(staleness["histogram"].values()) == STEPS
+    assert sum(staleness["histogram"].values()) == 30
 
 
 @pytest.mark.full
-def test_without_a_bound_the_updates_of_a_slow_worker_are_stale(own, tmp_path):
+def test_without_a_bound_the_updates_of_a_slow_worker_are_stale(own, tmp_path, unread_before):
     """Shows that the bounds in the test above have an effect."""
     with own("--staleness=async", workers=3, variables={"worker:0": {"SECONDS_PER_BATCH": "0.4"}}) as group:
         all_end(group)
@@ -322,10 +325,9 @@ def test_without_a_bound_the_updates_of_a_slow_worker_are_stale(own, tmp_path):
 
 
 @pytest.mark.full
-def test_a_backup_worker_is_not_waited_for(own, tmp_path):
+def test_a_backup_worker_is_not_waited_for(own, tmp_path, unread_before):
     slow = {"worker:2": {"SECONDS_PER_BATCH": "0.2"}}
-    # Before the start it reads some batches twice, which takes two seconds.
-    num_steps = 2 * STEPS
+    num_steps = 90
     with own(SYNC, "--backup_workers=1", f"--steps={num_steps}", workers=3, variables=slow) as group:
         all_end(group)
     found = summary(tmp_path)

@@ -100,8 +100,8 @@ def server_and_worker(losses: Losses) -> Iterator[tuple[Network, Group]]:
 class TestAVanishedMachine:
     @pytest.fixture(autouse=True)
     def impatient(self, monkeypatch):
-        # 0.2 + 0.4 + 0.8 + 1.6 seconds.
-        monkeypatch.setattr(keepalive, "_MOST_UNANSWERED", 3)
+        # 0.2 + 0.4 + 0.8 seconds.
+        monkeypatch.setattr(keepalive, "_MOST_UNANSWERED", 2)
 
     def test_in_the_middle_of_an_answer(self):
         losses = Losses()
@@ -123,7 +123,7 @@ class TestAVanishedMachine:
         losses = Losses()
         with server_and_worker(losses) as (_, worker):
             worker.connections[0].send({"ask": "pull", "key": "a"})
-            time.sleep(8)
+            time.sleep(4)
             assert losses.workers.empty()
             _, (found,) = worker.connections[0].answer()
             assert np.array_equal(found, LARGE)

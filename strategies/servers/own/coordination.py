@@ -99,8 +99,12 @@ class Coordination:
         with self._results.lock:
             self._frozen, self._starts = frozen, self._starts + 1
         self._settings = message.get("settings", {})
+        before = self._steps.admission
         self._steps.start(message["step"], message.get("positions"))
         self._results.restart(ModelState(state, averaged, message.get("state_dtypes", ())))
+        if before is not None:
+            # A run that resumes starts twice. Workers that waited since the first start ask again, at once.
+            before.end()
         self._ready.set()
         return {}, ()
 

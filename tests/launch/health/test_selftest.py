@@ -56,7 +56,7 @@ def test_only_the_workers_reach_their_servers(found):
 @pytest.mark.full
 def test_the_worker_that_failed_first_is_named(found, monkeypatch, tmp_path):
     """Worker 1 fails, then worker 0 loses its peer. The self-test sees both ends at the same time."""
-    monkeypatch.setattr(selftest, "_POLL_SECONDS", 4.0)
+    monkeypatch.setattr(selftest, "_POLL_SECONDS", 2.0)
     program = f"""
 mark = {str(tmp_path / "mark")!r}
 if rank == 1:
@@ -64,7 +64,7 @@ if rank == 1:
     sys.exit("first\\nno luck")
 while not os.path.exists(mark):
     time.sleep(0.01)
-time.sleep(1)
+time.sleep(0.5)
 sys.exit(5)
 """
     assert problem_of(found(program)) == "self-test: worker:1 ended with exit code 1: no luck"

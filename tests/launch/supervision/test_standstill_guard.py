@@ -45,11 +45,11 @@ def test_a_stopped_process_is_killed_with_one_line():
 
 @pytest.mark.full
 def test_a_process_that_continues_in_time_lives():
-    with guarded(4) as process:
+    with guarded(2) as process:
         os.kill(process.pid, signal.SIGSTOP)
-        time.sleep(1)
+        time.sleep(0.5)
         os.kill(process.pid, signal.SIGCONT)
-        time.sleep(4)
+        time.sleep(2)
         assert process.poll() is None
 
 

@@ -30,7 +30,7 @@ DENSE_SHAPE = (6, 2)
 NUM_ROUNDED = 100_000
 LATE_SECONDS = 3.0
 # Longer than LATE_SECONDS, and shorter than the heartbeats need to detect that a worker has ended.
-_ABSENT_SECONDS = 8.0
+_LONGEST_STAY_SECONDS = 8.0
 
 
 def drawn(rank: int) -> np.random.Generator:
@@ -227,8 +227,11 @@ def write(file: pathlib.Path, found) -> None:
 
 
 def stay_until_all_waited(folder: pathlib.Path, num_waiting: int) -> None:
-    """Ends no worker early: its closed connections would end the others' waits before their timeout."""
-    deadline = time.monotonic() + _ABSENT_SECONDS
+    """Ends no worker early: its closed connections, or the heartbeats, would end the others' waits too soon.
+
+    A worker that crashes while it waits writes no file.
+    """
+    deadline = time.monotonic() + _LONGEST_STAY_SECONDS
     while time.monotonic() < deadline and len(list(folder.glob("[0-9]*.waited"))) < num_waiting:
         time.sleep(0.01)
 
@@ -242,10 +245,7 @@ def main() -> None:
     exchange = attend(way)
     if way.rank < ring.num_workers - 1:
         write(folder / f"{way.rank}.waited", waited(exchange))
-        stay_until_all_waited(folder, ring.num_workers - 1)
-    else:
-        # This worker must not end now: the heartbeats would report its end before the others time out.
-        time.sleep(_ABSENT_SECONDS)
+    stay_until_all_waited(folder, ring.num_workers - 1)
     sys.stdout.flush()
     # A normal exit would hang: after an aborted collective, TensorFlow's shutdown waits for the other workers.
     os._exit(0)

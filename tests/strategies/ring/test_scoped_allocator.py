@@ -1,9 +1,8 @@
 """TensorFlow optimizes graphs with synced statistics in a ring's processes too."""
 
-import subprocess
-import sys
-
 import pytest
+
+from tests.launch.nursery import run_forked
 
 _PROGRAM = """
 import collections
@@ -41,6 +40,7 @@ assert not found["Exp"], found
 
 
 @pytest.mark.full
-def test_the_optimizer_runs():
-    done = subprocess.run([sys.executable, "-c", _PROGRAM], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr[-3000:]
+def test_the_optimizer_runs(tmp_path):
+    (tmp_path / "program.py").write_text(_PROGRAM)
+    done = run_forked("program.py", cwd=tmp_path)
+    assert done.code == 0, done.err[-3000:]

@@ -3,8 +3,6 @@
 import functools
 import itertools
 import re
-import subprocess
-import sys
 
 import keras
 import numpy as np
@@ -12,6 +10,7 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
+from tests.launch.nursery import run_forked
 from tests.tiers import first_quick
 from tests.towers.logical_cpus import cpus
 from tests.towers.recompute import peak_program
@@ -116,11 +115,12 @@ def traced(recompute: str, build=residual_network):
 
 
 @pytest.mark.full
-def test_the_peak_of_memory_falls():
+def test_the_peak_of_memory_falls(tmp_path):
     peaks = {}
     for recompute in ("none", "blocks"):
-        command = [sys.executable, "-m", "tests.towers.recompute.peak_program", recompute]
-        peaks[recompute] = float(subprocess.run(command, check=True, capture_output=True, timeout=60).stdout)
+        done = run_forked("-m", peak_program.__name__, recompute, cwd=tmp_path)
+        assert done.code == 0, done.err
+        peaks[recompute] = float(done.out)
     # Both have the graph, threads and gradients too. A few blocks may be there again at the same time.
     assert peaks["none"] - peaks["blocks"] > peak_program.NUM_BLOCKS / 2 * peak_program.HIDDEN_MEBIBYTES, peaks
 

@@ -280,7 +280,9 @@ def test_a_piece_of_a_chunk_is_sent_on_before_the_next_one_arrives():
 
 
 @pytest.mark.parametrize("length", first_quick([10, 100_000]), ids=["sent at once", "sent by a thread"])
-def test_both_neighbours_name_the_worker_that_was_lost(length):
+def test_both_neighbours_name_the_worker_that_was_lost(monkeypatch, length):
+    # So long the sending thread may be waited for.
+    monkeypatch.setattr(neighbours, "PATIENCE_SECONDS", 0.5)
     members = [Member("worker", index, f"host{index}:1") for index in range(3)]
     lost_by_rank = {}
 
