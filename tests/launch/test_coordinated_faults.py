@@ -165,8 +165,8 @@ def test_a_stopped_chief_ends_the_cluster_after_the_timeout(group_of, tmp_path):
 @pytest.mark.full
 def test_a_chief_may_evaluate_for_longer_than_the_timeout(group_of, unread_before):
     """Its evaluation has four batches."""
-    slow = {"chief:0": {"SECONDS_PER_EVALUATION_BATCH": "1.25"}}
-    with group_of("--collective_timeout_seconds=3", "--steps=10", workers=1, variables=slow) as group:
+    slow = {"chief:0": {"SECONDS_PER_EVALUATION_BATCH": "1.5"}}
+    with group_of("--collective_timeout_seconds=4", "--steps=10", workers=1, variables=slow) as group:
         all_end(group)
 
 
