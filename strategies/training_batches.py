@@ -5,7 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from strategies.data_checks.data_errors import readable_input
+from strategies.data_checks.data_errors import input_error, readable_input
 from strategies.open_batches import OpenBatches
 from towers.devices import HOST
 from towers.errors import UserError
@@ -43,10 +43,12 @@ class TrainingBatches:
             with readable_input("train", f"step {step}"), tf.device(HOST):
                 return next(self._opened(step, placed))
         except StopIteration:
-            raise UserError(
-                f"the training data ended at step {step}: the 'train' split must never end, and must begin anew "
-                "at each reading; repeat() it, and give from_generator a function that makes a new generator"
-            ) from None
+            raise _ended(step) from None
+
+    def error_of(self, error: tf.errors.OpError, step: int) -> UserError:
+        """What `next` raises for an error of the iterator of `elements` at a step."""
+        is_end = isinstance(error, tf.errors.OutOfRangeError)
+        return _ended(step) if is_end else input_error(error, "train", f"step {step}")
 
     def elements(self, step: int, placed: PlacedInput | None) -> Any:
         """TensorFlow's iterator over what `batch_of` makes batches of; arguments as for `next`.
@@ -72,12 +74,19 @@ class TrainingBatches:
         self._open = None
 
     def again(self, step: int) -> list[Batch]:
-        """The (micro)batches of a step, read once more."""
-        batch = next(iter(self._from(step)))
+        """The (micro)batches of a step, read once more; none if the data can be read only once."""
+        batch = next(iter(self._from(step)), ())
         return [batch] if isinstance(batch, Batch) else list(batch)
 
     def _from(self, step: int) -> tf.data.Dataset:
         return self._first if step == 0 else self._dataset_from(step)
+
+
+def _ended(step: int) -> UserError:
+    return UserError(
+        f"the training data ended at step {step}: the 'train' split must never end, and must begin anew "
+        "at each reading; repeat() it, and give from_generator a function that makes a new generator"
+    )
 
 
 def _itself(element: Any) -> Any:

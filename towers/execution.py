@@ -14,6 +14,7 @@ of 1,474 parameters, AdamW, AMD EPYC, Zen 5, two cores; Keras with 1 and 32 step
 A graph that repeats four or eight steps takes 0.19 to 0.37 ms a step there, and twice as long to trace.
 """
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -22,9 +23,18 @@ import tensorflow as tf
 from towers.devices import HOST
 from towers.mean_and_update import StepOutcome
 
+# The scope of the operation that reads a batch, and its name in an error: '[[while/next_batch/IteratorGetNext]]'.
+# Transfers of what it read, which the error of a step may name, are '[[while/next_batch/IteratorGetNext/_42]]'.
+_READING = "next_batch"
+_READING_FAILED = re.compile(rf"{_READING}/\w+[\]}}]")
+
 
 class StepsInOneExecution:
-    """Runs a step again and again, each time on the next batch."""
+    """Runs a step again and again, each time on the next batch.
+
+    Attributes:
+      begun: index of the step of an execution that was begun last, from the reading of its batch on.
+    """
 
     def __init__(
         self,
@@ -45,6 +55,8 @@ class StepsInOneExecution:
         self._step, self._batch_of, self._rate_device, self._like = step, batch_of, rate_device, like
         # Where their memory is: TensorFlow would put the rows of a GPU machine's host on its first GPU.
         self._devices = [number.backing_device for number in tf.nest.flatten(like)]
+        with tf.device(HOST):
+            self.begun = tf.Variable(0, trainable=False)
         # Traced here, for any number of steps, and not anew for the iterator of a resumed run.
         self._loop = tf.function(self._repeated, autograph=False).get_concrete_function(
             tf.type_spec_from_value(elements), tf.TensorSpec([None], tf.float32)
@@ -62,8 +74,8 @@ class StepsInOneExecution:
           that the steps waited for their batches.
 
         Raises:
-          tf.errors.OpError: a step failed, or there was no element left. The steps before it are applied, and
-            their outcomes are lost.
+          tf.errors.OpError: the step `begun` failed, or there was no element left for it. The steps before it are
+            applied, and their outcomes are lost.
         """
         rows, waited_seconds = self._loop(elements, rates)
         by_number = []
@@ -87,7 +99,7 @@ class StepsInOneExecution:
                 return index < count
 
         def body(index, waited_seconds, *rows):
-            batch, seconds = self._next_batch(elements)
+            batch, seconds = self._next_batch(elements, index)
             with tf.device(self._rate_device):
                 rate = rates[index]
             outcome = self._step(batch, rate)
@@ -108,11 +120,16 @@ class StepsInOneExecution:
                 stacked.append(row.stack())
         return stacked, waited_seconds
 
-    def _next_batch(self, elements) -> tuple[Any, tf.Tensor]:
+    def _next_batch(self, elements, index: tf.Tensor) -> tuple[Any, tf.Tensor]:
         """The next batch, and the seconds of waiting for it."""
         with tf.device(HOST):
-            asked = tf.timestamp()
-            with tf.control_dependencies([asked]):
+            asked, begun = tf.timestamp(), self.begun.assign(index, read_value=False)
+            with tf.control_dependencies([asked, begun]), tf.name_scope(_READING):
                 element = elements.get_next()
             with tf.control_dependencies(tf.nest.flatten(element, expand_composites=True)):
                 return self._batch_of(element), tf.timestamp() - asked
+
+
+def is_of_reading(error: tf.errors.OpError) -> bool:
+    """Whether the error of an execution is that of reading a batch."""
+    return _READING_FAILED.search(str(error)) is not None
