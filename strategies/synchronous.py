@@ -13,6 +13,7 @@ from typing import NoReturn
 import keras
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.framework import config  # whether operations are deterministic has no public name
 
 from strategies.contract import Move, StepReport
 from strategies.data_checks.bad_steps import BadSteps
@@ -234,7 +235,7 @@ class SynchronousStrategy:
 
     def _started(self, first: int, num_steps: int) -> Iterator[Sequence[StepOutcome]]:
         """Starts some steps, execution after execution; yields the outcomes of each."""
-        together = 1 if self._execution.steps == 1 or self._continues_numbers else self._execution.steps
+        together = self._steps_together
         # A loop over steps needs an outcome like its own, and a first step compiles kernels ahead.
         num_alone = num_steps if together == 1 or num_steps <= 1 else int(self._latest is None)
         for step, rate in self._with_rates(first, num_alone):
@@ -244,6 +245,13 @@ class SynchronousStrategy:
         for begin in range(first + num_alone, end, together):
             yield self._train_together(range(begin, min(begin + together, end)))
 
+    @property
+    def _steps_together(self) -> int:
+        """Number of steps in the next executions."""
+        steps = self._execution.steps
+        # A user's program may switch determinism on later than it makes a strategy.
+        return 1 if steps == 1 or config.is_op_determinism_enabled() or self._continues_numbers else steps
+
     @functools.cached_property
     def _continues_numbers(self) -> bool:
         """Whether steps in a loop would draw other random numbers than those before it."""
@@ -252,12 +260,12 @@ class SynchronousStrategy:
     def _train_together(self, steps: range) -> Sequence[StepOutcome]:
         """Starts some steps in one execution."""
         engine = self.engine
-        elements = self._batches.elements(steps[0], engine.placed_input)
+        elements = self._batches.elements(steps, engine.placed_input)
         if self._together is None:
             self._together = StepsInOneExecution(
                 engine.train_function,
                 elements=elements,
-                batch_of=self._batches.batch_of(steps[0], engine.placed_input),
+                batch_of=self._batches.batch_of(engine.placed_input),
                 rate_device=engine.rate_device,
                 like=self._latest,
             )

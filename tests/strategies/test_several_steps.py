@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from models.own_task import OwnTask
-from strategies import execution_length
+from strategies import execution_length, synchronous
 from strategies.errors import NonFiniteStep
 from strategies.execution_length import ExecutionLength
 from strategies.registry import build_strategy
@@ -157,6 +157,40 @@ def test_an_error_names_its_step(given, part, devices):
     assert messages[0] == messages[1]
     assert part in messages[0]
     np.testing.assert_array_equal(values_of(together), values_of(alone))
+
+
+@pytest.mark.parametrize("steps", [1, 8])
+def test_steps_after_an_error_have_their_own_batches(steps):
+    task = numbers_task([0, 1] * 8, fails_at=6, fails_once=True)
+    made, expected = strategy(steps, task), strategy(1, numbers_task([0, 1] * 8))
+    with refused("the 'train' data failed at step 6"):
+        made.run_steps(12)
+    made.run_steps(12)
+    expected.run_steps(18)
+    np.testing.assert_array_equal(values_of(made), values_of(expected))
+
+
+def test_ctrl_c_loses_no_batch(monkeypatch):
+    made, expected = strategy(1), strategy(1)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(made.engine, "train", interrupted)
+        made.run_steps(3)
+    made.run_steps(3)
+    expected.run_steps(3)
+    np.testing.assert_array_equal(values_of(made), values_of(expected))
+
+
+def interrupted(*_):
+    raise KeyboardInterrupt
+
+
+def test_determinism_that_is_switched_on_later_is_kept(monkeypatch):
+    made = strategy(4)
+    made.run_steps(3)
+    monkeypatch.setattr(synchronous.config, "is_op_determinism_enabled", lambda: True)
+    monkeypatch.setattr(made, "_together", None)
+    assert made.run_steps(5).step == 8
+    assert made._together is None
 
 
 @pytest.mark.parametrize("steps", [1, 8])
