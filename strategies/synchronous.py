@@ -4,13 +4,16 @@ The engine decides where towers run and how their gradients are summed.
 """
 
 import dataclasses
+import functools
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NoReturn
 
 import keras
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.framework import config  # whether operations are deterministic has no public name
 
 from strategies.contract import Move, StepReport
 from strategies.data_checks.bad_steps import BadSteps
@@ -31,7 +34,7 @@ from strategies.training_batches import TrainingBatches
 from towers.devices import HOST, Devices
 from towers.engine import Engine
 from towers.errors import UserError
-from towers.execution import LoopOfSteps, StepsInOneExecution, UnrolledSteps
+from towers.execution import LoopOfSteps, StepsInOneExecution, UnrolledSteps, is_of_reading
 from towers.input.tower_parts import open_length
 from towers.input.unprepared import read_dataset
 from towers.mean_and_update import StepOutcome
@@ -40,6 +43,7 @@ from towers.precision import loss_scaling_for
 from towers.recompute import recomputation
 from towers.task import Batch, InputShard, Task, steps_per_epoch
 from towers.tower import EvaluationResult
+from towers.tracing.drawn_numbers import continues_numbers
 
 
 class SynchronousStrategy:
@@ -232,51 +236,62 @@ class SynchronousStrategy:
 
     def _started(self, first: int, num_steps: int) -> Iterator[Sequence[StepOutcome]]:
         """Starts some steps, execution after execution; yields the outcomes of each."""
-        together = self._execution.steps
+        together = self._steps_together
         # A loop over steps needs an outcome like its own, and a first step compiles kernels ahead.
-        num_alone = num_steps if together == 1 or num_steps == 1 else int(self._latest is None)
+        num_alone = num_steps if together == 1 or num_steps <= 1 else int(self._latest is None)
         for step, rate in self._with_rates(first, num_alone):
             self._latest = self._train(step, rate)
             yield [self._latest]
         end = first + num_steps
         for begin in range(first + num_alone, end, together):
             steps = range(begin, min(begin + together, end))
-            if len(steps) == together or self._execution_of(begin).takes_any_number:
+            if len(steps) == together or self._joins.takes_any_number:
                 yield self._train_together(steps)
             else:
                 yield [self._train(step, rate) for step, rate in self._with_rates(begin, len(steps))]
 
-    def _execution_of(self, step: int) -> StepsInOneExecution:
-        """Several steps in one execution, of which this is the first."""
-        if self._together is None:
-            make = UnrolledSteps if self.engine.masked else LoopOfSteps
-            self._together = make(
-                self.engine.train_in_graph,
-                batch_of=self._batches.batch_of(step, self.engine.placed_input),
-                rate_device=self.engine.rate_device,
-                like=self._latest,
-            )
-        return self._together
+    @property
+    def _joins(self) -> type[StepsInOneExecution]:
+        """How steps are joined: outcomes on GPUs are not passed on by a loop."""
+        return UnrolledSteps if self.engine.masked else LoopOfSteps
+
+    @property
+    def _steps_together(self) -> int:
+        """Number of steps in the next executions."""
+        steps = self._execution.steps
+        # A user's program may switch determinism on later than it makes a strategy.
+        return 1 if steps == 1 or config.is_op_determinism_enabled() or self._continues_numbers else steps
+
+    @functools.cached_property
+    def _continues_numbers(self) -> bool:
+        """Whether steps in a loop would draw other random numbers than those before it."""
+        return continues_numbers(self.engine.graph())
 
     def _train_together(self, steps: range) -> Sequence[StepOutcome]:
         """Starts some steps in one execution."""
         engine = self.engine
-        elements = self._batches.elements(steps[0], engine.placed_input)
+        elements = self._batches.elements(steps, engine.placed_input)
+        if self._together is None:
+            self._together = self._joins(
+                engine.train_in_graph,
+                batch_of=self._batches.batch_of(engine.placed_input),
+                rate_device=engine.rate_device,
+                like=self._latest,
+            )
         rates = engine.rates_together([self.options.schedule(step) for step in steps])
         try:
-            outcomes, waited_seconds = self._execution_of(steps[0])(elements, rates)
-        except tf.errors.OpError:
-            self._train_failed()
-            raise
+            outcomes, waited_seconds = self._together(elements, rates)
+        except tf.errors.OpError as error:
+            self._raise_as_alone(error, steps[int(self._together.begun)])
         self._input_seconds += waited_seconds
         return outcomes
 
-    def _train_failed(self) -> None:
-        """Repeats the step that failed by itself, so that its error names it, and says whether a batch failed."""
-        step = int(self.engine.counters.step)
-        self._batches.restart()
-        for _, rate in self._with_rates(step, 1):
-            self._train(step, rate)
+    def _raise_as_alone(self, error: tf.errors.OpError, step: int) -> NoReturn:
+        """Raises what a step that failed in an execution of several raises if it runs alone."""
+        if is_of_reading(error):
+            raise self._batches.error_of(error, step) from error
+        with readable_errors(f"step {step}", self.model, lambda: self._batches.again(step)):
+            raise error
 
     def _with_rates(self, first: int, num_steps: int) -> Iterable[tuple[int, float | tf.Tensor]]:
         """The numbers of some steps, each with its learning rate for the engine."""

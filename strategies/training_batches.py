@@ -5,7 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from strategies.data_checks.data_errors import readable_input
+from strategies.data_checks.data_errors import input_error, readable_input
 from strategies.open_batches import OpenBatches
 from towers.devices import HOST
 from towers.errors import UserError
@@ -28,9 +28,11 @@ class TrainingBatches:
         self._dataset_from, self._first = dataset_from, dataset_from(0)
         self.spec = open_length(self._first.element_spec)
         self._open: OpenBatches | None = None
+        # The step whose batch is the next; None while it is not known.
+        self._at: int | None = None
 
     def next(self, step: int, placed: PlacedInput | None) -> Batch:
-        """The batch of a step; the steps follow each other until `restart`.
+        """The batch of a step. Batches of steps that do not follow each other are read anew.
 
         Args:
           step: number of the step.
@@ -41,27 +43,34 @@ class TrainingBatches:
         """
         try:
             with readable_input("train", f"step {step}"), tf.device(HOST):
-                return next(self._opened(step, placed))
+                batch = next(self._opened(step, placed))
         except StopIteration:
-            raise UserError(
-                f"the training data ended at step {step}: the 'train' split must never end, and must begin anew "
-                "at each reading; repeat() it, and give from_generator a function that makes a new generator"
-            ) from None
+            raise _ended(step) from None
+        self._at = step + 1
+        return batch
 
-    def elements(self, step: int, placed: PlacedInput | None) -> Any:
-        """TensorFlow's iterator over what `batch_of` makes batches of; arguments as for `next`.
+    def error_of(self, error: tf.errors.OpError, step: int) -> UserError:
+        """What `next` raises for an error of the iterator of `elements` at a step."""
+        is_end = isinstance(error, tf.errors.OutOfRangeError)
+        return _ended(step) if is_end else input_error(error, "train", f"step {step}")
 
-        Whoever takes elements from it takes those of the steps from this one on.
+    def elements(self, steps: range, placed: PlacedInput | None) -> Any:
+        """TensorFlow's iterator, from which the caller takes the elements of these steps.
+
+        `batch_of` makes batches of them. `placed` as for `next`.
         """
-        batches = self._opened(step, placed).batches
+        batches = self._opened(steps[0], placed).batches
+        self._at = steps.stop
         return batches if placed is None else batches.elements
 
-    def batch_of(self, step: int, placed: PlacedInput | None) -> Callable[[Any], Any]:
-        """A function from an element to a batch, in graphs too; arguments as for `next`."""
-        return _itself if placed is None else self._opened(step, placed).batches.batch_of
+    def batch_of(self, placed: PlacedInput | None) -> Callable[[Any], Any]:
+        """A function from one of the latest `elements` to a batch, in graphs too."""
+        return _itself if placed is None else self._open.batches.batch_of
 
     def _opened(self, step: int, placed: PlacedInput | None) -> OpenBatches:
-        if self._open is None:
+        """The batches from this step on. After an error or Ctrl-C those of the last call are others."""
+        at, self._at = self._at, None
+        if self._open is None or at != step:
             dataset = self._from(step)
             with tf.device(HOST):
                 self._open = OpenBatches(iter(dataset) if placed is None else placed.batches(dataset))
@@ -72,12 +81,19 @@ class TrainingBatches:
         self._open = None
 
     def again(self, step: int) -> list[Batch]:
-        """The (micro)batches of a step, read once more."""
-        batch = next(iter(self._from(step)))
+        """The (micro)batches of a step, read once more; none if the data can be read only once."""
+        batch = next(iter(self._from(step)), ())
         return [batch] if isinstance(batch, Batch) else list(batch)
 
     def _from(self, step: int) -> tf.data.Dataset:
         return self._first if step == 0 else self._dataset_from(step)
+
+
+def _ended(step: int) -> UserError:
+    return UserError(
+        f"the training data ended at step {step}: the 'train' split must never end, and must begin anew "
+        "at each reading; repeat() it, and give from_generator a function that makes a new generator"
+    )
 
 
 def _itself(element: Any) -> Any:

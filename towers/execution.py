@@ -17,6 +17,7 @@ it all the same: TensorFlow has what a loop passes on sent to the host and back 
 """
 
 import abc
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,11 +26,20 @@ import tensorflow as tf
 from towers.devices import HOST
 from towers.mean_and_update import StepOutcome
 
+# The scope of the operation that reads a batch, and its name in an error: '[[while/next_batch/IteratorGetNext]]'.
+# Transfers of what it read, which the error of a step may name, are '[[while/next_batch/IteratorGetNext/_42]]'.
+_READING = "next_batch"
+_READING_FAILED = re.compile(rf"{_READING}(_\d+)?/\w+[\]}}]")
+
 
 class StepsInOneExecution(abc.ABC):
-    """Runs a step again and again, each time on the next batch."""
+    """Runs a step again and again, each time on the next batch.
 
-    # Whether an execution can have any number of steps. Otherwise each number is traced by itself.
+    Attributes:
+      begun: index of the step of an execution that was begun last, from the reading of its batch on.
+      takes_any_number: whether an execution can have any number of steps; otherwise each number is traced anew.
+    """
+
     takes_any_number: bool
 
     def __init__(
@@ -47,6 +57,8 @@ class StepsInOneExecution(abc.ABC):
         like: an outcome of `step`.
         """
         self._step, self._batch_of, self._rate_device, self._like = step, batch_of, rate_device, like
+        with tf.device(HOST):
+            self.begun = tf.Variable(0, trainable=False)
         self._traced: dict[int | None, Callable] = {}
 
     @abc.abstractmethod
@@ -62,8 +74,8 @@ class StepsInOneExecution(abc.ABC):
           that the steps waited for their batches.
 
         Raises:
-          tf.errors.OpError: a step failed, or there was no element left. The steps before it are applied, and
-            their outcomes are lost.
+          tf.errors.OpError: the step `begun` failed, or there was no element left for it. The steps before it are
+            applied, and their outcomes are lost.
         """
 
     def _outcome(self, numbers: Sequence[tf.Tensor]) -> StepOutcome:
@@ -76,12 +88,14 @@ class StepsInOneExecution(abc.ABC):
             self._traced[count] = tf.function(function, autograph=False).get_concrete_function(*specs)
         return self._traced[count]
 
-    def _next_batch(self, elements: Any, after: Sequence[tf.Tensor] = ()) -> tuple[Any, tf.Tensor, tf.Tensor]:
-        """The next batch, and the times before and after it, which is not taken before `after` is there."""
+    def _next_batch(
+        self, elements: Any, index: int | tf.Tensor, after: Sequence[tf.Tensor] = ()
+    ) -> tuple[Any, tf.Tensor, tf.Tensor]:
+        """The batch of the step with this index, read when `after` is there, and the times before and after it."""
         with tf.device(HOST):
             with tf.control_dependencies(after):
-                asked = tf.timestamp()
-            with tf.control_dependencies([asked]):
+                asked, begun = tf.timestamp(), self.begun.assign(index, read_value=False)
+            with tf.control_dependencies([asked, begun]), tf.name_scope(_READING):
                 element = elements.get_next()
             with tf.control_dependencies(tf.nest.flatten(element, expand_composites=True)):
                 return self._batch_of(element), asked, tf.timestamp()
@@ -95,7 +109,9 @@ class LoopOfSteps(StepsInOneExecution):
     def __call__(self, elements, rates):
         loop = self._graph(self._repeated, elements, None)
         rows, waited_seconds = loop(elements, rates)
-        return list(map(self._outcome, zip(*map(tf.unstack, rows), strict=True))), float(waited_seconds)
+        with tf.device(HOST):  # TensorFlow would unstack them on a GPU
+            by_number = [tf.unstack(row) for row in rows]
+        return list(map(self._outcome, zip(*by_number, strict=True))), float(waited_seconds)
 
     def _repeated(self, elements, rates):
         numbers = tf.nest.flatten(self._like)
@@ -108,7 +124,7 @@ class LoopOfSteps(StepsInOneExecution):
                 return index < count
 
         def body(index, waited_seconds, *rows):
-            batch, asked, came = self._next_batch(elements)
+            batch, asked, came = self._next_batch(elements, index)
             with tf.device(HOST):
                 rate = rates[index]
             outcome = tf.nest.flatten(self._step(batch, rate))
@@ -138,11 +154,16 @@ class UnrolledSteps(StepsInOneExecution):
         with tf.device(self._rate_device):
             each = tf.unstack(rates)
         outcomes, waited_seconds, came = [], [], []
-        for rate in each:
-            # The host takes batches as they come, ahead of the GPU.
-            batch, asked, *came = self._next_batch(elements, came)
+        for index, rate in enumerate(each):
+            # The host takes batches as they come, ahead of the GPU, which finds no fault in them.
+            batch, asked, *came = self._next_batch(elements, index, came)
             with tf.device(HOST):
                 waited_seconds.append(came[0] - asked)
             outcomes.append(tf.nest.flatten(self._step(batch, rate)))
         with tf.device(HOST):
             return outcomes, tf.add_n(waited_seconds)
+
+
+def is_of_reading(error: tf.errors.OpError) -> bool:
+    """Whether the error of an execution is that of reading a batch."""
+    return _READING_FAILED.search(str(error)) is not None

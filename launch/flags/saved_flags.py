@@ -35,6 +35,8 @@ _OF_ONE_STRATEGY = (
     "pipeline_schedule",
     "balance",
 )
+# Of training alone. Other flags that the command line may override exclude these.
+_OF_TRAINING = ("steps_per_execution",)
 
 
 def flag_settings() -> Mapping[str, object]:
@@ -95,7 +97,7 @@ def load_flags(directory: str | None) -> None:
             f"{path.with_name('model.keras')}"
         )
     has_processes = bool(cluster_kind(saved.get("strategy", "towers")))
-    omitted = _OF_ONE_STRATEGY if has_processes or "strategy" in given else ()
+    omitted = _OF_TRAINING + (_OF_ONE_STRATEGY if has_processes or "strategy" in given else ())
     for name, value in saved.items():
         if name == "strategy" and has_processes:
             continue

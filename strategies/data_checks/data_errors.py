@@ -5,7 +5,7 @@ import os
 import re
 import sysconfig
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -25,6 +25,12 @@ _INDEX = re.compile(r"indices\[[\d,]*\] = (-?\d+) is not in \[0, (\d+)\)")
 _NOT_COMPILED = re.compile(
     r"(tf2xla conversion failed while converting|trying to compile graph) __inference__train_"
 )
+# What a graph's error says first: the operations that failed, each with the lines that made it, and their number.
+_OF_GRAPH = re.compile(
+    r"\AGraph execution error:\s+"
+    r"(Detected at node .* defined at \(most recent call last\):\n(<stack traces unavailable>\n|  File .*\n|\n)*)+"
+    r"(\d+ root error\(s\) found\.\n\s*\(0\) \w+:\s+)?"
+)
 _LONGEST = 200
 
 
@@ -35,18 +41,22 @@ def user_error_in(error: tf.errors.OpError) -> UserError | None:
 
 
 @contextlib.contextmanager
-def readable_errors(where: str, model: keras.Model | None = None, batch: Any = ()) -> Iterator[None]:
+def readable_errors(
+    where: str, model: keras.Model | None = None, batch: Any | Callable[[], Any] = ()
+) -> Iterator[None]:
     """Context manager: raises TensorFlow's error about data, or about what XLA can't compile, in one line.
 
     Args:
       where: the step, for the message.
       model: the model that computes; None if its inputs are not compared with the batch.
-      batch: what it computes, one batch or several.
+      batch: what it computes, one batch or several, or a function that reads them.
     """
     try:
         yield
     except tf.errors.InvalidArgumentError as error:
-        if (found := known_cause(error, where) or _of_other_shape(where, model, batch)) is not None:
+        found = known_cause(error, where)
+        found = found or _of_other_shape(where, model, batch() if callable(batch) else batch)
+        if found is not None:
             raise found from error
         raise
 
@@ -126,15 +136,21 @@ def readable_input(split: str, where: str) -> Iterator[None]:
     try:
         yield
     except tf.errors.OpError as error:
-        raise user_error_in(error) or UserError(
-            f"the {split!r} data failed at {where}: {reason_of(error)}{_line_of(error)}; correct the data or the "
-            "pipeline that reads them, then start the same command again"
-        ) from error
+        raise input_error(error, split, where) from error
+
+
+def input_error(error: tf.errors.OpError, split: str, where: str) -> UserError:
+    """The UserError for an error of an input pipeline; arguments as for `readable_input`."""
+    return user_error_in(error) or UserError(
+        f"the {split!r} data failed at {where}: {reason_of(error)}{_line_of(error)}; correct the data or the "
+        "pipeline that reads them, then start the same command again"
+    )
 
 
 def reason_of(error: Exception) -> str:
     """The sentence of an error of Keras or TensorFlow that says what is wrong."""
     text = re.sub(r"\x1b\[[0-9;]*m|\{\{.*?\}\}\s*|\s*\[Op:\w+\].*", "", str(error))
+    text = _OF_GRAPH.sub("", text)
     text = re.sub(r"Error in user-defined function passed to (\w+):\d+ .*?: (?=[^:])", r"\1: ", text)
     text = re.sub(r".*assertion failed: \[([^\]]+)\].*", r"\1", text)
     # Where Keras computes a layer's outputs symbolically, it first says what a layer might lack.

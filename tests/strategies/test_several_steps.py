@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from models.own_task import OwnTask
-from strategies import execution_length
+from strategies import execution_length, synchronous
 from strategies.errors import NonFiniteStep
 from strategies.execution_length import ExecutionLength
 from strategies.registry import build_strategy
@@ -17,6 +17,7 @@ from tests.strategies.small_task import random_task, small_task
 from tests.tiers import first_quick
 from tests.towers.logical_cpus import cpus
 from tests.towers.user_errors import refused
+from towers.errors import UserError
 from towers.execution import StepsInOneExecution
 from towers.options import StepOptions
 from towers.updates.rules import Adam
@@ -85,15 +86,26 @@ def test_a_resumed_run_traces_nothing_anew(monkeypatch):
 next_batch = StepsInOneExecution._next_batch
 
 
-def numbers_task(labels, *, wait_seconds: float = 0.0, fails_at: int | None = None, readings: int | None = None):
+def numbers_task(
+    labels,
+    *,
+    wait_seconds: float = 0.0,
+    fails_at: int | None = None,
+    fails_once: bool = False,
+    readings: int | None = None,
+    nan_at: int | None = None,
+):
     """Batches of four examples, one batch for each label; the training data come from a user's generator.
 
     Args:
       labels: of the batches, which begin anew after the last.
       wait_seconds: before each batch.
       fails_at: the batch that can't be read.
+      fails_once: whether it can be read the next time.
       readings: how often the generator can be read; None for any number of times.
+      nan_at: the batch whose features are not finite.
     """
+    failures = []
     left = [0] * readings if readings else None
 
     def generate():
@@ -103,9 +115,11 @@ def numbers_task(labels, *, wait_seconds: float = 0.0, fails_at: int | None = No
             left.pop()
         for index, label in enumerate(labels):
             time.sleep(wait_seconds)
-            if index == fails_at:
+            if index == fails_at and not (fails_once and failures):
+                failures.append(index)
                 raise RuntimeError("the camera is off")
-            yield np.full((4, 3), index, np.float32), np.full(4, label, np.int64)
+            number = np.nan if index == nan_at else index
+            yield np.full((4, 3), number, np.float32), np.full(4, label, np.int64)
 
     spec = (tf.TensorSpec((4, 3), tf.float32), tf.TensorSpec(4, tf.int64))
     data = tf.data.Dataset.from_generator(generate, output_signature=spec)
@@ -117,20 +131,85 @@ def numbers_task(labels, *, wait_seconds: float = 0.0, fails_at: int | None = No
     )
 
 
+_LABELS = [0] * 7 + [5] + [1] * 8
+_OF_LABEL, _OF_GENERATOR = "step 7: label 5 is out of range", "at step 6: RuntimeError: the camera is off"
+
+
+@pytest.mark.parametrize("devices", [cpus(1), as_on_gpus(2)], ids=["one at a time", "two at once"])
 @pytest.mark.parametrize(
-    "task, parts",
+    "given, part",
     [
-        (numbers_task([0] * 7 + [5] + [1] * 8), ["step 7: label 5 is out of range"]),
-        (numbers_task([0] * 9, fails_at=6), ["the 'train' data failed at step 6", "the camera is off"]),
+        ({"labels": _LABELS}, _OF_LABEL),
+        ({"labels": _LABELS, "nan_at": 5}, _OF_LABEL),
+        ({"labels": [0] * 9, "fails_at": 6}, _OF_GENERATOR),
+        ({"labels": [0] * 9, "fails_at": 6, "fails_once": True}, _OF_GENERATOR),
     ],
-    ids=["label", "generator"],
+    ids=["label", "label after NaN", "generator", "generator once"],
 )
-def test_an_error_names_its_step(task, parts):
+def test_an_error_names_its_step(given, part, devices):
     """The steps before it are applied and counted, as if they ran one at a time."""
-    alone, together = strategy(1, task), strategy(8, task)
+    alone, together = (strategy(steps, numbers_task(**given), devices) for steps in (1, 8))
+    messages = []
     for made in (alone, together):
-        with refused(*parts):
+        with pytest.raises(UserError) as caught:
             made.run_steps(20)
+        messages.append(str(caught.value))
+    assert messages[0] == messages[1]
+    assert part in messages[0]
+    np.testing.assert_array_equal(values_of(together), values_of(alone))
+
+
+@pytest.mark.parametrize("steps", [1, 8])
+def test_steps_after_an_error_have_their_own_batches(steps):
+    task = numbers_task([0, 1] * 8, fails_at=6, fails_once=True)
+    made, expected = strategy(steps, task), strategy(1, numbers_task([0, 1] * 8))
+    with refused("the 'train' data failed at step 6"):
+        made.run_steps(12)
+    made.run_steps(12)
+    expected.run_steps(18)
+    np.testing.assert_array_equal(values_of(made), values_of(expected))
+
+
+def test_ctrl_c_loses_no_batch(monkeypatch):
+    made, expected = strategy(1), strategy(1)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(made.engine, "train", interrupted)
+        made.run_steps(3)
+    made.run_steps(3)
+    expected.run_steps(3)
+    np.testing.assert_array_equal(values_of(made), values_of(expected))
+
+
+def interrupted(*_):
+    raise KeyboardInterrupt
+
+
+def test_determinism_that_is_switched_on_later_is_kept(monkeypatch):
+    made = strategy(4)
+    made.run_steps(3)
+    monkeypatch.setattr(synchronous.config, "is_op_determinism_enabled", lambda: True)
+    monkeypatch.setattr(made, "_together", None)
+    assert made.run_steps(5).step == 8
+    assert made._together is None
+
+
+@pytest.mark.parametrize("steps", [1, 8])
+def test_no_steps_train_nothing(steps):
+    made = strategy(steps)
+    assert made.run_steps(0).num_steps == made.step == 0
+
+
+def noisy() -> keras.Model:
+    """A model whose noise continues a sequence of numbers, at each step of one at a time."""
+    inputs = keras.Input((3,))
+    noise = keras.layers.Lambda(lambda values: values + tf.random.normal(tf.shape(values)))
+    return keras.Model(inputs, keras.layers.Dense(2)(noise(inputs)))
+
+
+def test_random_numbers_without_seeds_of_a_step_stay():
+    task = dataclasses.replace(numbers_task([0, 1]), model=noisy)
+    alone, together = strategy(1, task), strategy(4, task)
+    assert reports(together, 6) == reports(alone, 6)
     np.testing.assert_array_equal(values_of(together), values_of(alone))
 
 

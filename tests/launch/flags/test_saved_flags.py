@@ -22,6 +22,16 @@ def test_the_grid_of_a_run_of_several_processes_is_not_that_of_one(tmp_path, str
         assert flags.FLAGS.strategy == ("towers" if grid is None else strategy)
 
 
+def test_what_only_training_uses_does_not_forbid_other_flags(tmp_path):
+    """As --strategy=mirrored and --accumulation=2, which exclude several steps in an execution."""
+    (tmp_path / FLAG_FILE).write_text("--task=text\n--steps_per_execution=8\n")
+    with flagsaver.flagsaver():
+        flags.FLAGS.mark_as_parsed()
+        load_flags(str(tmp_path))
+        assert flags.FLAGS.task == "text"
+        assert flags.FLAGS.steps_per_execution == 0
+
+
 def test_a_run_of_a_users_own_program_is_not_read_as_the_default_task(tmp_path):
     (tmp_path / FLAG_FILE).write_text("--strategy=towers\n--num_towers=2\n")
     with flagsaver.flagsaver():
