@@ -34,7 +34,7 @@ from strategies.training_batches import TrainingBatches
 from towers.devices import HOST, Devices
 from towers.engine import Engine
 from towers.errors import UserError
-from towers.execution import LoopOfSteps, StepsInOneExecution, UnrolledSteps, is_of_reading
+from towers.execution import LoopOfSteps, UnrolledSteps, is_of_reading
 from towers.input.tower_parts import open_length
 from towers.input.unprepared import read_dataset
 from towers.mean_and_update import StepOutcome
@@ -76,8 +76,8 @@ class SynchronousStrategy:
           several, the engine's step must be one call without collectives.
         """
         self._unprepared, self._late = unprepared, LateReports()
-        self._execution = ExecutionLength(steps_per_execution)
-        self._together: StepsInOneExecution | None = None
+        self._loop: LoopOfSteps | None = None
+        self._unrolled: UnrolledSteps | None = None
         self.name, self.num_towers = name, num_towers
         self.task, self.options = task, options
         self.model = self._build_template()
@@ -85,6 +85,12 @@ class SynchronousStrategy:
         self._batches = TrainingBatches(lambda step: self._dataset("train", step))
         # The template is never trained, so only the spec of the input is needed here.
         self.engine = make_engine(self.model, self._batches.spec)
+        # Unrolled steps are asked for by number.
+        chosen = steps_per_execution if self._reads_in_graph else steps_per_execution or 1
+        self._execution = ExecutionLength(chosen)
+        if self.engine.placed_input is not None:
+            ahead = max(1, steps_per_execution or 1)  # all of an execution are read before it
+            self.engine.placed_input = dataclasses.replace(self.engine.placed_input, ahead=ahead)
         # They may have left it open.
         self.options = dataclasses.replace(options, xla=bool(self.engine.options.xla))
         self._causes = Causes(task=self.task, model=self.model, all_true=self._all_true)
@@ -245,15 +251,17 @@ class SynchronousStrategy:
         end = first + num_steps
         for begin in range(first + num_alone, end, together):
             steps = range(begin, min(begin + together, end))
-            if len(steps) == together or self._joins.takes_any_number:
-                yield self._train_together(steps)
+            if self._reads_in_graph:
+                yield self._train_in_loop(steps)
+            elif len(steps) == together:
+                yield self._train_unrolled(steps)
             else:
                 yield [self._train(step, rate) for step, rate in self._with_rates(begin, len(steps))]
 
     @property
-    def _joins(self) -> type[StepsInOneExecution]:
-        """How steps are joined: outcomes on GPUs are not passed on by a loop."""
-        return UnrolledSteps if self.engine.masked else LoopOfSteps
+    def _reads_in_graph(self) -> bool:
+        """Whether batches and outcomes are on the host, which a loop in a graph needs."""
+        return self.engine.placed_input is None and not self.engine.masked
 
     @property
     def _steps_together(self) -> int:
@@ -264,27 +272,38 @@ class SynchronousStrategy:
 
     @functools.cached_property
     def _continues_numbers(self) -> bool:
-        """Whether steps in a loop would draw other random numbers than those before it."""
+        """Whether several steps in a graph would draw other random numbers than single ones."""
         return continues_numbers(self.engine.graph())
 
-    def _train_together(self, steps: range) -> Sequence[StepOutcome]:
-        """Starts some steps in one execution."""
-        engine = self.engine
-        elements = self._batches.elements(steps, engine.placed_input)
-        if self._together is None:
-            self._together = self._joins(
-                engine.train_in_graph,
-                batch_of=self._batches.batch_of(engine.placed_input),
-                rate_device=engine.rate_device,
-                like=self._latest,
-            )
-        rates = engine.rates_together([self.options.schedule(step) for step in steps])
+    def _train_in_loop(self, steps: range) -> Sequence[StepOutcome]:
+        """Starts some steps in one execution that reads their batches."""
+        iterator = self._batches.iterator(steps)
+        if self._loop is None:
+            self._loop = LoopOfSteps(self.engine.train_in_graph, elements=iterator, like=self._latest)
         try:
-            outcomes, waited_seconds = self._together(elements, rates)
+            outcomes, waited_seconds = self._loop(iterator, [self.options.schedule(step) for step in steps])
         except tf.errors.OpError as error:
-            self._raise_as_alone(error, steps[int(self._together.begun)])
+            self._raise_as_alone(error, steps[int(self._loop.begun)])
         self._input_seconds += waited_seconds
         return outcomes
+
+    def _train_unrolled(self, steps: range) -> Sequence[StepOutcome]:
+        """Starts some steps in one execution on batches that are read before."""
+        if self._unrolled is None:
+            self._unrolled = UnrolledSteps(self.engine.train_in_graph, len(steps), self.engine.spec)
+        batches: list[Batch] = []
+        rates = self.engine.rates([self.options.schedule(step) for step in steps])
+        try:
+            for step in steps:
+                batches.append(self._timed_batch(step))
+        except UserError:
+            for batch, rate in zip(batches, rates, strict=False):  # the steps before it are applied
+                self.engine.train(batch, rate)
+            raise
+        try:
+            return self._unrolled(batches, rates)
+        except tf.errors.OpError as error:
+            self._raise_as_alone(error, int(self.engine.counters.step))
 
     def _raise_as_alone(self, error: tf.errors.OpError, step: int) -> NoReturn:
         """Raises what a step that failed in an execution of several raises if it runs alone."""
@@ -299,9 +318,7 @@ class SynchronousStrategy:
         return zip(steps, self.engine.rates([self.options.schedule(step) for step in steps]), strict=True)
 
     def _train(self, step: int, rate: float | tf.Tensor) -> StepOutcome:
-        asked = time.perf_counter()
-        batch = self._next_batch(step)
-        self._input_seconds += time.perf_counter() - asked
+        batch = self._timed_batch(step)
         with readable_errors(f"step {step}", self.model, batch):
             return self.engine.train(batch, rate)
 
@@ -319,6 +336,12 @@ class SynchronousStrategy:
             seconds=seconds,
             input_seconds=min(input_seconds, seconds),  # the host may wait while steps before are computed
         )
+
+    def _timed_batch(self, step: int) -> Batch:
+        asked = time.perf_counter()
+        batch = self._next_batch(step)
+        self._input_seconds += time.perf_counter() - asked
+        return batch
 
     def _next_batch(self, step: int) -> Batch:
         return self._batches.next(step, self.engine.placed_input)

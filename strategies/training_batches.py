@@ -1,7 +1,6 @@
 """The training batches of a process, step after step, and those of one step once more."""
 
 from collections.abc import Callable
-from typing import Any
 
 import tensorflow as tf
 
@@ -50,22 +49,15 @@ class TrainingBatches:
         return batch
 
     def error_of(self, error: tf.errors.OpError, step: int) -> UserError:
-        """What `next` raises for an error of the iterator of `elements` at a step."""
+        """What `next` raises for an error of `iterator` at a step."""
         is_end = isinstance(error, tf.errors.OutOfRangeError)
         return _ended(step) if is_end else input_error(error, "train", f"step {step}")
 
-    def elements(self, steps: range, placed: PlacedInput | None) -> Any:
-        """TensorFlow's iterator, from which the caller takes the elements of these steps.
-
-        `batch_of` makes batches of them. `placed` as for `next`.
-        """
-        batches = self._opened(steps[0], placed).batches
+    def iterator(self, steps: range) -> tf.data.Iterator:
+        """The iterator over batches on the host, from which the caller takes those of these steps."""
+        batches = self._opened(steps[0], None).batches
         self._at = steps.stop
-        return batches if placed is None else batches.elements
-
-    def batch_of(self, placed: PlacedInput | None) -> Callable[[Any], Any]:
-        """A function from one of the latest `elements` to a batch, in graphs too."""
-        return _itself if placed is None else self._open.batches.batch_of
+        return batches
 
     def _opened(self, step: int, placed: PlacedInput | None) -> OpenBatches:
         """The batches from this step on. After an error or Ctrl-C those of the last call are others."""
@@ -94,7 +86,3 @@ def _ended(step: int) -> UserError:
         f"the training data ended at step {step}: the 'train' split must never end, and must begin anew "
         "at each reading; repeat() it, and give from_generator a function that makes a new generator"
     )
-
-
-def _itself(element: Any) -> Any:
-    return element

@@ -141,6 +141,11 @@ class Engine(abc.ABC):
         self._batch_spec = self.placed_input.spec(batch_spec)
         self._step_spec = self._batch_spec if step_spec is batch_spec else self.placed_input.spec(step_spec)
 
+    @property
+    def spec(self) -> Batch:
+        """The spec of a batch for `train_in_graph`."""
+        return self._batch_spec
+
     @functools.cached_property
     def more_function(self):
         """`more_sums` as a graph. It is traced once: collectives of different traces would not find each other."""
@@ -160,22 +165,9 @@ class Engine(abc.ABC):
         """The device that decides whether a step is applied."""
         return self.devices.parameters
 
-    @property
-    def rate_device(self) -> str:
-        """The device of learning rates."""
-        return HOST
-
     def rates(self, of_steps: Sequence[float]) -> Sequence[float | tf.Tensor]:
         """The learning rates of some steps as `train` takes them best, one for each."""
         return of_steps
-
-    def rates_together(self, of_steps: Sequence[float]) -> tf.Tensor:
-        """The learning rates of some steps, float32 [steps], in one copy on `rate_device`."""
-        with tf.device(HOST):
-            # A user's own schedule may return tensors.
-            found = tf.constant([float(rate) for rate in of_steps], tf.float32)
-        with tf.device(self.rate_device):
-            return tf.identity(found)
 
     def train(self, batch: Batch | tuple[Batch, ...], rate: float | tf.Tensor) -> StepOutcome:
         """One step on a global batch. The scalars returned may still be under computation on their devices.

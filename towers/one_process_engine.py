@@ -203,13 +203,15 @@ class OneProcessEngine(Engine):
             masked=self.masked,
         )
 
-    @property
-    def rate_device(self):
-        return self.devices.parameters if self._compiles_updates else HOST
-
     def rates(self, of_steps):
-        # On its way to a GPU each copy waits for that of the next batch: one copy has the rates of several steps.
-        return tf.unstack(self.rates_together(of_steps)) if self._compiles_updates else of_steps
+        if not self._compiles_updates:
+            return of_steps
+        # One copy for all of these steps: on its way to a GPU each copy waits for that of the next batch.
+        with tf.device(HOST):
+            # A user's own schedule may return tensors.
+            found = tf.constant([float(rate) for rate in of_steps], tf.float32)
+        with tf.device(self.devices.parameters):
+            return tf.unstack(tf.identity(found))
 
     def train_in_graph(self, batch, rate):
         if not self._compiles_steps:

@@ -10,8 +10,7 @@ their number in its shape: half the work of the host for each batch. Parts hold 
 """
 
 import dataclasses
-import functools
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -23,9 +22,6 @@ from towers.input.placed_batch import PlacedBatch
 from towers.input.tower_parts import TowerParts, microbatch, open_length
 from towers.input.wide_integers import widened, widened_spec
 from towers.task import Batch, batch_length, examples_between
-
-# Elements that wait on each device, besides the one in use.
-_AHEAD = 1
 
 
 class _OwnPart(NamedTuple):
@@ -46,12 +42,14 @@ class PlacedInput:
       accumulation: number of microbatches that a batch is cut into first, each a call of the engine.
       microbatches: number of parts of each of these for a tower that computes several in one call; None for
         towers that compute one. Both are 1 and None if the batches are this process's microbatches already.
+      ahead: number of parts that wait on each device, besides the one in use.
     """
 
     parts: TowerParts
     devices: tuple[str, ...]
     accumulation: int = 1
     microbatches: int | None = None
+    ahead: int = 1
 
     def spec(self, batch_spec: Any) -> Any:
         """The spec of what `batches` yields, from the spec of a batch, or of a tuple of microbatches."""
@@ -64,7 +62,7 @@ class PlacedInput:
         of_call = of_call if self.microbatches is None else (of_call,) * self.microbatches
         return of_call if self.accumulation == 1 else (of_call,) * self.accumulation
 
-    def batches(self, dataset: tf.data.Dataset) -> "PlacedBatches":
+    def batches(self, dataset: tf.data.Dataset) -> Iterator[Any]:
         """The batches of a dataset as `PlacedBatch`, or as (nested) tuples of these for microbatches."""
         is_whole = self._is_whole(dataset.element_spec)
 
@@ -81,8 +79,8 @@ class PlacedInput:
             return first
 
         devices = self.devices if is_whole else (*self.devices, HOST)
-        placed = device_iterator(dataset.flat_map(cut), devices, _AHEAD)
-        return PlacedBatches(placed, functools.partial(_of_whole, devices[0]) if is_whole else _together)
+        placed = device_iterator(dataset.flat_map(cut), devices, self.ahead)
+        return map(_of_whole if is_whole else _together, placed)
 
     def _is_whole(self, element_spec: Any) -> bool:
         """Whether the only part is the batch itself, and never a stand-in for an empty one."""
@@ -112,25 +110,6 @@ class PlacedInput:
         )
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class PlacedBatches:
-    """Iterates over batches.
-
-    Attributes:
-      elements: TensorFlow's iterator over what the devices get, which a graph can take.
-      batch_of: function from one of these to a batch.
-    """
-
-    elements: Any
-    batch_of: Callable[[Any], Any]
-
-    def __iter__(self) -> "PlacedBatches":
-        return self
-
-    def __next__(self) -> Any:
-        return self.batch_of(next(self.elements))
-
-
 def can_be_placed(batch_spec: Any) -> bool:
     """Whether all tensors of a batch can be on any device: texts are the host's."""
     return all(spec.dtype != tf.string for spec in tf.nest.flatten(batch_spec))
@@ -152,17 +131,12 @@ def _without_parts(own: Any) -> Any:
     return own._replace(part=examples_between(own.part, 0, 0))
 
 
-def _of_whole(device: str, by_tower: list) -> PlacedBatch:
-    """The batch that its only part is, on a device."""
+def _of_whole(by_tower: list) -> PlacedBatch:
+    """The batch that its only part is."""
     (own,) = by_tower
     first, *_ = tf.nest.flatten(own.part.features)
-    if (known := first.shape[0]) is None:  # in a graph
-        with tf.device(device):  # which computes shapes in the host's memory
-            shape = tf.shape(first)
-        with tf.device(HOST):
-            return PlacedBatch((own.part,), (own.activity,), shape[0])
     with tf.device(HOST):
-        examples = tf.constant(known, tf.int32)
+        examples = tf.constant(first.shape[0], tf.int32)
     return PlacedBatch((own.part,), (own.activity,), examples)
 
 
