@@ -235,12 +235,13 @@ def peer_case(
         raise UserError(f"--peers={FLAGS.peers} does not contain {program}; give the folder of the peer programs")
     command = (python, str(path), f"--batch={work.batch}", f"--steps={FLAGS.measured_steps}", *more)
     name, work = linked(name, work) if num_processes > 1 else (name, work)
-    work = dataclasses.replace(work, isa=FLAGS.isa)
-    left_out = why_left_out(work, program)
-    variables = imitation(FLAGS.isa, is_peer=True)
-    return Case(
-        name, work, command, variables=variables, is_peer=True, num_processes=num_processes, left_out=left_out
-    )
+    return case_of_peer(name, work, command, num_processes=num_processes, left_out=why_left_out(work, program))
+
+
+def case_of_peer(name: str, work: Work, command: tuple[str, ...], **others) -> Case:
+    """A row that measures the same work with another project's program; `others` are fields of `Case`."""
+    work, variables = dataclasses.replace(work, isa=FLAGS.isa), imitation(FLAGS.isa, is_peer=True)
+    return Case(name, work, command, variables=variables, is_peer=True, **others)
 
 
 def why_left_out(work: Work, program: str) -> str:

@@ -1,12 +1,10 @@
 """The rows of the group cifar_fast: the network and the update rule of --recipe=cifar_fast beside PyTorch's."""
 
-import dataclasses
 import pathlib
 
 from absl import flags
 
-from launch.measuring.case import BFLOAT16, FLOAT32, Case, Work, batch_of_flags, own_case
-from launch.measuring.imitated_cpu import imitation
+from launch.measuring.case import BFLOAT16, FLOAT32, Case, Work, batch_of_flags, case_of_peer, own_case
 
 FLAGS = flags.FLAGS
 NETWORK = "cifar_fast"
@@ -48,11 +46,9 @@ def _torch(precision: str, device: str = "cpu") -> list[Case]:
     """PyTorch on one device, 'cpu' or 'cuda'; nothing without --torch."""
     if not FLAGS.torch:
         return []
-    work = dataclasses.replace(_work("torch", 1, precision), isa=FLAGS.isa)
+    work = _work("torch", 1, precision)
     options = (f"--batch={work.batch}", f"--steps={work.steps}", f"--precision={precision}", f"--device={device}")
-    variables = imitation(FLAGS.isa, is_peer=True)
-    command = (FLAGS.torch, str(_PEER), *options)
-    return [Case(f"torch, {precision}", work, command, variables=variables, is_peer=True)]
+    return [case_of_peer(f"torch, {precision}", work, (FLAGS.torch, str(_PEER), *options))]
 
 
 def _work(strategy: str, count: int, precision: str) -> Work:

@@ -1,13 +1,11 @@
 """The rows of the group short_steps: a small network, whose step is about as short as a call from Python."""
 
-import dataclasses
 import pathlib
 import sys
 
 from absl import flags
 
-from launch.measuring.case import Case, Work, batch_of_flags, own_case
-from launch.measuring.imitated_cpu import imitation
+from launch.measuring.case import Case, Work, batch_of_flags, case_of_peer, own_case
 
 FLAGS = flags.FLAGS
 NETWORK = "tiny"
@@ -31,9 +29,8 @@ def _own(name: str, *more: str) -> Case:
 
 
 def _peer(name: str, python: str, *more: str) -> Case:
-    work = dataclasses.replace(_work(name.partition(",")[0], 1), isa=FLAGS.isa)
-    command = (python, str(_PEER), f"--batch={work.batch}", f"--steps={work.steps}", *more)
-    return Case(name, work, command, variables=imitation(FLAGS.isa, is_peer=True), is_peer=True)
+    work = _work(name.partition(",")[0], 1)
+    return case_of_peer(name, work, (python, str(_PEER), f"--batch={work.batch}", f"--steps={work.steps}", *more))
 
 
 def _work(strategy: str, count: int) -> Work:
