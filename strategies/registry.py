@@ -17,7 +17,7 @@ from strategies.slices import SliceOptions, slices_strategy
 from strategies.towers import towers_strategy
 from towers.branches.options import BranchOptions
 from towers.devices import Devices
-from towers.errors import UserError, check_kind, either, is_integer, use_one
+from towers.errors import UserError, check_kind, either, use_one
 from towers.grid import BRANCH, SLICE, STAGE
 from towers.options import StepOptions, check_step_options
 from towers.stages.options import PipelineOptions
@@ -152,15 +152,10 @@ def build_strategy(
         if value is not None:
             kind = _KINDS[argument]
             check_kind(argument, value, kind, f"pass a {kind.__name__}(...), or omit it")
-    if steps_per_execution is not None and not (is_integer(steps_per_execution) and steps_per_execution > 0):
-        raise UserError(
-            f"steps_per_execution={steps_per_execution!r}: must be an integer of at least 1; use for example 32, "
-            "or omit it"
-        )
-    given["steps_per_execution"] = steps_per_execution
-    for argument, value in given.items():
-        if value is not None:
             _check_taken(name, argument)
+    if steps_per_execution is not None:
+        _check_taken(name, "steps_per_execution")
+    given["steps_per_execution"] = steps_per_execution
     check_spread(name, devices.spread)
     check_groups(name, bool(devices.groups))
     if mode.cluster_kind == "servers" and servers is None:

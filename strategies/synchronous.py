@@ -85,12 +85,12 @@ class SynchronousStrategy:
         self._batches = TrainingBatches(lambda step: self._dataset("train", step))
         # The template is never trained, so only the spec of the input is needed here.
         self.engine = make_engine(self.model, self._batches.spec)
-        # Unrolled steps are asked for by number.
-        chosen = steps_per_execution if self._reads_in_graph else steps_per_execution or 1
-        self._execution = ExecutionLength(chosen)
-        if self.engine.placed_input is not None:
-            ahead = max(1, steps_per_execution or 1)  # all of an execution are read before it
-            self.engine.placed_input = dataclasses.replace(self.engine.placed_input, ahead=ahead)
+        if steps_per_execution is None and not self._reads_in_graph:
+            steps_per_execution = 1  # unrolled steps are asked for by number
+        self._execution = ExecutionLength(steps_per_execution)
+        if (placed := self.engine.placed_input) is not None:
+            # The batches of an execution are read before it.
+            self.engine.placed_input = dataclasses.replace(placed, ahead=self._execution.steps)
         # They may have left it open.
         self.options = dataclasses.replace(options, xla=bool(self.engine.options.xla))
         self._causes = Causes(task=self.task, model=self.model, all_true=self._all_true)

@@ -9,7 +9,7 @@ from tensorflow.python.framework import config  # whether operations are determi
 
 from strategies.synchronous import SynchronousStrategy
 from towers.devices import Devices
-from towers.errors import UserError
+from towers.errors import UserError, is_integer
 from towers.gathering.gathered_once import GatheredOnce
 from towers.input.tower_parts import TowerParts
 from towers.one_process_engine import OneProcessEngine, reads_rows
@@ -41,8 +41,8 @@ def towers_strategy(
         execution that can't have them.
     """
     alone = _why_alone(devices, options)
-    if alone and (steps_per_execution or 1) > 1:
-        raise UserError(f"steps_per_execution={steps_per_execution} with {alone}; omit one of them")
+    if steps_per_execution is not None:
+        _check_count(steps_per_execution, alone)
 
     def make_engine(model, batch_spec):
         choice = xla_choice(task, model, devices, options, batch_spec)
@@ -68,6 +68,15 @@ def towers_strategy(
         # On GPUs several steps were never measured.
         steps_per_execution=1 if alone else steps_per_execution or (None if devices.on_cpu else 1),
     )
+
+
+def _check_count(steps_per_execution: object, alone: str) -> None:
+    """Raises UserError for what is no number of steps in an execution, or for several that can't be had."""
+    given = f"steps_per_execution={steps_per_execution!r}"
+    if not is_integer(steps_per_execution) or steps_per_execution < 1:
+        raise UserError(f"{given}: must be an integer of at least 1; use for example 32, or omit it")
+    if alone and steps_per_execution > 1:
+        raise UserError(f"{given} with {alone}; omit one of them")
 
 
 def _why_alone(devices: Devices, options: StepOptions) -> str:
