@@ -176,8 +176,8 @@ def _normalized(layer, exchange, weight, kernel_of, inputs, training, mask):
         return type(layer).call(layer, inputs, training=training, mask=mask)
     moving = Moments(layer.moving_mean.value, layer.moving_variance.value)
     ones = tf.ones_like(moving.mean)
-    gamma = layer.gamma.value if layer.scale else ones
-    beta = layer.beta.value if layer.center else tf.zeros_like(ones)
+    gamma = tf.convert_to_tensor(layer.gamma.value) if layer.scale else ones
+    beta = tf.convert_to_tensor(layer.beta.value) if layer.center else tf.zeros_like(ones)
     if not trains:
         return kernel.normalized(inputs, moving, gamma, beta)
     if exchange is None:

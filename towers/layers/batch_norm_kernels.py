@@ -33,6 +33,13 @@ class Kernel(abc.ABC):
     def normalized(self, inputs, moments: Moments, gamma, beta) -> tf.Tensor:
         """gamma * xhat + beta, in the inputs' dtype."""
 
+    def outputs(self, inputs, moments: Moments, gamma, beta) -> tf.Tensor:
+        """As `normalized`, but with the gradient of the outputs for that of the inputs, and none for the others.
+
+        For outputs of a batch norm whose gradients follow in one piece, behind `inputs`.
+        """
+        return with_gradient_passed_on(lambda x: self.normalized(x, moments, gamma, beta), inputs)
+
     @abc.abstractmethod
     def gradients(self, inputs, moments: Moments, gamma, upstream) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """Those of `normalized` by inputs, gamma and beta, if the moments don't depend on the inputs."""
@@ -132,6 +139,19 @@ class PlainOperations(Kernel):
 
     def _spread(self, vector):
         return tf.reshape(vector, self._shape)
+
+
+def with_gradient_passed_on(function: Callable[[tf.Tensor], tf.Tensor], x: tf.Tensor) -> tf.Tensor:
+    """The function's value, whose gradient is given to x as it is.
+
+    Nothing but its outputs needs the value, so the graph loses it where these are not used.
+    """
+
+    @tf.custom_gradient
+    def value(x):
+        return function(x), lambda upstream: upstream
+
+    return value(x)
 
 
 def takes_fused(inputs: tf.Tensor, axis: int) -> bool:

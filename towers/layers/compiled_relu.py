@@ -1,11 +1,12 @@
-"""ReLU in bfloat16 or float16 on one thread of a CPU: compiled loops, which also add what the ReLU is of.
+"""ReLU on one thread of a CPU in compiled loops: in bfloat16 and float16, and joined with compiled batch norms.
 
     forward    outputs = max(0, a + b)                        of a sum, as after a residual; or max(0, a)
     backward   gradient of inputs = a + b, or 0 where outputs are 0; of a sum, where two layers use the outputs
 
 TensorFlow adds with a kernel of its own, which writes memory that the ReLU reads again, and its kernels for
 bfloat16 take longer than memory does. TensorFlow's graph optimizer joins a ReLU with the batch norm before it, and
-that stays.
+that stays. In all precisions a ReLU is part of the loops of a compiled batch norm before it, which also add what
+else it is of (`batch_norm_loops.py`).
 
 CPU ms for 2.1 million numbers, by TensorFlow and compiled (Intel Xeon with AMX, one thread; compiled for AVX2):
 
@@ -42,35 +43,38 @@ import numpy as np
 import tensorflow as tf
 from keras import layers
 
+from towers.layers.batch_norm_loops import BatchNormLoops
 from towers.layers.bfloat16_pairs import paired, rounded, unpaired, widened
 from towers.layers.compiled_activations import elementwise_layers, output_shape
+from towers.layers.compiled_batch_norm import Masked, Normalized
 from towers.layers.convolutions import gradient_scope
+from towers.layers.made_tensors import made_by, note, source
 from towers.precision import SHORT_PRECISIONS
 
 FEWEST_ELEMENTS = 4096
 _SUMS = ("AddV2", "AddN")
 _BATCH_NORM = "FusedBatchNorm"
-# Operations whose outputs are their inputs.
-_FORWARDING = ("Identity", "IdentityN", "Reshape")
 
 
 def relus_to_compile(model: keras.Model) -> list[tuple[keras.layers.Layer, str, Callable]]:
     """(layer, attribute, function) for each ReLU of the model that has a compiled form."""
+    found = _replaced(model, _relu, _activation)
+    return [(layer, *others) for layer, *others in found if _takes(output_shape(layer), layer.compute_dtype)]
+
+
+def relus_to_join(model: keras.Model) -> list[tuple[keras.layers.Layer, str, Callable]]:
+    """(layer, attribute, function) for each ReLU of the model, to be joined with a batch norm before it."""
+    return _replaced(model, _joined_relu, _joined_activation)
+
+
+def _replaced(model, of_layer, activation) -> list[tuple[keras.layers.Layer, str, Callable]]:
     alone = [
-        (layer, "call", functools.partial(_relu, functools.partial(layers.ReLU.call, layer)))
+        (layer, "call", functools.partial(of_layer, functools.partial(layers.ReLU.call, layer)))
         for layer in model._flatten_layers()
         if type(layer) is layers.ReLU and _is_plain(layer)
     ]
-    activations = [
-        (layer, "activation", _activation)
-        for layer in elementwise_layers(model)
-        if layer.activation is keras.activations.relu
-    ]
-    return [
-        (layer, *others)
-        for layer, *others in (*alone, *activations)
-        if _takes(output_shape(layer), layer.compute_dtype)
-    ]
+    ending = [layer for layer in elementwise_layers(model) if layer.activation is keras.activations.relu]
+    return alone + [(layer, "activation", activation) for layer in ending]
 
 
 def _is_plain(layer: layers.ReLU) -> bool:
@@ -89,25 +93,74 @@ def _activation(x: tf.Tensor) -> tf.Tensor:
     return _relu(keras.activations.relu, x)
 
 
+def _joined_activation(x: tf.Tensor) -> tf.Tensor:
+    """As `_activation`."""
+    return _joined_relu(keras.activations.relu, x)
+
+
 def _relu(of_keras: Callable, x: tf.Tensor) -> tf.Tensor:
     if x.shape.rank is None or not _takes(x.shape, x.dtype.name):
+        return _joined_relu(of_keras, x)
+    addends = _addends(x)
+    return _compiled_relu(x, addends, _normalized(addends))
+
+
+def _joined_relu(of_keras: Callable, x: tf.Tensor) -> tf.Tensor:
+    """By Keras's function, if no compiled batch norm made what it is of."""
+    if x.shape.rank is None or (normalized := _normalized(addends := _addends(x))) is None:
         return of_keras(x)
+    return _compiled_relu(x, addends, normalized)
+
+
+def _normalized(addends: Sequence[tf.Tensor]) -> tuple[int, Normalized] | None:
+    """Which of them a compiled batch norm made, and of what; of two the first."""
+    made = ((index, _made_by_norm(addend)) for index, addend in enumerate(addends))
+    return next((one for one in made if one[1] is not None), None)
+
+
+def _made_by_norm(x: tf.Tensor) -> Normalized | None:
+    """What a compiled batch norm made the tensor of, in the same shape."""
+    made = made_by(x)
+    if not isinstance(made, Normalized) or made.inputs.shape.as_list() != x.shape.as_list():
+        return None
+    return made
+
+
+def _compiled_relu(x, addends: Sequence[tf.Tensor], normalized: tuple[int, Normalized] | None) -> tf.Tensor:
+    """max(0, x), the addends' sum, of which a batch norm may have made one."""
+    if normalized is not None:
+        index, made = normalized
+        addends = [*addends[:index], made.inputs, *addends[index + 1 :]]
     scope = gradient_scope()
 
     @tf.custom_gradient
     def positive(*addends):
-        # TensorFlow's graph optimizer joins a batch norm with the ReLU behind it.
-        is_joined = len(addends) == 1 and _source(x).startswith(_BATCH_NORM)
-        outputs = tf.nn.relu(*addends) if is_joined else _positive_sum(addends)
+        if normalized is None:
+            # TensorFlow's graph optimizer joins a batch norm with the ReLU behind it.
+            is_joined = len(addends) == 1 and source(x).startswith(_BATCH_NORM)
+            outputs = tf.nn.relu(*addends) if is_joined else _positive_sum(addends)
+        else:
+            others = [*addends[:index], *addends[index + 1 :]]
+            outputs = BatchNormLoops(addends[index]).positive(made.scaling, *others)
 
         def gradient(upstream):
             with tf.name_scope(scope):
-                found = _where_positive(outputs, _addends(upstream))
+                found = _masked(outputs, upstream)
+            # Two sums of the upstream gradient would be computed in two loops.
+            if normalized is not None and len(addends) == len(_addends(upstream)) == 1:
+                note(found, Masked(upstream, made))
             return [found] * len(addends)
 
         return outputs, gradient
 
-    return tf.ensure_shape(positive(*_addends(x)), x.shape)
+    return tf.ensure_shape(positive(*addends), x.shape)
+
+
+def _masked(outputs: tf.Tensor, upstream: tf.Tensor) -> tf.Tensor:
+    """The upstream gradient where the outputs are positive."""
+    if outputs.dtype.name in SHORT_PRECISIONS:
+        return _where_positive(outputs, _addends(upstream))
+    return tf.raw_ops.ReluGrad(gradients=upstream, features=outputs)
 
 
 def _where_positive(outputs: tf.Tensor, addends: Sequence[tf.Tensor]) -> tf.Tensor:
@@ -134,17 +187,22 @@ def _addends(x: tf.Tensor) -> Sequence[tf.Tensor]:
     if operation.type == "AddN" or x.shape.is_fully_defined():
         return addends
     # One may still have a single example, which the sum adds to all; otherwise nothing is copied.
-    shape = tf.broadcast_dynamic_shape(*map(tf.shape, addends))
-    return [tf.broadcast_to(one, shape) for one in addends]
+    shape = tf.broadcast_dynamic_shape(*map(_shape, addends))
+    return [_broadcast(one, shape) for one in addends]
 
 
-def _source(x: tf.Tensor) -> str:
-    """The type of the operation that computed it; '' outside of graphs."""
-    operation = getattr(x, "op", None)
-    while operation is not None and operation.type in _FORWARDING:
-        x = operation.inputs[x.value_index]
-        operation = x.op
-    return "" if operation is None else operation.type
+def _shape(x: tf.Tensor) -> tf.Tensor:
+    """Of what a batch norm made, the shape of its inputs: the outputs may not be needed."""
+    made = _made_by_norm(x)
+    return tf.shape(x if made is None else made.inputs)
+
+
+def _broadcast(x: tf.Tensor, shape: tf.Tensor) -> tf.Tensor:
+    """What a batch norm made still is made by one, of inputs broadcast in the same way."""
+    found, made = tf.broadcast_to(x, shape), _made_by_norm(x)
+    if made is not None:
+        note(found, made._replace(inputs=tf.broadcast_to(made.inputs, shape)))
+    return found
 
 
 def _positive_sum(addends: Sequence[tf.Tensor]) -> tf.Tensor:

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from towers.exchange import TowerExchange
 from towers.layers import batch_norm, compiled_activations, examples_as_channels, narrow_maps, winograd
-from towers.layers.compiled_relu import relus_to_compile
+from towers.layers.compiled_relu import relus_to_compile, relus_to_join
 from towers.layers.convolutions import Convolution, replaced_convolutions
 from towers.layers.forward_mode import unless_forward
 from towers.layers.host_values import place_host_values
@@ -30,7 +30,7 @@ class LayerKernels:
     Attributes:
       fused_batch_norm: BatchNormalization runs on TensorFlow's fused kernel.
       compiled_batch_norm: BatchNormalization runs on compiled loops where towers exchange statistics, and
-        everywhere without `fused_batch_norm`, for CPUs on which the fused kernel is slow.
+        everywhere without `fused_batch_norm`, for CPUs on which the fused kernel is slow; with ReLUs behind them.
       compiled_activations: GELU and SiLU are compiled.
       compiled_relu: ReLUs in bfloat16 and float16 are compiled, with the sums that they are of.
       images_side_by_side: gradients of convolution kernels over small images get a layout that fills the CPU's
@@ -86,6 +86,8 @@ class LayerKernels:
             )
         if self.compiled_activations:
             replacements += compiled_activations.activations_to_compile(model)
+        if self._compiles_norms(exchange is not None):
+            replacements += relus_to_join(model)
         if self.compiled_relu:
             replacements += relus_to_compile(model)
         if convolutions := self._convolutions:
@@ -154,9 +156,12 @@ class LayerKernels:
             )
         return lines
 
+    def _compiles_norms(self, exchanges: bool) -> bool:
+        return self.compiled_batch_norm and (exchanges or not self.fused_batch_norm)
+
     def _batch_norm_notices(self, model: keras.Model, exchanges: bool) -> list[str]:
         compiled = 0
-        if self.compiled_batch_norm and (exchanges or not self.fused_batch_norm):
+        if self._compiles_norms(exchanges):
             compiled = batch_norm.num_compiled(model, beside_fused=self.fused_batch_norm)
         if exchanges and (count := len(batch_norm.batch_norm_layers(model))):
             line = f"{_layers(count, 'BatchNormalization')} with the statistics of the whole batch"

@@ -43,7 +43,8 @@ def synced_batch_norm(
     weight = tf.constant(1.0, dtype) if weight is None else tf.cast(tf.sign(weight), dtype)
 
     @tf.custom_gradient
-    def normalize(inputs, gamma, beta):
+    def share_moments(inputs, gamma, beta):
+        """The inputs, which get the outputs' gradient, and the moments of all."""
         own_count = weight * tf.cast(num_values(inputs, axis), dtype)
         count, moments = _of_all_towers(own_count, kernel.moments(inputs), exchange)
 
@@ -54,10 +55,11 @@ def synced_batch_norm(
 
             return kernel.synced_gradients(inputs, moments, gamma, upstream, mean_of_all)
 
-        return (kernel.normalized(inputs, moments, gamma, beta), *moments), gradient
+        return (tf.identity(inputs), *moments), gradient
 
-    outputs, mean, variance = normalize(inputs, gamma, beta)
-    return outputs, Moments(tf.stop_gradient(mean), tf.stop_gradient(variance))
+    inputs, mean, variance = share_moments(inputs, gamma, beta)
+    moments = Moments(tf.stop_gradient(mean), tf.stop_gradient(variance))
+    return kernel.outputs(inputs, moments, gamma, beta), moments
 
 
 def _of_all_towers(own_count, own: Moments, exchange: TowerExchange) -> tuple[tf.Tensor, Moments]:

@@ -1,0 +1,131 @@
+"""Loops of batch norm: the numbers of their formulas, for pairs of bfloat16 too, and what a row of them is."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from towers.layers.batch_norm_loops import BatchNormLoops, Scaling, pixels_in_row
+
+DTYPES = [tf.float32, tf.bfloat16, tf.float16]
+SHAPES = [(5, 4, 4, 16), (3, 6, 5, 7), (4, 3, 10)]
+# Of a result in the inputs' dtype, and of sums in float32.
+ROUNDING = {tf.float32: 1e-6, tf.bfloat16: 2**-8, tf.float16: 2**-11}
+SUM_TOLERANCE = 2e-6
+
+
+def drawn(shape, dtype, seed) -> tf.Tensor:
+    return tf.cast(np.random.default_rng(seed).normal(0.5, 2.0, shape), dtype)
+
+
+def vectors(channels) -> list[np.ndarray]:
+    draw = np.random.default_rng(7)
+    return [draw.normal(size=channels).astype(np.float32) for _ in range(5)]
+
+
+def exact(tensor) -> np.ndarray:
+    return tf.cast(tensor, tf.float64).numpy()
+
+
+def assert_near(found, expected, tolerance):
+    np.testing.assert_allclose(exact(found), expected, rtol=0, atol=tolerance * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.name)
+def test_each_number_as_by_its_formula(shape, dtype):
+    inputs, other = drawn(shape, dtype, 1), drawn(shape, dtype, 2)
+    mean, factor, offset, slope, shift = vectors(shape[-1])
+    loops, scaling = BatchNormLoops(inputs), Scaling(mean, factor, offset)
+    x, g = exact(inputs), exact(other)
+    scaled = (x - mean) * factor + offset
+    gradient = g * factor - ((x - mean) * slope + shift)
+    through_moments = gradient - g * factor
+    wanted = (
+        (loops.scaled(scaling), scaled),
+        (loops.positive(scaling), np.maximum(scaled, 0)),
+        (loops.positive(scaling, other), np.maximum(scaled + g, 0)),
+        (loops.gradient(other, Scaling(mean, slope, shift), factor), gradient),
+        (
+            loops.gradient(other, Scaling(mean, slope, shift), factor, scaling),
+            np.where(scaled > 0, gradient, through_moments),
+        ),
+    )
+    for found, expected in wanted:
+        assert found.dtype == dtype and found.shape == shape
+        assert_near(found, expected, ROUNDING[dtype])
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.name)
+def test_sums_as_by_their_formulas(shape, dtype):
+    inputs, other = drawn(shape, dtype, 1), drawn(shape, dtype, 2)
+    mean, factor, offset, *_ = vectors(shape[-1])
+    loops, scaling = BatchNormLoops(inputs), Scaling(mean, factor, offset)
+    x, g = exact(inputs), exact(other)
+    masked, dims = np.where((x - mean) * factor + offset > 0, g, 0), tuple(range(len(shape) - 1))
+    found = (
+        loops.sums(),
+        loops.squares(mean),
+        *loops.gradient_sums(other, mean),
+        *loops.gradient_sums(other, mean, scaling),
+    )
+    wanted = (x, (x - mean) ** 2, g * (x - mean), g, masked * (x - mean), masked)
+    for ours, numbers in zip(found, wanted, strict=True):
+        assert ours.dtype == tf.float32
+        assert_near(ours, numbers.sum(dims), SUM_TOLERANCE)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.name)
+def test_not_a_number_stays(dtype):
+    """Also where words of two numbers are rounded."""
+    inputs = tf.constant([[[1.0, np.nan, 2.0, np.inf]]], dtype)
+    scaling = Scaling(tf.zeros([4]), tf.ones([4]), tf.zeros([4]))
+    loops = BatchNormLoops(inputs)
+    for found in (loops.scaled(scaling), loops.positive(scaling), loops.positive(scaling, inputs)):
+        assert np.array_equal(np.isnan(exact(found))[0, 0], [False, True, False, False])
+        assert exact(found)[0, 0, 3] == np.inf
+
+
+@pytest.mark.parametrize("dtype", [tf.float32, tf.bfloat16], ids=lambda dtype: dtype.name)
+def test_they_have_the_gradients_of_their_formulas(dtype):
+    """Words of two numbers have none by themselves."""
+    inputs = drawn((3, 4, 6), dtype, 1)
+    mean, factor, offset, *_ = map(tf.constant, vectors(6))
+
+    def slopes(outputs_and_sums):
+        with tf.GradientTape() as tape:
+            tape.watch([inputs, factor, offset])
+            outputs, sums = outputs_and_sums()
+            total = tf.reduce_sum(tf.sin(tf.cast(outputs, tf.float32))) + tf.reduce_sum(sums * tf.range(1.0, 7.0))
+        return tape.gradient(total, [inputs, factor, offset])
+
+    def by_loops():
+        loops = BatchNormLoops(inputs)
+        return loops.positive(Scaling(mean, factor, offset)), loops.squares(mean)
+
+    def by_tensorflow():
+        x = tf.cast(inputs, tf.float32)
+        return tf.cast(tf.nn.relu((x - mean) * factor + offset), dtype), tf.reduce_sum(tf.square(x - mean), [0, 1])
+
+    for found, expected in zip(slopes(by_loops), slopes(by_tensorflow), strict=True):
+        assert_near(found, exact(expected), 2 * ROUNDING[dtype])
+
+
+@pytest.mark.parametrize(
+    "positions, channels, most_rows, in_row",
+    [
+        (1024, 16, None, 32),
+        (225, 64, None, 9),
+        (9, 256, None, 3),
+        (4, 2048, None, 1),
+        (15, 8, None, 15),
+        (1024, 16, 8, 128),
+        (1024, 16, 16, 64),
+        (1024, 48, 16, 64),
+        (225, 64, 16, 25),
+        (9, 256, 8, 9),
+        (4, 2048, 8, 1),
+    ],
+)
+def test_a_row_is_long_and_of_whole_pixels(positions, channels, most_rows, in_row):
+    assert pixels_in_row(positions, channels, most_rows) == in_row

@@ -1,0 +1,205 @@
+"""Compiled batch norms joined with the ReLUs behind them: Keras's numbers, and which loops run."""
+
+import collections
+from typing import NamedTuple
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers, ops
+
+from towers.exchange import TowerExchange
+from towers.layers import compiled_batch_norm, compiled_relu
+from towers.layers.kernels import LayerKernels
+from towers.tracing.flat_graph import flat_graph
+
+SHAPE = (4, 5, 6)
+KERAS = LayerKernels(fused_batch_norm=False)
+AVERAGED = LayerKernels(fused_batch_norm=False, compiled_batch_norm=True)
+EXCHANGED = LayerKernels(compiled_batch_norm=True)
+# Loops of a batch norm forward (sums, squares, outputs) and backward (sums, gradient).
+FORWARD, BACKWARD = 3, 2
+
+
+@pytest.fixture(autouse=True)
+def also_for_few_elements(monkeypatch):
+    """The tests' arrays are small."""
+    for module, name in (
+        (compiled_batch_norm, "FEWEST_ELEMENTS"),
+        (compiled_batch_norm, "FEWEST_BESIDE_FUSED"),
+        (compiled_relu, "FEWEST_ELEMENTS"),
+    ):
+        monkeypatch.setattr(module, name, 1)
+
+
+def norm(x):
+    return layers.BatchNormalization()(x)
+
+
+def relu_of_norm(x):
+    return layers.ReLU()(norm(x))
+
+
+def activation_of_norm(x):
+    return layers.Activation("relu")(norm(x))
+
+
+def residual(x):
+    return layers.ReLU()(layers.Add()([norm(x), x]))
+
+
+def residual_behind(x):
+    """The batch norm is the second addend."""
+    return layers.ReLU()(layers.Add()([x, norm(x)]))
+
+
+def two_norms(x):
+    return layers.ReLU()(layers.Add()([norm(x), norm(0.5 * x)]))
+
+
+def used_twice(x):
+    """The ReLU's gradient is a sum."""
+    found = relu_of_norm(x)
+    return 2 * found - ops.square(found)
+
+
+def norm_used_twice(x):
+    """Something else needs the batch norm's outputs."""
+    normal = norm(x)
+    return layers.Add()([layers.ReLU()(normal), ops.sin(normal)])
+
+
+def reshaped(x):
+    """Which is not joined."""
+    return layers.ReLU()(layers.Reshape((20, 6))(norm(x)))
+
+
+def of_one_example(x):
+    """Added to all others, by an addition that knows no number of examples."""
+    return layers.ReLU()(layers.Lambda(lambda x: x[0] + x[1][:1])([norm(x), x]))
+
+
+def bounded(x):
+    """Which is not joined."""
+    return layers.ReLU(1.0)(norm(x))
+
+
+def frozen(x):
+    layer = layers.BatchNormalization()
+    layer.trainable = False
+    return layers.ReLU()(layer(x))
+
+
+class Ops(NamedTuple):
+    """Of a step in float32 with exchanged statistics. Of a sum both addends get the gradient of one `ReluGrad`."""
+
+    loops: int
+    relus: int
+    relu_gradients: int
+
+
+JOINED = Ops(FORWARD + BACKWARD, 0, 0)
+WITH_GRADIENT = JOINED._replace(relu_gradients=1)
+NETWORKS = {
+    relu_of_norm: JOINED,
+    activation_of_norm: JOINED,
+    residual: WITH_GRADIENT,
+    residual_behind: WITH_GRADIENT,
+    two_norms: Ops(2 * FORWARD + 2 * BACKWARD, 0, 1),
+    used_twice: WITH_GRADIENT,
+    norm_used_twice: Ops(FORWARD + 1 + BACKWARD, 0, 1),
+    reshaped: Ops(FORWARD + BACKWARD, 1, 1),
+    of_one_example: WITH_GRADIENT,
+    bounded: Ops(FORWARD + BACKWARD, 1, 1),
+    frozen: Ops(1, 0, 1),
+}
+
+
+def built(network, policy="float32") -> keras.Model:
+    keras.config.set_dtype_policy(policy)
+    try:
+        inputs = keras.Input(SHAPE)
+        model = keras.Model(inputs, network(inputs))
+    finally:
+        keras.config.set_dtype_policy("float32")
+    draw = np.random.default_rng(3)
+    for variable in model.variables:
+        variable.assign(draw.uniform(0.5, 1.5, variable.shape))
+    return model
+
+
+def traced(model, kernels, *, training=True):
+    """Outputs, and the gradients of inputs and parameters for upstream gradients that differ."""
+    exchange = TowerExchange(1) if kernels is EXCHANGED else None
+
+    @tf.function(autograph=False, input_signature=[tf.TensorSpec([None, *SHAPE])])
+    def step(inputs):
+        sources = [inputs, *(variable.value for variable in model.trainable_variables)]
+        with tf.GradientTape() as tape, kernels.in_place(model, exchange, tf.constant(1.0)):
+            tape.watch(inputs)
+            outputs = model(inputs, training=training)
+        upstream = tf.cast(2.0 + tf.sin(tf.cast(outputs, tf.float32)), outputs.dtype)
+        return outputs, *tape.gradient(outputs, sources, upstream)
+
+    return step
+
+
+def operations(step) -> collections.Counter:
+    graph = flat_graph(step.get_concrete_function()).without_dead_nodes().graph_def
+    return collections.Counter(node.op for node in graph.node)
+
+
+def drawn() -> tf.Tensor:
+    return tf.constant(np.random.default_rng(0).normal(0.3, 2.0, (7, *SHAPE)), tf.float32)
+
+
+def assert_near(found, expected, tolerance):
+    for ours, theirs in zip(found, expected, strict=True):
+        ours, theirs = (tf.cast(one, tf.float64).numpy() for one in (ours, theirs))
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=tolerance * np.abs(theirs).max())
+
+
+@pytest.mark.parametrize("kernels", [AVERAGED, EXCHANGED], ids=["averaged", "exchanged"])
+@pytest.mark.parametrize("network", NETWORKS, ids=lambda network: network.__name__)
+@pytest.mark.parametrize("training", [True, False])
+def test_as_keras(network, kernels, training):
+    model = built(network)
+    found, expected = (traced(model, one, training=training)(drawn()) for one in (kernels, KERAS))
+    assert_near(found, expected, 5e-6)
+
+
+@pytest.mark.parametrize("network", NETWORKS, ids=lambda network: network.__name__)
+def test_the_relu_is_part_of_the_loops(network):
+    """The outputs of the batch norm are computed by themselves only where something else needs them."""
+    found = operations(traced(built(network), EXCHANGED))
+    assert Ops(found["PartitionedCall"], found["Relu"], found["ReluGrad"]) == NETWORKS[network]
+
+
+@pytest.mark.parametrize("network", [relu_of_norm, residual, two_norms, norm_used_twice])
+@pytest.mark.parametrize("policy, tolerance", [("mixed_bfloat16", 2**-7), ("mixed_float16", 2**-10)])
+def test_short_numbers_are_near_those_of_float32(network, policy, tolerance):
+    """Where a sum is near 0 its rounding decides, and one such gradient is as large as others: the mean tells."""
+    model, exact = built(network, policy), built(network)
+    found, expected = traced(model, EXCHANGED)(drawn()), traced(exact, KERAS)(drawn())
+    for ours, theirs in zip(found, expected, strict=True):
+        error = tf.cast(ours, tf.float32) - tf.cast(theirs, tf.float32)
+        assert tf.norm(error) < 4 * tolerance * tf.norm(tf.cast(theirs, tf.float32))
+
+
+def test_gradients_of_gradients_are_kerass():
+    model, inputs = built(relu_of_norm), drawn()
+
+    def slope(kernels):
+        with tf.GradientTape() as outer:
+            outer.watch(inputs)
+            with tf.GradientTape() as inner, kernels.in_place(model):
+                inner.watch(inputs)
+                # Keras's own arithmetic stops a gradient, so its moving statistics are compared.
+                outputs = ops.square(model(inputs, training=False))
+            found = inner.gradient(outputs, inputs)
+        return outer.gradient(found, inputs)
+
+    found, expected = (tf.function(slope, autograph=False)(kernels) for kernels in (AVERAGED, KERAS))
+    assert np.any(expected)
+    assert_near([found], [expected], 5e-6)
