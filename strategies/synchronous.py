@@ -34,7 +34,7 @@ from strategies.training_batches import TrainingBatches
 from towers.devices import HOST, Devices
 from towers.engine import Engine
 from towers.errors import UserError
-from towers.execution import LoopOfSteps, UnrolledSteps, is_of_reading
+from towers.execution import LoopOfSteps, UnrolledSteps, is_of_reading, must_be_alone
 from towers.input.tower_parts import open_length
 from towers.input.unprepared import read_dataset
 from towers.mean_and_update import StepOutcome
@@ -43,7 +43,6 @@ from towers.precision import loss_scaling_for
 from towers.recompute import recomputation
 from towers.task import Batch, InputShard, Task, steps_per_epoch
 from towers.tower import EvaluationResult
-from towers.tracing.drawn_numbers import continues_numbers
 
 
 class SynchronousStrategy:
@@ -268,12 +267,11 @@ class SynchronousStrategy:
         """Number of steps in the next executions."""
         steps = self._execution.steps
         # A user's program may switch determinism on later than it makes a strategy.
-        return 1 if steps == 1 or config.is_op_determinism_enabled() or self._continues_numbers else steps
+        return 1 if steps == 1 or config.is_op_determinism_enabled() or self._must_be_alone else steps
 
     @functools.cached_property
-    def _continues_numbers(self) -> bool:
-        """Whether several steps in a graph would draw other random numbers than single ones."""
-        return continues_numbers(self.engine.graph())
+    def _must_be_alone(self) -> bool:
+        return must_be_alone(self.engine.graph())
 
     def _train_in_loop(self, steps: range) -> Sequence[StepOutcome]:
         """Starts some steps in one execution that reads their batches."""

@@ -1,7 +1,9 @@
 """The strategy 'towers': towers on the devices of one process, parameters on one of these or on all."""
 
 import dataclasses
+import functools
 import math
+from collections.abc import Callable
 
 import keras
 import tensorflow as tf
@@ -16,6 +18,7 @@ from towers.one_process_engine import OneProcessEngine, reads_rows
 from towers.options import StepOptions
 from towers.parameters.automatic_device import chosen_device
 from towers.task import Batch, Task
+from towers.together.traced_together import TracedTogether
 from towers.tower import ModelVariables
 from towers.tracing.traced_once import TracedOnce
 from towers.xla_choice import xla_choice
@@ -55,7 +58,7 @@ def towers_strategy(
             batch_spec=batch_spec,
             parts=parts or TowerParts.of_one_process(devices.num_towers, shares),
             why_not_xla=choice.why_not,
-            traced=GatheredOnce if devices.zero == 3 else TracedOnce,
+            traced=_traced(devices, options),
         )
 
     return SynchronousStrategy(
@@ -68,6 +71,21 @@ def towers_strategy(
         # On GPUs several steps were never measured.
         steps_per_execution=1 if alone else steps_per_execution or (None if devices.on_cpu else 1),
     )
+
+
+def _traced(devices: Devices, options: StepOptions) -> Callable:
+    """What makes the graphs of the towers."""
+    if devices.zero == 3:
+        return GatheredOnce
+    if _exchanges(devices, options) and devices.on_cpu:
+        return functools.partial(TracedTogether, devices=devices.towers)
+    # Between GPUs NCCL sums.
+    return TracedOnce
+
+
+def _exchanges(devices: Devices, options: StepOptions) -> bool:
+    """Whether a tower's pass exchanges sums with the others."""
+    return options.batch_stats == "synced" and devices.num_towers > 1
 
 
 def _check_count(steps_per_execution: object, alone: str) -> None:
@@ -85,8 +103,8 @@ def _why_alone(devices: Devices, options: StepOptions) -> str:
         return f"accumulation={options.accumulation}: each microbatch is an execution"
     if config.is_op_determinism_enabled():
         return "deterministic=True: a graph has no clock then"
-    if options.batch_stats == "synced" and devices.num_towers > 1:
-        return "batch_stats='synced': a graph can't repeat an exchange of several towers"
+    if _exchanges(devices, options) and not devices.on_cpu:
+        return "batch_stats='synced': a graph can't repeat an exchange of several GPUs"
     return ""
 
 

@@ -27,6 +27,7 @@ from towers.options import StepOptions
 from towers.parameters.placement import Placement
 from towers.precision import loss_scaling_for
 from towers.task import Batch, Task, batch_length, evaluation_batch_size
+from towers.together.traced_together import TracedTogether
 from towers.tower import EvaluationFunction, EvaluationResult, TowerFunction, TowerResult
 from towers.tracing.compile_ahead import compile_ahead
 from towers.tracing.traced_once import TracedOnce
@@ -78,7 +79,7 @@ class Engine(abc.ABC):
           towers of this process.
         step_spec: the spec of what `apply` gets as its batch; None for batch_spec, a whole batch.
         microbatches: as for `TowerPasses`.
-        traced: makes the graph of a tower, as `TracedOnce` does.
+        traced: makes the graph of a tower, as `TracedOnce` does, or of all, as `TracedTogether`.
 
         Raises:
           UserError: a batch too small for all towers, or a batch norm that asks for synchronized statistics
@@ -91,8 +92,8 @@ class Engine(abc.ABC):
         all_shares = self.parts.all_shares
         split.check_batch_size(task.batch_size, options.accumulation, all_shares)
         check_synchronized(model, batch_stats=options.batch_stats, num_towers=len(all_shares))
-        num_passes = options.accumulation * (microbatches or 1)
-        num_examples = split.fewest_examples(task.batch_size, num_passes, all_shares)
+        num_cuts = options.accumulation * (microbatches or 1)
+        num_examples = split.fewest_examples(task.batch_size, num_cuts, all_shares)
         self.kernels = options.kernels(devices, num_examples)
         evaluated = split.fewest_examples(evaluation_batch_size(task), 1, all_shares)
         # XLA compiles training passes alone.
@@ -112,9 +113,10 @@ class Engine(abc.ABC):
             recompute=options.recompute,
             batch_spec=self.batch_spec,
         )
-        self.towers: Sequence[Callable[..., TowerResult]] = [self.tower] * devices.num_towers
+        num_passes = 1 if isinstance(self.tower.traced, TracedTogether) else devices.num_towers
+        self.towers: Sequence[Callable[..., TowerResult]] = [self.tower] * num_passes
         evaluation = EvaluationFunction(task, model, kernels=self.evaluation_kernels, traced=traced)
-        self.evaluations: Sequence[Callable[..., EvaluationResult]] = [evaluation] * devices.num_towers
+        self.evaluations: Sequence[Callable[..., EvaluationResult]] = [evaluation] * num_passes
         updating = self._updating_device()
         self.masked = devices.masked(updating)
         device = updating if self.masked else HOST

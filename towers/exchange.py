@@ -2,7 +2,8 @@
 
 Every tower runs the same traced graph, so every tower runs the same exchanges. A collective finds its counterparts
 by the group key (which towers) and the instance key (which exchange of the tower). It works on logical CPU devices
-as over NCCL, and holds no thread while it waits.
+as over NCCL, and holds no thread while it waits. Where one graph has all towers, it is replaced by an addition
+(`towers.together.traced_together`).
 """
 
 import dataclasses

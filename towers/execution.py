@@ -18,6 +18,7 @@ graph there: what comes from the host, if only to say that something is done, wa
 for before.
 """
 
+import itertools
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -112,6 +113,17 @@ class LoopOfSteps:
                 batch = elements.get_next()
             with tf.control_dependencies(tf.nest.flatten(batch, expand_composites=True)):
                 return batch, tf.timestamp() - asked
+
+
+def must_be_alone(graph: tf.Graph) -> bool:
+    """Whether several of such steps in a graph would not be the same, or not run.
+
+    Each copy of an operation such as `tf.random.normal`, of those that have two seeds, continues a sequence of its
+    own. A collective operation can't be repeated.
+    """
+    described = graph.as_graph_def()
+    nodes = itertools.chain(described.node, *(function.node_def for function in described.library.function))
+    return any("seed2" in node.attr or node.op.startswith("Collective") for node in nodes)
 
 
 def is_of_reading(error: tf.errors.OpError) -> bool:

@@ -22,6 +22,7 @@ from towers.layers.kernels import DEFAULT_KERNELS, LayerKernels
 from towers.layers.shadowing import shadowed
 from towers.layers.table_rows import TableRows, layers_of_tables, lookups_in_rows
 from towers.moving_averages import Microbatches
+from towers.per_tower import PerTower
 from towers.recompute.recomputation import Recomputation
 from towers.task import Batch, Task, WeightedValue
 from towers.timeline.activities import BACKWARD_SCOPE
@@ -183,8 +184,9 @@ class TowerFunction:
         result = self.traced(list(parameters), list(state), batch, seed, gain)
         for variable, gradient in zip(self.variables.parameters, result.gradients, strict=True):
             # Unknown for a table that lookups and something else read (tied weights).
-            if isinstance(gradient, tf.Tensor):
-                gradient.set_shape(variable.shape)
+            for of_tower in gradient.values if isinstance(gradient, PerTower) else [gradient]:
+                if isinstance(of_tower, tf.Tensor):
+                    of_tower.set_shape(variable.shape)
         return result
 
     def _train(self, parameters, state, batch, seed, gain):

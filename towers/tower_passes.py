@@ -44,7 +44,7 @@ class TowerPasses:
         """Args:
         towers: the training pass of each tower, called as a `TowerFunction` with the tower's first device current;
           or a single one that computes all of them: each argument that differs between them is then `PerTower`,
-          and so are its results, but for the gradients, which are sums over the towers.
+          and so are its results; the gradients may be sums over the towers instead.
         devices: devices of the towers; the sums are computed on `devices.parameters`.
         parts: how the towers divide a batch.
         options: options of the step.

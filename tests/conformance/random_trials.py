@@ -201,7 +201,7 @@ def _strategy(
     if axis == "stage":
         schedule = str(draw.choice(["1f1b", "gpipe", "zb_h1"]))
         of_mode["pipeline"] = PipelineOptions(microbatches=int(draw.integers(1, 5)), schedule=schedule)
-    if name == "towers" and options.accumulation == 1 and options.batch_stats != "synced":
+    if name == "towers" and options.accumulation == 1:
         of_mode["steps_per_execution"] = int(draw.choice([1, 2, 4]))
     if name.startswith("ring"):
         # TensorFlow's engine has neither groups nor ZeRO.

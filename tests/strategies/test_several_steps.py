@@ -17,8 +17,10 @@ from tests.strategies.small_task import random_task, small_task
 from tests.tiers import first_quick
 from tests.towers.logical_cpus import cpus
 from tests.towers.user_errors import refused
+from towers.devices import Devices
 from towers.errors import UserError
-from towers.execution import LoopOfSteps
+from towers.exchange import TowerExchange
+from towers.execution import LoopOfSteps, must_be_alone
 from towers.options import StepOptions
 from towers.updates.rules import Adam
 from towers.updates.schedules import Cosine
@@ -49,6 +51,7 @@ def as_on_gpus(num_towers: int):
 
 DEVICES = {
     "two towers": (cpus(2), {}),
+    "synced statistics": (cpus(2), {"batch_stats": "synced"}),
     "compiled as on one GPU": (as_on_gpus(1), {"xla": True}),
     "as on two GPUs": (as_on_gpus(2), {}),
     "sharded": (cpus(2, sharded=True), {}),
@@ -265,7 +268,6 @@ def test_waiting_for_batches_is_reported():
     [
         ("towers", 0, {}, ["steps_per_execution=0", "at least 1"]),
         ("towers", 8, {"accumulation": 2}, ["steps_per_execution=8 with accumulation=2", "omit one"]),
-        ("towers", 8, {"batch_stats": "synced"}, ["steps_per_execution=8 with batch_stats='synced'", "omit one"]),
         ("mirrored", 8, {}, ["steps_per_execution=... with strategy 'mirrored'", "only 'towers' can"]),
     ],
 )
@@ -274,10 +276,30 @@ def test_an_execution_that_can_t_have_several_steps_is_refused(name, steps, opti
         build_strategy(name, small_task(), cpus(2), StepOptions(**options), steps_per_execution=steps)
 
 
+def test_gpus_that_exchange_statistics_have_one():
+    gpus = Devices(towers=("/device:GPU:0", "/device:GPU:1"), parameters="/device:GPU:0")
+    with refused("steps_per_execution=8 with batch_stats='synced'", "omit one"):
+        build_strategy("towers", small_task(), gpus, StepOptions(batch_stats="synced"), steps_per_execution=8)
+
+
+def test_collectives_are_found_wherever_they_are():
+    """As a batch norm in a branch of a model has them: repeated in a graph they would fail."""
+    exchange = TowerExchange(2)
+
+    @tf.function(input_signature=[tf.TensorSpec([])])
+    def in_a_branch(x):
+        return tf.cond(x > 0, lambda: exchange.sum(x), lambda: x)
+
+    @tf.function(input_signature=[tf.TensorSpec([])])
+    def without(x):
+        return tf.cond(x > 0, lambda: 2 * x, lambda: x)
+
+    assert must_be_alone(in_a_branch.get_concrete_function().graph)
+    assert not must_be_alone(without.get_concrete_function().graph)
+
+
 def test_one_step_at_a_time_is_always_possible():
-    made = build_strategy(
-        "towers", random_task(), cpus(2), StepOptions(batch_stats="synced"), steps_per_execution=1
-    )
+    made = build_strategy("towers", random_task(), cpus(2), StepOptions(accumulation=2), steps_per_execution=1)
     assert made.run_steps(2).num_steps == 2
 
 

@@ -5,9 +5,11 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
+import strategies.towers
 from strategies.ring.exchange.collectives import WireOptions, WorkerExchange
 from tests.towers.tiny_tasks import NUM_CLASSES, TinyTask, assert_close, images, parameters_of, trainer_of
 from towers.launch_order import LaunchOrder
+from towers.tracing.traced_once import TracedOnce
 
 
 def ancestors(nodes: dict[str, list[str]], name: str) -> set[str]:
@@ -39,10 +41,16 @@ def two_branches() -> keras.Model:
     return keras.Model(inputs, layers.Dense(NUM_CLASSES, name="logits")(layers.Flatten()(layers.Add()(branches))))
 
 
+@pytest.fixture(autouse=True)
+def towers_with_graphs_of_their_own(monkeypatch):
+    """As on GPUs."""
+    monkeypatch.setattr(strategies.towers, "_traced", lambda *_: TracedOnce)
+
+
 def towers_of(ordered: bool, **options):
     task = TinyTask(build=two_branches, examples=images(16), batch_size=8)
     strategy = trainer_of(task, 2, batch_stats="synced", **options)
-    # As on GPUs; the tower is traced at its first step.
+    # The tower is traced at its first step.
     strategy.engine.tower.exchange.order = LaunchOrder() if ordered else None
     return strategy
 

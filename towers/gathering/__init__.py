@@ -3,7 +3,7 @@
 uses.py            which operations of the tower's graph read a parameter, and when
 units.py           which uses one gather serves
 exchange.py        what is exchanged with other processes, and in which order
-copied.py          the graph of all towers of a process, from that of the first one
+copied.py          the gathers of all towers of a process, from those of the first one
 rewired.py         the graph with the gathers in it
 gathered_once.py   the tower as that graph, traced once
 """

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from towers.errors import UserError
-from towers.gathering.copied import CopiedTowers
+from towers.gathering.copied import units_of_all
 from towers.gathering.exchange import Gradient, OwnPart, UnitExchange, calls_of
 from towers.gathering.rewired import Parts, with_exchange, with_gathers
 from towers.gathering.units import units_of
@@ -14,6 +14,7 @@ from towers.gathering.uses import device_of, uses_of
 from towers.owners import Slices
 from towers.per_tower import PerTower, of_tower
 from towers.task import Batch
+from towers.together.copies_in_one import copies_in_one
 from towers.tracing.copied_graphs import traced_alone
 from towers.tracing.flat_graph import Change, FlatGraph, flat_graph, node_of
 from towers.tracing.traced_once import batch_key, specs_of
@@ -121,7 +122,7 @@ class GatheredGraph:
         exchange: as for `GatheredOnce`.
         towers: the devices of each tower, as for `GatheredOnce`.
         """
-        devices, copies = towers[0], CopiedTowers(towers)
+        devices = towers[0]
         wholes = [_whole_of(value) for value in parameters]
         self._results, self._captured = [concrete.structured_outputs], concrete.captured_inputs
         names = [node_of(name) for name in flat.inputs]
@@ -148,12 +149,12 @@ class GatheredGraph:
                 for index, position in enumerate(gradients)
             ]
             self.calls = calls_of(self.units, leaving, self.num_bytes, bytes_per_call=exchange.bytes_per_call)
-            self.units = copies.units(self.units)
+            self.units = units_of_all(self.units, towers)
             of_towers = [
                 [position + tower * len(outputs) for tower in range(len(towers))] for position in gradients
             ]
             self.flat, self._called = with_exchange(
-                copies.graph(flat, len(wholes)), parameters, self.units, self.calls, exchange, of_towers
+                copies_in_one(flat, towers, len(wholes)), parameters, self.units, self.calls, exchange, of_towers
             )
             self._results = self._results * len(towers)
             if gradients:

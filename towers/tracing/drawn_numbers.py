@@ -14,7 +14,6 @@ bit for bit, normal ones but for rounding.
 """
 
 import contextlib
-import itertools
 import math
 
 import tensorflow as tf
@@ -68,13 +67,6 @@ def drawn_otherwise(kinds: set[str]) -> set[str]:
     """
     random = {kind for kind in kinds if any(part in kind for part in _PARTS_OF_NAMES)}
     return random - _ALIKE
-
-
-def continues_numbers(graph: tf.Graph) -> bool:
-    """Whether operations such as `tf.random.normal` draw: each copy of one continues a sequence of its own."""
-    described = graph.as_graph_def()
-    nodes = itertools.chain(described.node, *(function.node_def for function in described.library.function))
-    return any("seed2" in node.attr for node in nodes)  # only these have two seeds
 
 
 def _bits(shape, key, counter):

@@ -45,7 +45,7 @@ class TracedOnce:
         self._concrete = {}
 
     def __call__(self, *arguments):
-        arguments = [_joined(argument) for argument in arguments]
+        arguments = [joined(argument) for argument in arguments]
         specs = specs_of(arguments)
         batch = batch_key(specs)
         if batch not in self._concrete:
@@ -72,7 +72,8 @@ def optimized_if_needed(concrete, flat: FlatGraph | None = None):
     return _with_graph(concrete, flat or flat_graph(concrete))
 
 
-def _joined(argument):
+def joined(argument):
+    """The argument; of a list, `Slices` joined on the current device."""
     return [whole(value) for value in argument] if isinstance(argument, list) else argument
 
 
