@@ -1,11 +1,11 @@
 """Loops of batch norm over a tensor [N, ..., C] that XLA compiles for one thread of a CPU.
 
-Where inputs come from memory a loop takes as long as what it reads and writes. So a ReLU behind the batch norm, with
-the sum that it is of, is part of the loop that writes the outputs, and its mask, which the inputs tell, of those that
-read the gradient. All sums are taken while their tensors are read once.
+Where inputs come from memory a loop takes as long as what it reads and writes. So a ReLU behind the batch norm,
+with the sum that it is of, is part of the loop that writes the outputs, and its mask, which the inputs tell, of
+those that read the gradient. All sums are taken while their tensors are read once.
 
-CPU ms of a loop over 128x32x32x16, one thread, and of TensorFlow's kernels (AMD EPYC, Zen 5; AVX2 imitated there;
-the fused kernel forward: moments and outputs, which the loops compute apart):
+CPU ms of a loop over 128x32x32x16, one thread, and of TensorFlow's kernels (AMD EPYC, Zen 5; AVX2 imitated
+there; the fused kernel forward: moments and outputs, which the loops compute apart):
 
                                  bfloat16            float32             float32, AVX2
     sums; of squares             0.36; 0.37          0.44; 0.45          0.47; 0.48

@@ -1,36 +1,38 @@
 """Batch norm on one thread of a CPU in compiled loops: with AVX2 alone, and where towers exchange statistics.
 
-The loops are those of `batch_norm_loops.py`, which has their times: over the inputs for the means, for the variances
-and for the outputs; backward for the sums and for the inputs' gradient. A ReLU behind is part of them
-(`compiled_relu.py`). With AVX2 alone oneDNN's forward pass takes 5 to 9 ns an element on older CPUs, and the loops 1.3
-to 1.7. In float32 the gradients stay the fused kernel's, unless they come through a ReLU: a step of ResNet-20 takes
-0.97 of its CPU time with those in loops (three rounds in turn; AVX2 imitated on an AMD EPYC, Zen 5).
+The loops are those of `batch_norm_loops.py`, which has their times: over the inputs for the means, for the
+variances and for the outputs; backward for the sums and for the inputs' gradient. A ReLU behind is part of them
+(`compiled_relu.py`). With AVX2 alone oneDNN's forward pass takes 5 to 9 ns an element on older CPUs, and the
+loops 1.3 to 1.7. In float32 the gradients stay the fused kernel's, unless they come through a ReLU: a step of
+ResNet-20 takes 0.97 of its CPU time with those in loops (three rounds in turn; AVX2 imitated on an AMD EPYC,
+Zen 5).
 
-With exchanged statistics both passes are compiled, also with AVX-512: the fused kernel would run twice, forward and
-backward. Where 16 does not divide the channels, loops take 0.14 to 0.7 of its time there (float32 with 8 and 12
-channels 1.11 to 1.15; Intel Xeon with AMX). Two synced towers make 0.97 of the rate of averaged ones in bfloat16, 0.93
-in float32 (ResNet-20, batch 256, AMD EPYC, Zen 5, medians of four rounds; of these 0.87 and 0.88 with a collective for
-each exchange and without ReLUs in the loops).
+With exchanged statistics both passes are compiled, also with AVX-512: the fused kernel would run twice, forward
+and backward. Where 16 does not divide the channels, loops take 0.14 to 0.7 of its time there (float32 with 8
+and 12 channels 1.11 to 1.15; Intel Xeon with AMX). Two synced towers make 0.97 of the rate of averaged ones in
+bfloat16, 0.93 in float32 (ResNet-20, batch 256, AMD EPYC, Zen 5, medians of four rounds; of these 0.87 and 0.88
+with a collective for each exchange and without ReLUs in the loops).
 
-In 16 bits with AVX2 alone a layer takes 0.28 to 0.56 of Keras's time forward and backward, where an example has 2,304
-elements 0.81 (bfloat16; float16 0.23 to 0.50 and 0.79; fused kernels 0.47 to 1.1; the six shapes of
-`measured_kernels.py`, 64 images, imitated on the Xeon). A step of ResNet-20 in bfloat16 takes 991 CPU ms instead of
-1,283 (two towers, batch 256, two rounds in turn, imitated). In float32 a step takes 0.82 of its CPU time with ResNet-20
-(ten alternations: 1,341 and 1,096 ms), 0.96 with `cifar_fast` (eight: 2,534 and 2,436). On two threads the largest
-shape takes 4.1 ms by the clock, Keras's 10.3; more were not measured, and XLA's loops share little of the work. The
-forecast of memory is within 0.01% (ResNet-20, two towers of 64 images).
+In 16 bits with AVX2 alone a layer takes 0.28 to 0.56 of Keras's time forward and backward, where an example has
+2,304 elements 0.81 (bfloat16; float16 0.23 to 0.50 and 0.79; fused kernels 0.47 to 1.1; the six shapes of
+`measured_kernels.py`, 64 images, imitated on the Xeon). A step of ResNet-20 in bfloat16 takes 991 CPU ms
+instead of 1,283 (two towers, batch 256, two rounds in turn, imitated). In float32 a step takes 0.82 of its CPU
+time with ResNet-20 (ten alternations: 1,341 and 1,096 ms), 0.96 with `cifar_fast` (eight: 2,534 and 2,436). On
+two threads the largest shape takes 4.1 ms by the clock, Keras's 10.3; more were not measured, and XLA's loops
+share little of the work. The forecast of memory is within 0.01% (ResNet-20, two towers of 64 images).
 
-XLA compiles once for each shape and device, in 0.15 s: for the usual batch, for a last, short one, and for those of an
-evaluation. A batch norm can't be padded, and masks would cost a pass.
+XLA compiles once for each shape and device, in 0.15 s: for the usual batch, for a last, short one, and for
+those of an evaluation. A batch norm can't be padded, and masks would cost a pass.
 
 Tried, and did not pay: a whole batch norm in one compiled function, with barriers between its loops: a step of
-ResNet-20 (batch 128) takes 425 to 438 CPU ms instead of 402 to 410, a first step 7.1 to 7.3 s instead of 6.8 to 7.0
-(AMD EPYC, Zen 3, two rounds in turn; a noisy one before them had 432 and 489 ms, 7.3 and 8.6 s). In bfloat16 with
-AVX-512, gradients by loops behind the fused kernel's forward pass: 258 CPU ms a step, by the fused kernel 265 (254 to
-274 and 250 to 330, six rounds in turn, Xeon), and a first step of 3.2 s instead of 2.2. Forward passes by loops with
-AVX-512 and averaged statistics: the fused kernel takes half as long. For exchanged statistics the fused kernel for
-normalising, joined with ReLUs: 0.857 of the averaged rate instead of 0.867 (Zen 5, before ReLUs were in the loops).
-Both moments in one loop around the mean of one example save 0.07 of 0.4 ms, less than that mean costs.
+ResNet-20 (batch 128) takes 425 to 438 CPU ms instead of 402 to 410, a first step 7.1 to 7.3 s instead of 6.8 to
+7.0 (AMD EPYC, Zen 3, two rounds in turn; a noisy one before them had 432 and 489 ms, 7.3 and 8.6 s). In
+bfloat16 with AVX-512, gradients by loops behind the fused kernel's forward pass: 258 CPU ms a step, by the
+fused kernel 265 (254 to 274 and 250 to 330, six rounds in turn, Xeon), and a first step of 3.2 s instead of
+2.2. Forward passes by loops with AVX-512 and averaged statistics: the fused kernel takes half as long. For
+exchanged statistics the fused kernel for normalising, joined with ReLUs: 0.857 of the averaged rate instead of
+0.867 (Zen 5, before ReLUs were in the loops). Both moments in one loop around the mean of one example save 0.07
+of 0.4 ms, less than that mean costs.
 """
 
 import math
