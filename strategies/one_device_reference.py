@@ -8,7 +8,7 @@ from strategies.towers import towers_strategy
 from towers.devices import Devices
 from towers.errors import UserError
 from towers.input.tower_parts import PartsOfWorkers
-from towers.layers import batch_norm
+from towers.layers.batch_norm.calls import batch_norm_layers
 from towers.options import StepOptions
 from towers.task import Task
 from towers.tower import ModelVariables
@@ -33,9 +33,9 @@ def reference_strategy(task: Task, strategy: SynchronousStrategy, options: StepO
             "use staleness='sync' or staleness=0"
         )
     model = strategy.model
-    coupled = bool(batch_norm.batch_norm_layers(model)) and options.batch_stats != "synced"
+    coupled = bool(batch_norm_layers(model)) and options.batch_stats != "synced"
     random = bool(ModelVariables.of(model).seeds)
-    if random and options.batch_stats == "synced" and batch_norm.batch_norm_layers(model):
+    if random and options.batch_stats == "synced" and batch_norm_layers(model):
         raise UserError(
             "verify with batch_stats='synced' and dropout: each tower draws its own dropout masks, which one "
             "device can't reproduce; verify with batch_stats='average'"

@@ -21,7 +21,7 @@ from towers.input.placed_batch import examples_of, parts_of
 from towers.input.placed_input import PlacedInput, can_be_placed
 from towers.input.tower_parts import TowerParts
 from towers.launch_order import LaunchOrder
-from towers.layers.batch_norm import check_synchronized
+from towers.layers.batch_norm.calls import check_synchronized
 from towers.mean_and_update import StepOutcome
 from towers.options import StepOptions
 from towers.parameters.placement import Placement

@@ -27,7 +27,7 @@ from towers.updates.schedules import Constant, Schedule
 # take 0.4 of Keras's time; with AVX-512 the fused kernel is faster there, also where it runs twice.
 _THREADS_WITH_AVX2 = 2
 # Channels of convolutions by Winograd's method, on one thread: with AVX2 alone, and with AVX-512, where a direct
-# convolution takes half the time. Two threads need four times as many (`towers/layers/winograd.py`).
+# convolution takes half the time. Two threads need four times as many (`towers/layers/convolutions/winograd.py`).
 _FEWEST_WITH_AVX2, _FEWEST_WITH_AVX512 = 32, 64
 ON_NAN = ("stop", "skip")
 

@@ -38,10 +38,11 @@ from keras import layers
 from launch.flags.devices import devices_from_flags
 from strategies.ring.exchange.tcp_ring import add_to
 from strategies.wire_precisions import WIRE_PRECISIONS
-from towers.layers import compiled_relu, examples_as_channels
+from towers.layers import compiled_relu
 from towers.layers.compiled_activations import FEWEST_ELEMENTS
+from towers.layers.convolutions import examples_as_channels
+from towers.layers.convolutions.winograd import Gate
 from towers.layers.kernels import LayerKernels
-from towers.layers.winograd import Gate
 from towers.options import StepOptions
 
 FLAGS = flags.FLAGS

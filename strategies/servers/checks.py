@@ -4,7 +4,7 @@ from strategies.servers.options import ServersOptions
 from strategies.servers.piece_update import check_rule
 from strategies.synchronous import SynchronousStrategy
 from towers.errors import UserError
-from towers.layers.batch_norm import batch_norm_layers
+from towers.layers.batch_norm.calls import batch_norm_layers
 from towers.options import StepOptions
 
 

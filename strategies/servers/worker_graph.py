@@ -15,7 +15,7 @@ from towers.devices import Devices
 from towers.errors import UserError
 from towers.exchange import TowerExchange
 from towers.input.tower_parts import TowerParts
-from towers.layers.batch_norm import check_synchronized
+from towers.layers.batch_norm.calls import check_synchronized
 from towers.layers.table_rows import TableRows
 from towers.lookups import Lookups
 from towers.mean_and_update import mean_gradients

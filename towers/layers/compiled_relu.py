@@ -6,7 +6,7 @@
 TensorFlow adds with a kernel of its own, which writes memory that the ReLU reads again, and its kernels for
 bfloat16 take longer than memory does. TensorFlow's graph optimizer joins a ReLU with the batch norm before it, and
 that stays. In all precisions a ReLU is part of the loops of a compiled batch norm before it, which also add what
-else it is of (`batch_norm_loops.py`).
+else it is of (`batch_norm/loops.py`).
 
 CPU ms for 2.1 million numbers, by TensorFlow and compiled (Intel Xeon with AMX, one thread; compiled for AVX2):
 
@@ -43,11 +43,11 @@ import numpy as np
 import tensorflow as tf
 from keras import layers
 
-from towers.layers.batch_norm_loops import BatchNormLoops
+from towers.layers.batch_norm.compiled import Masked, Normalized
+from towers.layers.batch_norm.loops import BatchNormLoops
 from towers.layers.bfloat16_pairs import paired, rounded, unpaired, widened
 from towers.layers.compiled_activations import elementwise_layers, output_shape
-from towers.layers.compiled_batch_norm import Masked, Normalized
-from towers.layers.convolutions import gradient_scope
+from towers.layers.convolutions.replaced import gradient_scope
 from towers.layers.made_tensors import made_by, note, source
 from towers.precision import SHORT_PRECISIONS
 

@@ -12,15 +12,17 @@ import keras
 import tensorflow as tf
 
 from towers.exchange import TowerExchange
-from towers.layers import batch_norm, compiled_activations, examples_as_channels, narrow_maps, winograd
+from towers.layers import compiled_activations
+from towers.layers.batch_norm.calls import batch_norm_layers, fused_calls, num_compiled, num_fused
 from towers.layers.compiled_relu import relus_to_compile, relus_to_join
-from towers.layers.convolutions import Convolution, replaced_convolutions
+from towers.layers.convolutions import examples_as_channels, narrow_maps, winograd
+from towers.layers.convolutions.replaced import Convolution, replaced_convolutions
+from towers.layers.convolutions.winograd_loops import CompiledCall
 from towers.layers.forward_mode import unless_forward
 from towers.layers.host_values import place_host_values
 from towers.layers.products import layers_with_products, replaced_calls
 from towers.layers.shadowing import shadowed
 from towers.layers.wide_ids import lookups_of_wide_ids
-from towers.layers.winograd_loops import CompiledCall
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -70,13 +72,13 @@ class LayerKernels:
 
         Args:
           model: the template.
-          exchange, weight: as for `batch_norm.fused_calls`.
+          exchange, weight: as for `fused_calls`.
         """
         replacements = []
         if self.fused_batch_norm or self.compiled_batch_norm or exchange is not None:
             # With an exchange Keras's own operations are the last choice.
             fused = self.fused_batch_norm or not self.compiled_batch_norm
-            replacements += batch_norm.fused_calls(
+            replacements += fused_calls(
                 model,
                 exchange,
                 weight,
@@ -162,14 +164,14 @@ class LayerKernels:
     def _batch_norm_notices(self, model: keras.Model, exchanges: bool) -> list[str]:
         compiled = 0
         if self._compiles_norms(exchanges):
-            compiled = batch_norm.num_compiled(model, beside_fused=self.fused_batch_norm)
-        if exchanges and (count := len(batch_norm.batch_norm_layers(model))):
+            compiled = num_compiled(model, beside_fused=self.fused_batch_norm)
+        if exchanges and (count := len(batch_norm_layers(model))):
             line = f"{_layers(count, 'BatchNormalization')} with the statistics of the whole batch"
             if not compiled:
                 return [line]
             those = "all" if compiled == count else compiled
             return [f"{line}, {those} compiled for the CPU (tuned_for_cpu=False disables this)"]
-        if self.fused_batch_norm and (count := batch_norm.num_fused(model)):
+        if self.fused_batch_norm and (count := num_fused(model)):
             layers = _layers(count, "BatchNormalization")
             return [f"{layers} on TensorFlow's fused kernel (fused_batch_norm=False disables this)"]
         if compiled:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import keras
 
-from towers.layers.batch_norm import batch_norm_layers, has_stock_arithmetic
+from towers.layers.batch_norm.calls import batch_norm_layers, has_stock_arithmetic
 from towers.layers.shadowing import shadowed
 
 

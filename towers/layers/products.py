@@ -29,7 +29,7 @@ import keras
 import tensorflow as tf
 from keras import layers, ops
 
-from towers.layers.convolutions import after, gradient_scope
+from towers.layers.convolutions.replaced import after, gradient_scope
 from towers.precision import SHORT_PRECISIONS
 
 Product = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import tensorflow as tf
 from tensorflow.python.framework.function_def_to_graph import function_def_to_graph_def
 
-from towers.layers.winograd_loops import loop_workspace_bytes
+from towers.layers.convolutions.winograd_loops import loop_workspace_bytes
 from towers.memory.buffer_reuse import reusable_inputs, shared_input
 from towers.memory.kernel_workspace import workspace_bytes
 from towers.memory.lifetimes import Operation, Output, peaks

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 
 import tensorflow as tf
 
-from towers.layers.winograd_loops import CompiledCall
+from towers.layers.convolutions.winograd_loops import CompiledCall
 
 
 def compile_ahead(calls: Mapping[str, Iterable[CompiledCall]]) -> threading.Thread:

@@ -9,7 +9,7 @@ from tests.towers.layers.kernel_modes import network
 from tests.towers.logical_cpus import cpus
 from tests.towers.tiny_tasks import TinyTask, images
 from towers import engine, options
-from towers.layers import winograd
+from towers.layers.convolutions import winograd
 from towers.options import StepOptions
 
 

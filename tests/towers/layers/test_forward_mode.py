@@ -11,7 +11,7 @@ from strategies.registry import build_strategy
 from tests.towers.logical_cpus import cpus
 from tests.towers.tiny_tasks import NUM_CLASSES, TinyTask, assert_close, images, parameters_of, stacked
 from towers.hardware.cpu_instructions import AVX2
-from towers.layers import winograd
+from towers.layers.convolutions import winograd
 from towers.options import StepOptions
 
 

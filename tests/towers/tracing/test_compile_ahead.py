@@ -12,7 +12,7 @@ from tests.towers.layers.kernel_modes import network
 from tests.towers.logical_cpus import cpus
 from tests.towers.tiny_tasks import TinyTask, images
 from towers import engine, options
-from towers.layers import winograd
+from towers.layers.convolutions import winograd
 from towers.options import StepOptions
 
 # Prints a line between what is compiled in the background and the step's calls.
@@ -22,7 +22,7 @@ from towers import configure_devices
 devices = configure_devices(num_towers=2)
 import tensorflow as tf
 from towers.tracing.compile_ahead import compile_ahead
-from towers.layers.winograd_loops import Loops
+from towers.layers.convolutions.winograd_loops import Loops
 
 loops = Loops.of(8, 8, 3, 3)
 calls = [loops.convolution_call(5), *loops.gradient_calls(5)]

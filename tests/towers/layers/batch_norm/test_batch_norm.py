@@ -14,8 +14,8 @@ from tests.towers.tiny_tasks import stacked
 from tests.towers.user_errors import refused
 from towers import batch_stats
 from towers.exchange import TowerExchange
-from towers.layers import compiled_batch_norm
-from towers.layers.batch_norm import batch_norm_layers, num_fused
+from towers.layers.batch_norm import compiled
+from towers.layers.batch_norm.calls import batch_norm_layers, num_fused
 from towers.layers.kernels import LayerKernels
 from towers.tower import run_model
 
@@ -31,8 +31,8 @@ every_kernel = pytest.mark.parametrize("kernels", [FUSED, COMPILED], ids=["fused
 def also_for_few_elements(request, monkeypatch):
     """The tests' arrays are small."""
     if "few_elements" not in request.node.name:
-        monkeypatch.setattr(compiled_batch_norm, "FEWEST_ELEMENTS", 1)
-        monkeypatch.setattr(compiled_batch_norm, "FEWEST_BESIDE_FUSED", 1)
+        monkeypatch.setattr(compiled, "FEWEST_ELEMENTS", 1)
+        monkeypatch.setattr(compiled, "FEWEST_BESIDE_FUSED", 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -287,7 +287,7 @@ def test_where_the_fused_kernel_is_fast_only_exchanged_statistics_are_compiled(e
     ],
 )
 def test_few_elements_stay_on_the_fused_kernel_unless_it_is_slow(shape, dtype, is_faster):
-    assert compiled_batch_norm.beats_fused((None, *shape), dtype) == is_faster
+    assert compiled.beats_fused((None, *shape), dtype) == is_faster
     policy = dtype if dtype == "float32" else f"mixed_{dtype}"
     model = stacked(shape, layers.BatchNormalization(dtype=policy))
     (notice,) = LayerKernels(compiled_batch_norm=True).notices(model, exchanges=True)
@@ -326,7 +326,7 @@ def test_compiled_moments_of_many_rows_keep_their_digits():
     shape = (128, 32, 32, 16)
     inputs = drawn(shape, mean=30.0)
     exact = inputs.numpy().astype(np.float64)
-    mean, variance = compiled_batch_norm.CompiledKernel(1e-3).moments(inputs)
+    mean, variance = compiled.CompiledKernel(1e-3).moments(inputs)
     np.testing.assert_allclose(mean, exact.mean((0, 1, 2)), rtol=2e-7)
     np.testing.assert_allclose(variance, exact.var((0, 1, 2)), rtol=5e-7)
 
@@ -337,7 +337,7 @@ def test_compiled_moments_of_many_rows_keep_their_digits():
 def test_compiled_loops_over_rows_of_several_pixels(shape):
     """Their sums and scales are those of the channels."""
     inputs = drawn((3, *shape), mean=2.0)
-    kernel = compiled_batch_norm.CompiledKernel(1e-3)
+    kernel = compiled.CompiledKernel(1e-3)
     scale = tf.constant(np.linspace(1, 2, shape[-1]), tf.float32)
     moments = kernel.moments(inputs)
     dims = tuple(range(len(shape)))

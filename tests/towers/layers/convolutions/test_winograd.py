@@ -15,9 +15,9 @@ from tests.towers.layers.kernel_modes import network, updates_by_tensorflow, upd
 from tests.towers.logical_cpus import cpus
 from tests.towers.tiny_tasks import TinyTask, assert_close, images, stacked
 from towers import options
-from towers.layers import winograd
+from towers.layers.convolutions import winograd
+from towers.layers.convolutions.winograd import Gate
 from towers.layers.kernels import LayerKernels
-from towers.layers.winograd import Gate
 from towers.memory.engine_memory import EngineMemory
 from towers.memory.step_graph import StepGraph
 from towers.options import StepOptions

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from towers.layers.batch_norm_loops import BatchNormLoops, Scaling, pixels_in_row
+from towers.layers.batch_norm.loops import BatchNormLoops, Scaling, pixels_in_row
 
 DTYPES = [tf.float32, tf.bfloat16, tf.float16]
 SHAPES = [(5, 4, 4, 16), (3, 6, 5, 7), (4, 3, 10)]

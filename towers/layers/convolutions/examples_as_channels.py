@@ -61,7 +61,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from towers.input.tower_parts import part
-from towers.layers.convolutions import with_kernel_gradient
+from towers.layers.convolutions.replaced import with_kernel_gradient
 from towers.split import even_shares
 from towers.task import Batch
 
@@ -80,7 +80,7 @@ def convolve(
     """The convolution whose kernel's gradient has the examples as channels; None where that doesn't pay.
 
     Args:
-      inputs, kernel, stride: as for `towers.layers.convolutions.Convolution`.
+      inputs, kernel, stride: as for `towers.layers.convolutions.replaced.Convolution`.
       num_examples: of a usual call, by which it is computed in parts; None if it is not known.
     """
     if not pays(inputs.shape, inputs.dtype, kernel.shape, stride):

@@ -15,9 +15,9 @@ import tensorflow as tf
 
 from towers.errors import UserError
 from towers.exchange import TowerExchange
-from towers.layers.batch_norm_kernels import FusedKernel, Moments, PlainOperations, takes_fused
-from towers.layers.compiled_batch_norm import CompiledKernel, takes_compiled
-from towers.layers.synced_batch_norm import synced_batch_norm
+from towers.layers.batch_norm.compiled import CompiledKernel, takes_compiled
+from towers.layers.batch_norm.kernels import FusedKernel, Moments, PlainOperations, takes_fused
+from towers.layers.batch_norm.synced import synced_batch_norm
 from towers.precision import SHORT_PRECISIONS
 
 # cuDNN refuses a smaller epsilon; below it the layer keeps its own arithmetic.

@@ -26,7 +26,7 @@ from typing import NamedTuple
 import tensorflow as tf
 from tensorflow.compiler.tf2xla.ops import gen_xla_ops  # the one way to operations that only XLA has
 
-from towers.layers.winograd_transforms import INPUTS, OUTPUTS, cut, join, join_gradient
+from towers.layers.convolutions.winograd_transforms import INPUTS, OUTPUTS, cut, join, join_gradient
 
 _NAME = "winograd"
 # Of an iteration: with many channels products are most of the work, and larger ones are faster.

@@ -1,6 +1,6 @@
 """Batch norm on one thread of a CPU in compiled loops: with AVX2 alone, and where towers exchange statistics.
 
-The loops are those of `batch_norm_loops.py`, which has their times: over the inputs for the means, for the
+The loops are those of `batch_norm/loops.py`, which has their times: over the inputs for the means, for the
 variances and for the outputs; backward for the sums and for the inputs' gradient. A ReLU behind is part of them
 (`compiled_relu.py`). With AVX2 alone oneDNN's forward pass takes 5 to 9 ns an element on older CPUs, and the
 loops 1.3 to 1.7. In float32 the gradients stay the fused kernel's, unless they come through a ReLU: a step of
@@ -41,8 +41,8 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from towers.layers.batch_norm_kernels import FusedKernel, Moments, num_values, with_gradient_passed_on
-from towers.layers.batch_norm_loops import BatchNormLoops, Scaling
+from towers.layers.batch_norm.kernels import FusedKernel, Moments, num_values, with_gradient_passed_on
+from towers.layers.batch_norm.loops import BatchNormLoops, Scaling
 from towers.layers.made_tensors import made_by, note, passes_on
 
 # In smaller examples Keras's operations are as fast.

@@ -66,9 +66,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from towers.layers.convolutions import after, gradient_scope, plain_convolutions
-from towers.layers.winograd_loops import CompiledCall, Loops, num_tiles
-from towers.layers.winograd_transforms import INPUTS
+from towers.layers.convolutions.replaced import after, gradient_scope, plain_convolutions
+from towers.layers.convolutions.winograd_loops import CompiledCall, Loops, num_tiles
+from towers.layers.convolutions.winograd_transforms import INPUTS
 from towers.precision import SHORT_PRECISIONS
 
 _KERNEL_TRANSFORM = (  # G

@@ -6,7 +6,7 @@ import tensorflow as tf
 from keras import layers
 
 from tests.towers.tiny_tasks import stacked
-from towers.layers.convolutions import plain_convolutions, replaced_convolutions
+from towers.layers.convolutions.replaced import plain_convolutions, replaced_convolutions
 from towers.layers.shadowing import shadowed
 
 

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tests.tiers import first_quick
-from tests.towers.layers.convolution_gradients import (
+from tests.towers.layers.convolutions.convolution_gradients import (
     convolution,
     gradients,
     operations_of_gradients,

@@ -10,13 +10,13 @@ normalised inputs, N the number of all examples (times positions) and s = gamma 
 
 The fused kernel runs on every device and for any number of images. For 128 images of 32x32x16 on one thread
 `EuclideanNorm` and `BiasAddGrad` find the moments in 1.6 ms, the fused kernel, whose output is dropped, in 1.5.
-Towers of one thread of a CPU run compiled loops instead (`compiled_batch_norm.py`).
+Towers of one thread of a CPU run compiled loops instead (`batch_norm/compiled.py`).
 """
 
 import tensorflow as tf
 
 from towers.exchange import TowerExchange
-from towers.layers.batch_norm_kernels import Kernel, Moments, num_values
+from towers.layers.batch_norm.kernels import Kernel, Moments, num_values
 
 
 def synced_batch_norm(

@@ -9,7 +9,7 @@ import tensorflow as tf
 from keras import layers
 
 from tests.tiers import first_quick
-from tests.towers.layers.convolution_gradients import (
+from tests.towers.layers.convolutions.convolution_gradients import (
     convolution,
     gradients,
     operations_of_gradients,
@@ -24,7 +24,7 @@ from tests.towers.tiny_tasks import (
     stacked,
     trainer_of,
 )
-from towers.layers import examples_as_channels
+from towers.layers.convolutions import examples_as_channels
 from towers.layers.kernels import LayerKernels
 
 KERNELS = LayerKernels(examples_as_channels=True)

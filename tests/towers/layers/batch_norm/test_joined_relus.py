@@ -10,7 +10,8 @@ import tensorflow as tf
 from keras import layers, ops
 
 from towers.exchange import TowerExchange
-from towers.layers import compiled_batch_norm, compiled_relu
+from towers.layers import compiled_relu
+from towers.layers.batch_norm import compiled
 from towers.layers.kernels import LayerKernels
 from towers.tracing.flat_graph import flat_graph
 
@@ -26,8 +27,8 @@ FORWARD, BACKWARD = 3, 2
 def also_for_few_elements(monkeypatch):
     """The tests' arrays are small."""
     for module, name in (
-        (compiled_batch_norm, "FEWEST_ELEMENTS"),
-        (compiled_batch_norm, "FEWEST_BESIDE_FUSED"),
+        (compiled, "FEWEST_ELEMENTS"),
+        (compiled, "FEWEST_BESIDE_FUSED"),
         (compiled_relu, "FEWEST_ELEMENTS"),
     ):
         monkeypatch.setattr(module, name, 1)

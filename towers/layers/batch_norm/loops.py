@@ -7,15 +7,15 @@ those that read the gradient. All sums are taken while their tensors are read on
 CPU ms of a loop over 128x32x32x16, one thread, and of TensorFlow's kernels (AMD EPYC, Zen 5; AVX2 imitated
 there; the fused kernel forward: moments and outputs, which the loops compute apart):
 
-                                 bfloat16            float32             float32, AVX2
-    sums; of squares             0.36; 0.37          0.44; 0.45          0.47; 0.48
-    outputs                      0.37                0.55                0.57
-    max(0, outputs)              0.38                0.51                0.54
-    max(0, outputs + addend)     0.52                0.73                0.81
-    gradient's sums; masked      0.59; 0.61          0.80; 0.91          0.84; 0.85
-    gradient; masked             0.50; 0.53          0.78; 0.77          0.83; 0.86
-    fused forward; backward      0.55; 0.87          0.80; 1.23          1.26; 1.87
-    ReluGrad; addition           0.45 (a loop); 0.61 0.79; 0.67          0.87; 0.76
+                                 bfloat16      float32       float32, AVX2
+    sums; of squares             0.36; 0.37    0.44; 0.45    0.47; 0.48
+    outputs                      0.37          0.55          0.57
+    max(0, outputs)              0.38          0.51          0.54
+    max(0, outputs + addend)     0.52          0.73          0.81
+    gradient's sums; masked      0.59; 0.61    0.80; 0.91    0.84; 0.85
+    gradient; masked             0.50; 0.53    0.78; 0.77    0.83; 0.86
+    fused forward; backward      0.55; 0.87    0.80; 1.23    1.26; 1.87
+    ReluGrad; addition           0.83; 0.61    0.79; 0.67    0.87; 0.76
 
 Tried for averaged statistics with AVX-512: the fused kernel forward, and these loops backward behind ReLUs. In
 bfloat16 a step of ResNet-20 takes 0.99 of its CPU time and the first one 0.9 s longer; in float32 no less time.
@@ -29,7 +29,7 @@ from typing import NamedTuple
 import tensorflow as tf
 from tensorflow.compiler.tf2xla.ops import gen_xla_ops  # the one way to operations that only XLA has
 
-from towers.layers.batch_norm_kernels import wide
+from towers.layers.batch_norm.kernels import wide
 from towers.layers.bfloat16_pairs import rounded, widened
 
 # Numbers in a row of a loop for each number. Of 128x32x32x16 normalising takes 0.38 ms in rows of 512 numbers and
