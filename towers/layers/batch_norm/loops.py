@@ -239,6 +239,7 @@ def _gradient(x, g, mean, slope, offset, factor):
 
 
 def _masked_gradient(x, g, mean, slope, offset, factor, offset_of_mask):
+    # With g itself behind the condition, LLVM loads it only once that is known: 1.1 to 1.2 ms instead of 0.8.
     through_moments = _scaled(x, mean, slope, offset)
     return tf.where(_scaled(x, mean, factor, offset_of_mask) > 0, g * factor - through_moments, -through_moments)
 
