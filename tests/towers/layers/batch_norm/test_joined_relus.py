@@ -130,11 +130,11 @@ def built(network, policy="float32") -> keras.Model:
     return model
 
 
-def traced(model, kernels, *, training=True):
+def traced(model, kernels, *, training=True, count=None):
     """Outputs, and the gradients of inputs and parameters for upstream gradients that differ."""
     exchange = TowerExchange(1) if kernels is EXCHANGED else None
 
-    @tf.function(autograph=False, input_signature=[tf.TensorSpec([None, *SHAPE])])
+    @tf.function(autograph=False, input_signature=[tf.TensorSpec([count, *SHAPE])])
     def step(inputs):
         sources = [inputs, *(variable.value for variable in model.trainable_variables)]
         with tf.GradientTape() as tape, kernels.in_place(model, exchange, tf.constant(1.0)):
@@ -167,6 +167,13 @@ def assert_near(found, expected, tolerance):
 def test_as_keras(network, kernels, training):
     model = built(network)
     found, expected = (traced(model, one, training=training)(drawn()) for one in (kernels, KERAS))
+    assert_near(found, expected, 5e-6)
+
+
+@pytest.mark.parametrize("network", [residual, two_norms])
+def test_sums_of_a_known_number_of_examples(network):
+    """Which nothing can broadcast."""
+    found, expected = (traced(built(network), one, count=7)(drawn()) for one in (EXCHANGED, KERAS))
     assert_near(found, expected, 5e-6)
 
 
