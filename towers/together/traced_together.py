@@ -1,8 +1,8 @@
-"""All towers of a process as one graph, in which the sums over the towers are operations like others.
+r"""All towers of a process as one graph, in which the sums over the towers are operations like others.
 
     tower 0, CPU:0    moments --+--> sum --> normalise
-                                 \\/
-                                 /\\
+                                 \/
+                                 /\
     tower 1, CPU:1    moments --+--> sum --> normalise
 
 A collective operation takes 0.09 ms from the last tower to the first result, an edge between two devices of a
