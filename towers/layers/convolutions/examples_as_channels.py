@@ -39,6 +39,11 @@ parts that the cache holds: 512 of 15x15x64 to 256 take 111 ms at once, 80 in pa
 A step in bfloat16 takes 0.97 to 0.98 of its CPU time with ResNet-20 (batch 256), 0.85 with `cifar_fast` (1,024),
 0.79 with VGG-16 (128), and there in float32 0.91 (two towers, three or two rounds in turn, the same CPU).
 
+In bfloat16 the inputs are transposed as words (`transposed_pairs.py`), which the figures above are not: 128 of
+8x8x64 take 2.7 instead of 3.0 ms (oneDNN 4.3), of 16x16x32 with stride 2 1.7 instead of 2.5 (2.9), a step of
+ResNet-20 0.95 to 1.01 of its CPU time (AMD EPYC, Zen 4, four rounds in turn). Of 16x16x32 with stride 1 they take
+3.2, by oneDNN 3.6, but a step with them takes 0.98 to 1.03 of the time (six rounds), so they stay oneDNN's.
+
 In float32 it pays for up to 3x3 pixels: 128 of 2x2x512 6.6 and 19.1, with AVX2 21 and 40, of 3x3x256 4.0 and 6.8,
 with AVX2 14.5 and 15.7; 7x7x64 takes 0.99, with AVX2 1.4 of the time. Larger ones are Winograd's (`winograd.py`).
 
@@ -46,7 +51,8 @@ In bfloat16 oneDNN's gradient has numbers that it did not compute, if outputs ar
 two or more: those whose pixels lie beyond the image (TensorFlow 2.21, AVX-512; not tried with AMX). There this one
 is used for any number of channels; even kernels, which are affected over images one column wide, keep oneDNN's.
 
-Tried, and no faster: edges of zeros by the convolution itself, pairs of numbers transposed as float32.
+Tried, and no faster: edges of zeros by the convolution itself, pairs of a row's numbers transposed as float32,
+parts of a few rows of pixels.
 
 Tried for strided convolutions' gradients of inputs, and left out: four convolutions' results shuffled (16 to 32
 channels, 32x32, 1.7 and 2.0 ms by oneDNN; 32 to 64 1.5 and 1.3), products spread over zeros for 1x1 kernels (0.75
@@ -62,6 +68,7 @@ import tensorflow as tf
 
 from towers.input.tower_parts import part
 from towers.layers.convolutions.replaced import with_kernel_gradient
+from towers.layers.convolutions.transposed_pairs import transposed
 from towers.split import even_shares
 from towers.task import Batch
 
@@ -138,8 +145,8 @@ def _at_once(inputs, kernel_shape, upstream, stride):
     output_rows, output_columns = _outputs_of(inputs.shape, stride)
     above = _edges(height, output_rows, kernel_shape[0], stride)
     beside = [channels * edge for edge in _edges(width, output_columns, kernel_shape[1], stride)]
-    transposed = tf.transpose(tf.reshape(inputs, [-1, height * width * channels]))
-    image = tf.reshape(transposed, [1, height, width * channels, tf.shape(inputs)[0]])
+    columns = transposed(tf.reshape(inputs, [-1, height * width * channels]))
+    image = tf.reshape(columns, [1, height, width * channels, tf.shape(inputs)[0]])
     found = tf.nn.conv2d(
         tf.pad(image, [[0, 0], above, beside, [0, 0]]),
         tf.transpose(upstream, [1, 2, 0, 3]),
