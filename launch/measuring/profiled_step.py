@@ -19,20 +19,23 @@ oneDNN's batch norm; "compiled" with ours on AVX2, in another hour under more lo
     all                                  2,438     1,396     1,156     713       2,621     1,423
 
 ResNet-20 on AMD EPYCs (AVX-512, avx512_bf16), two cores: a loaded Zen 4, before convolutions by Winograd's method
-and compiled ReLUs; a Zen 5, since then, also with kernels' gradients that have the examples as channels:
+and compiled ReLUs; another one and a Zen 5, since then, also with kernels' gradients that have the examples as
+channels:
 
-                                         Zen 4:               Zen 5:
-                                         float32   bfloat16   float32   bfloat16
-    convolutions, forward                204       105        94        75
-    convolutions, gradients of inputs    210       109        97        59
-    convolutions, gradients of kernels   207       163        87        64
-    batch norm, forward                  24        19         16        11
-    batch norm, gradients                45        43         21        17
-    ReLU                                 16        35         10
-    additions                            17        16         9
-    compiled                                                  58        19
-    casts, copies, layouts, updates      1         2          7         9
-    all                                  726       492        398       255
+                                         Zen 4, before:       Zen 4:               Zen 5:
+                                         float32   bfloat16   float32   bfloat16   float32   bfloat16
+    convolutions, forward                204       105        149       127        94        75
+    convolutions, gradients of inputs    210       109        160       103        97        59
+    convolutions, gradients of kernels   207       163        143       94         87        64
+    batch norm, forward                  24        19         17        13         16        11
+    batch norm, gradients                45        43         38        32         21        17
+    ReLU                                 16        35         12                   10
+    additions                            17        16         12                   9
+    compiled                                                  94        24         58        19
+    casts, copies, layouts, updates      1         2          8         13         7         9
+    all                                  726       492        632       406        398       255
+
+Since then inputs of kernels' gradients are transposed as words: copies take 4 instead of 10 ms on the Zen 4.
 
 `cifar_fast` (batch 1,024) there in bfloat16: gradients of kernels took 826 of 2,105 ms by oneDNN, forward and
 gradients of inputs 527 each; with the examples as channels the step takes 1,790.
