@@ -4,16 +4,13 @@ The engine decides where towers run and how their gradients are summed.
 """
 
 import dataclasses
-import functools
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import NoReturn
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import keras
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.framework import config  # whether operations are deterministic has no public name
 
 from strategies.contract import Move, StepReport
 from strategies.data_checks.bad_steps import BadSteps
@@ -24,6 +21,7 @@ from strategies.data_checks.first_batches import check_first_batches
 from strategies.data_checks.non_finite import Causes
 from strategies.engines import EngineChoice
 from strategies.execution_length import ExecutionLength
+from strategies.executions import Executions, reads_in_graph
 from strategies.late_reports import LateReports
 from strategies.outcomes_on_host import Arrived, on_host
 from strategies.pieces import Piece
@@ -34,10 +32,8 @@ from strategies.training_batches import TrainingBatches
 from towers.devices import HOST, Devices
 from towers.engine import Engine
 from towers.errors import UserError
-from towers.execution import LoopOfSteps, UnrolledSteps, is_of_reading, must_be_alone
 from towers.input.tower_parts import open_length
 from towers.input.unprepared import read_dataset
-from towers.mean_and_update import StepOutcome
 from towers.options import StepOptions
 from towers.precision import loss_scaling_for
 from towers.recompute import recomputation
@@ -48,10 +44,8 @@ from towers.tower import EvaluationResult
 class SynchronousStrategy:
     """Implements `strategies.contract.Strategy` over an engine."""
 
-    # When the steps before were done, and the seconds that the steps of a call waited for batches.
-    _done_at = _input_seconds = 0.0
-    # The outcome of a step that ran alone.
-    _latest: StepOutcome | None = None
+    # When the steps before were done.
+    _done_at = 0.0
 
     def __init__(
         self,
@@ -75,8 +69,6 @@ class SynchronousStrategy:
           several, the engine's step must be one call without collectives.
         """
         self._unprepared, self._late = unprepared, LateReports()
-        self._loop: LoopOfSteps | None = None
-        self._unrolled: UnrolledSteps | None = None
         self.name, self.num_towers = name, num_towers
         self.task, self.options = task, options
         self.model = self._build_template()
@@ -84,12 +76,15 @@ class SynchronousStrategy:
         self._batches = TrainingBatches(lambda step: self._dataset("train", step))
         # The template is never trained, so only the spec of the input is needed here.
         self.engine = make_engine(self.model, self._batches.spec)
-        if steps_per_execution is None and not self._reads_in_graph:
+        if steps_per_execution is None and not reads_in_graph(self.engine):
             steps_per_execution = 1  # unrolled steps are asked for by number
-        self._execution = ExecutionLength(steps_per_execution)
+        self._length = ExecutionLength(steps_per_execution)
         if (placed := self.engine.placed_input) is not None:
             # The batches of an execution are read before it.
-            self.engine.placed_input = dataclasses.replace(placed, ahead=self._execution.steps)
+            self.engine.placed_input = dataclasses.replace(placed, ahead=self._length.steps)
+        self._executions = Executions(
+            self.engine, self.model, options.schedule, self._batches, self._next_batch, self._length
+        )
         # They may have left it open.
         self.options = dataclasses.replace(options, xla=bool(self.engine.options.xla))
         self._causes = Causes(task=self.task, model=self.model, all_true=self._all_true)
@@ -210,8 +205,8 @@ class SynchronousStrategy:
         assert self._late.end is None, "settle first"
         self._begin()
         first = self.step
-        outcomes = on_host([outcome for some in self._started(first, num_steps) for outcome in some])
-        return self._reported(first, Arrived(outcomes, time.perf_counter()), self._input_seconds)
+        outcomes = on_host([outcome for some in self._executions.started(first, num_steps) for outcome in some])
+        return self._reported(first, Arrived(outcomes, time.perf_counter()), self._executions.input_seconds)
 
     @property
     def _reports_late(self) -> bool:
@@ -224,12 +219,12 @@ class SynchronousStrategy:
         assert num_steps > 0
         if self._late.end is None:
             self._begin()
-        first, outcomes, self._input_seconds = self.step, [], 0.0
-        for some in self._started(first, num_steps):
+        first, outcomes, self._executions.input_seconds = self.step, [], 0.0
+        for some in self._executions.started(first, num_steps):
             if not outcomes:  # the device goes on with these steps while those before are reported
                 self._late.read(self._reported)
             outcomes += some
-        self._late.add(first, outcomes, self._input_seconds)
+        self._late.add(first, outcomes, self._executions.input_seconds)
         return self._late.take()
 
     def settle(self) -> StepReport | None:
@@ -237,88 +232,7 @@ class SynchronousStrategy:
 
     def _begin(self) -> None:
         self._bad_steps.check_before()
-        self._done_at, self._input_seconds = time.perf_counter(), 0.0
-
-    def _started(self, first: int, num_steps: int) -> Iterator[Sequence[StepOutcome]]:
-        """Starts some steps, execution after execution; yields the outcomes of each."""
-        together = self._steps_together
-        # A loop over steps needs an outcome like its own, and a first step compiles kernels ahead.
-        num_alone = num_steps if together == 1 or num_steps <= 1 else int(self._latest is None)
-        for step, rate in self._with_rates(first, num_alone):
-            self._latest = self._train(step, rate)
-            yield [self._latest]
-        end = first + num_steps
-        for begin in range(first + num_alone, end, together):
-            steps = range(begin, min(begin + together, end))
-            if self._reads_in_graph:
-                yield self._train_in_loop(steps)
-            elif len(steps) == together:
-                yield self._train_unrolled(steps)
-            else:
-                yield [self._train(step, rate) for step, rate in self._with_rates(begin, len(steps))]
-
-    @property
-    def _reads_in_graph(self) -> bool:
-        """Whether batches and outcomes are on the host, which a loop in a graph needs."""
-        return self.engine.placed_input is None and not self.engine.masked
-
-    @property
-    def _steps_together(self) -> int:
-        """Number of steps in the next executions."""
-        steps = self._execution.steps
-        # A user's program may switch determinism on later than it makes a strategy.
-        return 1 if steps == 1 or config.is_op_determinism_enabled() or self._must_be_alone else steps
-
-    @functools.cached_property
-    def _must_be_alone(self) -> bool:
-        return must_be_alone(self.engine.graph())
-
-    def _train_in_loop(self, steps: range) -> Sequence[StepOutcome]:
-        """Starts some steps in one execution that reads their batches."""
-        iterator = self._batches.iterator(steps)
-        if self._loop is None:
-            self._loop = LoopOfSteps(self.engine.train_in_graph, elements=iterator, like=self._latest)
-        try:
-            outcomes, waited_seconds = self._loop(iterator, [self.options.schedule(step) for step in steps])
-        except tf.errors.OpError as error:
-            self._raise_as_alone(error, steps[int(self._loop.begun)])
-        self._input_seconds += waited_seconds
-        return outcomes
-
-    def _train_unrolled(self, steps: range) -> Sequence[StepOutcome]:
-        """Starts some steps in one execution on batches that are read before."""
-        if self._unrolled is None:
-            self._unrolled = UnrolledSteps(self.engine.train_in_graph, len(steps), self.engine.spec)
-        batches: list[Batch] = []
-        rates = self.engine.rates([self.options.schedule(step) for step in steps])
-        try:
-            for step in steps:
-                batches.append(self._timed_batch(step))
-        except UserError:
-            for batch, rate in zip(batches, rates, strict=False):  # the steps before it are applied
-                self.engine.train(batch, rate)
-            raise
-        try:
-            return self._unrolled(batches, rates)
-        except tf.errors.OpError as error:
-            self._raise_as_alone(error, int(self.engine.counters.step))
-
-    def _raise_as_alone(self, error: tf.errors.OpError, step: int) -> NoReturn:
-        """Raises what a step that failed in an execution of several raises if it runs alone."""
-        if is_of_reading(error):
-            raise self._batches.error_of(error, step) from error
-        with readable_errors(f"step {step}", self.model, lambda: self._batches.again(step)):
-            raise error
-
-    def _with_rates(self, first: int, num_steps: int) -> Iterable[tuple[int, float | tf.Tensor]]:
-        """The numbers of some steps, each with its learning rate for the engine."""
-        steps = range(first, first + num_steps)
-        return zip(steps, self.engine.rates([self.options.schedule(step) for step in steps]), strict=True)
-
-    def _train(self, step: int, rate: float | tf.Tensor) -> StepOutcome:
-        batch = self._timed_batch(step)
-        with readable_errors(f"step {step}", self.model, batch):
-            return self.engine.train(batch, rate)
+        self._done_at, self._executions.input_seconds = time.perf_counter(), 0.0
 
     def _reported(self, first: int, arrived: Arrived, input_seconds: float) -> StepReport:
         """The report of all steps since the last report."""
@@ -326,7 +240,7 @@ class SynchronousStrategy:
         self._bad_steps.check(first, outcomes)
         end = first + len(outcomes)
         seconds, self._done_at = arrived.at - self._done_at, arrived.at
-        self._execution.note(len(outcomes), seconds)
+        self._length.note(len(outcomes), seconds)
         return report_of(
             outcomes,
             step=end,
@@ -334,12 +248,6 @@ class SynchronousStrategy:
             seconds=seconds,
             input_seconds=min(input_seconds, seconds),  # the host may wait while steps before are computed
         )
-
-    def _timed_batch(self, step: int) -> Batch:
-        asked = time.perf_counter()
-        batch = self._next_batch(step)
-        self._input_seconds += time.perf_counter() - asked
-        return batch
 
     def _next_batch(self, step: int) -> Batch:
         return self._batches.next(step, self.engine.placed_input)

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from models.own_task import OwnTask
-from strategies import execution_length, synchronous
+from strategies import execution_length, executions
 from strategies.errors import NonFiniteStep
 from strategies.execution_length import ExecutionLength
 from strategies.registry import build_strategy
@@ -199,10 +199,10 @@ def interrupted(*_):
 def test_determinism_that_is_switched_on_later_is_kept(monkeypatch):
     made = strategy(4)
     made.run_steps(3)
-    monkeypatch.setattr(synchronous.config, "is_op_determinism_enabled", lambda: True)
-    monkeypatch.setattr(made, "_loop", None)
+    monkeypatch.setattr(executions.config, "is_op_determinism_enabled", lambda: True)
+    monkeypatch.setattr(made._executions, "_loop", None)
     assert made.run_steps(5).step == 8
-    assert made._loop is None
+    assert made._executions._loop is None
 
 
 @pytest.mark.parametrize("steps", [1, 8])
@@ -335,4 +335,4 @@ class TestTheLengthOfAnExecution:
         monkeypatch.setattr(execution_length, "_EXECUTION_SECONDS", 1000.0)
         alone, together = strategy(1), strategy(None)
         assert reports(together, 1, 5) == reports(alone, 1, 5)
-        assert together._loop is not None
+        assert together._executions._loop is not None
