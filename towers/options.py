@@ -12,6 +12,7 @@ from towers.hardware.cpu_instructions import (
     AVX2,
     AVX512,
     FAST_BFLOAT16,
+    HALVED_AVX512,
     has_avx2_alone,
 )
 from towers.hardware.cpu_kernels import runs_onednn
@@ -26,8 +27,9 @@ from towers.updates.schedules import Constant, Schedule
 # Compiled loops share little of their work. With AVX2 alone and two threads of a tower, by the clock, batch norms
 # take 0.4 of Keras's time; with AVX-512 the fused kernel is faster there, also where it runs twice.
 _THREADS_WITH_AVX2 = 2
-# Channels of convolutions by Winograd's method, on one thread: with AVX2 alone, and with AVX-512, where a direct
-# convolution takes half the time. Two threads need four times as many (`towers/layers/convolutions/winograd.py`).
+# Channels of convolutions by Winograd's method, on one thread: with AVX2 alone or AVX-512 in halves, and with whole
+# AVX-512, where a direct convolution takes half the time. Two threads need four times as many
+# (`towers/layers/convolutions/winograd.py`).
 _FEWEST_WITH_AVX2, _FEWEST_WITH_AVX512 = 32, 64
 ON_NAN = ("stop", "skip")
 
@@ -133,7 +135,8 @@ class StepOptions:
         found = devices.cpu_instructions
         if not runs_onednn() or AVX2 not in found:
             return 0
-        fewest = _FEWEST_WITH_AVX2 if has_avx2_alone(found) else _FEWEST_WITH_AVX512
+        short_vectors = has_avx2_alone(found) or HALVED_AVX512 in found
+        fewest = _FEWEST_WITH_AVX2 if short_vectors else _FEWEST_WITH_AVX512
         return fewest * devices.threads_per_tower**2
 
     def __post_init__(self):

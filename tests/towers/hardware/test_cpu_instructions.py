@@ -45,6 +45,22 @@ def test_which_cpus_multiply_bfloat16_faster(tmp_path, vendor, limit, expected):
     assert ("fast_bfloat16" in cpu_instructions(limit, path)) == expected
 
 
+@pytest.mark.parametrize(
+    "vendor, family, limit, expected",
+    [
+        ("AuthenticAMD", 25, "", True),
+        ("AuthenticAMD", 25, "AVX512_CORE", True),
+        ("AuthenticAMD", 25, "AVX2", False),
+        ("AuthenticAMD", 26, "", False),
+        ("GenuineIntel", 25, "", False),
+    ],
+)
+def test_which_cpus_have_avx512_in_halves(tmp_path, vendor, family, limit, expected):
+    path = tmp_path / "cpuinfo"
+    path.write_text(f"vendor_id\t: {vendor}\ncpu family\t: {family}\n{SAPPHIRE_RAPIDS}\n")
+    assert ("halved_avx512" in cpu_instructions(limit, path)) == expected
+
+
 def test_the_vendor(info):
     assert cpu_vendor(info) == "GenuineIntel"
 

@@ -15,8 +15,9 @@ WITH_AVX512 = {*FUSED, *CONVOLUTIONS, "compiled_batch_norm"}
 SHORT_WITH_AVX512 = {*WITH_AVX512, "compiled_relu"}
 SHORT_WITH_AMX = {*SHORT_WITH_AVX512, "images_side_by_side"} - {"examples_as_channels"}
 XEON_WITHOUT_AMX = ("avx2", "avx512f", "avx512_bf16")
-ZEN4 = (*XEON_WITHOUT_AMX, "fast_bfloat16")
-AMX = (*ZEN4, "amx_bf16")
+ZEN5 = (*XEON_WITHOUT_AMX, "fast_bfloat16")
+ZEN4 = (*ZEN5, "halved_avx512")
+AMX = (*ZEN5, "amx_bf16")
 BFLOAT16 = {"precision": "bfloat16"}
 
 
@@ -84,7 +85,9 @@ def test_gpus_have_no_deterministic_gradient_of_a_norm_by_given_moments():
         (("avx2",), 1, 32),
         (("avx2",), 2, 128),
         (("avx2",), 4, 0),
-        (ZEN4, 1, 64),
+        (ZEN5, 1, 64),
+        (ZEN4, 1, 32),
+        (ZEN4, 2, 128),
         (AMX, 2, 256),
         (AMX, 4, 0),
         (("bf16",), 1, 0),

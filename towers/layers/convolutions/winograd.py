@@ -43,6 +43,20 @@ On an AMD EPYC (Zen 3, AVX2 alone, one thread, medians of five or seven in turn)
                     7x7x256     1: 3.4     4: 1.35     8: 1.09    16: 0.74
                     4x4x512     1: 2.9     8: 2.1     16: 1.08    32: 0.66
 
+On an AMD EPYC (Zen 4, AVX-512 in halves; one thread CPU time, two by the clock, medians of nine in turn):
+
+                     8      32     64     128        two threads    16     64     128
+    16x16x32         0.91   0.87   0.88   0.87       8x8x64         1.05   1.06   1.04
+    8x8x32           0.98   0.97   0.91   0.98       16x16x64       1.01   0.95   0.94
+    32x32x32         0.84   0.82   0.82   0.82       8x8x128        0.83   0.75   0.72
+    64x64x32         0.70   0.67                     16x16x128      0.70   0.64   0.63
+    8x8x32 to 64     0.86   0.80   0.77   0.75       7x7x256        0.79   0.95   0.67
+                                                     4x4x512        1.24   0.67   0.56
+
+Hence 32 channels there, as with AVX2 alone: a step of ResNet-20 takes 583 to 588 CPU ms, with 64 channels 609 to
+626, with 16 735 to 743 (least of eight runs in each of three processes). Its
+first step takes 3.9 instead of 2.8 s.
+
 With many channels and few tiles the kernel's transforms are most of the work, hence the least number of pixels.
 Left out as well: 3x3x256 with 16 examples (1.40 when tiles were written to memory). XLA compiles two loops for
 each size of images and number of channels (three if the kernel has other outputs than inputs), and for each tower,
