@@ -88,14 +88,20 @@ def _takes(shape: Sequence[int | None], dtype: str) -> bool:
     return math.prod(shape[1:]) >= FEWEST_ELEMENTS
 
 
-def _activation(x: tf.Tensor) -> tf.Tensor:
+def _activation(x: tf.Tensor, *arguments, **options) -> tf.Tensor:
     """A function, which Keras can describe in a layer's configuration, unlike a partial one."""
-    return _relu(keras.activations.relu, x)
+    return _unless_bounded(_relu, x, *arguments, **options)
 
 
-def _joined_activation(x: tf.Tensor) -> tf.Tensor:
+def _joined_activation(x: tf.Tensor, *arguments, **options) -> tf.Tensor:
     """As `_activation`."""
-    return _joined_relu(keras.activations.relu, x)
+    return _unless_bounded(_joined_relu, x, *arguments, **options)
+
+
+def _unless_bounded(relu: Callable, x: tf.Tensor, *arguments, **options) -> tf.Tensor:
+    """Keras's function with bounds or a slope, which a layer of the user's own may give to its activation."""
+    of_keras = keras.activations.relu
+    return of_keras(x, *arguments, **options) if arguments or options else relu(of_keras, x)
 
 
 def _relu(of_keras: Callable, x: tf.Tensor) -> tf.Tensor:
