@@ -42,6 +42,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from keras import layers
+from tensorflow.python.eager import record  # the one way to tell tapes of other inputs than an operation's
 
 from towers.layers.batch_norm.compiled import Masked, Normalized
 from towers.layers.batch_norm.loops import BatchNormLoops
@@ -88,14 +89,20 @@ def _takes(shape: Sequence[int | None], dtype: str) -> bool:
     return math.prod(shape[1:]) >= FEWEST_ELEMENTS
 
 
-def _activation(x: tf.Tensor) -> tf.Tensor:
+def _activation(x: tf.Tensor, *arguments, **options) -> tf.Tensor:
     """A function, which Keras can describe in a layer's configuration, unlike a partial one."""
-    return _relu(keras.activations.relu, x)
+    return _unless_bounded(_relu, x, *arguments, **options)
 
 
-def _joined_activation(x: tf.Tensor) -> tf.Tensor:
+def _joined_activation(x: tf.Tensor, *arguments, **options) -> tf.Tensor:
     """As `_activation`."""
-    return _joined_relu(keras.activations.relu, x)
+    return _unless_bounded(_joined_relu, x, *arguments, **options)
+
+
+def _unless_bounded(relu: Callable, x: tf.Tensor, *arguments, **options) -> tf.Tensor:
+    """Keras's function with bounds or a slope, which a layer of the user's own may give to its activation."""
+    of_keras = keras.activations.relu
+    return of_keras(x, *arguments, **options) if arguments or options else relu(of_keras, x)
 
 
 def _relu(of_keras: Callable, x: tf.Tensor) -> tf.Tensor:
@@ -133,6 +140,15 @@ def _compiled_relu(x, addends: Sequence[tf.Tensor], normalized: tuple[int, Norma
         addends = [*addends[:index], made.inputs, *addends[index + 1 :]]
     scope = gradient_scope()
 
+    def gradient(outputs, upstream):
+        with tf.name_scope(scope):
+            found = _masked(outputs, upstream)
+        # Two sums of the upstream gradient would be computed in two loops.
+        if normalized is not None and len(addends) == len(_addends(upstream)) == 1:
+            note(found, Masked(upstream, made))
+        return found
+
+    # For gradients that TensorFlow finds by operations, as in functions and branches.
     @tf.custom_gradient
     def positive(*addends):
         if normalized is None:
@@ -142,18 +158,27 @@ def _compiled_relu(x, addends: Sequence[tf.Tensor], normalized: tuple[int, Norma
         else:
             others = [*addends[:index], *addends[index + 1 :]]
             outputs = BatchNormLoops(addends[index]).positive(made.scaling, *others)
+        return outputs, lambda upstream: [gradient(outputs, upstream)] * len(addends)
 
-        def gradient(upstream):
-            with tf.name_scope(scope):
-                found = _masked(outputs, upstream)
-            # Two sums of the upstream gradient would be computed in two loops.
-            if normalized is not None and len(addends) == len(_addends(upstream)) == 1:
-                note(found, Masked(upstream, made))
-            return [found] * len(addends)
+    with record.stop_recording():
+        outputs = tf.ensure_shape(positive(*addends), x.shape)
+    _record(outputs, x, addends, gradient)
+    return outputs
 
-        return outputs, gradient
 
-    return tf.ensure_shape(positive(*addends), x.shape)
+def _record(outputs, x, addends: Sequence[tf.Tensor], gradient: Callable) -> None:
+    """Tells tapes that the outputs are the ReLU of x, which a tape may know without what x was made of.
+
+    A tape that knows the addends of a sum takes these: the addition's own gradient asks for shapes of what is
+    not computed. Of two records a tape keeps the last one.
+    """
+    for sources in [[x], addends] if len(addends) > 1 else [[x]]:
+        backward = functools.partial(_same_for_each, len(sources), functools.partial(gradient, outputs))
+        record.record_operation("Relu", [outputs], sources, backward)
+
+
+def _same_for_each(count: int, gradient: Callable, upstream: tf.Tensor) -> list[tf.Tensor]:
+    return [gradient(upstream)] * count
 
 
 def _masked(outputs: tf.Tensor, upstream: tf.Tensor) -> tf.Tensor:

@@ -10,6 +10,8 @@ import tensorflow as tf
 # Operations whose outputs are their inputs' numbers in the same order.
 FORWARDING = ("EnsureShape", "Identity", "IdentityN", "Reshape")
 _ATTRIBUTE = "_towers_made"
+# Of operations with another gradient than their type's, as `tf.custom_gradient` makes them.
+_OWN_GRADIENT = "_gradient_op_type"
 
 
 def note(tensor: tf.Tensor, made: Any) -> tf.Tensor:
@@ -22,10 +24,12 @@ def note(tensor: tf.Tensor, made: Any) -> tf.Tensor:
 
 
 def made_by(tensor: tf.Tensor) -> Any:
-    """What was noted for the tensor or for one that it passes on; None if nothing was."""
+    """What was noted for the tensor or for one that it passes on, gradient included; None if nothing was."""
     for earlier in _passed_on(tensor):
         if (found := getattr(earlier.graph, _ATTRIBUTE, {}).get(_key(earlier))) is not None:
             return found
+        if _OWN_GRADIENT in earlier.op.node_def.attr:
+            return None
     return None
 
 

@@ -198,6 +198,20 @@ def test_layers_can_be_described_meanwhile():
         assert "_activation" in str(model.layers[-1].get_config()["activation"])
 
 
+class Bounded(layers.Dense):
+    """Keras's layer, whose activation gets an option."""
+
+    def call(self, inputs, training=None):
+        return self.activation(inputs @ self.kernel, max_value=0.5)
+
+
+def test_options_of_an_activation_stay():
+    model = built(Bounded(100, "relu", dtype="mixed_bfloat16"))
+    found, expected = (traced(model, kernels)(numbers()[1:]) for kernels in (KERNELS, LayerKernels()))
+    for ours, theirs in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(tf.cast(ours, tf.float32), tf.cast(theirs, tf.float32))
+
+
 def test_varying_lengths_keep_kerass():
     assert not relus_to_compile(stacked((None, 8), layers.ReLU(dtype="mixed_bfloat16")))
 

@@ -86,6 +86,40 @@ def bounded(x):
     return layers.ReLU(1.0)(norm(x))
 
 
+@tf.custom_gradient
+def with_doubled_gradient(x):
+    return tf.identity(x), lambda upstream: 2 * upstream
+
+
+def gradient_between(x):
+    """An operation whose numbers are its inputs', and whose gradient is not."""
+    return layers.ReLU()(layers.Lambda(with_doubled_gradient)(norm(x)))
+
+
+class SlopeAdded(layers.Layer):
+    """max(0, x), and the gradient of its square by x, as a penalty in a layer would have it."""
+
+    def __init__(self):
+        super().__init__()
+        self.relu = layers.ReLU()
+
+    def call(self, x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            found = self.relu(x)
+            squares = found**2
+        return found + tape.gradient(squares, x)
+
+
+def slope_of_norm(x):
+    """A tape that knows the batch norm's outputs, and not what they were made of."""
+    return SlopeAdded()(norm(x))
+
+
+def slope_of_residual(x):
+    return SlopeAdded()(layers.Add()([norm(x), x]))
+
+
 def frozen(x):
     layer = layers.BatchNormalization()
     layer.trainable = False
@@ -113,6 +147,9 @@ NETWORKS = {
     reshaped: Ops(FORWARD + BACKWARD, 1, 1),
     of_one_example: WITH_GRADIENT,
     bounded: Ops(FORWARD + BACKWARD, 1, 1),
+    gradient_between: Ops(FORWARD + BACKWARD, 1, 1),
+    slope_of_norm: JOINED._replace(relu_gradients=2),
+    slope_of_residual: JOINED._replace(relu_gradients=3),
     frozen: Ops(1, 0, 1),
 }
 
