@@ -60,7 +60,9 @@ def parts(results: pathlib.Path, seconds: float, of_benchmark: Sequence[str]) ->
     # Each check starts a process of its own, and takes at most 7 GiB of the first GPU.
     at_once = (f"--numprocesses={_num_at_once()}", "--dist=worksteal")
     tests = ("-m", "pytest", "-m", "gpu", "-v", "-rA")
-    benchmark = ("-m", "launch.benchmark", "--group=gpu", "--rounds=2", f"--output={results}", *of_benchmark)
+    # A row that hangs leaves the others time.
+    measured = ("--group=gpu", "--rounds=2", f"--row_timeout_seconds={seconds / 2:g}", f"--output={results}")
+    benchmark = ("-m", "launch.benchmark", *measured, *of_benchmark)
     return [
         Part("doctor", ("-m", "launch.doctor"), 120.0),
         Part("memory_growth", (*tests, _ALONE, "--numprocesses=0"), seconds),

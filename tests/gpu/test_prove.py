@@ -112,6 +112,12 @@ def test_memory_growth_is_measured_while_no_other_test_runs(tmp_path):
         assert ("test_20_steps_beside_the_cpu" in collected) is (not expected), collected
 
 
+def test_a_row_that_hangs_leaves_the_others_time(tmp_path):
+    *_, benchmark = proving.parts(tmp_path, 1800.0, ("--rounds=1",))
+    assert "--row_timeout_seconds=900" in benchmark.command
+    assert benchmark.command[-1] == "--rounds=1", "the last one counts"
+
+
 def _packed(output: pathlib.Path, name: str) -> str:
     with tarfile.open(output) as packed:
         return packed.extractfile(f"gpu-proof/{name}.txt").read().decode()
