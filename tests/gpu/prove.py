@@ -159,8 +159,10 @@ def prove(output: pathlib.Path, found: list[str], parts_for: Callable[[pathlib.P
 
 def _pack(folder: pathlib.Path, report: dict, output: pathlib.Path) -> None:
     (folder / "report.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    with tarfile.open(output, "w:gz") as packed:
+    unfinished = output.with_name(f"{output.name}.unfinished")
+    with tarfile.open(unfinished, "w:gz") as packed:
         packed.add(folder, arcname=folder.name)
+    unfinished.replace(output)
 
 
 def _end_by_signal(number: int, _) -> None:

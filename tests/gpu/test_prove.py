@@ -10,6 +10,8 @@ import sys
 import tarfile
 import time
 
+import pytest
+
 from tests.gpu import prove as proving
 from tests.gpu.prove import Part, prove
 
@@ -85,6 +87,19 @@ def test_sigterm_ends_the_part_and_packs_it(tmp_path):
 def test_the_files_folder_is_made(tmp_path):
     output = tmp_path / "new" / "proof.tar.gz"
     assert prove(output, ["a GPU"], lambda folder: [Part("good", ("-c", "print('fine')"), 60.0)]) == 0
+    assert _packed(output, "good").strip() == "fine"
+
+
+def test_a_pack_that_breaks_off_leaves_the_one_before(tmp_path, monkeypatch):
+    output = tmp_path / "proof.tar.gz"
+    assert prove(output, ["a GPU"], lambda folder: [Part("good", ("-c", "print('fine')"), 60.0)]) == 0
+
+    def add(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tarfile.TarFile, "add", add)
+    with pytest.raises(KeyboardInterrupt):
+        proving._pack(tmp_path, {}, output)
     assert _packed(output, "good").strip() == "fine"
 
 
