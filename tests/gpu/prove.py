@@ -106,14 +106,14 @@ def run(part: Part, folder: pathlib.Path) -> dict:
 
 
 def _end(process: subprocess.Popen) -> None:
-    """Ends the process and all that it started."""
-    for number, seconds in ((signal.SIGTERM, _GRACE_SECONDS), (signal.SIGKILL, _GRACE_SECONDS)):
+    """Ends the process and all that it started. After SIGINT pytest says why tests failed."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(process.pid, number)
         except ProcessLookupError:
             break
         try:
-            process.wait(seconds)
+            process.wait(_GRACE_SECONDS)
         except subprocess.TimeoutExpired:
             continue
     # A GPU's driver can hold a killed process back; the other parts still run.
@@ -180,4 +180,6 @@ if __name__ == "__main__":
     parser.add_argument("of_benchmark", nargs="*", metavar="FLAG", help="after --: flags of launch.benchmark")
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, _end_by_signal)
+    # A shell's background job ignores it, and so would the parts.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.exit(main(given.output, given.timeout_seconds, given.of_benchmark))
