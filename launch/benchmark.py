@@ -56,8 +56,8 @@ The folder --output gets benchmark.json (medians, extremes and standard errors, 
 table in Markdown, and the plots. Compare only figures measured on the same machine at about the same time, such as
 those of one table.
 
-If it is interrupted (Ctrl-C, SIGTERM; exit code 75) or a row fails, it saves the complete rows, the table and the
-plots.
+If it is interrupted (Ctrl-C, SIGTERM; exit code 75) it saves the complete rows, the table and the plots. If a row
+fails it measures the others, and ends with that row's error.
 """
 
 import json
@@ -90,6 +90,7 @@ from launch.measuring.running import Interrupted, run_case
 from launch.measuring.tables import rate_text, ratios, table
 from launch.networks.network_namespaces import why_no_hosts
 from launch.supervision.own_program import own_program
+from strategies.errors import PeerLost
 from strategies.training.stop_signals import StopSignals
 from towers.errors import UserError
 
@@ -160,20 +161,29 @@ positive("rounds", "measured_steps", "measured_batch", "worse_by", "row_timeout_
 
 
 def measure(rows: Sequence[Case], directory: pathlib.Path, is_interrupted: Callable[[], bool]) -> None:
-    """Measures all rounds; saves the results after each row.
+    """Measures all rounds; saves the results after each row. A row that fails is left out from then on.
 
     Raises:
       Interrupted: `is_interrupted()` became True.
-      PeerLost, UserError: a row failed.
+      PeerLost: rows failed, this one first; the others are measured.
+      UserError: a row failed by a user's mistake, which ends this at once.
     """
     rounds: dict[str, list[dict]] = {row.name: [] for row in rows}
+    failures: dict[str, PeerLost] = {}
     environment = environment_now()
     for index in range(FLAGS.rounds):
-        for row in (row for row in rows if not row.left_out):
-            found = run_case(row, timeout_seconds=FLAGS.row_timeout_seconds, is_interrupted=is_interrupted)
+        for row in (row for row in rows if not row.left_out and row.name not in failures):
+            try:
+                found = run_case(row, timeout_seconds=FLAGS.row_timeout_seconds, is_interrupted=is_interrupted)
+            except PeerLost as error:
+                failures[row.name] = error
+                print(f"round {index + 1}: {error}; further rounds leave it out", flush=True)
+                continue
             rounds[row.name].append(found)
             print(f"round {index + 1}: {row.name}: {in_words(found)}", flush=True)
             save(results(rows, rounds, environment), directory / RESULTS)
+    for error in failures.values():
+        raise error
 
 
 def environment_now() -> dict:

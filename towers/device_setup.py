@@ -147,9 +147,14 @@ def _check_numbers(**numbers: int | None) -> None:
 
 
 def _check_own_gpus(own_gpus: Sequence[int] | None, num_found: int) -> None:
-    if own_gpus is not None and (isinstance(own_gpus, str) or not isinstance(own_gpus, Sequence)):
+    if own_gpus is None:
+        return
+    is_list = isinstance(own_gpus, Sequence) and not isinstance(own_gpus, str)
+    if not is_list or not all(map(is_integer, own_gpus)):
         raise UserError(f"own_gpus={own_gpus!r}: it must be a list of indices; use for example own_gpus=[0]")
-    for index in own_gpus or ():
+    if len(set(own_gpus)) < len(own_gpus):
+        raise UserError(f"own_gpus={list(own_gpus)}: a GPU is given twice; give each once")
+    for index in own_gpus:
         if not 0 <= index < num_found:
             raise UserError(
                 f"own_gpus={list(own_gpus)}: TensorFlow finds {num_found} GPUs; their indices start at 0"

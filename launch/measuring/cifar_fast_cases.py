@@ -1,6 +1,7 @@
 """The rows of the group cifar_fast: the network and the update rule of --recipe=cifar_fast beside PyTorch's."""
 
 import pathlib
+import subprocess
 
 from absl import flags
 
@@ -16,6 +17,9 @@ _UPDATE_RULE = (
 )
 # A GPU's steps are measured ten in a call.
 FIVE_STEPS = ("--steps_per_execution=5",)
+# Exits with 1 where PyTorch is there and finds no GPU.
+_FINDS_GPU = "import sys, torch; sys.exit(not torch.cuda.is_available())"
+_SECONDS = 120.0
 _PEER = pathlib.Path(__file__).with_name("peers") / "torch_cifar_fast.py"
 
 
@@ -48,7 +52,20 @@ def _torch(precision: str, device: str = "cpu") -> list[Case]:
         return []
     work = _work("torch", 1, precision)
     options = (f"--batch={work.batch}", f"--steps={work.steps}", f"--precision={precision}", f"--device={device}")
-    return [case_of_peer(f"torch, {precision}", work, (FLAGS.torch, str(_PEER), *options))]
+    why_not = _why_no_cuda(FLAGS.torch) if device == "cuda" else ""
+    return [case_of_peer(f"torch, {precision}", work, (FLAGS.torch, str(_PEER), *options), left_out=why_not)]
+
+
+def _why_no_cuda(python: str) -> str:
+    """Why PyTorch of an interpreter can't be measured on a GPU; '' if it can, and if only its run can say why."""
+    command = [python, "-W", "ignore", "-c", _FINDS_GPU]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    if not done.returncode:
+        return ""
+    return f"PyTorch of {python} finds no GPU" + "".join(f": {line}" for line in done.stderr.splitlines()[-1:])
 
 
 def _work(strategy: str, count: int, precision: str) -> Work:

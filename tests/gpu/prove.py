@@ -3,14 +3,15 @@
     python -m tests.gpu.prove --output=gpu-proof.tar.gz
     python -m tests.gpu.prove -- --rounds=1 --peers=PEERS --torch=TORCH/bin/python
 
-Flags after -- are the benchmark's. Each part has a time limit, and the file is written whatever fails: it holds
-each part's output, report.json (exit codes, seconds) and the benchmark's figures. Without a GPU it says so, and
-packs that.
+Flags after -- are the benchmark's. Each part has a time limit, and the file is written whatever fails, also after
+SIGTERM: it holds each part's output, report.json (exit codes, seconds) and the benchmark's figures. After SIGKILL
+it lacks the last part. Without a GPU it says so, and packs that.
 
 Exit code 0 if all parts succeeded on a GPU, otherwise 1.
 """
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import os
@@ -28,6 +29,9 @@ from towers.hardware.gpus import memory_bytes
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 # A part that is over its time gets this long to end by itself.
 _GRACE_SECONDS = 15.0
+_LOOK_SECONDS = 120.0
+# In a container the driver counts no memory by process, so this test compares what all processes use.
+_ALONE = "tests/gpu/test_memory_growth.py"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,11 +59,14 @@ def parts(results: pathlib.Path, seconds: float, of_benchmark: Sequence[str]) ->
     """
     # Each check starts a process of its own, and takes at most 7 GiB of the first GPU.
     at_once = (f"--numprocesses={_num_at_once()}", "--dist=worksteal")
-    tests = ("-m", "pytest", "-m", "gpu", "tests/gpu", "-v", "-rA", *at_once)
-    benchmark = ("-m", "launch.benchmark", "--group=gpu", "--rounds=2", f"--output={results}", *of_benchmark)
+    tests = ("-m", "pytest", "-m", "gpu", "-v", "-rA")
+    # A row that hangs leaves the others time.
+    measured = ("--group=gpu", "--rounds=2", f"--row_timeout_seconds={seconds / 2:g}", f"--output={results}")
+    benchmark = ("-m", "launch.benchmark", *measured, *of_benchmark)
     return [
         Part("doctor", ("-m", "launch.doctor"), 120.0),
-        Part("pytest", tests, seconds),
+        Part("memory_growth", (*tests, _ALONE, "--numprocesses=0"), seconds),
+        Part("pytest", (*tests, "tests/gpu", f"--ignore={_ALONE}", *at_once), seconds),
         Part("benchmark", benchmark, seconds),
     ]
 
@@ -99,23 +106,28 @@ def run(part: Part, folder: pathlib.Path) -> dict:
 
 
 def _end(process: subprocess.Popen) -> None:
-    """Ends the process and all that it started."""
-    for number, seconds in ((signal.SIGTERM, _GRACE_SECONDS), (signal.SIGKILL, _GRACE_SECONDS)):
+    """Ends the process and all that it started. After SIGINT pytest says why tests failed."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(process.pid, number)
         except ProcessLookupError:
             break
         try:
-            process.wait(seconds)
+            process.wait(_GRACE_SECONDS)
         except subprocess.TimeoutExpired:
             continue
-    process.wait(_GRACE_SECONDS)
+    # A GPU's driver can hold a killed process back; the other parts still run.
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(_GRACE_SECONDS)
 
 
-def gpus() -> list[str]:
-    """The GPUs that TensorFlow finds, from a process of its own, which then leaves them alone."""
+def gpus(seconds: float = _LOOK_SECONDS) -> list[str]:
+    """The GPUs that TensorFlow finds in time, from a process of its own, which then leaves them alone."""
     program = "import tensorflow as tf; print([gpu.name for gpu in tf.config.list_physical_devices('GPU')])"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    try:
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=seconds)
+    except subprocess.TimeoutExpired:
+        return []
     return json.loads(done.stdout.replace("'", '"')) if done.returncode == 0 else []
 
 
@@ -131,17 +143,32 @@ def prove(output: pathlib.Path, found: list[str], parts_for: Callable[[pathlib.P
         folder.mkdir()
         report = {"gpus": found or "none: TensorFlow finds no GPU, so nothing was proven", "parts": {}}
         print(f"GPUs: {report['gpus']}", flush=True)
+        output.parent.mkdir(parents=True, exist_ok=True)
         try:
             for part in parts_for(folder):
+                # Before each part: a file that can't be written ends this at once, and SIGKILL loses one part.
+                _pack(folder, report, output)
                 report["parts"][part.name] = said = run(part, folder)
                 print(f"{part.name}: exit code {said['exit_code']}, {said['seconds']} s", flush=True)
         finally:
-            (folder / "report.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-            with tarfile.open(output, "w:gz") as packed:
-                packed.add(folder, arcname=folder.name)
-            print(f"packed in {output}")
+            _pack(folder, report, output)
+            print(f"packed in {output}", flush=True)
     succeeded = all(part["exit_code"] == 0 for part in report["parts"].values())
     return 0 if found and succeeded else 1
+
+
+def _pack(folder: pathlib.Path, report: dict, output: pathlib.Path) -> None:
+    (folder / "report.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    unfinished = output.with_name(f"{output.name}.unfinished")
+    with tarfile.open(unfinished, "w:gz") as packed:
+        packed.add(folder, arcname=folder.name)
+    unfinished.replace(output)
+
+
+def _end_by_signal(number: int, _) -> None:
+    """Ends as `finally` clauses want it: they end the part and pack what it said."""
+    signal.signal(number, signal.SIG_IGN)
+    sys.exit(128 + number)
 
 
 if __name__ == "__main__":
@@ -152,4 +179,7 @@ if __name__ == "__main__":
     )
     parser.add_argument("of_benchmark", nargs="*", metavar="FLAG", help="after --: flags of launch.benchmark")
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, _end_by_signal)
+    # A shell's background job ignores it, and so would the parts.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.exit(main(given.output, given.timeout_seconds, given.of_benchmark))

@@ -1,9 +1,40 @@
 """The script packs what every part said, also of one that fails or hangs. (This needs no GPU.)"""
 
+import contextlib
 import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
 import tarfile
+import time
 
+import pytest
+
+from tests.gpu import prove as proving
 from tests.gpu.prove import Part, prove
+
+_ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+# As prove's last lines, with one part that says its number and hangs.
+_HANGS = """
+import pathlib, signal, sys
+from tests.gpu import prove as proving
+signal.signal(signal.SIGTERM, proving._end_by_signal)
+said = ("-c", "import os, time; print(os.getpid(), flush=True); time.sleep(600)")
+proving.prove(pathlib.Path(sys.argv[1]), [], lambda folder: print(folder, flush=True) or [
+    proving.Part("first", ("-c", "print('fine')"), 60.0), proving.Part("hangs", said, 600.0)])
+"""
+
+
+class _Held:
+    """A killed process that the system does not end."""
+
+    def __init__(self, pid: int):
+        self.pid = pid
+
+    def wait(self, seconds: float):
+        raise subprocess.TimeoutExpired("held", seconds)
 
 
 def test_all_outputs_are_packed_whatever_fails(tmp_path):
@@ -19,8 +50,9 @@ def test_all_outputs_are_packed_whatever_fails(tmp_path):
             name: packed.extractfile(f"gpu-proof/{name}.txt").read().decode() for name in ("good", "bad", "late")
         }
         report = json.load(packed.extractfile("gpu-proof/report.json"))
-    assert [text[name].strip() for name in ("good", "bad", "late")] == ["fine", "broken", "begun"]
-    assert [part["exit_code"] for part in report["parts"].values()] == [0, 3, -15]
+    # Behind it Python says where SIGINT reached it.
+    assert [text[name].splitlines()[0] for name in ("good", "bad", "late")] == ["fine", "broken", "begun"]
+    assert [part["exit_code"] for part in report["parts"].values()] == [0, 3, -signal.SIGINT]
     assert [part["timed_out"] for part in report["parts"].values()] == [False, False, True]
 
 
@@ -28,3 +60,100 @@ def test_success_needs_a_gpu(tmp_path):
     said = [Part("good", ("-c", ""), 60.0)]
     codes = [prove(tmp_path / f"{len(found)}.tar.gz", found, lambda folder: said) for found in (["a GPU"], [])]
     assert codes == [0, 1]
+
+
+@pytest.mark.parametrize("num_processes", [0, 2])
+def test_tests_that_are_over_their_time_say_why_others_failed(tmp_path, num_processes):
+    tests = tmp_path / "test_two.py"
+    tests.write_text(
+        "import time\ndef test_bad():\n    assert 'the cause' == ''\ndef test_late():\n    time.sleep(600)\n"
+    )
+    said = ("-m", "pytest", str(tests), "-p", "no:cacheprovider", f"--numprocesses={num_processes}")
+    part = Part("pytest", (*said, "--dist=worksteal", f"--rootdir={tmp_path}"), 8.0)
+    assert proving.run(part, tmp_path)["timed_out"]
+    assert "assert 'the cause' == ''" in (tmp_path / "pytest.txt").read_text()
+
+
+def test_sigterm_ends_the_part_and_packs_it(tmp_path):
+    output = tmp_path / "proof.tar.gz"
+    process = subprocess.Popen(
+        [sys.executable, "-c", _HANGS, str(output)], cwd=_ROOT, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        # The first line says which GPUs there are.
+        _, folder = process.stdout.readline(), pathlib.Path(process.stdout.readline().strip())
+        said = _text_when_written(folder / "hangs.txt")
+        # A kill would leave the parts before this one.
+        assert _packed(output, "first").strip() == "fine"
+        process.terminate()
+        process.wait(60)
+    finally:
+        process.kill()
+        process.stdout.close()
+    assert process.returncode == 128 + signal.SIGTERM
+    assert _packed(output, "hangs").startswith(said)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(int(said), signal.SIGKILL)
+        raise AssertionError("the part still runs")
+
+
+def test_the_files_folder_is_made(tmp_path):
+    output = tmp_path / "new" / "proof.tar.gz"
+    assert prove(output, ["a GPU"], lambda folder: [Part("good", ("-c", "print('fine')"), 60.0)]) == 0
+    assert _packed(output, "good").strip() == "fine"
+
+
+def test_a_pack_that_breaks_off_leaves_the_one_before(tmp_path, monkeypatch):
+    output = tmp_path / "proof.tar.gz"
+    assert prove(output, ["a GPU"], lambda folder: [Part("good", ("-c", "print('fine')"), 60.0)]) == 0
+
+    def add(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tarfile.TarFile, "add", add)
+    with pytest.raises(KeyboardInterrupt):
+        proving._pack(tmp_path, {}, output)
+    assert _packed(output, "good").strip() == "fine"
+
+
+def test_a_process_that_the_driver_holds_is_left():
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait(60)
+    proving._end(_Held(ended.pid))
+
+
+def test_gpus_that_are_not_found_in_time_are_none():
+    assert proving.gpus(seconds=0.01) == []
+
+
+def test_memory_growth_is_measured_while_no_other_test_runs(tmp_path):
+    of_pytest = {part.name: part.command for part in proving.parts(tmp_path, 60.0, ()) if "pytest" in part.command}
+    for name, expected in (("memory_growth", True), ("pytest", False)):
+        collected = subprocess.run(
+            [sys.executable, *of_pytest[name], "--collect-only", "--numprocesses=0"],
+            cwd=_ROOT,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        ).stdout
+        assert ("test_a_process_leaves_the_rest_of_the_gpu" in collected) is expected, collected
+        assert ("test_20_steps_beside_the_cpu" in collected) is (not expected), collected
+
+
+def test_a_row_that_hangs_leaves_the_others_time(tmp_path):
+    *_, benchmark = proving.parts(tmp_path, 1800.0, ("--rounds=1",))
+    assert "--row_timeout_seconds=900" in benchmark.command
+    assert benchmark.command[-1] == "--rounds=1", "the last one counts"
+
+
+def _packed(output: pathlib.Path, name: str) -> str:
+    with tarfile.open(output) as packed:
+        return packed.extractfile(f"gpu-proof/{name}.txt").read().decode()
+
+
+def _text_when_written(path: pathlib.Path) -> str:
+    deadline = time.monotonic() + 60
+    while not (path.exists() and path.read_text().endswith("\n")):
+        assert time.monotonic() < deadline, path
+        time.sleep(0.05)
+    return path.read_text()

@@ -170,6 +170,7 @@ class Gpus:
         ({"batch_size": "32"}, ("batch_size='32'", "an integer")),
         ({"parameter_device": None}, ("parameter_device=None", "a text")),
         ({"own_gpus": 0}, ("own_gpus=0", "a list of indices")),
+        ({"own_gpus": ["0"]}, ("own_gpus=['0']", "a list of indices")),
     ],
 )
 def test_an_argument_of_another_type_is_refused(arguments, parts):
@@ -199,6 +200,8 @@ def test_a_process_sees_its_own_gpus_alone(monkeypatch):
     assert devices.described == "2 towers on gpu:0 and gpu:1 (NVIDIA X, compute capability 8.6)"
     with refused("num_towers=3", "2 are visible"):
         configure_devices(own_gpus=[2, 3], num_towers=3)
+    with refused("own_gpus=[3, 3]", "twice"):
+        configure_devices(own_gpus=[3, 3])
 
 
 @pytest.mark.parametrize("parameter_device, started", [("auto", [0, 1]), ("gpu:2", [0, 1, 2])])

@@ -66,5 +66,5 @@ def memory_bytes(index: int, driver: str = _DRIVER) -> int | None:
 
 
 def gpus_are_whole() -> bool:
-    """Whether no GPU is divided into logical ones, which NCCL refuses."""
-    return len(tf.config.list_logical_devices("GPU")) <= len(tf.config.list_physical_devices("GPU"))
+    """Whether no visible GPU is divided into logical ones, which NCCL refuses."""
+    return len(tf.config.list_logical_devices("GPU")) <= len(tf.config.get_visible_devices("GPU"))

@@ -14,7 +14,7 @@ def a_process_leaves_the_rest_of_the_gpu() -> None:
     devices = configure_devices(kind="gpu", num_towers=1)
     import tensorflow as tf
 
-    assert all(tf.config.experimental.get_memory_growth(gpu) for gpu in tf.config.list_physical_devices("GPU"))
+    assert all(tf.config.experimental.get_memory_growth(gpu) for gpu in tf.config.get_visible_devices("GPU"))
     with tf.device(devices.towers[0]):
         assert float(tf.reduce_sum(tf.matmul(tf.ones([64, 64]), tf.ones([64, 64])))) == 64.0**3
     after = _used_mib()

@@ -147,6 +147,28 @@ def test_each_round_measures_every_row_and_is_saved(tmp_path, monkeypatch):
     assert rates == [[1.0, 3.0], [2.0, 4.0]]
 
 
+def test_a_row_that_fails_leaves_the_others(tmp_path, monkeypatch, capsys):
+    found = []
+
+    def run_case(row: Case, **_) -> dict:
+        found.append(row.name)
+        if row.name == "a":
+            raise PeerLost("a: towers failed")
+        return {"images_per_second": 1.0}
+
+    monkeypatch.setattr(benchmark, "run_case", run_case)
+    monkeypatch.setattr(benchmark, "environment_now", dict)
+    if not FLAGS.is_parsed():
+        FLAGS.mark_as_parsed()
+    rows = [Case(name, Work("towers", 2, "tiny", 8), ()) for name in "ab"]
+    with flagsaver.flagsaver(rounds=2), pytest.raises(PeerLost, match="^a: towers failed$"):
+        benchmark.measure_and_report(rows, tmp_path)
+    assert found == ["a", "b", "b"], "it is not tried again"
+    assert "round 1: a: towers failed; further rounds leave it out" in capsys.readouterr().out
+    (measured,) = json.loads((tmp_path / "benchmark.json").read_text())["cases"]
+    assert (measured["name"], len(measured["rounds"])) == ("b", 2)
+
+
 class TestEndedEarly:
     """A benchmark of two rows that ends in the third measurement, which is the first row's second round."""
 

@@ -1,6 +1,7 @@
 """The rows of each --group: unique names, this project's first, the peers' with their own flags."""
 
 import pathlib
+import sys
 
 import pytest
 from absl import flags
@@ -160,3 +161,27 @@ def test_the_group_gpu_needs_one(peers):
     if num_gpus() == 0:
         with flagsaver.flagsaver(group="gpu"), refused("--group=gpu", "no GPU"):
             cases()
+
+
+@pytest.mark.parametrize(
+    "torch, expected",
+    [
+        ("", "PyTorch of {python} finds no GPU"),
+        (
+            "raise ModuleNotFoundError('no torch')",
+            "PyTorch of {python} finds no GPU: ModuleNotFoundError: no torch",
+        ),
+    ],
+)
+def test_pytorch_that_finds_no_gpu_is_left_out_of_the_group_gpu(peers, tmp_path, torch, expected):
+    """Its failing row would end the measurement of the rows behind it."""
+    (tmp_path / "torch.py").write_text(
+        f"import types\n{torch}\ncuda = types.SimpleNamespace(is_available=lambda: False)\n"
+    )
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path} exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    with flagsaver.flagsaver(torch=str(python)):
+        (row,) = (row for row in GROUPS["gpu"]() if row.work.strategy == "torch")
+        assert row.left_out == expected.format(python=python)
+        assert not any(row.left_out for row in GROUPS["cifar_fast"]())

@@ -4,8 +4,9 @@ import shutil
 import subprocess
 
 import pytest
+import tensorflow as tf
 
-from towers.hardware.gpus import Gpu, memory_bytes
+from towers.hardware.gpus import Gpu, gpus_are_whole, memory_bytes
 
 DRIVER = """
 int cuInit(unsigned flags) { return %d; }
@@ -32,3 +33,18 @@ def test_a_gpu_in_words():
     gpu = Gpu(index=0, model="NVIDIA H100", compute_capability=(9, 0))
     assert gpu.described == "NVIDIA H100, compute capability 9.0"
     assert Gpu(index=0).described.endswith("compute capability unknown")
+
+
+@pytest.mark.parametrize(
+    "num_logical, num_visible, expected",
+    [(2, 2, True), (1, 1, True), (2, 1, False), (4, 2, False)],
+)
+def test_a_hidden_gpu_does_not_make_the_halves_of_another_whole(monkeypatch, num_logical, num_visible, expected):
+    """The machine has four."""
+    for name, count in (
+        ("list_physical_devices", 4),
+        ("get_visible_devices", num_visible),
+        ("list_logical_devices", num_logical),
+    ):
+        monkeypatch.setattr(tf.config, name, lambda kind, count=count: [kind] * count)
+    assert gpus_are_whole() is expected
