@@ -17,9 +17,10 @@ _OWN_GRADIENT = "_gradient_op_type"
 def note(tensor: tf.Tensor, made: Any) -> tf.Tensor:
     """The tensor, for which `made_by` gives `made` from now on; without a graph nothing is noted."""
     if (key := _key(tensor)) is not None:
-        # The graph's own, as what is noted holds tensors of the graph: both are freed together.
-        notes = getattr(tensor.graph, _ATTRIBUTE, {})
-        setattr(tensor.graph, _ATTRIBUTE, notes | {key: made})
+        # The graph's own, as what is noted holds tensors of the graph: it keeps no other graph in memory.
+        if (notes := getattr(tensor.graph, _ATTRIBUTE, None)) is None:
+            setattr(tensor.graph, _ATTRIBUTE, notes := {})
+        notes[key] = made
     return tensor
 
 
