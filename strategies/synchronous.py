@@ -279,7 +279,7 @@ class SynchronousStrategy:
         if self._loop is None:
             self._loop = LoopOfSteps(self.engine.train_in_graph, elements=iterator, like=self._latest)
         try:
-            outcomes, waited_seconds = self._loop(iterator, [self.options.schedule(step) for step in steps])
+            outcomes, waited_seconds = self._loop(iterator, [self.options.rate(step) for step in steps])
         except tf.errors.OpError as error:
             self._raise_as_alone(error, steps[int(self._loop.begun)])
         self._input_seconds += waited_seconds
@@ -290,7 +290,7 @@ class SynchronousStrategy:
         if self._unrolled is None:
             self._unrolled = UnrolledSteps(self.engine.train_in_graph, len(steps), self.engine.spec)
         batches: list[Batch] = []
-        rates = self.engine.rates([self.options.schedule(step) for step in steps])
+        rates = self.engine.rates([self.options.rate(step) for step in steps])
         try:
             for step in steps:
                 batches.append(self._timed_batch(step))
@@ -313,7 +313,7 @@ class SynchronousStrategy:
     def _with_rates(self, first: int, num_steps: int) -> Iterable[tuple[int, float | tf.Tensor]]:
         """The numbers of some steps, each with its learning rate for the engine."""
         steps = range(first, first + num_steps)
-        return zip(steps, self.engine.rates([self.options.schedule(step) for step in steps]), strict=True)
+        return zip(steps, self.engine.rates([self.options.rate(step) for step in steps]), strict=True)
 
     def _train(self, step: int, rate: float | tf.Tensor) -> StepOutcome:
         batch = self._timed_batch(step)
@@ -330,7 +330,7 @@ class SynchronousStrategy:
         return report_of(
             outcomes,
             step=end,
-            learning_rate=self.options.schedule(max(end - 1, 0)),
+            learning_rate=self.options.rate(max(end - 1, 0)),
             seconds=seconds,
             input_seconds=min(input_seconds, seconds),  # the host may wait while steps before are computed
         )
