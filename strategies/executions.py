@@ -45,7 +45,7 @@ class Executions:
         self,
         engine: Engine,
         model: keras.Model,
-        schedule: Callable[[int], float],
+        rate: Callable[[int], float],
         batches: TrainingBatches,
         next_batch: Callable[[int], Batch],
         length: ExecutionLength,
@@ -53,12 +53,12 @@ class Executions:
         """Args:
         engine: computes the steps.
         model: the template, for errors.
-        schedule: the learning rate by the step.
+        rate: the learning rate by the step.
         batches: of which a loop in a graph takes those of its steps.
         next_batch: the batch of a step, on the devices where the engine reads it.
         length: of an execution, in steps.
         """
-        self._engine, self._model, self._schedule = engine, model, schedule
+        self._engine, self._model, self._rate = engine, model, rate
         self._batches, self._next_batch, self._length = batches, next_batch, length
 
     def started(self, first: int, num_steps: int) -> Iterator[Sequence[StepOutcome]]:
@@ -100,7 +100,7 @@ class Executions:
         if self._loop is None:
             self._loop = LoopOfSteps(self._engine.train_in_graph, elements=iterator, like=self._latest)
         try:
-            outcomes, waited_seconds = self._loop(iterator, [self._schedule(step) for step in steps])
+            outcomes, waited_seconds = self._loop(iterator, [self._rate(step) for step in steps])
         except tf.errors.OpError as error:
             self._raise_as_alone(error, steps[int(self._loop.begun)])
         self.input_seconds += waited_seconds
@@ -111,7 +111,7 @@ class Executions:
         if self._unrolled is None:
             self._unrolled = UnrolledSteps(self._engine.train_in_graph, len(steps), self._engine.spec)
         batches: list[Batch] = []
-        rates = self._engine.rates([self._schedule(step) for step in steps])
+        rates = self._engine.rates([self._rate(step) for step in steps])
         try:
             for step in steps:
                 batches.append(self._timed_batch(step))
@@ -134,7 +134,7 @@ class Executions:
     def _with_rates(self, first: int, num_steps: int) -> Iterable[tuple[int, float | tf.Tensor]]:
         """The numbers of some steps, each with its learning rate for the engine."""
         steps = range(first, first + num_steps)
-        return zip(steps, self._engine.rates([self._schedule(step) for step in steps]), strict=True)
+        return zip(steps, self._engine.rates([self._rate(step) for step in steps]), strict=True)
 
     def _alone(self, step: int, rate: float | tf.Tensor) -> StepOutcome:
         batch = self._timed_batch(step)

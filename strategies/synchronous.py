@@ -83,7 +83,7 @@ class SynchronousStrategy:
             # The batches of an execution are read before it.
             self.engine.placed_input = dataclasses.replace(placed, ahead=self._length.steps)
         self._executions = Executions(
-            self.engine, self.model, options.schedule, self._batches, self._next_batch, self._length
+            self.engine, self.model, options.rate, self._batches, self._next_batch, self._length
         )
         # They may have left it open.
         self.options = dataclasses.replace(options, xla=bool(self.engine.options.xla))
@@ -244,7 +244,7 @@ class SynchronousStrategy:
         return report_of(
             outcomes,
             step=end,
-            learning_rate=self.options.schedule(max(end - 1, 0)),
+            learning_rate=self.options.rate(max(end - 1, 0)),
             seconds=seconds,
             input_seconds=min(input_seconds, seconds),  # the host may wait while steps before are computed
         )

@@ -74,8 +74,7 @@ class LoopOfSteps:
             applied, and their outcomes are lost.
         """
         with tf.device(HOST):  # a GPU is the default
-            # A user's own schedule may return tensors.
-            rows, waited_seconds = self._loop(elements, tf.constant([float(rate) for rate in rates], tf.float32))
+            rows, waited_seconds = self._loop(elements, tf.constant(rates, tf.float32))
             by_number = [tf.unstack(row) for row in rows]
         steps = zip(*by_number, strict=True)
         return [tf.nest.pack_sequence_as(self._like, numbers) for numbers in steps], float(waited_seconds)

@@ -208,8 +208,7 @@ class OneProcessEngine(Engine):
             return of_steps
         # One copy for all of these steps: on its way to a GPU each copy waits for that of the next batch.
         with tf.device(HOST):
-            # A user's own schedule may return tensors.
-            found = tf.constant([float(rate) for rate in of_steps], tf.float32)
+            found = tf.constant(of_steps, tf.float32)
         with tf.device(self.devices.parameters):
             return tf.unstack(tf.identity(found))
 

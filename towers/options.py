@@ -22,13 +22,13 @@ from towers.recompute.segments import check_recompute
 from towers.updates.clipping import Clipping
 from towers.updates.keras_optimizers import translate
 from towers.updates.rules import Momentum, UpdateRule
-from towers.updates.schedules import Constant, Schedule
+from towers.updates.schedules import Constant, Schedule, rate_at
 
 # Compiled loops share little of their work. With AVX2 alone and two threads of a tower, by the clock, batch norms
 # take 0.4 of Keras's time; with AVX-512 the fused kernel is faster there, also where it runs twice.
 _THREADS_WITH_AVX2 = 2
-# Channels of convolutions by Winograd's method, on one thread: with AVX2 alone or AVX-512 in halves, and with whole
-# AVX-512, where a direct convolution takes half the time. Two threads need four times as many
+# Channels of convolutions by Winograd's method, on one thread: with AVX2 alone or AVX-512 in halves, and with
+# whole AVX-512, where a direct convolution takes half the time. Two threads need four times as many
 # (`towers/layers/convolutions/winograd.py`).
 _FEWEST_WITH_AVX2, _FEWEST_WITH_AVX512 = 32, 64
 ON_NAN = ("stop", "skip")
@@ -83,6 +83,14 @@ class StepOptions:
           UserError: the optimizer or one of its options is not supported.
         """
         return cls(**translate(optimizer)._asdict(), **others)
+
+    def rate(self, step: int) -> float:
+        """The learning rate of a step.
+
+        Raises:
+          UserError: the schedule returns anything but one finite number of at least 0.
+        """
+        return rate_at(self.schedule, step)
 
     def kernels(self, devices: Devices, num_examples: int | None = None) -> LayerKernels:
         """Which layers use other kernels than Keras's on these devices.
@@ -181,6 +189,7 @@ class StepOptions:
                 f"schedule={self.schedule!r}: must be a function from step to learning rate; "
                 "use for example towers.updates.schedules.Constant(0.1)"
             )
+        self.rate(0)  # a user's own schedule is called before anything is written
 
 
 def check_step_options(options: object) -> None:

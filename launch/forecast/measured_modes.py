@@ -114,7 +114,7 @@ def _steps(engine: Engine, task: Task, num_steps: int) -> list[Callable[[], floa
     batch = next(iter(as_batches(task.dataset("train", InputShard()))))
 
     def step():
-        return float(engine.train(batch, engine.options.schedule(0)).loss_sum)
+        return float(engine.train(batch, engine.options.rate(0)).loss_sum)
 
     if num_steps > 1:
         step()

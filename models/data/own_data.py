@@ -35,6 +35,8 @@ def check_data(what: str, data: Any) -> None:
             "make one with tf.data.Dataset.from_generator(function, output_signature=...)"
         )
     batch = as_batch(data, what)
+    if all(array is None for array in tf.nest.flatten(batch.features)):
+        raise UserError(f"{what} has no array of features: pass (features, labels), a tuple")
     for array in tf.nest.flatten(batch):
         _check_dense(what, array)
     count_examples(batch, what)
@@ -104,6 +106,12 @@ def _check_kinds(what: str, specs: Sequence[tf.TypeSpec]) -> None:
         raise UserError(
             f"{what} has a RaggedTensor: must yield dense tensors; fill up each batch, for example with "
             ".padded_batch(batch_size), or .map(lambda x, y: (x.to_tensor(), y))"
+        )
+    other = next((spec for spec in specs if not hasattr(spec, "shape")), None)
+    if other is not None:
+        raise UserError(
+            f"{what} yields a {other.value_type.__name__}: must yield dense tensors; omit None, as in (features, "
+            "labels), and use .batch(batch_size) for .window(...)"
         )
     if any(spec.shape.rank is None for spec in specs):
         raise UserError(

@@ -88,6 +88,7 @@ def _check_first_batch(task: Task, model: keras.Model, split: str, batch: Batch)
     if _are_more(few.features, model) or _loses_imaginary_parts(few.features, model):
         raise UserError(problem)
     outputs = _computed(lambda: _outputs(model, few.features), problem)
+    _check_outputs(outputs)
     came = f"the first batch of {split!r} has labels {_described(few.labels)}{_weights_of(few)}, and the model "
     came += f"returns {_described(outputs)}"
     wrong_loss = f"{came}: give labels and weights that fit outputs and loss"
@@ -98,6 +99,16 @@ def _check_first_batch(task: Task, model: keras.Model, split: str, batch: Batch)
     metrics = _computed(lambda: task.metrics(outputs, few), wrong_metrics, reads_labels=True, where=where)
     for name in sorted(RESERVED_NAMES.intersection(metrics or ())):
         raise UserError(f"a metric is named {name!r}, a field that each report has already: rename the metric")
+
+
+def _check_outputs(outputs: Any) -> None:
+    """Raises UserError for a model that returns no tensors, as a call without `return` does."""
+    wrong = [part for part in tf.nest.flatten(outputs) or [outputs] if not hasattr(part, "shape")]
+    if wrong:
+        raise UserError(
+            f"the model returns a {type(wrong[0]).__name__}: must return tensors, in lists, tuples or dicts; "
+            "correct what its call returns"
+        )
 
 
 def _check_penalties(model: keras.Model) -> None:

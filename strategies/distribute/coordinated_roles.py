@@ -81,7 +81,7 @@ def coordinated_strategy(
             connection,
             graph,
             strategy.batch_spec,
-            schedule=options.schedule,
+            schedule=options.rate,
             rule=options.rule,
             free_bytes={name: one["free_bytes"] for name, one in described.items() if "free_bytes" in one},
             stops_if_bad=options.on_nan == "stop",

@@ -89,7 +89,7 @@ class ServersStrategy(SynchronousStrategy):
         self._positions: Sequence[int] | None = None
         self._absent: list[int] = []
         self._copy = ChiefCopy(self.engine, options, devices.parameters)
-        self._reports = ChiefReports(self.engine.counters, options.schedule)
+        self._reports = ChiefReports(self.engine.counters, options.rate)
         self._reported_at: float | None = None
         self._seconds_before_pause = 0.0
         self._carrier = make_carrier(self)

@@ -18,9 +18,9 @@ AVX512_FLOAT16, AMX_FLOAT16 = "avx512_fp16", "amx_fp16"
 # With AVX512-BF16 it depends on the CPU: a step of ResNet-20 takes 0.7 times as long as in float32 on AMD's Zen 4;
 # on Intel's CPUs, which multiply half as many vectors a cycle, convolutions take 1.5 times as long.
 FAST_BFLOAT16 = "fast_bfloat16"
-# No instruction's name: vectors of 512 bits are computed in two halves, as on AMD's Zen 4. There they gain less over
-# AVX2's: 3x3 convolutions of 32 channels by Winograd's method take 0.7 to 0.98 of a direct one's time, on an Intel
-# Xeon 1.14 to 1.27.
+# No instruction's name: vectors of 512 bits are computed in two halves, as on AMD's Zen 4. There they gain less
+# over AVX2's: 3x3 convolutions of 32 channels by Winograd's method take 0.7 to 0.98 of a direct one's time, on an
+# Intel Xeon 1.14 to 1.27.
 HALVED_AVX512 = "halved_avx512"
 # What `cpu_vendor` says.
 AMD = "AuthenticAMD"

@@ -14,7 +14,7 @@ from towers.errors import UserError
 from towers.updates.clipping import Clipping
 from towers.updates.keras_schedules import plain_rate
 from towers.updates.rules import SGD, Adam, Momentum, UpdateRule
-from towers.updates.schedules import Constant, Schedule
+from towers.updates.schedules import Constant, Schedule, rate_at
 
 
 class OptimizerParts(NamedTuple):
@@ -37,7 +37,7 @@ class KerasSchedule:
             return self._rate(step)
         # A class of the user's own. A number that a GPU computes waits for the steps before it.
         with tf.device(HOST):
-            return float(self._schedule(step))
+            return rate_at(self._schedule, step)
 
     def get_config(self) -> dict:
         """The configuration of the Keras schedule, which describes this one."""

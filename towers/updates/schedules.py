@@ -3,11 +3,52 @@
 import bisect
 import dataclasses
 import math
+import reprlib
 from collections.abc import Callable
+from typing import Any
+
+import numpy as np
 
 from towers.errors import UserError
 
 Schedule = Callable[[int], float]
+
+# The update takes the rate in float32.
+_LARGEST = float(np.finfo(np.float32).max)
+# A schedule that falls to 0 may end below it by rounding.
+_ROUNDED_ZERO = -1e-12
+
+
+def rate_at(schedule: Callable[[int], Any], step: int) -> float:
+    """The learning rate of a step, from a schedule that may be a user's own.
+
+    Args:
+      schedule: what it returns may also be an array or a tensor without dimensions.
+      step: the number of the step.
+
+    Raises:
+      UserError: it returns anything but one finite number of at least 0.
+    """
+    value = schedule(step)
+    try:
+        rate = math.nan if isinstance(value, str | bytes) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        rate = math.nan
+    if not _ROUNDED_ZERO <= rate <= _LARGEST:
+        name = getattr(schedule, "__qualname__", type(schedule).__name__)
+        raise UserError(
+            f"the learning rate schedule {name} returns {_written(value)} at step {step}: must be one finite "
+            "number of at least 0; correct the schedule"
+        )
+    return max(rate, 0.0)
+
+
+def _written(value: Any) -> str:
+    """A value in one line, shortened; an array or a tensor with dimensions by its shape."""
+    if not hasattr(value, "shape"):
+        return reprlib.repr(value)
+    shape = list(value.shape)
+    return f"an array of shape {shape}" if shape else repr(np.asarray(value).item())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,7 +165,7 @@ class WarmUp:
             raise UserError(f"warm-up of {self.steps} steps: give 0 or more")
 
     def __call__(self, step: int) -> float:
-        return self.schedule(step) * min(1.0, (step + 1) / max(self.steps, 1))
+        return rate_at(self.schedule, step) * min(1.0, (step + 1) / max(self.steps, 1))
 
 
 def _check_steps(steps):

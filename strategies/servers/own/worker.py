@@ -240,7 +240,7 @@ class Worker:
             "step": step,
             "worker": self._rank,
             "lease": pulled.lease,
-            "rate": self._engine.options.schedule(step),
+            "rate": self._engine.options.rate(step),
             "aware": self._options.staleness_aware,
             "rows": [],
         }

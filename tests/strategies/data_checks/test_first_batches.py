@@ -41,6 +41,22 @@ class Subclassed(keras.Model):
         return self.dense(inputs)
 
 
+class ReturnsNone(Subclassed):
+    def call(self, inputs):
+        super().call(inputs)
+
+
+class ReturnsNothing(Subclassed):
+    def call(self, inputs):
+        super().call(inputs)
+        return ()
+
+
+class ReturnsNoneToo(Subclassed):
+    def call(self, inputs):
+        return {"a": super().call(inputs), "b": None}
+
+
 class BuildsNothing(Subclassed):
     def build(self, input_shape):
         self.built = True
@@ -55,8 +71,8 @@ def with_build(kind):
     return make
 
 
-def called():
-    model = Subclassed()
+def called(kind=Subclassed):
+    model = kind()
     model(X[:1])
     return model
 
@@ -122,6 +138,22 @@ MISTAKES = {
         {"train_data": lambda: dataset(X, ONE_HOT)},
         ("train_data yields tensors of 2, 5 examples", "add .batch("),
     ),
+    "no features": (both(None, Y), ("train_data has no array of features", "(features, labels)")),
+    "an empty dict of features": ({"eval_data": ({}, Y)}, ("eval_data has no array of features",)),
+    "None in a dataset": (
+        {"train_data": lambda: dataset(X, Y, None).batch(20)},
+        ("train_data yields a NoneTensor", "omit None"),
+    ),
+    "windows instead of batches": (
+        {"eval_data": lambda: dataset(X, Y).window(20)},
+        ("eval_data yields a DatasetV2", ".batch(batch_size)"),
+    ),
+    "a call that returns None": (
+        {"model": lambda: called(ReturnsNone)},
+        ("the model returns a NoneType", "must return tensors", "correct what its call returns"),
+    ),
+    "a call that returns nothing": ({"model": lambda: called(ReturnsNothing)}, ("the model returns a tuple",)),
+    "an output that is None": ({"model": lambda: called(ReturnsNoneToo)}, ("the model returns a NoneType",)),
     "a generator": ({"train_data": generator()}, ("train_data is a generator", "from_generator")),
     "a function": ({"eval_data": generator}, ("eval_data is a function", "from_generator")),
     "a PyDataset": ({"train_data": lambda: Sequence()}, ("train_data is a Sequence", "from_generator")),

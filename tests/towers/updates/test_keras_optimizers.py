@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from tests.towers.user_errors import refused
 from towers import gradients
+from towers.options import StepOptions
 from towers.updates.keras_optimizers import translate
 from towers.updates.rules import SGD, Adam, Momentum
 
@@ -127,3 +128,27 @@ def test_what_is_refused(make, parts):
     optimizer = make()
     with refused(*parts):
         translate(optimizer)
+
+
+class Forgetful(schedules.LearningRateSchedule):
+    """A user's own schedule without a rate from step 5 on, or from another one on."""
+
+    def __init__(self, end=5):
+        self._end = end
+
+    def __call__(self, step):
+        return tf.constant(0.1) if step < self._end else None
+
+
+def test_a_users_own_schedule_that_returns_no_number_is_refused_by_its_name():
+    rate = StepOptions.of_keras(optimizers.SGD(Forgetful())).rate
+    assert rate(4) == pytest.approx(0.1)
+    with refused("Forgetful returns None at step 5"):
+        rate(5)
+
+
+def test_the_first_rate_is_read_before_a_strategy_is_made():
+    with refused("Forgetful returns None at step 0"):
+        StepOptions.of_keras(optimizers.SGD(Forgetful(end=0)))
+    with refused("returns '0.1' at step 0"):
+        StepOptions(schedule=lambda step: "0.1")

@@ -3,12 +3,14 @@
 import math
 
 import keras
+import numpy as np
 import pytest
+import tensorflow as tf
 from hypothesis import assume, given
 from hypothesis import strategies as drawn
 
 from tests.towers.user_errors import refused
-from towers.updates.schedules import Constant, Cosine, OneCycle, Piecewise, Triangular, WarmUp
+from towers.updates.schedules import Constant, Cosine, OneCycle, Piecewise, Triangular, WarmUp, rate_at
 
 rates = drawn.floats(1e-4, 10)
 lengths = drawn.integers(1, 500)
@@ -120,3 +122,43 @@ def test_warm_up_does_not_shift_the_schedule_that_it_wraps(rate, warm_up, steps,
 def test_what_is_refused(make, parts):
     with refused(*parts):
         make()
+
+
+@pytest.mark.parametrize(
+    "value", [0, 1, 0.5, np.float64(0.5), tf.constant(0.5, tf.float64), tf.constant(1), tf.Variable(0.5)], ids=repr
+)
+def test_rate_of_a_users_own_schedule_is_a_plain_number(value):
+    found = rate_at(lambda step: value, 0)
+    assert type(found) is float and found == float(value)
+
+
+def test_a_rate_below_0_by_rounding_is_0():
+    assert rate_at(lambda step: 0.1 - 0.1 * (3 * 0.1) / 0.3, 0) == 0
+    assert rate_at(lambda step: -1e-17, 0) == 0
+
+
+NO_RATES = {
+    "None": None,
+    "'0.1'": "0.1",
+    "b'0.1'": b"0.1",
+    "nan": tf.constant(math.nan),
+    "inf": math.inf,
+    "1e+39": 1e39,  # infinite in float32
+    "-0.1": -0.1,
+    "(0.1,)": (0.1,),
+    "an array of shape [1]": tf.constant([0.1]),
+    "an array of shape [2, 0]": np.zeros((2, 0)),
+    "1000": 10**400,
+}
+
+
+@pytest.mark.parametrize("written, value", NO_RATES.items(), ids=NO_RATES)
+def test_what_is_no_rate_is_refused_with_its_step(written, value):
+    def falling(step):
+        return value if step == 3 else 0.1
+
+    with refused("falling returns " + written, "at step 3", "one finite number of at least 0", "correct"):
+        rate_at(falling, 3)
+    with refused("falling returns " + written):
+        WarmUp(falling, 10)(3)
+    assert rate_at(falling, 2) == 0.1
