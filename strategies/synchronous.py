@@ -20,15 +20,15 @@ from strategies.data_checks.data_errors import readable_errors
 from strategies.data_checks.first_batches import check_first_batches
 from strategies.data_checks.non_finite import Causes
 from strategies.engines import EngineChoice
-from strategies.execution_length import ExecutionLength
-from strategies.executions import Executions, reads_in_graph
-from strategies.late_reports import LateReports
-from strategies.outcomes_on_host import Arrived, on_host
 from strategies.pieces import Piece
 from strategies.portable_model import portable_model
 from strategies.run_settings import fields_of, step_settings
-from strategies.step_report import mean_of, report_of
-from strategies.training_batches import TrainingBatches
+from strategies.steps.execution_length import ExecutionLength
+from strategies.steps.executions import Executions, reads_in_graph
+from strategies.steps.late_reports import LateReports
+from strategies.steps.outcomes_on_host import Arrived, on_host
+from strategies.steps.step_report import mean_of, report_of
+from strategies.steps.training_batches import TrainingBatches
 from towers.devices import HOST, Devices
 from towers.engine import Engine
 from towers.errors import UserError

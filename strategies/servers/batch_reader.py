@@ -5,7 +5,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from strategies.data_checks.data_errors import readable_input
-from strategies.open_batches import OpenBatches
+from strategies.steps.open_batches import OpenBatches
 from towers.errors import UserError
 
 # A user's pipeline starts at its first batch, so it is quicker to read and drop some batches than to start it

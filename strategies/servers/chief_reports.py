@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from strategies.contract import StepReport
 from strategies.servers.report_section import SECTION, SUMMED, ServerFigures, ServersReport, WorkerFigures
-from strategies.step_report import mean_of
+from strategies.steps.step_report import mean_of
 from towers.counters import Counters
 
 

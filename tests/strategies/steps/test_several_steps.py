@@ -9,10 +9,10 @@ import pytest
 import tensorflow as tf
 
 from models.own_task import OwnTask
-from strategies import execution_length, executions
 from strategies.errors import NonFiniteStep
-from strategies.execution_length import ExecutionLength
 from strategies.registry import build_strategy
+from strategies.steps import execution_length, executions
+from strategies.steps.execution_length import ExecutionLength
 from tests.strategies.small_task import random_task, small_task
 from tests.tiers import first_quick
 from tests.towers.logical_cpus import cpus

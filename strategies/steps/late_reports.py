@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 from strategies.contract import StepReport
-from strategies.outcomes_on_host import Arrived, arriving_on_host
+from strategies.steps.outcomes_on_host import Arrived, arriving_on_host
 from towers.mean_and_update import StepOutcome
 
 # Makes a report from the first step's number, the outcomes, and the seconds that the steps waited for batches.

@@ -3,9 +3,9 @@
 import atexit
 import weakref
 
-from strategies import open_batches
-from strategies.open_batches import OpenBatches
 from strategies.servers.batch_reader import BatchReader
+from strategies.steps import open_batches
+from strategies.steps.open_batches import OpenBatches
 from tests.towers.tiny_tasks import dense_task, trainer_of
 
 
@@ -30,10 +30,10 @@ def test_what_is_open_at_the_exit_is_closed():
 def test_a_strategy_holds_its_iterators_so(monkeypatch):
     """Of the Trainer's strategies and of workers of parameter servers."""
     opened = []
-    for name in ("training_batches", "servers.batch_reader"):
+    for name in ("steps.training_batches", "servers.batch_reader"):
         monkeypatch.setattr(
             f"strategies.{name}.OpenBatches", lambda batches, name=name: opened.append(name) or batches
         )
     trainer_of(dense_task()).run_steps(1)
     assert BatchReader(lambda index: iter([7]), 1).read(0) == 7
-    assert opened == ["training_batches", "servers.batch_reader"]
+    assert opened == ["steps.training_batches", "servers.batch_reader"]

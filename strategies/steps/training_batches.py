@@ -5,7 +5,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from strategies.data_checks.data_errors import input_error, readable_input
-from strategies.open_batches import OpenBatches
+from strategies.steps.open_batches import OpenBatches
 from towers.devices import HOST
 from towers.errors import UserError
 from towers.input.placed_input import PlacedInput

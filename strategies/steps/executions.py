@@ -14,8 +14,8 @@ import tensorflow as tf
 from tensorflow.python.framework import config  # whether operations are deterministic has no public name
 
 from strategies.data_checks.data_errors import readable_errors
-from strategies.execution_length import ExecutionLength
-from strategies.training_batches import TrainingBatches
+from strategies.steps.execution_length import ExecutionLength
+from strategies.steps.training_batches import TrainingBatches
 from towers.engine import Engine
 from towers.errors import UserError
 from towers.execution import LoopOfSteps, UnrolledSteps, is_of_reading, must_be_alone
