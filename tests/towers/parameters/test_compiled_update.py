@@ -38,10 +38,11 @@ RULES = [
 ]
 
 
-def strategy_of(rule, *, xla, task=None, parameters=0, **options):
+def strategy_of(rule, *, xla, task=None, parameters=0, schedule=None, **options):
     # With masks, as where a GPU has the parameters.
     devices = dataclasses.replace(cpus(1, parameters), masks=True)
-    options = StepOptions(rule=rule, schedule=Constant(0.05), xla=xla, precision="float64", **options)
+    schedule = schedule or Constant(0.05)
+    options = StepOptions(rule=rule, schedule=schedule, xla=xla, precision="float64", **options)
     return towers_strategy(task or small_task(batch_norm=True), devices, options)
 
 
@@ -136,8 +137,10 @@ def test_a_gpu_compiles_the_mean():
 
 
 def test_a_schedule_of_a_user_s_own_returns_tensors():
-    strategy = strategy_of(NESTEROV, xla=True)
-    found = strategy.engine.rates([tf.constant(0.25), np.float64(0.5), 1])
+    of_steps = [tf.constant(0.25), np.float64(0.5), 1]
+    strategy = strategy_of(NESTEROV, xla=True, schedule=lambda step: of_steps[step])
+    assert strategy.run_steps(3).learning_rate == 1
+    found = strategy.engine.rates([strategy.options.rate(step) for step in range(3)])
     assert [(float(rate), rate.dtype) for rate in found] == [(rate, tf.float32) for rate in (0.25, 0.5, 1.0)]
 
 
