@@ -50,9 +50,10 @@ def cpu_instructions(limit: str = "", info: pathlib.Path = CPU_INFO) -> frozense
     """
     has = _field("flags|Features", info).split()
     found = frozenset(has).intersection(_KNOWN[: _ALLOWED.get(limit.upper(), len(_KNOWN))])
-    is_amd = cpu_vendor(info) == AMD
+    # The file is long on a machine of many cores, so it is read again only where the answer counts.
+    is_amd = AVX512 in found and cpu_vendor(info) == AMD
     is_fast = AMX_BFLOAT16 in found or (AVX512_BFLOAT16 in found and is_amd)
-    is_halved = AVX512 in found and is_amd and _field("cpu family", info).strip() == _ZEN4_FAMILY
+    is_halved = is_amd and _field("cpu family", info).strip() == _ZEN4_FAMILY
     names = ((FAST_BFLOAT16, is_fast), (HALVED_AVX512, is_halved))
     return found.union(name for name, holds in names if holds)
 
