@@ -13,6 +13,7 @@ Exit code 0 if all parts succeeded on a GPU, otherwise 1.
 import argparse
 import contextlib
 import dataclasses
+import io
 import json
 import os
 import pathlib
@@ -24,6 +25,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 
+from strategies.atomic_write import write_atomically
 from towers.hardware.gpus import memory_bytes
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
@@ -159,10 +161,10 @@ def prove(output: pathlib.Path, found: list[str], parts_for: Callable[[pathlib.P
 
 def _pack(folder: pathlib.Path, report: dict, output: pathlib.Path) -> None:
     (folder / "report.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    unfinished = output.with_name(f"{output.name}.unfinished")
-    with tarfile.open(unfinished, "w:gz") as packed:
+    contents = io.BytesIO()
+    with tarfile.open(fileobj=contents, mode="w:gz") as packed:
         packed.add(folder, arcname=folder.name)
-    unfinished.replace(output)
+    write_atomically(output, contents.getvalue())
 
 
 def _end_by_signal(number: int, _) -> None:

@@ -54,8 +54,8 @@ On an AMD EPYC (Zen 4, AVX-512 in halves; one thread CPU time, two by the clock,
                                                      4x4x512        1.24   0.67   0.56
 
 Hence 32 channels there, as with AVX2 alone: a step of ResNet-20 takes 583 to 588 CPU ms, with 64 channels 609 to
-626, with 16 735 to 743 (least of eight runs in each of three processes), and
-a first step 3.9 instead of 2.8 s.
+626, with 16 735 to 743 (least of eight runs in each of three processes). A first step takes 3.9 s instead of
+2.8.
 
 With many channels and few tiles the kernel's transforms are most of the work, hence the least number of pixels.
 Left out as well: 3x3x256 with 16 examples (1.40 when tiles were written to memory). XLA compiles two loops for
