@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from towers.layers.batch_norm.loops import BatchNormLoops, Scaling, pixels_in_row
+from towers.layers.batch_norm.loops import BatchNormLoops, Scaling, pixels_in_row, rows_of_sum
 
 DTYPES = [tf.float32, tf.bfloat16, tf.float16]
 SHAPES = [(5, 4, 4, 16), (3, 6, 5, 7), (4, 3, 10)]
@@ -112,20 +112,24 @@ def test_they_have_the_gradients_of_their_formulas(dtype):
 
 
 @pytest.mark.parametrize(
-    "positions, channels, most_rows, in_row",
+    "positions, channels, in_row", [(1024, 16, 32), (225, 64, 9), (9, 256, 3), (4, 2048, 1), (15, 8, 15)]
+)
+def test_a_row_is_long_and_of_whole_pixels(positions, channels, in_row):
+    assert pixels_in_row(positions, channels) == in_row
+
+
+@pytest.mark.parametrize(
+    "positions, channels, most_rows, rows, in_row",
     [
-        (1024, 16, None, 32),
-        (225, 64, None, 9),
-        (9, 256, None, 3),
-        (4, 2048, None, 1),
-        (15, 8, None, 15),
-        (1024, 16, 8, 128),
-        (1024, 16, 16, 64),
-        (1024, 48, 16, 64),
-        (225, 64, 16, 25),
-        (9, 256, 8, 9),
-        (4, 2048, 8, 1),
+        (1024, 16, 8, 8, 2),
+        (1024, 16, 16, 16, 2),
+        (1024, 48, 16, 16, 1),
+        (225, 64, 16, 15, 1),
+        (225, 2, 8, 5, 45),
+        (9, 256, 8, 3, 1),
+        (289, 8, 8, 1, 17),
+        (1, 2048, 8, 1, 1),
     ],
 )
-def test_a_row_is_long_and_of_whole_pixels(positions, channels, most_rows, in_row):
-    assert pixels_in_row(positions, channels, most_rows) == in_row
+def test_a_summed_row_is_short_and_many_are_summed(positions, channels, most_rows, rows, in_row):
+    assert rows_of_sum(positions, channels, most_rows) == (rows, in_row)
