@@ -56,13 +56,24 @@ class RunDirectory:
           The folder that they were moved to; None if there were none, or if they remain.
 
         Raises:
-          UserError: it can't be made or written to, another process writes there, or its disk has too little room.
+          UserError: it can't be made or written to, another process writes there, its disk has too little room, or
+            it holds a model that no run exported.
         """
         check_writable(self._path)
+        self._check_model()
         self.lock(create=True)
         aside = self._checkpoints.files.set_aside() if starts_anew else None
         self._checkpoints.prepare()
         return aside
+
+    def _check_model(self) -> None:
+        # An export replaces the file.
+        files = self._checkpoints.files
+        if self.model.exists() and not (self._summary.exists() or files.saved() or files.without_index()):
+            raise UserError(
+                f"{self.model}: no run exported this file, and training would overwrite it; move it, or choose "
+                "another directory"
+            )
 
     def is_complete(self) -> bool:
         """Whether summary.json is there and says that the run was completed."""

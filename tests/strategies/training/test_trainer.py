@@ -538,6 +538,18 @@ def test_something_else_in_a_files_place_is_one_line(tmp_path, name):
         fitted(shared_strategy(), steps=1, directory=tmp_path)
 
 
+def test_a_model_that_no_run_exported_stays(tmp_path):
+    model = tmp_path / "model.keras"
+    model.write_text("mine")
+    with refused(str(model), "no run exported", "another directory"):
+        fitted(shared_strategy(), steps=1, directory=tmp_path)
+    assert listing(tmp_path) == [(str(model), 4)]
+    model.unlink()
+    for steps in (1, 2):
+        fitted(shared_strategy(), steps=steps, directory=tmp_path)
+    assert model.stat().st_size > 4
+
+
 class TestFullDisk:
     """The disk becomes full during training."""
 
