@@ -64,23 +64,17 @@ def configure_devices(
       UserError: fewer GPUs than asked for, an unknown device, a number out of range, or TensorFlow already runs
         with other devices or threads.
     """
-    found = physical_gpus()
     _check_numbers(
         num_towers=num_towers,
         threads_per_tower=threads_per_tower,
         num_processes=num_processes,
         cores_per_tower=cores_per_tower,
     )
-    if batch_size is not None and not is_integer(batch_size):
-        raise UserError(f"batch_size={batch_size!r}: it must be an integer; omit it if it is not known")
-    if not isinstance(parameter_device, str):
-        raise UserError(f"parameter_device={parameter_device!r}: it must be a text; use for example 'cpu'")
-    _check_own_gpus(own_gpus, len(found))
-    gpus = found if own_gpus is None else [found[index] for index in own_gpus]
+    _check_batch_size(batch_size)
+    _check_parameter_device(parameter_device, zero=zero, offload=offload)
+    gpus = _gpus_of_process(own_gpus)
     if kind not in KINDS:
         raise UserError(f"tower device {kind!r} is unknown: use one of {', '.join(KINDS)}")
-    _check_zero(zero, parameter_device)
-    _check_offload(offload, zero, parameter_device)
     on_gpu = kind == "gpu" or (kind == "auto" and bool(gpus))
     _check_gpus(len(gpus), on_gpu, num_towers)
     cores = max(1, num_cores() // num_processes)
@@ -92,21 +86,16 @@ def configure_devices(
     gpus = gpus[: max(count, _parameter_gpu(own_device) + 1)] if on_gpu else []
     parameters = _parameter_device(own_device, num_cpus=1 if on_gpu else count, num_gpus=len(gpus))
     found_threads = _configure_runtime(gpus, num_cpus=1 if on_gpu else count, threads=threads, cores=cores)
-    if threads_per_tower and threads != found_threads:
-        raise UserError(
-            f"threads_per_tower={threads}: TensorFlow already runs in this process with {found_threads}; "
-            "configure the devices before the first tensor, or omit it"
-        )
+    _check_threads(threads_per_tower, threads, found_threads)
     if zero == 3:
         _keep_gathers()
     _choose_kernels(tf32=tf32, deterministic=deterministic)
     towers = tuple(f"/device:{'GPU' if on_gpu else 'CPU'}:{index}" for index in range(count))
-    default_of_cores = 0 if on_gpu or num_towers is not None else cores
     return Devices(
         towers=towers,
         parameters=parameters,
         threads_per_tower=found_threads,
-        default_of_cores=default_of_cores,
+        default_of_cores=0 if on_gpu or num_towers is not None else cores,
         sharded=parameter_device == SHARDED,
         replicated=parameter_device == REPLICATED and not zero,
         zero=zero,
@@ -146,9 +135,21 @@ def _check_numbers(**numbers: int | None) -> None:
             )
 
 
-def _check_own_gpus(own_gpus: Sequence[int] | None, num_found: int) -> None:
+def _check_batch_size(batch_size: int | None) -> None:
+    if batch_size is not None and not is_integer(batch_size):
+        raise UserError(f"batch_size={batch_size!r}: it must be an integer; omit it if it is not known")
+
+
+def _gpus_of_process(own_gpus: Sequence[int] | None) -> list[tf.config.PhysicalDevice]:
+    """Those of `own_gpus`, or all."""
+    found = physical_gpus()
     if own_gpus is None:
-        return
+        return found
+    _check_own_gpus(own_gpus, len(found))
+    return [found[index] for index in own_gpus]
+
+
+def _check_own_gpus(own_gpus: Sequence[int], num_found: int) -> None:
     is_list = isinstance(own_gpus, Sequence) and not isinstance(own_gpus, str)
     if not is_list or not all(map(is_integer, own_gpus)):
         raise UserError(f"own_gpus={own_gpus!r}: it must be a list of indices; use for example own_gpus=[0]")
@@ -159,6 +160,13 @@ def _check_own_gpus(own_gpus: Sequence[int] | None, num_found: int) -> None:
             raise UserError(
                 f"own_gpus={list(own_gpus)}: TensorFlow finds {num_found} GPUs; their indices start at 0"
             )
+
+
+def _check_parameter_device(parameter_device: str, *, zero: int, offload: str) -> None:
+    if not isinstance(parameter_device, str):
+        raise UserError(f"parameter_device={parameter_device!r}: it must be a text; use for example 'cpu'")
+    _check_zero(zero, parameter_device)
+    _check_offload(offload, zero, parameter_device)
 
 
 def _check_zero(zero: int, parameter_device: str) -> None:
@@ -238,6 +246,15 @@ def _configure_runtime(gpus, *, num_cpus: int, threads: int, cores: int) -> int:
             "configure the devices before the first tensor, and in one place"
         ) from error
     return threads
+
+
+def _check_threads(asked: int | None, wanted: int, found: int) -> None:
+    """If the user asked for a number of threads, TensorFlow must have what was wanted."""
+    if asked and wanted != found:
+        raise UserError(
+            f"threads_per_tower={wanted}: TensorFlow already runs in this process with {found}; configure the "
+            "devices before the first tensor, or omit it"
+        )
 
 
 def _choose_kernels(*, tf32: bool, deterministic: bool) -> None:
