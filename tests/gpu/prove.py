@@ -3,9 +3,9 @@
     python -m tests.gpu.prove --output=gpu-proof.tar.gz
     python -m tests.gpu.prove -- --rounds=1 --peers=PEERS --torch=TORCH/bin/python
 
-Flags after -- are the benchmark's. Each part has a time limit, and the file is written whatever fails, also after
-SIGTERM: it holds each part's output, report.json (exit codes, seconds) and the benchmark's figures. After SIGKILL
-it lacks the last part. Without a GPU it says so, and packs that.
+Flags after -- are the benchmark's. Each part has a time limit, and the file is written whatever fails, also
+after SIGTERM and SIGHUP: it holds each part's output, report.json (exit codes, seconds) and the benchmark's
+figures. After SIGKILL it lacks the last part. Without a GPU it says so, and packs that.
 
 Exit code 0 if all parts succeeded on a GPU, otherwise 1.
 """
@@ -167,6 +167,15 @@ def _pack(folder: pathlib.Path, report: dict, output: pathlib.Path) -> None:
     write_atomically(output, contents.getvalue())
 
 
+def end_on_signals() -> None:
+    """SIGTERM and, unless it is ignored, SIGHUP, as of a closed terminal, end this process after it has packed."""
+    signal.signal(signal.SIGTERM, _end_by_signal)
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, _end_by_signal)
+    # A shell's background job ignores it, and so would the parts.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def _end_by_signal(number: int, _) -> None:
     """Ends as `finally` clauses want it: they end the part and pack what it said."""
     signal.signal(number, signal.SIG_IGN)
@@ -181,7 +190,5 @@ if __name__ == "__main__":
     )
     parser.add_argument("of_benchmark", nargs="*", metavar="FLAG", help="after --: flags of launch.benchmark")
     given = parser.parse_args()
-    signal.signal(signal.SIGTERM, _end_by_signal)
-    # A shell's background job ignores it, and so would the parts.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    end_on_signals()
     sys.exit(main(given.output, given.timeout_seconds, given.of_benchmark))

@@ -18,9 +18,9 @@ from tests.gpu.prove import Part, prove
 _ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 # As prove's last lines, with one part that says its number and hangs.
 _HANGS = """
-import pathlib, signal, sys
+import pathlib, sys
 from tests.gpu import prove as proving
-signal.signal(signal.SIGTERM, proving._end_by_signal)
+proving.end_on_signals()
 said = ("-c", "import os, time; print(os.getpid(), flush=True); time.sleep(600)")
 proving.prove(pathlib.Path(sys.argv[1]), [], lambda folder: print(folder, flush=True) or [
     proving.Part("first", ("-c", "print('fine')"), 60.0), proving.Part("hangs", said, 600.0)])
@@ -76,7 +76,8 @@ def test_tests_that_are_over_their_time_say_why_others_failed(tmp_path, num_proc
     assert "assert 'the cause' == ''" in (tmp_path / "pytest.txt").read_text()
 
 
-def test_sigterm_ends_the_part_and_packs_it(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
+def test_a_signal_ends_the_part_and_packs_it(tmp_path, number):
     output = tmp_path / "proof.tar.gz"
     process = subprocess.Popen(
         [sys.executable, "-c", _HANGS, str(output)], cwd=_ROOT, stdout=subprocess.PIPE, text=True
@@ -87,12 +88,12 @@ def test_sigterm_ends_the_part_and_packs_it(tmp_path):
         said = _text_when_written(folder / "hangs.txt")
         # A kill would leave the parts before this one.
         assert _packed(output, "first").strip() == "fine"
-        process.terminate()
+        process.send_signal(number)
         process.wait(60)
     finally:
         process.kill()
         process.stdout.close()
-    assert process.returncode == 128 + signal.SIGTERM
+    assert process.returncode == 128 + number
     assert _packed(output, "hangs").startswith(said)
     with contextlib.suppress(ProcessLookupError):
         os.kill(int(said), signal.SIGKILL)

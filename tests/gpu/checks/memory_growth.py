@@ -8,6 +8,8 @@ _ALLOWED_MIB = 4096
 
 def a_process_leaves_the_rest_of_the_gpu() -> None:
     """After a first operation on our devices this process has less than 4 GiB of the GPU."""
+    # Before CUDA starts: it counts GPUs as nvidia-smi does, not the fastest first.
+    os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     before = _used_mib()
     from towers.device_setup import configure_devices
 
@@ -25,9 +27,10 @@ def a_process_leaves_the_rest_of_the_gpu() -> None:
 
 
 def _used_mib() -> dict[str, int]:
-    """MiB that the driver counts by process, and of the first GPU in all."""
+    """MiB that the driver counts by process, and of the first visible GPU in all."""
+    first, *_ = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")
     processes = _asked("--query-compute-apps=pid,used_memory")
-    (memory,) = _asked("--query-gpu=memory.used", "--id=0")
+    (memory,) = _asked("--query-gpu=memory.used", f"--id={first}")
     return {pid: int(mib) for pid, mib in processes if mib.isdecimal()} | {"all": int(memory[0])}
 
 
