@@ -151,7 +151,8 @@ class OwnTask:
         """A new model from the user's function, or a copy of the user's model with its weights.
 
         Raises:
-          UserError: the function returns no built model, or the model cannot be copied.
+          UserError: the function returns no built model, the model cannot be copied, or it has a training step of
+            its own.
         """
         model = _copy(self.model) if isinstance(self.model, keras.Model) else self.model()
         if not isinstance(model, keras.Model) or not model.built:
@@ -164,6 +165,7 @@ class OwnTask:
                 f"model {model.name!r} has no variables: build() did not build its layers; "
                 "call the model once on a batch before returning it, as model(features[:1])"
             )
+        _check_steps(model)
         # Cached, so that finding losses by output name does not build another model.
         self.__dict__.setdefault("_output_names", output_names_of(model))
         return model
@@ -292,6 +294,17 @@ class OwnTask:
             for loss, scale, (output, labels, weights) in zip(losses, scales, aligned, strict=True)
             if loss is not None
         ]
+
+
+def _check_steps(model: keras.Model) -> None:
+    """Raises UserError for a model with steps of its own, which every mode would ignore without a word."""
+    names = ("train_step", "compute_loss", "test_step")
+    own = next((name for name in names if getattr(type(model), name) is not getattr(keras.Model, name)), None)
+    if own is not None:
+        raise UserError(
+            f"model {model.name!r}: {type(model).__name__} has a {own}() of its own, which no run calls: "
+            "remove it, pass losses to OwnTask, and let layers add others by add_loss"
+        )
 
 
 def _copy(model: keras.Model) -> keras.Model:
