@@ -102,8 +102,9 @@ def _values(term: Term) -> tuple[tf.Tensor, tf.Tensor | None]:
     # Keras would round outputs of float64, in which verification compares, to float32.
     dtype = tf.float64 if term.output.dtype == tf.float64 else term.loss.dtype
     labels = _of_equal_rank(tf.cast(term.labels, dtype), term.output)
-    values = term.loss.call(labels, tf.cast(term.output, dtype))
-    check_by_example(values, term.output, f"loss {term.loss.name}: call()")
+    values, what = term.loss.call(labels, tf.cast(term.output, dtype)), f"loss {term.loss.name}: call()"
+    _check_tensor(values, what)
+    check_by_example(values, term.output, what)
     return tf.cast(values, tf.float32), _mask(values)
 
 
@@ -119,6 +120,15 @@ def _of_equal_rank(labels: Any, output: Any) -> Any:
     if labels.shape.rank == output.shape.rank + 1 and labels.shape[-1] == 1:
         return tf.squeeze(labels, -1)
     return labels
+
+
+def _check_tensor(values: Any, what: str) -> None:
+    """Raises UserError if a user's function returned no tensor: a graph has nothing of what NumPy computes."""
+    if not tf.is_tensor(values):
+        raise UserError(
+            f"{what} returns a {type(values).__name__}: must return a tensor with a value for each example; "
+            "compute it by keras.ops or TensorFlow, not by NumPy"
+        )
 
 
 def check_by_example(values: tf.Tensor, output: Any, what: str) -> None:
@@ -266,13 +276,15 @@ def metric_sums(name: str, function: MetricFunction, labels: Any, output: Any, w
     """(sum of weights * values of a metric, sum of the weights), float32.
 
     Raises:
-      UserError: the metric does not return a value for each example.
+      UserError: the metric does not return a tensor with a value for each example.
     """
     if isinstance(output, tf.Tensor) and output.dtype.is_floating:
         mask, output = _mask(output), tf.cast(output, tf.float32)
     else:
         mask = None
-    values = tf.cast(function(_of_equal_rank(labels, output), output), tf.float32)
+    values = function(_of_equal_rank(labels, output), output)
+    _check_tensor(values, f"metric {name!r}")
+    values = tf.cast(values, tf.float32)
     check_by_example(values, output, f"metric {name!r}")
     counted = tf.ones_like(values) if mask is None else tf.ones_like(values) * _fitted(values, mask)
     if not is_empty(weights):

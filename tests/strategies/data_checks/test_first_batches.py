@@ -57,6 +57,11 @@ class ReturnsNoneToo(Subclassed):
         return {"a": super().call(inputs), "b": None}
 
 
+class OfNumPy(keras.losses.Loss):
+    def call(self, y_true, y_pred):
+        return np.mean(y_pred.numpy(), axis=-1)
+
+
 class BuildsNothing(Subclassed):
     def build(self, input_shape):
         self.built = True
@@ -245,6 +250,18 @@ MISTAKES = {
     "a metric named as what reports say": (
         {"metric_functions": {"loss": keras.metrics.sparse_categorical_accuracy}},
         ("a metric is named 'loss'", "rename the metric"),
+    ),
+    "a loss that NumPy computes": (
+        {"losses": OfNumPy()},
+        ("loss of_num_py: call() returns a ndarray", "must return a tensor", "keras.ops"),
+    ),
+    "a metric that NumPy computes": (
+        {"metric_functions": {"a": lambda labels, outputs: outputs.numpy()[:, 0]}},
+        ("metric 'a' returns a ndarray", "must return a tensor"),
+    ),
+    "a metric that returns nothing": (
+        {"metric_functions": {"a": lambda labels, outputs: None}},
+        ("metric 'a' returns a NoneType", "must return a tensor"),
     ),
     "no examples": (
         {"train_data": lambda: dataset(X, Y).batch(20).take(0)},
