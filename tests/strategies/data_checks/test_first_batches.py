@@ -57,6 +57,11 @@ class ReturnsNoneToo(Subclassed):
         return {"a": super().call(inputs), "b": None}
 
 
+class ReturnsNested(Subclassed):
+    def call(self, inputs):
+        return {"a": {"b": super().call(inputs)}}
+
+
 class OfNumPy(keras.losses.Loss):
     def call(self, y_true, y_pred):
         return np.mean(y_pred.numpy(), axis=-1)
@@ -159,6 +164,10 @@ MISTAKES = {
     ),
     "a call that returns nothing": ({"model": lambda: called(ReturnsNothing)}, ("the model returns a tuple",)),
     "an output that is None": ({"model": lambda: called(ReturnsNoneToo)}, ("the model returns a NoneType",)),
+    "outputs within outputs": (
+        {"model": lambda: called(ReturnsNested), "losses": {"a": {"b": SPARSE}}, **both(X, {"a": {"b": Y}})},
+        ("the model returns a dict within its dict of outputs", "return all outputs in one"),
+    ),
     "a generator": ({"train_data": generator()}, ("train_data is a generator", "from_generator")),
     "a function": ({"eval_data": generator}, ("eval_data is a function", "from_generator")),
     "a PyDataset": ({"train_data": lambda: Sequence()}, ("train_data is a Sequence", "from_generator")),
