@@ -98,6 +98,7 @@ def check_metric(function: Any) -> None:
 
 def _values(term: Term) -> tuple[tf.Tensor, tf.Tensor | None]:
     """Unreduced values of the loss, float32 [N] or [N, ...], and their mask, as `_mask` (of `ignore_class`)."""
+    _check_given(term.labels, f"loss {type(term.loss).__name__}", term.output)
     _check_labels(term)
     # Keras would round outputs of float64, in which verification compares, to float32.
     dtype = tf.float64 if term.output.dtype == tf.float64 else term.loss.dtype
@@ -155,6 +156,15 @@ def check_by_example(values: tf.Tensor, output: Any, what: str) -> None:
     else:
         return
     raise UserError(f"{what} returns {found}: must return one value for each example, dimension 0; {fix}")
+
+
+def _check_given(labels: Any, what: str, output: Any) -> None:
+    """Raises UserError if one of several outputs has a loss or metric and no labels."""
+    if labels is None or is_empty(labels):
+        raise UserError(
+            f"{what}: there are no labels for its outputs {_shape(output)}: pass labels for each output that has "
+            "a loss or metric"
+        )
 
 
 def _check_labels(term: Term) -> None:
@@ -282,6 +292,7 @@ def metric_sums(name: str, function: MetricFunction, labels: Any, output: Any, w
         mask, output = _mask(output), tf.cast(output, tf.float32)
     else:
         mask = None
+    _check_given(labels, f"metric {name!r}", output)
     values = function(_of_equal_rank(labels, output), output)
     _check_tensor(values, f"metric {name!r}")
     values = tf.cast(values, tf.float32)

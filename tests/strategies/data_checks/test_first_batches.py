@@ -32,6 +32,11 @@ def table():
     return keras.Sequential([keras.Input((5,), dtype="int32"), *layers])
 
 
+def two_outputs():
+    inputs = keras.Input((5,))
+    return keras.Model(inputs, {"a": keras.layers.Dense(2)(inputs), "b": keras.layers.Dense(3)(inputs)})
+
+
 class Subclassed(keras.Model):
     def __init__(self):
         super().__init__()
@@ -167,6 +172,19 @@ MISTAKES = {
     "outputs within outputs": (
         {"model": lambda: called(ReturnsNested), "losses": {"a": {"b": SPARSE}}, **both(X, {"a": {"b": Y}})},
         ("the model returns a dict within its dict of outputs", "return all outputs in one"),
+    ),
+    "a loss without labels": (
+        {"model": two_outputs, "losses": {"a": SPARSE, "b": SQUARES}, **both(X, {"a": Y})},
+        ("loss MeanSquaredError: there are no labels for its outputs [N, 3]", "pass labels for each output"),
+    ),
+    "a metric without labels": (
+        {
+            "model": two_outputs,
+            "losses": {"a": SPARSE},
+            "metric_functions": {"b": {"far": keras.metrics.mean_absolute_error}},
+            **both(X, {"a": Y}),
+        },
+        ("metric 'b_far': there are no labels for its outputs [N, 3]",),
     ),
     "a generator": ({"train_data": generator()}, ("train_data is a generator", "from_generator")),
     "a function": ({"eval_data": generator}, ("eval_data is a function", "from_generator")),
