@@ -287,6 +287,8 @@ class OwnTask:
         scales = [1.0] * len(losses)
         if self.loss_weights is not None:
             given = given_by_output("loss_weights", self.loss_weights, outputs, names)
+            if isinstance(self.loss_weights, Mapping):
+                _check_used(self.loss_weights, names(), losses)
             scales = [1.0 if scale is None else scale for scale in given]
         aligned = self._aligned(outputs, batch.labels, batch.weights)
         return [
@@ -294,6 +296,15 @@ class OwnTask:
             for loss, scale, (output, labels, weights) in zip(losses, scales, aligned, strict=True)
             if loss is not None
         ]
+
+
+def _check_used(loss_weights: Mapping[str, float | None], names: Sequence[str], losses: Sequence[Any]) -> None:
+    """Raises UserError for a loss weight of an output without a loss, which would change nothing."""
+    without = [name for name, loss in zip(names, losses, strict=True) if loss is None and loss_weights.get(name)]
+    if without:
+        raise UserError(
+            f"loss_weights for {without[0]!r}: this output has no loss; pass one in losses, or omit its weight"
+        )
 
 
 def _check_steps(model: keras.Model) -> None:

@@ -173,6 +173,10 @@ MISTAKES = {
         {"model": lambda: called(ReturnsNested), "losses": {"a": {"b": SPARSE}}, **both(X, {"a": {"b": Y}})},
         ("the model returns a dict within its dict of outputs", "return all outputs in one"),
     ),
+    "a weight of no loss": (
+        {"model": two_outputs, "losses": {"a": SPARSE}, "loss_weights": {"b": 2.0}, **both(X, {"a": Y})},
+        ("loss_weights for 'b'", "has no loss", "omit its weight"),
+    ),
     "a loss without labels": (
         {"model": two_outputs, "losses": {"a": SPARSE, "b": SQUARES}, **both(X, {"a": Y})},
         ("loss MeanSquaredError: there are no labels for its outputs [N, 3]", "pass labels for each output"),
