@@ -98,12 +98,14 @@ def check_metric(function: Any) -> None:
 
 def _values(term: Term) -> tuple[tf.Tensor, tf.Tensor | None]:
     """Unreduced values of the loss, float32 [N] or [N, ...], and their mask, as `_mask` (of `ignore_class`)."""
+    _check_given(term.labels, f"loss {type(term.loss).__name__}", term.output)
     _check_labels(term)
     # Keras would round outputs of float64, in which verification compares, to float32.
     dtype = tf.float64 if term.output.dtype == tf.float64 else term.loss.dtype
     labels = _of_equal_rank(tf.cast(term.labels, dtype), term.output)
-    values = term.loss.call(labels, tf.cast(term.output, dtype))
-    check_by_example(values, term.output, f"loss {term.loss.name}: call()")
+    values, what = term.loss.call(labels, tf.cast(term.output, dtype)), f"loss {term.loss.name}: call()"
+    _check_tensor(values, what)
+    check_by_example(values, term.output, what)
     return tf.cast(values, tf.float32), _mask(values)
 
 
@@ -119,6 +121,15 @@ def _of_equal_rank(labels: Any, output: Any) -> Any:
     if labels.shape.rank == output.shape.rank + 1 and labels.shape[-1] == 1:
         return tf.squeeze(labels, -1)
     return labels
+
+
+def _check_tensor(values: Any, what: str) -> None:
+    """Raises UserError if a user's function returned no tensor: a graph has nothing of what NumPy computes."""
+    if not tf.is_tensor(values):
+        raise UserError(
+            f"{what} returns a {type(values).__name__}: must return a tensor with a value for each example; "
+            "compute it by keras.ops or TensorFlow, not by NumPy"
+        )
 
 
 def check_by_example(values: tf.Tensor, output: Any, what: str) -> None:
@@ -145,6 +156,15 @@ def check_by_example(values: tf.Tensor, output: Any, what: str) -> None:
     else:
         return
     raise UserError(f"{what} returns {found}: must return one value for each example, dimension 0; {fix}")
+
+
+def _check_given(labels: Any, what: str, output: Any) -> None:
+    """Raises UserError if one of several outputs has a loss or metric and no labels."""
+    if labels is None or is_empty(labels):
+        raise UserError(
+            f"{what}: there are no labels for its outputs {_shape(output)}: pass labels for each output that has "
+            "a loss or metric"
+        )
 
 
 def _check_labels(term: Term) -> None:
@@ -266,13 +286,16 @@ def metric_sums(name: str, function: MetricFunction, labels: Any, output: Any, w
     """(sum of weights * values of a metric, sum of the weights), float32.
 
     Raises:
-      UserError: the metric does not return a value for each example.
+      UserError: the metric does not return a tensor with a value for each example.
     """
     if isinstance(output, tf.Tensor) and output.dtype.is_floating:
         mask, output = _mask(output), tf.cast(output, tf.float32)
     else:
         mask = None
-    values = tf.cast(function(_of_equal_rank(labels, output), output), tf.float32)
+    _check_given(labels, f"metric {name!r}", output)
+    values = function(_of_equal_rank(labels, output), output)
+    _check_tensor(values, f"metric {name!r}")
+    values = tf.cast(values, tf.float32)
     check_by_example(values, output, f"metric {name!r}")
     counted = tf.ones_like(values) if mask is None else tf.ones_like(values) * _fitted(values, mask)
     if not is_empty(weights):

@@ -37,6 +37,16 @@ def flat_leaves(structure: Any) -> list[Any]:
     return [structure]
 
 
+def _check_flat(outputs: Any) -> None:
+    """Raises UserError for outputs within outputs, which have no names or places of their own."""
+    inner = next((one for one in flat(outputs) if isinstance(one, (Mapping, list, tuple))), None)
+    if inner is not None:
+        raise UserError(
+            f"the model returns a {type(inner).__name__} within its {type(outputs).__name__} of outputs: must "
+            "return a tensor, or one dict or list of tensors; return all outputs in one"
+        )
+
+
 def given_by_output(what: str, given: Any, outputs: Any, names: Callable[[], tuple[str, ...]]) -> list[Any]:
     """A list with one entry for each output, in the outputs' order.
 
@@ -48,8 +58,10 @@ def given_by_output(what: str, given: Any, outputs: Any, names: Callable[[], tup
       names: returns the names of the outputs.
 
     Raises:
-      UserError: a name that no output has, or a sequence of another length than the outputs.
+      UserError: a name that no output has, a sequence of another length than the outputs, or outputs within
+        outputs.
     """
+    _check_flat(outputs)
     num_outputs = len(flat(outputs))
     if isinstance(given, Mapping):
         if not names():

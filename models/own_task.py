@@ -151,7 +151,8 @@ class OwnTask:
         """A new model from the user's function, or a copy of the user's model with its weights.
 
         Raises:
-          UserError: the function returns no built model, or the model cannot be copied.
+          UserError: the function returns no built model, the model cannot be copied, or it has a training step of
+            its own.
         """
         model = _copy(self.model) if isinstance(self.model, keras.Model) else self.model()
         if not isinstance(model, keras.Model) or not model.built:
@@ -164,6 +165,7 @@ class OwnTask:
                 f"model {model.name!r} has no variables: build() did not build its layers; "
                 "call the model once on a batch before returning it, as model(features[:1])"
             )
+        _check_steps(model)
         # Cached, so that finding losses by output name does not build another model.
         self.__dict__.setdefault("_output_names", output_names_of(model))
         return model
@@ -285,6 +287,8 @@ class OwnTask:
         scales = [1.0] * len(losses)
         if self.loss_weights is not None:
             given = given_by_output("loss_weights", self.loss_weights, outputs, names)
+            if isinstance(self.loss_weights, Mapping):
+                _check_used(self.loss_weights, names(), losses)
             scales = [1.0 if scale is None else scale for scale in given]
         aligned = self._aligned(outputs, batch.labels, batch.weights)
         return [
@@ -292,6 +296,26 @@ class OwnTask:
             for loss, scale, (output, labels, weights) in zip(losses, scales, aligned, strict=True)
             if loss is not None
         ]
+
+
+def _check_used(loss_weights: Mapping[str, float | None], names: Sequence[str], losses: Sequence[Any]) -> None:
+    """Raises UserError for a loss weight of an output without a loss, which would change nothing."""
+    without = [name for name, loss in zip(names, losses, strict=True) if loss is None and loss_weights.get(name)]
+    if without:
+        raise UserError(
+            f"loss_weights for {without[0]!r}: this output has no loss; pass one in losses, or omit its weight"
+        )
+
+
+def _check_steps(model: keras.Model) -> None:
+    """Raises UserError for a model with steps of its own, which every mode would ignore without a word."""
+    names = ("train_step", "compute_loss", "test_step")
+    own = next((name for name in names if getattr(type(model), name) is not getattr(keras.Model, name)), None)
+    if own is not None:
+        raise UserError(
+            f"model {model.name!r}: {type(model).__name__} has a {own}() of its own, which no run calls: "
+            "remove it, pass losses to OwnTask, and let layers add others by add_loss"
+        )
 
 
 def _copy(model: keras.Model) -> keras.Model:

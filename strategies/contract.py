@@ -312,6 +312,9 @@ class Strategy(Protocol):
           RuntimeError: other processes have some parameters: call `collect_parameters` first.
         """
 
+    def check_savable(self) -> None:
+        """Raises UserError if Keras can't write what `portable_model` returns to a file."""
+
     def graph(self) -> tf.Graph | None:
         """The graph of a training step for TensorBoard; None if there is none."""
 

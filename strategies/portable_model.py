@@ -1,10 +1,13 @@
 """The trained model as a Keras model of its own, whatever the mode that trained it."""
 
+import json
+
 import keras
 import tensorflow as tf
 
 from towers.devices import HOST
 from towers.engine import Engine
+from towers.errors import UserError
 from towers.layers.computed_constants import compute_constants
 from towers.precision import layer_precision
 from towers.task import Task
@@ -27,3 +30,20 @@ def portable_model(task: Task, engine: Engine) -> keras.Model:
     with tf.device(HOST):
         compute_constants(model)
     return model
+
+
+def check_savable(model: keras.Model) -> None:
+    """Checks that Keras can write a model to a file, so that a run finds out before its first step.
+
+    Raises:
+      UserError: Keras can't tell the configuration of a class, as of a keras.Model with arguments and without
+        get_config().
+    """
+    try:
+        json.dumps(keras.saving.serialize_keras_object(model))
+    except (NotImplementedError, TypeError, ValueError) as error:
+        reason = " ".join(str(error).split()).partition(". ")[0]
+        raise UserError(
+            f"model {model.name!r} can't be saved as model.keras ({reason}): give the class that this names "
+            "a get_config()"
+        ) from error

@@ -21,7 +21,7 @@ from strategies.data_checks.first_batches import check_first_batches
 from strategies.data_checks.non_finite import Causes
 from strategies.engines import EngineChoice
 from strategies.pieces import Piece
-from strategies.portable_model import portable_model
+from strategies.portable_model import check_savable, portable_model
 from strategies.run_settings import fields_of, step_settings
 from strategies.steps.execution_length import ExecutionLength
 from strategies.steps.executions import Executions, reads_in_graph
@@ -315,6 +315,9 @@ class SynchronousStrategy:
 
     def finish(self, completed: bool) -> None:
         """Nothing to do: no other process waits for this one."""
+
+    def check_savable(self) -> None:
+        check_savable(self.model)
 
     def portable_model(self) -> keras.Model:
         return portable_model(self.task, self.engine)

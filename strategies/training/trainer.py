@@ -253,6 +253,7 @@ class Trainer:
             for callback in self._callbacks:
                 callback.check(self._run())
             if self._files is not None:
+                self.strategy.check_savable()
                 aside = self._files.make(starts_anew=self.options.resume != "auto")
                 if aside is not None:
                     self._notices.append(f"the checkpoints of an earlier run were moved to {aside}")

@@ -350,6 +350,37 @@ def test_a_metric_without_a_value_for_each_example_is_refused(function, found):
     assert "\n" not in str(error.value)
 
 
+class StepsByItself(keras.Model):
+    def train_step(self, data):
+        return {"loss": keras.ops.mean(self(data[0]))}
+
+
+class ComputesItsLoss(keras.Model):
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        return keras.ops.mean(y_pred)
+
+
+class TestsItself(keras.Model):
+    def test_step(self, data):
+        return {"loss": keras.ops.mean(self(data[0]))}
+
+
+@pytest.mark.parametrize(
+    "kind, method", [(StepsByItself, "train_step"), (ComputesItsLoss, "compute_loss"), (TestsItself, "test_step")]
+)
+def test_a_model_with_steps_of_its_own_is_refused(kind, method):
+    """No mode calls them: the model would train with another loss than its author thinks."""
+
+    def build():
+        inputs = keras.Input(X.shape[1:])
+        return kind(inputs, keras.layers.Dense(3)(inputs))
+
+    for model in (build, build()):
+        with pytest.raises(UserError) as error:
+            own_task(model=model).build_model()
+        assert f"{kind.__name__} has a {method}() of its own" in str(error.value) and "\n" not in str(error.value)
+
+
 def refused_loss(task, model, data):
     with pytest.raises(UserError) as error:
         ours(task, model, data)

@@ -32,6 +32,11 @@ def table():
     return keras.Sequential([keras.Input((5,), dtype="int32"), *layers])
 
 
+def two_outputs():
+    inputs = keras.Input((5,))
+    return keras.Model(inputs, {"a": keras.layers.Dense(2)(inputs), "b": keras.layers.Dense(3)(inputs)})
+
+
 class Subclassed(keras.Model):
     def __init__(self):
         super().__init__()
@@ -55,6 +60,16 @@ class ReturnsNothing(Subclassed):
 class ReturnsNoneToo(Subclassed):
     def call(self, inputs):
         return {"a": super().call(inputs), "b": None}
+
+
+class ReturnsNested(Subclassed):
+    def call(self, inputs):
+        return {"a": {"b": super().call(inputs)}}
+
+
+class OfNumPy(keras.losses.Loss):
+    def call(self, y_true, y_pred):
+        return np.mean(y_pred.numpy(), axis=-1)
 
 
 class BuildsNothing(Subclassed):
@@ -154,6 +169,27 @@ MISTAKES = {
     ),
     "a call that returns nothing": ({"model": lambda: called(ReturnsNothing)}, ("the model returns a tuple",)),
     "an output that is None": ({"model": lambda: called(ReturnsNoneToo)}, ("the model returns a NoneType",)),
+    "outputs within outputs": (
+        {"model": lambda: called(ReturnsNested), "losses": {"a": {"b": SPARSE}}, **both(X, {"a": {"b": Y}})},
+        ("the model returns a dict within its dict of outputs", "return all outputs in one"),
+    ),
+    "a weight of no loss": (
+        {"model": two_outputs, "losses": {"a": SPARSE}, "loss_weights": {"b": 2.0}, **both(X, {"a": Y})},
+        ("loss_weights for 'b'", "has no loss", "omit its weight"),
+    ),
+    "a loss without labels": (
+        {"model": two_outputs, "losses": {"a": SPARSE, "b": SQUARES}, **both(X, {"a": Y})},
+        ("loss MeanSquaredError: there are no labels for its outputs [N, 3]", "pass labels for each output"),
+    ),
+    "a metric without labels": (
+        {
+            "model": two_outputs,
+            "losses": {"a": SPARSE},
+            "metric_functions": {"b": {"far": keras.metrics.mean_absolute_error}},
+            **both(X, {"a": Y}),
+        },
+        ("metric 'b_far': there are no labels for its outputs [N, 3]",),
+    ),
     "a generator": ({"train_data": generator()}, ("train_data is a generator", "from_generator")),
     "a function": ({"eval_data": generator}, ("eval_data is a function", "from_generator")),
     "a PyDataset": ({"train_data": lambda: Sequence()}, ("train_data is a Sequence", "from_generator")),
@@ -245,6 +281,18 @@ MISTAKES = {
     "a metric named as what reports say": (
         {"metric_functions": {"loss": keras.metrics.sparse_categorical_accuracy}},
         ("a metric is named 'loss'", "rename the metric"),
+    ),
+    "a loss that NumPy computes": (
+        {"losses": OfNumPy()},
+        ("loss of_num_py: call() returns a ndarray", "must return a tensor", "keras.ops"),
+    ),
+    "a metric that NumPy computes": (
+        {"metric_functions": {"a": lambda labels, outputs: outputs.numpy()[:, 0]}},
+        ("metric 'a' returns a ndarray", "must return a tensor"),
+    ),
+    "a metric that returns nothing": (
+        {"metric_functions": {"a": lambda labels, outputs: None}},
+        ("metric 'a' returns a NoneType", "must return a tensor"),
     ),
     "no examples": (
         {"train_data": lambda: dataset(X, Y).batch(20).take(0)},

@@ -10,11 +10,15 @@ import keras
 import numpy as np
 import pytest
 
+from models.own_task import OwnTask
+from strategies.registry import build_strategy
 from strategies.training.export import save_model
 from strategies.training.trainer import Trainer
 from strategies.training.trainer_options import TrainerOptions
 from tests.strategies.small_task import random_task, small_strategy
+from tests.towers.logical_cpus import cpus
 from tests.towers.user_errors import refused
+from towers.options import StepOptions
 from towers.task import InputShard
 
 IMAGES = np.random.default_rng(0).normal(size=(5, 6, 6, 3)).astype(np.float32)
@@ -157,6 +161,36 @@ def test_a_full_disk_leaves_the_older_file(small_disk, fill):
         save_model(tiny_model(2.0), path)
     assert bias_of(path) == 1.0
     assert sorted(found.name for found in disk.iterdir()) == ["filler", "model.keras"]
+
+
+class WithArgument(keras.Model):
+    """Keras can't tell how to make it again."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.head = keras.layers.Dense(width)
+
+    def call(self, inputs):
+        return self.head(inputs)
+
+
+def test_a_model_that_cannot_be_saved_is_refused_before_the_first_step(tmp_path):
+    """Not after the last one. A run that saves nothing trains it."""
+
+    def build():
+        model = WithArgument(2)
+        model(IMAGES[:, 0, 0])
+        return model
+
+    labels = np.zeros(len(IMAGES), np.int64)
+    losses = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    task = OwnTask(model=build, train_data=(IMAGES[:, 0, 0], labels), losses=losses, batch_size=5)
+    strategy = build_strategy("towers", task, cpus(1), StepOptions())
+    directory = tmp_path / "run"
+    with refused("can't be saved", "Object WithArgument", "get_config()"):
+        Trainer(strategy, TrainerOptions(steps=1, directory=directory)).fit()
+    assert strategy.step == 0 and not directory.exists()
+    assert Trainer(strategy, TrainerOptions(steps=1)).fit().completed
 
 
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
