@@ -4,7 +4,7 @@ import contextlib
 import pathlib
 from collections.abc import Callable, Sequence
 
-from strategies.callbacks import Callback
+from strategies.callbacks import Callback, boundaries_of
 from strategies.contract import Move, StepReport, Strategy
 from strategies.errors import PeerLost
 from strategies.reports.summary import RunFigures
@@ -92,7 +92,7 @@ class TrainingLoop:
     def _cadence(self) -> Cadence:
         return self._cadence_of(
             *(self._options.checkpoint_every_steps, self._options.report_every_steps, *self._evaluation_periods),
-            boundaries=tuple(step for callback in self._callbacks for step in callback.boundaries()),
+            boundaries=tuple(step for callback in self._callbacks for step in boundaries_of(callback)),
         )
 
     def _cadence_of(self, *periods: int | None, boundaries: tuple[int, ...] = ()) -> Cadence:
