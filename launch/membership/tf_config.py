@@ -99,7 +99,7 @@ def _addresses(described: object) -> dict[str, tuple[str, ...]]:
     if SERVER in addresses and not num_chiefs:
         raise _refused(
             f"{len(addresses[SERVER])} of role 'ps' and no chief: parameter servers need a chief, which directs "
-            'them; add "chief": ["host:port"]'
+            'them; add "chief": ["host:port"], or --chief for launch.local'
         )
     return addresses
 

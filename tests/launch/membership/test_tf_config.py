@@ -135,7 +135,10 @@ CASES = {
     "a master": (described({"master": ["m:1"], **RING}), ("'master'", "call it 'chief'")),
     "a master's task": (described(RING, "master"), ('"master"', "call it 'chief'")),
     "two chiefs": (described({"chief": ["c:1", "d:1"]}, "chief"), ("2 chiefs", "at most one")),
-    "servers without a chief": (described({**RING, "ps": ["p:1"]}), ("1 of role 'ps'", 'add "chief"')),
+    "servers without a chief": (
+        described({**RING, "ps": ["p:1"]}),
+        ("1 of role 'ps'", 'add "chief"', "or --chief for launch.local"),
+    ),
 }
 
 
