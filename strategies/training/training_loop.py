@@ -82,6 +82,7 @@ class TrainingLoop:
             if move.save or move.stop:
                 self._save()
             if move.stop:
+                self._report_steps_since(before)
                 return False
             if move.evaluate:
                 self._lacks_evaluation = not self._evaluate()
@@ -97,6 +98,12 @@ class TrainingLoop:
             if reached < self._last_step and due(before, reached, *self._evaluation_periods):
                 self._evaluate()
         return True
+
+    def _report_steps_since(self, step: int) -> None:
+        """Reports the steps that workers of parameter servers made until the run was saved, to be stopped."""
+        if self._strategy.step > step:
+            self._agreed_move(0)  # no worker goes on from here
+            self._run_to(self._strategy.step)
 
     def _cadence(self) -> Cadence:
         return self._cadence_of(
