@@ -3,12 +3,12 @@
 import contextlib
 import dataclasses
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import tensorflow as tf
 
 from strategies.contract import StepReport, Strategy
-from towers.errors import UserError, check_kind
+from towers.errors import UserError, check_kind, is_integer
 
 # What TensorFlow raises if a file can't be written.
 _UNWRITABLE = (
@@ -91,3 +91,19 @@ def check_callbacks(callbacks: object) -> None:
         raise UserError(f"callbacks={callbacks!r}: must be a list; pass callbacks=[callback], or omit it")
     for callback in callbacks:
         check_kind("a callback", callback, Callback, "derive its class from that one")
+
+
+def boundaries_of(callback: Callback) -> tuple[int, ...]:
+    """What `callback.boundaries` returns.
+
+    Raises:
+      UserError: these are no integers.
+    """
+    returned = callback.boundaries()
+    steps = tuple(returned) if isinstance(returned, Iterable) else (None,)
+    if not all(is_integer(step) for step in steps):
+        raise UserError(
+            f"{type(callback).__name__}.boundaries() returned {returned!r}: must be steps, as integers; "
+            "return for example (10, 20), or () for none"
+        )
+    return steps

@@ -115,6 +115,7 @@ class Move:
     Attributes:
       stop: whether to save and end early.
       save: whether to save now.
+      evaluate: whether to evaluate now, where the run resumes: its files lack an evaluation that was due there.
       target: step at which the next call of `run_steps` ends: absolute, because workers may go on while the run is
         saved.
       last_step: step at which training ends.
@@ -130,6 +131,7 @@ class Move:
     until: int
     evaluation: int
     checkpoint: int
+    evaluate: bool = False
     stop_requested: Callable[[], bool] = lambda: False
 
 

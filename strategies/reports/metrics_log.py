@@ -53,6 +53,20 @@ class MetricsLog(Callback):
             self._file.flush()
 
 
+def evaluated_steps(log: pathlib.Path) -> set[int]:
+    """Steps whose evaluation is in a metrics.jsonl; empty if the file does not exist."""
+    if not log.exists():
+        return set()
+    found = set()
+    for line in log.read_text(encoding="utf-8", errors="replace").splitlines():
+        # The last line may be incomplete, and `MetricsLog` drops what is no record.
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            record = json.loads(line)
+            if record["kind"] == "evaluation":
+                found.add(record["step"])
+    return found
+
+
 def _section_fields(report: StepReport) -> dict:
     return {name: value for section in report.sections.values() for name, value in section.fields().items()}
 

@@ -11,22 +11,23 @@ from towers.errors import UserError
 
 def wish(move: Move) -> list[int]:
     """What a worker wants, as numbers."""
-    return [move.stop, move.save, move.target, move.last_step, move.until, move.evaluation, move.checkpoint]
+    due = [move.evaluation, move.checkpoint]
+    return [move.stop, move.save, move.evaluate, move.target, move.last_step, move.until, *due]
 
 
 def agreed(move: Move, wishes: np.ndarray, members: Sequence[Member], *, save_together: bool) -> Move:
-    """Rank 0 decides when to save, the shortest call counts, and all stop if any was asked to stop.
+    """Rank 0 decides when to save or to evaluate, the shortest call counts, and all stop if any was asked to stop.
 
     Args:
       move: what this worker wants.
-      wishes: [workers, 7], the `wish` of each.
+      wishes: [workers, 8], the `wish` of each.
       members: the workers.
       save_together: whether all workers take part in saving; otherwise the periods of the others don't matter.
 
     Raises:
       UserError: they train to different steps, or do together at different steps what needs all of them.
     """
-    stop, save, target, last_step, until, evaluation, checkpoint = wishes.T
+    stop, save, evaluate, target, last_step, until, evaluation, checkpoint = wishes.T
     _check_same("trains to step", last_step, members, "settings")
     _check_same("evaluates at step", evaluation, members, "evaluate_every_steps and evaluate_every_epochs")
     if save_together:
@@ -34,6 +35,7 @@ def agreed(move: Move, wishes: np.ndarray, members: Sequence[Member], *, save_to
     return Move(
         stop=bool(stop.any()),
         save=bool(save[0]),
+        evaluate=bool(evaluate[0]),
         target=int(target.min()),
         last_step=move.last_step,
         until=int(until.min()),

@@ -1,7 +1,6 @@
 """Evaluates the checkpoints of a run, in a separate process, while the run trains."""
 
 import contextlib
-import json
 import pathlib
 import sys
 import time
@@ -9,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from strategies.callbacks import Callback, Run
 from strategies.contract import Strategy
+from strategies.reports.metrics_log import evaluated_steps
 from strategies.reports.summary import read_outcome
 from strategies.training.checkpoint_files import check_writable
 from strategies.training.checkpoints import Checkpoints
@@ -77,18 +77,6 @@ def follow(
             else:
                 time.sleep(poll_seconds)
         return False
-
-
-def evaluated_steps(log: pathlib.Path) -> set[int]:
-    """Steps whose evaluation is in a metrics.jsonl; empty if the file does not exist."""
-    if not log.exists():
-        return set()
-    found = set()
-    for line in log.read_text(encoding="utf-8", errors="replace").splitlines():
-        # The last line may be incomplete, and `MetricsLog` drops what is no record.
-        with contextlib.suppress(ValueError, KeyError, TypeError):
-            found.add(json.loads(line)["step"])
-    return found
 
 
 def _restored(checkpoints: Checkpoints, prefix: str, written_at: int | None) -> int | None:

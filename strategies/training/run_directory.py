@@ -4,6 +4,7 @@ import logging
 import pathlib
 from collections.abc import Mapping
 
+from strategies.reports.metrics_log import evaluated_steps
 from strategies.reports.summary import read_outcome, write_summary
 from strategies.training.checkpoint_files import check_writable
 from strategies.training.checkpoints import Checkpoints
@@ -29,7 +30,7 @@ class RunDirectory:
         """
         self._path, self.model = path, path / "model.keras"
         self._checkpoints, self._lock = checkpoints, RunLock(path)
-        self._summary = path / "summary.json"
+        self._summary, self._metrics = path / "summary.json", path / "metrics.jsonl"
 
     def lock(self, *, create: bool) -> None:
         """Keeps other runs out until `release`.
@@ -75,6 +76,10 @@ class RunDirectory:
                 "another directory"
             )
 
+    def evaluated_steps(self) -> set[int]:
+        """The steps whose evaluation is in metrics.jsonl."""
+        return evaluated_steps(self._metrics)
+
     def is_complete(self) -> bool:
         """Whether summary.json is there and says that the run was completed."""
         try:
@@ -112,7 +117,7 @@ class RunDirectory:
         files = {"checkpoint": self._checkpoints.files.prefix(saved_at)}
         if completed:
             files["model"] = self.model
-        files["metrics"] = self._path / "metrics.jsonl"
+        files["metrics"] = self._metrics
         files["summary"] = self._summary
         files["tensorboard"] = self._path / "tensorboard"
         return files

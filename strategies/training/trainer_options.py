@@ -66,6 +66,11 @@ class TrainerOptions:
             raise UserError(f"directory={self.directory!r}: must be the path of a folder, or None to save nothing")
         if not isinstance(self.resume, str | os.PathLike):
             raise UserError(f"resume={self.resume!r}: must be 'auto', 'never', or the path of a checkpoint")
+        for name in ("directory", "resume"):
+            if "\0" in str(getattr(self, name)):
+                raise UserError(
+                    f"{name}={getattr(self, name)!r}: a path can't contain NUL characters; remove them"
+                )
         for name in ("epochs", "evaluate_every_epochs"):
             if getattr(self, name) == math.inf:
                 raise UserError(f"{name}=inf: must be finite; give a number of epochs, or steps")

@@ -2,9 +2,9 @@
 
 import contextlib
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
-from strategies.callbacks import Callback
+from strategies.callbacks import Callback, boundaries_of
 from strategies.contract import Move, StepReport, Strategy
 from strategies.errors import PeerLost
 from strategies.reports.summary import RunFigures
@@ -27,6 +27,7 @@ class TrainingLoop:
         callbacks: Sequence[Callback],
         figures: RunFigures,
         model_path: pathlib.Path | None,
+        evaluated_steps: Collection[int] | None,
         stop_requested: Callable[[], bool],
     ):
         """Args:
@@ -37,12 +38,17 @@ class TrainingLoop:
         callbacks: called for each report and evaluation.
         figures: one of the callbacks, which tells how long steps take.
         model_path: the file that the trained model is exported to; None in a process without files.
+        evaluated_steps: the steps whose evaluation is in the run's files; None in a process without files.
         stop_requested: as for `Trainer`.
         """
         self._strategy, self._options, self._last_step = strategy, options, last_step
         self._saving, self._callbacks, self._figures = saving, callbacks, figures
         self._model_path, self._stop_requested = model_path, stop_requested
         self._evaluation_periods = options.evaluation_periods(strategy.steps_per_epoch)
+        # A signal ends an evaluation, and a run may be killed during one; its checkpoint is of the same step.
+        step = strategy.step
+        is_due = step > 0 and due(step - 1, step, *self._evaluation_periods)
+        self._lacks_evaluation = is_due and evaluated_steps is not None and step not in evaluated_steps
 
     def run(self) -> bool:
         """Trains, saves, exports and evaluates; False if training was stopped before the end.
@@ -76,7 +82,11 @@ class TrainingLoop:
             if move.save or move.stop:
                 self._save()
             if move.stop:
+                self._report_steps_since(before)
                 return False
+            if move.evaluate:
+                self._lacks_evaluation = not self._evaluate()
+                continue
             self._run_to(move.target)
             reached = self._strategy.step
             if reached in cadence.boundaries:
@@ -89,10 +99,16 @@ class TrainingLoop:
                 self._evaluate()
         return True
 
+    def _report_steps_since(self, step: int) -> None:
+        """Reports the steps that workers of parameter servers made until the run was saved, to be stopped."""
+        if self._strategy.step > step:
+            self._agreed_move(0)  # no worker goes on from here
+            self._run_to(self._strategy.step)
+
     def _cadence(self) -> Cadence:
         return self._cadence_of(
             *(self._options.checkpoint_every_steps, self._options.report_every_steps, *self._evaluation_periods),
-            boundaries=tuple(step for callback in self._callbacks for step in callback.boundaries()),
+            boundaries=tuple(step for callback in self._callbacks for step in boundaries_of(callback)),
         )
 
     def _cadence_of(self, *periods: int | None, boundaries: tuple[int, ...] = ()) -> Cadence:
@@ -106,6 +122,7 @@ class TrainingLoop:
             Move(
                 stop=self._stop_requested(),
                 save=self._saving.is_late,
+                evaluate=self._lacks_evaluation,
                 target=step + num_steps,
                 last_step=self._last_step,
                 until=step if cadence is None else cadence.next_end(step),

@@ -37,6 +37,12 @@ def test_the_first_worker_decides_when_to_save():
     assert not decided(move(), move(save=True)).save
 
 
+def test_the_first_worker_decides_whether_to_evaluate():
+    """It alone has the run's files, which show what was evaluated."""
+    assert decided(move(evaluate=True), move()).evaluate
+    assert not decided(move(), move(evaluate=True)).evaluate
+
+
 def test_workers_that_train_to_different_steps():
     with refused("worker:1 trains to step 10", "worker:0 trains to step 20"):
         decided(move(), move(last_step=10))

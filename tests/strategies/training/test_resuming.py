@@ -122,6 +122,29 @@ class TestResume:
         fitted(once, steps=6)
         assert_same_bits(values_of(second), values_of(once))
 
+    @pytest.mark.parametrize("evaluated", [False, True])
+    def test_an_evaluation_that_a_stop_prevented_is_made_where_the_run_resumes(self, tmp_path, evaluated):
+        options = {"steps": 8, "directory": tmp_path, "evaluate_every_epochs": None}
+        options |= {"evaluate_every_steps": 4, "checkpoint_every_steps": 4, "report_every_steps": 2}
+        if evaluated:
+            with pytest.raises(Failure):
+                fitted(small_strategy(), callbacks=[Failing("steps", at=6)], **options)
+        else:
+            stopper = StopAt(4)
+            fitted(small_strategy(), callbacks=[stopper], stop_requested=stopper.requested, **options)
+        assert [line["step"] for line in _evaluations(tmp_path)] == ([4] if evaluated else [])
+        _, recorder = fitted(small_strategy(), **options)
+        assert recorder.run.first_step == 4
+        assert list(recorder.evaluations) == ([8] if evaluated else [4, 8])
+        assert [line["step"] for line in _evaluations(tmp_path)] == [4, 8]
+
+    def test_a_stop_in_that_evaluation_trains_no_further(self, tmp_path):
+        stopper, options = StopAt(4), {"steps": 8, "directory": tmp_path, "evaluate_every_steps": 4}
+        fitted(small_strategy(), callbacks=[stopper], stop_requested=stopper.requested, **options)
+        answers = iter([False])  # asked before the first move only
+        result, recorder = fitted(small_strategy(), stop_requested=lambda: next(answers, True), **options)
+        assert (result.completed, result.step, recorder.calls, recorder.evaluations) == (False, 4, [], {})
+
     @pytest.mark.parametrize("fails", [False, True], ids=["stopped", "failed"])
     def test_a_longer_run_that_ends_before_its_first_step_is_not_complete(self, tmp_path, fails):
         class Fails(Callback):
@@ -220,3 +243,7 @@ class TestCompleteRun:
         assert recorder.messages[1:] == [f"resumed at step 2 of 4; changed since it was saved: {changed}"]
         _, recorder = fitted(small_strategy(on_nan="skip"), steps=4, directory=tmp_path)
         assert "changed" not in recorder.messages[1], "the newest checkpoint has the newest settings"
+
+
+def _evaluations(directory):
+    return [line for line in json_lines(directory) if line["kind"] == "evaluation"]

@@ -77,6 +77,8 @@ class TestArguments:
             ({"steps": 1, "resume": None}, ("resume=None", "'auto'")),
             ({"steps": 1, "directory": 5}, ("directory=5", "the path of a folder")),
             ({"steps": 1, "directory": ""}, ("directory=''", "the path of a folder")),
+            ({"steps": 1, "directory": "a\0b"}, (r"directory='a\x00b'", "NUL characters; remove them")),
+            ({"steps": 1, "resume": "a\0b"}, (r"resume='a\x00b'", "NUL characters; remove them")),
         ],
     )
     def test_wrong_options_are_refused(self, options, parts):
@@ -508,6 +510,14 @@ class TestCallbacks:
         assert (first.ended, last.ended) == (1, 1)
         outcome = strict_json((tmp_path / "summary.json").read_text())["outcome"]
         assert outcome == ("completed" if method == "end" else "failed")
+
+    @pytest.mark.parametrize("returned", [("2", "3"), "23", 2, None, (2.5,)])
+    def test_boundaries_that_are_no_steps_are_refused(self, returned):
+        callback, last = Recorder(), Recorder()
+        callback.boundaries = lambda: returned
+        with refused("Recorder.boundaries()", f"returned {returned!r}", "return for example (10, 20)"):
+            Trainer(shared_strategy(), TrainerOptions(steps=2), callbacks=[callback, last]).fit()
+        assert (callback.ended, last.ended) == (1, 1)
 
     def test_callbacks_that_began_end_when_one_fails_to_begin(self):
         first, last = Recorder(), Recorder()

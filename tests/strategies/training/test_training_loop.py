@@ -51,6 +51,17 @@ class TestLoop:
         result, _ = fitted(small_strategy(), steps=8, **options)
         assert (result.step, result.evaluated_step) == (4, 3)
 
+    def test_steps_that_workers_make_while_a_stopped_run_is_saved_are_reported(self, tmp_path, monkeypatch):
+        strategy, stopper, unreported = small_strategy(), StopAt(4), []
+        run_steps, start_steps = strategy.run_steps, strategy.start_steps
+        monkeypatch.setattr(strategy, "begin_saving", lambda: unreported.append(run_steps(2)))
+        monkeypatch.setattr(
+            strategy, "start_steps", lambda count: start_steps(count) if count else unreported.pop()
+        )
+        options = {"callbacks": [stopper], "stop_requested": stopper.requested, "directory": tmp_path}
+        result, recorder = fitted(strategy, steps=8, evaluate_every_epochs=None, **options)
+        assert (result.step, recorder.calls[-1]) == (6, (4, 6))
+
     def test_evaluations_at_fractions_of_an_epoch(self):
         _, recorder = fitted(small_strategy(), steps=7, evaluate_every_epochs=0.6)
         assert list(recorder.evaluations) == [3, 6, 7]
