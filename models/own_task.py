@@ -63,7 +63,8 @@ class OwnTask:
     Attributes:
       model: a function that returns a new, built model; or a built model, whose copies start with its weights.
       train_data: arrays (features, labels) or (features, labels, weights), each a structure with the examples as
-        dimension 0; or a tf.data dataset of batches of these.
+        dimension 0; or a tf.data dataset of batches of these, whose cardinality is an epoch (a dataset from a
+        generator gets one by tf.data.experimental.assert_cardinality).
       losses: a Keras loss for the only output; or a dict by output name, or a list in the order of the outputs
         (None: no loss).
       eval_data: same forms as train_data; None: nothing is evaluated.
@@ -146,6 +147,14 @@ class OwnTask:
             return 0
         data = self._data(split)
         return None if isinstance(data, tf.data.Dataset) else count_examples(as_batch(data))
+
+    @functools.cached_property
+    def batches_per_epoch(self) -> int | None:
+        """Number of batches in a tf.data train_data; None if TensorFlow does not know it, and for arrays."""
+        if not isinstance(self.train_data, tf.data.Dataset):
+            return None
+        count = int(self.train_data.cardinality())
+        return count if count > 0 else None
 
     def build_model(self) -> keras.Model:
         """A new model from the user's function, or a copy of the user's model with its weights.

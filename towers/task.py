@@ -101,6 +101,7 @@ class Task(Protocol):
     Before training the first batch of each split is computed, as a check; a task with a true attribute
     `data_is_checked` is trusted instead. A task whose evaluation batches have another size than those of training
     may say so in an attribute `eval_batch_size`: kernels are chosen by it, and smaller batches filled up to it.
+    One that knows an epoch's batches, not its examples, may give their number in an attribute `batches_per_epoch`.
     """
 
     @property
@@ -188,4 +189,6 @@ def evaluation_batch_size(task: Task) -> int:
 def steps_per_epoch(task: Task) -> int | None:
     """Number of batches in one pass over the training examples, a short last batch included; None if unknown."""
     examples = task.num_examples("train")
-    return None if examples is None else -(-examples // task.batch_size)
+    if examples is None:
+        return getattr(task, "batches_per_epoch", None)
+    return -(-examples // task.batch_size)

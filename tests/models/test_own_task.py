@@ -8,7 +8,7 @@ import tensorflow as tf
 from models.own_task import OwnTask
 from tests.tiers import first_quick
 from towers.errors import UserError
-from towers.task import Batch, InputShard, Task, as_batch
+from towers.task import Batch, InputShard, Task, as_batch, steps_per_epoch
 
 RANDOM = np.random.default_rng(0)
 N = 12
@@ -506,6 +506,16 @@ def test_a_dataset_without_known_length_is_started_by_skipping():
     task = own_task(train_data=data, batch_size=4, eval_data=data)
     assert read(task, num_batches=1, first_batch=3)[0].labels.tolist() == [8, 9, 10]
     assert [batch.labels.tolist() for batch in read(task, "eval")] == [[0, 1, 2, 3], [8, 9, 10]]
+
+
+def test_a_dataset_says_how_many_batches_an_epoch_has():
+    data = numbered()
+    lengths = {data: 3, data.repeat(): None, data.filter(lambda features, labels: True): None}
+    for train_data, expected in lengths.items():
+        task = own_task(train_data=train_data, batch_size=4)
+        assert task.num_examples("train") is None
+        assert task.batches_per_epoch == steps_per_epoch(task) == expected
+    assert (own_task().batches_per_epoch, steps_per_epoch(own_task())) == (None, -(-N // 4))
 
 
 def test_a_datasets_element_spec_has_the_batch_size():

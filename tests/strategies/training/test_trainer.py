@@ -60,6 +60,13 @@ class TestArguments:
             Trainer(strategy, TrainerOptions(epochs=2))
         assert Trainer(strategy, TrainerOptions(steps=1)).fit().completed
 
+    def test_an_epoch_may_be_known_by_its_batches(self):
+        strategy = small_strategy(small_task())
+        strategy.task = _LengthUnknown(strategy.task)
+        strategy.task.batches_per_epoch = 3
+        result, recorder = fitted(strategy, epochs=2)
+        assert (result.step, list(recorder.evaluations)) == (6, [3, 6])
+
     @pytest.mark.parametrize(
         "options, parts",
         [
