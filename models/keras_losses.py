@@ -103,9 +103,8 @@ def _values(term: Term) -> tuple[tf.Tensor, tf.Tensor | None]:
     # Keras would round outputs of float64, in which verification compares, to float32.
     dtype = tf.float64 if term.output.dtype == tf.float64 else term.loss.dtype
     labels = _of_equal_rank(tf.cast(term.labels, dtype), term.output)
-    values, what = term.loss.call(labels, tf.cast(term.output, dtype)), f"loss {term.loss.name}: call()"
-    _check_tensor(values, what)
-    check_by_example(values, term.output, what)
+    values = term.loss.call(labels, tf.cast(term.output, dtype))
+    check_by_example(values, term.output, f"loss {term.loss.name}: call()")
     return tf.cast(values, tf.float32), _mask(values)
 
 
@@ -123,19 +122,11 @@ def _of_equal_rank(labels: Any, output: Any) -> Any:
     return labels
 
 
-def _check_tensor(values: Any, what: str) -> None:
-    """Raises UserError if a user's function returned no tensor: a graph has nothing of what NumPy computes."""
-    if not tf.is_tensor(values):
-        raise UserError(
-            f"{what} returns a {type(values).__name__}: must return a tensor with a value for each example; "
-            "compute it by keras.ops or TensorFlow, not by NumPy"
-        )
+def check_by_example(values: Any, output: Any, what: str) -> None:
+    """Checks that `values` is a tensor, and dimension 0 of it the examples, as that of `output` is.
 
-
-def check_by_example(values: tf.Tensor, output: Any, what: str) -> None:
-    """Checks that dimension 0 of `values` is the examples, as that of `output` is.
-
-    A mean over the examples of each part would be averaged over the parts, whatever their sizes.
+    A graph has nothing of what NumPy computes. A mean over the examples of each part would be averaged over the
+    parts, whatever their sizes.
 
     Args:
       values: what a loss or metric returned.
@@ -143,8 +134,13 @@ def check_by_example(values: tf.Tensor, output: Any, what: str) -> None:
       what: which function returned them, for messages.
 
     Raises:
-      UserError: `values` is one number, or has another dimension 0.
+      UserError: `values` is no tensor, is one number, or has another dimension 0.
     """
+    if not tf.is_tensor(values):
+        raise UserError(
+            f"{what} returns a {type(values).__name__}: must return a tensor with a value for each example; "
+            "compute it by keras.ops or TensorFlow, not by NumPy"
+        )
     shape = tf.nest.flatten(output)[0].shape
     num_examples, fix = shape[:1], "remove its mean or sum over the examples"
     if shape.rank == 1:  # Keras's own losses and metrics take the mean over the last dimension
@@ -294,9 +290,8 @@ def metric_sums(name: str, function: MetricFunction, labels: Any, output: Any, w
         mask = None
     _check_given(labels, f"metric {name!r}", output)
     values = function(_of_equal_rank(labels, output), output)
-    _check_tensor(values, f"metric {name!r}")
-    values = tf.cast(values, tf.float32)
     check_by_example(values, output, f"metric {name!r}")
+    values = tf.cast(values, tf.float32)
     counted = tf.ones_like(values) if mask is None else tf.ones_like(values) * _fitted(values, mask)
     if not is_empty(weights):
         counted = counted * _fitted(values, weights)

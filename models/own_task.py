@@ -33,6 +33,7 @@ from models.data.own_data import (
     dataset_stream,
     host_tensors,
     known_batch_size,
+    num_batches,
 )
 from models.data.splits import checked_split
 from models.keras_losses import (
@@ -46,8 +47,8 @@ from models.keras_losses import (
     metric_sums,
 )
 from models.model_outputs import flat, flat_leaves, given_by_output, map_leaves, output_names_of
+from models.own_model import build
 from towers.errors import UserError, is_integer
-from towers.layers.computed_constants import compute_constants
 from towers.task import Batch, InputShard, WeightedLoss, WeightedValue, as_batch
 
 
@@ -151,30 +152,15 @@ class OwnTask:
     @functools.cached_property
     def batches_per_epoch(self) -> int | None:
         """Number of batches in a tf.data train_data; None if TensorFlow does not know it, and for arrays."""
-        if not isinstance(self.train_data, tf.data.Dataset):
-            return None
-        count = int(self.train_data.cardinality())
-        return count if count > 0 else None
+        return num_batches(self.train_data)
 
     def build_model(self) -> keras.Model:
         """A new model from the user's function, or a copy of the user's model with its weights.
 
         Raises:
-          UserError: the function returns no built model, the model cannot be copied, or it has a training step of
-            its own.
+          UserError: the model can't be trained; see `models.own_model.build`.
         """
-        model = _copy(self.model) if isinstance(self.model, keras.Model) else self.model()
-        if not isinstance(model, keras.Model) or not model.built:
-            raise UserError(
-                f"model returns {type(model).__name__}: "
-                "must return a built keras.Model; call model.build(input_shape) before returning it"
-            )
-        if not model.variables:
-            raise UserError(
-                f"model {model.name!r} has no variables: build() did not build its layers; "
-                "call the model once on a batch before returning it, as model(features[:1])"
-            )
-        _check_steps(model)
+        model = build(self.model)
         # Cached, so that finding losses by output name does not build another model.
         self.__dict__.setdefault("_output_names", output_names_of(model))
         return model
@@ -297,7 +283,7 @@ class OwnTask:
         if self.loss_weights is not None:
             given = given_by_output("loss_weights", self.loss_weights, outputs, names)
             if isinstance(self.loss_weights, Mapping):
-                _check_used(self.loss_weights, names(), losses)
+                _check_used(names(), losses, given)
             scales = [1.0 if scale is None else scale for scale in given]
         aligned = self._aligned(outputs, batch.labels, batch.weights)
         return [
@@ -307,48 +293,11 @@ class OwnTask:
         ]
 
 
-def _check_used(loss_weights: Mapping[str, float | None], names: Sequence[str], losses: Sequence[Any]) -> None:
+def _check_used(names: Sequence[str], losses: Sequence[Any], loss_weights: Sequence[float | None]) -> None:
     """Raises UserError for a loss weight of an output without a loss, which would change nothing."""
-    without = [name for name, loss in zip(names, losses, strict=True) if loss is None and loss_weights.get(name)]
-    if without:
+    by_output = zip(names, losses, loss_weights, strict=True)
+    without = next((name for name, loss, weight in by_output if loss is None and weight), None)
+    if without is not None:
         raise UserError(
-            f"loss_weights for {without[0]!r}: this output has no loss; pass one in losses, or omit its weight"
+            f"loss_weights for {without!r}: this output has no loss; pass one in losses, or omit its weight"
         )
-
-
-def _check_steps(model: keras.Model) -> None:
-    """Raises UserError for a model with steps of its own, which every mode would ignore without a word."""
-    names = ("train_step", "compute_loss", "test_step")
-    own = next((name for name in names if getattr(type(model), name) is not getattr(keras.Model, name)), None)
-    if own is not None:
-        raise UserError(
-            f"model {model.name!r}: {type(model).__name__} has a {own}() of its own, which no run calls: "
-            "remove it, pass losses to OwnTask, and let layers add others by add_loss"
-        )
-
-
-def _copy(model: keras.Model) -> keras.Model:
-    """A copy of the model with the same weights.
-
-    Raises:
-      UserError: Keras can't rebuild the model from its configuration, or the copy would lose a vocabulary.
-    """
-    try:
-        copy = keras.models.clone_model(model)
-    except (NotImplementedError, TypeError, ValueError) as error:
-        raise UserError(
-            f"model {model.name!r} can't be copied ({type(error).__name__}): "
-            "pass a function that builds it instead"
-        ) from error
-    copy.set_weights(model.get_weights())
-    for ours, theirs in zip(copy.variables, model.variables, strict=True):
-        if ours.trainable != theirs.trainable:  # frozen alone, not with its layer
-            ours.trainable = theirs.trainable
-    compute_constants(copy)
-    for ours, theirs in zip(copy._flatten_layers(), model._flatten_layers(), strict=True):
-        if hasattr(theirs, "get_vocabulary") and theirs.get_vocabulary() != ours.get_vocabulary():
-            raise UserError(
-                f"model {model.name!r} can't be copied: Keras's copy of layer {theirs.name!r} loses the "
-                "vocabulary that it was adapted to; pass a function that builds the model, and adapts it, instead"
-            )
-    return copy

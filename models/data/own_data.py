@@ -217,12 +217,21 @@ def known_batch_size(data: Any) -> int | None:
     return spec.shape[0] if spec.shape.rank else None
 
 
+def num_batches(data: Any) -> int | None:
+    """Number of batches of a dataset; None for an unknown or endless number, and for arrays."""
+    if not isinstance(data, tf.data.Dataset):
+        return None
+    found = int(data.cardinality())
+    return found if found > 0 else None
+
+
 def dataset_stream(data: tf.data.Dataset, *, repeated: bool, shard: InputShard) -> tf.data.Dataset:
     """The shard's parts of the user's batches, from batch shard.first_batch on."""
     first = shard.first_batch
-    if repeated and data.cardinality() > 0:
+    in_pass = num_batches(data)
+    if repeated and in_pass is not None:
         # Every pass is the same: whole passes need not be read.
-        first %= int(data.cardinality())
+        first %= in_pass
     batches = (data.repeat() if repeated else data).skip(first).shard(shard.stride, 0)
 
     def cut(*parts: Any) -> Batch:

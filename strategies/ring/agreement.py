@@ -11,8 +11,8 @@ from towers.errors import UserError
 
 def wish(move: Move) -> list[int]:
     """What a worker wants, as numbers."""
-    due = [move.evaluation, move.checkpoint]
-    return [move.stop, move.save, move.evaluate, move.target, move.last_step, move.until, *due]
+    asked = [move.stop, move.save, move.evaluate]
+    return [*asked, move.target, move.last_step, move.until, move.evaluation, move.checkpoint]
 
 
 def agreed(move: Move, wishes: np.ndarray, members: Sequence[Member], *, save_together: bool) -> Move:

@@ -191,7 +191,7 @@ class Trainer:
             callbacks=self._callbacks,
             figures=self._figures,
             model_path=None if self._files is None else self._files.model,
-            evaluated_steps=None if self._files is None else self._files.evaluated_steps(),
+            evaluated_steps=None if self._files is None else self._files.evaluated_steps,
             stop_requested=stop_requested,
         )
 

@@ -27,7 +27,7 @@ class TrainingLoop:
         callbacks: Sequence[Callback],
         figures: RunFigures,
         model_path: pathlib.Path | None,
-        evaluated_steps: Collection[int] | None,
+        evaluated_steps: Callable[[], Collection[int]] | None,
         stop_requested: Callable[[], bool],
     ):
         """Args:
@@ -38,7 +38,7 @@ class TrainingLoop:
         callbacks: called for each report and evaluation.
         figures: one of the callbacks, which tells how long steps take.
         model_path: the file that the trained model is exported to; None in a process without files.
-        evaluated_steps: the steps whose evaluation is in the run's files; None in a process without files.
+        evaluated_steps: reads the steps whose evaluation is in the run's files; None in a process without files.
         stop_requested: as for `Trainer`.
         """
         self._strategy, self._options, self._last_step = strategy, options, last_step
@@ -48,7 +48,7 @@ class TrainingLoop:
         # A signal ends an evaluation, and a run may be killed during one; its checkpoint is of the same step.
         step = strategy.step
         is_due = step > 0 and due(step - 1, step, *self._evaluation_periods)
-        self._lacks_evaluation = is_due and evaluated_steps is not None and step not in evaluated_steps
+        self._lacks_evaluation = is_due and evaluated_steps is not None and step not in evaluated_steps()
 
     def run(self) -> bool:
         """Trains, saves, exports and evaluates; False if training was stopped before the end.

@@ -29,8 +29,10 @@ from strategies.atomic_write import write_atomically
 from towers.hardware.gpus import memory_bytes
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-# A part that is over its time gets this long to end by itself.
-_GRACE_SECONDS = 15.0
+# How a part that is over its time ends, and how long each signal gets. pytest-xdist waits 10 s for processes that
+# a hung kernel holds, and with four of them said after 13 s why tests failed (two cores); on a busy machine later.
+# A GPU's driver can hold a killed process back: the other parts still run.
+_ENDING = ((signal.SIGINT, 40.0), (signal.SIGTERM, 15.0), (signal.SIGKILL, 30.0))
 _LOOK_SECONDS = 120.0
 # In a container the driver counts no memory by process, so this test compares what all processes use.
 _ALONE = "tests/gpu/test_memory_growth.py"
@@ -109,18 +111,13 @@ def run(part: Part, folder: pathlib.Path) -> dict:
 
 def _end(process: subprocess.Popen) -> None:
     """Ends the process and all that it started. After SIGINT pytest says why tests failed."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
+    for number, seconds in _ENDING:
         try:
             os.killpg(process.pid, number)
         except ProcessLookupError:
-            break
-        try:
-            process.wait(_GRACE_SECONDS)
-        except subprocess.TimeoutExpired:
-            continue
-    # A GPU's driver can hold a killed process back; the other parts still run.
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(_GRACE_SECONDS)
+            return
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(seconds)
 
 
 def gpus(seconds: float = _LOOK_SECONDS) -> list[str]:

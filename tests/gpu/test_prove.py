@@ -63,12 +63,16 @@ def test_success_needs_a_gpu(tmp_path):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("num_processes, seconds", [(0, 15.0), (2, 40.0)])
-def test_tests_that_are_over_their_time_say_why_others_failed(tmp_path, num_processes, seconds):
-    """On a busy machine pytest's processes take more than eight seconds to start."""
+@pytest.mark.parametrize(
+    "num_processes, seconds, on_sigint", [(0, 15.0, "default_int_handler"), (2, 40.0, "SIG_IGN")]
+)
+def test_tests_that_are_over_their_time_say_why_others_failed(tmp_path, num_processes, seconds, on_sigint):
+    """Also beside a process that no SIGINT ends. Busy machines need over eight seconds to start pytest's."""
     tests = tmp_path / "test_two.py"
     tests.write_text(
-        "import time\ndef test_bad():\n    assert 'the cause' == ''\ndef test_late():\n    time.sleep(600)\n"
+        "import signal, time\n"
+        "def test_bad():\n    assert 'the cause' == ''\n"
+        f"def test_late():\n    signal.signal(signal.SIGINT, signal.{on_sigint})\n    time.sleep(600)\n"
     )
     said = ("-m", "pytest", str(tests), "-p", "no:cacheprovider", f"--numprocesses={num_processes}")
     part = Part("pytest", (*said, "--dist=worksteal", f"--rootdir={tmp_path}"), seconds)

@@ -360,13 +360,14 @@ class ComputesItsLoss(keras.Model):
         return keras.ops.mean(y_pred)
 
 
-class TestsItself(keras.Model):
+class EvaluatesItself(keras.Model):
     def test_step(self, data):
         return {"loss": keras.ops.mean(self(data[0]))}
 
 
 @pytest.mark.parametrize(
-    "kind, method", [(StepsByItself, "train_step"), (ComputesItsLoss, "compute_loss"), (TestsItself, "test_step")]
+    "kind, method",
+    [(StepsByItself, "train_step"), (ComputesItsLoss, "compute_loss"), (EvaluatesItself, "test_step")],
 )
 def test_a_model_with_steps_of_its_own_is_refused(kind, method):
     """No mode calls them: the model would train with another loss than its author thinks."""
