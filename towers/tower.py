@@ -27,7 +27,7 @@ from towers.recompute.recomputation import Recomputation
 from towers.task import Batch, Task, WeightedValue
 from towers.timeline.activities import BACKWARD_SCOPE
 from towers.tower_scope import TowerScope, is_seed
-from towers.tracing.assigned_variables import check_assigns_no_variable
+from towers.tracing.captured_variables import check_captured_variables
 from towers.tracing.drawn_numbers import drawn_by_tensorflow
 from towers.tracing.traced_once import TracedOnce
 
@@ -202,10 +202,10 @@ class TowerFunction:
             loss = self._task.loss(outputs, batch)
             loss_sum = total_loss(loss, losses)
             objective = loss_sum * gain
+        check_captured_variables(self.model)
         with tf.name_scope(BACKWARD_SCOPE):
             gradients = self._gradients(parameters, traced.gradients(tape, objective, watched))
         metrics = weighted_metrics(self._task, outputs, batch, active)
-        check_assigns_no_variable(tf.compat.v1.get_default_graph(), self.model)
         result = TowerResult(loss_sum * active, loss.weight * active, gradients, new_state, metrics)
         self._kernels.place_values()
         return result if self.exchange is None else self.exchange.when_all_are_done(result)
@@ -313,8 +313,8 @@ def check_gradients(variables: Sequence[keras.Variable], found: Sequence) -> Non
     missing = [variable.path for variable, gradient in zip(variables, found, strict=True) if gradient is None]
     if missing:
         raise UserError(
-            f"no gradient for parameter {', '.join(missing)}: the loss does not depend on it, or its layer's call "
-            "is a tf.function; use it in the outputs, set trainable=False on its layer, or remove the tf.function"
+            f"no gradient for parameter {', '.join(missing)}: the loss does not depend on it; use it in the "
+            "outputs, or set trainable=False on its layer"
         )
 
 

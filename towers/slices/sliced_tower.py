@@ -31,6 +31,7 @@ from towers.tower import (
     total_loss,
     weighted_metrics,
 )
+from towers.tracing.captured_variables import check_captured_variables
 from towers.tracing.traced_once import TracedOnce, specs_of
 
 
@@ -39,14 +40,14 @@ class _SlicedModel:
 
     def __init__(self, model: keras.Model, layout: Layout, devices: Sequence[str], kernels: LayerKernels):
         self.variables, self.layout, self.devices = ModelVariables.of(model), layout, tuple(devices)
-        self._model, self.kernels = model, kernels
+        self.template, self.kernels = model, kernels
 
     def run(self, values: SlicedValues, state, seed, batch, training, *others, **options):
         """As `towers.tower.run_model`."""
         mapping = self.variables.mapping(values.whole_values(), state, seed)
         kept = self.variables.state if training else ()
-        with shadowed(sliced_calls(self._model, self.layout, values)):
-            return run_model(self._model, mapping, kept, batch, training, self.kernels, *others, **options)
+        with shadowed(sliced_calls(self.template, self.layout, values)):
+            return run_model(self.template, mapping, kept, batch, training, self.kernels, *others, **options)
 
 
 class SlicedTower:
@@ -111,6 +112,7 @@ class SlicedTower:
             loss = self._task.loss(outputs, batch)
             loss_sum = total_loss(loss, losses)
             objective = loss_sum * gain
+        check_captured_variables(self._model.template)
         with tf.name_scope(BACKWARD_SCOPE):
             gradients = values.gradients_of(objective, traced)
         check_gradients(self._model.variables.parameters, gradients)

@@ -23,6 +23,7 @@ from towers.tower import (
     total_loss,
     weighted_metrics,
 )
+from towers.tracing.captured_variables import check_captured_variables
 
 _SCALAR, _SEED = tf.TensorSpec([], tf.float32), tf.TensorSpec([2], tf.int32)
 
@@ -108,6 +109,7 @@ class StagedPasses:
             loss = self._task.loss(outputs, batch)
             loss_sum = total_loss(loss, losses)
             objective = loss_sum * gain
+        check_captured_variables(self._model)
         self.decays = [decays.get(id(variable)) for variable in self.variables.state]
         metrics = weighted_metrics(self._task, outputs, batch, active)
         loss_sum, weight = loss_sum * active, loss.weight * active

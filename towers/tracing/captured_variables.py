@@ -1,14 +1,14 @@
-"""Finds a `tf.Variable` that a traced tower assigns.
+"""Finds variables that a traced tower uses itself, not the tensors in their place (`towers.tower_scope`).
 
-Keras's variables are tensors while a tower is traced (`towers.tower_scope`). A `tf.Variable` that a layer keeps as
-an attribute is not among them: its assignment is an operation of the graph, which runs once in each tower and
-microbatch.
+A `tf.Variable` that a layer keeps as an attribute has no tensor: its assignment is an operation of the graph,
+which runs once in each tower and microbatch. A `tf.function` that was traced while the model was built reads the
+model's own variables, which keep their first values, and assigns nothing: Keras noted that trace's assignments
+elsewhere.
 """
 
 import keras
 import tensorflow as tf
 from tensorflow.python.framework.auto_control_deps_utils import get_read_write_resource_inputs
-from tensorflow.python.framework.func_graph import FuncGraph
 
 from towers.errors import UserError
 
@@ -18,10 +18,19 @@ _ASSIGNMENTS = ("Assign", "ResourceScatter")
 _CALLS = ("If", "While", "Case", "StatefulPartitionedCall")
 
 
-def check_assigns_no_variable(graph: FuncGraph, model: keras.Model) -> None:
-    """Raises UserError if the graph of a tower, whose model this is, assigns a `tf.Variable`."""
-    for handle, inner in graph.captures:
-        if inner.dtype == tf.resource and any(_assigns(operation, inner) for operation in inner.consumers()):
+def check_captured_variables(model: keras.Model) -> None:
+    """Raises UserError if the tower's graph that is traced now uses its model's variables, or assigns others."""
+    held = ((variable.path, variable._value) for variable in model.variables)  # None for a table that is elsewhere
+    of_model = {id(value.handle): path for path, value in held if isinstance(value, tf.Variable)}
+    for handle, inner in tf.compat.v1.get_default_graph().captures:
+        if inner.dtype != tf.resource:
+            continue
+        if id(handle) in of_model:
+            raise UserError(
+                f"{of_model[id(handle)]} is used in a tf.function, which was traced when the model was built and "
+                "keeps the weight's first value: remove the tf.function from the call of its layer"
+            )
+        if any(_assigns(operation, inner) for operation in inner.consumers()):
             raise UserError(
                 f"{_name(handle, model)} is assigned while the model trains, but it is no weight of the model, so "
                 "each tower would assign it, and no checkpoint would have it: make it with add_weight(..., "

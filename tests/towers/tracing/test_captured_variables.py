@@ -1,0 +1,36 @@
+"""A weight that a `tf.function` of the model keeps is refused in every kind of tower."""
+
+import keras
+import pytest
+import tensorflow as tf
+from keras import layers
+
+from strategies.registry import build_strategy
+from tests.towers.logical_cpus import cpus, cpus_in_groups
+from tests.towers.tiny_tasks import NUM_CLASSES, TinyTask, stacked, vectors
+from tests.towers.user_errors import refused
+from towers.options import StepOptions
+
+
+class Scaled(layers.Layer):
+    """Multiplies its inputs by a weight in a function that is traced while the model is built, and no more."""
+
+    def build(self, shape):
+        self.factor = self.add_weight(shape=shape[-1:], initializer="ones", trainable=False, name="factor")
+        self.traced = tf.function(lambda inputs: inputs * self.factor)
+
+    def call(self, inputs):
+        return self.traced(inputs)
+
+
+def build() -> keras.Model:
+    return stacked((4,), layers.Dense(4), Scaled(name="scaled"), layers.Dense(NUM_CLASSES))
+
+
+@pytest.mark.parametrize(
+    "name, devices", [("towers", cpus(1)), ("slices", cpus_in_groups("slice:2")), ("pipeline", cpus(2))]
+)
+def test_a_weight_in_a_function_of_the_model(name, devices):
+    strategy = build_strategy(name, TinyTask(build=build, examples=vectors(8)), devices, StepOptions())
+    with refused("scaled/factor is used in a tf.function", "remove the tf.function"):
+        strategy.run_steps(1)
