@@ -3,7 +3,7 @@
 A `tf.Variable` that a layer keeps as an attribute has no tensor: its assignment is an operation of the graph,
 which runs once in each tower and microbatch. A `tf.function` that was traced while the model was built reads the
 model's own variables, which keep their first values, and assigns nothing: Keras noted that trace's assignments
-elsewhere.
+elsewhere. For a frozen layer that is right, such as a `TFSMLayer`, whose weights are a SavedModel's.
 """
 
 import keras
@@ -20,15 +20,15 @@ _CALLS = ("If", "While", "Case", "StatefulPartitionedCall")
 
 def check_captured_variables(model: keras.Model) -> None:
     """Raises UserError if the tower's graph that is traced now uses its model's variables, or assigns others."""
-    held = ((variable.path, variable._value) for variable in model.variables)  # None for a table that is elsewhere
-    of_model = {id(value.handle): path for path, value in held if isinstance(value, tf.Variable)}
+    of_model = _handles(model)
     for handle, inner in tf.compat.v1.get_default_graph().captures:
         if inner.dtype != tf.resource:
             continue
         if id(handle) in of_model:
             raise UserError(
                 f"{of_model[id(handle)]} is used in a tf.function, which was traced when the model was built and "
-                "keeps the weight's first value: remove the tf.function from the call of its layer"
+                "keeps the weight's first value: remove the tf.function from the call of its layer, or freeze the "
+                "layer by trainable=False"
             )
         if any(_assigns(operation, inner) for operation in inner.consumers()):
             raise UserError(
@@ -36,6 +36,14 @@ def check_captured_variables(model: keras.Model) -> None:
                 "each tower would assign it, and no checkpoint would have it: make it with add_weight(..., "
                 "trainable=False)"
             )
+
+
+def _handles(model: keras.Model) -> dict[int, str]:
+    """The paths of the variables that may change, by the ids of their handles."""
+    frozen = {id(one) for layer in model._flatten_layers() if not layer.trainable for one in layer.variables}
+    # Without a value for a table that is elsewhere.
+    held = ((one.path, one._value) for one in model.variables if id(one) not in frozen)
+    return {id(value.handle): path for path, value in held if isinstance(value, tf.Variable)}
 
 
 def _assigns(operation: tf.Operation, handle: tf.Tensor) -> bool:

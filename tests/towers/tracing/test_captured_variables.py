@@ -1,6 +1,5 @@
 """A weight that a `tf.function` of the model keeps is refused in every kind of tower."""
 
-import keras
 import pytest
 import tensorflow as tf
 from keras import layers
@@ -23,14 +22,23 @@ class Scaled(layers.Layer):
         return self.traced(inputs)
 
 
-def build() -> keras.Model:
-    return stacked((4,), layers.Dense(4), Scaled(name="scaled"), layers.Dense(NUM_CLASSES))
+def task_with(scaled: Scaled) -> TinyTask:
+    def build():
+        return stacked((4,), layers.Dense(4), scaled, layers.Dense(NUM_CLASSES))
+
+    return TinyTask(build=build, examples=vectors(8))
 
 
 @pytest.mark.parametrize(
     "name, devices", [("towers", cpus(1)), ("slices", cpus_in_groups("slice:2")), ("pipeline", cpus(2))]
 )
 def test_a_weight_in_a_function_of_the_model(name, devices):
-    strategy = build_strategy(name, TinyTask(build=build, examples=vectors(8)), devices, StepOptions())
+    strategy = build_strategy(name, task_with(Scaled(name="scaled")), devices, StepOptions())
     with refused("scaled/factor is used in a tf.function", "remove the tf.function"):
         strategy.run_steps(1)
+
+
+def test_a_frozen_layer_may_be_a_function():
+    """Its weights never change, as those of a SavedModel in a `TFSMLayer`."""
+    strategy = build_strategy("towers", task_with(Scaled(name="scaled", trainable=False)), cpus(1), StepOptions())
+    assert strategy.run_steps(1).num_steps == 1
