@@ -113,19 +113,27 @@ class EngineOfWorker:
             stand_in=stand_in,
         )
 
-        def new_group_key() -> int:
-            return _FIRST_TOWERS_GROUP_KEY + ring.next_channel()
-
-        exchange_of_towers = None
-        if len(all_shares) > 1:
-            exchange_of_towers = TowerExchange(len(all_shares), new_group_key(), new_group_key)
         return {
             "batch_spec": spec,
             "parts": parts,
-            "tower_exchange": exchange_of_towers,
+            "tower_exchange": self._exchange_of_towers(len(all_shares)),
             # With accumulation a step's batch is a tuple of microbatches.
             "step_spec": spec if self.microbatches == 1 else (spec,) * self.microbatches,
         }
+
+    def _exchange_of_towers(self, num_towers: int) -> TowerExchange | None:
+        """Over all towers of several workers, whose processes choose the same keys.
+
+        None for a ring of one: the engine's own has a new key. TensorFlow never forgets one, and each ring counts
+        its channels from 1.
+        """
+        if self.ring.num_workers == 1:
+            return None
+
+        def new_group_key() -> int:
+            return _FIRST_TOWERS_GROUP_KEY + self.ring.next_channel()
+
+        return TowerExchange(num_towers, new_group_key(), new_group_key)
 
     def _units(self, model: keras.Model) -> WorkerUnits | None:
         """For workers each of which has its own parts of the parameters alone."""

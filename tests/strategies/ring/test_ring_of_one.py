@@ -1,0 +1,37 @@
+"""Rings of one worker: a process may train one after another."""
+
+from keras import layers
+
+from strategies.registry import build_strategy
+from tests.towers.logical_cpus import cpus
+from tests.towers.tiny_tasks import (
+    NUM_CLASSES,
+    TinyTask,
+    assert_close,
+    parameters_of,
+    stacked,
+    trainer_of,
+    vectors,
+)
+from towers.options import StepOptions
+from towers.updates.schedules import Constant
+
+
+def task_of_width(width: int) -> TinyTask:
+    def build():
+        return stacked(
+            (4,), layers.Dense(width, use_bias=False), layers.BatchNormalization(), layers.Dense(NUM_CLASSES)
+        )
+
+    return TinyTask(build=build, examples=vectors(8))
+
+
+def test_each_sums_its_own_statistics():
+    """TensorFlow remembers how many numbers a sum has, by the keys of group and sum."""
+    for width in (5, 6):
+        options = StepOptions(batch_stats="synced", schedule=Constant(0.1))
+        ring = build_strategy("ring", task_of_width(width), cpus(2), options)
+        alone = trainer_of(task_of_width(width), 1)
+        for strategy in (ring, alone):
+            strategy.run_steps(2)
+        assert_close(parameters_of(ring), parameters_of(alone))
