@@ -34,6 +34,11 @@ from towers.tower import ModelVariables
 from towers.updates.rules import UpdateRule
 from towers.updates.sparse_updates import LAZY, only_rows
 
+_STALE = (
+    "workers compute gradients from parameters that others change meanwhile, so training may diverge at a rate "
+    "that suits one device: if the loss grows, use a lower rate, clip_global_norm=1 or staleness='sync'"
+)
+
 
 class ServersStrategy(SynchronousStrategy):
     """The chief's side.
@@ -107,7 +112,8 @@ class ServersStrategy(SynchronousStrategy):
     def notices(self) -> list[str]:
         own = self.engine_choice.name == OWN
         carrier = "parameter servers of this project" if own else "ParameterServerStrategy"
-        return [self.engine_choice.notice(carrier), *self._notices_of_tables(), *super().notices]
+        notices = [self.engine_choice.notice(carrier), *self._notices_of_tables(), *super().notices]
+        return [*notices, _STALE] if self._servers.has_stale_gradients(self._num_workers) else notices
 
     def _notices_of_tables(self) -> list[str]:
         if not (tables := self.layout.tables):
@@ -131,8 +137,7 @@ class ServersStrategy(SynchronousStrategy):
     def is_exact(self) -> bool:
         if self.layout.tables and self._servers.sparse_updates == LAZY and not only_rows(self.options.rule):
             return False
-        alone = self._num_workers == 1 and not self._servers.prefetch
-        return alone or self._servers.is_serial or (self._servers.is_sync and not self._servers.backup_workers)
+        return not (self._servers.has_stale_gradients(self._num_workers) or self._servers.backup_workers)
 
     @property
     def shares_by_worker(self) -> tuple[tuple[float, ...], ...]:

@@ -97,6 +97,10 @@ class ServersOptions:
         """Largest staleness of an update; None for no bound."""
         return int(self.staleness) if self.staleness.isdecimal() else None
 
+    def has_stale_gradients(self, num_workers: int) -> bool:
+        """Whether parameters may have changed between a gradient's computation and its update."""
+        return not (self.is_sync or self.is_serial) and (num_workers > 1 or self.prefetch)
+
     @property
     def is_serial(self) -> bool:
         """Whether workers take turns and each starts from the update before: the results are one device's."""

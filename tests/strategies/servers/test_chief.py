@@ -44,7 +44,7 @@ def group():
     assert running.result() == "done"
 
 
-def chief_of(group: Group, task: Task, schedule: Schedule = RATE) -> ServersStrategy:
+def chief_of(group: Group, task: Task, schedule: Schedule = RATE, num_workers: int = 1) -> ServersStrategy:
     return ServersStrategy(
         task,
         cpus(1),
@@ -52,7 +52,7 @@ def chief_of(group: Group, task: Task, schedule: Schedule = RATE) -> ServersStra
         None,
         make_carrier=lambda strategy: OwnCarrier(group, strategy.layout),
         servers=ServersOptions(engine="own"),
-        num_workers=1,
+        num_workers=num_workers,
         num_servers=1,
         startup_timeout_seconds=LIMIT_SECONDS,
     )
@@ -65,6 +65,12 @@ def chief(group):
 
 def sent_bytes(group: Group) -> int:
     return sum(connection.sent_bytes for connection in group.connections)
+
+
+def test_that_stale_gradients_need_lower_rates_is_said(group):
+    alone, beside_another = (chief_of(group, small_task(), num_workers=count).notices for count in (1, 2))
+    assert not any("diverge" in line for line in alone)
+    assert "may diverge" in beside_another[-1] and "staleness='sync'" in beside_another[-1]
 
 
 def test_checkpointables_asks_no_server(chief, group):

@@ -23,6 +23,21 @@ def test_staleness(staleness, is_sync, bound, is_serial):
     assert (options.is_sync, options.bound, options.is_serial) == (is_sync, bound, is_serial)
 
 
+@pytest.mark.parametrize(
+    "staleness, prefetch, of_one_worker, of_two",
+    [
+        ("async", False, False, True),
+        ("async", True, True, True),
+        ("1", False, False, True),
+        ("0", False, False, False),
+        ("sync", False, False, False),
+    ],
+)
+def test_which_gradients_are_stale(staleness, prefetch, of_one_worker, of_two):
+    options = ServersOptions(staleness=staleness, prefetch=prefetch)
+    assert [options.has_stale_gradients(workers) for workers in (1, 2)] == [of_one_worker, of_two]
+
+
 @pytest.mark.parametrize("staleness", ["", "asynchronous", "-1", "1.5", "²", "Sync"])
 def test_an_unknown_staleness(staleness):
     with refused(f"staleness={staleness!r}", "use async, sync or an integer of at least 0"):
