@@ -134,8 +134,8 @@ class OwnTask:
     def _check_metrics(self) -> None:
         of_outputs = self.metric_functions
         if isinstance(of_outputs, Mapping):
-            of_outputs = [of_outputs]
-        if not isinstance(of_outputs, list | tuple) or not all(isinstance(one, Mapping) for one in of_outputs):
+            of_outputs = [of_outputs, *(one for one in of_outputs.values() if isinstance(one, Mapping))]
+        if not isinstance(of_outputs, list | tuple) or not all(map(_is_by_name, of_outputs)):
             raise UserError(
                 f"metric_functions={self.metric_functions!r}: must be functions by name, or a list of such "
                 "mappings for several outputs; pass for example {'mae': keras.metrics.mean_absolute_error}"
@@ -286,11 +286,30 @@ class OwnTask:
                 _check_used(names(), losses, given)
             scales = [1.0 if scale is None else scale for scale in given]
         aligned = self._aligned(outputs, batch.labels, batch.weights)
+        if isinstance(batch.weights, Mapping):
+            self._check_weights(outputs, batch.weights, losses)
         return [
             Term(loss=loss, scale=scale, labels=labels, output=output, weights=weights)
             for loss, scale, (output, labels, weights) in zip(losses, scales, aligned, strict=True)
             if loss is not None
         ]
+
+    def _check_weights(self, outputs: Any, weights: Mapping[str, Any], losses: Sequence[Any]) -> None:
+        """Raises UserError for weights of an output without a loss and metrics, which would change nothing."""
+        names = self._names(outputs)
+        measured = losses
+        if self._metrics_by_output:
+            measured = given_by_output("metric_functions", self.metric_functions, outputs, lambda: names)
+        for name, loss, metrics in zip(names, losses, measured, strict=True):
+            if loss is None and not metrics and not is_empty(weights.get(name, ())):
+                raise UserError(
+                    f"weights for {name!r}: this output has no loss and no metric; omit its weights, or pass one"
+                )
+
+
+def _is_by_name(functions: Any) -> bool:
+    """Whether they are a mapping whose keys are names, of metrics or of outputs."""
+    return isinstance(functions, Mapping) and all(isinstance(name, str) for name in functions)
 
 
 def _check_used(names: Sequence[str], losses: Sequence[Any], loss_weights: Sequence[float | None]) -> None:

@@ -402,6 +402,14 @@ def test_losses_without_a_common_divisor_are_refused():
     assert "mask" in refused_loss(own_task(model=model, train_data=data), model, data)
 
 
+def test_weights_of_an_output_that_nothing_weighs_are_refused():
+    model, data = two_headed(True), (X, {"values": VALUES, "kind": KINDS}, {"values": WEIGHTS})
+    fields = {"model": model, "train_data": data, "losses": {"kind": sparse()}}
+    assert "weights for 'values': this output has no loss" in refused_loss(own_task(**fields), model, data)
+    task = own_task(**fields, metric_functions={"values": {"far": keras.metrics.mean_absolute_error}})
+    assert set(ours(task, model, data)) == {"loss", "values_far"}
+
+
 @pytest.mark.parametrize(
     "fields, labels, part",
     [
@@ -430,7 +438,10 @@ def test_fields_that_do_not_match_the_outputs_are_refused(fields, labels, part):
         ({"losses": keras.losses.Circle()}, "compares the examples of a batch with each other"),
         ({"loss_weights": ["1"]}, "must be finite numbers"),
         ({"metric_functions": [keras.metrics.mean_absolute_error]}, "must be functions by name"),
+        ({"metric_functions": {3: keras.metrics.mean_absolute_error}}, "must be functions by name"),
+        ({"metric_functions": {"a": {3: keras.metrics.mean_absolute_error}}}, "must be functions by name"),
         ({"metric_functions": {"a": keras.metrics.SparseCategoricalAccuracy()}}, "for each example"),
+        ({"train_data": (np.ma.masked_less(X, 0), KINDS)}, "masked values"),
         ({"train_data": (X, KINDS[:5])}, "train_data has arrays of 5, 12 examples"),
         ({"eval_data": (X[:0], KINDS[:0])}, "eval_data has arrays of 0 examples"),
         ({"batch_size": None}, "arrays need a batch size"),
