@@ -256,7 +256,8 @@ class CoordinatedCarrier:
     def report(self) -> Mapping:
         self._watch.absent(self._done)
         self._figures = self._ask_first("report")
-        return self._figures
+        of_servers = any(self._connection.ask(server, "stop_asked") for server in self._connection.servers)
+        return {**self._figures, "stop_asked": self._figures["stop_asked"] or of_servers}
 
     def server_figures(self) -> Sequence[ServerFigures]:
         """Bytes are those of the values; what TensorFlow's messages add is not counted, nor each worker's first

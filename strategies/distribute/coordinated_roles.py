@@ -1,6 +1,7 @@
 """The chief, a server and a worker of ParameterServerStrategy, each from start to end."""
 
 import dataclasses
+import json
 from collections.abc import Callable, Mapping
 
 from strategies.cluster import CHIEF, SERVER, WORKER, Cluster
@@ -120,7 +121,7 @@ def run_coordinated_server(
     offered = functions(Claims()) if membership.cluster.index == 0 else {}
     return _helped(
         membership,
-        offered,
+        {**offered, "stop_asked": lambda: json.dumps(stop_asked()).encode()},
         lambda: {"settings": membership.settings(options), "free_bytes": free_bytes()},
         stop_asked,
     )

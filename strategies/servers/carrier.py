@@ -105,7 +105,7 @@ class Carrier(Protocol):
 
     def report(self) -> Mapping:
         """The figures of the steps since the last report, as `servers.tally.Tally.take` names them, with 'done',
-        'totals', 'turned_away' (gradients dropped) and 'stop_asked' (whether a worker was asked to stop)."""
+        'totals', 'turned_away' (gradients dropped) and 'stop_asked' (whether another process was to stop)."""
 
     def server_figures(self) -> Sequence[ServerFigures]:
         """One for each server."""

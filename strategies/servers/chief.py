@@ -145,7 +145,7 @@ class ServersStrategy(SynchronousStrategy):
         return (tuple(share / sum(shares) for share in shares),) * self._workers_per_batch
 
     def agree(self, move: Move) -> Move:
-        """The chief decides; it stops also when a worker was asked to stop."""
+        """The chief decides; it stops also when another process was asked to stop."""
         self._until, self._stop_requested = move.until, move.stop_requested
         return dataclasses.replace(move, stop=move.stop or self._stop_asked)
 

@@ -201,14 +201,15 @@ def test_a_second_chief_is_refused_by_name(group_of, tmp_path):
 
 
 @pytest.mark.full
-def test_sigterm_to_a_worker_stops_all(group_of, tmp_path):
-    with group_of() as group:
-        signalled(group, tmp_path, signal.SIGTERM, "worker:1")
+@pytest.mark.parametrize("name", ["worker:1", "ps:1"])
+def test_sigterm_to_one_process_stops_all(group_of, tmp_path, name):
+    with group_of(servers=2) as group:
+        signalled(group, tmp_path, signal.SIGTERM, name)
         chief = all_end(group, INTERRUPTED)["chief:0"]
     stopped = int(chief.out.split("stopped at step ")[1].split(";")[0])
     assert 10 <= stopped < STEPS
     assert summary(tmp_path)["steps"] == stopped
-    assert resumed_to_the_end(group_of(variables=QUICK_INPUT), tmp_path) == stopped
+    assert resumed_to_the_end(group_of(servers=2, variables=QUICK_INPUT), tmp_path) == stopped
 
 
 @pytest.mark.full

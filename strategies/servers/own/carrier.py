@@ -131,7 +131,8 @@ class OwnCarrier:
     def report(self) -> Mapping:
         reply, _ = self._group.ask(0, "report")
         self._settle(reply.pop("decided"))
-        return reply
+        of_servers = any(asked["asked"] for asked, _ in self._group.ask_all("stop_asked"))
+        return {**reply, "stop_asked": reply["stop_asked"] or of_servers}
 
     def server_figures(self) -> Sequence[ServerFigures]:
         replies = self._group.ask_all("figures")

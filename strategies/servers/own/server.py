@@ -67,6 +67,7 @@ class Server:
         self._store, self._coordination = store, coordination
         self._timeout_seconds = timeout_seconds
         self._startup_timeout_seconds = 0.0
+        self._stop_asked: Callable[[], bool] = lambda: False
         self._entrance = Entrance(
             member, settings=settings, secret=secret, cluster=cluster, refusal_of_chief=self._refusal_of_chief
         )
@@ -75,6 +76,7 @@ class Server:
         self._requests: Mapping[str, Handler] = {
             "figures": self._figures,
             "alive": lambda message, arrays: ({}, ()),
+            "stop_asked": lambda message, arrays: ({"asked": self._stop_asked()}, ()),
             # `_answer_all` acts on it.
             "end": lambda message, arrays: ({}, ()),
             **store.requests,
@@ -98,13 +100,14 @@ class Server:
 
         Args:
           startup_timeout_seconds: seconds to wait for the chief to connect.
-          stop_asked: whether this process was asked to stop. Once the chief has connected, it decides.
+          stop_asked: whether this process was asked to stop. Once the chief has connected, it asks for that, and
+            stops all processes when everything is saved.
 
         Raises:
           PeerLost: the chief did not connect in time, or was lost before the end.
           UserError: a process was started with other settings.
         """
-        self._startup_timeout_seconds = startup_timeout_seconds
+        self._startup_timeout_seconds, self._stop_asked = startup_timeout_seconds, stop_asked
         threading.Thread(target=self._listener.accept_all, args=(self._start_serving,), daemon=True).start()
         deadline = time.monotonic() + startup_timeout_seconds
         try:
