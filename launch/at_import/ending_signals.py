@@ -55,19 +55,26 @@ class Interrupted(KeyboardInterrupt):
 class EndingSignals:
     """From now on the first SIGTERM, SIGHUP or SIGINT raises `Interrupted`, unless another handler is active.
 
-    A SIGHUP that is ignored, as after nohup, stays ignored.
+    A SIGHUP that is ignored, as after nohup, stays ignored. What raises may be lost: a library may have a bare
+    `except`, or be C++ that asks whether an object has an attribute. Then the next signal raises again, and
+    `StopSignals` takes the first one as its own.
 
     Attributes:
-      name: the signal that was received, as 'SIGTERM'; None if there was none.
+      received: number of the first signal; None if there was none.
     """
 
     def __init__(self):
-        self.name: str | None = None
+        self.received: int | None = None
         self._code: int | None = None
         if threading.current_thread() is threading.main_thread():
             for number in _ENDING:
                 if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
                     signal.signal(number, self._receive)
+
+    @property
+    def name(self) -> str | None:
+        """The signal that was received, as 'SIGTERM'; None if there was none."""
+        return None if self.received is None else signal.Signals(self.received).name
 
     def end(self, code: int) -> int:
         """Returns `code`, which no later signal changes."""
@@ -80,8 +87,10 @@ class EndingSignals:
     def _receive(self, number, frame) -> None:
         if self._code is not None:
             os._exit(self._code)  # a Ctrl-C while Python shuts down
-        if self.name is None or number == signal.SIGINT:
-            self.name = self.name or signal.Signals(number).name
+        # What is done on the way out is not interrupted again.
+        is_on_the_way_out = self.received is not None and sys.exc_info()[1] is not None
+        self.received = self.received or number
+        if not is_on_the_way_out or number == signal.SIGINT:
             raise Interrupted(number)
 
 

@@ -50,12 +50,20 @@ class ReceivedSignals:
 class StopSignals(ReceivedSignals):
     """Context manager: while active, the first signal makes `requested` return True, and nothing else.
 
-    A second SIGINT raises KeyboardInterrupt at once.
+    A second SIGINT raises KeyboardInterrupt at once. A signal counts too that the handler before this one has
+    noted as `received`, and that ended nothing because a library caught what it raised.
     """
 
     def __init__(self):
         super().__init__()
         self._first: int | None = None
+
+    def __enter__(self):
+        super().__enter__()
+        for handler in self._previous_handlers.values():
+            earlier = getattr(getattr(handler, "__self__", None), "received", None)
+            self._first = self._first or earlier
+        return self
 
     def requested(self) -> bool:
         """Whether a signal was received."""

@@ -8,7 +8,7 @@ import pytest
 
 from launch import binary
 from tests.launch.nursery import run_forked
-from tests.launch.programs import environment, run_many
+from tests.launch.programs import environment, run, run_many
 from towers.errors import UserError
 
 PROGRAM = """
@@ -196,6 +196,36 @@ program = importlib.import_module("launch." + sys.argv.pop())
 program.main = lambda _: os.kill(os.getpid(), signal.SIGTERM)
 program.cli()
 """
+
+
+CAUGHT = """
+import os, signal
+from launch import train
+
+trains = train.main
+
+
+def main(arguments):
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        try:
+            os.kill(os.getpid(), number)
+        except:  # as some libraries have it
+            print("caught", flush=True)
+    return trains(arguments)
+
+
+train.main = main
+train.cli()
+"""
+
+
+@pytest.mark.timeout(120)
+def test_a_signal_that_a_library_caught_stops_the_training(tmp_path):
+    (tmp_path / "caught.py").write_text(CAUGHT)
+    done = run("caught.py", "--model=tiny", "--steps=100000", "--directory=run", cwd=tmp_path)
+    assert done.code == 75, done.err
+    assert done.out.count("caught\n") == 2
+    assert "SIGTERM: stopped at step" in done.out
 
 
 @pytest.mark.full
