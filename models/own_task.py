@@ -303,7 +303,7 @@ class OwnTask:
         for name, loss, metrics in zip(names, losses, measured, strict=True):
             if loss is None and not metrics and not is_empty(weights.get(name, ())):
                 raise UserError(
-                    f"weights for {name!r}: this output has no loss and no metric; omit its weights, or pass one"
+                    f"weights for {name!r}: this output has no loss and no metric; omit them, or give it one"
                 )
 
 

@@ -25,7 +25,7 @@ _CODES = {"done": binary.DONE, "interrupted": binary.INTERRUPTED}
 
 
 def serve(options: StepOptions, membership: ServersMembership) -> int:
-    """Runs a server to its end; returns its exit code. A signal has the chief save and end all."""
+    """Runs a server to its end; returns its exit code. After a signal the chief saves and ends the run."""
     with StopSignals() as signals, _ended_if_stopped(membership):
         code = _code_of(lambda: run_server(options, membership, stop_asked=signals.requested))
         if code == binary.INTERRUPTED:

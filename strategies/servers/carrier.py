@@ -104,8 +104,11 @@ class Carrier(Protocol):
         """As `Start.state`; call it after `pause`."""
 
     def report(self) -> Mapping:
-        """The figures of the steps since the last report, as `servers.tally.Tally.take` names them, with 'done',
-        'totals', 'turned_away' (gradients dropped) and 'stop_asked' (whether another process was to stop)."""
+        """The figures of the steps since the last report, as `servers.tally.Tally.take` names them.
+
+        With 'done', 'totals', 'turned_away' (gradients dropped) and 'stop_asked' (whether a worker or a server was
+        asked to stop).
+        """
 
     def server_figures(self) -> Sequence[ServerFigures]:
         """One for each server."""

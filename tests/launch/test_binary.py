@@ -219,6 +219,7 @@ train.cli()
 """
 
 
+@pytest.mark.full
 @pytest.mark.timeout(120)
 def test_a_signal_that_a_library_caught_stops_the_training(tmp_path):
     (tmp_path / "caught.py").write_text(CAUGHT)
