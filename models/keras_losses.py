@@ -47,7 +47,8 @@ def checked_loss(loss: Any) -> keras.losses.Loss | None:
     """`loss` as an instance of a Keras loss, from an instance or Keras's name of one; None stays None.
 
     Raises:
-      UserError: not a Keras loss, or its value for a batch is no quotient of two sums over the examples.
+      UserError: not a Keras loss, one with a `__call__` of its own, or its value for a batch is no quotient of two
+        sums over the examples.
     """
     if loss is None:
         return None
@@ -57,6 +58,11 @@ def checked_loss(loss: Any) -> keras.losses.Loss | None:
         raise UserError(
             f"loss {getattr(loss, '__name__', loss)!r}: must be an instance of a Keras loss; "
             "pass for example keras.losses.MeanSquaredError()"
+        )
+    if type(loss).__call__ is not keras.losses.Loss.__call__:
+        raise UserError(
+            f"loss {loss.name}: {type(loss).__name__} has a __call__() of its own, which no run calls, because it "
+            "reduces the whole batch; write call(labels, outputs), which returns a value for each example, instead"
         )
     if isinstance(loss, keras.losses.Circle):
         raise UserError(

@@ -4,18 +4,18 @@ from collections.abc import Callable
 
 import keras
 
+from models.copied_model import copied
 from towers.errors import UserError
-from towers.layers.computed_constants import compute_constants
 
 
 def build(given: keras.Model | Callable[[], keras.Model]) -> keras.Model:
     """A new model from a function, or a copy of a built model with its weights.
 
     Raises:
-      UserError: the function returns no built model, the model can't be copied, or it has a training step of its
-        own.
+      UserError: the function returns no built model, the model can't be copied, it has a training step of its own,
+        or weights that their gradient overwrites.
     """
-    model = _copy(given) if isinstance(given, keras.Model) else given()
+    model = copied(given) if isinstance(given, keras.Model) else given()
     if not isinstance(model, keras.Model) or not model.built:
         raise UserError(
             f"model returns {type(model).__name__}: "
@@ -27,12 +27,13 @@ def build(given: keras.Model | Callable[[], keras.Model]) -> keras.Model:
             "call the model once on a batch before returning it, as model(features[:1])"
         )
     _check_steps(model)
+    _check_weights(model)
     return model
 
 
 def _check_steps(model: keras.Model) -> None:
     """Raises UserError for a model with steps of its own, which every mode would ignore without a word."""
-    names = ("train_step", "compute_loss", "test_step")
+    names = ("train_step", "compute_loss", "test_step", "make_train_function", "make_test_function")
     own = next((name for name in names if getattr(type(model), name) is not getattr(keras.Model, name)), None)
     if own is not None:
         raise UserError(
@@ -41,28 +42,11 @@ def _check_steps(model: keras.Model) -> None:
         )
 
 
-def _copy(model: keras.Model) -> keras.Model:
-    """A copy of the model with the same weights.
-
-    Raises:
-      UserError: Keras can't rebuild the model from its configuration, or the copy would lose a vocabulary.
-    """
-    try:
-        copy = keras.models.clone_model(model)
-    except (NotImplementedError, TypeError, ValueError) as error:
+def _check_weights(model: keras.Model) -> None:
+    """Raises UserError for weights that are no parameters: an update rule would change them by their gradient."""
+    overwritten = next((one for one in model.variables if one.overwrite_with_gradient), None)
+    if overwritten is not None:
         raise UserError(
-            f"model {model.name!r} can't be copied ({type(error).__name__}): "
-            "pass a function that builds it instead"
-        ) from error
-    copy.set_weights(model.get_weights())
-    for ours, theirs in zip(copy.variables, model.variables, strict=True):
-        if ours.trainable != theirs.trainable:  # frozen alone, not with its layer
-            ours.trainable = theirs.trainable
-    compute_constants(copy)
-    for ours, theirs in zip(copy._flatten_layers(), model._flatten_layers(), strict=True):
-        if hasattr(theirs, "get_vocabulary") and theirs.get_vocabulary() != ours.get_vocabulary():
-            raise UserError(
-                f"model {model.name!r} can't be copied: Keras's copy of layer {theirs.name!r} loses the "
-                "vocabulary that it was adapted to; pass a function that builds the model, and adapts it, instead"
-            )
-    return copy
+            f"model {model.name!r}: weight {overwritten.path} is overwritten by its gradient in Keras, as after "
+            "quantize('float8'), which no mode does; don't quantize, and train with precision='bfloat16' instead"
+        )

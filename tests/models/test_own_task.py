@@ -320,6 +320,17 @@ class WholeBatch(keras.losses.Loss):
         return keras.ops.mean(y_pred)
 
 
+def test_a_loss_that_reduces_by_itself_is_refused():
+    """A run divides the sum of `call`'s values itself, so it would leave the factor out."""
+
+    class Doubled(keras.losses.MeanSquaredError):
+        def __call__(self, labels, outputs, sample_weight=None):
+            return 2 * super().__call__(labels, outputs, sample_weight)
+
+    with pytest.raises(UserError, match=r"Doubled has a __call__\(\) of its own"):
+        own_task(losses=Doubled())
+
+
 def test_a_loss_with_one_value_for_the_batch_is_refused():
     message = refused_loss(own_task(losses=WholeBatch()), dense_model(), (X, KINDS))
     assert "call() returns one number for the batch: must return one value for each example" in message
@@ -365,9 +376,19 @@ class EvaluatesItself(keras.Model):
         return {"loss": keras.ops.mean(self(data[0]))}
 
 
+class MakesItsFunctions(keras.Model):
+    def make_train_function(self, force=False):
+        self.train_function = lambda iterator: {"loss": 0.0}
+
+
 @pytest.mark.parametrize(
     "kind, method",
-    [(StepsByItself, "train_step"), (ComputesItsLoss, "compute_loss"), (EvaluatesItself, "test_step")],
+    [
+        (StepsByItself, "train_step"),
+        (ComputesItsLoss, "compute_loss"),
+        (EvaluatesItself, "test_step"),
+        (MakesItsFunctions, "make_train_function"),
+    ],
 )
 def test_a_model_with_steps_of_its_own_is_refused(kind, method):
     """No mode calls them: the model would train with another loss than its author thinks."""
@@ -550,7 +571,9 @@ def test_evaluation_without_data_is_refused():
 
 
 def test_copies_start_with_the_users_weights():
-    model = dense_model()
+    model = keras.Sequential([keras.Input((5,)), dense_model()])
+    for one in (model, model.layers[0]):
+        one.compile("sgd", "mse", steps_per_execution=2)  # Changes nothing here.
     task = own_task(model=model)
     one, other = task.build_model(), task.build_model()
     assert one is not model and one is not other
@@ -573,6 +596,70 @@ def test_a_variable_that_is_frozen_alone_is_frozen_in_the_copy():
     copy = own_task(model=model).build_model()
     assert [one.trainable for one in copy.variables] == [one.trainable for one in model.variables]
     assert len(copy.trainable_variables) == 3
+
+
+def test_a_variables_own_regularizer_and_constraint_are_in_the_copy():
+    """Also where the layer has others, which were set after it was built."""
+    model = dense_model()
+    model.layers[0].kernel.regularizer, model.layers[0].bias.constraint = (
+        keras.regularizers.L2(),
+        keras.constraints.NonNeg(),
+    )
+    model.layers[-1].kernel_regularizer = keras.regularizers.L1()
+    copy = own_task(model=model).build_model()
+    for ours, theirs in zip(copy.variables, model.variables, strict=True):
+        assert (ours.regularizer, ours.constraint) == (theirs.regularizer, theirs.constraint)
+    assert copy.layers[0].kernel.regularizer and not copy.layers[-1].kernel.regularizer
+
+
+class Scaled(keras.layers.Dense):
+    """Its configuration lacks the factor."""
+
+    def __init__(self, units, factor=1.0, **options):
+        super().__init__(units, **options)
+        self._keep(factor)
+
+    def _keep(self, factor):
+        self.factor = factor
+
+    def call(self, inputs):
+        return super().call(inputs)
+
+
+class ScaledInPrivate(Scaled):
+    def _keep(self, factor):
+        self._factor = keras.ops.convert_to_tensor(factor)
+
+
+@pytest.mark.parametrize("kind", [Scaled, ScaledInPrivate])
+def test_a_copy_that_would_lose_a_layers_setting_is_refused(kind):
+    for factor in (1.0, 3.0):
+        layer = kind(3, factor=factor, name="scaled")
+        task = own_task(model=keras.Sequential([keras.Input(X.shape[1:]), layer]))
+        if factor == 1.0:
+            task.build_model()
+        else:
+            with pytest.raises(UserError, match=r"copy of layer 'scaled' loses its factor; return factor from"):
+                task.build_model()
+
+
+def test_a_copy_that_would_lose_what_was_set_later_is_refused():
+    layer = Scaled(3)
+    model = keras.Sequential([keras.Input(X.shape[1:]), layer])
+    own_task(model=model).build_model()
+    layer.factor = 3.0
+    with pytest.raises(UserError, match="loses its factor"):
+        own_task(model=model).build_model()
+
+
+def test_weights_that_their_gradient_overwrites_are_refused():
+    def build():
+        model = dense_model()
+        model.quantize("float8")
+        return model
+
+    with pytest.raises(UserError, match="is overwritten by its gradient"):
+        own_task(model=build).build_model()
 
 
 def test_a_copy_that_would_lose_a_vocabulary_is_refused():
