@@ -112,6 +112,7 @@ class StepOptions:
         compiles_norms = compiles and AVX2 in found and (few_threads if avx2_alone else one_thread)
         multiplies_bfloat16 = FAST_BFLOAT16 in found and runs_onednn()
         is_short = self.precision in SHORT_PRECISIONS
+        amx = tuned and self.precision == "bfloat16" and multiplies_bfloat16 and AMX_BFLOAT16 in found
         # What XLA compiles reads nothing on the host.
         as_on_gpus = devices.input_on_towers and not self.xla
         # Float16 convolutions take 4 to 250 times as long as float32's (AVX512-FP16; AMX-FP16 was not measured).
@@ -121,8 +122,9 @@ class StepOptions:
             compiled_batch_norm=self.fused_batch_norm and compiles_norms,
             compiled_activations=compiles,
             compiled_relu=compiles and is_short and one_thread and AVX512 in found,
-            images_side_by_side=tuned and multiplies_bfloat16 and AMX_BFLOAT16 in found,
-            examples_as_channels=tuned and few_threads and self._has_fast_convolutions(found),
+            examples_as_channels=tuned and runs_onednn() and AVX2 in found and (few_threads or amx),
+            amx=amx,
+            num_threads=devices.threads_per_tower,
             winograd_channels=self._winograd_channels(devices) if compiles and few_threads else 0,
             num_examples=num_examples,
             # Elsewhere, as on ARM, nothing was measured.
@@ -132,10 +134,6 @@ class StepOptions:
             values_on_host=as_on_gpus,
             deterministic=devices.deterministic and not devices.on_cpu,
         )
-
-    def _has_fast_convolutions(self, found: frozenset[str]) -> bool:
-        """Whether oneDNN's convolutions are much faster than its gradients of kernels; not measured elsewhere."""
-        return runs_onednn() and AVX2 in found and not (self.precision == "bfloat16" and AMX_BFLOAT16 in found)
 
     @staticmethod
     def _winograd_channels(devices: Devices) -> int:

@@ -12,12 +12,17 @@ AMX, loaded; oneDNN limited to AVX512_CORE is nearly the same; 0.3 ms of each ca
           1,024; 256; 64 elements                   0.67; 0.91; 1.06   0.38; 0.69; 1.00   0.67; 1.02; 1.04
     SiLU, 12,544 to 16,384 elements                 0.37 - 0.42        0.28 - 0.32        0.38 - 0.48
           1,024; 256; 64 elements                   0.90; 1.08; 1.19   0.59; 1.00; 1.04   0.91; 1.16; 1.17
-    side by side, rows of 8; 7; 3 pixels            0.98; 0.98; 1.02   1.10; 0.96; 0.83   1.01; 1.02; 1.03
 
 On an AMD EPYC (Zen 5: AVX-512, avx512_bf16; medians of five) in float32 and bfloat16: batch norm 0.28 to 0.67 and
 0.16 to 0.57; GELU of 12,544 elements and more 0.3 and 0.16, SiLU 0.5 and 0.26; ReLU in bfloat16 0.45 to 0.75;
 Winograd's method 0.59 to 0.83. Examples as channels in bfloat16: 8x8x32 0.89, 8x8x64 0.80, 15x15x64 0.87,
 16x16x128 0.92, 7x7x256 0.70, 3x3x256 0.49, 2x2x512 0.42; in float32 3x3x256 0.78, 2x2x512 0.63.
+
+On an Intel Xeon with AMX (medians of seven, three rounds) in float32 and bfloat16: batch norm 0.34 to 0.59 and
+0.25 to 0.52; GELU 0.26 to 0.67 and 0.13 to 0.39, SiLU 0.37 to 0.97 and 0.24 to 0.60; ReLU in bfloat16 0.72 to
+0.93; Winograd's method 0.49 to 0.89, but 15x15x64 1.04. Examples as channels in bfloat16: 8x8x64 0.76, 7x7x256
+0.46, 3x3x256 0.27, 2x2x512 0.37, and off 8x8x32 1.02, 15x15x64 1.16, 16x16x128 1.09; in float32 3x3x256 0.73,
+2x2x512 0.64.
 
 A ring's sums of 4 million numbers, CPU ms, ours and TensorFlow's: float32 1.3 and 4.7, bfloat16 5.8 and 7.8,
 float16 16 and 7.
@@ -40,8 +45,7 @@ from strategies.ring.exchange.tcp_ring import add_to
 from strategies.wire_precisions import WIRE_PRECISIONS
 from towers.layers import compiled_relu
 from towers.layers.compiled_activations import FEWEST_ELEMENTS
-from towers.layers.convolutions import examples_as_channels
-from towers.layers.convolutions.winograd import Gate
+from towers.layers.convolutions import examples_as_channels, winograd
 from towers.layers.kernels import LayerKernels
 from towers.options import StepOptions
 
@@ -93,13 +97,11 @@ _LAYERS = (
         for shape in ((32, 32, 16), (16, 16, 32), (8, 8, 64), (4, 4, 64))
     ),
     *(
-        _Measured(kernel=kernel, layer=_convolution(shape[-1]), shape=(64, *shape))
-        for kernel in ("images_side_by_side", "examples_as_channels")
-        for shape in ((8, 8, 64), (7, 7, 256), (3, 3, 256))
-    ),
-    *(
         _Measured(kernel="examples_as_channels", layer=_convolution(shape[-1]), shape=(64, *shape))
-        for shape in ((16, 16, 32), (8, 8, 32), (15, 15, 64), (16, 16, 128), (2, 2, 512))
+        for shape in (
+            *((16, 16, 32), (8, 8, 32), (15, 15, 64), (8, 8, 64)),
+            *((16, 16, 128), (7, 7, 256), (3, 3, 256), (2, 2, 512)),
+        )
     ),
     *(
         _Measured(kernel="winograd_channels", layer=_convolution(shape[-1]), shape=(64, *shape))
@@ -137,14 +139,13 @@ def measure_kernels() -> dict:
 def _gets_it(one: _Measured, used: LayerKernels) -> bool:
     """Whether the kernel is for this shape and precision, where it is enabled."""
     if one.kernel == "winograd_channels":
-        gate = Gate(used.winograd_channels, one.shape[0])
+        gate = winograd.Gate(used.winograd_channels, one.shape[0])
         return gate.takes(one.shape, _multiplied_in(used), _kernel_of(one))
     if one.kernel == "compiled_relu":
         return math.prod(one.shape[1:]) >= compiled_relu.FEWEST_ELEMENTS
-    if one.kernel == "images_side_by_side":
-        return FLAGS.precision == "bfloat16"
     if one.kernel == "examples_as_channels":
-        return examples_as_channels.pays(one.shape, _multiplied_in(used), _kernel_of(one))
+        gate = examples_as_channels.Gate(amx=used.amx, num_threads=used.num_threads, num_examples=one.shape[0])
+        return gate.takes(one.shape, _multiplied_in(used), _kernel_of(one))
     if one.kernel == "compiled_batch_norm":  # One layer, without an exchange.
         return not used.fused_batch_norm
     return one.kernel != "compiled_activations" or math.prod(one.shape[1:]) >= FEWEST_ELEMENTS

@@ -6,7 +6,6 @@ tower is traced.
 
 import contextlib
 import dataclasses
-import functools
 
 import keras
 import tensorflow as tf
@@ -15,7 +14,7 @@ from towers.exchange import TowerExchange
 from towers.layers import compiled_activations
 from towers.layers.batch_norm.calls import batch_norm_layers, fused_calls, num_compiled, num_fused
 from towers.layers.compiled_relu import relus_to_compile, relus_to_join
-from towers.layers.convolutions import examples_as_channels, narrow_maps, winograd
+from towers.layers.convolutions import examples_as_channels, winograd
 from towers.layers.convolutions.replaced import Convolution, replaced_convolutions
 from towers.layers.convolutions.winograd_loops import CompiledCall
 from towers.layers.forward_mode import unless_forward
@@ -35,10 +34,10 @@ class LayerKernels:
         everywhere without `fused_batch_norm`, for CPUs on which the fused kernel is slow; with ReLUs behind them.
       compiled_activations: GELU and SiLU are compiled.
       compiled_relu: ReLUs in bfloat16 and float16 are compiled, with the sums that they are of.
-      images_side_by_side: gradients of convolution kernels over small images get a layout that fills the CPU's
-        matrix unit.
       examples_as_channels: gradients of convolution kernels are convolutions whose channels are the examples, in
-        bfloat16 for CPUs without a matrix unit, in float32 over the smallest images.
+        bfloat16, and in float32 over the smallest images.
+      amx: the CPU multiplies bfloat16 in its matrix units, where fewer of these gradients gain.
+      num_threads: of a tower; 0 if it is not known. Kernels that gain on one thread alone are chosen by it.
       winograd_channels: fewest input and output channels of 3x3 convolutions that are computed in float32 by
         Winograd's method; 0 disables it.
       num_examples: of a tower's usual call; None if it is not known. Kernels that need enough are chosen by it,
@@ -56,8 +55,9 @@ class LayerKernels:
     compiled_batch_norm: bool = False
     compiled_activations: bool = False
     compiled_relu: bool = False
-    images_side_by_side: bool = False
     examples_as_channels: bool = False
+    amx: bool = False
+    num_threads: int = 0
     winograd_channels: int = 0
     num_examples: int | None = None
     float32_products: bool = False
@@ -110,10 +110,11 @@ class LayerKernels:
 
     @property
     def _convolutions(self) -> list[Convolution]:
-        as_channels = functools.partial(examples_as_channels.convolve, num_examples=self.num_examples)
+        as_channels = examples_as_channels.Gate(
+            amx=self.amx, num_threads=self.num_threads, num_examples=self.num_examples
+        )
         kernels = (
-            (as_channels, self.examples_as_channels),
-            (narrow_maps.by_long_rows, self.images_side_by_side),
+            (as_channels.convolve, self.examples_as_channels),
             (self._winograd.convolve, self.winograd_channels),
         )
         return [kernel for kernel, is_on in kernels if is_on]

@@ -18,6 +18,8 @@ FLAGS = flags.FLAGS
 CPU = "/device:CPU:0"
 AVX512, AMX = ("avx2", "avx512f"), ("avx2", "avx512f", "amx_bf16", "fast_bfloat16")
 WINOGRAD = ("winograd_channels, 64x16x16x32", "winograd_channels, 64x8x8x64")
+AS_CHANNELS = ("examples_as_channels, 64x8x8x64", "examples_as_channels, 64x7x7x256")
+OFF_WITH_AMX = "examples_as_channels, 64x15x15x64"
 RELU = "compiled_relu, relu, 64x8x8x64"
 PRODUCTS = "float32_products, 64x8x8x64"
 BATCH_NORM = "batch_norm, 64x32x32x16"
@@ -48,9 +50,10 @@ def test_each_kernel_is_measured_alone_beside_none(monkeypatch):
     "instructions, precision, on",
     [
         (("avx2",), "float32", {f"compiled_{BATCH_NORM}", *WINOGRAD}),
-        (AMX, "bfloat16", {f"fused_{BATCH_NORM}", "images_side_by_side, 64x8x8x64", RELU}),
+        (AMX, "bfloat16", {f"fused_{BATCH_NORM}", *AS_CHANNELS, RELU}),
         (AMX, "float32", {f"fused_{BATCH_NORM}", WINOGRAD[-1]}),
         (AVX512, "bfloat16", {f"fused_{BATCH_NORM}", WINOGRAD[-1], PRODUCTS, RELU}),
+        ((*AVX512, "fast_bfloat16"), "bfloat16", {f"fused_{BATCH_NORM}", *AS_CHANNELS, OFF_WITH_AMX, RELU}),
         (("avx2",), "bfloat16", {f"compiled_{BATCH_NORM}", *WINOGRAD, PRODUCTS}),
     ],
 )
@@ -61,7 +64,7 @@ def test_on_are_those_that_a_run_uses(monkeypatch, instructions, precision, on):
     monkeypatch.setattr(measured_kernels, "_in_turn", lambda ours, theirs: {})
     FLAGS.precision = precision
     found = {one["kernel"]: one["on"] for one in measure_kernels()["kernels"]}
-    shapes = {f"fused_{BATCH_NORM}", f"compiled_{BATCH_NORM}", "images_side_by_side, 64x8x8x64"}
+    shapes = {f"fused_{BATCH_NORM}", f"compiled_{BATCH_NORM}", *AS_CHANNELS, OFF_WITH_AMX}
     shapes |= {*WINOGRAD, PRODUCTS, RELU}
     assert {name for name in shapes if found[name]} == on
     assert found["compiled_activations, gelu, 64x1024"] and not found["compiled_activations, gelu, 64x256"]

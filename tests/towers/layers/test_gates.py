@@ -13,7 +13,7 @@ CONVOLUTIONS = {"winograd_channels", "examples_as_channels"}
 # There batch norms are compiled where they exchange statistics; on one thread.
 WITH_AVX512 = {*FUSED, *CONVOLUTIONS, "compiled_batch_norm"}
 SHORT_WITH_AVX512 = {*WITH_AVX512, "compiled_relu"}
-SHORT_WITH_AMX = {*SHORT_WITH_AVX512, "images_side_by_side"} - {"examples_as_channels"}
+SHORT_WITH_AMX = {*SHORT_WITH_AVX512, "amx"}
 XEON_WITHOUT_AMX = ("avx2", "avx512f", "avx512_bf16")
 ZEN5 = (*XEON_WITHOUT_AMX, "fast_bfloat16")
 ZEN4 = (*ZEN5, "halved_avx512")
@@ -29,20 +29,21 @@ def enabled(monkeypatch, *instructions, device=CPU, onednn=True, threads=1, **gi
     found = {name for name, is_on in vars(StepOptions(**given).kernels(devices)).items() if is_on}
     sums_exactly = given.get("precision") == "bfloat16" and device == CPU and not given.get("xla")
     assert ("exact_bias_gradients" in found) == sums_exactly
-    return found - {"exact_bias_gradients"}
+    return found - {"exact_bias_gradients", "num_threads"}
 
 
 @pytest.mark.parametrize(
     "instructions, given, expected",
     [
-        (AMX, {}, {*WITH_AVX512, "images_side_by_side"}),
+        (AMX, {}, WITH_AVX512),
         (ZEN4, {}, WITH_AVX512),
         (ZEN4, {"onednn": False}, {*FUSED, "compiled_batch_norm"}),
         (ZEN4, {"xla": True}, {"fused_batch_norm"}),
         (AMX, BFLOAT16, SHORT_WITH_AMX),
-        (AMX, BFLOAT16 | {"threads": 2}, {*FUSED, "winograd_channels", "images_side_by_side"}),
+        (AMX, BFLOAT16 | {"threads": 2}, {*FUSED, *CONVOLUTIONS, "amx"}),
+        (AMX, BFLOAT16 | {"threads": 4}, {*FUSED, "examples_as_channels", "amx"}),
         (AMX, BFLOAT16 | {"onednn": False}, {*FUSED, "compiled_batch_norm", "compiled_relu", "float32_products"}),
-        (AMX, {"precision": "float16"}, {*SHORT_WITH_AVX512, "images_side_by_side", "float32_products"}),
+        (AMX, {"precision": "float16"}, {*SHORT_WITH_AVX512, "float32_products"}),
         (ZEN4, BFLOAT16, SHORT_WITH_AVX512),
         (ZEN4, BFLOAT16 | {"threads": 2}, {*FUSED, *CONVOLUTIONS}),
         (ZEN4, BFLOAT16 | {"threads": 4}, FUSED),

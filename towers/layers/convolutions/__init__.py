@@ -3,7 +3,6 @@
 replaced.py               which layers get another kernel
 examples_as_channels.py   kernels' gradients as convolutions of long rows
 transposed_pairs.py       their inputs, transposed as words
-narrow_maps.py            kernels' gradients for matrix units
 winograd.py               Winograd's method: where it pays
 winograd_loops.py         its compiled loops
 winograd_transforms.py    its matrices

@@ -47,9 +47,30 @@ ResNet-20 0.95 to 1.01 of its CPU time (AMD EPYC, Zen 4, four rounds in turn). O
 In float32 it pays for up to 3x3 pixels: 128 of 2x2x512 6.6 and 19.1, with AVX2 21 and 40, of 3x3x256 4.0 and 6.8,
 with AVX2 14.5 and 15.7; 7x7x64 takes 0.99, with AVX2 1.4 of the time. Larger ones are Winograd's (`winograd.py`).
 
+With AMX oneDNN's gradient is faster, so fewer shapes gain (Intel Xeon with AMX, bfloat16; CPU ms of one thread,
+two threads by the clock, medians of nine in turn):
+
+    examples   8            32           128          512          128, two threads
+    8x8x32     0.51, 0.36   0.66, 0.47   1.1, 0.9     3.4, 2.2                     off
+    4x4x64     0.52, 0.41   0.63, 0.62   0.9, 1.4     2.2, 4.0     0.9, 1.1
+    7x7x64     0.71, 0.52   0.79, 0.82   1.7, 2.3     5.8, 7.5     1.5, 1.5        off with two threads
+    8x8x64     0.61, 0.50   0.85, 0.87   2.2, 2.4     7.8, 7.8     1.8, 1.7        off with two threads
+    16x16x64   0.94, 0.64   1.8, 1.4     7.5, 4.2     29, 17                       off
+    8x8x128    0.88, 0.99   1.4, 2.4     5.2, 7.8     24, 32       3.4, 4.5
+    10x10x128  1.1, 1.1     1.9, 2.9     7.5, 9.7     34, 37       4.9, 5.5        off with two threads
+    16x16x128               4.6, 4.4     22, 17                                    off
+    3x3x256    0.8, 2.0     1.0, 4.9     2.4, 18      9.0, 65      1.8, 8.1
+    7x7x256    1.6, 2.7     2.8, 8.2     13, 32       54, 120      7.5, 16
+    14x14x256  4.4, 4.2     9.9, 14      44, 53       169, 212     28, 28
+    2x2x512    1.6, 6.7     1.9, 18      3.9, 69      16, 236      2.8, 41
+
+There ResNet-20 trains at 1.02 of its rate with images of zeros between them side by side, in rows of 32 pixels
+(7x7x256 15 and 13 so, 3x3x256 4.8 and 2.4), which were used before; `cifar_fast` at 1.03, VGG-16 at 1.17.
+
 In bfloat16 oneDNN's gradient has numbers that it did not compute, if outputs are one column wide, with a stride of
-two or more: those whose pixels lie beyond the image (TensorFlow 2.21, AVX-512; not tried with AMX). There this one
-is used for any number of channels; even kernels, which are affected over images one column wide, keep oneDNN's.
+two or more: those whose pixels lie beyond the image (TensorFlow 2.21, AVX-512, with and without AMX). There this
+one is used for any number of channels; even kernels, which are affected over images one column wide, keep
+oneDNN's.
 
 Tried, and no faster: edges of zeros by the convolution itself, pairs of a row's numbers transposed as float32,
 parts of a few rows of pixels.
@@ -60,9 +81,11 @@ and 1.05, 0.5 and 0.6), which would be 0.6% of a step of ResNet-20. With both sh
 ReLU before them (16 to 32 channels) 2.2 ms instead of 3.1, about 1% of a step.
 """
 
+import dataclasses
 import functools
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -72,41 +95,78 @@ from towers.layers.convolutions.transposed_pairs import transposed
 from towers.split import even_shares
 from towers.task import Batch
 
-# By the dtype: fewest channels of inputs and outputs, for up to so many pixels of an output.
-_PAYS = {
-    tf.bfloat16: ((32, 64), (64, math.inf)),
-    tf.float32: ((64, 9),),
-}
+
+class _Row(NamedTuple):
+    """Convolutions that gain: at least so many input and output channels, at most so many pixels of an output.
+
+    A tower has at most so many threads, and a usual call at least so many examples.
+    """
+
+    channels: int
+    pixels: float
+    threads: float = math.inf
+    examples: int = 1
+
+
+_FLOAT32 = (_Row(64, 9),)
+_BFLOAT16 = (_Row(32, 64), _Row(64, math.inf))
+_BFLOAT16_WITH_AMX = (
+    _Row(64, 16, examples=32),
+    _Row(64, 64, examples=32, threads=1),
+    _Row(128, 64),
+    _Row(128, 100, threads=1),
+    _Row(256, 196),
+    _Row(256, 256, threads=1),
+)
 # Of inputs and gradients that are computed at once, and the examples that their number is a multiple of.
 _MOST_BYTES, _MULTIPLE = 2**23, 16
 
 
-def convolve(
-    inputs: tf.Tensor, kernel: tf.Tensor, stride: int, *, num_examples: int | None = None
-) -> tf.Tensor | None:
-    """The convolution whose kernel's gradient has the examples as channels; None where that doesn't pay.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Gate:
+    """Which convolutions' kernels have such gradients.
 
-    Args:
-      inputs, kernel, stride: as for `towers.layers.convolutions.replaced.Convolution`.
+    Attributes:
+      amx: whether the CPU multiplies bfloat16 in its matrix units.
+      num_threads: of a tower; 0 if it is not known.
       num_examples: of a usual call, by which it is computed in parts; None if it is not known.
     """
-    if not pays(inputs.shape, inputs.dtype, kernel.shape, stride):
-        return None
-    num_parts = _num_parts(num_examples or 1, _bytes_of_example(inputs.shape, inputs.dtype, kernel.shape, stride))
-    return with_kernel_gradient(functools.partial(_in_parts, num_parts), inputs, kernel, stride)
 
+    amx: bool = False
+    num_threads: int = 0
+    num_examples: int | None = None
 
-def pays(shape: Sequence[int | None], dtype, kernel: Sequence[int], stride: int = 1) -> bool:
-    """Whether convolutions of inputs of this shape and dtype with a kernel of that shape gain, or need it."""
-    if None in shape[1:]:
-        return False
-    dtype, outputs = tf.as_dtype(dtype), _outputs_of(shape, stride)
-    if dtype == tf.bfloat16 and stride > 1 and outputs[1] == 1:
-        return True  # oneDNN would leave a part of the gradient as the memory was.
-    fewest, pixels = min(kernel[2:]), math.prod(outputs)
-    if not any(fewest >= channels and pixels <= most for channels, most in _PAYS.get(dtype, ())):
-        return False
-    return _MULTIPLE * _bytes_of_example(shape, dtype, kernel, stride) <= _MOST_BYTES
+    def convolve(self, inputs: tf.Tensor, kernel: tf.Tensor, stride: int) -> tf.Tensor | None:
+        """The convolution with such a gradient; None where that doesn't pay.
+
+        Args:
+          inputs, kernel, stride: as for `towers.layers.convolutions.replaced.Convolution`.
+        """
+        if not self.takes(inputs.shape, inputs.dtype, kernel.shape, stride):
+            return None
+        bytes_of_example = _bytes_of_example(inputs.shape, inputs.dtype, kernel.shape, stride)
+        num_parts = _num_parts(self.num_examples or 1, bytes_of_example)
+        return with_kernel_gradient(functools.partial(_in_parts, num_parts), inputs, kernel, stride)
+
+    def takes(self, shape: Sequence[int | None], dtype, kernel: Sequence[int], stride: int = 1) -> bool:
+        """Whether convolutions of inputs of this shape and dtype with a kernel of that shape gain, or need it."""
+        if None in shape[1:]:
+            return False
+        dtype, outputs = tf.as_dtype(dtype), _outputs_of(shape, stride)
+        if dtype == tf.bfloat16 and stride > 1 and outputs[1] == 1:
+            return True  # oneDNN would leave a part of the gradient as the memory was.
+        fewest, pixels = min(kernel[2:]), math.prod(outputs)
+        if not any(fewest >= row.channels and pixels <= row.pixels for row in self._rows(dtype)):
+            return False
+        return _MULTIPLE * _bytes_of_example(shape, dtype, kernel, stride) <= _MOST_BYTES
+
+    def _rows(self, dtype: tf.DType) -> list[_Row]:
+        """Those for this tower's threads and examples."""
+        in_bfloat16 = _BFLOAT16_WITH_AMX if self.amx else _BFLOAT16
+        rows = {tf.float32: _FLOAT32, tf.bfloat16: in_bfloat16}.get(dtype, ())
+        examples = math.inf if self.num_examples is None else self.num_examples
+        threads = self.num_threads or math.inf
+        return [row for row in rows if threads <= row.threads and examples >= row.examples]
 
 
 def _outputs_of(shape, stride) -> tuple[int, int]:

@@ -57,6 +57,18 @@ Hence 32 channels there, as with AVX2 alone: a step of ResNet-20 takes 583 to 58
 626, with 16 735 to 743 (least of eight runs in each of three processes). A first step takes 3.9 s instead of
 2.8.
 
+Images that fill their tiles badly need more channels, hence `Gate._saves` (64 examples, one thread, medians of
+seven in turn, an Intel Xeon with AMX, for AVX2 with CPUID masked; (-) is left out):
+
+    pixels       7        10       11       12       13       14       15       16       20       28
+    left         0.33     0.36     0.30     0.25     0.38     0.33     0.28     0.25     0.25     0.25
+    AVX-512, 64  1.07(-)  1.24(-)  1.07(-)  0.94     1.30(-)  1.11(-)  1.01     0.90     0.90     0.91
+        96       0.98     1.09(-)                             0.92                       0.75     0.75
+        128      0.91     1.00              0.78     1.04(-)  0.88                       0.68     0.66
+        192      0.81                       0.76     0.89     0.78                       0.59     0.58
+    AVX2, 32     1.10(-)  1.08(-)  0.99(-)  0.87     1.13(-)  1.03(-)  0.93
+        64       0.82     0.87              0.65     0.92(-)  0.82
+
 With many channels and few tiles the kernel's transforms are most of the work, hence the least number of pixels.
 Left out as well: 3x3x256 with 16 examples (1.40 when tiles were written to memory). XLA compiles two loops for
 each size of images and number of channels (three if the kernel has other outputs than inputs), and for each tower,
@@ -174,7 +186,17 @@ class Gate:
         height, width, _ = shape[1:]
         if self.num_examples is not None and self.num_examples * height * width < _FEWEST_PIXELS:
             return False
-        return min(channels, filters) >= self.fewest_channels and _saves(height, width)
+        return min(channels, filters) >= self.fewest_channels and self._saves(height, width, channels, filters)
+
+    def _saves(self, height: int, width: int, channels: int, filters: int) -> bool:
+        """Whether tiles of such images save enough multiplications.
+
+        Our time / a direct convolution's is about left (2 + 1.5 fewest_channels / channels), where `left` is the
+        part of its multiplications that is left: 0.25 of images of whole tiles.
+        """
+        left = num_tiles(height) * num_tiles(width) * INPUTS**2 / (height * width * 9)
+        mean = 2 * channels * filters / (channels + filters)
+        return left <= _MOST_MULTIPLICATIONS and left * (2 + 1.5 * self.fewest_channels / mean) <= 1
 
 
 def _is_vectorized() -> bool:
@@ -184,12 +206,6 @@ def _is_vectorized() -> bool:
 
 def _computed_in(layer: keras.layers.Layer, float32_products: bool) -> str:
     return "float32" if float32_products and layer.compute_dtype in SHORT_PRECISIONS else layer.compute_dtype
-
-
-def _saves(height: int, width: int) -> bool:
-    """Whether tiles of such images save enough multiplications."""
-    left = num_tiles(height) * num_tiles(width) * INPUTS**2
-    return left <= _MOST_MULTIPLICATIONS * height * width * 9
 
 
 def _shapes_of_inputs(layer: keras.layers.Layer) -> list[tuple[int | None, ...]]:

@@ -67,6 +67,7 @@ class Loops:
         self._images, self._outputs = (_Images(height, width, number) for number in (channels, filters))
         most = _TILES_OF_MANY_CHANNELS if min(channels, filters) >= _MANY_CHANNELS else _TILES
         self._most_images = max(1, most // self._images.num_tiles)
+        self._most_without_rest = max(1, most * 5 // 4 // self._images.num_tiles)
         self._kernel = INPUTS**2, channels, filters
         images, outputs, kernel = self._images.spec, self._outputs.spec, tf.TensorSpec(self._kernel)
         self.convolution = _compiled(self._convolution, images, kernel, _COUNT)
@@ -92,7 +93,8 @@ class Loops:
         return [self.turned().convolution_call(num_images), CompiledCall(self.kernel_gradient, shapes)]
 
     def _convolution(self, images, kernel, count):
-        num_images, in_one, num_parts = self._parts(images)
+        num_images = tf.shape(images)[0]
+        in_one, num_parts = self._parts(num_images)
         padded = _with_zeros(images, num_parts * in_one)
 
         def with_next(number, filled):
@@ -105,7 +107,7 @@ class Loops:
         return tf.ensure_shape(_looped(times, with_next, start)[:num_images], self._outputs.spec.shape)
 
     def _kernel_gradient(self, images, upstream, count):
-        _, in_one, num_parts = self._parts(images)
+        in_one, num_parts = self._parts(tf.shape(images)[0])
         padded = [_with_zeros(one, num_parts * in_one) for one in (images, upstream)]
 
         def with_next(number, total):
@@ -117,11 +119,18 @@ class Loops:
 
         return _looped(_iterations(count, in_one, num_parts), with_next, tf.zeros(self._kernel))
 
-    def _parts(self, images) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """The number of images, of those of an iteration, and of iterations, all nearly equal."""
-        num_images = tf.shape(images)[0]
-        num_parts = tf.maximum(-(-num_images // self._most_images), 1)
-        return num_images, -(-num_images // num_parts), num_parts
+    def _parts(self, num_images: tf.Tensor | int) -> tuple[tf.Tensor, tf.Tensor]:
+        """The number of images of an iteration, and of iterations.
+
+        Without a rest nothing is filled up, so a number of images that divides them all is chosen if one is near
+        the most; otherwise iterations are nearly equal.
+        """
+        most = self._most_images
+        divisors = tf.range(most // 2 + 1, self._most_without_rest + 1)
+        fitting = tf.reduce_max(tf.where(num_images % divisors == 0, divisors, 0))
+        least = tf.maximum(-(-num_images // most), 1)
+        in_one = tf.where(fitting > 0, fitting, -(-num_images // least))
+        return in_one, -(-num_images // in_one)
 
     def workspace_bytes(self, num_images: int, *, of_kernel: bool) -> int:
         """What XLA allocates beside the results, as its own reports of four shapes show.
@@ -130,8 +139,8 @@ class Loops:
           num_images: that the loop is compiled for.
           of_kernel: for the kernel's gradient.
         """
-        num_parts = max(-(-num_images // self._most_images), 1)
-        in_one = -(-num_images // num_parts)
+        with tf.init_scope(), tf.device("/CPU:0"):
+            in_one, num_parts = map(int, self._parts(num_images))
         sides = self._images, self._outputs
         tiles = [_bytes(INPUTS**2, in_one * side.num_tiles, side.spec.shape[-1]) for side in sides]
         # After one of the two steps; OUTPUTS of INPUTS in one direction.

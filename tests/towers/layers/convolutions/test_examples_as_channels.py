@@ -35,7 +35,8 @@ NUM_FILTERS = 6
 @pytest.fixture
 def few_channels(monkeypatch):
     """The tests' arrays are small."""
-    monkeypatch.setattr(examples_as_channels, "_PAYS", {tf.as_dtype(dtype): ((1, math.inf),) for dtype in DTYPES})
+    for rows in ("_FLOAT32", "_BFLOAT16"):
+        monkeypatch.setattr(examples_as_channels, rows, (examples_as_channels._Row(1, math.inf),))
 
 
 def assert_as_keras(shape, kernel, stride, dtype, count, kernels):
@@ -117,6 +118,27 @@ def test_for_which_convolutions(shape, filters, stride, dtype, expected):
     model = convolution(shape, filters, 3, stride=stride, dtype=dtype)
     operations = operations_of_gradients(model, tf.TensorSpec([None, *shape], dtype), KERNELS)
     assert any(operation.type == "Conv2DBackpropFilter" for operation in operations) is not expected
+
+
+@pytest.mark.parametrize(
+    "shape, given, expected",
+    [
+        ((8, 8, 64), {"num_threads": 1}, True),
+        ((8, 8, 64), {"num_threads": 2}, False),
+        ((8, 8, 64), {}, False),
+        ((8, 8, 64), {"num_threads": 1, "num_examples": 8}, False),
+        ((4, 4, 64), {"num_threads": 2, "num_examples": 32}, True),
+        ((8, 8, 128), {"num_threads": 2, "num_examples": 8}, True),
+        ((15, 15, 128), {"num_threads": 1}, False),
+        ((14, 14, 256), {}, True),
+        ((16, 16, 256), {}, False),
+        ((8, 8, 32), {"num_threads": 1}, False),
+    ],
+)
+def test_fewer_convolutions_gain_with_amx(shape, given, expected):
+    kernel = (3, 3, shape[-1], shape[-1])
+    assert examples_as_channels.Gate(amx=True, **given).takes((None, *shape), "bfloat16", kernel) is expected
+    assert examples_as_channels.Gate(amx=True, **given).takes((None, 3, 1, 4), "bfloat16", (3, 3, 4, 4), stride=2)
 
 
 @pytest.mark.usefixtures("few_channels")

@@ -17,6 +17,7 @@ from tests.towers.tiny_tasks import TinyTask, assert_close, images, stacked
 from towers import options
 from towers.layers.convolutions import winograd
 from towers.layers.convolutions.winograd import Gate
+from towers.layers.convolutions.winograd_loops import Loops
 from towers.layers.kernels import LayerKernels
 from towers.memory.engine_memory import EngineMemory
 from towers.memory.step_graph import StepGraph
@@ -73,7 +74,7 @@ def test_as_a_direct_convolution(monkeypatch, height, width, count, usual):
     """
     monkeypatch.setattr(winograd, "_FEWEST_PIXELS", 1)
     numbers = drawn((count, height, width, 6), 0), drawn((3, 3, 6, 5), 1), drawn((count, height, width, 5), 2)
-    found = passes(Gate(5, usual).convolve, *numbers, dtype=tf.float32)
+    found = passes(Gate(1, usual).convolve, *numbers, dtype=tf.float32)
     for ours, exact in zip(found, passes(direct, *numbers, dtype=tf.float64), strict=True):
         assert np.linalg.norm(ours - exact) <= 5e-6 * np.linalg.norm(exact)
 
@@ -83,7 +84,7 @@ def test_in_a_condition(monkeypatch):
     monkeypatch.setattr(winograd, "_FEWEST_PIXELS", 1)
 
     def in_a_condition(inputs, kernel):
-        gate = Gate(5, 4)
+        gate = Gate(1, 4)
         return tf.cond(tf.reduce_sum(inputs) < 1e9, lambda: gate.convolve(inputs, kernel), lambda: inputs[..., :5])
 
     numbers = drawn((3, 8, 8, 6), 0), drawn((3, 3, 6, 5), 1), drawn((3, 8, 8, 5), 2)
@@ -113,7 +114,7 @@ def test_gradients_of_gradients(monkeypatch):
     """As a layer's call asks for them that takes a gradient itself."""
     monkeypatch.setattr(winograd, "_FEWEST_PIXELS", 1)
     numbers = drawn((3, 8, 8, 6), 0), drawn((3, 3, 6, 5), 1)
-    found = penalty_gradients(Gate(5, 4).convolve, *numbers, dtype=tf.float32)
+    found = penalty_gradients(Gate(1, 4).convolve, *numbers, dtype=tf.float32)
     for one, exact in zip(found, penalty_gradients(direct, *numbers, dtype=tf.float64), strict=True):
         assert np.linalg.norm(one - exact) <= 1e-5 * np.linalg.norm(exact)
 
@@ -130,7 +131,7 @@ def test_jacobians(monkeypatch):
             means = tf.reduce_mean(convolution(images, kernel) ** 2, [0, 1, 2])
         return tape.jacobian(means, [images, kernel])
 
-    for ours, theirs in zip(jacobians(Gate(5, 4).convolve), jacobians(direct), strict=True):
+    for ours, theirs in zip(jacobians(Gate(1, 4).convolve), jacobians(direct), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)
 
 
@@ -164,6 +165,10 @@ def test_where_tensorflow_vectorizes_it_leaves_convolutions_alone(monkeypatch):
         # Of tiles that reach far over the edge too few multiplications are saved.
         ((3, 3, 32), (3, 3, 32, 32), "float32", False),
         ((5, 5, 32), (3, 3, 32, 32), "float32", False),
+        ((7, 7, 32), (3, 3, 32, 32), "float32", False),
+        ((7, 7, 64), (3, 3, 64, 64), "float32", True),
+        ((13, 13, 64), (3, 3, 64, 64), "float32", False),
+        ((13, 13, 128), (3, 3, 128, 128), "float32", True),
     ],
 )
 def test_what_it_takes(shape, kernel, dtype, is_taken):
@@ -181,6 +186,19 @@ def test_what_it_takes(shape, kernel, dtype, is_taken):
     assert ("Conv2D" not in types) == is_taken
     line = "1 Conv2D layer by Winograd's method (tuned_for_cpu=False disables this)"
     assert kernels.notices(model) == ([line] if is_taken else [])
+
+
+@pytest.mark.parametrize(
+    "size, num_images, at_once, times",
+    [
+        *[(8, 128, 16, 8), (8, 100, 20, 5), (8, 5, 5, 1), (8, 34, 17, 2)],
+        *[(12, 64, 8, 8), (12, 13, 7, 2), (28, 64, 1, 64)],
+        (8, 37, 13, 3),  # 39 images: no divisor is near.
+    ],
+)
+def test_an_iteration_divides_the_images_without_a_rest_where_it_can(size, num_images, at_once, times):
+    found = Loops.of(size, size, 32, 32)._parts(num_images)
+    assert tuple(map(int, found)) == (at_once, times)
 
 
 @pytest.mark.parametrize(
