@@ -44,7 +44,7 @@ def user_error_in(error: tf.errors.OpError) -> UserError | None:
 def readable_errors(
     where: str, model: keras.Model | None = None, batch: Any | Callable[[], Any] = ()
 ) -> Iterator[None]:
-    """Context manager: raises TensorFlow's error about data, or about what XLA can't compile, in one line.
+    """Context manager: raises an error about data, about XLA, or about values that no graph has, in one line.
 
     Args:
       where: the step, for the message.
@@ -52,13 +52,36 @@ def readable_errors(
       batch: what it computes, one batch or several, or a function that reads them.
     """
     try:
-        yield
+        with readable_tracing(where):
+            yield
     except tf.errors.InvalidArgumentError as error:
         found = known_cause(error, where)
         found = found or _of_other_shape(where, model, batch() if callable(batch) else batch)
         if found is not None:
             raise found from error
         raise
+
+
+@contextlib.contextmanager
+def readable_tracing(where: str) -> Iterator[None]:
+    """Context manager: raises what a user's own code asks of a graph's tensors, which have no values, in one line.
+
+    Eagerly, as first batches are checked, they have.
+
+    Args:
+      where: the step, for the message.
+    """
+    try:
+        yield
+    except (AttributeError, NotImplementedError, TypeError) as error:
+        line = users_line_of(error)
+        if not line or "symbolic" not in str(error).lower():
+            raise
+        reason = reason_of(error).partition(". ")[0]
+        raise UserError(
+            f"{where}{line}: {reason}: a step is traced as a graph, whose tensors have no values then; use "
+            "keras.ops.where or keras.ops.cond instead of `if`, keras.ops instead of NumPy, float() and numpy()"
+        ) from error
 
 
 def known_cause(error: tf.errors.OpError, where: str) -> UserError | None:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from strategies.data_checks.data_errors import readable_tracing
 from strategies.distribute import server_vectors
 from strategies.distribute.frozen_weights import FrozenWeight, kept_or_pulled
 from strategies.distribute.host_functions import call
@@ -137,7 +138,8 @@ class StepClosure:
             for table, ids, of_table in zip(vectors.tables, wanted, dealt, strict=True)
         ]
         began = _clock(parameters)
-        found = self._compute(StepValues(parameters, rows, state, frozen), number, batch)
+        with readable_tracing("training"):
+            found = self._compute(StepValues(parameters, rows, state, frozen), number, batch)
         _, norm, finite, *sums = tf.unstack(found.numbers)
         worker, started, input_seconds, stop_asked = tf.unstack(about)
         examples = tf.cast(batch_length(batch), tf.float64)

@@ -144,6 +144,45 @@ def test_features_of_another_width_in_a_later_batch():
         strategy_of(eval_data=narrow()).evaluate()
 
 
+def branching(values):
+    return 2 * values if keras.ops.max(values) > 1 else values
+
+
+NEED_VALUES = {
+    "if": (branching, "Using a symbolic `tf.Tensor` as a Python `bool` is not allowed: "),
+    "for": (lambda values: sum(iter(values)) * values, "Iterating over a symbolic `tf.Tensor` is not allowed: "),
+    "numpy": (lambda values: values * np.mean(values), "Cannot convert a symbolic tf.Tensor"),
+    "numpy()": (
+        lambda values: values * values.numpy().mean(),
+        "'SymbolicTensor' object has no attribute 'numpy': ",
+    ),
+    "float": (lambda values: values * float(values[0]), "float() argument must be"),
+}
+
+
+@pytest.mark.parametrize("name", NEED_VALUES)
+def test_a_users_own_code_that_needs_values_of_a_graph(name):
+    """Eagerly, as the first batch is checked, tensors have values."""
+    scaled, reason = NEED_VALUES[name]
+
+    class Loss(keras.losses.Loss):
+        def call(self, labels, outputs):
+            return scaled(keras.ops.mean(keras.ops.square(outputs - labels), -1))
+
+    def metric(labels, outputs):
+        return scaled(keras.metrics.mean_squared_error(labels, outputs))
+
+    given = {"model": model, "train_data": (X, X[:, :2]), "eval_data": (X, X[:, :2]), "batch_size": 20}
+    training = build_strategy("towers", OwnTask(losses=Loss(), **given), cpus(2), StepOptions())
+    measured = OwnTask(losses="mse", metric_functions={"own": metric}, **given)
+    evaluating = build_strategy("towers", measured, cpus(2), StepOptions())
+    line = f" ({__file__}, line "
+    with refused(f"step 0{line}", f"): {reason}", "use keras.ops.where"):
+        training.run_steps(1)
+    with refused(f"evaluation{line}", f"): {reason}", "use keras.ops.where"):
+        evaluating.evaluate()
+
+
 @pytest.mark.full
 def test_evaluation_data_without_weight():
     weights = tf.data.Dataset.from_tensor_slices((X, Y, np.zeros(60, np.float32))).batch(20)
