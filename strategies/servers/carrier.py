@@ -111,7 +111,7 @@ class Carrier(Protocol):
         """
 
     def server_figures(self) -> Sequence[ServerFigures]:
-        """One for each server."""
+        """One for each server, as they were at the last `report`."""
 
     def end(self, how: str) -> None:
         """Ends the other processes: 'done' or 'interrupted'."""

@@ -27,6 +27,7 @@ class OwnCarrier:
         """
         self._group, self._layout, self._settings = group, layout, dict(settings or {})
         self._held_bytes: Sequence[int] = ()
+        self._server_figures: Sequence[dict] = ()
         self._is_made, self._dtype = False, np.float32
 
     def free_bytes(self) -> Mapping[str, int]:
@@ -131,15 +132,13 @@ class OwnCarrier:
     def report(self) -> Mapping:
         reply, _ = self._group.ask(0, "report")
         self._settle(reply.pop("decided"))
-        of_servers = any(asked["asked"] for asked, _ in self._group.ask_all("stop_asked"))
-        return {**reply, "stop_asked": reply["stop_asked"] or of_servers}
+        self._server_figures = [figures for figures, _ in self._group.ask_all("figures")]
+        of_servers = [figures.pop("stop_asked") for figures in self._server_figures]
+        return {**reply, "stop_asked": reply["stop_asked"] or any(of_servers)}
 
     def server_figures(self) -> Sequence[ServerFigures]:
-        replies = self._group.ask_all("figures")
-        return [
-            ServerFigures(name=server.name, kept_bytes=held, **figures)
-            for server, held, (figures, _) in zip(self._group.servers, self._held_bytes, replies, strict=True)
-        ]
+        by_server = zip(self._group.servers, self._held_bytes, self._server_figures, strict=True)
+        return [ServerFigures(name=server.name, kept_bytes=held, **figures) for server, held, figures in by_server]
 
     def end(self, how: str) -> None:
         self._end_all(how=how)

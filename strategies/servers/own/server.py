@@ -76,7 +76,6 @@ class Server:
         self._requests: Mapping[str, Handler] = {
             "figures": self._figures,
             "alive": lambda message, arrays: ({}, ()),
-            "stop_asked": lambda message, arrays: ({"asked": self._stop_asked()}, ()),
             # `_answer_all` acts on it.
             "end": lambda message, arrays: ({}, ()),
             **store.requests,
@@ -275,7 +274,8 @@ class Server:
 
     def _figures(self, message, arrays):
         traffic = self._connections.traffic()._asdict()
-        return {"pulls": self._store.pulls, "pushes": self._store.pushes, **traffic}, ()
+        counts = {"pulls": self._store.pulls, "pushes": self._store.pushes}
+        return {**counts, **traffic, "stop_asked": self._stop_asked()}, ()
 
     def _replace_worker(self, connection: Connection, peer: Member, number: int) -> None:
         """If the worker was connected before, it has restarted: counts its earlier connection as lost."""
