@@ -319,13 +319,17 @@ def test_gradients_are_named_after_their_layer():
 
 @pytest.mark.parametrize(
     "usual, count, of_images, of_kernel",
-    [(None, 10, 46_080, 61_440), (None, 32, 73_728, 98_304), (10, 10, 46_080, 61_440), (10, 2, 46_080, 61_440)],
+    [
+        *[(None, 10, 46_080, 61_440), (None, 32, 73_728, 98_304)],
+        *[(10, 10, 46_080, 61_440), (10, 2, 46_080, 61_440), (None, 37, 109_824, 159_744)],
+    ],
 )
 def test_predictions_know_what_a_loop_allocates(monkeypatch, usual, count, of_images, of_kernel):
     """An image has 4 tiles of 36 x 4 numbers of 4 bytes, before the products and behind them.
 
     Of 32 images 16 are in the cache at a time. Two thirds of the tiles are there again between the two steps. A
-    short batch runs what XLA compiled for the usual one, and only then images are copied.
+    short batch runs what XLA compiled for the usual one, and only then images are copied. 37 images are filled up
+    to three times 13, and so are the outputs; before they are cut, tiles are in the memory of the 37.
     """
     monkeypatch.setattr(winograd, "_FEWEST_PIXELS", 1)
 
