@@ -130,7 +130,8 @@ class Loops:
         fitting = tf.reduce_max(tf.where(num_images % divisors == 0, divisors, 0))
         least = tf.maximum(-(-num_images // most), 1)
         in_one = tf.where(fitting > 0, fitting, -(-num_images // least))
-        return in_one, -(-num_images // in_one)
+        # One iteration for no images too: XLA compiles the body of a loop that never runs.
+        return in_one, tf.maximum(-(-num_images // in_one), 1)
 
     def workspace_bytes(self, num_images: int, *, of_kernel: bool) -> int:
         """What XLA allocates beside the results, as its own reports of 60 shapes show.

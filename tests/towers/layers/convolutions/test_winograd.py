@@ -60,7 +60,7 @@ def direct(inputs, kernel):
     "height, width, count, usual",
     first_quick(
         [
-            *((15, 7, *counts) for counts in [(37, None), (20, 37), (1, 37), (37, 37)]),
+            *((15, 7, *counts) for counts in [(37, None), (20, 37), (1, 37), (37, 37), (0, None), (0, 37)]),
             *((*size, 37, None) for size in [(4, 4), (8, 12)]),
         ],
         2,
