@@ -201,6 +201,14 @@ def test_an_iteration_divides_the_images_without_a_rest_where_it_can(size, num_i
     assert tuple(map(int, found)) == (at_once, times)
 
 
+@pytest.mark.parametrize("num_threads, channels, is_taken", [(1, 64, False), (2, 256, True), (1, 256, False)])
+def test_two_threads_take_badly_filled_tiles_of_their_fewest_channels(num_threads, channels, is_taken):
+    """They need four times the channels of one thread, which make up for such tiles."""
+    model = stacked((7, 7, channels), layers.Conv2D(channels, 3, padding="same"))
+    kernels = LayerKernels(winograd_channels=channels, num_threads=num_threads)
+    assert bool(kernels.compiled_calls(model, 64)) is is_taken
+
+
 @pytest.mark.parametrize(
     "num_examples, size, is_taken", [(8, 8, True), (7, 8, False), (32, 4, True), (8, 4, False), (None, 4, True)]
 )
