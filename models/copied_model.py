@@ -17,7 +17,7 @@ def copied(model: keras.Model) -> keras.Model:
     """A copy of a built model: the same layers, with its weights and what they are trained by.
 
     Raises:
-      UserError: Keras can't rebuild the model from its configuration, or a layer of the copy would be another one.
+      UserError: Keras can't rebuild the model from its configuration, or the copy would compute something else.
     """
     try:
         copy = keras.models.clone_model(model)
@@ -68,7 +68,8 @@ def _lost_setting(ours: keras.layers.Layer, theirs: keras.layers.Layer) -> str |
     """The attribute or argument of the constructor that our copy has another value of; None if all agree."""
     found, expected = _plain_attributes(ours), _plain_attributes(theirs)
     differing = [name for name, value in expected.items() if name in found and found[name] != value]
-    # No settings: what calls change, as their count, and names that Keras numbers. An uncalled copy has others.
+    # What calls change, such as a count of them, and names that Keras numbers are no settings: they differ in an
+    # uncalled copy too.
     settings = _plain_attributes(_uncalled(ours)) if differing else {}
     lost = next((name for name in differing if settings.get(name) == found[name]), None)
     return lost or _forgotten_argument(ours, theirs)
@@ -112,14 +113,14 @@ def _forgotten_argument(ours: keras.layers.Layer, theirs: keras.layers.Layer) ->
         return None  # Keras's own, which may give it to the configuration by another name.
     received, given = (getattr(layer, "_auto_config", None) for layer in (ours, theirs))
     if received is None or given is None:
-        return None  # Keras records plain arguments only.
+        return None  # Keras records arguments, with defaults, if all are plain.
     constructor = inspect.signature(type(theirs).__init__).parameters
     differing = [
         name
         for name, value in given.config.items()
         if name in constructor
         and name not in _INDIFFERENT
-        and _plain_leaves(received.config.get(name, constructor[name].default)) != _plain_leaves(value)
+        and _plain_leaves(received.config.get(name)) != _plain_leaves(value)
     ]
     config = theirs.get_config() if differing else {}
     return next((name for name in differing if name not in config), None)

@@ -64,9 +64,9 @@ def readable_errors(
 
 @contextlib.contextmanager
 def readable_tracing(where: str) -> Iterator[None]:
-    """Context manager: raises what a user's own code asks of a graph's tensors, which have no values, in one line.
+    """Context manager: raises in one line that a user's code needs values of a graph's tensors, which have none.
 
-    Eagerly, as first batches are checked, they have.
+    First batches are checked eagerly: there tensors have values, and such code works.
 
     Args:
       where: the step, for the message.
