@@ -181,6 +181,11 @@ def test_a_users_own_code_that_needs_values_of_a_graph(name):
     line = f" ({__file__}, line "
     with refused(f"step 0{line}", f"): {reason}", "use keras.ops.where"):
         training.run_steps(1)
+    several = build_strategy(
+        "towers", OwnTask(losses=Loss(), **given), cpus(2), StepOptions(), steps_per_execution=3
+    )
+    with refused(f"training{line}", f"): {reason}"):
+        several.run_steps(3)
     with refused(f"evaluation{line}", f"): {reason}", "use keras.ops.where"):
         evaluating.evaluate()
 
