@@ -15,18 +15,20 @@ def build(given: keras.Model | Callable[[], keras.Model]) -> keras.Model:
       UserError: the function returns no built model, the model can't be copied, it has a training step of its own,
         or weights that their gradient overwrites.
     """
-    model = copied(given) if isinstance(given, keras.Model) else given()
+    model = given if isinstance(given, keras.Model) else given()
     if not isinstance(model, keras.Model) or not model.built:
         raise UserError(
             f"model returns {type(model).__name__}: "
             "must return a built keras.Model; call model.build(input_shape) before returning it"
         )
+    _check_steps(model)
+    if model is given:
+        model = copied(model)
     if not model.variables:
         raise UserError(
             f"model {model.name!r} has no variables: build() did not build its layers; "
             "call the model once on a batch before returning it, as model(features[:1])"
         )
-    _check_steps(model)
     _check_weights(model)
     return model
 

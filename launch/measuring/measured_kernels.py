@@ -139,7 +139,7 @@ def measure_kernels() -> dict:
 def _gets_it(one: _Measured, used: LayerKernels) -> bool:
     """Whether the kernel is for this shape and precision, where it is enabled."""
     if one.kernel == "winograd_channels":
-        gate = winograd.Gate(used.winograd_channels, one.shape[0])
+        gate = winograd.Gate(used.winograd_channels, one.shape[0], used.num_threads)
         return gate.takes(one.shape, _multiplied_in(used), _kernel_of(one))
     if one.kernel == "compiled_relu":
         return math.prod(one.shape[1:]) >= compiled_relu.FEWEST_ELEMENTS

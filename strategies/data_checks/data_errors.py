@@ -64,9 +64,9 @@ def readable_errors(
 
 @contextlib.contextmanager
 def readable_tracing(where: str) -> Iterator[None]:
-    """Context manager: raises what a user's own code asks of a graph's tensors, which have no values, in one line.
+    """Context manager: raises in one line that a user's code needs values of a graph's tensors, which have none.
 
-    Eagerly, as first batches are checked, they have.
+    First batches are checked eagerly: there tensors have values, and such code works.
 
     Args:
       where: the step, for the message.
@@ -75,7 +75,7 @@ def readable_tracing(where: str) -> Iterator[None]:
         yield
     except (AttributeError, NotImplementedError, TypeError) as error:
         line = users_line_of(error)
-        if not line or "symbolic" not in str(error).lower():
+        if not line or _is_ours(error) or "symbolic" not in str(error).lower():
             raise
         reason = reason_of(error).partition(". ")[0]
         raise UserError(
@@ -197,6 +197,12 @@ def users_line_of(error: Exception) -> str:
     """The last line of a user's own code that ran into the error, as ' (FILE, line 3)'; '' if there is none."""
     frames = traceback.extract_tb(error.__traceback__)
     return _last_of_users([(frame.filename, frame.lineno) for frame in frames])
+
+
+def _is_ours(error: Exception) -> bool:
+    """Whether this project's code ran into the error: neither a user's nor a library that a user's code called."""
+    paths = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+    return [path for path in paths if not path.startswith(_LIBRARIES)][-1].startswith(_OWN)
 
 
 def _last_of_users(lines: Sequence[tuple[str, object]]) -> str:

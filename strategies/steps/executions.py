@@ -13,7 +13,7 @@ import keras
 import tensorflow as tf
 from tensorflow.python.framework import config  # whether operations are deterministic has no public name
 
-from strategies.data_checks.data_errors import readable_errors
+from strategies.data_checks.data_errors import readable_errors, readable_tracing
 from strategies.steps.execution_length import ExecutionLength
 from strategies.steps.training_batches import TrainingBatches
 from towers.engine import Engine
@@ -92,7 +92,8 @@ class Executions:
 
     @functools.cached_property
     def _must_be_alone(self) -> bool:
-        return must_be_alone(self._engine.graph())
+        with readable_tracing("training"):
+            return must_be_alone(self._engine.graph())
 
     def _in_loop(self, steps: range) -> Sequence[StepOutcome]:
         """Starts some steps in one execution that reads their batches."""

@@ -132,7 +132,7 @@ class LayerKernels:
 
     @property
     def _winograd(self) -> winograd.Gate:
-        return winograd.Gate(self.winograd_channels, self.num_examples)
+        return winograd.Gate(self.winograd_channels, self.num_examples, self.num_threads)
 
     def _num_winograd(self, model: keras.Model) -> int:
         return self._winograd.num_replaced(model, float32_products=self.float32_products)

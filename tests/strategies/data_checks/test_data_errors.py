@@ -7,10 +7,12 @@ import tensorflow as tf
 
 from models.own_task import OwnTask
 from strategies.data_checks.batches import as_batches
+from strategies.data_checks.data_errors import readable_tracing
 from strategies.registry import build_strategy
 from strategies.servers.batch_reader import BatchReader
 from tests.towers.logical_cpus import cpus
 from tests.towers.user_errors import refused
+from towers.layers.batch_norm.loops import pixels_in_row
 from towers.options import StepOptions
 
 X = np.random.default_rng(0).normal(size=(60, 5)).astype(np.float32)
@@ -179,8 +181,22 @@ def test_a_users_own_code_that_needs_values_of_a_graph(name):
     line = f" ({__file__}, line "
     with refused(f"step 0{line}", f"): {reason}", "use keras.ops.where"):
         training.run_steps(1)
+    several = build_strategy(
+        "towers", OwnTask(losses=Loss(), **given), cpus(2), StepOptions(), steps_per_execution=3
+    )
+    with refused(f"training{line}", f"): {reason}"):
+        several.run_steps(3)
     with refused(f"evaluation{line}", f"): {reason}", "use keras.ops.where"):
         evaluating.evaluate()
+
+
+def test_our_own_error_below_a_users_line_is_not_said_to_be_the_users():
+    @tf.function(autograph=False)
+    def step(count):
+        return pixels_in_row(count, 3)  # Of this project: it takes whole numbers only.
+
+    with pytest.raises(TypeError, match="SymbolicTensor"), readable_tracing("step 0"):
+        step(tf.constant(4))
 
 
 @pytest.mark.full

@@ -64,8 +64,9 @@ two threads by the clock, medians of nine in turn):
     14x14x256  4.4, 4.2     9.9, 14      44, 53       169, 212     28, 28
     2x2x512    1.6, 6.7     1.9, 18      3.9, 69      16, 236      2.8, 41
 
-There ResNet-20 trains at 1.02 of its rate with images of zeros between them side by side, in rows of 32 pixels
-(7x7x256 15 and 13 so, 3x3x256 4.8 and 2.4), which were used before; `cifar_fast` at 1.03, VGG-16 at 1.17.
+There images lay side by side before, with zeros between them, in rows of 32 pixels: 128 of 7x7x256 took 15 ms,
+now 13, of 3x3x256 4.8, now 2.4. ResNet-20 trains at 1.02 times the rate that it had so, `cifar_fast` at 1.03,
+VGG-16 at 1.17.
 
 In bfloat16 oneDNN's gradient has numbers that it did not compute, if outputs are one column wide, with a stride of
 two or more: those whose pixels lie beyond the image (TensorFlow 2.21, AVX-512, with and without AMX). There this

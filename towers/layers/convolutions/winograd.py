@@ -69,6 +69,8 @@ seven in turn, an Intel Xeon with AMX, for AVX2 with CPUID masked; (-) is left o
     AVX2, 32     1.10(-)  1.08(-)  0.99(-)  0.87     1.13(-)  1.03(-)  0.93
         64       0.82     0.87              0.65     0.92(-)  0.82
 
+Two threads need more channels anyway, and these make up for such tiles: 7x7x256 above.
+
 With many channels and few tiles the kernel's transforms are most of the work, hence the least number of pixels.
 Left out as well: 3x3x256 with 16 examples (1.40 when tiles were written to memory). XLA compiles two loops for
 each size of images and number of channels (three if the kernel has other outputs than inputs), and for each tower,
@@ -121,10 +123,12 @@ class Gate:
       fewest_channels: of the inputs and of the outputs.
       num_examples: of a usual call; None if there are always enough. Smaller calls are filled up to it, so that
         XLA compiles nothing for them.
+      num_threads: of a tower; 0 if it is not known. `fewest_channels` is its square times that of one thread.
     """
 
     fewest_channels: int
     num_examples: int | None = None
+    num_threads: int = 0
 
     def convolve(self, inputs: tf.Tensor, kernel: tf.Tensor, stride: int = 1) -> tf.Tensor | None:
         """The convolution of [N, H, W, C] with [3, 3, C, K] and edges of zeros.
@@ -191,12 +195,14 @@ class Gate:
     def _saves(self, height: int, width: int, channels: int, filters: int) -> bool:
         """Whether tiles of such images save enough multiplications.
 
-        Our time / a direct convolution's is about left (2 + 1.5 fewest_channels / channels), where `left` is the
-        part of its multiplications that is left: 0.25 of images of whole tiles.
+        Our time / a direct convolution's is about left (2 + 1.5 fewest / channels), where `left` is the part of
+        its multiplications that is left, 0.25 of images of whole tiles, and `fewest` the fewest channels of one
+        thread.
         """
+        fewest = self.fewest_channels / max(1, self.num_threads) ** 2
         left = num_tiles(height) * num_tiles(width) * INPUTS**2 / (height * width * 9)
         mean = 2 * channels * filters / (channels + filters)
-        return left <= _MOST_MULTIPLICATIONS and left * (2 + 1.5 * self.fewest_channels / mean) <= 1
+        return left <= _MOST_MULTIPLICATIONS and left * (2 + 1.5 * fewest / mean) <= 1
 
 
 def _is_vectorized() -> bool:

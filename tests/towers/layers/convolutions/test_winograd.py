@@ -60,7 +60,7 @@ def direct(inputs, kernel):
     "height, width, count, usual",
     first_quick(
         [
-            *((15, 7, *counts) for counts in [(37, None), (20, 37), (1, 37), (37, 37)]),
+            *((15, 7, *counts) for counts in [(37, None), (20, 37), (1, 37), (37, 37), (0, None), (0, 37)]),
             *((*size, 37, None) for size in [(4, 4), (8, 12)]),
         ],
         2,
@@ -201,6 +201,14 @@ def test_an_iteration_divides_the_images_without_a_rest_where_it_can(size, num_i
     assert tuple(map(int, found)) == (at_once, times)
 
 
+@pytest.mark.parametrize("num_threads, channels, is_taken", [(1, 64, False), (2, 256, True), (1, 256, False)])
+def test_two_threads_take_badly_filled_tiles_of_their_fewest_channels(num_threads, channels, is_taken):
+    """They need four times the channels of one thread, which make up for such tiles."""
+    model = stacked((7, 7, channels), layers.Conv2D(channels, 3, padding="same"))
+    kernels = LayerKernels(winograd_channels=channels, num_threads=num_threads)
+    assert bool(kernels.compiled_calls(model, 64)) is is_taken
+
+
 @pytest.mark.parametrize(
     "num_examples, size, is_taken", [(8, 8, True), (7, 8, False), (32, 4, True), (8, 4, False), (None, 4, True)]
 )
@@ -319,13 +327,17 @@ def test_gradients_are_named_after_their_layer():
 
 @pytest.mark.parametrize(
     "usual, count, of_images, of_kernel",
-    [(None, 10, 46_080, 61_440), (None, 32, 73_728, 98_304), (10, 10, 46_080, 61_440), (10, 2, 46_080, 61_440)],
+    [
+        *[(None, 10, 46_080, 61_440), (None, 32, 73_728, 98_304)],
+        *[(10, 10, 46_080, 61_440), (10, 2, 46_080, 61_440), (None, 37, 109_824, 159_744)],
+    ],
 )
 def test_predictions_know_what_a_loop_allocates(monkeypatch, usual, count, of_images, of_kernel):
     """An image has 4 tiles of 36 x 4 numbers of 4 bytes, before the products and behind them.
 
     Of 32 images 16 are in the cache at a time. Two thirds of the tiles are there again between the two steps. A
-    short batch runs what XLA compiled for the usual one, and only then images are copied.
+    short batch runs what XLA compiled for the usual one, and only then images are copied. 37 images are filled up
+    to three times 13, and so are the outputs; before they are cut, tiles are in the memory of the 37.
     """
     monkeypatch.setattr(winograd, "_FEWEST_PIXELS", 1)
 
