@@ -41,7 +41,8 @@ flags.DEFINE_integer(
 flags.DEFINE_bool(
     "staleness_aware",
     False,
-    "For --strategy=ps: divide the learning rate of each update by its staleness. Not with --staleness=sync.",
+    "For --strategy=ps: divide the learning rate of each update by its staleness. Not with --staleness=sync or "
+    "--staleness=0.",
 )
 flags.DEFINE_bool(
     "prefetch_parameters",

@@ -6,6 +6,7 @@ a process fails              replaces it if possible, perhaps after a pause; oth
                              to save
 a worker of servers is lost  nothing, while another worker runs: training continues
 an evaluator is lost         nothing: no other process needs it
+those that it follows fail   SIGTERM to the evaluator, SIGKILL after the time to save
 nobody is left to serve      SIGTERM to those that serve, SIGKILL after the time to save
 """
 
@@ -173,11 +174,16 @@ class Supervisor:
         return self._present.isdisjoint(others)
 
     def _end_after_failure(self) -> None:
-        """Ends the others: a stopped process at once, because it can't end by itself; the rest some time later."""
+        """Ends the others: at once what can't end or notice by itself, the rest some time later.
+
+        A stopped process can't end. An evaluator does not notice that those that it follows have ended.
+        """
         if self._failed_at is None or self._interrupted_at is not None:
             return
         for process in self._running:
-            if process.is_stopped or time.monotonic() - self._failed_at > self._seconds_to_notice:
+            is_left_alone = process.name in self._followed and self._is_idle(process.name)
+            is_late = time.monotonic() - self._failed_at > self._seconds_to_notice
+            if process.is_stopped or is_left_alone or is_late:
                 process.ask_to_end()
 
     def _kill_overdue(self) -> None:

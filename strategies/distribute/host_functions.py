@@ -8,10 +8,13 @@ Python generators work so, which `create_per_worker_dataset` refuses.
 stateful operations without a resource in order, so several steps of a closure read their batches in any order.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 from tensorflow.python.ops import script_ops
+
+from towers.errors import UserError
 
 
 class HostFunctions:
@@ -22,7 +25,7 @@ class HostFunctions:
         functions: by name; each takes and returns NumPy values, several as a tuple.
         """
         # TensorFlow's registry refers to the functions weakly.
-        self._functions = {_token(name): function for name, function in functions.items()}
+        self._functions = {_token(name): _without_causes(function) for name, function in functions.items()}
         # tf.numpy_function draws a name at random for each process; here both sides know it.
         script_ops._py_funcs._funcs.update(self._functions)
 
@@ -48,6 +51,22 @@ def call(name: str, inputs: Sequence[tf.Tensor], outputs: Sequence[tf.TensorSpec
         if not tf.executing_eagerly():
             tensor.set_shape(output.shape)
     return list(found)
+
+
+def _without_causes(function: Callable) -> Callable:
+    """The function, whose UserErrors have no causes: the other processes get each error with its traceback.
+
+    With tracebacks of TensorFlow it would be longer than 3 KiB, and gRPC then prints it dozens of times.
+    """
+
+    @functools.wraps(function)
+    def called(*values):
+        try:
+            return function(*values)
+        except UserError as error:
+            raise UserError(str(error)) from None
+
+    return called
 
 
 def _token(name: str) -> str:

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from strategies.engines import EngineChoice, choose_engine
+from strategies.engines import OWN, EngineChoice, choose_engine
 from strategies.wire_precisions import WIRE_PRECISIONS
 from towers.errors import UserError
 from towers.updates.sparse_updates import DENSE, SPARSE_UPDATES
@@ -53,8 +53,10 @@ class ServersOptions:
                 f"backup_workers={self.backup_workers} with staleness={self.staleness}: only synchronous steps "
                 "wait for workers; use staleness=sync or omit backup_workers"
             )
-        if self.staleness_aware and self.is_sync:
-            raise UserError("staleness_aware with staleness=sync: no update is stale; omit staleness_aware")
+        if self.staleness_aware and (self.is_sync or self.is_serial):
+            raise UserError(
+                f"staleness_aware with staleness={self.staleness}: no update is stale; omit staleness_aware"
+            )
         if self.prefetch and (self.is_sync or self.is_serial):
             raise UserError(
                 f"prefetch_parameters with staleness={self.staleness}: the next step's parameters are the result "
@@ -71,7 +73,12 @@ class ServersOptions:
         if not self.timeout_seconds > 0:
             raise UserError(f"collective_timeout_seconds={self.timeout_seconds:g}: it must be above 0")
 
-        self.engine_choice()
+        if self.engine_choice().name == OWN and self.steps_per_closure:
+            what = f"engine={OWN}" if self.engine == OWN else self._needs_own()[0]
+            raise UserError(
+                f"steps_per_closure={self.steps_per_closure} with {what}: only TensorFlow's engine sends workers "
+                "closures; omit one of them"
+            )
 
     def engine_choice(self) -> EngineChoice:
         """The engine that carries the group.
@@ -79,14 +86,17 @@ class ServersOptions:
         Raises:
           UserError: TensorFlow's engine with an option that it cannot serve.
         """
+        return choose_engine(self.engine, self._needs_own(), "ParameterServerStrategy")
+
+    def _needs_own(self) -> list[str]:
+        """The options that only our own engine serves."""
         needs_own = {
             f"staleness={self.staleness}": self.staleness != ASYNC,
             f"backup_workers={self.backup_workers}": bool(self.backup_workers),
             "staleness_aware": self.staleness_aware,
             "prefetch_parameters": self.prefetch,
         }
-        needed = [what for what, is_needed in needs_own.items() if is_needed]
-        return choose_engine(self.engine, needed, "ParameterServerStrategy")
+        return [what for what, is_needed in needs_own.items() if is_needed]
 
     @property
     def is_sync(self) -> bool:

@@ -119,3 +119,16 @@ def test_an_evaluator_is_replaced_although_training_ends_during_the_pause(start,
     )
     assert [process.name for process in pause.started] == ["evaluator:0"]
     assert outcome.code == binary.DONE
+
+
+def test_an_evaluator_ends_at_once_when_those_that_it_follows_have_failed(start):
+    """It does not notice by itself, and a restart would wait for it."""
+    outcome = supervised(
+        start("chief:0", f"exit {binary.PEER_LOST}"),
+        start("evaluator:0", "exec sleep 600"),
+        followed={"evaluator:0": ("chief:0",)},
+        replacement=lambda failed: None,
+        seconds_to_notice=600,
+    )
+    assert [(each.name, each.was_asked) for each in outcome.exits] == [("chief:0", False), ("evaluator:0", True)]
+    assert outcome.code == binary.PEER_LOST

@@ -52,8 +52,23 @@ def test_impossible_backup_workers(staleness, workers):
 
 def test_staleness_aware_without_staleness():
     ServersOptions(staleness="4", staleness_aware=True)
-    with refused("staleness_aware", "staleness=sync", "omit staleness_aware"):
-        ServersOptions(staleness="sync", staleness_aware=True)
+    for staleness in ("sync", "0"):
+        with refused("staleness_aware", f"staleness={staleness}", "omit staleness_aware"):
+            ServersOptions(staleness=staleness, staleness_aware=True)
+
+
+@pytest.mark.parametrize(
+    "chosen, named",
+    [
+        ({"engine": "own"}, "engine=own"),
+        ({"staleness": "sync"}, "staleness=sync"),
+        ({"prefetch": True}, "prefetch_"),
+    ],
+)
+def test_closures_of_an_engine_without_them(chosen, named):
+    ServersOptions(steps_per_closure=4)
+    with refused(f"steps_per_closure=4 with {named}", "TensorFlow's engine", "omit one of them"):
+        ServersOptions(steps_per_closure=4, **chosen)
 
 
 @pytest.mark.parametrize("staleness", ["sync", "0"])

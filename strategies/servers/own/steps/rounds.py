@@ -229,7 +229,9 @@ class Rounds:
 
     @property
     def _is_under_way(self) -> bool:
-        return bool(self._leases or self._given)
+        """Whether the current round was begun and can end: all workers may be lost before they gave all parts."""
+        is_complete = len(self._given) == self._needed
+        return bool(self._leases or is_complete or (self._given and self._seen - self._away))
 
     def _take_back(self, number: int) -> Lease | None:
         lease = self._leases.pop(number, None)

@@ -446,6 +446,30 @@ class TestWaiting:
         assert waits.result()
         assert group.began(0, 1) == [None, None]
 
+    def test_a_pause_does_not_wait_for_a_round_that_no_worker_is_left_to_end(self):
+        """The part that was given stays: workers that return compute only what is left."""
+        group = Group(2)
+        group.began(0)
+        group.give(0)
+        group.rounds.lost(0)
+        group.rounds.lost(1)
+        assert group.rounds.pause(0)
+        assert group.began(0, 1) == [None, None]
+        group.rounds.run_to(100)
+        assert group.parts(0, 1) == [None, 1]
+        assert group.apply(1) == [0, 1]
+
+    def test_a_pause_waits_for_the_update_of_a_round_whose_workers_were_then_lost(self):
+        group = Group(2)
+        group.began(0, 1)
+        group.give(0)
+        assert group.give(1) == [0, 1]
+        group.rounds.lost(0)
+        group.rounds.lost(1)
+        assert not group.rounds.pause(0.05)
+        group.rounds.applied()
+        assert group.rounds.pause(0)
+
     def test_the_end_wakes_all(self):
         group = Group(2, target=5)
         group.began(0)
