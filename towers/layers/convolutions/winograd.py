@@ -68,8 +68,11 @@ seven in turn, an Intel Xeon with AMX, for AVX2 with CPUID masked; (-) is left o
         192      0.81                       0.76     0.89     0.78                       0.59     0.58
     AVX2, 32     1.10(-)  1.08(-)  0.99(-)  0.87     1.13(-)  1.03(-)  0.93
         64       0.82     0.87              0.65     0.92(-)  0.82
+    two threads, by the clock:
+    AVX-512, 256 0.93     1.01              0.74     1.01     0.86     0.78
+    AVX2, 128    0.86     0.85                       0.96     0.73
 
-Two threads need more channels anyway, and these make up for such tiles: 7x7x256 above.
+Two threads need more channels anyway, and these make up for such tiles.
 
 With many channels and few tiles the kernel's transforms are most of the work, hence the least number of pixels.
 Left out as well: 3x3x256 with 16 examples (1.40 when tiles were written to memory). XLA compiles two loops for
