@@ -12,11 +12,13 @@ def check_options(options: StepOptions, servers: ServersOptions, num_workers: in
     """Raises UserError for options that a group of servers can't support."""
     check_rule(options.rule)
     if options.precision == "float16":
-        raise UserError("precision=float16 with strategy=ps: workers do not share a loss scale; use bfloat16")
+        raise UserError(
+            "precision=float16 with strategy=ps: workers do not share a loss scale; use precision=bfloat16"
+        )
     if servers.is_sync and options.clipping.norm is not None:
         raise UserError(
             f"clip_norm={options.clipping.norm:g} with staleness=sync: no server holds a whole parameter's mean "
-            "gradient; use clip_global_norm"
+            "gradient; use clip_global_norm=1"
         )
     if servers.backup_workers >= num_workers:
         raise UserError(

@@ -5,6 +5,7 @@ variables, which `collect` brings up to date (`chief_copy.py`). Its reports are 
 """
 
 import dataclasses
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 
@@ -33,6 +34,8 @@ from towers.task import Task
 from towers.tower import ModelVariables
 from towers.updates.rules import UpdateRule
 from towers.updates.sparse_updates import LAZY, only_rows
+
+log = logging.getLogger(__name__)
 
 _STALE = (
     "workers compute gradients from parameters that others change meanwhile, so training may diverge at a rate "
@@ -96,6 +99,7 @@ class ServersStrategy(SynchronousStrategy):
         self._copy = ChiefCopy(self.engine, options, devices.parameters)
         self._reports = ChiefReports(self.engine.counters, options.rate)
         self._reported_at: float | None = None
+        self._warned_at: int | None = None
         self._seconds_before_pause = 0.0
         self._carrier = make_carrier(self)
         copies = 1 + len(options.rule.slot_names)
@@ -195,10 +199,21 @@ class ServersStrategy(SynchronousStrategy):
             if progress.done != before:
                 last_change, before = time.monotonic(), progress.done
             limit = self._patience_seconds if self._all_connected else self._startup_timeout_seconds
-            if time.monotonic() - last_change > limit:
+            waited = time.monotonic() - last_change
+            self._warn_of_waiting(waited, limit, progress.missing)
+            if waited > limit:
                 missing = progress.absent or progress.missing or range(self._num_workers)
                 late = "did not answer" if self._all_connected else "did not connect"
                 raise PeerLost(f"{_named(missing)} {late} within {limit:g} seconds at step {before}: restart it")
+
+    def _warn_of_waiting(self, waited: float, limit: float, missing: Sequence[int]) -> None:
+        """Says, once for each step, which workers the run waits for, after the time that a worker may take."""
+        if missing and waited > self._servers.worker_timeout_seconds and self._warned_at != self.step:
+            self._warned_at = self.step
+            log.warning(
+                "no step was done for %.3g seconds: waiting for %s, at most %g seconds in all",
+                *(waited, _named(missing), limit),
+            )
 
     @property
     def _patience_seconds(self) -> float:
@@ -213,7 +228,9 @@ class ServersStrategy(SynchronousStrategy):
         """Waits until no worker computes: all servers then hold the values after the same steps."""
         since = time.monotonic()
         while not (paused := self._carrier.pause()).idle:
-            if time.monotonic() - since > self._patience_seconds:
+            waited = time.monotonic() - since
+            self._warn_of_waiting(waited, self._patience_seconds, paused.missing)
+            if waited > self._patience_seconds:
                 missing = _named(paused.missing)
                 raise PeerLost(f"{missing} did not answer within {self._patience_seconds:g} seconds: restart it")
         if self._reported_at is not None:
