@@ -45,7 +45,6 @@ from strategies.ring.exchange.tcp_ring import add_to
 from strategies.wire_precisions import WIRE_PRECISIONS
 from towers.layers import compiled_relu
 from towers.layers.compiled_activations import FEWEST_ELEMENTS
-from towers.layers.convolutions import examples_as_channels, winograd
 from towers.layers.kernels import LayerKernels
 from towers.options import StepOptions
 
@@ -138,14 +137,13 @@ def measure_kernels() -> dict:
 
 def _gets_it(one: _Measured, used: LayerKernels) -> bool:
     """Whether the kernel is for this shape and precision, where it is enabled."""
+    used = dataclasses.replace(used, num_examples=one.shape[0])
     if one.kernel == "winograd_channels":
-        gate = winograd.Gate(used.winograd_channels, one.shape[0], used.num_threads)
-        return gate.takes(one.shape, _multiplied_in(used), _kernel_of(one))
+        return used.winograd_gate.takes(one.shape, _multiplied_in(used), _kernel_of(one))
     if one.kernel == "compiled_relu":
         return math.prod(one.shape[1:]) >= compiled_relu.FEWEST_ELEMENTS
     if one.kernel == "examples_as_channels":
-        gate = examples_as_channels.Gate(amx=used.amx, num_threads=used.num_threads, num_examples=one.shape[0])
-        return gate.takes(one.shape, _multiplied_in(used), _kernel_of(one))
+        return used.as_channels_gate.takes(one.shape, _multiplied_in(used), _kernel_of(one))
     if one.kernel == "compiled_batch_norm":  # One layer, without an exchange.
         return not used.fused_batch_norm
     return one.kernel != "compiled_activations" or math.prod(one.shape[1:]) >= FEWEST_ELEMENTS

@@ -14,7 +14,8 @@ from towers.exchange import TowerExchange
 from towers.layers import compiled_activations
 from towers.layers.batch_norm.calls import batch_norm_layers, fused_calls, num_compiled, num_fused
 from towers.layers.compiled_relu import relus_to_compile, relus_to_join
-from towers.layers.convolutions import examples_as_channels, winograd
+from towers.layers.convolutions import examples_as_channels as as_channels
+from towers.layers.convolutions import winograd
 from towers.layers.convolutions.replaced import Convolution, replaced_convolutions
 from towers.layers.convolutions.winograd_loops import CompiledCall
 from towers.layers.forward_mode import unless_forward
@@ -110,12 +111,9 @@ class LayerKernels:
 
     @property
     def _convolutions(self) -> list[Convolution]:
-        as_channels = examples_as_channels.Gate(
-            amx=self.amx, num_threads=self.num_threads, num_examples=self.num_examples
-        )
         kernels = (
-            (as_channels.convolve, self.examples_as_channels),
-            (self._winograd.convolve, self.winograd_channels),
+            (self.as_channels_gate.convolve, self.examples_as_channels),
+            (self.winograd_gate.convolve, self.winograd_channels),
         )
         return [kernel for kernel, is_on in kernels if is_on]
 
@@ -128,14 +126,20 @@ class LayerKernels:
         """
         if not self.winograd_channels:
             return []
-        return self._winograd.compiled_calls(model, num_examples, float32_products=self.float32_products)
+        return self.winograd_gate.compiled_calls(model, num_examples, float32_products=self.float32_products)
 
     @property
-    def _winograd(self) -> winograd.Gate:
+    def as_channels_gate(self) -> as_channels.Gate:
+        """Which gradients of convolution kernels have the examples as channels, where that is enabled."""
+        return as_channels.Gate(amx=self.amx, num_threads=self.num_threads, num_examples=self.num_examples)
+
+    @property
+    def winograd_gate(self) -> winograd.Gate:
+        """Which convolutions are computed by Winograd's method, where that is enabled."""
         return winograd.Gate(self.winograd_channels, self.num_examples, self.num_threads)
 
     def _num_winograd(self, model: keras.Model) -> int:
-        return self._winograd.num_replaced(model, float32_products=self.float32_products)
+        return self.winograd_gate.num_replaced(model, float32_products=self.float32_products)
 
     def notices(self, model: keras.Model, *, exchanges: bool = False) -> list[str]:
         """One line for each kind of replacement that the model's layers get, for the user.
