@@ -120,12 +120,13 @@ class ServersStrategy(SynchronousStrategy):
         return [*notices, _STALE] if self._servers.has_stale_gradients(self._num_workers) else notices
 
     def _notices_of_tables(self) -> list[str]:
+        lazily = self._servers.sparse_updates == LAZY
         if not (tables := self.layout.tables):
-            return []
+            why = "the model has no embedding table whose rows workers pull"
+            return [f"sparse_updates={LAZY} changes nothing: {why}"] if lazily else []
         rows = sum(table.height for table in tables)
         count = self.layout.num_tables
         named = "1 embedding table" if count == 1 else f"{count} embedding tables"
-        lazily = self._servers.sparse_updates == LAZY
         if only_rows(self.options.rule):
             how = "updates change only those rows"
         elif lazily:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from strategies.cluster import CHIEF, SERVER, WORKER, Cluster, Member
 from strategies.data_checks.batch_checksums import KEEPS_ORDER_ADVICE, batch_checksums
-from strategies.engines import OWN
+from strategies.engines import OWN, TENSORFLOW
 from strategies.run_settings import Plain, common_settings, plain_settings, step_settings
 from strategies.servers.options import ServersOptions
 from towers.errors import UserError
@@ -40,6 +40,11 @@ class ServersMembership:
                     f"{WORKER!r} that computes and a {SERVER!r} that holds the parameters; add a {role!r} to the "
                     "cluster"
                 )
+        if self.admit_anyone and self.options.engine_choice().name == TENSORFLOW:
+            raise UserError(
+                "admit_anyone with TensorFlow's engine: it asks for no secret and lets in everyone; omit "
+                "admit_anyone, or use engine=own"
+            )
 
     @property
     def role(self) -> str:

@@ -14,6 +14,7 @@ import pytest
 
 from tests.gpu import prove as proving
 from tests.gpu.prove import Part, prove
+from tests.tiers import first_quick
 
 _ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 # As prove's last lines, with one part that says its number and hangs.
@@ -80,7 +81,7 @@ def test_tests_that_are_over_their_time_say_why_others_failed(tmp_path, num_proc
     assert "assert 'the cause' == ''" in (tmp_path / "pytest.txt").read_text()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
+@pytest.mark.parametrize("number", first_quick([signal.SIGTERM, signal.SIGHUP]), ids=lambda number: number.name)
 def test_a_signal_ends_the_part_and_packs_it(tmp_path, number):
     output = tmp_path / "proof.tar.gz"
     process = subprocess.Popen(
@@ -133,6 +134,7 @@ def test_gpus_that_are_not_found_in_time_are_none():
     assert proving.gpus(seconds=0.01) == []
 
 
+@pytest.mark.full
 def test_memory_growth_is_measured_while_no_other_test_runs(tmp_path):
     of_pytest = {part.name: part.command for part in proving.parts(tmp_path, 60.0, ()) if "pytest" in part.command}
     for name, expected in (("memory_growth", True), ("pytest", False)):

@@ -44,14 +44,16 @@ def group():
     assert running.result() == "done"
 
 
-def chief_of(group: Group, task: Task, schedule: Schedule = RATE, num_workers: int = 1) -> ServersStrategy:
+def chief_of(
+    group: Group, task: Task, schedule: Schedule = RATE, num_workers: int = 1, **servers
+) -> ServersStrategy:
     return ServersStrategy(
         task,
         cpus(1),
         StepOptions(rule=SGD(), schedule=schedule, seed=3),
         None,
         make_carrier=lambda strategy: OwnCarrier(group, strategy.layout),
-        servers=ServersOptions(engine="own"),
+        servers=ServersOptions(engine="own", **servers),
         num_workers=num_workers,
         num_servers=1,
         startup_timeout_seconds=LIMIT_SECONDS,
@@ -71,6 +73,11 @@ def test_that_stale_gradients_need_lower_rates_is_said(group):
     alone, beside_another = (chief_of(group, small_task(), num_workers=count).notices for count in (1, 2))
     assert not any("diverge" in line for line in alone)
     assert "may diverge" in beside_another[-1] and "staleness='sync'" in beside_another[-1]
+
+
+def test_lazy_updates_of_a_model_without_tables(group):
+    notices = chief_of(group, small_task(), sparse_updates="lazy").notices
+    assert sum("sparse_updates=lazy changes nothing" in line for line in notices) == 1
 
 
 def test_checkpointables_asks_no_server(chief, group):

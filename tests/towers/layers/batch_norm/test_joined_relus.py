@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 from keras import layers, ops
 
+from tests.tiers import first_quick
 from towers.exchange import TowerExchange
 from towers.layers import compiled_relu
 from towers.layers.batch_norm import compiled
@@ -200,7 +201,7 @@ def assert_near(found, expected, tolerance):
 
 @pytest.mark.parametrize("kernels", [AVERAGED, EXCHANGED], ids=["averaged", "exchanged"])
 @pytest.mark.parametrize("network", NETWORKS, ids=lambda network: network.__name__)
-@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("training", first_quick([True, False]))
 def test_as_keras(network, kernels, training):
     model = built(network)
     found, expected = (traced(model, one, training=training)(drawn()) for one in (kernels, KERAS))
@@ -222,7 +223,7 @@ def test_the_relu_is_part_of_the_loops(network):
 
 
 @pytest.mark.parametrize("network", [relu_of_norm, residual, two_norms, norm_used_twice])
-@pytest.mark.parametrize("policy, tolerance", [("mixed_bfloat16", 2**-7), ("mixed_float16", 2**-10)])
+@pytest.mark.parametrize("policy, tolerance", first_quick([("mixed_bfloat16", 2**-7), ("mixed_float16", 2**-10)]))
 def test_short_numbers_are_near_those_of_float32(network, policy, tolerance):
     """Where a sum is near 0 its rounding decides, and one such gradient is as large as others: the mean tells."""
     model, exact = built(network, policy), built(network)
