@@ -68,8 +68,8 @@ def segments_of(model: keras.Model, recompute: str) -> list[Segment]:
     found = _of_layers(model, recompute) if functional is None else _of_chain(links_of(functional), recompute)
     if not found and functional is not None and _begin_and_rest(finest(links_of(functional)))[0]:
         raise UserError(
-            f"recompute={recompute!r}: model {model.name!r} has no such part after its first, frozen layers, which "
-            "are computed once anyway; use recompute='none'"
+            f"recompute={recompute!r}: model {model.name!r} has no such part after its first, frozen layers, "
+            "which are computed once anyway; use recompute='none'"
         )
     if not found and recompute == "blocks":
         raise UserError(
