@@ -10,10 +10,10 @@
         the table is the same; the largest batch is that of the mode that the flags choose
 
     python -m launch.memory --model=vgg16 --measure
-        runs each mode of one process in a fresh process for some steps, and prints the measured peak beside
+        runs each mode of one process in a fresh process for some steps, and prints the measured peak too
 
 It takes the flags of launch.train that say what a step computes and on which devices. A row with a * is computed
-by formulas, the others are read off the mode's graph. Not in the figures: the process without TensorFlow's
+by formulas, the others come from the mode's graph. Not in the figures: the process without TensorFlow's
 tensors (some 600 MiB), the input pipeline, what the allocator loses between tensors, and cuDNN's workspace.
 
 Exit codes: launch/binary.py.
