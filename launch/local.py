@@ -19,7 +19,8 @@ caused the failure and its last lines. A process counts as ended when the progra
 command that is a shell script should therefore `exec` its last line.
 
 Restarts: the first one is immediate. A process that fails again within two minutes is restarted after 2, 4, 8, 16,
-then 30 seconds; the line that announces the restart says so. A signal during a pause ends the launcher with exit code 75.
+then 30 seconds; the line that announces the restart says so. A signal during a pause ends the launcher with exit
+code 75.
 
 Private network: where Linux allows it, the cluster runs in a network that has only a loopback interface. Nothing
 outside the cluster can reach its ports, and its processes can't download. --noprivate_network disables it.
