@@ -62,8 +62,7 @@ _WIDTH_OF_FILES = 120
 flags.DEFINE_string(
     "device_memory",
     None,
-    "Memory of a device, as 16GiB or 512MiB: also print the largest batch that fits it. CPU towers share one "
-    "memory.",
+    "Memory of a device, as 16GiB or 512MiB: also print the largest batch that fits. CPU towers share one memory.",
 )
 flags.DEFINE_bool("measure", False, "Also run each mode of one process in a fresh process, and print its peak.")
 flags.DEFINE_integer(
@@ -76,7 +75,7 @@ flags.DEFINE_bool(
     "measure_here", False, "Measure one mode in this process. --measure starts its processes with this flag."
 )
 flags.DEFINE_integer("workers", 2, "Number of workers in the rows of rings and parameter servers.")
-flags.DEFINE_integer("servers", 1, "Number of parameter servers in the rows of parameter servers.")
+flags.DEFINE_integer("servers", 1, "Number of parameter servers in the table.")
 flags.DEFINE_bool("json", False, "Print one JSON object instead of the table.")
 positive("measured_steps", "workers", "servers")
 
