@@ -10,7 +10,7 @@
 
 Signals: the launcher forwards Ctrl-C, SIGTERM and SIGHUP (a closed terminal) to the processes. Those that serve
 others, such as parameter servers, get SIGTERM when the others have ended. A process that dies of the signal while
-it still starts had nothing to save, which is no failure. No process is left running, whatever happens.
+starting had nothing to save: no failure. No process is left running, whatever happens.
 
 Logs: the lines of each process are also saved in the run's directory, as logs/worker-1.log.
 
@@ -19,8 +19,7 @@ caused the failure and its last lines. A process counts as ended when the progra
 command that is a shell script should therefore `exec` its last line.
 
 Restarts: the first one is immediate. A process that fails again within two minutes is restarted after 2, 4, 8, 16,
-then 30 seconds; the line that announces the restart says so. A signal during a pause ends the launcher with exit
-code 75.
+then 30 seconds, as the line of the restart says. A signal during a pause ends the launcher with exit code 75.
 
 Private network: where Linux allows it, the cluster runs in a network that has only a loopback interface. Nothing
 outside the cluster can reach its ports, and its processes can't download. --noprivate_network disables it.

@@ -57,8 +57,8 @@ flags.DEFINE_string(
     "with the reason; otherwise cpu. sharded: each tower's device holds an equal part of the parameters with "
     "their optimizer state, updates it, and sends it to the others in every step. replicated: each tower's device "
     "has a copy of all parameters and optimizer state, and computes every update. Both only with "
-    "--strategy=towers. Use sharded if the optimizer state exceeds a device's memory, replicated if sending "
-    "parameters in every step costs time, as between GPUs.",
+    "--strategy=towers. Use sharded if the optimizer state does not fit a device, replicated if sending parameters in "
+    "every step costs time, as between GPUs.",
 )
 flags.DEFINE_integer(
     "zero",
@@ -96,14 +96,14 @@ flags.DEFINE_bool(
     "tf32",
     True,
     "On GPUs that have it, compute products of float32 in TensorFloat-32: several times faster, with 10 bits of "
-    "mantissa. --notf32 computes them in float32. CPUs don't have TensorFloat-32.",
+    "mantissa. --notf32 computes them in float32. CPUs don't have it.",
 )
 flags.DEFINE_bool(
     "deterministic",
     False,
     "Use only operations that give the same bits each time, on GPUs too, where some are then slower (sums of "
-    "embeddings' gradients, some convolutions). An operation without a deterministic kernel ends the run with an "
-    "error. Asynchronous parameter servers still update in any order.",
+    "embeddings' gradients, some convolutions). An operation without a deterministic kernel is an error. "
+    "Asynchronous parameter servers still update in any order.",
 )
 flags.DEFINE_integer(
     "steps_per_execution",
