@@ -57,8 +57,8 @@ flags.DEFINE_string(
     "with the reason; otherwise cpu. sharded: each tower's device holds an equal part of the parameters with "
     "their optimizer state, updates it, and sends it to the others in every step. replicated: each tower's device "
     "has a copy of all parameters and optimizer state, and computes every update. Both only with "
-    "--strategy=towers. Use sharded if the optimizer state does not fit a device, replicated if sending parameters in "
-    "every step costs time, as between GPUs.",
+    "--strategy=towers. Use sharded if one device can't hold the optimizer state, replicated if sending "
+    "parameters in every step costs time, as between GPUs.",
 )
 flags.DEFINE_integer(
     "zero",
