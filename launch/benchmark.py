@@ -177,7 +177,7 @@ def measure(rows: Sequence[Case], directory: pathlib.Path, is_interrupted: Calla
                 found = run_case(row, timeout_seconds=FLAGS.row_timeout_seconds, is_interrupted=is_interrupted)
             except PeerLost as error:
                 failures[row.name] = error
-                print(f"round {index + 1}: {error}; further rounds leave it out", flush=True)
+                print(f"round {index + 1}: {error}; further rounds skip it", flush=True)
                 continue
             rounds[row.name].append(found)
             print(f"round {index + 1}: {row.name}: {in_words(found)}", flush=True)

@@ -7,7 +7,7 @@
 4   a loss or gradient was not finite, with --on_nan=stop
 5   another process of the run was lost, did not answer or never connected
 75  interrupted by SIGTERM, SIGINT or SIGHUP (a closed terminal): the same command resumes from what was saved
-141 nobody reads the output, as after `| head`, and it was all that the program was for; training goes on instead
+141 nobody reads the output of a program that only prints, as after `| head`; training goes on instead
 """
 
 import atexit

@@ -81,7 +81,7 @@ def import_cifar(*, archive: str, data_dir: str, allow_any_checksum: bool = Fals
     if not os.path.isfile(source):
         raise UserError(f"--archive={archive}: no such file; give the path of cifar-10-binary.tar.gz")
     if not os.access(source, os.R_OK):
-        raise UserError(f"--archive={archive}: you may not read it; change its mode, or give a copy of your own")
+        raise UserError(f"--archive={archive}: no permission to read it; change its mode, or give your own copy")
     if not allow_any_checksum:
         check_checksum(source)
     staging = _make_staging_folder(target)

@@ -9,8 +9,8 @@
         recovered: worker:1 was killed at step 20, restart 1 completed
 
 Signals: the launcher forwards Ctrl-C, SIGTERM and SIGHUP (a closed terminal) to the processes. Those that serve
-others, such as parameter servers, get SIGTERM when the others have ended. A process that dies of the signal,
-because it still starts, had nothing to save and is no failure. No process is left running, whatever happens.
+others, such as parameter servers, get SIGTERM when the others have ended. A process that dies of the signal while
+starting had nothing to save: no failure. No process is left running, whatever happens.
 
 Logs: the lines of each process are also saved in the run's directory, as logs/worker-1.log.
 
@@ -18,8 +18,8 @@ Failures: when a process fails, the launcher ends the others. The last block on 
 caused the failure and its last lines. A process counts as ended when the program of the command has ended; a
 command that is a shell script should therefore `exec` its last line.
 
-Restarts: the first one is immediate. What fails again within two minutes waits 2, 4, 8, 16, then 30 seconds, and
-the line that announces the restart says so. A signal during a pause ends the launcher with exit code 75.
+Restarts: the first one is immediate. A process that fails again within two minutes is restarted after 2, 4, 8, 16,
+then 30 seconds, as the line of the restart says. A signal during a pause ends the launcher with exit code 75.
 
 Private network: where Linux allows it, the cluster runs in a network that has only a loopback interface. Nothing
 outside the cluster can reach its ports, and its processes can't download. --noprivate_network disables it.

@@ -10,10 +10,10 @@
         the table is the same; the largest batch is that of the mode that the flags choose
 
     python -m launch.memory --model=vgg16 --measure
-        runs each mode of one process in a fresh process for some steps, and prints the measured peak beside
+        runs each mode of one process in a fresh process for some steps, and prints the measured peak too
 
 It takes the flags of launch.train that say what a step computes and on which devices. A row with a * is computed
-by formulas, the others are read off the mode's graph. Not in the figures: the process without TensorFlow's
+by formulas, the others come from the mode's graph. Not in the figures: the process without TensorFlow's
 tensors (some 600 MiB), the input pipeline, what the allocator loses between tensors, and cuDNN's workspace.
 
 Exit codes: launch/binary.py.
@@ -62,18 +62,20 @@ _WIDTH_OF_FILES = 120
 flags.DEFINE_string(
     "device_memory",
     None,
-    "Memory of a device, as 16GiB or 512MiB: also print the largest batch that fits it. CPU towers share one.",
+    "Memory of a device, as 16GiB or 512MiB: also print the largest batch that fits. CPU towers share one memory.",
 )
 flags.DEFINE_bool("measure", False, "Also run each mode of one process in a fresh process, and print its peak.")
 flags.DEFINE_integer(
     "measured_steps",
     4,
     "Steps that --measure runs in each mode. The first one builds the graph; the largest peak of the others is "
-    "printed, because threads run a step's operations in another order each time.",
+    "printed, because threads run a step's operations in a different order each time.",
 )
-flags.DEFINE_bool("measure_here", False, "Measure one mode in this process. The program starts others with it.")
+flags.DEFINE_bool(
+    "measure_here", False, "Measure one mode in this process. --measure starts its processes with this flag."
+)
 flags.DEFINE_integer("workers", 2, "Number of workers in the rows of rings and parameter servers.")
-flags.DEFINE_integer("servers", 1, "Number of parameter servers in their rows.")
+flags.DEFINE_integer("servers", 1, "Number of parameter servers in the table.")
 flags.DEFINE_bool("json", False, "Print one JSON object instead of the table.")
 positive("measured_steps", "workers", "servers")
 
@@ -81,7 +83,7 @@ positive("measured_steps", "workers", "servers")
 def main(_) -> int:
     limit = None if FLAGS.device_memory is None else bytes_from("device_memory", FLAGS.device_memory)
     if FLAGS.verify:
-        raise UserError("--verify: the run beside it, on one device and in float64, is not predicted; omit it")
+        raise UserError("--verify: the memory of its two runs is not predicted; omit it")
     if FLAGS.xla:
         raise UserError("--xla: what a compiled tower needs is known only when it runs; omit it for a prediction")
     task = task_from_flags()

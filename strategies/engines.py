@@ -51,6 +51,6 @@ def choose_engine(asked: str, needs_own: Sequence[str], carrier: str) -> EngineC
         return EngineChoice(TENSORFLOW, "as asked" if asked == TENSORFLOW else "the default")
     if asked == TENSORFLOW:
         raise UserError(
-            f"engine='tensorflow': {carrier} cannot serve {needs_own[0]}; use engine='auto' or leave it out"
+            f"engine='tensorflow': {carrier} cannot serve {needs_own[0]}; use engine='auto' or omit engine"
         )
     return EngineChoice(OWN, f"because {carrier} cannot serve {needs_own[0]}")

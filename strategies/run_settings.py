@@ -93,7 +93,7 @@ def fields_of(value: Any) -> dict[str, Any]:
 # What to do about a setting that differs, where it is no argument. A process that has none of these may differ.
 _ADVICE = {
     "first_batches": "all must read the same data; if they are shuffled, use shuffle(..., seed=1)",
-    "precision": "precision='auto' chooses for each process's device; give all the same one by name",
+    "precision": "precision='auto' chooses by each process's devices; name one precision for all processes",
     "num_workers": "all must have the same workers in TF_CONFIG",
     "first_features": "all must read the same data; if they are augmented with a seed, use one seed",
 }

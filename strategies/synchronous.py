@@ -278,7 +278,7 @@ class SynchronousStrategy:
             self._causes.check_evaluation_data(lambda: self._dataset("eval"))
             if not of_all["loss"][1]:
                 raise UserError(
-                    "the evaluation data have a weight of 0 in all: nothing is averaged; correct their weights"
+                    "the weights of the evaluation data add up to 0, so there is no mean; correct their weights"
                 )
         return means
 

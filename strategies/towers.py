@@ -102,7 +102,7 @@ def _why_alone(devices: Devices, options: StepOptions) -> str:
     if options.accumulation > 1:
         return f"accumulation={options.accumulation}: each microbatch is an execution"
     if config.is_op_determinism_enabled():
-        return "deterministic=True: a graph has no clock then"
+        return "deterministic=True: a graph can't read the clock then"
     if _exchanges(devices, options) and not devices.on_cpu:
         return "batch_stats='synced': a graph can't repeat an exchange of several GPUs"
     return ""

@@ -96,9 +96,9 @@ def _not_of_the_model(variable: keras.Variable) -> str:
     """Why an assignment to a variable is refused that the model does not have."""
     if is_seed(variable):
         return (
-            f"{variable.path}: a layer draws random numbers from a generator that no layer has, so each step "
-            "would draw the same ones: let the layer make a keras.random.SeedGenerator(0) in its __init__, keep "
-            "it as an attribute, and pass it as seed"
+            f"{variable.path}: a layer draws random numbers from a generator that belongs to no layer, so each "
+            "step would draw the same ones: let the layer make a keras.random.SeedGenerator(0) in its __init__, "
+            "keep it as an attribute, and pass it as seed"
         )
     return (
         f"{variable.path} is assigned in a layer's call, but it is no weight of the model, so the next step would "

@@ -80,7 +80,7 @@ def _known_problem(model: keras.Model, batch_spec: Batch) -> str:
         return "the shapes of batches vary, and it would compile the step for each"
     not_for_xla = [layer.name for layer in model._flatten_layers() if not layer.supports_jit]
     if not_for_xla:
-        return f"Keras's layers {', '.join(not_for_xla)} are not for XLA"
+        return f"Keras's layers {', '.join(not_for_xla)} don't support XLA"
     return ""
 
 
@@ -139,7 +139,7 @@ def conversion_problem(function, *specs) -> str:
     if unknown := kinds & _OF_UNKNOWN_LENGTH:
         return f"{', '.join(sorted(unknown))} has results of unknown lengths"
     if random := drawn_otherwise(kinds):
-        return f"it would draw other numbers in {', '.join(sorted(random))}; xla=True compiles it"
+        return f"it would draw other random numbers in {', '.join(sorted(random))}; xla=True compiles it anyway"
     try:
         flat.experimental_get_compiler_ir(*specs_of_tensors)(stage="hlo_serialized", platform_name=_PLATFORM)
     except (ValueError, tf.errors.OpError) as error:

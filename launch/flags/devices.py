@@ -38,28 +38,27 @@ flags.DEFINE_integer(
     None,
     "Number of towers in this process; each computes its part of a batch on its own device. Default: one per GPU; "
     "without GPUs one per CPU core (hyperthreads of a core count once; affinity and container limits count), but "
-    "at most one for each 32 examples that this process computes at once, and one for each two cores with "
-    "--batch_stats=synced. The processes of a cluster on one "
-    "machine divide its GPUs and its cores. With batch norm or dropout the numbers depend on this count: see "
-    "--batch_stats.",
+    "at most one for each 32 examples that this process computes at once, and, where synced batch norms are not "
+    "compiled, for each two cores. The processes of a cluster on one machine divide its GPUs and its cores. With "
+    "batch norm or dropout the numbers depend on this count: see --batch_stats.",
 )
 flags.DEFINE_enum(
     "tower_device",
     "auto",
     KINDS,
-    "Device type of the towers. auto: GPUs if any is visible, otherwise CPUs. cpu: this process starts no GPU. "
-    "Parameter servers use no GPU, nor do a chief and an evaluator beside workers.",
+    "Device type of the towers. auto: GPUs if any is visible, otherwise CPUs. cpu: this process initializes no "
+    "GPU. Parameter servers use no GPU, nor do a chief and an evaluator beside workers.",
 )
 flags.DEFINE_string(
     "parameter_device",
     AUTOMATIC,
-    "Device that holds the parameters and applies the updates: cpu, cpu:K or gpu:K, with K counted from 0. "
-    "auto: with --strategy=towers on GPUs chosen by their number, their memory and the size of the model, and "
-    "printed with the reason; otherwise cpu. "
-    "sharded: each tower's device holds an equal part of them, with its optimizer state and its update, and sends "
-    "it to the others in every step. replicated: each tower's device has a copy of all parameters and optimizer "
-    "state, and makes every update. Both with --strategy=towers only. Use sharded if the optimizer state exceeds "
-    "a device, replicated if sending parameters in every step costs time, as between GPUs.",
+    "Device that holds the parameters and applies the updates: cpu, cpu:K or gpu:K, with K counted from 0. auto: "
+    "with --strategy=towers on GPUs chosen by their number, their memory and the size of the model, and printed "
+    "with the reason; otherwise cpu. sharded: each tower's device holds an equal part of the parameters with "
+    "their optimizer state, updates it, and sends it to the others in every step. replicated: each tower's device "
+    "has a copy of all parameters and optimizer state, and computes every update. Both only with "
+    "--strategy=towers. Use sharded if one device can't hold the optimizer state, replicated if sending "
+    "parameters in every step costs time, as between GPUs.",
 )
 flags.DEFINE_integer(
     "zero",
@@ -76,9 +75,9 @@ flags.DEFINE_integer(
 flags.DEFINE_string(
     "offload",
     "",
-    "optimizer: the device in --parameter_device (a CPU) has the optimizer state and makes the update, and each "
-    "tower's device has a copy of the parameters and sends its gradients there (--strategy=towers only). Default: "
-    "nothing. Use it if parameters and gradients fit a GPU, and the optimizer state beside them does not.",
+    "optimizer: the CPU of --parameter_device holds the optimizer state and computes the update; each tower's "
+    "device holds a copy of the parameters and sends its gradients to this CPU (--strategy=towers only). Default: "
+    "no offload. Use it if a GPU has room for parameters and gradients, but not for the optimizer state too.",
 )
 flags.DEFINE_list(
     "tower_shares",
@@ -97,13 +96,13 @@ flags.DEFINE_bool(
     "tf32",
     True,
     "On GPUs that have it, compute products of float32 in TensorFloat-32: several times faster, with 10 bits of "
-    "mantissa. --notf32 computes them in float32. CPUs have none.",
+    "mantissa. --notf32 computes them in float32. CPUs don't have it.",
 )
 flags.DEFINE_bool(
     "deterministic",
     False,
     "Use only operations that give the same bits each time, on GPUs too, where some are then slower (sums of "
-    "embeddings' gradients, some convolutions). An operation without such a kernel ends the run with an error. "
+    "embeddings' gradients, some convolutions). An operation without a deterministic kernel is an error. "
     "Asynchronous parameter servers still update in any order.",
 )
 flags.DEFINE_integer(

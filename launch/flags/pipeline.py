@@ -37,9 +37,9 @@ flags.DEFINE_integer(
 flags.DEFINE_string(
     "pipeline_schedule",
     "1f1b",
-    f"For pipelines: the order of the passes: {', '.join(builders.NAMES)}, or a CSV file with a line "
-    "for each device, such as F0,F1,B0,B1. 1f1b keeps the fewest microbatches in memory; interleaved and zb_h1 "
-    "wait less.",
+    f"For pipelines: the order of the passes: {', '.join(builders.NAMES)}, or a CSV file with a line for each "
+    "device, such as F0,F1,B0,B1. 1f1b keeps the fewest microbatches in memory; interleaved and zb_h1 have a "
+    "smaller bubble.",
 )
 flags.DEFINE_string(
     "balance",

@@ -59,7 +59,7 @@ def resolve_precision(devices: Devices, environment: Mapping[str, str] = os.envi
         # Only a run that began on other devices may have a precision that is slow here.
         is_known = FLAGS.precision == chosen
         if _is_first():
-            binary.note(f"--precision={AUTO}: {FLAGS.precision}, {'as before' if saved else why}")
+            binary.note(f"--precision={AUTO}: {FLAGS.precision}, {'as in the resumed run' if saved else why}")
     limit = environment.get(ONEDNN_LIMIT, "")
     if devices.on_cpu and runs_onednn() and cannot_compute(FLAGS.precision, limit):
         raise UserError(

@@ -25,8 +25,9 @@ flags.DEFINE_enum(
     "engine",
     "auto",
     ENGINES,
-    "For --strategy=ring: whose runtime carries training. tensorflow: MultiWorkerMirroredStrategy. own: this "
-    "project's exchange. auto: tensorflow, unless another flag needs own; a run's first lines say which.",
+    "For --strategy=ring and ps: runtime that trains. tensorflow: MultiWorkerMirroredStrategy or "
+    "ParameterServerStrategy. own: this project's runtime. auto: tensorflow, unless another flag needs own; a "
+    "run's first lines say which.",
 )
 flags.DEFINE_list(
     "worker_shares",
@@ -38,7 +39,7 @@ flags.DEFINE_integer(
     "bytes_per_pack",
     WireOptions.bytes_per_pack,
     "For --strategy=ring: bytes of gradients that are sent in one all-reduce. Larger packs mean fewer messages, "
-    "and the first one is sent later. Default: 4194304, with more than 8 workers 524288 for each worker.",
+    "but a later first one. Default: 4194304; with more than 8 workers 524288 * workers.",
 )
 flags.DEFINE_enum(
     "wire_precision",
@@ -67,8 +68,8 @@ flags.DEFINE_float(
 flags.DEFINE_float(
     "collective_timeout_seconds",
     WireOptions.timeout_seconds,
-    "For --strategy=ring and ps: seconds to wait during a step for the other processes. Choose more than a "
-    "checkpoint and an export take.",
+    "For --strategy=ring and ps: seconds to wait during a step for the other processes. Must exceed the time of a "
+    "checkpoint and an export.",
 )
 serves("strategy", ("ring", "ps"), "engine", "wire_precision")
 serves("strategy", ("ring",), "worker_shares", "bytes_per_pack", "all_reduce", "check_divergence_every")

@@ -180,6 +180,6 @@ def check_timeline() -> None:
         )
     if cluster_kind(FLAGS.strategy) == "servers":
         raise UserError(
-            f"{given} with --strategy={FLAGS.strategy}: the process that keeps the run's files computes no step; "
-            "use another strategy, or omit --timeline_steps"
+            f"{given} with --strategy={FLAGS.strategy}: its chief, which writes the run's files, computes no "
+            "step; use another strategy, or omit --timeline_steps"
         )

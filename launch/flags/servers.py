@@ -27,10 +27,10 @@ _START_ALL = "python -m launch.local --chief --workers=2 --ps=1 -- python -m lau
 flags.DEFINE_string(
     "staleness",
     "async",
-    "For --strategy=ps. async: apply each gradient when it arrives; no worker waits. sync: average the "
-    "gradients of all workers and apply them once per step, which gives the numbers of one device. A number N: "
-    "as async, but no update may be staler than N; 0 lets workers take turns. Use a number or sync if async "
-    "does not converge.",
+    "For --strategy=ps. async: apply each gradient when it arrives; no worker waits. sync: average the gradients "
+    "of all workers and apply them once per step, which gives the numbers of one device. A number N: as async, "
+    "but no update has a staleness above N; with 0 workers take turns. Use a number or sync if async does not "
+    "converge.",
 )
 flags.DEFINE_integer(
     "backup_workers",
@@ -54,24 +54,24 @@ flags.DEFINE_integer(
     "steps_per_closure",
     0,
     "For --strategy=ps with TensorFlow's engine: steps that a worker computes for each call from the chief. A "
-    "call takes some milliseconds, so fast steps gain from more. 0 chooses by the time of a step.",
+    "call takes some milliseconds, so raise it for fast steps. 0: chosen by the time of a step.",
 )
 flags.DEFINE_float(
     "worker_timeout_seconds",
     60.0,
-    "For --strategy=ps: seconds without a worker's gradient until others do its work. With --staleness=sync and "
-    "with TensorFlow's engine: its part of the batch or its step, if the others took less than half as long; a "
-    "lost worker's at once. TensorFlow's engine kills a process that is stopped (SIGSTOP) for so long. Else, on "
-    "our own servers: seconds that a worker may be away until the next one computes its batches too. Raise it if "
-    "the workers' speeds differ much.",
+    "For --strategy=ps: seconds without a worker's gradient until other workers do its work. With "
+    "--staleness=sync or TensorFlow's engine they do it only if they took less than half as long, and at once if "
+    "the worker is lost. TensorFlow's engine kills a process that is stopped (SIGSTOP) for so long. Otherwise: "
+    "seconds that a worker may be away until the next one computes its batches too. Raise it if the workers' "
+    "speeds differ much.",
 )
 flags.DEFINE_enum(
     "sparse_updates",
     DENSE,
     SPARSE_UPDATES,
-    "For --strategy=ps: how embedding tables are updated whose rows workers pull by the ids of their batches. "
-    "dense: exactly; with momentum, Adam or weight decay each update takes time for the whole table. lazy: only "
-    "the rows of the batch and their momenta; much faster for large tables, with other numbers.",
+    "For --strategy=ps: update of embedding tables of which workers pull only the rows of their batches. dense: "
+    "exact, but with momentum, Adam or weight decay each update processes the whole table. lazy: updates only the "
+    "rows of the batch and their momenta; much faster for large tables, but not exact.",
 )
 flags.DEFINE_bool(
     "admit_anyone",

@@ -26,8 +26,8 @@ flags.DEFINE_list(
     [],
     "For --strategy=slices, and --strategy=ring with --grid=slice:2: how layers are split, as PATTERN=SPLIT,...; "
     f"SPLIT is one of {', '.join(SPLITS)}. A pattern is a layer's path, in which * is any text: "
-    "--layout='position_embedding=whole,block_*/mlp_up=columns'. The first pattern that fits counts; the other "
-    "layers keep their defaults, which --show_layout prints.",
+    "--layout='position_embedding=whole,block_*/mlp_up=columns'. The first matching pattern counts; layers that "
+    "match none keep their defaults, which --show_layout prints.",
 )
 flags.DEFINE_bool(
     "show_layout",

@@ -123,15 +123,15 @@ flags.DEFINE_enum(
     "precision",
     "float32",
     ("auto", *PRECISIONS),
-    "Number format of the layers' computation. bfloat16 and float16 are mixed precision with float32 "
-    "parameters. auto: bfloat16 on CPUs with AMX, on AMD's CPUs with AVX512-BF16, and on GPUs of compute "
-    "capability 8.0 or higher; otherwise float32. A resumed run keeps its own. All processes of a run need the "
-    "same: give it by name if their devices differ.",
+    "Number format of the layers' computation. bfloat16 and float16 are mixed precision with float32 parameters. "
+    "auto: bfloat16 on CPUs with AMX, on AMD's CPUs with AVX512-BF16, and on GPUs of compute capability 8.0 or "
+    "higher; otherwise float32. A resumed run keeps its precision. All processes of a run need the same one: give "
+    "it by name if their devices differ.",
 )
 flags.DEFINE_bool(
     "xla",
     None,
-    "Compile the tower function with XLA, and on one GPU the update: the first step takes longer. Not with "
+    "Compile the towers' passes with XLA, on one GPU also the update; the first step takes longer. Not with "
     "--batch_stats=synced. Default: with --strategy=towers on one GPU yes, if XLA can; elsewhere no.",
 )
 flags.DEFINE_bool(
@@ -144,14 +144,14 @@ flags.DEFINE_bool(
     True,
     "On CPU towers, compile GELU and SiLU, with AVX2 alone or synced statistics also batch norm; choose faster "
     "memory layouts for convolutions over small images; compute 3x3 convolutions of many channels in float32 by "
-    "Winograd's method; where the CPU multiplies numbers of --precision no faster, multiply in float32.",
+    "Winograd's method; where the CPU is no faster in --precision, multiply in float32.",
 )
 flags.DEFINE_enum(
     "recompute",
     "none",
     RECOMPUTE_POLICIES,
     "Activations that the backward pass computes again instead of keeping them: saves memory, and costs up to one "
-    "more forward pass. The results are the same. blocks: those within the blocks that the model repeats. full: "
+    "more forward pass. The results are the same. blocks: those within the repeated blocks of the model. full: "
     "within all parts of the model. sqrt: within about sqrt(n) segments of equal size. Not with --xla.",
 )
 flags.DEFINE_enum(

@@ -90,15 +90,17 @@ flags.DEFINE_integer(
     "Number of threads that prepare batches. Default: one for each 16 of this process's cores, at least 2. Raise "
     "it if training waits for data.",
 )
-flags.DEFINE_integer("click_tables", 8, "For --task=clicks: number of tables, and of ids of an example.")
+flags.DEFINE_integer(
+    "click_tables", 8, "For --task=clicks: number of embedding tables; an example has an id for each."
+)
 flags.DEFINE_integer("click_rows", 1_000, "For --task=clicks: number of rows of each table.")
-flags.DEFINE_integer("click_width", 16, "For --task=clicks: number of elements of a table's row.")
+flags.DEFINE_integer("click_width", 16, "For --task=clicks: number of elements of each row.")
 flags.DEFINE_integer("click_examples", 200_000, "For --task=clicks: number of training examples.")
 flags.DEFINE_integer(
     "text_tokens", 32, "For --task=text: size of the vocabulary, the padding token included. At least 4."
 )
 flags.DEFINE_integer(
-    "text_length", 64, "For --task=text: number of tokens of the longest texts; the shortest have half of it."
+    "text_length", 64, "For --task=text: number of tokens of the longest texts; the shortest have half as many."
 )
 flags.DEFINE_integer("text_examples", 10_000, "For --task=text: number of training texts.")
 flags.DEFINE_float(

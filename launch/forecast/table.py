@@ -31,7 +31,7 @@ def table(columns: Sequence[Column], measured: Mapping[str, float], width: int =
         lines += [*([""] if lines else []), *(_BETWEEN.join(row).rstrip() for row in rows)]
     if any(one.basis == ARITHMETIC for one in columns):
         lines.append(
-            "*: by formulas over the figures of one process; all others are of the graph that a mode runs"
+            "*: computed by formulas from the figures of one process; all others from the graph that a mode runs"
         )
     return lines
 

@@ -249,5 +249,5 @@ def why_left_out(work: Work, program: str) -> str:
     if work.network not in _PEER_NETWORKS[program]:
         return f"{program} has no {work.network}, only {' and '.join(_PEER_NETWORKS[program])}"
     if work.link != NO_LINK and program not in _PEERS_BY_TF_CONFIG:
-        return f"{program} connects its processes through 127.0.0.1 and can't be told other addresses"
+        return f"{program} connects its processes through 127.0.0.1 and takes no other addresses"
     return ""

@@ -47,7 +47,9 @@ def check_isa(isa: str, info: pathlib.Path = CPU_INFO) -> None:
     if _NEEDED[isa] not in has:
         possible = [f"--isa={one}" for one, needed in _NEEDED.items() if needed in has]
         fix = f"use {' or '.join(possible)}, or omit it" if possible else "omit it"
-        raise UserError(f"--isa={isa}: this CPU has no {_NEEDED[isa]}, so it can't imitate one with it; {fix}")
+        raise UserError(
+            f"--isa={isa}: this CPU has no {_NEEDED[isa]}, so it can't imitate a CPU that has it; {fix}"
+        )
 
 
 def imitation(isa: str, *, is_peer: bool, environment: Mapping[str, str] = os.environ) -> dict[str, str]:

@@ -179,13 +179,13 @@ def _part(num_found: int, count: int, index: int) -> OwnGpus:
     named = f"GPU {first}" if each == 1 else f"GPUs {first} to {last}"
     notice = f"process {index + 1} of the {count} on this machine: {named} of {num_found}"
     if idle:
-        notice += f"; {idle} of them no process uses: {count} processes have {each} each"
+        notice += f"; {idle} of them are idle: {count} processes have {each} each"
     return OwnGpus(indices=tuple(range(first, first + each)), notice=notice)
 
 
 def _none_beside_workers(who: str) -> OwnGpus:
     return OwnGpus(
         indices=(),
-        notice=f"{who} computes on CPUs, because the GPUs of this machine are its workers'; to give it some, "
-        f"start it with a {_CUDA} of its own",
+        notice=f"{who} computes on CPUs, because the workers on this machine use its GPUs; to give it some, start "
+        f"it with a {_CUDA} of its own",
     )

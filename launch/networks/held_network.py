@@ -44,11 +44,11 @@ def private_network() -> Iterator[PrivateNetwork]:
     """Context manager: a network that has only a loopback interface, if the system permits one."""
     with _holder() as holder:
         is_told = select.select([holder.stdout], [], [], _LIMIT_SECONDS)[0]
-        said = holder.stdout.readline().strip() if is_told else f"nothing was heard for {_LIMIT_SECONDS} seconds"
+        said = holder.stdout.readline().strip() if is_told else f"no answer for {_LIMIT_SECONDS} seconds"
         if said == _READY:
             yield PrivateNetwork(inside=(sys.executable, "-I", "-S", _ENTER_NETWORK, str(holder.pid)))
         else:
-            yield PrivateNetwork(problem=said or "its process ended without a word")
+            yield PrivateNetwork(problem=said or "its process ended without a message")
 
 
 @contextlib.contextmanager

@@ -205,7 +205,7 @@ class LocalRun:
     def _report_losses(self, outcome: Outcome) -> None:
         for lost in outcome.lost:
             self._print(
-                f"warning: {lost.name} was lost: {described(lost)}; the others went on without it; its log: "
+                f"warning: {lost.name} was lost: {described(lost)}; the others continued without it; its log: "
                 f"{self._logs[lost.name].path}",
                 is_error=True,
             )
@@ -225,7 +225,7 @@ class LocalRun:
         for fault in self._plan.faults.values():
             if fault not in self._faults_seen:
                 raise UserError(
-                    f"{fault.flag}: the fault did not happen, {fault.name} did not begin step {fault.step} in its "
-                    "first start; choose an earlier step"
+                    f"{fault.flag}: the fault did not happen, because {fault.name} did not begin step "
+                    f"{fault.step} before any restart; choose an earlier step"
                 )
             self._print(fault.recovered(self._restarts))

@@ -58,8 +58,8 @@ class DrawnText:
         check_at_least_1(self, "length", "num_train", "num_eval")
         if not _FEWEST_TOKENS <= self.num_tokens <= _MOST_TOKENS:
             raise UserError(
-                f"num_tokens={self.num_tokens}: must be from {_FEWEST_TOKENS} to {_MOST_TOKENS}; "
-                "token 0 stands for no token"
+                f"num_tokens={self.num_tokens}: must be from {_FEWEST_TOKENS} to {_MOST_TOKENS}; token 0 is "
+                "padding"
             )
 
     @property

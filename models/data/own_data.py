@@ -54,7 +54,7 @@ def _check_dense(what: str, array: Any) -> None:
     if np.ma.is_masked(array):
         raise UserError(
             f"{what} has an array with {np.ma.count_masked(array)} masked values, which would be used as if they "
-            "were not masked: fill them by its .filled(value), and give weights of 0 to examples without a value"
+            "were not masked: fill them with .filled(value), and give weights of 0 to examples without a value"
         )
     dtype = getattr(array, "dtype", None)
     if getattr(dtype, "hasobject", False) or _is_unknown(dtype):

@@ -27,8 +27,9 @@ def built_model(task: Task, precision: str) -> keras.Model:
         if precision == "float32" or isinstance(error, UserError) or not _suits_float32(task):
             raise
         raise UserError(
-            f"the model can't be built with precision={precision}, only in float32: give tensors of its own the "
-            f"compute_dtype of their layer, or pass precision=float32 ({reason_of(error)}{users_line_of(error)})"
+            f"the model can't be built with precision={precision}, only in float32: give tensors that it makes "
+            "the compute_dtype of their layer, or pass precision=float32 "
+            f"({reason_of(error)}{users_line_of(error)})"
         ) from error
 
 

@@ -142,8 +142,8 @@ def out_of_range(error: tf.errors.OpError, where: str, *, only_labels: bool = Fa
     if found := _INDEX.search(str(error)):
         index, count = found.groups()
         return UserError(
-            f"{where}: id {index} is out of range: the table that it names a row of has {count} rows, ids "
-            f"0..{int(count) - 1}; correct the ids in the features, or the table's size"
+            f"{where}: id {index} is out of range: its embedding table has {count} rows, ids 0..{int(count) - 1}; "
+            "correct the ids in the features, or the table's size"
         )
     return None
 

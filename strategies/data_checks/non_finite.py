@@ -50,7 +50,9 @@ class Causes:
             named = " and ".join(parts or ["numbers"])
             cause = f"its batch holds NaN or infinite {named}: clean the data"
         elif not self.all_true(not self._are_beyond_float16(batches)):
-            cause = f"its batch holds features beyond float16, which ends at {_LARGEST_FLOAT16:,.0f}: scale them"
+            cause = (
+                f"its batch holds features beyond float16's largest number, {_LARGEST_FLOAT16:,.0f}: scale them"
+            )
         else:
             cause = "lower the learning rate or clip the gradients"
         return NonFiniteStep(

@@ -124,7 +124,8 @@ class Claims:
             return
         self._retried.add(number)
         log.warning(
-            "step %d: its worker was lost in its update, which some servers may miss; it counts once", number
+            "step %d: its worker was lost during its update, which some servers may miss; the step counts once",
+            number,
         )
 
     def count(self, run: str, number: int, worker: str, figures: Mapping) -> int:

@@ -109,8 +109,8 @@ class CoordinatorConnection:
             if time.monotonic() > deadline:
                 first = missing[0]
                 raise PeerLost(
-                    f"{first.name} ({first.address}) did not take part within {timeout_seconds:g} seconds: "
-                    "restart all processes"
+                    f"{first.name} ({first.address}) did not join within {timeout_seconds:g} seconds: restart all "
+                    "processes"
                 )
             described = {member.name: self._description(member) for member in missing}
             found |= {name: one for name, one in described.items() if one is not None}

@@ -122,7 +122,9 @@ class HelpingProcess:
             if refused >= _REFUSALS and (called_at or silent > limit):
                 raise PeerLost(f"{named} was lost: restart all processes; they resume from the last checkpoint")
             if silent > limit:
-                raise PeerLost(f"{named} was silent for {limit:g} seconds: find out why it hangs, restart all")
+                raise PeerLost(
+                    f"{named} was silent for {limit:g} seconds: find out why it hangs, then restart all processes"
+                )
 
 
 def _session_config(num_cpus: int) -> tf.compat.v1.ConfigProto:

@@ -113,7 +113,7 @@ class ProgressDisplay(Callback):
 
 def _discard(console: Console, why: str) -> None:
     """Discards what is printed from now on, and says so."""
-    log.warning("progress can't be written (%s): it goes nowhere from now on", why)
+    log.warning("progress can't be written (%s): it is not shown from now on", why)
     # Also what the file still holds. One without a descriptor of the system holds nothing.
     with contextlib.suppress(OSError):
         discard_output(console.file.fileno())

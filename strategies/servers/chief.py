@@ -212,7 +212,7 @@ class ServersStrategy(SynchronousStrategy):
         if missing and waited > self._servers.worker_timeout_seconds and self._warned_at != self.step:
             self._warned_at = self.step
             log.warning(
-                "no step was done for %.3g seconds: waiting for %s, at most %g seconds in all",
+                "no step was done for %.3g seconds: waiting for %s, at most %g seconds in total",
                 *(waited, _named(missing), limit),
             )
 

@@ -83,6 +83,6 @@ class TrainingBatches:
 
 def _ended(step: int) -> UserError:
     return UserError(
-        f"the training data ended at step {step}: the 'train' split must never end, and must begin anew "
-        "at each reading; repeat() it, and give from_generator a function that makes a new generator"
+        f"the training data ended at step {step}: the 'train' split must never end, and must restart at each "
+        "reading; repeat() it, and give from_generator a function that makes a new generator"
     )

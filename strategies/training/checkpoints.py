@@ -136,7 +136,7 @@ class Checkpoints:
             steps = ", ".join(map(str, remains))
             raise UserError(
                 f"{self.directory}: remains of checkpoints at steps {steps}: without their index files none can "
-                f"be read; put these back, or {instead}"
+                f"be read; put the index files back, or {instead}"
             )
         return None
 

@@ -75,6 +75,6 @@ class Resuming:
         steps = self._strategy.steps_per_epoch
         longer = f"steps={step}" if self._options.epochs is None else f"epochs={step / steps:g}"
         return (
-            f"complete at step {step}, nothing to do{since}; to train longer, use more than {longer}; "
-            "to train anew, use resume='never' or another directory"
+            f"complete at step {step}, nothing to do{since}; to train longer, use more than {longer}; to train "
+            "from step 0, use resume='never' or another directory"
         )

@@ -87,7 +87,7 @@ class RunDirectory:
         except FileNotFoundError:
             return False
         except UserError as error:
-            log.warning(f"{error} (now written anew, without the losses and times of the training)")
+            log.warning(f"{error} (now rewritten, without the losses and times of the training)")
             return False
 
     def write_summary(self, summary: Mapping) -> None:

@@ -98,7 +98,7 @@ def test_a_full_disk_is_not_called_a_damaged_archive(tmp_path, monkeypatch):
 def test_an_archive_that_may_not_be_read_is_refused(tmp_path, monkeypatch):
     archive = write_archive(tmp_path / "a.tar.gz")
     monkeypatch.setattr(binary.os, "access", lambda path, mode: False)
-    assert "you may not read it" in refused(archive, tmp_path / "tfds")
+    assert "no permission to read it" in refused(archive, tmp_path / "tfds")
 
 
 def test_another_checksum_is_refused(tmp_path):

@@ -550,8 +550,8 @@ if not (here / "again").exists() and EXPECTED:
         done = run_cluster(tmp_path, program, "--workers=2", "--kill=worker:1@step50", "--max_restarts=1")
         assert (done.code, done.out) == (2, "")
         assert done.err == (
-            "local: error: --kill=worker:1@step50: the fault did not happen, worker:1 did not begin step 50 "
-            "in its first start; choose an earlier step\n"
+            "local: error: --kill=worker:1@step50: the fault did not happen, because worker:1 did not begin "
+            "step 50 before any restart; choose an earlier step\n"
         )
 
     @pytest.mark.full

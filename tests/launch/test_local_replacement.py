@@ -98,7 +98,9 @@ def test_the_others_go_on_without_a_lost_worker_of_servers(tmp_path):
     done = run_cluster(tmp_path, LOST_WORKER, *flags)
     assert done.code == 0, done.err
     [line] = done.err.splitlines()
-    assert line.startswith("warning: worker:1 was lost: killed by SIGKILL; the others went on without it; its log")
+    assert line.startswith(
+        "warning: worker:1 was lost: killed by SIGKILL; the others continued without it; its log"
+    )
 
 
 @pytest.mark.full

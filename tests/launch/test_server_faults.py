@@ -260,7 +260,7 @@ def test_sync_the_loss_of_the_last_worker_ends_the_run(own, tmp_path, number):
     assert chief.code == PEER_LOST, chief.err
     (line,) = errors(chief)
     assert "worker:0 did not answer within 3 seconds" in line
-    assert " seconds: waiting for worker:0, at most 3 seconds in all" in chief.err
+    assert " seconds: waiting for worker:0, at most 3 seconds in total" in chief.err
 
 
 @pytest.mark.full

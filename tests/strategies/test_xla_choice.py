@@ -162,7 +162,10 @@ def cut_noise(inputs):
 def test_random_numbers_stay_those_of_other_modes():
     """XLA draws dropout's masks as TensorFlow does, but not every kind of numbers."""
     assert chosen(small_task(dropout=0.1))
-    assert "other numbers in StatelessTruncatedNormalV2" in choice(own_task(lambda: Computed(cut_noise))).why_not
+    assert (
+        "other random numbers in StatelessTruncatedNormalV2"
+        in choice(own_task(lambda: Computed(cut_noise))).why_not
+    )
 
 
 def test_rows_of_large_tables_are_read_as_rows():

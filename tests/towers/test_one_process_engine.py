@@ -164,7 +164,9 @@ def test_features_beyond_float16_are_named():
     examples = vectors(8)
     examples.features[3, 1] = -1e5
     task = TinyTask(build=lambda: stacked((4,), layers.Dense(NUM_CLASSES)), examples=examples)
-    with pytest.raises(NonFiniteStep, match="step 0 .* features beyond float16, which ends at 65,504: scale them"):
+    with pytest.raises(
+        NonFiniteStep, match="step 0 .* features beyond float16's largest number, 65,504: scale them"
+    ):
         trainer_of(task, 2, precision="float16").run_steps(4)
 
 

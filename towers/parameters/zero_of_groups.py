@@ -75,7 +75,7 @@ class ZeroOfGroups(PlacementOfCopies):
         """A line for the user: how much optimizer state each device has."""
         devices = [device for group in self._groups for device in group]
         slots = self.slots_on(devices)
-        return f"{len(self._groups)} towers share their optimizer state, device by device; {told(slots)}"
+        return f"{len(self._groups)} towers divide their optimizer state, device by device; {told(slots)}"
 
 
 def _parts(held: Held, template: keras.Variable, rule: UpdateRule, groups: Groups) -> list[CopiedPart]:

@@ -3,7 +3,7 @@
     slot       0  1  2  3  4  5
     device 0  F0  .  .  . B0 ==
     device 1   . F0 B0 ==  .  .
-    50.0% of the slots are bubble; microbatches alive at most on each device: 1, 1
+    50.0% of the slots are bubble; most microbatches alive on each device: 1, 1
 
 A forward pass and each half of a backward pass take a slot, so a B that is not split takes two ('=='). The device
 waits in a slot with '.'. '!' marks a wrong action, '?' one that is never reached.
@@ -81,6 +81,4 @@ def _where(fault: Fault) -> str:
 
 def _summary(timeline: Timeline) -> str:
     alive = ", ".join(map(str, timeline.peak_alive))
-    return (
-        f"{timeline.bubble_share:.1%} of the slots are bubble; microbatches alive at most on each device: {alive}"
-    )
+    return f"{timeline.bubble_share:.1%} of the slots are bubble; most microbatches alive on each device: {alive}"

@@ -68,8 +68,8 @@ def segments_of(model: keras.Model, recompute: str) -> list[Segment]:
     found = _of_layers(model, recompute) if functional is None else _of_chain(links_of(functional), recompute)
     if not found and functional is not None and _begin_and_rest(finest(links_of(functional)))[0]:
         raise UserError(
-            f"recompute={recompute!r}: model {model.name!r} has no such part behind the frozen layers that it "
-            "begins with, and these are computed once anyway; use recompute='none'"
+            f"recompute={recompute!r}: model {model.name!r} has no such part after its first, frozen layers, "
+            "which are computed once anyway; use recompute='none'"
         )
     if not found and recompute == "blocks":
         raise UserError(
@@ -77,8 +77,8 @@ def segments_of(model: keras.Model, recompute: str) -> list[Segment]:
         )
     if not found:
         raise UserError(
-            f"recompute={recompute!r}: model {model.name!r} is one part, as nowhere a single tensor connects the "
-            "layers before with those after; use recompute='none'"
+            f"recompute={recompute!r}: model {model.name!r} is one part: every cut between its layers crosses "
+            "several tensors; use recompute='none'"
         )
     return found
 

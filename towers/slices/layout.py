@@ -222,7 +222,7 @@ class _Choice:
         able = (
             f"a {kind} can be split by {' or '.join(cuts)}; use one of these" if cuts else f"{reason}; use {WHOLE}"
         )
-        return f"layer {path!r} can't be split so: {able}"
+        return f"layer {path!r} can't be split this way: {able}"
 
 
 def _units(cut: Cut, split: str) -> str:

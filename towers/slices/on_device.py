@@ -39,7 +39,7 @@ def on_device(device: str, function: Callable, inputs: Sequence[tf.Tensor]):
             nonlocal asked
             if asked:
                 raise UserError(
-                    "a layer takes gradients in its call of what a divided layer computes, and slices have these "
+                    "a layer takes gradients in its call through a divided layer, which computes its gradients "
                     "only once: leave the divided layer whole (layout='NAME=whole'), or use another strategy"
                 )
             asked = True

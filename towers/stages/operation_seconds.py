@@ -71,8 +71,8 @@ def _seconds_of(node, num_examples: int) -> float:
     except tf.errors.InvalidArgumentError:
         # As a lookup that has no index for unknown values.
         raise UserError(
-            f"balance='time': operation {node.operation.name!r} does not compute values that are drawn to measure "
-            "it: use balance='parameters'"
+            f"balance='time': operation {node.operation.name!r} fails on the random values that measure its "
+            "time: use balance='parameters'"
         ) from None
     taken = []
     for _ in range(_RUNS):

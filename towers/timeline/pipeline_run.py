@@ -174,7 +174,7 @@ def described(
         played = {count: predicted(name, schedule, layers, count, transfer) for count in others}
         rest = max(0.0, step_seconds - measured)
         told = ", ".join(_predicted(count, found, rest) for count, found in played.items())
-        lines.append(f"predicted for a step, its {len(layers)} layers cut by their times: {told}")
+        lines.append(f"predicted time of a step, {len(layers)} layers divided by their times: {told}")
     return lines
 
 

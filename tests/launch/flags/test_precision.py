@@ -99,7 +99,7 @@ def test_auto_is_resolved_in_all_files_and_a_resumed_run_keeps_its_own(tmp_path)
     (tmp_path / "run" / "flags.txt").write_text(text + "\n")
     done = run_forked(*TINY, "--precision=auto", "--steps=3", cwd=tmp_path)
     assert done.code == 0, done.err
-    assert f"precision=auto: {other}, as before" in done.err
+    assert f"precision=auto: {other}, as in the resumed run" in done.err
 
 
 @pytest.mark.parametrize(

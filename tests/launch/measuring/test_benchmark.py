@@ -164,7 +164,7 @@ def test_a_row_that_fails_leaves_the_others(tmp_path, monkeypatch, capsys):
     with flagsaver.flagsaver(rounds=2), pytest.raises(PeerLost, match="^a: towers failed$"):
         benchmark.measure_and_report(rows, tmp_path)
     assert found == ["a", "b", "b"], "it is not tried again"
-    assert "round 1: a: towers failed; further rounds leave it out" in capsys.readouterr().out
+    assert "round 1: a: towers failed; further rounds skip it" in capsys.readouterr().out
     (measured,) = json.loads((tmp_path / "benchmark.json").read_text())["cases"]
     assert (measured["name"], len(measured["rounds"])) == ("b", 2)
 

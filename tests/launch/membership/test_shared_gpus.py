@@ -66,9 +66,9 @@ def test_all_gpus_have_one_process_and_no_two_share_one():
 
 def test_what_the_user_is_told():
     assert own(8, RING, index=0).notice == "process 2 of the 4 on this machine: GPUs 2 to 3 of 8"
-    assert own(7, RING, index=0).notice.endswith("GPU 1 of 7; 3 of them no process uses: 4 processes have 1 each")
+    assert own(7, RING, index=0).notice.endswith("GPU 1 of 7; 3 of them are idle: 4 processes have 1 each")
     assert own(8, RING, index=1).notice == ""
-    assert "its workers'" in own(8, SERVERS, "chief").notice
+    assert "the workers on this machine use its GPUs" in own(8, SERVERS, "chief").notice
     assert "CUDA_VISIBLE_DEVICES of its own" in own(8, LOOPBACK, "evaluator").notice
 
 

@@ -61,4 +61,4 @@ def test_a_holder_that_says_nothing(monkeypatch):
     monkeypatch.setattr(held_network, "own_program", lambda module: (command, {}))
     monkeypatch.setattr(held_network, "_LIMIT_SECONDS", 0.2)
     with private_network() as network:
-        assert (network.inside, network.problem) == ((), "nothing was heard for 0.2 seconds")
+        assert (network.inside, network.problem) == ((), "no answer for 0.2 seconds")

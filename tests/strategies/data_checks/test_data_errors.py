@@ -77,7 +77,11 @@ def of_one_reading() -> tf.data.Dataset:
 
 
 def test_data_that_can_be_read_once():
-    with refused("the training data ended at step 0", "begin anew", "a function that makes a new generator"):
+    with refused(
+        "the training data ended at step 0",
+        "must restart at each reading",
+        "a function that makes a new generator",
+    ):
         strategy_of(train_data=of_one_reading()).run_steps(1)
 
 
@@ -204,5 +208,5 @@ def test_evaluation_data_without_weight():
     weights = tf.data.Dataset.from_tensor_slices((X, Y, np.zeros(60, np.float32))).batch(20)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="mean_with_sample_weight")
     task = OwnTask(model=model, train_data=(X, Y), eval_data=weights, losses=loss, batch_size=20)
-    with refused("the evaluation data have a weight of 0 in all", "correct their weights"):
+    with refused("the weights of the evaluation data add up to 0", "correct their weights"):
         build_strategy("towers", task, cpus(1), StepOptions()).evaluate()

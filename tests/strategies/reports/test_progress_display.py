@@ -111,7 +111,7 @@ def test_a_full_disk_ends_the_display_and_not_the_training(caplog, terminal):
     """FORCE_COLOR draws the bar into a file too."""
     with open("/dev/full", "w") as full:
         played(display(full, terminal=terminal))
-    assert caplog.messages == ["progress can't be written (No space left on device): it goes nowhere from now on"]
+    assert caplog.messages == ["progress can't be written (No space left on device): it is not shown from now on"]
 
 
 def test_a_reader_that_is_gone_ends_the_display_and_not_the_training(caplog, monkeypatch):
@@ -120,4 +120,4 @@ def test_a_reader_that_is_gone_ends_the_display_and_not_the_training(caplog, mon
     with open(writer, "w") as stdout:
         monkeypatch.setattr("sys.stdout", stdout)
         played(ProgressDisplay(line_seconds=0))
-    assert caplog.messages == ["progress can't be written (Broken pipe): it goes nowhere from now on"]
+    assert caplog.messages == ["progress can't be written (Broken pipe): it is not shown from now on"]

@@ -73,8 +73,9 @@ def test_counterparts_share_the_optimizer_state_of_what_they_hold_alike(mode):
     for index, device in enumerate(GROUPS[0]):
         shared = [held[device], held[GROUPS[1][index]]]
         assert max(shared) <= 0.6 * sum(shared), held
-    assert f"2 towers share their optimizer state, device by device; optimizer state: {held['CPU:0']:,} bytes" in (
-        " ".join(strategy.notices)
+    assert (
+        f"2 towers divide their optimizer state, device by device; optimizer state: {held['CPU:0']:,} bytes"
+        in (" ".join(strategy.notices))
     )
 
 

@@ -76,7 +76,7 @@ def test_more_stages_are_predicted_from_the_same_layers():
     runs, played = ran("gpipe", 8, equal)
     operations = traced({f"dense_{index}": (0.5, 1.0) for index in range(8)})
     lines = described(runs, played.total_seconds + 1.0, operations)
-    assert lines[-1].startswith("predicted for a step, its 8 layers cut by their times: ")
+    assert lines[-1].startswith("predicted time of a step, 8 layers divided by their times: ")
     assert (
         f"4 devices {1e3 * (11 * 3 + 1):.0f} ms" in lines[-1]
         and f"8 devices {1e3 * (15 * 1.5 + 1):.0f} ms" in lines[-1]

@@ -141,8 +141,8 @@ class Entrance:
         if not is_of_another:
             return None
         return (
-            f"{peer.name} is of another cluster than {self._server.name} ({self._server.address}): its TF_CONFIG "
-            "has other addresses of chief or servers; correct them, or give its run servers of its own"
+            f"{peer.name} belongs to another cluster than {self._server.name} ({self._server.address}): its "
+            "TF_CONFIG has other addresses of chief or servers; correct them, or give its run servers of its own"
         )
 
 

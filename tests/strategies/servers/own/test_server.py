@@ -278,7 +278,7 @@ class TestAdmission:
             contextlib.closing(Group.connected([member], CHIEF, **more)) as chief,
             contextlib.closing(Group.connected([member], WORKER, cluster=7, **more)) as worker,
         ):
-            with refused("worker:1 is of another cluster than ps:0", "servers of its own"):
+            with refused("worker:1 belongs to another cluster than ps:0", "servers of its own"):
                 Group.connected([member], WORKER, cluster=8, **more)
             worker.ask(0, "keys")
             chief.ask(0, "end", how="done")
