@@ -82,15 +82,15 @@ def bounds_in_graph(
 ) -> tuple[int | tf.Tensor, tf.Tensor]:
     """`boundaries` of one part in a graph: its first example and the first one after it.
 
-    With few operations, because every tower of every microbatch asks.
+    Uses few operations, because every tower calls it for every microbatch.
 
     Args:
       num_examples: int32 scalar.
       shares: of all parts.
-      index: of the part; a tensor in a loop over parts.
+      index: index of the part; a tensor in a loop over parts.
 
     Returns:
-      int32 scalars, but for the first example of part 0, which is the number 0.
+      int32 scalars; but the first example of part 0 is the Python number 0.
     """
     fractions = np.cumsum(shares) / np.sum(shares)
     if isinstance(index, tf.Tensor):
