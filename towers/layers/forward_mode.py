@@ -12,7 +12,7 @@ Replacement = tuple[keras.layers.Layer, str, Any]
 
 
 def unless_forward(replacements: Iterable[Replacement]) -> Iterator[Replacement]:
-    """The same, but for tensors that a `tf.autodiff.ForwardAccumulator` follows a layer's own function is called.
+    """The same replacements, but tensors watched by a `ForwardAccumulator` go to the layer's own function.
 
     The kernels have custom gradients and compiled loops, which TensorFlow can't differentiate in forward mode.
 

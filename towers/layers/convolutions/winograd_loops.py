@@ -259,7 +259,7 @@ def _rows(images: tf.Tensor, first: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
 
 
 def _apart(numbers: tf.Tensor) -> tf.Tensor:
-    """The same, in a loop of its own: XLA would compute them anew for each number that depends on them.
+    """The same numbers, in a loop of their own: XLA would recompute them for each number that depends on them.
 
     Reshape before, not after: XLA copies what is reshaped afterwards and sliced.
     """
