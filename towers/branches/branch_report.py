@@ -10,7 +10,7 @@ from towers.branches.blocks import Branch
 from towers.branches.plan import BranchPlan
 from towers.stages.model_stages import variables_of
 
-# More blocks are not listed at the start of a run.
+# Largest number of blocks that are listed at the start of a run.
 _MOST_BLOCKS = 10
 _COLUMNS = ("joined by", "branch", "operations", "device", "bytes of parameters")
 

@@ -1,4 +1,4 @@
-"""What TensorFlow's CPU kernels allocate besides their outputs, in bytes.
+"""Bytes that TensorFlow's CPU kernels allocate besides their outputs.
 
 Source: the allocations of traced steps (TensorFlow 2.21, two cores with and without oneDNN's kernels), and the
 sources in tensorflow/core/kernels. The gradients of a convolution (conv_grad_filter_ops.h, conv_grad_input_ops.h)
@@ -23,7 +23,7 @@ import tensorflow as tf
 
 from towers.hardware.cpu_kernels import runs_onednn
 
-# What TensorFlow takes for the sizes of the L3 cache and of the L2 cache.
+# The sizes of the L3 and L2 cache that TensorFlow assumes.
 _L3_BYTES, _L2_BYTES = 30 << 20, 256 << 10
 _POSITION_BYTES = 8
 
@@ -82,13 +82,13 @@ def _of_convolution(operation: tf.Operation, num_threads: int, *, of_image: bool
 
 
 def _of_max_pool_gradient(operation: tf.Operation, _num_threads: int) -> int:
-    """The maxima, and where they are."""
+    """Bytes of the maxima and of their positions."""
     count = operation.inputs[1].shape.num_elements() or 0
     return count * (operation.inputs[1].dtype.size + _POSITION_BYTES)
 
 
 def _of_einsum(operation: tf.Operation) -> int:
-    """Copies of inputs and of the result whose dimensions a product of matrices has in another order."""
+    """Bytes of copies of inputs and result whose dimensions a matrix product needs in another order."""
     equation = operation.get_attr("equation").decode()
     inputs, _, result = equation.partition("->")
     first, _, second = inputs.partition(",")

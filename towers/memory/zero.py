@@ -1,4 +1,4 @@
-"""Model states of data parallel training with ZeRO, in bytes a device.
+"""Model states of data parallel training with ZeRO, in bytes per device.
 
 Source: Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", arXiv
 1910.02054, section 5 and table 1. P parameters, N devices, and K bytes of optimizer state for each parameter:

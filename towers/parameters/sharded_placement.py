@@ -71,7 +71,7 @@ class ShardedPlacement:
         shards: Sequence[Shard] | None = None,
         copies: PackedCopies | None = None,
     ):
-        """Variables on `devices` with the template's present values, and slots of zeros beside them.
+        """Creates variables on `devices` with the template's current values, and slots of zeros beside them.
 
         Args:
           variables: the model's.

@@ -84,7 +84,7 @@ def shards_of(
 
 
 def _sliced_dimension(shape: Sequence[int]) -> int:
-    """Rows of a matrix or a table, whose gradients may be sparse; output channels of a convolution's kernel."""
+    """0, the rows, for matrices and tables (gradients may be sparse); else the last, the output channels."""
     return 0 if len(shape) <= 2 else len(shape) - 1
 
 

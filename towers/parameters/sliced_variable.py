@@ -50,7 +50,7 @@ class SlicedVariable:
 
     @property
     def is_here(self) -> bool:
-        """Whether this process has the values of all slices; a slice of another worker has none at most times."""
+        """Whether this process now has the values of all slices; another worker's slice seldom has one."""
         return all(getattr(part, "is_here", True) for part in self.parts)
 
     @property

@@ -20,7 +20,7 @@ _CALLS = ("If", "While", "Case", "StatefulPartitionedCall")
 
 
 def check_captured_variables(model: keras.Model) -> None:
-    """Raises UserError if the tower's graph that is traced now uses its model's variables, or assigns others."""
+    """Raises UserError if the graph being traced uses the model's variables, or assigns others."""
     of_model = _handles(model)
     for handle, inner in tf.compat.v1.get_default_graph().captures:
         if inner.dtype != tf.resource:

@@ -18,7 +18,7 @@ from towers.layers.convolutions.winograd_loops import CompiledCall
 
 
 def compile_ahead(calls: Mapping[str, Iterable[CompiledCall]]) -> threading.Thread:
-    """Calls functions for no image in the background, so that XLA compiles them; the step's calls wait for it.
+    """Calls functions with zero images in the background, so that XLA compiles them; the step waits for that.
 
     Args:
       calls: for each device, its calls, one after another.

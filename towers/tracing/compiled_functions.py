@@ -50,7 +50,7 @@ def is_compiled(function: function_pb2.FunctionDef) -> bool:
 
 
 def called_names(node: node_def_pb2.NodeDef) -> list[str]:
-    """Names of the functions that an operation calls; an attribute may hold several, as the branches of a Case."""
+    """Names of the functions that an operation calls; one attribute may hold several (the branches of a Case)."""
     values = node.attr.values()
     names = (name for value in values for name in (value.func.name, *(one.name for one in value.list.func)))
     return [name for name in names if name]

@@ -75,5 +75,5 @@ def index_of(device: str, devices: Sequence[str]) -> int | None:
 
 
 def _has_placed_blocks(flat: FlatGraph) -> bool:
-    """Whether functions that the graph calls (loops, branches) name devices, which copies would share."""
+    """Whether functions that the graph calls (loops, branches) name devices: copies would share these."""
     return any(node.device for function in flat.graph_def.library.function for node in function.node_def)

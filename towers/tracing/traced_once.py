@@ -78,7 +78,7 @@ def joined(argument):
 
 
 def batch_key(specs: Sequence) -> str:
-    """Tells batches of different specs apart, and structures too: weights that are () from weights in a tensor."""
+    """A key for the specs of a batch and for its structure, such as weights () or weights in a tensor."""
     return repr([spec for spec in specs if isinstance(spec, Batch)])
 
 
