@@ -37,7 +37,7 @@ def _device_name(device: str) -> str:
 
 
 def _is_cheap(operation: tf.Operation) -> bool:
-    """Whether TensorFlow's threads run it at once. All kernels of GPUs are: they only start something there."""
+    """Whether TensorFlow's threads run it at once. All GPU operations are cheap: they only start kernels."""
     return operation.type in _CHEAP or "GPU" in operation.device
 
 

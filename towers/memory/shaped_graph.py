@@ -43,7 +43,7 @@ def inlined(concrete) -> tf.compat.v1.GraphDef:
 
 
 def _without_unused(graph_def: tf.compat.v1.GraphDef, results: Sequence[str]) -> tf.compat.v1.GraphDef:
-    """Without what has no effect and no result, as it runs: arguments that a call does not use, mostly."""
+    """The graph without nodes that have neither effect nor result, mostly unused arguments: as it runs."""
     has_effect = [node.name for node in graph_def.node if op_def_registry.get(node.op).is_stateful]
     found = FlatGraph(graph_def, (), results, has_effect).without_dead_nodes().graph_def
     for node in found.node:

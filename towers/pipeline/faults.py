@@ -124,7 +124,7 @@ def _out_of_order(schedule: Schedule) -> Iterator[Fault]:
 
 
 def _waiting_forever(schedule: Schedule) -> Iterator[Fault]:
-    """The devices that can never go on, because what they wait for stands behind an action that waits too."""
+    """The devices that can never continue: what they wait for comes after an action that waits too."""
     played = play(schedule, lambda stage: EQUAL_SECONDS)
     done = {timed.action for actions in played.devices for timed in actions}
     heads = {

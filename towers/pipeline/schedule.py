@@ -39,7 +39,7 @@ class Schedule:
 
     @functools.cached_property
     def stage_devices(self) -> dict[int, int]:
-        """The device of each stage: the one with the most actions of it. Those on others are misplaced."""
+        """The device of each stage: the one with most of its actions; actions elsewhere are misplaced."""
         counts = collections.Counter(
             (action.stage, device) for device, actions in enumerate(self.devices) for action in actions
         )

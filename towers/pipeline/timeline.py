@@ -49,7 +49,7 @@ def sum_of(stages: Sequence[StageSeconds]) -> StageSeconds:
     )
 
 
-# Each part of a pass takes one second.
+# The forward pass and each half of the backward pass take equally long.
 EQUAL_SECONDS = StageSeconds(1.0, 1.0, 1.0)
 
 

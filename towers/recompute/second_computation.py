@@ -123,7 +123,7 @@ class _Part:
         return any(self._needs_first(reader) for reader in tensor.consumers())
 
     def _needs_first(self, reader: tf.Operation) -> bool:
-        """Whether it reads the first result anyway, or compares it with one that may be a first one."""
+        """Whether it reads the first result anyway, or compares it with one that may be a first result."""
         if self._index[reader.name] < self._backward_begin:
             return not self._contains(reader)
         return reader.type == "Equal"

@@ -160,7 +160,7 @@ def _num_kernels(link: Link) -> int:
 
 
 def _kind(group: Sequence[Link]) -> tuple:
-    """Equal for groups of the same structure; what follows a block and layers without weights do not count."""
+    """Equal for groups of the same structure; links after a block and layers without weights don't count."""
     weighted = [link for link in group if _weights(link)]
     links = weighted[:1] if weighted and _is_block(weighted[0]) else weighted
     return tuple(call.kind for link in links for call in link)
@@ -174,7 +174,7 @@ def _segment(links: Sequence[Link]) -> Segment:
 
 
 def _path(operation: Operation) -> str:
-    """With the blocks around it, as in the paths of its weights: 'block_0/mlp_norm'; its name if it has none."""
+    """The path with the blocks around it, as in its weights' paths: 'block_0/mlp_norm'; else its name."""
     parents = [variable.path.split("/")[:-1] for variable in getattr(operation, "weights", ())]
     return "/".join(os.path.commonprefix(parents)) or operation.name
 
