@@ -182,7 +182,7 @@ def towers_of_several(devices: Devices, name: str, axis: str) -> Devices:
 def traced_towers(
     devices: Devices, exchange: UnitExchange | None
 ) -> Iterator[tuple[Sequence[str], dict[str, object], dict[str, object]]]:
-    """For each tower with graphs of its own its devices, and arguments of `GatheredOnce`: to train, to evaluate.
+    """Yields (devices, training arguments, evaluation arguments of `GatheredOnce`) for each tower to trace.
 
     All towers compute the same, so only the first tower's functions are traced.
 
@@ -206,7 +206,7 @@ def traced_towers(
 def traced_passes(
     devices: Devices, exchange: UnitExchange | None
 ) -> Iterator[tuple[Sequence[str], Callable, Callable]]:
-    """For each tower with graphs of its own its devices, and what makes its graphs of training and of evaluation.
+    """Yields (devices, maker of the training graph, of the evaluation graph) for each tower to trace.
 
     The makers are `TracedOnce`, or with ZeRO-3 `GatheredOnce`.
 

@@ -49,7 +49,7 @@ def between_actions(transfers: Sequence[Transfer]) -> list[Transfer]:
 
 
 def label(interval: Interval) -> str:
-    """A name for an interval: of an action as '1B3', the backward pass of microbatch 3 through stage 1."""
+    """A name for an interval; an action's is like '1B3', the backward pass of microbatch 3 through stage 1."""
     action = interval.activity.action
     return interval.activity.work.value if action is None else str(action)
 
