@@ -1,4 +1,4 @@
-"""What the chief of parameter servers asks of an engine: ours (`own_carrier`) or TensorFlow's (`distribute`)."""
+"""The chief's interface to an engine of parameter servers: ours (`own`) or TensorFlow's (`distribute`)."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence

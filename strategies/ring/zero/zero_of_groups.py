@@ -73,7 +73,7 @@ class HeldTemplate:
 
 @dataclasses.dataclass(frozen=True)
 class OwnersByDevice:
-    """Implements `towers.owners.Owners`: what a device holds meets at `SpreadOwners` of it and its counterparts.
+    """Implements `towers.owners.Owners` by the `SpreadOwners` of each device and its counterparts.
 
     A list of parts contains those of the first device, then those of the second, and so on.
 

@@ -80,7 +80,7 @@ class SharedParts:
 
 
 def bring(host: HostExchange, slots: Sequence[SlotWithOwner]) -> None:
-    """Gives rank 0 the values of the others' slots. All workers call it, with the same slots in the same order."""
+    """Sends rank 0 the values of the others' slots. All workers call it with the same slots, in the same order."""
     others = [(variable, owner) for variable, owner in slots if owner != 0]
     host.broadcast([variable for variable, _ in others], roots=[owner for _, owner in others])
 
