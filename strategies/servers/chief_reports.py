@@ -10,7 +10,7 @@ from towers.counters import Counters
 
 
 class ChiefReports:
-    """Differences: the servers count since the chief's start, and a report is of the steps since the last one."""
+    """Differences of counts: servers count from the chief's start, a report from the report before it."""
 
     def __init__(self, counters: Counters, schedule: Callable[[int], float]):
         """Args:

@@ -92,7 +92,7 @@ class ServersMembership:
         return {"num_workers": self.num_workers, "servers": self.options}
 
     def _first_batches(self, task: Task, options: StepOptions) -> dict[str, str]:
-        """Checksums of the first training batches, which are read twice; none if they need not be the same."""
+        """Checksums of the first training batches, which are read twice; empty if they may differ."""
         # On TensorFlow's engine a worker reads each batch whole, and no other worker reads it.
         is_own = self.options.engine_choice().name == OWN
         why = self._why_order_matters(options) if is_own else None

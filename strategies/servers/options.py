@@ -113,5 +113,5 @@ class ServersOptions:
 
     @property
     def is_serial(self) -> bool:
-        """Whether workers take turns and each starts from the update before: the results are one device's."""
+        """Whether workers take turns, each from the previous update, so that results equal one device's."""
         return self.bound == 0

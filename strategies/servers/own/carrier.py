@@ -112,7 +112,7 @@ class OwnCarrier:
         return None if table is None else self._layout.tables[table[0]].width
 
     def _spans(self, name: str, begin: int, end: int) -> Iterator[tuple[int, dict, slice]]:
-        """Where a part of a parameter is: server, fields of the request, which of its elements or rows."""
+        """Where a part of a parameter lies: (server, fields of the request, slice of the part)."""
         in_table = self._layout.table_of(name)
         for server in range(len(self._group.servers)):
             if in_table is None:

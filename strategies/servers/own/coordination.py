@@ -110,7 +110,7 @@ class Coordination:
         return {}, ()
 
     def run_to(self, message: Message, arrays) -> Content:
-        """The chief allows steps below "until" and waits for "wanted" steps to be done; it repeats the request.
+        """Repeated request of the chief: allows steps below "until", and waits until "wanted" steps are done.
 
         Raises:
           UserError: a worker was started with other settings than the chief.
@@ -217,7 +217,7 @@ class Coordination:
             admitted = self._steps.admission.begin(
                 worker, PATIENCE_SECONDS, is_lost=lambda: not self._presence.asks_by(worker, connection)
             )
-        # Checked again, because another worker may have joined while this one waited.
+        # The refusal may have come while this worker waited for its step.
         self._raise_refusal()
         if admitted is None:
             return ({"end": self._end} if self._end is not None else {"again": True}), ()
@@ -254,7 +254,7 @@ class Coordination:
                 self._steps.admission.lost(worker)
 
     def overdue(self) -> set[int]:
-        """Workers that held a step, or asked for none, for more than the timeout; others are to do their work."""
+        """Workers that held a step, or requested none, for longer than the timeout; others must do their work."""
         waits = self._end is None and self._steps.admission is not None
         return self._steps.admission.overdue(self._timeout_seconds) if waits else set()
 
@@ -263,7 +263,7 @@ class Coordination:
         return {"wanted": self._steps.admission.admit(message["lease"])}, ()
 
     def finish(self, message: Message, arrays) -> Content:
-        """A worker sends server 0's piece of its gradient; the other servers hold or have staged theirs."""
+        """Request of a worker with server 0's piece of its gradient; the other servers have theirs."""
         change, *gradient = arrays
         self._steps.finish(message, change, gradient)
         return {}, ()
