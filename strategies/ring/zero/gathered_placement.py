@@ -4,8 +4,8 @@
                 +-- all-gather --+                           +-- reduce-scatter --+
     own parts --+                +--> towers, unit by unit --+                    +--> / weight, update own parts
 
-The exchanges are in the towers' graph (`towers.gathering`); here are the variables. A device of a tower of several
-has parts of what that device uses: of its stage, its branches or its slices.
+The exchanges are in the towers' graph (`towers.gathering`); this file has the variables. In a tower of several
+devices, each device holds parts of what it uses: of its stage, its branches or its slices.
 """
 
 import itertools

@@ -222,7 +222,7 @@ class Server:
             self._note_loss(peer, connection)
 
     def _tell_end(self, peer: Member | None, connection: Connection) -> None:
-        """Leaves a worker that still computes the message how the run ended; any other worker has left already."""
+        """Tells a worker that still computes how the run ended; all other workers have already left."""
         if peer is not None and peer.role == WORKER and self._end is not None and self._refusal is None:
             with contextlib.suppress(OSError):
                 connection.send({"run_ended": self._end})

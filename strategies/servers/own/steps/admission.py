@@ -196,7 +196,7 @@ class Admission:
             return self._changed.wait_for(lambda: self._ended or self.done >= done, seconds)
 
     def pause(self, seconds: float) -> bool:
-        """Issues no ticket until the next `run_to` and waits at most `seconds`; whether no ticket is open."""
+        """Issues no ticket until the next `run_to`; waits at most `seconds`; returns whether none is open."""
         with self._changed:
             self._target = 0
             return self._changed.wait_for(lambda: not self._open, seconds)

@@ -51,7 +51,7 @@ class AsynchronousSteps:
         self.admission: Admission | None = None
 
     def start(self, first: int, positions: Sequence[int] | None) -> None:
-        """The chief has set all vectors: steps begin from `first` on, the workers' batches at `positions`."""
+        """For a chief that has set all vectors: steps begin at `first`, the workers' batches at `positions`."""
         self.admission = Admission(
             first,
             bound=self._options.bound,

@@ -22,7 +22,7 @@ class HeldGradients:
             self._held.setdefault(step, {})[lease] = gradient
 
     def total(self, step: int, leases: Sequence[int]) -> PieceGradient:
-        """The sum of these leases' gradients, added in the given order: the bits do not depend on the arrival.
+        """The sum of these leases' gradients, in the given order: its bits don't depend on arrival times.
 
         Raises:
           Refused: a lease's gradient is missing.

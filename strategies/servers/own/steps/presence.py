@@ -35,7 +35,7 @@ class Presence:
         return was_replaced
 
     def replace(self, worker: int | None, *, is_first: bool = True) -> bool | None:
-        """Another worker computes for this one: whether this one is still connected, so late.
+        """Records that another worker computes for this one; returns whether this one is still connected.
 
         Args:
           worker: index of the worker that is replaced; None if there is none.
