@@ -11,7 +11,7 @@ from towers.updates.sparse_updates import apply_lazily
 
 
 def check_rule(rule: UpdateRule) -> None:
-    """Raises UserError for a rule that needs whole matrices or names: a server holds pieces of a vector."""
+    """Raises UserError for a rule that needs whole matrices or names: servers hold pieces of a vector."""
     check_elementwise(
         rule,
         "strategy=ps: it needs whole matrices or their names, and servers hold pieces of one vector",

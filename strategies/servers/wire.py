@@ -127,7 +127,7 @@ class Connection:
         self.sent_bytes += size
 
     def _send_part(self, view: memoryview) -> None:
-        """Sends bytes as `_fill` receives them: the timeout is for each wait. That of `sendall` is for all."""
+        """Sends bytes with the timeout for each wait, like `_fill`; `sendall` has one for all waits."""
         while view:
             view = view[self._socket.send(view) :]
 

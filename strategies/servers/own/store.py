@@ -1,4 +1,4 @@
-"""The vectors of one server, by key: each with its slots and its update rule, changed by one update at a time."""
+"""The vectors of one server, by key, each with slots and an update rule; updates are applied one at a time."""
 
 import threading
 from collections.abc import Mapping, Sequence

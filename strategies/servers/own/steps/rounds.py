@@ -148,7 +148,7 @@ class Rounds:
             return lease
 
     def admit(self, number: int) -> bool:
-        """Whether the round takes the gradient of a lease; a worker asks before it sends the gradient anywhere."""
+        """Whether the round accepts the gradient of a lease; a worker asks before it sends the gradient."""
         with self._changed:
             lease = self._leases.get(number)
             if lease is not None and lease.part not in self._given:
@@ -216,7 +216,7 @@ class Rounds:
             return self._changed.wait_for(lambda: self._ended or self.done >= done, seconds)
 
     def pause(self, seconds: float) -> bool:
-        """Begins no round until the next `run_to` and waits at most `seconds`; whether no round is under way."""
+        """Begins no round until the next `run_to`; waits at most `seconds`; returns whether none is open."""
         with self._changed:
             # A round that some workers have begun can end only if the others may begin it too.
             self._target = self.done + self._is_under_way
@@ -229,7 +229,7 @@ class Rounds:
 
     @property
     def _is_under_way(self) -> bool:
-        """Whether the current round was begun and can end: all workers may be lost before they gave all parts."""
+        """Whether the current round was begun and can end, which it can't if all its workers are lost."""
         is_complete = len(self._given) == self._needed
         return bool(self._leases or is_complete or (self._given and self._seen - self._away))
 

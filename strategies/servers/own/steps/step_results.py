@@ -32,7 +32,7 @@ class StepResults:
         self.bad_step: int | None = None
 
     def stop_at(self, step: int, *, finite: bool) -> bool:
-        """Whether no step may begin because this one was not finite: true once. The caller holds the lock."""
+        """Ends the run at a step that was not finite; returns True once. The caller holds the lock."""
         if finite or not self._stops_if_bad or self.bad_step is not None:
             return False
         self.bad_step = step
