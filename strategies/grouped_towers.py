@@ -52,9 +52,9 @@ class GroupedTowers(Protocol):
 
     Attributes:
       name: what the towers are made of, as a strategy's name: 'pipeline', 'slices' or 'branches'.
-      axis: of `towers.grid`: what each device of a tower has.
+      axis: axis of `towers.grid`: what each device of a tower has.
       options: how the towers divide the model; the same in all processes.
-      devices: with groups.
+      devices: devices with groups.
       microbatches: number of microbatches that a tower computes in one call; None for towers that get a batch.
     """
 
@@ -68,7 +68,7 @@ class GroupedTowers(Protocol):
         """Checks what depends on the towers of all processes.
 
         Args:
-          shares: of all towers.
+          shares: shares of all towers.
 
         Raises:
           UserError: the towers can't divide a batch by these shares.
@@ -165,7 +165,7 @@ def towers_of_several(devices: Devices, name: str, axis: str) -> Devices:
     Args:
       devices: devices of this process.
       name: the strategy's name.
-      axis: of `towers.grid`: what each device of a tower has.
+      axis: axis of `towers.grid`: what each device of a tower has.
 
     Raises:
       UserError: towers have one device each.
@@ -187,7 +187,7 @@ def traced_towers(
     All towers compute the same, so only the first tower's functions are traced.
 
     Args:
-      devices: with groups.
+      devices: devices with groups.
       exchange: as for `GroupedTowers.make_towers`. With an exchange, the first tower's graphs contain the other
         towers.
     """

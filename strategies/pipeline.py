@@ -83,7 +83,7 @@ class StagedTowers:
         """Checks what depends on the towers of all processes.
 
         Args:
-          shares: of all towers.
+          shares: shares of all towers.
 
         Raises:
           UserError: a tower would get no example of some microbatch, or batch statistics are over parts of a

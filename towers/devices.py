@@ -50,7 +50,7 @@ class Devices:
         decide it by the devices.
       tf32: whether GPUs compute products of float32 in TensorFloat-32.
       deterministic: whether only operations run that give the same bits each time.
-      cpu_instructions: those of `towers.hardware.cpu_instructions` that kernels may use.
+      cpu_instructions: CPU instructions that kernels may use, from `towers.hardware.cpu_instructions`.
       compiles_kernels: whether XLA may compile kernels of layers.
       input_on_towers: whether each tower's part of a batch is copied to its device one step ahead, and prepared
         there (`placed_input` and `unprepared` in `towers.input`). On CPUs the host prepares batches, and a step

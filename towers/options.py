@@ -97,8 +97,8 @@ class StepOptions:
         """Which layers use other kernels than Keras's on these devices.
 
         Args:
-          devices: of the towers.
-          num_examples: that a tower computes at once, the same in all processes; None if it is not known.
+          devices: devices of the towers.
+          num_examples: number of examples that a tower computes at once, equal in all processes; None if unknown.
         """
         # XLA compiles the whole tower by itself.
         tuned = self.tuned_for_cpu and devices.on_cpu and not self.xla

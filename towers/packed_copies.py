@@ -45,7 +45,7 @@ class PackedCopies:
         in the host's memory) are not packed.
 
         Args:
-          values: in the order of the layers; the last are sent first, because their gradients are ready first.
+          values: values in the order of the layers; the last are sent first, as their gradients are ready first.
           sources: the device of each value.
           targets: the devices that use each value; its source may be one of them.
         """

@@ -72,7 +72,7 @@ def fewest_examples(batch_size: int, num_passes: int, shares: Sequence[float]) -
     Args:
       batch_size: examples of a batch.
       num_passes: microbatches of a batch.
-      shares: of all towers.
+      shares: shares of all towers.
     """
     return max(1, min(sizes(min(sizes(batch_size, even_shares(num_passes))), shares)))
 
@@ -86,7 +86,7 @@ def bounds_in_graph(
 
     Args:
       num_examples: int32 scalar.
-      shares: of all parts.
+      shares: shares of all parts.
       index: index of the part; a tensor in a loop over parts.
 
     Returns:

@@ -31,7 +31,7 @@ def add_results(
     """The sums of several results.
 
     Args:
-      results: of towers or microbatches.
+      results: results of towers or microbatches.
       sum_gradients: takes a list of gradients for each result, returns a list of their sums.
       new_state: the state of the sum. State is not added; `towers.batch_stats` combines it.
     """

@@ -79,7 +79,7 @@ class TowerPasses:
 
         Args:
           batch: the (micro)batch of this process; a tuple as in `__init__`.
-          microbatch_index: which microbatch of the step it is.
+          microbatch_index: index of the microbatch in the step.
           parameters, state: a value for each variable, as `towers.parameters.placement.Placement.read` gives them.
           step: int64 scalar, for random seeds.
           loss_scale: float32 scalar, multiplies the loss before differentiation.
@@ -200,7 +200,7 @@ class TowerPasses:
         """The sums of all towers' evaluation passes over a batch that is not empty.
 
         Args:
-          evaluations: that of each tower, called as an `EvaluationFunction`.
+          evaluations: the evaluation pass of each tower, called as an `EvaluationFunction`.
           batch, parameters, state: as for `train`.
         """
 

@@ -51,7 +51,7 @@ def xla_choice(
 
     Args:
       task, model: what is trained; the model is built.
-      devices: of the towers.
+      devices: devices of the towers.
       options: how a step computes.
       batch_spec: spec of a (micro)batch as the towers get it, dimension 0 open.
 

@@ -46,7 +46,7 @@ class Connections:
         """Connects the workers for our own engine.
 
         Args:
-          devices: of this worker.
+          devices: devices of this worker.
 
         Raises:
           UserError: the workers' options or devices do not allow it.

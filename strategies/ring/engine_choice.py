@@ -42,7 +42,7 @@ def choose_ring_engine(
     Args:
       ring: the workers, and the engine that the user wants.
       host: compares the workers' devices.
-      devices: of this worker.
+      devices: devices of this worker.
       towers: this worker's towers, if each is several devices.
 
     Raises:

@@ -22,7 +22,7 @@ class EveryWorker(CurrentDevice):
     def __init__(self, exchange: WorkerExchange, shapes: Sequence[tf.TensorShape]):
         """Args:
         exchange: sums over the workers.
-        shapes: of the parameters.
+        shapes: shapes of the parameters.
         """
         self._exchange, self._shapes = exchange, shapes
 
@@ -151,7 +151,7 @@ class SpreadOwners(OwnParts):
         cuts: how gradients are cut into parts; its devices are not used.
         owners: the rank of each part's owner.
         packs: indices of the parts that are sent together; all parts of a pack have the same dtype.
-        shapes: of the parameters.
+        shapes: shapes of the parameters.
         each_microbatch: whether gradients are sent after each microbatch, not once a step, so that a worker keeps
           only the sums of its own parts.
         """

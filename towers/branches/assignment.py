@@ -23,7 +23,7 @@ class AssignedBlock:
 
     Attributes:
       block: the block.
-      costs: of each branch.
+      costs: cost of each branch.
       devices: index of the device of each branch.
     """
 
@@ -44,7 +44,7 @@ def assigned(blocks: Sequence[Block], cost_of: Cost, num_devices: int) -> list[A
     the devices, whichever finishes earlier.
 
     Args:
-      blocks: from `towers.branches.blocks.blocks_of`.
+      blocks: blocks from `towers.branches.blocks.blocks_of`.
       cost_of: the cost of a branch.
       num_devices: number of devices.
     """

@@ -19,8 +19,8 @@ def plan_lines(plan: BranchPlan, devices: Sequence[str]) -> list[str]:
     """What each device computes, by block.
 
     Args:
-      plan: of the model.
-      devices: those of the first tower.
+      plan: plan of the model.
+      devices: devices of the first tower.
     """
     names = _names(devices)
     alone, divided = (sum(sum(one.costs) for one in plan.blocks), sum(one.largest for one in plan.blocks))
@@ -39,8 +39,8 @@ def plan_table(plan: BranchPlan, devices: Sequence[str]) -> str:
     """A line for each branch, with its cost.
 
     Args:
-      plan: of the model.
-      devices: those of the first tower.
+      plan: plan of the model.
+      devices: devices of the first tower.
     """
     names = _names(devices)
     columns = (*_COLUMNS, "milliseconds") if plan.is_measured else _COLUMNS

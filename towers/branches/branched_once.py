@@ -28,7 +28,7 @@ class BranchedOnce:
         once: Callable = TracedOnce,
     ):
         """Args:
-        plan: of the model.
+        plan: plan of the model.
         devices: the tower's devices by index.
         parameter_devices: for each parameter the index of the device that has it.
         group_keys: for each device the group key of its exchanges with the same device of the other towers; empty

@@ -95,9 +95,9 @@ def calls_of(
     level: a gather depends on nothing of a higher level, and only later calls depend on sent gradients.
 
     Args:
-      units: from `towers.gathering.units.units_of`.
-      gradients: in any order.
-      num_bytes: of each parameter.
+      units: units from `towers.gathering.units.units_of`.
+      gradients: gradients in any order.
+      num_bytes: bytes of each parameter.
       bytes_per_call: gradients leave together up to this size; a larger one leaves alone.
     """
     ordered: list[tuple[int, int, Call]] = []

@@ -100,7 +100,7 @@ class GatheredGraph:
     Attributes:
       units: the uses that each gather serves, those of the first tower first.
       calls: the calls to other processes, in order.
-      num_bytes: of each parameter.
+      num_bytes: bytes of each parameter.
       flat: the graph with the gathers.
     """
 
@@ -117,8 +117,8 @@ class GatheredGraph:
         """Args:
         concrete: the function of whole parameters.
         flat: its graph.
-        parameters: on their owners.
-        specs: of its other arguments.
+        parameters: parameters on their owners.
+        specs: specs of its other arguments.
         exchange: as for `GatheredOnce`.
         towers: the devices of each tower, as for `GatheredOnce`.
         """

@@ -35,7 +35,7 @@ class Parts(NamedTuple):
 
     Attributes:
       devices: the owner of each part.
-      shapes: of the parts.
+      shapes: shapes of the parts.
       dimension: dimension along which the parts are joined; any number for a single part.
     """
 
@@ -106,7 +106,7 @@ def with_exchange(
       flat: the graph of this process's towers; gradients are dense.
       parameters: what this process has of each parameter.
       units: the uses that each gather serves.
-      calls: from `towers.gathering.exchange.calls_of`.
+      calls: calls from `towers.gathering.exchange.calls_of`.
       exchange: makes the functions that are called.
       gradients: for each parameter the positions of its gradients in the outputs, one for each tower; empty for a
         pass without gradients. The result of the exchange is at the first of these positions.

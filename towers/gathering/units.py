@@ -24,7 +24,7 @@ class Use(NamedTuple):
       level: position in the order of the computation; an operation's level exceeds that of all it depends on.
       parameter: index of the parameter.
       node: name of the operation.
-      position: which of its inputs.
+      position: index of the input that it is.
       through: operations that only convert the parameter on the way to it (casts, transposes), in order.
       device: the operation's device; '' for that of a tower of one device.
     """
@@ -50,8 +50,8 @@ def units_of(uses: Sequence[Use], num_bytes: Sequence[int], *, small_bytes: int 
     equal within the units of one device, in their order.
 
     Args:
-      uses: in any order.
-      num_bytes: of each parameter.
+      uses: uses in any order.
+      num_bytes: bytes of each parameter.
       small_bytes: size up to which all gathers cost the same.
     """
     found: list[list[Use]] = []

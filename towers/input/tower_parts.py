@@ -47,7 +47,7 @@ class TowerParts:
 
     Attributes:
       shares: relative sizes of the parts of this process's towers.
-      all_shares: those of all towers of a step, over all processes, in the order of their parts.
+      all_shares: shares of all towers of a step, over all processes, in the order of their parts.
       first_tower: index of this process's first tower among all towers of a step.
       begin: index, among this process's towers, of the tower that is `tower=0` in `part` and `pass_index`.
       stand_in: a batch of one example, as arrays, for the towers of a process whose part of the batch is empty;

@@ -22,7 +22,7 @@ def place_host_values(graph: tf.Graph) -> None:
     """Puts operations on the host if their results are read there, and if what they depend on is there.
 
     Args:
-      graph: of a function that is being traced; the devices of some of its operations change.
+      graph: graph of a function that is being traced; the devices of some of its operations change.
     """
     operations = graph.get_operations()
     known: set[tf.Operation] = set()

@@ -59,7 +59,7 @@ def schedule(
     """Yields when each operation begins and ends, in order: its index, and whether it ends.
 
     Args:
-      operations: of the graph.
+      operations: operations of the graph.
       num_threads: number of operations that may run at once.
       seed: selects one of the orders of several threads; 0 for costs as given and all threads awake.
 
@@ -106,7 +106,7 @@ class _Waiting:
 
     def __init__(self, operations: Sequence[Scheduled], *, reverses: bool):
         """Args:
-        operations: of the graph.
+        operations: operations of the graph.
         reverses: whether, if an operation has many followers, they enter a queue in the reverse order of the
           graph.
         """

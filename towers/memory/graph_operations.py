@@ -45,7 +45,7 @@ class GraphOperations:
     """The operations of a graph.
 
     Attributes:
-      operations: those of the graph, and those that send tensors to other devices.
+      operations: operations of the graph, and operations that send tensors to other devices.
     """
 
     def __init__(

@@ -32,7 +32,7 @@ def workspace_bytes(operation: tf.Operation, num_threads: int = 1) -> int:
     """The workspace of an operation whose shapes are known; 0 for one that is not listed here.
 
     Args:
-      operation: in a graph of known shapes.
+      operation: an operation in a graph of known shapes.
       num_threads: number of threads that it may use.
     """
     if "GPU" in operation.device:
@@ -54,7 +54,7 @@ def patches_bytes(
       filter_elements: height * width * input channels of the filter.
       depth: output channels.
       item_bytes: bytes of an element.
-      examples: of the batch, for the gradient with respect to the image; 0 for that of the filter.
+      examples: number of examples of the batch, for the image's gradient; 0 for the filter's gradient.
       num_threads: number of threads of an operation.
     """
     patches = positions * filter_elements

@@ -90,7 +90,7 @@ def peaks(operations: Sequence[Operation], num_threads: int = 1, num_orders: int
     """The largest peak of each memory over several orders of the operations.
 
     Args:
-      operations: of the graph.
+      operations: operations of the graph.
       num_threads: number of operations that may run at once.
       num_orders: number of orders: first with the costs as given, then with varied costs. One thread has a single
         order.

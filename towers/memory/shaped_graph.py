@@ -61,7 +61,7 @@ def shaped(graph_def, arguments: Mapping[str, tuple[tf.Tensor, int | None]]) -> 
     """The graph with all shapes that follow from its arguments.
 
     Args:
-      graph_def: from `inlined`, or of another function.
+      graph_def: GraphDef from `inlined`, or of another function.
       arguments: by the name of an argument, a tensor like it, and the batch's length if its dimension 0 is open.
     """
     with tf.Graph().as_default() as graph:

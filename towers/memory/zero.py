@@ -52,7 +52,7 @@ def model_states(
     """The bytes of parameters, gradients and optimizer state on each device.
 
     Args:
-      num_parameters: of the whole model.
+      num_parameters: number of parameters of the whole model.
       num_devices: over which the states are sharded.
       zero: what is sharded: 0 nothing, 1 the optimizer state, 2 gradients too, 3 parameters too.
       each: what one parameter costs.

@@ -30,7 +30,7 @@ class CopiedPart:
     """A parameter or a slice of it, with its copies and slots.
 
     Attributes:
-      shard: which part of which parameter it is.
+      shard: the parameter, and which part of it this is.
       device: the owner's device, where its gradient is summed.
       copies: a copy for each device, the owner's first.
       slots: for each device that has slots (and so makes the update), its slots by slot name.

@@ -26,7 +26,7 @@ class Held:
     """A parameter, or a slice of it, as one device of every tower uses it.
 
     Attributes:
-      shard: which part of which parameter; its owner is the index of the device in each tower.
+      shard: the parameter, and which part of it; the owner is the index of the device in each tower.
       cuts: its parts, as shards of the parameter. The owner of each is the index of the tower whose device owns
         it, or of a worker with one tower.
       dimension: dimension along which the parts follow each other.
@@ -105,7 +105,7 @@ def held_by_groups(
     """What each tower uses, in order, and how the towers share its ownership: about equally, device by device.
 
     Args:
-      shards: of all parameters, in order; the owner of each is the index of a device in its tower.
+      shards: shards of all parameters, in order; the owner of each is the index of a device in its tower.
       templates: the parameters by canonical name.
       whole: names of parameters that must not be cut.
       groups: the devices of each tower.

@@ -34,7 +34,7 @@ class ShardedGroups(ShardedPlacement):
           variables: the model's.
           rule: names the slots.
           groups: the devices of each tower.
-          shards: of all parameters, in order; the owner of each is the index of a device in its tower.
+          shards: shards of all parameters, in order; the owner of each is the index of a device in its tower.
         """
         templates = dict(zip(canonical_names(variables.parameters), variables.parameters, strict=True))
         whole = constraints_of(variables) if rule.elementwise else templates

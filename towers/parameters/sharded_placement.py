@@ -37,7 +37,7 @@ class OwnedPart:
     """A parameter or a slice of it, with its slots, on its owner's device.
 
     Attributes:
-      shard: which part of which parameter it is.
+      shard: the parameter, and which part of it this is.
       device: the owner's device.
       variable: the part.
       slots: its slots by slot name.
@@ -77,7 +77,7 @@ class ShardedPlacement:
           variables: the model's.
           rule: names the slots.
           devices: the owners.
-          shards: of all parameters, in order; None for shards of equal size.
+          shards: shards of all parameters, in order; None for shards of equal size.
           copies: sends the gradients if there is a tower on each of `devices`; None to let TensorFlow send each
             gradient alone.
         """
@@ -179,7 +179,7 @@ class Part(Protocol):
     """A parameter or a slice of it, with an owner.
 
     Attributes:
-      shard: which part of which parameter it is.
+      shard: the parameter, and which part of it this is.
       device: the owner's device.
     """
 

@@ -45,7 +45,7 @@ class ZeroOfGroups(PlacementOfCopies):
           variables: the model's.
           rule: names the slots.
           groups: the devices of each tower.
-          shards: of all parameters, in order; the owner of each is the index of a device in its tower.
+          shards: shards of all parameters, in order; the owner of each is the index of a device in its tower.
           meet_late: whether gradients are sent to their owners once a step (ZeRO 1), which makes each tower keep
             the sums of all its gradients, and not after each microbatch (ZeRO 2).
         """

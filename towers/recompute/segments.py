@@ -34,7 +34,7 @@ class Segment:
     """A part of a model's forward pass, from the begin of one call to the end of another one.
 
     Attributes:
-      name: for the user.
+      name: its name for the user.
       first, last: its first and last operation; the same for a single layer.
       first_number, last_number: which of their calls; None for every call of a single layer.
     """

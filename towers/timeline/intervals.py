@@ -78,7 +78,7 @@ def _of_row(row: str, step: int, operations: Sequence[TracedOperation]) -> list[
 
 
 def _span(operations: Sequence[TracedOperation]) -> tuple[float, float]:
-    """(start, end) of an action, without operations that ran early because they need no other device."""
+    """(start, end) of an action. Operations that need only earlier passes of its device may run before it."""
     arrived = [one.arrival_seconds for one in operations if one.arrival_seconds is not None]
     start = max(arrived, default=min(one.start_seconds for one in operations))
     return start, max(start, max(one.end_seconds for one in operations))

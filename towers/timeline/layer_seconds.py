@@ -28,7 +28,7 @@ def layer_seconds(operations: Iterable[TracedOperation], stages: Sequence[StageS
     run in parallel count less than their duration.
 
     Args:
-      operations: of the traced steps.
+      operations: operations of the traced steps.
       stages: [stages] their measured seconds.
     """
     busy = [collections.defaultdict(lambda: dict.fromkeys(Kind, 0.0)) for _ in stages]

@@ -74,7 +74,7 @@ def stage_seconds(runs: Sequence[PipelineRun], transfers: Sequence[Transfer] = (
 
     Args:
       runs: at least one, all of the same schedule.
-      transfers: of these steps.
+      transfers: transfers of these steps.
     """
     taken: dict[tuple[int, Kind], list[float]] = collections.defaultdict(list)
     for run in runs:

@@ -34,7 +34,7 @@ class CopiedGraphs:
         """A function of a tower, and its graph on the tower's devices. Each tower asks once for each key.
 
         Args:
-          tower: which one.
+          tower: index of the tower.
           key: tells the specs of the arguments apart.
           trace: traces the tower's function.
         """

@@ -143,7 +143,7 @@ def held_by_workers(
     """What a tower uses, in order, and how the workers share it: evenly, but small parameters have one owner.
 
     Args:
-      shards: of all parameters, in order; the owner of each is the index of a device of a tower.
+      shards: shards of all parameters, in order; the owner of each is the index of a device of a tower.
       templates: the parameters by canonical name.
       whole: names of the parameters that must not be cut. If none may be cut, they are assigned in order of
         falling size, as in `shards_of`.

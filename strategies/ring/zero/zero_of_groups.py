@@ -33,7 +33,7 @@ class Held:
     """A parameter, or a slice of it, as one device of a tower holds it.
 
     Attributes:
-      shard: which part of which parameter; its owner is the index of the device in the tower.
+      shard: the parameter, and which part of it; the owner is the index of the device in the tower.
       device: the device.
     """
 
@@ -174,7 +174,7 @@ class SpreadGroups:
         variables: give the first values.
         rule: says which slots there are.
         devices: devices of this worker's first tower, which hold the variables.
-        shards: of all parameters, in order; the owner of each is the index of a device.
+        shards: shards of all parameters, in order; the owner of each is the index of a device.
         exchange: exchanges between the workers.
         each_microbatch: as for `SpreadOwners`.
         """

@@ -38,7 +38,7 @@ class SpreadPart:
     """A parameter or a slice of it. Its owner's rank is `shard.owner`.
 
     Attributes:
-      shard: which part of which parameter it is.
+      shard: the parameter, and which part of it this is.
       device: this worker's device for the part.
       variable: this worker's copy; a variable without a value if only the owner has one.
       slots: by slot name; variables without a value for parts of other owners.
@@ -76,7 +76,7 @@ class OwnedPlacement:
         exchange: WorkerExchange,
     ):
         """Args:
-        parts: of all parameters, in order.
+        parts: parts of all parameters, in order.
         variables: give the first values of the state.
         rule: says which slots there are.
         device: the device of this worker's state.

@@ -57,7 +57,7 @@ class Normalized(NamedTuple):
 
     Attributes:
       inputs: [N, ..., C]; they get the outputs' gradient unchanged.
-      scaling: of the inputs.
+      scaling: scaling of the inputs.
     """
 
     inputs: tf.Tensor
@@ -68,7 +68,7 @@ class Masked(NamedTuple):
     """What made a gradient that came through a ReLU whose only input was a compiled batch norm's outputs.
 
     Attributes:
-      gradient: of the ReLU's outputs.
+      gradient: gradient of the ReLU's outputs.
       by: what made the ReLU's inputs; the gradient is 0 where they are not positive.
     """
 

@@ -198,9 +198,9 @@ def pixels_in_row(positions: int, channels: int, fewest_numbers: int = _FEWEST_I
     """The number of neighbouring positions whose channels are a row of a loop.
 
     Args:
-      positions: of an example, such as its pixels; a multiple of the result.
-      channels: of a position.
-      fewest_numbers: in a row, if the example has as many.
+      positions: number of positions of an example, such as its pixels; a multiple of the result.
+      channels: number of channels of a position.
+      fewest_numbers: minimum length of a row, if the example has as many numbers.
     """
     divisors = (count for count in range(1, positions + 1) if positions % count == 0)
     return next((count for count in divisors if count * channels >= fewest_numbers), positions)
@@ -266,7 +266,7 @@ def _compiled_loop(
 
     Args:
       formula: one of those above.
-      dtype: of the numbers.
+      dtype: dtype of the numbers.
       are_pairs: whether rows are words of two numbers. The first and the second numbers are then a part each;
         otherwise a row is one part.
       num_tensors, num_vectors: the formula's arguments.

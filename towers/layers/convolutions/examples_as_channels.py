@@ -130,8 +130,8 @@ class Gate:
 
     Attributes:
       amx: whether the CPU multiplies bfloat16 in its matrix units.
-      num_threads: of a tower; 0 if it is not known.
-      num_examples: of a usual call, which decides whether it is computed in parts; None if it is not known.
+      num_threads: number of threads of a tower; 0 if it is not known.
+      num_examples: number of examples of a usual call, by which it is computed in parts; None if it is not known.
     """
 
     amx: bool = False

@@ -123,10 +123,11 @@ class Gate:
     """Which convolutions are computed by this method.
 
     Attributes:
-      fewest_channels: of the inputs and of the outputs.
-      num_examples: of a usual call; None if there are always enough. Smaller calls are filled up to it, so that
-        XLA compiles nothing for them.
-      num_threads: of a tower; 0 if it is not known. `fewest_channels` is its square times that of one thread.
+      fewest_channels: minimum number of channels of the inputs and of the outputs.
+      num_examples: of a usual call; None if there are always enough. Smaller calls are padded to it, so that XLA
+        compiles nothing for them.
+      num_threads: number of threads of a tower; 0 if it is not known. `fewest_channels` is its square times that
+        for one thread.
     """
 
     fewest_channels: int

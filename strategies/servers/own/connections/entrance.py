@@ -54,7 +54,7 @@ def introduce(
       this, server: the two processes.
       settings: the settings that must be the same in all processes, by name; {} checks nothing.
       secret: the run's secret.
-      cluster: of a worker, checksum of the addresses of its chief and servers; 0 checks nothing.
+      cluster: for a worker, checksum of the addresses of its chief and servers; 0 checks nothing.
 
     Raises:
       Refused: the server does not let this process in.

@@ -57,7 +57,7 @@ class Group:
           this: this process.
           settings: the settings that must be the same in all processes, by name; {} checks nothing.
           secret: the servers' secret.
-          cluster: of a worker, checksum of the addresses of its chief and servers; 0 checks nothing.
+          cluster: for a worker, checksum of the addresses of its chief and servers; 0 checks nothing.
           admit_anyone: whether the secret may be '' although other machines can reach a server.
           startup_timeout_seconds: seconds to wait for the servers to listen.
           timeout_seconds: seconds that a connected server may be silent before it counts as lost.
