@@ -29,6 +29,9 @@ class SliceOptions:
 
     Attributes:
       layout: pairs (pattern of layers' paths, split), as for `towers.slices.layout.Layout`.
+
+    Raises:
+      UserError: `layout` does not consist of such pairs.
     """
 
     layout: tuple[tuple[str, str], ...] = ()

@@ -57,6 +57,9 @@ class StepOptions:
         that the model repeats, of 'sqrt' (about sqrt(n) segments), or of all parts ('full'). The numbers stay.
       on_nan: after a step whose loss or gradients are not finite, 'stop' training or 'skip' the update.
       seed: random seed for initial weights and dropout.
+
+    Raises:
+      UserError: an option is unknown, out of range or of another type, or `xla` is combined with `recompute`.
     """
 
     rule: UpdateRule = dataclasses.field(default_factory=Momentum)

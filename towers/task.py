@@ -61,6 +61,9 @@ class InputShard:
       stride: this reader gets every `stride`-th batch from `first_batch` on. Readers that share no batch take
         turns.
       microbatch, num_microbatches: index of the microbatch, and number of microbatches of a global batch.
+
+    Raises:
+      UserError: an index is not below its count, a number is out of range, or shares don't fit `count`.
     """
 
     index: int = 0

@@ -28,6 +28,9 @@ class ServersOptions:
       worker computes its step or part of it; otherwise the seconds that a worker may be away before the next
       worker computes its batches too.
     timeout_seconds: seconds that a process may be silent before it counts as lost.
+
+    Raises:
+      UserError: an option is unknown or out of range, or does not fit `staleness` or the engine.
     """
 
     engine: str = "auto"

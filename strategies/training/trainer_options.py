@@ -26,6 +26,9 @@ class TrainerOptions:
         is always evaluated.
       report_every_steps: number of steps between reports; None: as many as take about half a second.
       dry_run: whether to run only two steps from where `resume` begins, and one evaluation, and to save nothing.
+
+    Raises:
+      UserError: not exactly one of steps and epochs is given, or an option is out of range or of another type.
     """
 
     steps: int | None = None

@@ -13,6 +13,9 @@ class BranchOptions:
     Attributes:
       balance: the cost of a branch: 'parameters' counts its parameters, 'time' measures its forward and backward
         pass.
+
+    Raises:
+      UserError: `balance` is unknown.
     """
 
     balance: str = PARAMETERS

@@ -20,7 +20,7 @@ _BITS = 8
 
 
 def positions_bytes(operation: tf.Operation) -> int:
-    """Bytes that a max pooling keeps for its gradient beside its output; 0 for others."""
+    """Bytes that a max pooling keeps for its gradient besides its output; 0 for others."""
     if operation.type != "MaxPool" or not _is_onednn(operation):
         return 0
     readers = operation.outputs[0].consumers()

@@ -26,6 +26,9 @@ class PipelineOptions:
       schedule: the order of the passes: a name in `towers.pipeline.builders.NAMES`, or a schedule.
       balance: where the model is cut: 'parameters' for stages with equally many parameters, 'time' for stages that
         take equally long, or a sequence with the number of operations of each stage.
+
+    Raises:
+      UserError: an option is unknown, out of range or of another type.
     """
 
     stages: int | None = None

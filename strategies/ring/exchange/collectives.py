@@ -39,6 +39,9 @@ class WireOptions:
       algorithm: how gradients are summed. 'tcp' is our own ring (`strategies.ring.exchange.tcp_ring`), for CPUs;
         'ring' and 'nccl' are TensorFlow's; 'auto' is tcp for gradients on a CPU (our engine), and nccl for GPUs.
       timeout_seconds: a collective that waits longer fails.
+
+    Raises:
+      UserError: an option is unknown or out of range.
     """
 
     bytes_per_pack: int | None = None

@@ -34,6 +34,9 @@ class RingOptions:
         their numbers of towers.
       check_divergence_every_steps: number of steps between comparisons of the workers' parameters; None for no
         comparison.
+
+    Raises:
+      UserError: the engine is unknown.
     """
 
     engine: str = "auto"

@@ -134,7 +134,7 @@ class Loops:
         return in_one, tf.maximum(-(-num_images // in_one), 1)
 
     def workspace_bytes(self, num_images: int, *, of_kernel: bool) -> int:
-        """Bytes that XLA allocates beside the results, fitted to its own reports of 60 shapes.
+        """Bytes that XLA allocates besides the results, fitted to its own reports of 60 shapes.
 
         For the kernel's gradient of few images with unlike numbers of channels it is up to 1.45 times as much.
 
@@ -161,7 +161,7 @@ class Loops:
         Args:
           num_images: number of images of the results.
           tiles: bytes of the larger tiles.
-          beside: bytes of what is in memory beside the tiles, one after the other.
+          beside: bytes of what is in memory besides the tiles, one after the other.
           copies: bytes of the padded images and outputs; empty if none were padded.
         """
         if not copies:
@@ -204,7 +204,7 @@ class _Images:
 
 
 def loop_workspace_bytes(function: str, inputs: Sequence[tf.TensorShape]) -> int | None:
-    """Bytes that XLA allocates beside the results of a loop; None if the function is not one of the loops.
+    """Bytes that XLA allocates besides the results of a loop; None if the function is not one of the loops.
 
     Args:
       function: its name in a graph.
