@@ -56,7 +56,7 @@ class Member:
 
     @property
     def _is_always_local(self) -> bool:
-        """Whether the host is not a name, for which other machines may have other addresses."""
+        """Whether the host is an IP address or 'localhost', not a name that others may resolve differently."""
         try:
             ipaddress.ip_address(self.host)
         except ValueError:

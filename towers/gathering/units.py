@@ -24,7 +24,7 @@ class Use(NamedTuple):
       level: position in the order of the computation; an operation's level exceeds that of all it depends on.
       parameter: index of the parameter.
       node: name of the operation.
-      position: index of the input that it is.
+      position: index of the operation's input that reads the parameter.
       through: operations that only convert the parameter on the way to it (casts, transposes), in order.
       device: the operation's device; '' for that of a tower of one device.
     """

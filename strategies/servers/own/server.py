@@ -207,8 +207,8 @@ class Server:
             if peer is not None and peer.role == CHIEF and is_silent:
                 self._how_lost = f"silent for {connection.timeout_seconds:g} seconds"
         except UserError as error:
-            # Without its chief this server waits in vain. During a run it is a second chief, which does not affect
-            # the run.
+            # Before the run this server would wait in vain for the refused chief. During a run the refused process
+            # is a second chief, which does not affect the run.
             if self._chief is None:
                 self._startup_error = error
         except Exception:
